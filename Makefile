@@ -1,0 +1,39 @@
+# Every target sets up .venv by itself; a second call installs nothing.
+PYTHON ?= python3
+MEMBERS ?= 128
+ZOO ?= zoos/digits-optunet
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: quickstart test lint format bench clean
+.DEFAULT_GOAL := quickstart
+
+$(READY): pyproject.toml constraints.txt
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) from constraints.txt"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+quickstart: $(READY)  ## train a zoo of OptuNets on handwritten digits, derive, verify, stream and draw it
+	@$(PY) -m builders quickstart --members $(MEMBERS) --to $(ZOO)
+
+test: $(READY)  ## the whole test suite, offline, on a CPU
+	@$(PY) -m pytest -q
+
+lint: $(READY)  ## format, lint, types and the architecture's contracts
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/lint-imports
+	@$(VENV)/bin/pyright
+
+format: $(READY)
+	@$(VENV)/bin/ruff format .
+	@$(VENV)/bin/ruff check --fix .
+
+bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON in bench-results/
+	@$(PY) benchmarks/layers.py
+	@$(PY) benchmarks/train.py
+
+clean:
+	@rm -rf $(VENV) zoos bench-results

@@ -1,0 +1,59 @@
+"""Thousands of trained networks, read one layer at a time.
+
+>>> import ckptzoo
+>>> zoo = ckptzoo.open("zoos/digits-optunet")  # doctest: +SKIP
+>>> zoo["conv1.weight"].shape  # doctest: +SKIP
+(128, 2, 1, 4, 4)
+
+Importing ckptzoo imports none of numpy, pyarrow and torch; each public name is loaded when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "open": "ckptzoo.loader.zoo",
+    "Zoo": "ckptzoo.loader.zoo",
+    "create": "ckptzoo.format.writer",
+    "append": "ckptzoo.format.writer",
+    "verify": "ckptzoo.format.verify",
+    "compact": "ckptzoo.format.compact",
+    "retract": "ckptzoo.format.retract",
+    "Architecture": "ckptzoo.spec.architecture",
+    "Tensor": "ckptzoo.spec.architecture",
+    "Card": "ckptzoo.spec.card",
+    "ZooError": "ckptzoo.errors",
+}
+_ROOMS = ("archs", "derive", "errors", "symmetry", "measure", "spec", "studies")
+
+__all__ = ["__version__", *_PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
+
+if TYPE_CHECKING:
+    from ckptzoo.errors import ZooError as ZooError
+    from ckptzoo.format.compact import compact as compact
+    from ckptzoo.format.retract import retract as retract
+    from ckptzoo.format.verify import verify as verify
+    from ckptzoo.format.writer import append as append
+    from ckptzoo.format.writer import create as create
+    from ckptzoo.loader.zoo import Zoo as Zoo
+    from ckptzoo.loader.zoo import open as open
+    from ckptzoo.spec.architecture import Architecture as Architecture
+    from ckptzoo.spec.architecture import Tensor as Tensor
+    from ckptzoo.spec.card import Card as Card
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        value = getattr(import_module(_PUBLIC[name]), name)
+    elif name in _ROOMS:
+        value = import_module(f"ckptzoo.{name}")
+    else:
+        raise AttributeError(f"module 'ckptzoo' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC, *_ROOMS})

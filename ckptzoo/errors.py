@@ -1,0 +1,90 @@
+"""What can go wrong, and how it is said.
+
+::
+
+    ZooError                      anything ckptzoo raises on purpose
+    |-- SpecError                 a declaration (architecture, card, symmetry, rows) is not valid; has .problems
+    |-- IntegrityError            bytes on disk disagree with what was promised; has .problems
+    |-- UnknownNameError          no such tensor, variant, column or checkpoint; has .name, .near (also a KeyError)
+    |-- StateError                a saved stream position does not belong to this stream
+    |-- MissingExtraError         an optional dependency is not installed; names the install command
+    '-- SymmetryError             a network's symmetries or a gauge cannot be used
+
+Every message reads ``<where>: <what>: expected <X>, got <Y>. <next step>.``
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, as five facts; ``str()`` is the message."""
+
+    where: str
+    what: str
+    expected: str
+    got: str
+    next_step: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}: expected {self.expected}, got {self.got}. {self.next_step}"
+
+
+class ZooError(Exception):
+    """Anything ckptzoo raises on purpose."""
+
+
+class _ProblemsError(ZooError):
+    """An error made of one or more problems; the message lists every one."""
+
+    def __init__(self, problems: Problem | Iterable[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[Problem, ...]]]:
+        return type(self), (self.problems,)
+
+
+class SpecError(_ProblemsError):
+    """A declaration is not valid; ``problems`` lists everything found."""
+
+
+class IntegrityError(_ProblemsError):
+    """Bytes on disk disagree with what was promised; ``problems`` lists everything found."""
+
+
+class UnknownNameError(ZooError, KeyError):
+    """No such tensor, variant, column or checkpoint; the message lists the near names."""
+
+    def __init__(self, where: str, kind: str, name: str, known: Sequence[str]) -> None:
+        self.where, self.kind, self.name, self.known = where, kind, name, tuple(known)
+        self.near = tuple(difflib.get_close_matches(name, self.known, n=3, cutoff=0.4))
+        super().__init__(where, kind, name, self.known)
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.known[:12]) + (", ..." if len(self.known) > 12 else "")
+        hint = f"Did you mean {' or '.join(self.near)}?" if self.near else "See ckptzoo info."
+        return (
+            f"{self.where}: {self.kind} {self.name!r}: expected one of {shown or '(none)'}, got {self.name!r}. {hint}"
+        )
+
+
+class StateError(ZooError):
+    """A saved stream position does not belong to this stream."""
+
+
+class MissingExtraError(ZooError, ImportError):
+    """An optional dependency is not installed; the message names the install command."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        self.package, self.extra = package, extra
+        super().__init__(package, extra)
+
+    def __str__(self) -> str:
+        return f"{self.package} is not installed. Install it with: pip install 'ckptzoo[{self.extra}]'."
+
+
+class SymmetryError(ZooError):
+    """A network's symmetries or a gauge cannot be used."""

@@ -1,0 +1,1 @@
+"""Bytes to arrays and back: headers, shards, parts, the writer, the reader's index, verification."""

@@ -1,0 +1,89 @@
+"""Files and folders that appear whole or not at all, and the lock that a zoo's writers share."""
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TEMPORARY = ".ckptzoo-tmp-"
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file atomically: a temporary file beside it, flush, rename, flush the folder."""
+    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's advisory lock; it goes with the process, however that ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class Staging:
+    """A folder under construction beside its final place, locked while its maker lives."""
+
+    def __init__(self, parent: Path) -> None:
+        parent.mkdir(parents=True, exist_ok=True)
+        with locked(parent):
+            sweep(parent)
+            self.path = parent / f"{TEMPORARY}{secrets.token_hex(8)}"
+            self.path.mkdir()
+            self._lock = os.open(self.path, os.O_RDONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def publish(self, target: Path) -> None:
+        """Flush and rename to ``target``, which must not exist (an empty folder may)."""
+        for path in self.path.iterdir():
+            sync(path)
+        sync(self.path)
+        self.path.rename(target)
+        sync(target.parent)
+        os.close(self._lock)
+
+    def discard(self) -> None:
+        """Remove the folder and what is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def sweep(parent: Path) -> None:
+    """Remove what makers that died left behind in ``parent``; live ones hold their folder's lock."""
+    for left in parent.glob(f"{TEMPORARY}*"):
+        try:
+            descriptor = os.open(left, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,124 @@
+"""What an index promises, checked against the architecture and the files' sizes without reading a shard."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ckptzoo.errors import Problem
+from ckptzoo.format.header import CODES
+from ckptzoo.format.part import Part
+from ckptzoo.format.tree import Tree
+from ckptzoo.spec.architecture import ITEMSIZE, Architecture, name_problem
+from ckptzoo.spec.document import REFETCH
+from ckptzoo.spec.layout import ELEMENT, INDEX, RAW, SHARD_NAME
+
+
+def geometry_problems(root: Path, arch: Architecture, tree: Tree) -> list[Problem]:
+    """Problems of every part's index: names, sizes, shapes, dtypes, and rows that no block covers."""
+    problems: list[Problem] = []
+    numbers = tree.index["part"].to_numpy()
+    bounds = np.searchsorted(numbers, np.arange(len(tree.parts) + 1))
+    for part, start, stop in zip(tree.parts, bounds[:-1], bounds[1:], strict=True):
+        problems.extend(_of_part(root, arch, part, tree.index.slice(start, stop - start)))
+    return problems
+
+
+def _of_part(root: Path, arch: Architecture, part: Part, index: pa.Table) -> list[Problem]:
+    where = f"{root.name}/{part.path}"
+    problems: list[Problem] = []
+
+    def wrong(file: str, what: str, expected: object, got: object) -> None:
+        problems.append(Problem(f"{where}/{file}", what, str(expected), str(got), REFETCH))
+
+    sizes: dict[str, int] = {}
+    held: dict[str, tuple[int, int]] = {}
+    origin: dict[tuple[str, str], int] = {}
+    spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    rows: dict[str, list[tuple[int, int]]] = {}
+    kinds: dict[tuple[str, str], tuple[str, tuple[int, ...]]] = {}
+    columns = index.to_pydict()
+    for file, tensor, start, stop, offset, nbytes, dtype, shape in zip(
+        *(columns[name] for name in ("file", "tensor", "row_start", "row_stop", "offset", "nbytes", "dtype", "shape")),
+        strict=True,
+    ):
+        if not (named := SHARD_NAME.fullmatch(file)):
+            wrong(INDEX, "name of a shard", "<stem>-<number>.safetensors", repr(file))
+            continue
+        if not 0 <= start < stop <= part.rows:
+            wrong(file, "rows", f"within 0 to {part.rows}", f"{start} to {stop}")
+        elif tensor is None:
+            if file in sizes:
+                wrong(file, "entries of the whole shard", "one", "two")
+            sizes[file], held[file] = nbytes, (start, stop)
+            rows.setdefault(named[1], []).append((start, stop))
+        elif name_problem(tensor) or dtype not in CODES or not shape or shape[0] != stop - start:
+            wrong(file, f"tensor {tensor!r}", "a name, a dtype and the shape of its rows", f"{dtype} {shape}")
+        elif any(not 0 < size < 2**40 for size in shape) or nbytes != _nbytes(dtype, shape):
+            wrong(file, f"bytes of {tensor!r}", "those of its shape", f"{nbytes} for {dtype} {tuple(shape)}")
+        elif offset < 8 or offset + nbytes > sizes.get(file, 0):
+            wrong(file, f"offset of {tensor!r}", f"within the shard's {sizes.get(file, 0)} bytes", offset)
+        elif start < held[file][0] or stop > held[file][1]:
+            wrong(
+                file,
+                f"rows of {tensor!r}",
+                f"within {held[file][0]} to {held[file][1]}",
+                f"{start} to {stop}",
+            )
+        elif offset - start * (nbytes // shape[0]) != origin.setdefault(
+            (file, tensor), offset - start * (nbytes // shape[0])
+        ):
+            wrong(file, f"offset of {tensor!r}", "right behind the rows before", f"{offset} at row {start}")
+        else:
+            spans.setdefault((named[1], tensor), []).append((start, stop))
+            kind = kinds.setdefault((named[1], tensor), (dtype, tuple(shape[1:])))
+            if kind != (dtype, tuple(shape[1:])):
+                wrong(file, f"tensor {tensor!r}", f"{kind[0]} {kind[1]} in every block", f"{dtype} {shape[1:]}")
+    if problems:
+        return problems
+    for file, size in sizes.items():
+        try:
+            found = (root / part.path / file).stat().st_size
+        except OSError as error:
+            wrong(file, "file", f"{size} bytes", error.strerror or "no file")
+            continue
+        if found != size:
+            wrong(file, "size", f"{size} bytes", f"{found} bytes")
+    for stem, covered in rows.items():
+        if not _covers(covered, part.rows):
+            wrong(
+                f"{stem}-*.safetensors",
+                "rows of the shards",
+                f"all of 0 to {part.rows}, once",
+                sorted(covered),
+            )
+    for (stem, tensor), covered in spans.items():
+        if not _covers(covered, part.rows):
+            wrong(f"{stem}-*.safetensors", f"rows of {tensor!r}", f"all of 0 to {part.rows}, once", covered[:4])
+    for stem in sorted(set(rows) - {ELEMENT}):
+        for tensor in arch.tensors:
+            dtype, shape = kinds.get((stem, tensor.name), ("no such tensor", ()))
+            if shape != tensor.shape or (stem == RAW and dtype != tensor.dtype):
+                expected = f"{tensor.dtype} {tensor.shape}"
+                wrong(f"{stem}-*.safetensors", f"tensor {tensor.name!r}", expected, f"{dtype} {shape}")
+        for name in sorted(name for found, name in kinds if found == stem and name not in arch):
+            wrong(f"{stem}-*.safetensors", f"tensor {name!r}", "a tensor of architecture.json", "another one")
+    if part.facts.get("kind") == RAW and part.rows and RAW not in rows:
+        wrong(INDEX, "shards", "raw-00.safetensors and on", "none")
+    return problems
+
+
+def _nbytes(dtype: str, shape: list[int]) -> int:
+    total = ITEMSIZE[dtype]
+    for size in shape:
+        total *= size
+    return total
+
+
+def _covers(spans: list[tuple[int, int]], rows: int) -> bool:
+    at = 0
+    for start, stop in sorted(spans):
+        if start != at:
+            return False
+        at = stop
+    return at == rows

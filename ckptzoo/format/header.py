@@ -1,0 +1,168 @@
+"""The safetensors header: our own writer, and a reader that trusts nothing.
+
+A file is ``u64 length | JSON | data``. Ours is deterministic (tensors by offset, sorted metadata) and padded with
+spaces so that the data starts on a multiple of 4096 bytes; any safetensors reader reads it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import ml_dtypes
+import numpy as np
+
+from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.spec.architecture import ITEMSIZE, Tensor, name_problem
+from ckptzoo.spec.document import parse
+
+PAGE = 4096
+MAX_HEADER = 100_000_000
+SMALL = 16 * 1024
+"""Tensors up to this many bytes a checkpoint lie next to one another, so that one request gets many."""
+
+CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+"""Our dtype names to those of safetensors."""
+_NAMES = {code: name for name, code in CODES.items()}
+_STEP = "Fetch the shard again."
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype of one of our dtype names; bfloat16 comes from ml_dtypes."""
+    return np.dtype(cast(Any, ml_dtypes.bfloat16)) if name == "bfloat16" else np.dtype(name)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One stacked tensor in a shard: ``(rows, *shape)`` at ``offset`` bytes from the start of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything lies in a shard of ``rows`` checkpoints."""
+
+    rows: int
+    header: bytes
+    entries: tuple[Entry, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole file."""
+        return len(self.header) + sum(entry.nbytes for entry in self.entries)
+
+
+def lay_out(tensors: Sequence[Tensor], rows: int, metadata: Mapping[str, str]) -> Layout:
+    """Place stacked tensors: larger elements first (nothing is misaligned), small tensors together."""
+    order = sorted(tensors, key=lambda tensor: (-ITEMSIZE[tensor.dtype], tensor.nbytes > SMALL))
+    start = 0
+    described: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
+    placed: list[tuple[Tensor, int]] = []
+    for tensor in order:
+        placed.append((tensor, start))
+        stop = start + rows * tensor.nbytes
+        described[tensor.name] = {
+            "dtype": CODES[tensor.dtype],
+            "shape": [rows, *tensor.shape],
+            "data_offsets": [start, stop],
+        }
+        start = stop
+    text = json.dumps(described, separators=(",", ":")).encode()
+    length = -(-(8 + len(text)) // PAGE) * PAGE - 8
+    header = length.to_bytes(8, "little") + text.ljust(length)
+    entries = tuple(
+        Entry(tensor.name, tensor.dtype, (rows, *tensor.shape), len(header) + at, rows * tensor.nbytes)
+        for tensor, at in placed
+    )
+    return Layout(rows, header, entries)
+
+
+def header_length(first: bytes, *, file_size: int, where: str) -> int:
+    """Length of the JSON from a file's first eight bytes, bounded before anything is read or allocated."""
+    length = int.from_bytes(first[:8], "little")
+    if len(first) < 8 or length > min(MAX_HEADER, file_size - 8):
+        expected = f"at most {max(0, min(MAX_HEADER, file_size - 8))} bytes"
+        raise IntegrityError(
+            Problem(where, "header length", expected, f"{length if len(first) >= 8 else 'no header'}", _STEP)
+        )
+    return length
+
+
+def read_header(text: bytes, *, file_size: int, where: str) -> tuple[Entry, ...]:
+    """Entries of a safetensors header, by offset, from a stranger's bytes.
+
+    Parameters
+    ----------
+    text : the JSON, without the eight bytes of its length.
+    file_size : bytes of the whole file; the data must fill the rest of it exactly.
+
+    Raises
+    ------
+    IntegrityError
+        With every problem: duplicate keys, unknown fields, bad names, dtypes or shapes, overlaps, holes.
+    """
+    described = parse(text, where=where, max_bytes=MAX_HEADER)
+    problems: list[Problem] = []
+    found: list[Entry] = []
+    base = 8 + len(text)
+
+    def wrong(what: str, expected: str, got: object) -> None:
+        problems.append(Problem(where, what, expected, str(got)[:200], _STEP))
+
+    metadata = described.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in cast(dict[str, Any], metadata).values()
+    ):
+        wrong("__metadata__", "an object of strings", metadata)
+    for name, item in described.items():
+        if (odd := name_problem(name)) is not None:
+            wrong("tensor name", "letters, digits, _ : + - in dotted words", odd)
+        elif not isinstance(item, dict) or set(cast(dict[str, Any], item)) != {
+            "dtype",
+            "shape",
+            "data_offsets",
+        }:
+            wrong(f"tensor {name!r}", "the fields dtype, shape, data_offsets", item)
+        elif item["dtype"] not in _NAMES:
+            wrong(f"dtype of {name!r}", "one of " + ", ".join(_NAMES), item["dtype"])
+        elif not _natural(item["shape"]) or len(item["shape"]) > 32:
+            wrong(f"shape of {name!r}", "at most 32 integers from 0", item["shape"])
+        elif not _natural(item["data_offsets"]) or len(item["data_offsets"]) != 2:
+            wrong(f"data_offsets of {name!r}", "two integers from 0", item["data_offsets"])
+        else:
+            (start, stop), dtype = item["data_offsets"], _NAMES[item["dtype"]]
+            size = prod(item["shape"]) * ITEMSIZE[dtype]
+            if stop - start != size:
+                wrong(f"bytes of {name!r}", f"{size} from its shape", f"{stop - start} from its offsets")
+            else:
+                found.append(Entry(name, dtype, tuple(item["shape"]), base + start, size))
+    found.sort(key=lambda entry: (entry.offset, entry.nbytes))
+    at = base
+    for entry in found:
+        if entry.offset != at:
+            kind = "an overlap" if entry.offset < at else "a hole"
+            wrong(
+                f"offset of {entry.name!r}",
+                f"{at}, where the tensor before it ends",
+                f"{entry.offset}: {kind}",
+            )
+        at = max(at, entry.offset + entry.nbytes)
+    if not problems and at != file_size:
+        wrong("end of the data", f"{file_size}, the end of the file", at)
+    if problems:
+        raise IntegrityError(problems)
+    return tuple(found)
+
+
+def _natural(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**62 for item in cast(list[Any], value))

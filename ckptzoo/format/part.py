@@ -1,0 +1,184 @@
+"""A part: shards, rows and index rows that are committed together and never change."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.format import table
+from ckptzoo.format.durable import Staging, locked
+from ckptzoo.format.shard import Block, ShardWriter
+from ckptzoo.spec.architecture import Tensor
+from ckptzoo.spec.document import REFETCH, Document, digest_of
+from ckptzoo.spec.layout import INDEX, METADATA, PART_NAME, part_name, shard_name
+
+SHARD_BYTES = 2 * 2**30
+"""Target size of a shard."""
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One committed part.
+
+    Parameters
+    ----------
+    tree : ``parts`` or ``derived/<name>``.
+    name : its folder, ``<6-digit sequence>-<8 hex>``.
+    rows : number of checkpoints.
+    digest : ``sha256:...`` of its rows, index and facts; the index holds the shards' digests.
+    facts : what its maker recorded, such as the gauge's version; ``facts["kind"]`` says what it is.
+    """
+
+    tree: str
+    name: str
+    rows: int
+    digest: str
+    facts: Document
+
+    @property
+    def path(self) -> str:
+        """Its folder, from the zoo's."""
+        return f"{self.tree}/{self.name}"
+
+
+def part_digest(metadata: pa.Table, index: pa.Table, facts: Document) -> str:
+    """sha256 over the canonical JSON of rows, index and facts, by columns.
+
+    The shards' bytes are covered through their sha256 in the index.
+    """
+    return digest_of({"rows": table.plain(metadata), "index": table.plain(index), "facts": facts})
+
+
+class PartWriter:
+    """Fills one part in bounded memory, then publishes it whole.
+
+    Parameters
+    ----------
+    tree : the folder that will hold it, ``ZOO/parts`` or ``ZOO/derived/<name>``.
+    sets : for each stem (``raw``, ``first-weight``, ``g``) the tensors of its shards.
+    schema : of its rows.
+    facts : recorded in the index's footer and covered by the digest.
+    """
+
+    def __init__(
+        self,
+        tree: Path,
+        *,
+        sets: Mapping[str, Sequence[Tensor]],
+        schema: pa.Schema,
+        facts: Document,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
+        self._tree, self._sets, self._schema, self._facts = tree, sets, schema, facts
+        self._capacity = {
+            stem: max(1, shard_bytes // sum(tensor.nbytes for tensor in tensors)) for stem, tensors in sets.items()
+        }
+        self._staging = Staging(tree)
+        self._open: dict[str, ShardWriter] = {}
+        self._shards = dict.fromkeys(sets, 0)
+        self._blocks: list[Block] = []
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, arrays: Mapping[str, Arrays], rows: Sequence[dict[str, Any]]) -> None:
+        """Append rows; ``arrays[stem][name]`` has shape ``(len(rows), *shape)`` and its tensor's dtype."""
+        for stem, stacked in arrays.items():
+            done = 0
+            while done < len(rows):
+                shard = self._open.get(stem) or self._next(stem)
+                count = min(shard.room, len(rows) - done)
+                shard.write({name: array[done : done + count] for name, array in stacked.items()}, count)
+                done += count
+                if not shard.room:
+                    self._close(stem)
+        self.rows.extend(rows)
+
+    def commit(self, root: Path, *, refuse: Callable[[list[dict[str, Any]]], None]) -> Part:
+        """Publish the part under the next sequence number.
+
+        ``refuse`` is called under the zoo's lock with the rows and raises if they must not go in.
+        """
+        for stem in list(self._open):
+            self._close(stem)
+        blocks = sorted(self._blocks, key=lambda block: block.file)
+        index = table.table_of([asdict(block) for block in blocks], table.INDEX_SCHEMA, where=str(self._tree))
+        metadata = table.table_of(self.rows, self._schema, where=str(self._tree))
+        digest = part_digest(metadata, index, self._facts)
+        rows_file = table.encode([metadata], {"version": 1}, sealed=True)
+        footer = {"version": 1, "digest": digest, "rows": len(metadata), "facts": self._facts}
+        (self._staging.path / METADATA).write_bytes(rows_file)
+        (self._staging.path / INDEX).write_bytes(table.encode([index], footer, sealed=True))
+        with locked(root):
+            refuse(self.rows)
+            taken = [int(found[1]) for path in self._tree.iterdir() if (found := PART_NAME.fullmatch(path.name))]
+            name = part_name(max(taken, default=0) + 1, digest)
+            self._staging.publish(self._tree / name)
+        tree = self._tree.relative_to(root).as_posix()
+        return Part(tree, name, len(self.rows), digest, self._facts)
+
+    def discard(self) -> None:
+        """Give up; nothing of it stays."""
+        for shard in self._open.values():
+            shard.close()
+        self._staging.discard()
+
+    def _next(self, stem: str) -> ShardWriter:
+        path = self._staging.path / shard_name(stem, self._shards[stem])
+        self._open[stem] = ShardWriter(path, self._sets[stem], capacity=self._capacity[stem], stem=stem)
+        return self._open[stem]
+
+    def _close(self, stem: str) -> None:
+        shard = self._open.pop(stem)
+        first = sum(block.row_stop - block.row_start for block in self._blocks if _whole(block, stem))
+        self._blocks.extend(shard.finish(first_row=first))
+        self._shards[stem] += 1
+
+
+def _whole(block: Block, stem: str) -> bool:
+    return block.tensor is None and block.file.rpartition("-")[0] == stem
+
+
+def read_part(root: Path, tree: str, name: str) -> tuple[Part, pa.Table]:
+    """A part's facts and its index, the seal checked.
+
+    Raises
+    ------
+    IntegrityError
+        The index is missing, unreadable, or is not what its seal says.
+    """
+    where = f"{root.name}/{tree}/{name}/{INDEX}"
+    data = table.read_bytes(root / tree / name / INDEX, where=where)
+    table.check_seal(data, where=where)
+    file, footer = table.open_table(data, where=where)
+    index = table.read_group(file, None, table.INDEX_SCHEMA, where=where)
+    return part_of(tree, name, footer, where=where), index
+
+
+def part_of(tree: str, name: str, footer: Document, *, where: str) -> Part:
+    """A part from the facts in its index's footer."""
+    digest, rows, facts = footer.get("digest"), footer.get("rows"), footer.get("facts")
+    if footer.get("version") != 1:
+        raise IntegrityError(
+            Problem(where, "format version", "1", repr(footer.get("version")), "Upgrade ckptzoo to read it.")
+        )
+    if not isinstance(digest, str) or type(rows) is not int or rows < 0 or not isinstance(facts, dict):
+        raise IntegrityError(Problem(where, "footer", "digest, rows and facts", str(footer)[:160], REFETCH))
+    if name[7:] != digest.removeprefix("sha256:")[:8]:
+        raise IntegrityError(Problem(where, "name of the part", f"...-{digest[7:15]}", name, REFETCH))
+    return Part(tree, name, rows, digest, facts)
+
+
+def read_rows(root: Path, part: Part, schema: pa.Schema) -> pa.Table:
+    """A part's rows, the seal and the count checked."""
+    where = f"{root.name}/{part.path}/{METADATA}"
+    data = table.read_bytes(root / part.path / METADATA, where=where)
+    table.check_seal(data, where=where)
+    file, _ = table.open_table(data, where=where)
+    rows = table.read_group(file, None, schema, where=where)
+    if len(rows) != part.rows:
+        raise IntegrityError(Problem(where, "rows", str(part.rows), str(len(rows)), REFETCH))
+    return rows

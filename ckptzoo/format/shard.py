@@ -1,0 +1,158 @@
+"""One shard: filled checkpoint by checkpoint in bounded memory, mapped without copies."""
+
+import hashlib
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.format.header import lay_out, numpy_dtype
+from ckptzoo.spec.architecture import Tensor
+
+BLOCK_BYTES = 4 * 2**20
+"""A block is as many whole rows as fit in this, and at least one."""
+_COPY = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of rows of one tensor in one shard; rows count from the part's first."""
+
+    file: str
+    tensor: str | None
+    row_start: int
+    row_stop: int
+    offset: int
+    nbytes: int
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    sha256: bytes
+
+
+class ShardWriter:
+    """Fills a file of a fixed capacity with pwrite, and closes the gaps when fewer rows came.
+
+    The file is sparse: unused capacity takes no space. Rows may come in any number of calls, in order.
+    """
+
+    def __init__(self, path: Path, tensors: Sequence[Tensor], *, capacity: int, stem: str) -> None:
+        self.path, self.capacity, self.rows = path, capacity, 0
+        self._tensors, self._metadata = tuple(tensors), {"ckptzoo": stem}
+        self._layout = lay_out(self._tensors, capacity, self._metadata)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        os.ftruncate(self._file, self._layout.nbytes)
+
+    @property
+    def room(self) -> int:
+        """Rows that still fit."""
+        return self.capacity - self.rows
+
+    def write(self, arrays: Mapping[str, NDArray[Any]], count: int) -> None:
+        """Append ``count`` rows; ``arrays[name]`` has shape ``(count, *shape)`` and the tensor's dtype."""
+        for entry in self._layout.entries:
+            data = np.ascontiguousarray(arrays[entry.name])
+            at = entry.offset + self.rows * (entry.nbytes // self.capacity)
+            _pwrite(self._file, data.reshape(-1).view(np.uint8).data, at)
+        self.rows += count
+
+    def finish(self, *, first_row: int) -> list[Block]:
+        """Write the header, flush, and return the index rows: the shard itself, then its blocks."""
+        final = lay_out(self._tensors, self.rows, self._metadata)
+        if self.rows < self.capacity:
+            for old, new in zip(self._layout.entries, final.entries, strict=True):
+                _move(self._file, old.offset, new.offset, new.nbytes)
+            os.ftruncate(self._file, final.nbytes)
+        _pwrite(self._file, memoryview(final.header), 0)
+        os.fsync(self._file)
+        blocks: list[tuple[str, str, tuple[int, ...], int, int, int, int]] = []
+        for entry in final.entries:
+            row = entry.nbytes // self.rows
+            for start, stop in block_rows(self.rows, row):
+                shape = (stop - start, *entry.shape[1:])
+                blocks.append(
+                    (
+                        entry.name,
+                        entry.dtype,
+                        shape,
+                        start,
+                        stop,
+                        entry.offset + start * row,
+                        (stop - start) * row,
+                    )
+                )
+        with (
+            mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as view,
+            ThreadPoolExecutor() as pool,
+        ):
+            whole = pool.submit(_sha256, view, 0, final.nbytes)
+            digests = list(pool.map(lambda block: _sha256(view, block[5], block[6]), blocks))
+            shard_digest = whole.result()
+        os.close(self._file)
+        name = self.path.name
+        return [
+            Block(name, None, first_row, first_row + self.rows, 0, final.nbytes, None, None, shard_digest),
+            *(
+                Block(name, tensor, first_row + start, first_row + stop, offset, nbytes, dtype, shape, digest)
+                for (tensor, dtype, shape, start, stop, offset, nbytes), digest in zip(blocks, digests, strict=True)
+            ),
+        ]
+
+    def close(self) -> None:
+        """Give the file up without finishing it."""
+        os.close(self._file)
+
+
+def block_rows(rows: int, row_bytes: int) -> list[tuple[int, int]]:
+    """Split ``rows`` rows into runs of at most ``BLOCK_BYTES`` bytes, one row at least."""
+    step = max(1, BLOCK_BYTES // row_bytes)
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+class ShardMap:
+    """A shard mapped copy-on-write: arrays are views, and writing to one never reaches the file."""
+
+    def __init__(self, path: Path, *, nbytes: int) -> None:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != nbytes:
+                raise IntegrityError(
+                    Problem(str(path), "size", f"{nbytes} bytes", f"{found} bytes", "Fetch the shard again.")
+                )
+            self._map = mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_COPY)
+
+    def array(self, offset: int, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """A writable view of the private map; the file itself stays as it is."""
+        count = int(np.prod(shape, dtype=np.int64))
+        return np.frombuffer(self._map, numpy_dtype(dtype), count, offset).reshape(shape)
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Ask the kernel to read these bytes ahead."""
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_WILLNEED, start, offset + nbytes - start)
+
+
+def _sha256(view: memoryview, offset: int, nbytes: int) -> bytes:
+    return hashlib.sha256(view[offset : offset + nbytes]).digest()
+
+
+def _pwrite(file: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(file, data[: 2**30], offset)
+        data, offset = data[written:], offset + written
+
+
+def _move(file: int, source: int, target: int, nbytes: int) -> None:
+    """Move bytes towards the start of the file, front to back, so that overlaps are safe."""
+    done = 0
+    while source != target and done < nbytes:
+        data = os.pread(file, min(_COPY, nbytes - done), source + done)
+        _pwrite(file, memoryview(data), target + done)
+        done += len(data)

@@ -1,0 +1,177 @@
+"""Parquet files whose every byte is checked, and the schemas of the tables in a zoo.
+
+A sealed file carries in its footer a JSON object under the key ``ckptzoo``; its ``seal`` is the sha256 of the
+file's bytes with the seal's own 64 digits replaced by zeros. The seal is checked before Arrow sees the bytes.
+"""
+
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ckptzoo.errors import IntegrityError, Problem, SpecError, UnknownNameError
+from ckptzoo.spec.document import REFETCH, Document, parse
+from ckptzoo.spec.metadata import COLUMNS, Column
+
+KEY = b"ckptzoo"
+MAX_FILE = 2**30
+MAX_TABLE = 4 * 2**30
+_MARK = b'"seal":"'
+_BLANK = b"0" * 64
+
+TYPES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "bool": pa.bool_(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+INDEX_SCHEMA = pa.schema(
+    [
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("tensor", pa.string()),
+        pa.field("row_start", pa.int64(), nullable=False),
+        pa.field("row_stop", pa.int64(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("nbytes", pa.int64(), nullable=False),
+        pa.field("dtype", pa.string()),
+        pa.field("shape", pa.list_(pa.int64())),
+        pa.field("sha256", pa.binary(32), nullable=False),
+    ]
+)
+"""One row per (shard, tensor, block of rows); the row of a whole shard has no tensor, dtype and shape."""
+
+
+def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
+    """The Arrow schema of a part's rows; ``id`` is never null."""
+    return pa.schema([pa.field(column.name, TYPES[column.type], column.name != "id") for column in columns])
+
+
+METADATA_SCHEMA = schema_of(COLUMNS)
+
+
+def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, where: str) -> pa.Table:
+    """Rows as a table of exactly this schema.
+
+    Raises
+    ------
+    UnknownNameError
+        A row has a column that the schema lacks.
+    SpecError
+        A value does not have its column's type, or an id is missing.
+    """
+    for row in rows:
+        for name in row:
+            if name not in schema.names:
+                raise UnknownNameError(where, "column", name, schema.names)
+    columns: list[pa.Array] = []
+    problems: list[Problem] = []
+    for spec in schema:
+        try:
+            columns.append(pa.array([row.get(spec.name) for row in rows], spec.type))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError) as error:
+            step = "Correct the rows."
+            problems.append(Problem(where, f"column {spec.name!r}", str(spec.type), str(error)[:160], step))
+            continue
+        if not spec.nullable and columns[-1].null_count:
+            step = "Give every row one."
+            problems.append(Problem(where, f"column {spec.name!r}", "a value in every row", "none in some", step))
+    if problems:
+        raise SpecError(problems)
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def plain(table: pa.Table) -> dict[str, list[Any]]:
+    """The table as JSON-ready columns: times in microseconds since 1970, digests in hexadecimal."""
+    made: dict[str, list[Any]] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.int64())
+        values = column.to_pylist()
+        made[name] = [None if value is None else value.hex() for value in values] if name == "sha256" else values
+    return made
+
+
+def encode(tables: list[pa.Table], facts: Document, *, sealed: bool) -> bytes:
+    """Parquet bytes, a row group per table, with ``facts`` (and a seal) in the footer."""
+    content = dict(facts)
+    if sealed:
+        content["seal"] = _BLANK.decode()
+    sink = io.BytesIO()
+    schema = tables[0].schema
+    with pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True) as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=max(1, len(table)))
+        writer.add_key_value_metadata({KEY.decode(): json.dumps(content, sort_keys=True, separators=(",", ":"))})
+    data = sink.getvalue()
+    if not sealed:
+        return data
+    at = data.rfind(_MARK + _BLANK) + len(_MARK)
+    return data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + 64 :]
+
+
+def check_seal(data: bytes, *, where: str) -> None:
+    """Raise IntegrityError unless the seal agrees with every byte of the file."""
+    at = data.rfind(_MARK) + len(_MARK)
+    found = data[at : at + 64]
+    expected = hashlib.sha256(data[:at] + _BLANK + data[at + 64 :]).hexdigest().encode()
+    if at < len(_MARK) or found != expected:
+        got = found.decode("ascii", "replace") if at >= len(_MARK) else "no seal"
+        raise IntegrityError(Problem(where, "seal", expected.decode(), got, REFETCH))
+
+
+def read_bytes(path: Path, *, where: str, max_bytes: int = MAX_FILE) -> bytes:
+    """A whole file, its size bounded before it is read; a missing file is an IntegrityError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise IntegrityError(Problem(where, "file", "a readable file", error.strerror or "none", REFETCH)) from error
+    if len(data) > max_bytes:
+        raise IntegrityError(Problem(where, "size", f"at most {max_bytes} bytes", "more", REFETCH))
+    return data
+
+
+def open_table(data: bytes, *, where: str) -> tuple[pq.ParquetFile, Document]:
+    """Parquet bytes that were checked, as a file and the facts of its footer; sizes are bounded first."""
+    try:
+        file = pq.ParquetFile(
+            pa.BufferReader(data),
+            page_checksum_verification=True,
+            thrift_string_size_limit=2**28,
+            thrift_container_size_limit=2**24,
+        )
+        total = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
+        raw = (file.metadata.metadata or {}).get(KEY, b"")
+    except (pa.ArrowException, OSError) as error:
+        raise IntegrityError(Problem(where, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
+    if not 0 <= total <= MAX_TABLE:
+        raise IntegrityError(Problem(where, "size of the table", f"at most {MAX_TABLE} bytes", str(total), REFETCH))
+    return file, parse(raw, where=f"{where} (footer)")
+
+
+def read_group(file: pq.ParquetFile, group: int | None, schema: pa.Schema, *, where: str) -> pa.Table:
+    """A row group (None: all of them), insisting on exactly this schema."""
+    try:
+        if group is None and not file.schema_arrow.equals(schema):
+            found = _difference(file.schema_arrow, schema)
+            raise IntegrityError(Problem(where, "columns", "those of docs/format.md", found, REFETCH))
+        table = file.read() if group is None else file.read_row_group(group, columns=schema.names)
+        return table.replace_schema_metadata(None).combine_chunks()
+    except (pa.ArrowException, OSError) as error:
+        raise IntegrityError(Problem(where, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
+
+
+def _difference(found: pa.Schema, expected: pa.Schema) -> str:
+    for spec in expected:
+        at = found.get_field_index(spec.name)
+        if at < 0:
+            return f"no column {spec.name!r}"
+        if not found.field(at).equals(spec):
+            return f"{found.field(at)} instead of {spec}"
+    extra = [name for name in found.names if name not in expected.names]
+    return f"also {extra[:5]}" if extra else "another order"

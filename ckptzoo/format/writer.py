@@ -1,0 +1,247 @@
+"""Making a zoo and adding parts to it."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
+from ckptzoo.format import table
+from ckptzoo.format.durable import Staging
+from ckptzoo.format.header import numpy_dtype
+from ckptzoo.format.part import SHARD_BYTES, Arrays, PartWriter
+from ckptzoo.format.reader import list_trees, read_documents, read_tree
+from ckptzoo.format.snapshot import newest
+from ckptzoo.spec import layout
+from ckptzoo.spec.architecture import Architecture
+from ckptzoo.spec.card import Card
+from ckptzoo.spec.document import Document, digest_of, parse, seal
+from ckptzoo.spec.identity import Identity
+
+
+def create(
+    path: str | Path,
+    *,
+    arch: Architecture | str | Path | Mapping[str, Any],
+    card: Card | str | Path | None = None,
+    symmetry: Document | None = None,
+) -> "Writer":
+    """Make a new zoo in ``path`` and return a writer onto it.
+
+    Parameters
+    ----------
+    path : a folder that does not exist or is empty.
+    arch : a declaration, the path of an ``architecture.json``, or an example state dict.
+    card : what a person says about the zoo, or the path of a ``card.toml``; by default only the folder's name.
+    symmetry : the content of ``symmetry.json`` where the table is known.
+
+    Raises
+    ------
+    ZooError
+        Something is there already; ``append`` adds to a zoo.
+    SpecError
+        The architecture or the card is not valid.
+    """
+    root = Path(path).absolute()
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        step = f"Use ckptzoo.append({str(path)!r}) to add to a zoo."
+        raise ZooError(f"{path}: a new zoo: expected no folder or an empty one, got one with files. {step}")
+    if not isinstance(card, Card):
+        card = Card(root.name) if card is None else Card.from_toml(card)
+    if isinstance(arch, str | Path):
+        content = parse(Path(arch).read_bytes(), where=str(arch))
+        arch = Architecture.from_json({k: v for k, v in content.items() if k != "digest"}, where=str(arch))
+    elif not isinstance(arch, Architecture):
+        arch = Architecture.of(arch, name=card.name)
+    identity = Identity(card.name, arch.digest, None if symmetry is None else digest_of(symmetry))
+    staging = Staging(root.parent)
+    try:
+        files = {layout.ZOO: seal(identity.to_json()), layout.ARCHITECTURE: seal(arch.to_json())}
+        if symmetry is not None:
+            files[layout.SYMMETRY] = seal(symmetry)
+        files[layout.CARD] = card.readme(arch).encode()
+        for name, data in files.items():
+            (staging.path / name).write_bytes(data)
+        staging.publish(root)
+    except BaseException:
+        staging.discard()
+        raise
+    return Writer(root, arch)
+
+
+def append(path: str | Path) -> "Writer":
+    """A writer onto an existing zoo.
+
+    Raises
+    ------
+    IntegrityError
+        ``path`` is not a zoo, or not a readable one.
+    """
+    root = Path(path).absolute()
+    _, arch, _ = read_documents(root)
+    return Writer(root, arch)
+
+
+class Writer:
+    """Adds checkpoints to a zoo; each ``commit`` publishes one part, whole or not at all.
+
+    Used as a context manager it commits on a clean exit and discards what was not committed on an exception.
+    """
+
+    def __init__(self, root: Path, arch: Architecture, *, shard_bytes: int = SHARD_BYTES) -> None:
+        self.path, self.arch, self._shard_bytes = root, arch, shard_bytes
+        self._part: PartWriter | None = None
+        self._pending: set[str] = set()
+        self._held: dict[str, set[str]] = {"id": set(), "unit": set()}
+        self._seen: set[str] = set()
+
+    def add(self, weights: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
+        """Add checkpoints, in memory bounded by what is passed in.
+
+        Parameters
+        ----------
+        weights : stacked tensors ``{name: (K, *shape)}`` with a sequence of K ``rows``, or one state dict
+            ``{name: shape}`` with one row. numpy arrays or torch tensors of the architecture's dtypes.
+        rows : values of the columns in ``ckptzoo.spec.metadata.COLUMNS``; ``id`` is required, ``member`` is the
+            id where it is not given, ``extra`` may be a dict, and ``finite`` is measured here.
+
+        Raises
+        ------
+        SpecError
+            Tensors are missing or have another shape or dtype; rows lack ids or repeat one.
+        """
+        listed = [dict(rows)] if isinstance(rows, Mapping) else [dict(row) for row in rows]
+        if not listed:
+            return
+        stacked = self._checked(weights, len(listed), single=isinstance(rows, Mapping))
+        finite = np.ones(len(listed), dtype=bool)
+        for array in stacked.values():
+            if array.dtype.kind not in "iub":
+                finite &= _finite(array)
+        for row, good in zip(listed, finite.tolist(), strict=True):
+            if isinstance(extra := row.get("extra"), Mapping):
+                row["extra"] = json.dumps(extra, sort_keys=True)
+            if row.get("member") is None:
+                row["member"] = row.get("id")
+            row["finite"] = good
+        table.table_of(listed, table.METADATA_SCHEMA, where=f"{self.path.name}: rows")
+        fresh = [str(row["id"]) for row in listed]
+        if len(set(fresh)) != len(fresh) or not self._pending.isdisjoint(fresh):
+            twice = next(name for at, name in enumerate(fresh) if name in self._pending or name in fresh[:at])
+            raise SpecError(
+                Problem(self.path.name, "id", "each id once", f"{twice!r} twice", "Give every checkpoint its own.")
+            )
+        if self._part is None:
+            self._part = PartWriter(
+                self.path / layout.PARTS,
+                sets={layout.RAW: self.arch.tensors},
+                schema=table.METADATA_SCHEMA,
+                facts={"kind": "raw"},
+                shard_bytes=self._shard_bytes,
+            )
+        self._part.add({layout.RAW: stacked}, listed)
+        self._pending.update(fresh)
+
+    def commit(self) -> str | None:
+        """Publish what was added as one part and return its name; None when nothing was added.
+
+        Raises
+        ------
+        SpecError
+            A checkpoint's id or a unit is in the zoo already; nothing is published, and what was added is kept.
+        """
+        if self._part is None:
+            return None
+        part = self._part.commit(self.path, refuse=self._refuse)
+        self._part, self._pending = None, set()
+        return part.name
+
+    def discard(self) -> None:
+        """Forget what was added since the last commit."""
+        if self._part is not None:
+            self._part.discard()
+        self._part, self._pending = None, set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.discard()
+            return
+        try:
+            self.commit()
+        except BaseException:
+            self.discard()
+            raise
+
+    def _refuse(self, rows: list[dict[str, Any]]) -> None:
+        self._catch_up()
+        problems: list[Problem] = []
+        for column, what in (("id", "checkpoint"), ("unit", "unit")):
+            again = sorted({str(row[column]) for row in rows if row.get(column) in self._held[column]})
+            if again:
+                found = f"{len(again)} there already, such as {again[0]!r}"
+                step = "Leave out what the zoo has."
+                problems.append(Problem(self.path.name, f"{what} ids", "new ones", found, step))
+        if problems:
+            raise SpecError(problems)
+
+    def _catch_up(self) -> None:
+        """Learn the ids and units of parts that came since the last look; parts never change."""
+        trees = list_trees(self.path)
+        fresh = tuple(name for name in trees[layout.PARTS] if name not in self._seen)
+        known = None if self._seen else newest(self.path, trees)
+        tree = read_tree(self.path, layout.PARTS, fresh, known)
+        for column, held in self._held.items():
+            held.update(name for name in tree.metadata[column].to_pylist() if name is not None)
+        self._seen.update(fresh)
+
+    def _checked(self, weights: Arrays, count: int, *, single: bool) -> dict[str, NDArray[Any]]:
+        where = f"{self.path.name}: weights"
+        problems: list[Problem] = []
+        stacked: dict[str, NDArray[Any]] = {}
+        known = {alias for tensor in self.arch.tensors for alias in (tensor.name, *tensor.aliases)}
+        for name in weights:
+            if name not in known:
+                raise UnknownNameError(where, "tensor", name, self.arch.names)
+        for tensor in self.arch.tensors:
+            expected = f"{(count, *tensor.shape)} {tensor.dtype}"
+            if tensor.name not in weights:
+                problems.append(Problem(where, f"tensor {tensor.name!r}", expected, "none", "Add it."))
+                continue
+            array = as_numpy(weights[tensor.name])
+            array = array[np.newaxis] if single else array
+            if array.shape != (count, *tensor.shape) or array.dtype != numpy_dtype(tensor.dtype):
+                found = f"{array.shape} {array.dtype}"
+                step = "Reshape or cast it, or declare another architecture."
+                problems.append(Problem(where, f"tensor {tensor.name!r}", expected, found, step))
+            stacked[tensor.name] = array
+        if problems:
+            raise SpecError(problems)
+        return stacked
+
+
+def as_numpy(value: Any) -> NDArray[Any]:
+    """A numpy array over the memory of a numpy array or a torch tensor on the CPU; bfloat16 through ml_dtypes."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            return value.contiguous().view(sys.modules["torch"].int16).numpy().view(numpy_dtype("bfloat16"))
+        return value.numpy()
+    return np.asarray(value)
+
+
+def _finite(array: NDArray[Any]) -> NDArray[np.bool_]:
+    """For each row whether all its elements are finite; one row at a time keeps the memory bounded."""
+    flat = array.reshape(len(array), -1)
+    step = max(1, (16 * 2**20) // max(1, flat[:1].nbytes))
+    made = [np.isfinite(flat[at : at + step]).all(axis=1) for at in range(0, len(flat), step)]
+    return np.concatenate(made).astype(np.bool_)

@@ -1,0 +1,77 @@
+"""One tensor of many checkpoints, read when it is indexed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.format.header import numpy_dtype
+from ckptzoo.loader.directory import Directory, Extents
+
+
+class StackedTensor:
+    """A tensor of N checkpoints as a lazy array ``(N, *shape)``.
+
+    Indexing reads: ``W[3]``, ``W[10:20]``, ``W[[5, 1]]``, ``W[mask]``, ``W[:, 0]``, ``np.asarray(W)``. Rows that
+    lie evenly spaced in one shard come as a read-only view of the file, others as a copy.
+
+    Notes
+    -----
+    Costs no memory of its own; a copy costs the bytes asked for.
+    """
+
+    def __init__(self, directory: Directory, extents: Extents, rows: NDArray[np.int64], *, name: str) -> None:
+        self._directory, self._extents, self._rows, self.name = directory, extents, rows, name
+        self.shape: tuple[int, ...] = (len(rows), *extents.shape)
+        self.dtype: np.dtype[Any] = numpy_dtype(extents.dtype)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes, that of the checkpoints included."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Elements in all."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all."""
+        return len(self._rows) * self._extents.row_bytes
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.shape} {self.dtype}, {len(self._extents.shards)} shards>"
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        first, *rest = key if isinstance(key, tuple) else (key,)
+        if first is Ellipsis or first is None:
+            return np.asarray(self)[key]
+        rows = self._rows[first]
+        if isinstance(rows, np.integer):
+            return self._directory.gather(self._extents, np.array([rows]), tuple(rest))[0]
+        if rows.ndim != 1:
+            raise IndexError(f"{self.name}: rows: expected an integer, a slice, a list or a mask, got {first!r}.")
+        return self._directory.gather(self._extents, rows, tuple(rest))
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        for view in self.views():
+            yield from view
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        array = self._directory.gather(self._extents, self._rows)
+        if copy is False and (array.flags.owndata or (dtype is not None and array.dtype != dtype)):
+            raise ValueError(f"{self.name}: a view: expected rows of one shard in their own dtype, got others.")
+        return array.astype(dtype or array.dtype, copy=bool(copy) and not array.flags.owndata)
+
+    def views(self) -> Iterator[NDArray[Any]]:
+        """The rows in order as read-only views, one for every run of rows in one shard: nothing is copied."""
+        owner = np.searchsorted(self._extents.bounds, self._rows, side="right") - 1
+        cuts = np.flatnonzero(np.diff(owner)) + 1
+        for rows in np.split(self._rows, cuts):
+            if len(rows):
+                yield self._directory.gather(self._extents, rows)

@@ -1,0 +1,186 @@
+"""Batches of checkpoints, layer by layer, in an order that resumes exactly."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ckptzoo.errors import StateError, ZooError
+from ckptzoo.loader.directory import Directory, Extents
+from ckptzoo.loader.plan import (
+    RAGGED,
+    SHUFFLES,
+    WINDOW_BYTES,
+    Plan,
+    Ragged,
+    Share,
+    Shuffle,
+    is_even,
+    pages_of,
+    rounds,
+)
+from ckptzoo.spec.document import digest_of
+
+State = dict[str, Any]
+"""``{revision, plan, seed, epoch, position}``: where a stream stands; small, and JSON as it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Stacked tensors of some checkpoints: ``batch["conv1.weight"]`` has shape ``(len(batch.ids), *shape)``.
+
+    Not a Mapping, because a DataLoader rebuilds those as plain dicts and would lose ids and state.
+
+    Parameters
+    ----------
+    ids : the checkpoints' ids, in order.
+    tensors : numpy arrays (read-only where they are views of the file), or torch tensors.
+    state : resuming from it continues right behind this batch (and, with ranks, behind its whole round).
+    """
+
+    ids: tuple[str, ...]
+    tensors: dict[str, Any]
+    state: State
+
+    def __getitem__(self, name: str) -> Any:
+        return self.tensors[name]
+
+    def __len__(self) -> int:
+        """Checkpoints in the batch."""
+        return len(self.ids)
+
+    def pin_memory(self) -> "Batch":
+        """The same batch in pinned memory; a DataLoader calls it."""
+        return Batch(self.ids, {name: tensor.pin_memory() for name, tensor in self.tensors.items()}, self.state)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a stream reads: the tensors' places, the rows of the tree in order, and their checkpoints' ids."""
+
+    directory: Directory
+    extents: dict[str, Extents]
+    rows: NDArray[np.int64]
+    ids: pa.Array
+    revision: str
+    where: str
+
+
+class Stream:
+    """An iterable over batches; each complete iteration is one epoch, with its own order when shuffled.
+
+    Made by ``Zoo.stream``. ``state_dict`` and ``load_state_dict`` save and restore the position; so does
+    ``batch.state`` of the last batch that was used, which stays right when batches are prefetched. An iteration
+    that is broken off leaves the next one where it started itself.
+
+    Notes
+    -----
+    Memory: one batch, and nothing where its rows are a view. The order is a function of seed, epoch and position:
+    the same for any batch size, number of workers and number of ranks (``tests/laws/test_stream.py``).
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch_size: int = 256,
+        shuffle: Shuffle = False,
+        seed: int = 0,
+        ragged: Ragged = "error",
+        share: Share | None = None,
+    ) -> None:
+        for name, value, known in (("shuffle", shuffle, SHUFFLES), ("ragged", ragged, RAGGED)):
+            if value not in known:
+                raise ZooError(f"{source.where}: {name}: expected one of {known}, got {value!r}. Choose one of them.")
+        if batch_size < 1:
+            raise ZooError(f"{source.where}: batch_size: expected at least 1, got {batch_size}. Give a larger one.")
+        self._source, self._batch_size, self._share = source, batch_size, share or Share()
+        self._shuffle: Shuffle = shuffle
+        self._ragged: Ragged = ragged
+        widest = max(source.extents.values(), key=lambda extents: extents.row_bytes)
+        self._pages = pages_of(source.rows, widest.pages)
+        longest = int(np.diff(self._pages).max(initial=1))
+        row_bytes = sum(extents.row_bytes for extents in source.extents.values())
+        self._window = max(1, WINDOW_BYTES // (longest * row_bytes))
+        self._start: State = {
+            "revision": source.revision,
+            "plan": digest_of([_digest(source.rows), list(source.extents), shuffle, self._window]),
+            "seed": seed,
+            "epoch": 0,
+            "position": 0,
+        }
+        self._now = self._start
+
+    def __len__(self) -> int:
+        """Batches in the next iteration, as this reader sees it."""
+        return len(self._rounds())
+
+    def _rounds(self) -> list[tuple[int, int, int]]:
+        position = self._start["position"]
+        return rounds(len(self._source.rows), position, self._batch_size, self._share, self._ragged)
+
+    def __iter__(self) -> Iterator[Batch]:
+        start, count, world = dict(self._start), len(self._source.rows), self._share.world
+        left = count - start["position"]
+        if self._ragged == "error" and not is_even(left, self._batch_size, world):
+            raise ZooError(
+                f"{self._source.where}: shares of {world} ranks: expected equal ones, got {left} rows in batches of "
+                f"{self._batch_size}. Choose ragged='keep', 'drop' or 'pad'."
+            )
+        plan = Plan(self._pages, self._window, self._shuffle, start["seed"], start["epoch"])
+        for first, size, behind in self._rounds():
+            rows = plan.rows(np.arange(first, first + size, dtype=np.int64) % count)
+            self._now = self._at(start, behind)
+            yield self._read(rows, self._now)
+        self._start = self._now = self._at(start, count)
+
+    def _at(self, start: State, position: int) -> State:
+        """The state at a position; at the end it is the start of the next epoch."""
+        left = len(self._source.rows) - position
+        if left == 0 or (self._ragged == "drop" and left < self._batch_size * self._share.world):
+            return {**start, "epoch": start["epoch"] + 1, "position": 0}
+        return {**start, "position": position}
+
+    def _read(self, rows: NDArray[np.int64], state: State) -> Batch:
+        source = self._source
+        places = source.rows[rows]
+        tensors = {name: source.directory.gather(extents, places) for name, extents in source.extents.items()}
+        return Batch(tuple(source.ids.take(pa.array(rows)).to_pylist()), tensors, state)
+
+    def state_dict(self) -> State:
+        """Where the stream stands: behind the last batch it handed out."""
+        return dict(self._now)
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a saved state, with any batch size, workers and ranks.
+
+        Raises
+        ------
+        StateError
+            The state belongs to other rows, tensors or another order than this stream's.
+        """
+        for name in ("revision", "plan"):
+            if state.get(name) != self._start[name]:
+                raise StateError(
+                    f"{self._source.where}: {name} of the saved state: expected {self._start[name]}, got "
+                    f"{state.get(name)}. Open the same zoo, select and stream the same rows and tensors."
+                )
+        position, epoch = state.get("position"), state.get("epoch")
+        fits = type(position) is int and type(epoch) is int and 0 <= position < max(1, len(self._source.rows))
+        if not fits or type(state.get("seed")) is not int:
+            found = {name: state.get(name) for name in ("seed", "epoch", "position")}
+            expected = f"integers with a position below {len(self._source.rows)}"
+            raise StateError(f"{self._source.where}: saved state: expected {expected}, got {found}. Save it again.")
+        self._start = self._now = {name: state[name] for name in self._start}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start the next iteration at the beginning of this epoch."""
+        self._start = self._now = {**self._start, "epoch": epoch, "position": 0}
+
+
+def _digest(rows: NDArray[np.int64]) -> str:
+    return hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()

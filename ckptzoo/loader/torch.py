@@ -1,0 +1,142 @@
+"""The loader's side of torch: tensors, devices, ensembles, and a dataset for DataLoader and ranks."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ckptzoo.format.header import numpy_dtype
+from ckptzoo.loader.plan import Ragged, Share, Shuffle
+from ckptzoo.loader.stream import Batch, Source, State, Stream
+
+_BFLOAT16 = numpy_dtype("bfloat16")
+
+
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """A torch tensor over a writable array's memory; bfloat16 keeps its bits."""
+    if array.dtype == _BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def owned(array: NDArray[Any]) -> torch.Tensor:
+    """A torch tensor with memory of its own, copied only if the array is a view of a file."""
+    return tensor_of(array if array.flags.owndata and array.flags.writeable else array.copy())
+
+
+class TorchStream:
+    """A stream whose batches are torch tensors on a device, read ahead by one batch.
+
+    On a CUDA device the host copy is pinned and the transfer does not block.
+    """
+
+    def __init__(self, stream: Stream, device: str | torch.device) -> None:
+        self._stream, self._device = stream, torch.device(device)
+        self._start = self._state = stream.state_dict()
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._stream.load_state_dict(self._start)
+        batches = iter(self._stream)
+
+        def prepare() -> Batch | None:
+            batch = next(batches, None)
+            return None if batch is None else self._moved(batch)
+
+        with ThreadPoolExecutor(1, thread_name_prefix="ckptzoo-stream") as ahead:
+            coming = ahead.submit(prepare)
+            while (batch := coming.result()) is not None:
+                coming = ahead.submit(prepare)
+                self._state = batch.state
+                yield batch
+                del batch
+        self._start = self._state = self._stream.state_dict()
+
+    def _moved(self, batch: Batch) -> Batch:
+        made: dict[str, Any] = {}
+        for name, array in batch.tensors.items():
+            tensor = owned(array)
+            if self._device.type == "cuda":
+                made[name] = tensor.pin_memory().to(self._device, non_blocking=True)
+            else:
+                made[name] = tensor.to(self._device)
+        return Batch(batch.ids, made, batch.state)
+
+    def state_dict(self) -> State:
+        """Where the stream stands: behind the last batch that was handed out."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a saved state, as ``Stream.load_state_dict``."""
+        self._stream.load_state_dict(state)
+        self._start = self._state = self._stream.state_dict()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start the next iteration at the beginning of this epoch."""
+        self._stream.set_epoch(epoch)
+        self._start = self._state = self._stream.state_dict()
+
+
+class ZooDataset(IterableDataset[Batch]):
+    """A zoo's batches for ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=...)``.
+
+    The workers of a rank share its batches, the ranks of ``torch.distributed`` share the zoo, and the order is that
+    of ``Zoo.stream`` whatever their number. Use ``batch.state`` to resume: workers run ahead of what was used.
+    Call ``set_epoch`` before each epoch, as with a ``DistributedSampler``.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch_size: int,
+        shuffle: Shuffle,
+        seed: int,
+        ragged: Ragged,
+        rank: int | None,
+        world: int | None,
+    ) -> None:
+        self._source, self._ranks = source, (rank, world)
+        self._options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "seed": seed, "ragged": ragged}
+        self._state = Stream(source, **self._options).state_dict()
+
+    def _rank(self) -> tuple[int, int]:
+        rank, world = self._ranks
+        here = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return (
+            (torch.distributed.get_rank() if here else 0) if rank is None else rank,
+            (torch.distributed.get_world_size() if here else 1) if world is None else world,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ranks": self._rank()}
+
+    def __iter__(self) -> Iterator[Batch]:
+        info = get_worker_info()
+        rank, world = self._rank()
+        share = Share(rank, world, *((info.id, info.num_workers) if info is not None else (0, 1)))
+        stream = Stream(self._source, **self._options, share=share)
+        stream.load_state_dict(self._state)
+        for batch in stream:
+            yield Batch(batch.ids, {name: owned(array) for name, array in batch.tensors.items()}, batch.state)
+
+    def state_dict(self) -> State:
+        """Where the next iteration starts."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: State) -> None:
+        """Start the next iteration where ``batch.state`` says."""
+        stream = Stream(self._source, **self._options)
+        stream.load_state_dict(state)
+        self._state = stream.state_dict()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start the next iteration at the beginning of this epoch."""
+        self._state = {**self._state, "epoch": epoch, "position": 0}

@@ -1,0 +1,1 @@
+"""What a zoo is: architecture, symmetry table, card, metadata columns, layout. Standard library only."""

@@ -1,0 +1,38 @@
+"""Names of the files and folders of a zoo, and which names are accepted from strangers."""
+
+import re
+
+FORMAT = "ckptzoo"
+VERSION = 1
+
+ZOO = "zoo.json"
+ARCHITECTURE = "architecture.json"
+SYMMETRY = "symmetry.json"
+CARD = "README.md"
+PARTS = "parts"
+DERIVED = "derived"
+SNAPSHOTS = "snapshots"
+METADATA = "metadata.parquet"
+INDEX = "index.parquet"
+
+RAW = "raw"
+"""The variant whose weights are as trained; its shards are ``raw-00.safetensors``, ..."""
+ELEMENT = "g"
+"""The stem of the shards that hold a variant's group element."""
+RETRACTED = "retracted"
+"""The derived tree of tombstones."""
+
+PART_NAME = re.compile(r"(\d{6})-([0-9a-f]{8})")
+SHARD_NAME = re.compile(r"([a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?)-(\d{2,6})\.safetensors")
+SNAPSHOT_NAME = re.compile(r"(\d{6})-([0-9a-f]{64})\.parquet")
+DERIVED_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+
+
+def part_name(sequence: int, digest: str) -> str:
+    """``000003-9f2c41aa`` for the third part with a digest ``sha256:9f2c41aa...``."""
+    return f"{sequence:06d}-{digest.removeprefix('sha256:')[:8]}"
+
+
+def shard_name(stem: str, number: int) -> str:
+    """``raw-00.safetensors`` for the first shard of ``raw``."""
+    return f"{stem}-{number:02d}.safetensors"

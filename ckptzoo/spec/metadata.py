@@ -1,0 +1,71 @@
+"""The columns of a part's rows: fixed, typed schemas, so that all parts of all zoos fit together."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name, its type (``string``, ``int64``, ``float64``, ``bool``, ``timestamp``) and meaning."""
+
+    name: str
+    type: str
+    doc: str
+
+
+COLUMNS = (
+    Column("id", "string", "unique in the zoo; required"),
+    Column("member", "string", "the independent run or posterior draw it belongs to; the id where none is given"),
+    Column("seed", "int64", "the member's seed"),
+    Column("step", "int64", "optimiser steps taken"),
+    Column("epoch", "float64", "epochs taken"),
+    Column("unit", "string", "the piece of work that made the row; a unit is written once"),
+    Column("recipe", "string", "name of the recipe"),
+    Column("recipe_digest", "string", "digest of the recipe's content"),
+    Column("builder", "string", "program and version that trained it"),
+    Column("commit", "string", "commit of that program"),
+    Column("dataset", "string", "name of the data set"),
+    Column("dataset_digest", "string", "digest of the data as used"),
+    Column("train_loss", "float64", "mean training loss, measured on the training set without augmentation"),
+    Column("train_accuracy", "float64", "fraction, measured likewise"),
+    Column("test_loss", "float64", "mean test loss"),
+    Column("test_accuracy", "float64", "fraction"),
+    Column("test_nll", "float64", "mean negative log-likelihood in nats"),
+    Column("test_brier", "float64", "mean squared distance of the probabilities to the one-hot label, 0 to 2"),
+    Column("test_ece", "float64", "expected calibration error: top label, 10 equal-width bins, L1"),
+    Column("claimed_test_accuracy", "float64", "what the contributor says; never measured by us"),
+    Column("claimed_test_loss", "float64", "what the contributor says; never measured by us"),
+    Column("diverged", "bool", "the training loss ended above that of a constant prediction, or not finite"),
+    Column("finite", "bool", "every element of every tensor is finite; set by the writer"),
+    Column("wall_seconds", "float64", "training time of the member's share of the run"),
+    Column("device", "string", "what it was trained on"),
+    Column("precision", "string", "arithmetic of the training, such as float32"),
+    Column("license", "string", "SPDX identifier of the weights' licence"),
+    Column("contributor", "string", "who brought it"),
+    Column("source", "string", "where it came from: an address, a file, a command"),
+    Column("created", "timestamp", "when training ended, UTC"),
+    Column("extra", "string", "a JSON object with the recipe's own facts"),
+)  # fmt: skip
+"""Every column of ``parts/*/metadata.parquet``, in order. Only ``id`` is required; the rest may be null."""
+
+VARIANT_COLUMNS = (
+    Column("id", "string", "the checkpoint it was derived from"),
+    Column("unit", "string", "digest of the raw part it was derived from; a unit is written once"),
+    Column("finite", "bool", "every element of the raw checkpoint is finite; one that is not is kept as it was"),
+    Column("ties", "int64", "pairs of neighbouring channels whose keys are equal"),
+    Column("margin", "float64", "smallest distance between the keys of neighbouring channels"),
+    Column("dead", "int64", "channels without incoming weights; they keep their scale"),
+    Column("certificate_random", "float64", "largest difference of the outputs on random inputs, over their norm"),
+    Column("certificate_real", "float64", "the same on inputs from the data set"),
+)  # fmt: skip
+"""Every column of a variant's ``metadata.parquet``. Certificates are null where no forward function is known."""
+
+RETRACTED_COLUMNS = (
+    Column("id", "string", "the checkpoint that its contributor withdraws"),
+    Column("reason", "string", "why, in a sentence"),
+    Column("contributor", "string", "who withdrew it"),
+    Column("created", "timestamp", "when, UTC"),
+)  # fmt: skip
+"""Every column of a tombstone."""
+
+KINDS = {"raw": COLUMNS, "variant": VARIANT_COLUMNS, "retracted": RETRACTED_COLUMNS}
+"""What a part can be, and the columns of its rows."""

@@ -17,6 +17,7 @@ from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.document import REFETCH, Document, unseal
 from ckptzoo.spec.identity import Identity
 from ckptzoo.spec.metadata import KINDS
+from ckptzoo.spec.symmetry import Symmetry
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Contents:
     root: Path
     identity: Identity
     architecture: Architecture
-    symmetry: Document | None
+    symmetry: Symmetry | None
     raw: Tree
     retracted: Tree
     derived_parts: dict[str, tuple[str, ...]]
@@ -71,7 +72,7 @@ def read_contents(root: Path) -> Contents:
     return Contents(root, identity, architecture, symmetry, raw, retracted, derived, known)
 
 
-def read_documents(root: Path) -> tuple[Identity, Architecture, Document | None]:
+def read_documents(root: Path) -> tuple[Identity, Architecture, Symmetry | None]:
     """zoo.json and the documents it names, their digests checked."""
     content, _ = _document(root, layout.ZOO)
     identity = Identity.from_json(content, where=f"{root.name}/{layout.ZOO}")
@@ -82,11 +83,13 @@ def read_documents(root: Path) -> tuple[Identity, Architecture, Document | None]
     architecture = Architecture.from_json(content, where=where)
     if identity.symmetry is None and not (root / layout.SYMMETRY).exists():
         return identity, architecture, None
-    symmetry, digest = _document(root, layout.SYMMETRY)
+    content, digest = _document(root, layout.SYMMETRY)
+    where = f"{root.name}/{layout.SYMMETRY}"
     if identity.symmetry not in (None, digest):
-        where = f"{root.name}/{layout.SYMMETRY}"
         raise IntegrityError(Problem(where, "digest named in zoo.json", str(identity.symmetry), digest, REFETCH))
-    return identity, architecture, symmetry
+    table_of_groups = Symmetry.from_json(content, where=where)
+    table_of_groups.check(architecture)
+    return identity, architecture, table_of_groups
 
 
 def _document(root: Path, name: str) -> tuple[Document, str]:

@@ -3,15 +3,16 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.format import snapshot
 from ckptzoo.format.geometry import geometry_problems
-from ckptzoo.format.header import header_length, read_header
+from ckptzoo.format.header import Entry, header_length, read_header
 from ckptzoo.format.part import Part, part_digest
 from ckptzoo.format.reader import list_trees, read_documents, read_tree, repeated
 from ckptzoo.format.tree import Tree, empty_tree
@@ -45,6 +46,7 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
         return list(error.problems)
     problems = list(_strays(root))
     trees: dict[str, Tree] = {}
+    read: list[tuple[Part, pa.Table]] = []
     sound: list[tuple[Tree, Part, pa.Table]] = []
     for tree, names in list_trees(root).items():
         found = _readable(root, tree, names, problems)
@@ -54,6 +56,7 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
             single = Tree((part,), found.metadata, index.set_column(9, "part", pa.array([0] * len(index), pa.int32())))
             wrong = geometry_problems(root, arch, single)
             problems += wrong
+            read.append((part, index))
             if not wrong:
                 sound.append((found, part, index.drop_columns(["part"])))
     raw = trees.get(layout.PARTS, empty_tree())
@@ -62,6 +65,7 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
     problems += _snapshots(root, trees, deep=deep)
     if deep:
         problems += _digests(root, sound)
+        problems += _headers(root, read)
         problems += _shards(root, sound, progress)
     return problems
 
@@ -168,78 +172,70 @@ def _digests(root: Path, sound: list[tuple[Tree, Part, pa.Table]]) -> Iterator[P
             yield Problem(f"{root.name}/{part.path}", "digest of the part", part.digest, found, REFETCH)
 
 
-def _shards(root: Path, sound: list[tuple[Tree, Part, pa.Table]], progress: Progress | None) -> list[Problem]:
-    tasks: list[tuple[Callable[[], list[Problem]], int]] = []
-    for _, part, index in sound:
-        rows = index.to_pylist()
-        for file in dict.fromkeys(row["file"] for row in rows):
-            path, own = root / part.path / file, [row for row in rows if row["file"] == file]
+def _headers(root: Path, read: list[tuple[Part, pa.Table]]) -> Iterator[Problem]:
+    """Every shard's own header: sound in itself, and what the index says."""
+    for part, index in read:
+        promised: dict[str, dict[str, list[Any]]] = {}
+        for row in index.to_pylist():
+            own = promised.setdefault(row["file"], {})
+            if row["tensor"] is not None:
+                place = own.setdefault(row["tensor"], [row["dtype"], 0, (row["shape"] or [])[1:], row["offset"]])
+                place[1] += row["row_stop"] - row["row_start"]
+        for file, own in promised.items():
+            path = root / part.path / file
+            if not layout.SHARD_NAME.fullmatch(file) or not path.is_file():
+                continue
             where = f"{root.name}/{part.path}/{file}"
-            tasks.append((lambda path=path, own=own, where=where: _header(path, own, where), 0))
-            for row in own:
-                tasks.append((lambda path=path, row=row, where=where: _bytes(path, row, where), row["nbytes"]))
-    total, done = sum(size for _, size in tasks), 0
-    problems: dict[int, list[Problem]] = {}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        running = {pool.submit(task): (number, size) for number, (task, size) in enumerate(tasks)}
-        for future in as_completed(running):
-            number, size = running[future]
-            problems[number] = future.result()
-            done += size
-            if progress is not None and size:
-                progress(done, total)
-    return [problem for number in sorted(problems) for problem in problems[number]]
+            try:
+                found = {
+                    entry.name: [entry.dtype, *entry.shape[:1], list(entry.shape[1:]), entry.offset]
+                    for entry in _header(path, where)
+                }
+            except IntegrityError as error:
+                yield from error.problems
+                continue
+            for name in sorted({*own, *found}):
+                if own.get(name) != found.get(name):
+                    expected, got = (str(side.get(name, "no such tensor")) for side in (own, found))
+                    yield Problem(where, f"tensor {name!r} in the header", expected, got, REFETCH)
 
 
-def _header(path: Path, rows: list[dict[str, object]], where: str) -> list[Problem]:
-    """The shard's own header against the index."""
+def _header(path: Path, where: str) -> tuple[Entry, ...]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = header_length(file.read(8), file_size=size, where=where)
-            entries = read_header(file.read(length), file_size=size, where=where)
-    except IntegrityError as error:
-        return list(error.problems)
+            return read_header(file.read(length), file_size=size, where=where)
     except OSError as error:
-        return [Problem(where, "file", "a readable file", error.strerror or "none", REFETCH)]
-    promised: dict[str, list[object]] = {}
-    for row in rows:
-        if (name := row["tensor"]) is not None:
-            known = promised.setdefault(str(name), [row["dtype"], 0, row["shape"][1:], row["offset"]])  # type: ignore[index]
-            known[1] += row["row_stop"] - row["row_start"]  # type: ignore[operator]
-    found = {
-        entry.name: [entry.dtype, entry.shape[0] if entry.shape else 0, list(entry.shape[1:]), entry.offset]
-        for entry in entries
-    }
-    return [
-        Problem(
-            where,
-            f"tensor {name!r} in the header",
-            str(promised.get(name, "none")),
-            str(found.get(name, "none")),
-            REFETCH,
-        )
-        for name in sorted({*promised, *found})
-        if promised.get(name) != found.get(name)
-    ]
+        raise IntegrityError(Problem(where, "file", "a readable file", error.strerror or "none", REFETCH)) from error
 
 
-def _bytes(path: Path, row: dict[str, object], where: str) -> list[Problem]:
+def _shards(root: Path, sound: list[tuple[Tree, Part, pa.Table]], progress: Progress | None) -> list[Problem]:
+    """The sha256 of every shard and of every block."""
+    tasks = [(part, row) for _, part, index in sound for row in index.to_pylist()]
+    total, done = sum(row["nbytes"] for _, row in tasks), 0
+    problems: list[Problem] = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for (_, row), found in zip(tasks, pool.map(lambda task: _bytes(root, *task), tasks), strict=True):
+            problems += found
+            done += row["nbytes"]
+            if progress is not None:
+                progress(done, total)
+    return problems
+
+
+def _bytes(root: Path, part: Part, row: dict[str, Any]) -> list[Problem]:
     """One block's or one whole shard's digest, in bounded memory."""
-    digest = hashlib.sha256()
-    offset, left = int(row["offset"]), int(row["nbytes"])  # type: ignore[call-overload]
+    where = f"{root.name}/{part.path}/{row['file']}"
+    digest, offset, left = hashlib.sha256(), row["offset"], row["nbytes"]
     try:
-        with path.open("rb", buffering=0) as file:
-            while left:
-                data = os.pread(file.fileno(), min(_CHUNK, left), offset)
-                if not data:
-                    break
+        with (root / part.path / row["file"]).open("rb", buffering=0) as file:
+            while left and (data := os.pread(file.fileno(), min(_CHUNK, left), offset)):
                 digest.update(data)
                 offset, left = offset + len(data), left - len(data)
     except OSError as error:
         return [Problem(where, "file", "a readable file", error.strerror or "none", REFETCH)]
-    expected = bytes(row["sha256"])  # type: ignore[call-overload]
-    if digest.digest() == expected:
+    if digest.digest() == row["sha256"]:
         return []
     span = f"rows {row['row_start']} to {row['row_stop']} of {row['tensor']!r}" if row["tensor"] else "the whole file"
-    return [Problem(where, f"sha256 of {span}", expected.hex(), digest.hexdigest(), REFETCH)]
+    return [Problem(where, f"sha256 of {span}", row["sha256"].hex(), digest.hexdigest(), REFETCH)]

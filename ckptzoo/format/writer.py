@@ -20,8 +20,9 @@ from ckptzoo.format.snapshot import newest
 from ckptzoo.spec import layout
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.card import Card
-from ckptzoo.spec.document import Document, digest_of, parse, seal
+from ckptzoo.spec.document import parse, seal
 from ckptzoo.spec.identity import Identity
+from ckptzoo.spec.symmetry import Symmetry
 
 
 def create(
@@ -29,7 +30,7 @@ def create(
     *,
     arch: Architecture | str | Path | Mapping[str, Any],
     card: Card | str | Path | None = None,
-    symmetry: Document | None = None,
+    symmetry: Symmetry | None = None,
 ) -> "Writer":
     """Make a new zoo in ``path`` and return a writer onto it.
 
@@ -38,7 +39,7 @@ def create(
     path : a folder that does not exist or is empty.
     arch : a declaration, the path of an ``architecture.json``, or an example state dict.
     card : what a person says about the zoo, or the path of a ``card.toml``; by default only the folder's name.
-    symmetry : the content of ``symmetry.json`` where the table is known.
+    symmetry : the table of groups and axis actions, where it is known.
 
     Raises
     ------
@@ -58,12 +59,14 @@ def create(
         arch = Architecture.from_json({k: v for k, v in content.items() if k != "digest"}, where=str(arch))
     elif not isinstance(arch, Architecture):
         arch = Architecture.of(arch, name=card.name)
-    identity = Identity(card.name, arch.digest, None if symmetry is None else digest_of(symmetry))
+    if symmetry is not None:
+        symmetry.check(arch)
+    identity = Identity(card.name, arch.digest, None if symmetry is None else symmetry.digest)
     staging = Staging(root.parent)
     try:
         files = {layout.ZOO: seal(identity.to_json()), layout.ARCHITECTURE: seal(arch.to_json())}
         if symmetry is not None:
-            files[layout.SYMMETRY] = seal(symmetry)
+            files[layout.SYMMETRY] = seal(symmetry.to_json())
         files[layout.CARD] = card.readme(arch).encode()
         for name, data in files.items():
             (staging.path / name).write_bytes(data)

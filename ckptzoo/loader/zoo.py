@@ -22,6 +22,7 @@ from ckptzoo.loader.stream import Source, Stream
 from ckptzoo.loader.where import Filters, expression
 from ckptzoo.spec import layout
 from ckptzoo.spec.architecture import Architecture
+from ckptzoo.spec.symmetry import Symmetry
 
 
 def open(address: str | os.PathLike[str]) -> "Zoo":
@@ -96,6 +97,11 @@ class Zoo:
     def arch(self) -> Architecture:
         """The tensors of a checkpoint."""
         return self._contents.architecture
+
+    @property
+    def symmetry(self) -> Symmetry | None:
+        """The table of groups and axis actions, where the zoo has one."""
+        return self._contents.symmetry
 
     @property
     def contents(self) -> Contents:
@@ -281,7 +287,7 @@ class Zoo:
 
         def read(name: str, private: bool) -> NDArray[Any]:
             extents = directory.extents(variant, self._named(name)[0])
-            return directory.gather(extents, place, private=held if private else None)[0]
+            return directory.gather(extents, place, private=held if private else None)[0, ...]
 
         row = self.metadata.slice(at, 1).to_pylist()[0]
         return Checkpoint(self.arch, row, variant, read)

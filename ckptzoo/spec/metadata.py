@@ -50,7 +50,7 @@ COLUMNS = (
 VARIANT_COLUMNS = (
     Column("id", "string", "the checkpoint it was derived from"),
     Column("unit", "string", "digest of the raw part it was derived from; a unit is written once"),
-    Column("finite", "bool", "every element of the raw checkpoint is finite; one that is not is kept as it was"),
+    Column("gauged", "bool", "in the gauge; a checkpoint that is not finite, or would not be, is kept as it was"),
     Column("ties", "int64", "pairs of neighbouring channels whose keys are equal"),
     Column("margin", "float64", "smallest distance between the keys of neighbouring channels"),
     Column("dead", "int64", "channels without incoming weights; they keep their scale"),

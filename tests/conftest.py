@@ -1,0 +1,70 @@
+"""Small zoos that tests share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptzoo
+from ckptzoo.format.header import numpy_dtype
+
+Weights = dict[str, np.ndarray]
+
+MIXED = ckptzoo.Architecture(
+    "mixed",
+    (
+        ckptzoo.Tensor("conv.weight", (3, 2, 2)),
+        ckptzoo.Tensor("norm.running_var", (3,), "float64", "buffer"),
+        ckptzoo.Tensor("norm.num_batches_tracked", (), "int64", "buffer"),
+        ckptzoo.Tensor("half.weight", (5,), "float16"),
+        ckptzoo.Tensor("brain.weight", (2, 3), "bfloat16", aliases=("tied.weight",)),
+        ckptzoo.Tensor("flag", (1,), "bool"),
+    ),
+)
+"""Every element size, a scalar, a tied tensor, odd shapes."""
+
+
+def weights_of(arch: ckptzoo.Architecture, count: int, seed: int = 0) -> Weights:
+    """Random stacked tensors of an architecture."""
+    rng = np.random.default_rng(seed)
+    made: Weights = {}
+    for tensor in arch.tensors:
+        values = rng.normal(size=(count, *tensor.shape)) * 10
+        made[tensor.name] = values.astype(numpy_dtype(tensor.dtype))
+    return made
+
+
+def rows_of(count: int, start: int = 0, **columns: Any) -> list[dict[str, Any]]:
+    """Rows of metadata with ids m00000, m00001, ..."""
+    return [
+        {"id": f"m{at:05d}", "seed": at, "step": 10, "test_accuracy": at / 100, **columns}
+        for at in range(start, start + count)
+    ]
+
+
+@pytest.fixture
+def mixed() -> ckptzoo.Architecture:
+    return MIXED
+
+
+@pytest.fixture
+def make_zoo(tmp_path: Path) -> Callable[..., tuple[Path, Weights]]:
+    """Make a zoo of parts of these sizes; returns its folder and everything in it, stacked."""
+
+    def make(
+        parts: tuple[int, ...] = (4, 3), arch: ckptzoo.Architecture = MIXED, name: str = "zoo"
+    ) -> tuple[Path, Weights]:
+        weights, at = weights_of(arch, sum(parts)), 0
+        writer = ckptzoo.create(tmp_path / name, arch=arch)
+        for number, count in enumerate(parts):
+            writer.add(
+                {key: value[at : at + count] for key, value in weights.items()},
+                rows_of(count, at, unit=f"unit-{number}"),
+            )
+            writer.commit()
+            at += count
+        return tmp_path / name, weights
+
+    return make

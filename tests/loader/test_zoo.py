@@ -1,0 +1,235 @@
+"""The loader's API, as its user meets it."""
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+
+import ckptzoo
+from ckptzoo.errors import UnknownNameError, ZooError
+from ckptzoo.format.writer import Writer
+from tests.conftest import MIXED, rows_of, weights_of
+
+
+@pytest.fixture
+def zoo(make_zoo):
+    return ckptzoo.open(make_zoo((6, 4, 7))[0])
+
+
+@pytest.fixture
+def full(zoo):
+    return weights_of(MIXED, 17)
+
+
+def test_what_a_zoo_says_of_itself(zoo):
+    assert len(zoo) == 17 and zoo.name == "zoo" and zoo.arch == MIXED and zoo.variants == ("raw",)
+    assert repr(zoo) == "<zoo zoo: 17 checkpoints of mixed, 3 parts>"
+    assert zoo.metadata.num_rows == 17 and zoo.metadata["id"].to_pylist() == zoo.ids
+    assert zoo.layers["norm"] == ("norm.running_var", "norm.num_batches_tracked") and zoo.layers["flag"] == ("flag",)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        3, -1, slice(None), slice(2, 5), slice(None, None, 3), slice(None, None, -1), slice(5, 5), [1, 2, 3], [16, 0, 7],
+        [], np.array([4, 4]), np.arange(17) % 2 == 0, (slice(3, 14), 1), (3, 1), (slice(None), slice(0, 2), 1),
+        ([5, 12], ..., 0), ..., (..., 1), (slice(None), None),
+    ],
+)  # fmt: skip
+def test_indexing_is_numpys(zoo, full, key):
+    if isinstance(key, list) and not key:
+        key = np.array(key, dtype=int)
+    expected = full["conv.weight"][key]
+    assert np.array_equal(zoo["conv.weight"][key], expected) and zoo["conv.weight"][key].shape == expected.shape
+
+
+def test_a_stacked_tensor_is_an_array(zoo, full):
+    stacked = zoo["half.weight"]
+    assert stacked.shape == (17, 5) and stacked.dtype == np.float16 and stacked.ndim == 2 and len(stacked) == 17
+    assert stacked.size == 85 and stacked.nbytes == 170 and "17, 5" in repr(stacked)
+    assert np.array_equal(np.asarray(stacked), full["half.weight"])
+    assert np.asarray(stacked, dtype=np.float64).dtype == np.float64
+    assert [row.tolist() for row in stacked] == full["half.weight"].tolist()
+    assert np.array_equal(np.concatenate(list(stacked.views())), full["half.weight"])
+    with pytest.raises(IndexError):
+        stacked[17]
+    with pytest.raises(IndexError):
+        stacked[[0, 99]]
+    assert zoo["norm.num_batches_tracked"].shape == (17,)
+    assert zoo["tied.weight"].name == "tied.weight" and np.asarray(zoo["tied.weight"]).shape == (17, 2, 3)
+
+
+def test_nothing_is_copied_within_a_shard_and_nothing_can_be_written(zoo):
+    for rows in (slice(0, 6), slice(1, 6, 2), [2, 4], 3):
+        assert not zoo["conv.weight"][rows].flags.owndata
+        assert not zoo["conv.weight"][rows].flags.writeable
+    assert np.shares_memory(zoo["conv.weight"][0:3], zoo["conv.weight"][2:5])
+    assert len(list(zoo["conv.weight"].views())) == 3
+    with pytest.raises(ValueError, match="read-only"):
+        zoo["conv.weight"][0:3][:] = 0
+
+
+def test_selections(zoo, full):
+    good = zoo.where([("test_accuracy", ">", 0.03), ("seed", "<", 12)])
+    assert good.ids == [f"m{at:05d}" for at in range(4, 12)]
+    same = [
+        "test_accuracy > 0.03 and seed < 12",
+        "0.03 < test_accuracy and not seed >= 12",
+        "seed in [4, 5, 6, 7, 8, 9, 10, 11]",
+        "id >= 'm00004' and id <= 'm00011' and created is None",
+        pc.field("seed") > 3,
+        [[("seed", "in", [4, 5])], [("seed", ">", 5)]],
+    ]
+    for filters in same:
+        assert zoo.where(filters).where("seed < 12").ids == good.ids
+    assert np.array_equal(np.asarray(good["conv.weight"]), full["conv.weight"][4:12])
+    assert np.array_equal(good["conv.weight"][[7, 0]], full["conv.weight"][[11, 4]])
+    assert zoo.take([5, 3]).ids == ["m00005", "m00003"] and len(zoo.take(np.zeros(17, bool))) == 0
+    assert good.metadata["seed"].to_pylist() == list(range(4, 12))
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("test_acuracy > 0.8", "Did you mean test_accuracy"),
+        ("__import__('os').system('true')", "expected a comparison"),
+        ("seed + 1 > 2", "expected a column, a number or a string"),
+        ("seed > (lambda: 1)()", "expected a column"),
+        ("seed >", "expected a condition"),
+        ("seed > 'three'", "where"),
+        ([("sed", ">", 1)], "Did you mean seed"),
+        ([("seed", "~", 1)], "filters"),
+        ("(" * 5000 + "seed" + ")" * 4999, "expected"),
+        ("x" * 20000, "at most 10,000 characters"),
+    ],
+)
+def test_conditions_that_are_refused(zoo, condition, message):
+    with pytest.raises(ZooError, match=message):
+        zoo.where(condition)
+
+
+def test_unknown_names_list_the_near_ones(zoo):
+    with pytest.raises(UnknownNameError, match=r"Did you mean conv\.weight"):
+        zoo["conv.weigth"]
+    with pytest.raises(UnknownNameError, match="variant 'canonica'"):
+        zoo["conv.weight", "canonica"]
+    with pytest.raises(UnknownNameError, match="checkpoint 'm0001'"):
+        zoo.checkpoint("m0001")
+    with pytest.raises(UnknownNameError, match="checkpoint 'm00001'"):
+        zoo.where("seed > 3").checkpoint("m00001")
+    with pytest.raises(KeyError):
+        zoo["none"]
+
+
+def test_one_checkpoint(zoo, full):
+    checkpoint = zoo.checkpoint("m00007")
+    assert checkpoint.row["seed"] == 7 and len(checkpoint) == 6 and "m00007" in repr(checkpoint)
+    for name, array in checkpoint.items():
+        assert array.tobytes() == full[name][7].tobytes() and array.shape == full[name].shape[1:]
+    state = checkpoint.state_dict()
+    assert list(state) == [*[t.name for t in MIXED.tensors[:5]], "tied.weight", "flag"]
+    state["conv.weight"].zero_()
+    assert np.array_equal(zoo["conv.weight"][7], full["conv.weight"][7])
+    with pytest.raises(ZooError, match="load_state_dict"):
+        checkpoint.model()
+
+
+def test_training_an_ensemble_in_place_never_changes_the_file(zoo, full):
+    before = {path: path.read_bytes() for path in zoo.path.rglob("*.safetensors")}
+    first, second = zoo.ensemble(limit=5), zoo.take(slice(0, 10)).ensemble()
+    assert first["conv.weight"].shape == (5, 3, 2, 2) and second["conv.weight"].shape == (10, 3, 2, 2)
+    for ensemble in (first, second):
+        assert np.array_equal(ensemble["conv.weight"].numpy(), full["conv.weight"][: len(ensemble["conv.weight"])])
+        for tensor in ensemble.values():
+            tensor.fill_(1)
+    assert {path: path.read_bytes() for path in before} == before
+    assert np.array_equal(np.asarray(zoo["conv.weight"]), full["conv.weight"])
+    assert np.array_equal(zoo.ensemble(limit=5)["conv.weight"].numpy(), full["conv.weight"][:5])
+
+
+def test_ensembles_take_each_members_last_step(tmp_path):
+    rows = [
+        {"id": f"{member}-{step}", "member": member, "step": step}
+        for step in (0, 20, 10)
+        for member in ("b", "a")
+    ] + [{"id": "c", "step": None}]  # fmt: skip
+    with ckptzoo.create(tmp_path / "zoo", arch=MIXED) as writer:
+        writer.add(weights_of(MIXED, 7), rows)
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    assert zoo.last_steps().ids == ["b-20", "a-20", "c"]
+    assert zoo.ensemble()["flag"].shape == (3, 1) and zoo.ensemble(steps="all")["flag"].shape == (7, 1)
+    with pytest.raises(UnknownNameError, match="steps 'first'"):
+        zoo.ensemble(steps="first")
+
+
+def test_a_zoo_stays_what_it_was_at_opening(zoo):
+    revision, ids = zoo.revision, zoo.ids
+    with ckptzoo.append(zoo.path) as writer:
+        writer.add(weights_of(MIXED, 3), rows_of(3, 40))
+    assert (zoo.revision, zoo.ids, len(zoo)) == (revision, ids, 17) and zoo["flag"].shape == (17, 1)
+    again = zoo.refresh()
+    assert len(again) == 20 and again.revision != revision and again["flag"].shape == (20, 1)
+
+
+def test_retracted_checkpoints_are_left_out_and_said(zoo):
+    assert ckptzoo.retract(zoo.path, ["m00003", "m00011"], reason="trained on the test set") == 2
+    assert ckptzoo.retract(zoo.path, ["m00003"], reason="again") == 0
+    with pytest.raises(UnknownNameError, match="checkpoint 'm3'"):
+        ckptzoo.retract(zoo.path, ["m3"], reason="")
+    with pytest.warns(UserWarning, match="zoo: 2 checkpoints are retracted and left out"):
+        left = ckptzoo.open(zoo.path)
+    assert len(left) == 15 and "m00003" not in left.ids and left["conv.weight"].shape[0] == 15
+    assert left.retracted["reason"].to_pylist() == ["trained on the test set"] * 2
+    assert left.revision != zoo.revision and ckptzoo.verify(zoo.path) == []
+    assert [len(batch) for batch in left.stream("flag", batch_size=10)] == [10, 5]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_snapshot_opens_the_same_zoo(make_zoo, late):
+    path, _ = make_zoo(tuple([2] * 30))
+    ckptzoo.retract(path, ["m00001"], reason="a test")
+    ckptzoo.compact(path)
+    if late:
+        with ckptzoo.append(path) as writer:
+            writer.add(weights_of(MIXED, 3), rows_of(3, 70))
+    with pytest.warns(UserWarning, match="retracted"):
+        with_snapshot = ckptzoo.open(path)
+    assert with_snapshot.contents.snapshot is not None
+    for snapshot in (path / "snapshots").iterdir():
+        snapshot.unlink()
+    with pytest.warns(UserWarning, match="retracted"):
+        without = ckptzoo.open(path)
+    assert without.contents.snapshot is None
+    assert with_snapshot.metadata.equals(without.metadata) and with_snapshot.revision == without.revision
+    assert with_snapshot.contents.raw.parts == without.contents.raw.parts
+    for name in MIXED.names:
+        assert np.asarray(with_snapshot[name]).tobytes() == np.asarray(without[name]).tobytes()
+
+
+def test_a_newer_snapshot_replaces_the_older(make_zoo):
+    path, _ = make_zoo((2, 2))
+    first = ckptzoo.compact(path)
+    assert ckptzoo.compact(path) == first
+    with ckptzoo.append(path) as writer:
+        writer.add(weights_of(MIXED, 1), rows_of(1, 9))
+    second = ckptzoo.compact(path)
+    assert [found.name for found in (path / "snapshots").iterdir()] == [second.name] != [first.name]
+
+
+def test_more_shards_than_are_kept_mapped(tmp_path, monkeypatch):
+    monkeypatch.setattr("ckptzoo.loader.directory.MAX_MAPS", 3)
+    ckptzoo.create(tmp_path / "zoo", arch=MIXED)
+    with Writer(tmp_path / "zoo", MIXED, shard_bytes=MIXED.nbytes) as writer:
+        writer.add(weights_of(MIXED, 12), rows_of(12))
+    zoo, full = ckptzoo.open(tmp_path / "zoo"), weights_of(MIXED, 12)
+    views = list(zoo["conv.weight"].views())
+    assert len(views) == 12 and np.array_equal(np.concatenate(views), full["conv.weight"])
+    order = np.random.default_rng(0).permutation(12)
+    assert np.array_equal(zoo["conv.weight"][order], full["conv.weight"][order])
+
+
+def test_load_dataset_reads_the_metadata(zoo, tmp_path):
+    from datasets import load_dataset
+
+    table = load_dataset(str(zoo.path), "metadata", cache_dir=str(tmp_path / "cache"))["train"]
+    assert table["id"] == zoo.ids and table["seed"] == zoo.metadata["seed"].to_pylist()
+    assert table.features["claimed_test_loss"].dtype == "float64"  # null throughout, and still typed

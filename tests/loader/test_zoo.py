@@ -175,7 +175,7 @@ def test_retracted_checkpoints_are_left_out_and_said(zoo):
     assert ckptzoo.retract(zoo.path, ["m00003"], reason="again") == 0
     with pytest.raises(UnknownNameError, match="checkpoint 'm3'"):
         ckptzoo.retract(zoo.path, ["m3"], reason="")
-    with pytest.warns(UserWarning, match="zoo: 2 checkpoints are retracted and left out"):
+    with pytest.warns(UserWarning, match="zoo: 2 of 17 checkpoints retracted and left out"):
         left = ckptzoo.open(zoo.path)
     assert len(left) == 15 and "m00003" not in left.ids and left["conv.weight"].shape[0] == 15
     assert left.retracted["reason"].to_pylist() == ["trained on the test set"] * 2

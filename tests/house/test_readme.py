@@ -1,0 +1,73 @@
+"""Every block of the README runs, in a fresh folder, against a small zoo of the README's name."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptzoo
+from ckptzoo import archs
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A fresh folder with zoos/digits-optunet: 32 random OptuNets and their first-weight variant."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "zoos").mkdir()
+    arch, rng = archs.architecture("optunet"), np.random.default_rng(0)
+    weights = {tensor.name: rng.normal(size=(32, *tensor.shape)).astype("f4") for tensor in arch.tensors}
+    rows = [{"id": f"member-{seed}", "seed": seed, "test_accuracy": 0.75 + seed / 150} for seed in range(32)]
+    with ckptzoo.create(folder / "zoos/digits-optunet", arch=arch, symmetry=archs.symmetry("optunet")) as writer:
+        writer.add(weights, rows)
+    from ckptzoo.derive import derive
+
+    derive(folder / "zoos/digits-optunet", gauge="first-weight")
+    return folder
+
+
+def run(command, folder):
+    environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", PYTHONPATH=str(ROOT))
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("program", [text for kind, text in BLOCKS if kind == "python"])
+def test_python_blocks_run(folder, program):
+    out = run([sys.executable, "-W", "error", "-c", program], folder)
+    for promised in re.findall(r"# (\([\d, ]+\))$", program, re.MULTILINE):
+        assert promised in out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        line
+        for kind, text in BLOCKS
+        for line in text.splitlines()
+        if kind == "sh" and line.startswith(("ckptzoo", "python -m builders"))
+    ],
+)
+def test_shell_lines_run(folder, line):
+    run(["sh", "-c", line], folder)
+
+
+def test_the_make_lines_are_targets_and_the_extras_exist():
+    makefile, project = (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()
+    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    for extra in re.findall(r"ckptzoo\[([\w,]+)\]", README)[0].split(","):
+        assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
+
+
+def test_pictures_and_links_exist():
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link

@@ -147,7 +147,7 @@ def open_table(data: bytes, *, where: str) -> tuple[pq.ParquetFile, Document]:
         )
         total = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
         raw = (file.metadata.metadata or {}).get(KEY, b"")
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise IntegrityError(Problem(where, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
     if not 0 <= total <= MAX_TABLE:
         raise IntegrityError(Problem(where, "size of the table", f"at most {MAX_TABLE} bytes", str(total), REFETCH))
@@ -162,7 +162,7 @@ def read_group(file: pq.ParquetFile, group: int | None, schema: pa.Schema, *, wh
             raise IntegrityError(Problem(where, "columns", "those of docs/format.md", found, REFETCH))
         table = file.read() if group is None else file.read_row_group(group, columns=schema.names)
         return table.replace_schema_metadata(None).combine_chunks()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise IntegrityError(Problem(where, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
 
 

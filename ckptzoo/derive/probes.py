@@ -1,0 +1,48 @@
+"""The inputs on which certificates are computed."""
+
+import hashlib
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo import archs
+from ckptzoo.errors import MissingExtraError, ZooError
+from ckptzoo.spec.architecture import Architecture
+from ckptzoo.spec.document import Document
+
+RANDOM_INPUTS = 8
+"""Standard normal inputs, the same for every checkpoint."""
+
+
+def probes_of(arch: Architecture, inputs: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
+    """The inputs of the certificates by name; none where no forward function is known."""
+    known, shape = arch.forward in archs.names(), arch.input_shape
+    if inputs is not None and (not known or (shape is not None and inputs.shape[1:] != shape) or not len(inputs)):
+        expected = f"(B, *{shape}) for a forward function in ckptzoo.archs"
+        raise ZooError(
+            f"{arch.name}: real inputs: expected {expected}, got {inputs.shape} for {arch.forward!r}. "
+            "Leave them out, or pass them as the network takes them."
+        )
+    found: dict[str, NDArray[Any]] = {}
+    if known and shape is not None:
+        found["random"] = np.random.default_rng(0).standard_normal((RANDOM_INPUTS, *shape))
+    if inputs is not None:
+        found["real"] = np.asarray(inputs, np.float64)
+    return found
+
+
+def certificate_module() -> Any:
+    """torch's side of derive, or an error that names the install command."""
+    try:
+        return import_module("ckptzoo.derive.certificate")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError("torch", "torch") from error
+
+
+def described(inputs: NDArray[Any]) -> Document:
+    """How many inputs, and the sha256 of their float64 bytes."""
+    return {"inputs": len(inputs), "sha256": hashlib.sha256(np.ascontiguousarray(inputs).tobytes()).hexdigest()}

@@ -1,0 +1,192 @@
+"""Gauges on known answers: unit norms, the order, what is reported, and what is left as it was."""
+
+import time
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from ckptzoo import archs
+from ckptzoo.errors import SymmetryError, UnknownNameError
+from ckptzoo.spec.symmetry import AxisAction, Fixed, Group, Segment, Sym, Symmetry
+from ckptzoo.symmetry import GAUGES, apply, canonicalize
+
+TABLE = archs.symmetry("optunet")
+ARCH = archs.architecture("optunet")
+MLP = Symmetry(
+    (Group("h", 3, Sym(), "positive"),),
+    (
+        AxisAction("a.weight", 0, (Segment("h", 0, 1, 3),), 1, True, "out"),
+        AxisAction("a.bias", 0, (Segment("h", 0, 1, 3),), 1, False, "bias"),
+        AxisAction("b.weight", 1, (Segment("h", 0, 1, 3),), -1, True, "in"),
+    ),
+)
+SMALL = {
+    "a.weight": np.array([[[3.0, 4.0], [0.0, -2.0], [-6.0, 8.0]]], np.float32),
+    "a.bias": np.array([[10.0, 4.0, 20.0]], np.float32),
+    "b.weight": np.array([[[1.0, 1.0, 1.0]]], np.float32),
+    "b.bias": np.array([[7.0]], np.float32),
+}
+
+
+def _optunets(K: int, dtype: type = np.float32, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {tensor.name: rng.standard_normal((K, *tensor.shape)).astype(dtype) for tensor in ARCH.tensors}
+
+
+def test_a_small_network_by_hand() -> None:
+    made = canonicalize(SMALL, MLP)
+    np.testing.assert_allclose(made.weights["a.weight"][0], [[-0.6, 0.8], [0, -1], [0.6, 0.8]], rtol=1e-7)
+    np.testing.assert_allclose(made.weights["a.bias"][0], [2, 2, 2], rtol=1e-7)
+    np.testing.assert_allclose(made.weights["b.weight"][0], [[10, 2, 5]], rtol=1e-7)
+    assert made.weights["b.bias"].tolist() == [[7.0]]
+    assert made.element.perms["h"].tolist() == [[2, 1, 0]]
+    np.testing.assert_allclose(made.element.scales["h"], [[0.1, 0.5, 0.2]])
+    assert made.report.ties.tolist() == [0] and made.report.dead.tolist() == [0]
+    np.testing.assert_allclose(made.report.margin, 0.6)
+
+
+def test_unit_norm_keeps_the_order() -> None:
+    made = canonicalize(SMALL, MLP, gauge="unit-norm")
+    np.testing.assert_allclose(made.weights["a.weight"][0], [[0.6, 0.8], [0, -1], [-0.6, 0.8]], rtol=1e-7)
+    assert made.report.margin.tolist() == [np.inf]
+
+
+def test_every_neuron_but_the_last_layers_has_unit_norm() -> None:
+    for gauge in GAUGES:
+        weights = canonicalize(_optunets(64), TABLE, gauge=gauge).weights
+        for name in ("conv1.weight", "conv2.weight"):
+            norms = np.sqrt((weights[name].astype(np.float64) ** 2).sum((2, 3, 4)))
+            np.testing.assert_allclose(norms, 1, rtol=1e-6)
+
+
+def test_the_order_of_a_grouped_network() -> None:
+    """The first layer decides the blocks; the second layer's channels are ordered within them."""
+    raw = _optunets(64)
+    made = canonicalize(raw, TABLE)
+    first = made.weights["conv1.weight"][:, :, 0, 0, 0]
+    second = made.weights["conv2.weight"][:, :, 0, 0, 0].reshape(64, 2, 5)
+    assert (np.diff(first, axis=1) > 0).all()
+    assert (np.diff(second, axis=2) > 0).all()
+    swapped = made.element.perms["conv1"][:, 0] == 1
+    assert 0 < swapped.sum() < 64
+    assert ((made.element.perms["conv2"][:, 0] >= 5) == swapped).all()
+    gaps = np.concatenate([np.diff(first, axis=1), np.diff(second, axis=2).reshape(64, -1)], axis=1)
+    np.testing.assert_allclose(made.report.margin, gaps.min(axis=1), rtol=1e-4)
+
+
+def test_ties_and_dead_units_are_counted() -> None:
+    raw = _optunets(4)
+    raw["conv2.weight"][1, 3] = 0
+    raw["conv2.weight"][1, 7] = 0
+    raw["conv2.weight"][2, 1] = raw["conv2.weight"][2, 4]
+    raw["conv2.weight"][3, 6] = 2 * raw["conv2.weight"][3, 8]
+    raw["conv1.weight"][3, 0] = raw["conv1.weight"][3, 1]
+    made = canonicalize(raw, TABLE)
+    assert made.report.dead.tolist() == [0, 2, 0, 0]
+    assert made.report.ties.tolist() == [0, 0, 1, 2]
+    assert made.report.margin[0] > 0 and made.report.margin[2] == 0
+    assert (made.element.scales["conv2"][1] == 1).sum() == 2
+
+
+def test_dead_units_in_one_block_tie_with_each_other() -> None:
+    raw = _optunets(1)
+    raw["conv2.weight"][0, :3] = 0
+    assert canonicalize(raw, TABLE).report.ties.tolist() == [2]
+
+
+def test_near_ties_are_ordered_by_the_weights_as_they_come_out() -> None:
+    raw = _optunets(4096, np.float64)
+    raw["conv2.weight"][:, 3] = 3 * raw["conv2.weight"][:, 1]
+    once = canonicalize(raw, TABLE).weights
+    assert (np.diff(once["conv2.weight"][:, :, 0, 0, 0].reshape(-1, 2, 5), axis=2) >= 0).all()
+    twice = canonicalize(once, TABLE).weights
+    assert all((twice[name] == once[name]).all() for name in raw)
+
+
+def test_a_fixed_group_keeps_its_order_and_an_unscaled_one_its_norms() -> None:
+    fixed = Symmetry((Group("h", 3, Fixed(), "none"),), MLP.actions)
+    made = canonicalize(SMALL, fixed)
+    assert all((made.weights[name] == SMALL[name]).all() for name in SMALL)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("gauge", GAUGES)
+def test_diverged_checkpoints_come_back_as_they_are_and_touch_no_other(bad: float, gauge: str) -> None:
+    raw = _optunets(6)
+    alone = canonicalize(raw, TABLE, gauge=gauge)
+    spoilt = {name: array.copy() for name, array in raw.items()}
+    spoilt["conv2.weight"][2] = bad
+    spoilt["fc.bias"][4, 3] = bad
+    made = canonicalize(spoilt, TABLE, gauge=gauge)
+    assert made.report.gauged.tolist() == [True, True, False, True, False, True]
+    assert np.isnan(made.report.margin[[2, 4]]).all()
+    for name in raw:
+        for row in (2, 4):
+            assert made.weights[name][row].tobytes() == spoilt[name][row].tobytes()
+        for row in (0, 1, 3, 5):
+            assert made.weights[name][row].tobytes() == alone.weights[name][row].tobytes()
+    assert (made.element.perms["conv2"][2] == np.arange(10)).all()
+    assert (made.element.scales["conv1"][[2, 4]] == 1).all()
+
+
+def test_weights_that_would_overflow_in_the_gauge_stay_as_they_are() -> None:
+    raw = _optunets(3)
+    raw["conv1.weight"][1] *= 1e20
+    raw["conv2.weight"][1] *= 1e20
+    made = canonicalize(raw, TABLE)
+    assert made.report.gauged.tolist() == [True, False, True]
+    assert all((made.weights[name][1] == raw[name][1]).all() for name in raw)
+
+
+def test_tiny_and_huge_neurons_are_normalised_without_underflow_or_overflow() -> None:
+    raw = _optunets(2, np.float64)
+    raw["conv1.weight"][0] *= 1e-200
+    raw["conv1.weight"][1] *= 1e200
+    made = canonicalize(raw, TABLE, gauge="unit-norm")
+    norms = np.sqrt((made.weights["conv1.weight"] ** 2).sum((2, 3, 4)))
+    np.testing.assert_allclose(norms, 1, rtol=1e-12)
+    assert made.report.gauged.all() and not made.report.dead.any()
+
+
+def test_nothing_but_diverged_checkpoints_and_no_checkpoint_at_all() -> None:
+    raw = {name: np.full_like(array, np.nan) for name, array in _optunets(2).items()}
+    assert not canonicalize(raw, TABLE).report.gauged.any()
+    none = canonicalize({name: array[:0] for name, array in raw.items()}, TABLE)
+    assert len(none.element) == 0 and none.weights["fc.weight"].shape == (0, 10, 10)
+
+
+def test_raw_weights_are_never_changed() -> None:
+    raw = _optunets(3)
+    before = {name: array.copy() for name, array in raw.items()}
+    canonicalize(MappingProxyType(raw), TABLE)
+    assert all((raw[name] == before[name]).all() for name in raw)
+
+
+def test_an_unknown_gauge_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match="first-weight"):
+        canonicalize(SMALL, MLP, gauge="first-weigth")
+
+
+@pytest.mark.parametrize(
+    ("actions", "says"),
+    [
+        (MLP.actions[1:], "group 'h': expected a tensor that writes it"),
+        ((*MLP.actions, AxisAction("var", 0, (Segment("h", 0, 1, 3),), 2, False, "variance")), "running variances"),
+    ],
+)
+def test_a_table_the_gauge_is_not_defined_for_is_refused(actions, says: str) -> None:
+    weights = {**SMALL, "var": np.ones((1, 3), np.float32)}
+    with pytest.raises(SymmetryError, match=says):
+        canonicalize(weights, Symmetry(MLP.groups, actions))
+
+
+def test_thousands_of_checkpoints_take_a_moment() -> None:
+    raw = _optunets(8192)
+    canonicalize({name: array[:8] for name, array in raw.items()}, TABLE)
+    start = time.process_time()
+    made = canonicalize(raw, TABLE)
+    assert time.process_time() - start < 1.0
+    assert made.report.gauged.all()
+    same = apply(made.element, raw, TABLE)
+    assert all(same[name].tobytes() == made.weights[name].tobytes() for name in raw)

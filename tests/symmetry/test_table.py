@@ -1,0 +1,127 @@
+"""The symmetry table as a document, and what it refuses."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ckptzoo import archs
+from ckptzoo.errors import SpecError
+from ckptzoo.spec.architecture import Architecture, Tensor
+from ckptzoo.spec.document import seal, unseal
+from ckptzoo.spec.groups import AxisAction, Fixed, Group, Segment, Sym, Wreath
+from ckptzoo.spec.symmetry import Symmetry
+
+TABLE = archs.symmetry("optunet")
+ARCH = archs.architecture("optunet")
+EVERY_KIND = Symmetry(
+    (Group("a", 4, Sym(), "sign"), Group("b", 4, Fixed(), "none"), Group("c", 4, Wreath("o", 2, 2), "positive")),
+    (
+        AxisAction("x", 0, (Segment("a", 0, 1, 4), Segment("b", 4, 2, 4)), 1, True, "out"),
+        AxisAction("v", 0, (Segment("c", 0, 1, 4),), 2, False, "variance", eps=1e-5),
+    ),
+)
+
+
+@pytest.mark.parametrize("table", [TABLE, EVERY_KIND])
+def test_a_table_survives_its_sealed_document(table: Symmetry) -> None:
+    content, digest = unseal(seal(table.to_json()), where="symmetry.json")
+    assert Symmetry.from_json(content) == table
+    assert digest == table.digest
+
+
+def test_the_document_of_optunet_is_what_it_was() -> None:
+    assert TABLE.digest == "sha256:463e8a34ca005bbedeef3bb5bd5df09fbf097d18bca672cfa688d99345548631"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: content.pop("actions"),
+        lambda content: content["groups"][0].pop("n"),
+        lambda content: content["groups"][0].update(more=1),
+        lambda content: content["groups"][0].update(perm={"kind": "cyclic"}),
+        lambda content: content["groups"][0].update(perm=[]),
+        lambda content: content["groups"][0].update(perm={"kind": "sym", "g": 2}),
+        lambda content: content["actions"][0].update(segments=3),
+        lambda content: content["actions"][0]["segments"][0].update(count="2"),
+        lambda content: content["actions"][0].update(tensor=["conv1.weight"]),
+        lambda content: content["actions"][0].update(exponent=True),
+        lambda content: content["groups"].append(None),
+        lambda content: content["groups"][1]["perm"].update(outer=7),
+    ],
+)
+def test_a_document_with_other_fields_or_types_is_refused(spoil) -> None:
+    content = json.loads(json.dumps(TABLE.to_json()))
+    spoil(content)
+    with pytest.raises(SpecError):
+        Symmetry.from_json(content)
+
+
+def _group(**changes: object) -> Symmetry:
+    return replace(TABLE, groups=(replace(TABLE.groups[0], **changes), *TABLE.groups[1:]))
+
+
+def _action(which: int, **changes: object) -> Symmetry:
+    actions = list(TABLE.actions)
+    actions[which] = replace(actions[which], **changes)
+    return replace(TABLE, actions=tuple(actions))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: _group(id="../x"), "id that could name a tensor"),
+        (lambda: _group(n=0), "n: expected 1 to"),
+        (lambda: _group(n=3), "g \\* k = 3"),
+        (lambda: _group(scale="any"), "positive or sign or none"),
+        (lambda: _group(id="conv2"), "each id once"),
+        (lambda: _group(id="other"), "unknown group 'conv1'"),
+        (lambda: _group(perm=Wreath("conv2", 1, 2)), "blocks of 'conv2'"),
+        (lambda: _group(perm=Wreath("else", 2, 1)), "the same block permutation"),
+        (lambda: _group(perm=Sym()), "the same block permutation"),
+        (lambda: replace(TABLE, groups=(*TABLE.groups, Group("z", 2, Sym(), "none"))), "at least one axis action"),
+        (lambda: replace(TABLE, actions=(*TABLE.actions, TABLE.actions[0])), "one action"),
+        (lambda: _action(0, tensor=""), "the name of a tensor"),
+        (lambda: _action(0, axis=-1), "0 or more"),
+        (lambda: _action(0, exponent=3), "1, -1, 0 or 2"),
+        (lambda: _action(0, in_mass=1), "true or false"),
+        (lambda: _action(0, role="boss"), "one of out"),
+        (lambda: _action(0, blocks=2), "an axis other than 0"),
+        (lambda: _action(0, eps=1e-5), "exponent is not 2"),
+        (lambda: _action(0, eps=float("nan")), "a finite number"),
+        (lambda: _action(0, segments=()), "segments: expected 1 to"),
+        (lambda: _action(0, segments=(Segment("conv1", -1, 1, 2),)), "offset >= 0"),
+        (lambda: _action(0, segments=(Segment("conv1", 0, 1, 1),)), "every channel of 'conv1'"),
+        (lambda: _action(0, segments=(Segment("conv1", 0, 1, 3),)), "the last of 2 channels"),
+        (lambda: _action(0, segments=(Segment("conv1", 0, 1, 2), Segment("conv1", 1, 1, 2))), "segments apart"),
+        (lambda: _action(0, segments=(Segment("conv1", 0, 1, 1), Segment("conv1", 1, 2, 1))), "inner 1 for every"),
+        (lambda: _action(2, segments=(Segment("conv1", 1, 1, 2),)), "without a hole"),
+    ],
+)  # fmt: skip
+def test_a_table_that_cannot_be_right_is_refused_with_the_reason(make, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        make()
+
+
+def test_every_problem_is_told_at_once() -> None:
+    with pytest.raises(SpecError) as refused:
+        replace(_group(), groups=(Group("a", 0, Sym(), "x"), Group("b", -1, Sym(), "none")))
+    assert len(refused.value.problems) == 3
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        (Tensor("conv2.bias", (10, 1, 5, 5)), "no such tensor"),
+        (Tensor("conv2.weight", (10,)), "an axis of shape"),
+        (Tensor("conv2.weight", (9, 1, 5, 5)), "a number of blocks that divides 9"),
+        (Tensor("conv2.weight", (8, 1, 5, 5)), "segments within 8 positions"),
+        (Tensor("conv2.weight", (10, 2, 5, 5)), "segments within 4 positions"),
+        (Tensor("conv2.weight", (10, 1, 5, 5), "int64"), "a floating-point tensor"),
+    ],
+)
+def test_a_table_of_another_architecture_is_refused(tensor: Tensor, says: str) -> None:
+    tensors = tuple(tensor if item.name == "conv2.weight" else item for item in ARCH.tensors)
+    with pytest.raises(SpecError, match=says):
+        TABLE.check(Architecture("other", tensors))

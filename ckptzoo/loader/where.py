@@ -37,6 +37,8 @@ def expression(filters: Filters, columns: list[str]) -> pc.Expression:
         return filters
     if isinstance(filters, str):
         return parse(filters, columns)
+    if filters == []:
+        return pc.scalar(True)
     try:
         for item in filters:
             for name, *_ in [item] if isinstance(item, tuple) else item:

@@ -57,7 +57,7 @@ def open(address: str | os.PathLike[str]) -> "Zoo":
     if len(gone):
         rows = rows[~_lookup(ids, gone).is_valid().to_numpy()]
         warnings.warn(
-            f"{root.name}: {len(ids) - len(rows)} checkpoints are retracted and left out; zoo.retracted lists them.",
+            f"{root.name}: {len(ids) - len(rows)} of {len(ids)} checkpoints retracted and left out; zoo.retracted lists them.",
             UserWarning,
             stacklevel=2,
         )

@@ -64,7 +64,7 @@ def test_the_make_lines_are_targets_and_the_extras_exist():
     makefile, project = (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
-    for extra in re.findall(r"ckptzoo\[([\w,]+)\]", README)[0].split(","):
+    for extra in re.findall(r"pip install '\.\[([\w,]+)\]'", README)[0].split(","):
         assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
 
 

@@ -85,6 +85,7 @@ def test_selections(zoo, full):
     assert np.array_equal(good["conv.weight"][[7, 0]], full["conv.weight"][[11, 4]])
     assert zoo.take([5, 3]).ids == ["m00005", "m00003"] and len(zoo.take(np.zeros(17, bool))) == 0
     assert good.metadata["seed"].to_pylist() == list(range(4, 12))
+    assert zoo.where([]).ids == zoo.ids and len(zoo.where("seed > 99")) == 0
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,7 @@ class ShardMap:
 
     def array(self, offset: int, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """A writable view of the private map; the file itself stays as it is."""
-        count = int(np.prod(shape, dtype=np.int64))
-        return np.frombuffer(self._map, numpy_dtype(dtype), count, offset).reshape(shape)
+        return np.frombuffer(self._map, numpy_dtype(dtype), prod(shape), offset).reshape(shape)
 
     def will_need(self, offset: int, nbytes: int) -> None:
         """Ask the kernel to read these bytes ahead."""

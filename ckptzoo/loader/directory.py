@@ -109,9 +109,11 @@ class Directory:
             at = int(owner[0])
             found = self._whole(extents, at, private=private)[_place(rows - extents.bounds[at])]
             return found[(slice(None), *rest)] if rest else found
+        order = np.argsort(owner, kind="stable")
+        heads = np.flatnonzero(np.diff(owner[order], prepend=-1))
         out: NDArray[Any] | None = None
-        for at in np.unique(owner).tolist():
-            mine = np.flatnonzero(owner == at)
+        for mine in np.split(order, heads[1:]):
+            at = int(owner[mine[0]])
             found = self._whole(extents, at)[_place(rows[mine] - extents.bounds[at])]
             found = found[(slice(None), *rest)] if rest else found
             if out is None:
@@ -135,11 +137,12 @@ class Directory:
 
 def _place(rows: NDArray[np.int64]) -> slice | NDArray[np.int64]:
     """Rows as a slice where they are evenly spaced upwards, so that taking them copies nothing."""
-    if len(rows) == 1:
-        return slice(int(rows[0]), int(rows[0]) + 1)
-    step = int(rows[1] - rows[0])
-    if step > 0 and int(rows[-1] - rows[0]) == step * (len(rows) - 1) and (np.diff(rows) == step).all():
-        return slice(int(rows[0]), int(rows[-1]) + 1, step)
+    first, last, count = int(rows[0]), int(rows[-1]), len(rows)
+    if count == 1:
+        return slice(first, first + 1)
+    step = int(rows[1]) - first
+    if step > 0 and last - first == step * (count - 1) and (count == 2 or (np.diff(rows) == step).all()):
+        return slice(first, last + 1, step)
     return rows
 
 

@@ -56,11 +56,8 @@ def open(address: str | os.PathLike[str]) -> "Zoo":
     rows = np.arange(len(ids), dtype=np.int64)
     if len(gone):
         rows = rows[~_lookup(ids, gone).is_valid().to_numpy()]
-        warnings.warn(
-            f"{root.name}: {len(ids) - len(rows)} of {len(ids)} checkpoints retracted and left out; zoo.retracted lists them.",
-            UserWarning,
-            stacklevel=2,
-        )
+        left = f"{len(ids) - len(rows)} of {len(ids)} checkpoints retracted and left out"
+        warnings.warn(f"{root.name}: {left}; zoo.retracted lists them.", UserWarning, stacklevel=2)
     return Zoo(contents, {}, rows)
 
 

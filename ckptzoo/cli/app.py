@@ -1,0 +1,49 @@
+"""The commands and the options that come before them."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from ckptzoo.cli.commands import compact, derive, info, retract, show, verify
+from ckptzoo.cli.exits import listed
+from ckptzoo.cli.export import export
+
+
+@dataclass
+class Settings:
+    """What was said before the command's name."""
+
+    debug: bool = False
+
+
+app = typer.Typer(
+    name="ckptzoo",
+    help="Thousands of trained networks, read one layer at a time.",
+    epilog=f"\b\nExit codes:\n{listed()}",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for _command in (info, verify, show, export, derive, compact, retract):
+    app.command()(_command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from ckptzoo import __version__
+
+        print(f"ckptzoo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """Options for every command."""
+    if isinstance(context.obj, Settings):
+        context.obj.debug = debug

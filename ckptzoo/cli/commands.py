@@ -1,0 +1,176 @@
+"""The commands; each is one call of the library. What they need is imported when they run."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckptzoo.cli.exits import PROBLEMS
+from ckptzoo.cli.options import AsJson, VariantName, Where, ZooAddress, complete_gauges, complete_ids, folder, opened
+from ckptzoo.cli.output import bar, console, emit
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def info(zoo: ZooAddress, where: Where = None, as_json: AsJson = False) -> None:
+    """Say what a zoo is: counts, variants, size, accuracies."""
+    from ckptzoo.studies.inventory import inventory
+
+    found = inventory(opened(zoo, where))
+    if as_json:
+        emit(found.to_json())
+    else:
+        found.print(console())
+
+
+def verify(
+    zoo: ZooAddress,
+    shallow: Annotated[bool, typer.Option("--shallow", help="Check what opening reads; leave the weights.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check every byte of a zoo.
+
+    Prints every problem found, with what was expected, what is there and what to do, and exits with 1 if there is one.
+    """
+    import ckptzoo
+    from ckptzoo.studies.words import counted, printable
+
+    root = folder(zoo)
+    with bar("verifying", nbytes=True) as progress:
+        problems = ckptzoo.verify(root, deep=not shallow, progress=progress)
+    if as_json:
+        emit({"zoo": zoo, "deep": not shallow, "problems": [asdict(problem) for problem in problems]})
+    else:
+        for problem in problems:
+            print(printable(str(problem)))
+        read = "only what opening reads was checked" if shallow else "every byte was checked"
+        print(f"{zoo}: {counted(len(problems), 'problem') if problems else 'no problem'} found; {read}.")
+    if problems:
+        raise typer.Exit(PROBLEMS)
+
+
+def show(
+    zoo: ZooAddress,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Where the pictures go.  [default: <zoo>-pictures]"),
+    ] = None,
+    variant: VariantName = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw a zoo.
+
+    Writes accuracy.png (histogram), marginals.png (weights per layer, raw against derived), scatter.png (two weights
+    of one output neuron) and summary.json.
+    """
+    from ckptzoo.studies.overview import overview
+
+    chosen = opened(zoo, where)
+    with bar("reading weights", nbytes=True) as progress:
+        found = overview(chosen, variant, progress=progress)
+    files = found.plot(output if output is not None else f"{chosen.path.name}-pictures")
+    if as_json:
+        emit({**found.to_json(), "files": [str(path) for path in files]})
+        return
+    found.print(console())
+    print()
+    for path in files:
+        print(path)
+
+
+def derive(
+    zoo: ZooAddress,
+    gauge: Annotated[
+        str, typer.Option(metavar="NAME", help="The gauge to bring them into.", autocompletion=complete_gauges)
+    ] = "first-weight",
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Real inputs for the certificates: a .npy file, or a .npz file with one array, (B, *input_shape).",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring every checkpoint into a gauge.
+
+    Stores the variant beside the raw weights, with certificates that both compute the same functions.
+    """
+    from ckptzoo.derive import derive as derive_variant
+    from ckptzoo.studies.words import counted
+
+    root = folder(zoo)
+    given = None if inputs is None else _inputs(inputs)
+    with bar(f"deriving {gauge}") as progress:
+        made = derive_variant(root, gauge=gauge, inputs=given, progress=progress)
+    if as_json:
+        emit(asdict(made))
+        return
+    print(f"{zoo}: {counted(made.checkpoints, 'checkpoint')} derived in {gauge}, {made.already:,} were there already.")
+    for number, what in (
+        (made.untouched, "left as they are: not finite, or not representable in the gauge"),
+        (made.tied, "with ties"),
+        (made.dead, "with dead channels"),
+    ):
+        if number:
+            print(f"{number:,} {what}")
+    for kind, value in (("random", made.worst_random), ("real", made.worst_real)):
+        if value is not None:
+            print(f"largest difference of the outputs over their norm, {kind} inputs: {value:.1e}")
+
+
+def _inputs(path: Path) -> "np.ndarray":
+    from zipfile import BadZipFile
+
+    import numpy as np
+
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return loaded
+            if len(loaded.files) == 1:
+                return loaded[loaded.files[0]]
+            found = f"{len(loaded.files)} arrays"
+    except FileNotFoundError:
+        found = "nothing"
+    except (ValueError, EOFError, BadZipFile):
+        found = "another file"
+    raise typer.BadParameter(f"{path}: expected a .npy file, or a .npz file with one array, got {found}.")
+
+
+def compact(
+    zoo: ZooAddress,
+    index: Annotated[bool, typer.Option("--index", help="Write rows and index of all parts into one file.")] = False,
+) -> None:
+    """Make a zoo of many parts open fast.
+
+    Writes rows and index of all parts into one snapshot; the parts stay as they are.
+    """
+    import ckptzoo
+
+    root = folder(zoo)
+    if not index:
+        raise typer.BadParameter("say what to compact: --index.")
+    made = ckptzoo.compact(root)
+    print(f"{zoo}: no parts, nothing to write." if made is None else made)
+
+
+def retract(
+    zoo: ZooAddress,
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=False, autocompletion=complete_ids)],
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, in a sentence.", show_default=False)],
+    contributor: Annotated[str | None, typer.Option(metavar="NAME", help="Who withdraws them.")] = None,
+) -> None:
+    """Withdraw checkpoints.
+
+    Readers leave them out from now on and say so; their bytes stay.
+    """
+    import ckptzoo
+    from ckptzoo.studies.words import counted
+
+    made = ckptzoo.retract(folder(zoo), ids, reason=reason, contributor=contributor)
+    print(f"{zoo}: {counted(made, 'checkpoint')} retracted.")

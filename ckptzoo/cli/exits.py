@@ -1,0 +1,43 @@
+"""Exit codes: what each means, and which errors lead to it."""
+
+from dataclasses import dataclass
+
+from ckptzoo.errors import IntegrityError, MissingExtraError, SpecError, SymmetryError, ZooError
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One way for a command to end."""
+
+    code: int
+    meaning: str
+    errors: tuple[type[BaseException], ...] = ()
+
+
+PROBLEMS, USAGE, INTERRUPTED = 1, 2, 130
+
+OUTCOMES = (
+    Outcome(0, "it is done, and nothing wrong was found"),
+    Outcome(PROBLEMS, "problems were found"),
+    Outcome(USAGE, "wrong usage, or no such zoo, checkpoint, column or variant", (ZooError,)),
+    Outcome(3, "the zoo cannot be read: it is damaged, or not a zoo", (IntegrityError, SpecError)),
+    Outcome(
+        4,
+        "it cannot be done: unknown symmetries, a missing extra, a full disk",
+        (SymmetryError, MissingExtraError, OSError, MemoryError),
+    ),
+    Outcome(70, "a mistake in ckptzoo itself", (Exception,)),
+    Outcome(INTERRUPTED, "interrupted; nothing is left half-written", (KeyboardInterrupt,)),
+)
+
+_CODES = {error: outcome.code for outcome in OUTCOMES for error in outcome.errors}
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code of an error: that of the nearest of its classes that is listed."""
+    return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
+
+
+def listed() -> str:
+    """The table for ``ckptzoo --help``."""
+    return "\n".join(f"  {outcome.code:>3}  {outcome.meaning}" for outcome in OUTCOMES)

@@ -1,0 +1,76 @@
+"""Arguments and options that several commands share, and how the shell completes them."""
+
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ckptzoo.loader.zoo import Zoo
+
+MAX_COMPLETIONS = 200
+
+
+def folder(address: str) -> Path:
+    """The zoo's folder, which must be there."""
+    path = Path(address)
+    if not path.is_dir():
+        found = "a file" if path.exists() else "nothing"
+        raise typer.BadParameter(f"{address}: expected a zoo's folder, got {found}.")
+    return path
+
+
+def opened(address: str, where: str | None = None) -> "Zoo":
+    """The zoo, or those of its checkpoints that satisfy the condition."""
+    import ckptzoo
+
+    zoo = ckptzoo.open(address)
+    return zoo if where is None else zoo.where(where)
+
+
+def _quietly(context: typer.Context) -> "Zoo | None":
+    """The zoo named on the line that is being completed, if it can be opened."""
+    address = context.params.get("zoo") or next(iter(context.args), "")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return opened(str(address))
+    except Exception:
+        return None
+
+
+def _variants(context: typer.Context, incomplete: str) -> Iterable[str]:
+    zoo = _quietly(context)
+    return [] if zoo is None else [name for name in zoo.variants if name.startswith(incomplete)]
+
+
+def complete_ids(context: typer.Context, incomplete: str) -> Iterable[str]:
+    """Ids of checkpoints of the zoo on the line, the first ``MAX_COMPLETIONS`` of them."""
+    zoo = _quietly(context)
+    found = [] if zoo is None else [name for name in zoo.ids if name.startswith(incomplete)]
+    return found[:MAX_COMPLETIONS]
+
+
+def complete_gauges(incomplete: str) -> Iterable[str]:
+    """Names of gauges."""
+    from ckptzoo.symmetry.gauges import GAUGES
+
+    return [name for name in GAUGES if name.startswith(incomplete)]
+
+
+ZooAddress = Annotated[str, typer.Argument(metavar="ZOO", help="The zoo's folder.", show_default=False)]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        help='Only checkpoints whose metadata satisfy this, such as "test_accuracy > 0.8 and seed < 500".',
+    ),
+]
+VariantName = Annotated[
+    str | None,
+    typer.Option("--variant", metavar="NAME", help="The gauge the weights are in.", autocompletion=_variants),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

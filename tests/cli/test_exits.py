@@ -1,0 +1,113 @@
+"""Exit codes and single lines for everything that can go wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckptzoo
+from ckptzoo import errors
+from ckptzoo.cli.exits import OUTCOMES, code_of
+
+
+def test_help_lists_commands_and_every_exit_code(cli: Any) -> None:
+    ended = cli("--help")
+    assert ended.code == 0 and ended.err == "" and cli().out == ended.out
+    for command in ("info", "verify", "show", "export", "derive", "compact", "retract"):
+        assert f"\n  {command} " in ended.out
+        assert cli(command, "--help").code == 0
+    for outcome in OUTCOMES:
+        assert f" {outcome.code}  {outcome.meaning}\n" in ended.out
+
+
+def test_version(cli: Any) -> None:
+    ended = cli("--version")
+    assert (ended.code, ended.out) == (0, f"ckptzoo {ckptzoo.__version__}\n")
+
+
+def test_every_error_has_its_code() -> None:
+    problem = errors.Problem("a", "b", "c", "d", "e")
+    expected = {
+        errors.ZooError("x"): 2,
+        errors.UnknownNameError("a", "b", "c", ()): 2,
+        errors.StateError("x"): 2,
+        errors.SpecError(problem): 3,
+        errors.IntegrityError(problem): 3,
+        errors.SymmetryError("x"): 4,
+        errors.MissingExtraError("torch", "torch"): 4,
+        OSError("x"): 4,
+        MemoryError(): 4,
+        KeyError("x"): 70,
+        KeyboardInterrupt(): 130,
+    }
+    assert {error: code_of(error) for error in expected} == expected
+    raised = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)}
+    assert {kind.__name__ for kind in raised} <= {type(error).__name__ for error in expected} | {"_ProblemsError"}
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "show", "derive", "compact"])
+def test_no_such_zoo(cli: Any, tmp_path: Path, command: str) -> None:
+    ended = cli(command, tmp_path / "nets")
+    assert ended.code == 2 and "expected a" in ended.line and "folder, got nothing" in ended.line and ended.out == ""
+
+
+def test_a_folder_that_is_no_zoo(cli: Any, tmp_path: Path) -> None:
+    ended = cli("info", tmp_path)
+    assert ended.code == 3 and "zoo.json" in ended.line
+    assert cli("verify", tmp_path).code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("frobnicate",), "frobnicate"),
+        (("info",), "Missing argument 'ZOO'"),
+        (("info", "ZOO", "--frob"), "--frob"),
+        (("info", "ZOO", "--where", "test_acuracy > 1"), "Did you mean test_accuracy"),
+        (("info", "ZOO", "--where", "__import__('os').system('true')"), "expected a comparison"),
+        (("info", "ZOO", "--where", "seed <"), "expected a condition"),
+        (("info", "ZOO", "--where", "seed == 'a'"), "where"),
+        (("derive", "ZOO", "--gauge", "first-wait"), "Did you mean first-weight?"),
+    ],
+)
+def test_wrong_usage_is_one_line(cli: Any, optunets: Any, arguments: tuple[str, ...], said: str) -> None:
+    path, _ = optunets
+    ended = cli(*(path if word == "ZOO" else word for word in arguments))
+    assert ended.code == 2 and ended.line.startswith("ckptzoo: error: ") and said in ended.line and ended.out == ""
+
+
+def test_many_problems_are_one_line_that_counts_them(cli: Any, optunets: Any) -> None:
+    path, _ = optunets
+    for shard in path.glob("parts/*/*.safetensors"):
+        shard.write_bytes(b"short")
+    ended = cli("info", path)
+    assert ended.code == 3 and "(1 more: ckptzoo verify lists them.)" in ended.line
+
+
+def test_a_missing_extra_names_its_command(cli: Any, optunets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "ckptzoo.studies.pictures", raising=False)
+    monkeypatch.delattr("ckptzoo.studies.pictures", raising=False)
+    ended = cli("show", optunets[0])
+    assert ended.code == 4 and "pip install 'ckptzoo[plot]'" in ended.line
+
+
+def test_a_mistake_of_ours_is_one_line_and_debug_shows_where(
+    cli: Any, optunets: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("first\nsecond")
+
+    monkeypatch.setattr("ckptzoo.studies.inventory.inventory", broken)
+    ended = cli("info", optunets[0])
+    assert ended.code == 70 and "KeyError" in ended.line and "--debug" in ended.line
+    shown = cli("--debug", "info", optunets[0])
+    assert shown.code == 70 and shown.err.startswith("Traceback") and "in broken" in shown.err
+    assert shown.err.splitlines()[-1] == ended.line
+
+
+def test_debug_shows_the_traceback_of_an_expected_error(cli: Any, tmp_path: Path) -> None:
+    ended = cli("--debug", "info", tmp_path / "nets")
+    assert ended.code == 2 and "Traceback" in ended.err and "ckptzoo: error: " in ended.err

@@ -1,0 +1,95 @@
+"""What an inventory counts."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import ckptzoo
+from ckptzoo.studies.inventory import inventory
+from ckptzoo.studies.spread import Spread
+from ckptzoo.studies.words import counted, printable, size
+
+Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
+
+
+def printed(zoo: ckptzoo.Zoo, width: int = 200) -> str:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    inventory(zoo).print(console)
+    return console.export_text()
+
+
+def test_counts_variants_and_sizes(perceptrons: Make) -> None:
+    zoo, _ = perceptrons(20)
+    found = inventory(zoo)
+    raw, derived = found.variants
+    assert (found.checkpoints, found.total, found.parameters, found.checkpoint_bytes) == (20, 20, 15, 68)
+    assert (raw.name, raw.checkpoints, raw.parts) == ("raw", 20, 1)
+    assert (derived.name, derived.checkpoints, derived.parts) == ("first-weight", 20, 1)
+    for variant, tree in ((raw, "parts"), (derived, "derived")):
+        assert variant.nbytes == sum(path.stat().st_size for path in (zoo.path / tree).rglob("*.safetensors"))
+    assert found.nbytes == raw.nbytes + derived.nbytes
+    assert found.layers["out"] == {"out.weight": (2, 3)}
+
+
+def test_retracted_checkpoints_are_not_counted(perceptrons: Make) -> None:
+    zoo, _ = perceptrons(20)
+    ckptzoo.retract(zoo.path, ["p3", "p4"], reason="wrong data")
+    with pytest.warns(UserWarning, match="retracted"):
+        zoo = ckptzoo.open(zoo.path)
+    found = inventory(zoo.where("seed > 10"))
+    assert (found.checkpoints, found.total, found.retracted) == (9, 18, 2)
+    assert "9 of 18 (9 members, 2 retracted and left out)" in printed(zoo.where("seed > 10"))
+
+
+def test_distinct_values_come_most_frequent_first(perceptrons: Make) -> None:
+    def rows(at: int) -> dict[str, Any]:
+        return {"recipe": f"r{at % 3 if at else 2}", "license": "MIT", "contributor": f"c{at}"}
+
+    zoo, _ = perceptrons(9, rows=rows, gauge=False)
+    told = inventory(zoo).told
+    assert list(told["recipe"].items()) == [("r2", 4), ("r1", 3), ("r0", 2)]
+    assert told["license"] == {"MIT": 9} and "dataset" not in told
+    text = printed(zoo)
+    assert "r2 (4), r1 (3), r0 (2)" in text and "c3 (1), ..." in text
+
+
+def test_an_empty_zoo_has_an_inventory(perceptrons: Make) -> None:
+    path = perceptrons(2, gauge=False)[0].path.parent / "empty"
+    ckptzoo.create(path, arch=ckptzoo.Architecture("a", (ckptzoo.Tensor("w", (2,)),)))
+    found = inventory(ckptzoo.open(path))
+    assert (found.checkpoints, found.members, found.nbytes, found.test_accuracy) == (0, 0, 0, None)
+    assert "0 (0 members)" in printed(ckptzoo.open(path))
+
+
+def test_strangers_text_cannot_command_the_terminal(perceptrons: Make) -> None:
+    zoo, _ = perceptrons(2, rows=lambda _: {"contributor": "\x1b[2Jeve\nx [red]y"}, gauge=False)
+    assert r"\x1b[2Jeve\nx [red]y" in printed(zoo)
+
+
+def test_nothing_is_cut_short_on_a_narrow_screen(perceptrons: Make) -> None:
+    text = printed(perceptrons(20, name="a-rather-long-name-" * 4)[0], width=80)
+    assert "…" not in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_spread_has_known_answers() -> None:
+    found = Spread.of([0.1, 0.4, np.nan, 0.7])
+    assert found == Spread(3, pytest.approx(0.4), pytest.approx(0.3), 0.1, 0.4, 0.7)
+    assert Spread.of([2.0]) == Spread(1, 2.0, 0.0, 2.0, 2.0, 2.0)
+    assert Spread.of([]) is None and Spread.of([np.inf]) is None
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1568, "1.57 kB"), (999_999, "1 MB"), (2**40, "1.1 TB")],
+)
+def test_sizes_in_words(nbytes: int, text: str) -> None:
+    assert size(nbytes) == text
+
+
+def test_words() -> None:
+    assert (counted(1, "network"), counted(1024, "network")) == ("1 network", "1,024 networks")
+    assert printable("é\t\x07\u202e") == r"é\t\x07\u202e"

@@ -1,0 +1,191 @@
+"""``python -m builders``: train zoos from recipes."""
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of
+
+app = typer.Typer(
+    name="builders",
+    help="Train zoos of checkpoints from recipes.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+_UsageError = typer.BadParameter.__mro__[1]
+"""The class of everything that is wrong with a command line; Typer exports only this child of it."""
+
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="The name of a recipe, or the path of a .toml file.", show_default=False)
+]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="FOLDER", help="Where the data set lies; by default $CKPTZOO_DATA, else fetched."),
+]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, help="Other epochs than the recipe's; a recipe of its own, with its own digest.")
+]
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    if isinstance(context.obj, dict):
+        context.obj["debug"] = debug
+
+
+@app.command()
+def build(
+    recipe: RecipeName,
+    members: Annotated[int, typer.Option(min=1, help="How many members of this recipe the zoo is to hold.")],
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder; made where there is none.")],
+    data: DataFolder = None,
+    keep_steps: Annotated[
+        str, typer.Option(metavar="STEPS", help="Optimiser steps to keep besides the last: 0,100,938.")
+    ] = "",
+    epochs: Epochs = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    unit_size: Annotated[
+        int | None, typer.Option(min=1, help="Members trained together; by default 64, on a GPU 1024.")
+    ] = None,
+    save_every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How much work is lost at most when killed.")
+    ] = 20,
+) -> None:
+    """Train members of a recipe together and add them to a zoo.
+
+    Stopped or killed at any moment, the same command carries on; when the zoo holds them all, it adds nothing.
+    """
+    from builders.build import build as run
+
+    console = _console()
+    built = run(
+        recipe,
+        to,
+        members=members,
+        folder=data,
+        keep_steps=_numbers(keep_steps),
+        epochs=epochs,
+        first_seed=first_seed,
+        device=device,
+        unit_size=unit_size,
+        save_seconds=save_every,
+        console=console,
+    )
+    if built.part is None:
+        console.print(f"{to}: holds {members:,} members of {recipe} already; nothing was added.")
+        return
+    speed = f", {built.member_steps / built.seconds:,.0f} member-steps a second" if built.member_steps else ""
+    console.print(f"{to}: {built.checkpoints:,} checkpoints of {built.members:,} members in part {built.part}{speed}.")
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes."""
+    from builders.recipe import Recipe, names
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("recipe", "architecture", "data set", "epochs", "steps", "summary"):
+        table.add_column(column, justify="right" if column in ("epochs", "steps") else "left")
+    for name in names():
+        found = Recipe.load(name)
+        numbers = (f"{found.epochs:,}", f"{found.steps:,}")
+        table.add_row(found.name, found.architecture, found.dataset, *numbers, found.summary)
+    _console().print(table)
+
+
+@app.command()
+def inputs(
+    recipe: RecipeName,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .npy file to write.")],
+    data: DataFolder = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images.")] = None,
+) -> None:
+    """Write test inputs as the network sees them: float32 (N, 1, 28, 28), normalised; for certificates."""
+    import io
+
+    import numpy as np
+
+    from builders import data as sources
+    from builders.recipe import Recipe
+    from ckptzoo.format.durable import write_file
+
+    found = Recipe.load(recipe)
+    images = sources.inputs(found, sources.load(found, data).test_images[:limit])
+    buffer = io.BytesIO()
+    np.save(buffer, images, allow_pickle=False)
+    write_file(output, buffer.getvalue())
+    _console().print(f"{output}: {len(images):,} test inputs of {found.dataset}, {images.dtype} {images.shape}.")
+
+
+@app.command()
+def quickstart(
+    members: Annotated[int, typer.Option(min=1, help="How many networks to train.")] = 128,
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder.")] = Path("zoos/digits-optunet"),
+) -> None:
+    """Build a zoo of OptuNets on the digits, derive, verify, stream and draw it."""
+    from builders import quickstart as tour
+
+    tour.run(members=members, to=to)
+
+
+def _console() -> Console:
+    found = Console()
+    return found if found.is_terminal else Console(width=100_000, color_system=None)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(item) for item in text.split(",") if item.strip()]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: expected steps such as 0,100,938.", param_hint="--keep-steps") from None
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command line and return its exit code; those of ``ckptzoo --help``."""
+    settings = {"debug": False}
+    try:
+        code = app(arguments, prog_name="python -m builders", standalone_mode=False, obj=settings)
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return _complain("interrupted", "what was saved is kept. Run the same command to carry on.", INTERRUPTED)
+    except Exception as error:
+        if settings["debug"]:
+            traceback.print_exception(error, file=sys.stderr)
+        return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    from builders.stopping import Interrupted
+
+    if isinstance(error, Interrupted):
+        return _complain("interrupted", str(error), INTERRUPTED)
+    if isinstance(error, _UsageError):
+        shown: Any = error
+        path = shown.ctx.command_path if shown.ctx is not None else "python -m builders"
+        return _complain("error", f"{shown.format_message()} See {path} --help.", USAGE)
+    problems = getattr(error, "problems", ())
+    code = code_of(error)
+    text = " ".join(map(str, problems)) if problems else str(error) or type(error).__name__
+    if code == code_of(Exception()):
+        text = f"{type(error).__name__}: {text} (a mistake in the builders; --debug shows where.)"
+    return _complain("error", text, code)
+
+
+def _complain(kind: str, text: str, code: int) -> int:
+    print(f"builders: {kind}: {' '.join(text.split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,237 @@
+"""Building a zoo, or adding members to one: in units, resumable at any moment, merged into one part at the end."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+import ckptzoo
+from builders import data, engines, rows
+from builders.progress import Progress
+from builders.recipe import Recipe
+from builders.stopping import Interrupted, Stopping, stopping
+from builders.train import Trainer, checked, trainer
+from builders.work import Plan, Unit, Work, held
+from ckptzoo import archs
+from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.format.reader import Contents, read_contents
+from ckptzoo.spec import layout
+
+SAVE_SECONDS = 20.0
+_SPAN_SECONDS = 1.0
+_UNIT_SIZE = {"cpu": 64, "cuda": 1024}
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build did.
+
+    Parameters
+    ----------
+    zoo : its folder.
+    part : the name of the new part; None where nothing was to be done.
+    checkpoints, members : how many were added.
+    member_steps, seconds : optimiser steps of all members taken by this process, and the time they took.
+    """
+
+    zoo: Path
+    part: str | None
+    checkpoints: int
+    members: int
+    member_steps: int
+    seconds: float
+
+
+def build(
+    recipe: Recipe | str | Path,
+    to: str | Path,
+    *,
+    members: int,
+    folder: str | Path | None = None,
+    keep_steps: Sequence[int] = (),
+    epochs: int | None = None,
+    first_seed: int = 0,
+    device: str = "cpu",
+    unit_size: int | None = None,
+    engine: str | None = None,
+    save_seconds: float = SAVE_SECONDS,
+    console: Console | None = None,
+) -> Built:
+    """Train members until a zoo holds so many of a recipe, and add them as one part.
+
+    Called again after it was stopped or killed, with the same arguments, it carries on where it was last saved.
+
+    Parameters
+    ----------
+    recipe : a recipe, its name, or the path of its file.
+    to : the zoo's folder; made where there is none.
+    members : how many of this recipe the zoo is to hold. Seeds that it does not have are allotted.
+    folder : where the data lies; see ``builders.data.load``.
+    keep_steps : optimiser steps whose checkpoints are kept besides the last.
+    epochs : trains shorter or longer than the recipe says; that is another recipe, with another digest.
+    first_seed : the smallest seed to allot.
+    unit_size : members trained together.
+    engine : a name in ``builders.engines``.
+    save_seconds : how much training is lost at most when the process is killed.
+
+    Raises
+    ------
+    Interrupted
+        On Ctrl-C or SIGTERM, after the state was saved.
+    ZooError
+        The arguments do not fit each other, the zoo, or an unfinished build there.
+    """
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
+    recipe = recipe if epochs is None else recipe.shortened(epochs)
+    console = console or Console()
+    steps = _checked_steps(recipe, keep_steps)
+    size = unit_size or _UNIT_SIZE[checked(device)]
+    for name, value, least in (("members", members, 1), ("unit size", size, 1), ("first seed", first_seed, 0)):
+        if value < least:
+            raise ZooError(f"build: {name}: expected at least {least}, got {value}. Give a larger one.")
+    source = data.load(recipe, folder)
+    root = Path(to).absolute()
+    _make(root, recipe)
+    with held(root, recipe.prefix) as work, stopping() as asked:
+        contents = _opened(root, recipe)
+        name = engine or engines.best(recipe)
+        seeds = _allotted(contents, recipe, members, first_seed)
+        unfinished = work.settled(None) is not None
+        wanted = Plan(recipe.digest, recipe.prefix, members, seeds, size, steps, device, name, source.digest)
+        plan = work.settled(wanted if seeds or unfinished else None)
+        if plan is None:
+            return Built(root, None, 0, 0, 0, 0.0)
+        present = set(contents.raw.metadata["unit"].to_pylist())
+        units = [unit for unit in plan.units if unit.name not in present]
+        with trainer(recipe, source, device=device, engine=name) as crew:
+            job = _Job(work, plan, crew, name, save_seconds, asked)
+            taken, seconds = job.train(units, console)
+        part, count = _merged(root, work, units, steps)
+        work.remove()
+    return Built(root, part, count, sum(len(unit.seeds) for unit in units), taken, seconds)
+
+
+def _checked_steps(recipe: Recipe, keep_steps: Sequence[int]) -> tuple[int, ...]:
+    wrong = [step for step in keep_steps if not 0 <= step <= recipe.steps]
+    if wrong:
+        raise ZooError(
+            f"build: steps to keep: expected 0 to {recipe.steps} ({recipe.epochs} epochs of {recipe.epoch_steps} "
+            f"steps), got {wrong[0]}. Choose steps of the training."
+        )
+    return tuple(sorted({*keep_steps, recipe.steps}))
+
+
+def _make(root: Path, recipe: Recipe) -> None:
+    """Make the zoo where there is none."""
+    if not (root / layout.ZOO).exists():
+        ckptzoo.create(
+            root,
+            arch=archs.architecture(recipe.architecture),
+            card=ckptzoo.Card(root.name, summary=recipe.summary, dataset=recipe.dataset),
+            symmetry=archs.symmetry(recipe.architecture),
+        )
+
+
+def _opened(root: Path, recipe: Recipe) -> Contents:
+    """The zoo as it is; its architecture must be the recipe's."""
+    arch = archs.architecture(recipe.architecture)
+    contents = read_contents(root)
+    if contents.architecture.digest != arch.digest:
+        found, step = contents.architecture.name, "Build into another folder."
+        raise IntegrityError(Problem(root.name, "architecture", f"{arch.name}, the recipe's", found, step))
+    return contents
+
+
+def _allotted(contents: Contents, recipe: Recipe, members: int, first_seed: int) -> tuple[int, ...]:
+    """Seeds that the zoo lacks, as many as it lacks members; retracted ones keep their seed."""
+    table = contents.raw.metadata
+    pairs = zip(table["recipe_digest"].to_pylist(), table["seed"].to_pylist(), strict=True)
+    present = {seed for digest, seed in pairs if digest == recipe.digest}
+    missing = max(0, members - len(present))
+    candidates = range(first_seed, first_seed + missing + len(present))
+    return tuple(seed for seed in candidates if seed not in present)[:missing]
+
+
+def _merged(root: Path, work: Work, units: list[Unit], steps: tuple[int, ...]) -> tuple[str | None, int]:
+    """Put what is kept of the units into the zoo as one part; whether a member diverged is told by its last step."""
+    count = 0
+    with ckptzoo.append(root) as writer:
+        for unit in units:
+            diverged = [row["diverged"] for row in work.kept(unit, steps[-1])[1]]
+            for step in steps:
+                weights, made = work.kept(unit, step)
+                writer.add(weights, [{**row, "diverged": end} for row, end in zip(made, diverged, strict=True)])
+                count += len(made)
+        return writer.commit(), count
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """The training of a plan's units."""
+
+    work: Work
+    plan: Plan
+    crew: Trainer
+    engine: str
+    save_seconds: float
+    asked: Stopping
+
+    def train(self, units: list[Unit], console: Console) -> tuple[int, float]:
+        """Train what is not finished; return the member-steps taken and the seconds they took."""
+        recipe, last = self.crew.recipe, self.plan.keep_steps[-1]
+        finished = [unit for unit in units if self.work.is_kept(unit, last)]
+        members = sum(len(unit.seeds) for unit in units)
+        ready = sum(len(unit.seeds) for unit in finished)
+        started = time.monotonic()
+        with Progress(
+            console,
+            recipe.name,
+            members=members,
+            member_steps=members * recipe.steps,
+            done=ready * recipe.steps,
+            finished=ready,
+        ) as progress:
+            for unit in units:
+                if unit not in finished:
+                    self._train(unit, progress)
+                    progress.finish(len(unit.seeds))
+        return progress.taken, time.monotonic() - started
+
+    def _train(self, unit: Unit, progress: Progress) -> None:
+        """Train one unit from where it was saved to its end."""
+        state = self.crew.start(unit.seeds)
+        seconds = self.work.restore(unit, state)
+        progress.resume(state.step * len(state))
+        span, saved = 8, time.monotonic()
+        for stop in self.plan.keep_steps:
+            while state.step < stop:
+                first, began = state.step, time.monotonic()
+                self.crew.advance(state, min(stop, first + span))
+                now = time.monotonic()
+                seconds += now - began
+                progress.advance((state.step - first) * len(state))
+                span = max(1, round((state.step - first) * _SPAN_SECONDS / max(now - began, 1e-6)))
+                stop_now = self.asked()
+                if stop_now or now - saved >= self.save_seconds:
+                    self.work.save(unit, state, seconds)
+                    saved = now
+                if stop_now:
+                    raise Interrupted(
+                        f"{unit.name}: stopped at step {state.step} and saved. Run the same command to carry on."
+                    )
+            if state.step == stop and not self.work.is_kept(unit, stop):
+                made = rows.rows(
+                    self.crew.recipe,
+                    self.crew.source,
+                    self.crew.measure(state.weights),
+                    unit=unit.name,
+                    seeds=unit.seeds,
+                    step=stop,
+                    seconds=seconds,
+                    device=self.plan.device,
+                    engine=self.engine,
+                )
+                self.work.keep(unit, stop, state, made)
+        self.work.forget_state(unit)

@@ -1,0 +1,162 @@
+"""Data sets as arrays of images and labels, checked before they are used."""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from builders import idx
+from builders.recipe import Recipe
+from ckptzoo.errors import IntegrityError, MissingExtraError, Problem, UnknownNameError, ZooError
+from ckptzoo.loader.order import derive_key, keyed_permutation
+
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+FOLDER_VARIABLE = "CKPTZOO_DATA"
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A training and a test set.
+
+    Parameters
+    ----------
+    name : of the data set.
+    train_images, test_images : (N, 28, 28) uint8, raw pixels.
+    train_labels, test_labels : (N,) int64, from 0.
+    """
+
+    name: str
+    train_images: Images
+    train_labels: Labels
+    test_images: Images
+    test_labels: Labels
+
+    @property
+    def classes(self) -> int:
+        """How many labels there are."""
+        return int(self.train_labels.max()) + 1
+
+    @cached_property
+    def digest(self) -> str:
+        """``sha256:...`` of names, shapes and bytes of the four arrays."""
+        total = hashlib.sha256()
+        for name in ("train_images", "train_labels", "test_images", "test_labels"):
+            array = np.ascontiguousarray(getattr(self, name))
+            total.update(f"{name} {array.shape} {array.dtype.str}\n".encode())
+            total.update(array.tobytes())
+        return "sha256:" + total.hexdigest()
+
+
+def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
+    """The data that a recipe names.
+
+    Parameters
+    ----------
+    recipe : names the data set and says how many images each half has.
+    folder : where the files lie, or a folder with a subfolder of the data set's name; by default the environment
+        variable ``CKPTZOO_DATA``, and where that is not set either the data set is fetched through ``datasets``.
+        ``digits`` is bundled with scikit-learn and needs neither.
+
+    Raises
+    ------
+    ZooError
+        A file is missing, or nothing could be fetched.
+    IntegrityError
+        A file is not what it should be, or the recipe counts other images than there are.
+    """
+    if recipe.dataset not in _LOADERS:
+        raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, tuple(_LOADERS))
+    folder = folder if folder is not None else os.environ.get(FOLDER_VARIABLE) or None
+    data = _LOADERS[recipe.dataset](recipe, None if folder is None else Path(folder))
+    problems: list[Problem] = []
+    for half, count in (("train", recipe.train), ("test", recipe.test)):
+        images, labels = getattr(data, f"{half}_images"), getattr(data, f"{half}_labels")
+        if len(images) != count or len(labels) != count:
+            found = f"{len(images)} and {len(labels)}"
+            step = "Correct the recipe, or use the whole data set."
+            problems.append(Problem(data.name, f"{half} images and labels", f"{count} of each", found, step))
+    if problems:
+        raise IntegrityError(problems)
+    return data
+
+
+def inputs(recipe: Recipe, images: Images) -> NDArray[np.float32]:
+    """(N, 1, H, W) float32: what the network sees of raw pixels, ``(pixel / 255 - mean) / std`` in float64."""
+    return ((images[:, None] / 255.0 - recipe.mean) / recipe.std).astype(np.float32)
+
+
+def _digits(recipe: Recipe, folder: Path | None) -> Data:
+    """scikit-learn's 1,797 digits, enlarged from 8x8 to 28x28; a fixed shuffled split."""
+    try:
+        datasets = import_module("sklearn.datasets")
+    except ImportError as error:
+        raise MissingExtraError("scikit-learn", "build") from error
+    bunch = datasets.load_digits()
+    small, labels = bunch.images.astype(np.int64), bunch.target.astype(np.int64)
+    images = enlarged(small, 28, 16)
+    where = np.asarray(keyed_permutation(np.arange(len(images)), len(images), derive_key(0)))
+    train, test = where[: recipe.train], where[recipe.train :]
+    return Data("digits", images[train], labels[train], images[test], labels[test])
+
+
+def enlarged(small: NDArray[np.int64], size: int, top: int) -> Images:
+    """Bilinear enlargement of (N, s, s) integers 0..top to (N, size, size) pixels 0..255, exact up to one rounding.
+
+    Pixel centres are aligned, as in ``torch.nn.functional.interpolate(mode="bilinear", align_corners=False)``: output i
+    looks at ``(i + 1/2) s / size - 1/2``, clamped to the picture. Integer arithmetic, halves rounded up.
+    """
+    old = small.shape[-1]
+    place = np.clip((2 * np.arange(size) + 1) * old - size, 0, 2 * size * (old - 1))
+    low = np.minimum(place // (2 * size), old - 2)
+    weight = place - low * 2 * size
+    rows = small[:, low] * (2 * size - weight)[:, None] + small[:, low + 1] * weight[:, None]
+    both = rows[:, :, low] * (2 * size - weight) + rows[:, :, low + 1] * weight
+    unit = (2 * size) ** 2 * top
+    return ((both * 510 + unit) // (2 * unit)).astype(np.uint8)
+
+
+def _mnist(recipe: Recipe, folder: Path | None) -> Data:
+    """MNIST from the four idx files of a folder, or through ``datasets``."""
+    if folder is None:
+        return from_datasets("mnist", _fetched("ylecun/mnist"))
+    folder = folder / "mnist" if (folder / "mnist").is_dir() else folder
+    arrays: list[NDArray[Any]] = []
+    for stem, count in (("train", recipe.train), ("t10k", recipe.test)):
+        arrays.append(idx.read(folder, f"{stem}-images-idx3-ubyte", (count, 28, 28)))
+        arrays.append(idx.read(folder, f"{stem}-labels-idx1-ubyte", (count,), largest=9).astype(np.int64))
+    return Data("mnist", *arrays)
+
+
+def _fetched(address: str) -> Mapping[str, Any]:
+    try:
+        datasets = import_module("datasets")
+    except ImportError as error:
+        raise MissingExtraError("datasets", "hub") from error
+    try:
+        return datasets.load_dataset(address)
+    except Exception as error:
+        raise ZooError(
+            f"{address}: data set: expected to fetch it through datasets, got {type(error).__name__}: {error}. "
+            f"Name a folder that holds its files with --data or {FOLDER_VARIABLE}."
+        ) from error
+
+
+def from_datasets(name: str, splits: Mapping[str, Any]) -> Data:
+    """Arrays from a ``datasets.DatasetDict`` with splits train and test and columns image and label."""
+    arrays: list[NDArray[Any]] = []
+    for half in ("train", "test"):
+        table = splits[half]
+        arrays.append(np.stack([np.asarray(image, dtype=np.uint8) for image in table["image"]]))
+        arrays.append(np.asarray(table["label"], dtype=np.int64))
+    return Data(name, *arrays)
+
+
+_LOADERS: dict[str, Callable[[Recipe, Path | None], Data]] = {"digits": _digits, "mnist": _mnist}

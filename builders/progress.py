@@ -1,0 +1,83 @@
+"""How far a build is: a bar on a terminal, a plain line every few seconds elsewhere."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich import progress
+from rich.console import Console
+
+_LINE_SECONDS = 5.0
+
+
+class Progress:
+    """Counts optimiser steps of all members together; a context manager.
+
+    Parameters
+    ----------
+    console : where it is shown.
+    name : of the recipe.
+    members, member_steps : all there is to do.
+    done : member-steps done before, which do not count for the speed.
+    finished : members done before.
+    """
+
+    def __init__(
+        self, console: Console, name: str, *, members: int, member_steps: int, done: int, finished: int
+    ) -> None:
+        self._console, self._name = console, name
+        self._members, self._total = members, member_steps
+        self.done, self.finished, self.taken = done, finished, 0
+        self._started = time.monotonic()
+        self._line = self._started
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TextColumn("{task.fields[facts]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(name, total=member_steps, completed=done, facts="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def resume(self, member_steps: int) -> None:
+        """So many optimiser steps were taken by an earlier process; they do not count for the speed."""
+        self.done += member_steps
+        self._show()
+
+    def advance(self, member_steps: int) -> None:
+        """So many more optimiser steps were taken."""
+        self.done += member_steps
+        self.taken += member_steps
+        self._show()
+
+    def finish(self, members: int) -> None:
+        """So many more members are done."""
+        self.finished += members
+        self._show()
+
+    def facts(self) -> str:
+        """Members, steps, speed and time left, as text."""
+        seconds = time.monotonic() - self._started
+        text = f"{self.finished:,}/{self._members:,} members, {self.done:,}/{self._total:,} steps"
+        if not self.taken or not seconds:
+            return text
+        hourly = self.taken / self._total * self._members / seconds * 3600
+        left = round((self._total - self.done) * seconds / self.taken)
+        return f"{text}, {hourly:,.0f} members an hour, {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+
+    def _show(self) -> None:
+        self._bar.update(self._task, completed=self.done, facts=self.facts())
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._line >= _LINE_SECONDS:
+            self._line = now
+            self._console.print(f"{self._name}: {self.facts()}", soft_wrap=True, highlight=False)

@@ -1,0 +1,172 @@
+"""The quickstart: train OptuNets on handwritten digits, derive, verify, stream back layer by layer, and draw."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import ckptzoo
+from builders import data
+from builders.build import build
+from builders.recipe import Recipe
+from ckptzoo.derive import derive
+from ckptzoo.errors import IntegrityError
+from ckptzoo.studies.overview import overview
+
+RECIPE = "digits-optunet"
+GAUGE = "first-weight"
+BATCH = 64
+_T = TypeVar("_T")
+
+
+@dataclass
+class _Steps:
+    """What was done, how much of it, and how long it took."""
+
+    console: Console
+    rows: list[tuple[str, str, float, str]] = field(default_factory=list)
+
+    def run(self, name: str, work: Callable[[], _T], told: Callable[[_T, float], tuple[str, str]]) -> _T:
+        """Do one step and note what it did and how fast."""
+        self.console.print(f"[bold]{name}[/bold]")
+        started = time.perf_counter()
+        made = work()
+        seconds = time.perf_counter() - started
+        what, speed = told(made, seconds)
+        self.rows.append((name, what, seconds, speed))
+        return made
+
+    def table(self) -> Table:
+        """The steps as a table."""
+        table = Table(title="What was done", title_justify="left", box=None, pad_edge=False)
+        table.add_column("step")
+        table.add_column("what", overflow="fold")
+        table.add_column("seconds", justify="right")
+        table.add_column("speed", justify="right")
+        for name, what, seconds, speed in self.rows:
+            table.add_row(name, what, f"{seconds:.2f}", speed)
+        return table
+
+
+def run(*, members: int, to: str | Path, console: Console | None = None) -> None:
+    """Make a zoo of ``members`` OptuNets in the folder ``to`` and show what is in it.
+
+    Parameters
+    ----------
+    members : how many networks the zoo is to hold; those that are there already are not trained again.
+    to : the zoo's folder; the pictures go to the folder of the same name with ``-pictures`` behind it.
+
+    Raises
+    ------
+    IntegrityError
+        Verification found problems.
+    """
+    console = console or Console()
+    recipe, root = Recipe.load(RECIPE), Path(to)
+    steps = _Steps(console)
+    steps.run(
+        "train",
+        lambda: build(recipe, root, members=members, console=console),
+        lambda built, _: (
+            f"{built.members:,} OptuNets, {recipe.epochs} epochs on {recipe.train:,} digits",
+            f"{built.member_steps / max(built.seconds, 1e-9):,.0f} member-steps/s" if built.member_steps else "",
+        ),
+    )
+    images = data.inputs(recipe, data.load(recipe).test_images[:BATCH])
+    with _bar(console, "checkpoints") as bar:
+        task = bar.add_task("derive", total=None)
+        steps.run(
+            "derive",
+            lambda: derive(
+                root,
+                gauge=GAUGE,
+                inputs=images,
+                progress=lambda done, all_: bar.update(task, completed=done, total=all_),
+            ),
+            lambda made, seconds: (
+                f"{made.checkpoints:,} checkpoints in {GAUGE}, largest difference of outputs {_worst(root)}",
+                f"{made.checkpoints / seconds:,.0f} checkpoints/s",
+            ),
+        )
+    with _bar(console, "bytes") as bar:
+        task = bar.add_task("verify", total=None)
+        problems = steps.run(
+            "verify",
+            lambda: ckptzoo.verify(root, progress=lambda done, all_: bar.update(task, completed=done, total=all_)),
+            lambda found, seconds: (
+                f"{len(found)} problems in {_size(root) / 1e6:.1f} MB",
+                f"{_size(root) / seconds / 1e6:,.0f} MB/s",
+            ),
+        )
+    if problems:
+        raise IntegrityError(problems)
+    zoo = steps.run(
+        "open",
+        lambda: ckptzoo.open(root),
+        lambda found, seconds: (f"{len(found):,} checkpoints", f"{1e3 * seconds:.1f} ms"),
+    )
+    for layer in zoo.layers:
+        steps.run(
+            f"stream {layer}",
+            lambda layer=layer: _streamed(zoo, layer),
+            lambda nbytes, seconds, layer=layer: (
+                f"{', '.join(zoo.layers[layer])}, raw and {GAUGE}, shuffled",
+                f"{nbytes / seconds / 1e6:,.0f} MB/s",
+            ),
+        )
+    pictures = root.with_name(f"{root.name}-pictures")
+    found = overview(zoo, GAUGE)
+    files = steps.run("draw", lambda: found.plot(pictures), lambda made, _: (f"{len(made)} files", ""))
+    console.print()
+    found.print(console)
+    console.print()
+    console.print(steps.table())
+    console.print()
+    for file in files:
+        console.print(str(file), highlight=False, soft_wrap=True)
+    console.print(
+        f"\nNext: ckptzoo info {root}, or ckptzoo.open({str(root)!r}) in Python.", highlight=False, soft_wrap=True
+    )
+
+
+def _streamed(zoo: ckptzoo.Zoo, layer: str) -> int:
+    """Stream a layer of everyone, raw and derived, and look at every number; returns the bytes."""
+    total = 0
+    for variant in ("raw", GAUGE):
+        for batch in zoo.stream(layer, variant=variant, batch_size=BATCH, shuffle=True, seed=0):
+            total += sum(tensor.nbytes for tensor in batch.tensors.values() if not np.isnan(tensor.sum()))
+    return total
+
+
+def _worst(root: Path) -> str:
+    """The largest certificate of the variant."""
+    zoo = ckptzoo.open(root)
+    table = zoo.variant_metadata(GAUGE)
+    values = [
+        value
+        for column in ("certificate_random", "certificate_real")
+        for value in table[column].to_pylist()
+        if value is not None
+    ]
+    return f"{max(values):.1e}" if values else "not measured"
+
+
+def _size(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+
+
+def _bar(console: Console, unit: str) -> Progress:
+    """A progress bar that goes away when it is done."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn(f"{{task.completed:,.0f}} {unit}"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, transient=True)

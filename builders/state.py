@@ -1,0 +1,58 @@
+"""The training state of members that train side by side: weights, momentum and step, stacked along a leading axis."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from builders import draws
+from builders.recipe import Recipe
+from ckptzoo import archs
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class State:
+    """Everything that training changes; engines change it in place.
+
+    Parameters
+    ----------
+    keys : (M,) uint64, one a member; with the step they determine every random number.
+    weights : ``{name: (M, *shape)}``.
+    momentum : the same shapes; empty where the recipe has none.
+    step : optimiser steps taken.
+    """
+
+    keys: NDArray[np.uint64]
+    weights: Tensors
+    momentum: Tensors
+    step: int = 0
+
+    @classmethod
+    def initial(cls, recipe: Recipe, seeds: list[int], device: str) -> Self:
+        """Freshly initialised members."""
+        keys = draws.member_keys(recipe.digest, seeds)
+        made = draws.initial_weights(archs.architecture(recipe.architecture), keys)
+        weights = {name: torch.from_numpy(array).to(device) for name, array in made.items()}
+        return cls(
+            keys, weights, {name: torch.zeros_like(weights[name]) for name in weights} if recipe.momentum else {}
+        )
+
+    def __len__(self) -> int:
+        """Members."""
+        return len(self.keys)
+
+    def split(self, size: int) -> list["State"]:
+        """Groups of at most ``size`` members over the same memory: what is done to them is done to this state."""
+        return [
+            State(
+                self.keys[at : at + size],
+                {name: tensor[at : at + size] for name, tensor in self.weights.items()},
+                {name: tensor[at : at + size] for name, tensor in self.momentum.items()},
+                self.step,
+            )
+            for at in range(0, len(self), size)
+        ]

@@ -1,14 +1,27 @@
 """The command line: one command, one call."""
 
+import os
 import sys
+from typing import NoReturn
 
 
-def main() -> None:
-    """Run the command line and end the process with its exit code, as listed in ``ckptzoo --help``."""
+def main() -> NoReturn:
+    """Run the command line and end the process with its exit code, as listed in ``ckptzoo --help``.
+
+    The interpreter is not taken apart first: everything is written and flushed by then, and Arrow's threads now and
+    then abort the process during it (apache/arrow issue 34314), which would spoil the exit code.
+    """
     try:
         from ckptzoo.cli.run import run
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         code = 130
-    sys.exit(code)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            code = code or 4
+    os._exit(code)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ckptzoo.format import durable, snapshot
-from ckptzoo.format.reader import list_trees, read_tree
+from ckptzoo.format.reader import list_trees, read_documents, read_tree
 from ckptzoo.spec.layout import SNAPSHOTS
 
 
@@ -18,11 +18,17 @@ def compact(path: str | Path) -> Path | None:
     -------
     The snapshot's path, or None where the zoo has no parts.
 
+    Raises
+    ------
+    IntegrityError
+        The folder is not a zoo, or a part cannot be read.
+
     Notes
     -----
     Opening a zoo of 128 parts then reads one file instead of 256. Cost: one read of every part's rows and index.
     """
-    root = Path(path)
+    root = Path(path).absolute()
+    read_documents(root)
     trees = {tree: read_tree(root, tree, names, None) for tree, names in list_trees(root).items() if names}
     if not trees:
         return None

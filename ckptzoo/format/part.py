@@ -154,7 +154,7 @@ def read_part(root: Path, tree: str, name: str) -> tuple[Part, pa.Table]:
     data = table.read_bytes(root / tree / name / INDEX, where=where)
     table.check_seal(data, where=where)
     file, footer = table.open_table(data, where=where)
-    index = table.read_group(file, None, table.INDEX_SCHEMA, where=where)
+    index = table.read_table(file, table.INDEX_SCHEMA, where=where)
     return part_of(tree, name, footer, where=where), index
 
 
@@ -178,7 +178,7 @@ def read_rows(root: Path, part: Part, schema: pa.Schema) -> pa.Table:
     data = table.read_bytes(root / part.path / METADATA, where=where)
     table.check_seal(data, where=where)
     file, _ = table.open_table(data, where=where)
-    rows = table.read_group(file, None, schema, where=where)
+    rows = table.read_table(file, schema, where=where)
     if len(rows) != part.rows:
         raise IntegrityError(Problem(where, "rows", str(part.rows), str(len(rows)), REFETCH))
     return rows

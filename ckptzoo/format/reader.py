@@ -128,7 +128,7 @@ def read_tree(root: Path, tree: str, names: tuple[str, ...], known: Snapshot | N
                 Problem(where, "kind", "one of " + ", ".join(KINDS), repr(kind), "Upgrade ckptzoo to read it.")
             )
         rows.append(read_rows(root, part, table.schema_of(KINDS[kind])))
-        number = pa.array([len(parts)] * len(index), pa.int32())
+        number = pa.repeat(pa.scalar(len(parts), pa.int32()), len(index))
         indices.append(index.append_column(INDEX_SCHEMA.field("part"), number))
         parts.append(part)
     if not parts:

@@ -58,7 +58,7 @@ class Snapshot:
     def _section(self, group: int, prefix: str, schema: pa.Schema) -> pa.Table:
         names = [prefix + name for name in schema.names]
         try:
-            found = self._file.read_row_group(group, columns=names).select(names)
+            found = self._file.read_row_group(group, columns=names, use_threads=False).select(names)
             return found.rename_columns(schema.names).cast(schema).combine_chunks()
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
             raise IntegrityError(

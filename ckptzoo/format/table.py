@@ -154,13 +154,13 @@ def open_table(data: bytes, *, where: str) -> tuple[pq.ParquetFile, Document]:
     return file, parse(raw, where=f"{where} (footer)")
 
 
-def read_group(file: pq.ParquetFile, group: int | None, schema: pa.Schema, *, where: str) -> pa.Table:
-    """A row group (None: all of them), insisting on exactly this schema."""
+def read_table(file: pq.ParquetFile, schema: pa.Schema, *, where: str) -> pa.Table:
+    """The whole table, insisting on exactly this schema."""
     try:
-        if group is None and not file.schema_arrow.equals(schema):
+        if not file.schema_arrow.equals(schema):
             found = _difference(file.schema_arrow, schema)
             raise IntegrityError(Problem(where, "columns", "those of docs/format.md", found, REFETCH))
-        table = file.read() if group is None else file.read_row_group(group, columns=schema.names)
+        table = file.read(use_threads=False)
         return table.replace_schema_metadata(None).combine_chunks()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise IntegrityError(Problem(where, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error

@@ -53,7 +53,8 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
         trees[tree] = found
         for number, part in enumerate(found.parts):
             index = found.index.filter(pa.array(found.index["part"].to_numpy() == number))
-            single = Tree((part,), found.metadata, index.set_column(9, "part", pa.array([0] * len(index), pa.int32())))
+            zeros = pa.repeat(pa.scalar(0, pa.int32()), len(index))
+            single = Tree((part,), found.metadata, index.drop_columns(["part"]).append_column("part", zeros))
             wrong = geometry_problems(root, arch, single)
             problems += wrong
             read.append((part, index))
@@ -216,11 +217,15 @@ def _shards(root: Path, sound: list[tuple[Tree, Part, pa.Table]], progress: Prog
     total, done = sum(row["nbytes"] for _, row in tasks), 0
     problems: list[Problem] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for (_, row), found in zip(tasks, pool.map(lambda task: _bytes(root, *task), tasks), strict=True):
-            problems += found
-            done += row["nbytes"]
-            if progress is not None:
-                progress(done, total)
+        try:
+            for (_, row), found in zip(tasks, pool.map(lambda task: _bytes(root, *task), tasks), strict=True):
+                problems += found
+                done += row["nbytes"]
+                if progress is not None:
+                    progress(done, total)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     return problems
 
 

@@ -22,8 +22,10 @@ class Checkpoint(Mapping[str, Any]):
     variant : the gauge its weights are in, ``raw`` as trained.
     """
 
-    def __init__(self, arch: Architecture, row: dict[str, Any], variant: str, read: Read) -> None:
-        self.arch, self.row, self.variant, self._read = arch, row, variant, read
+    def __init__(
+        self, arch: Architecture, row: dict[str, Any], variant: str, read: Read, ahead: Callable[[], None]
+    ) -> None:
+        self.arch, self.row, self.variant, self._read, self._ahead = arch, row, variant, read, ahead
         self.id: str = row["id"]
 
     def __repr__(self) -> str:
@@ -33,6 +35,7 @@ class Checkpoint(Mapping[str, Any]):
         return self._read(name, False)
 
     def __iter__(self) -> Iterator[str]:
+        self._ahead()  # who walks through a checkpoint reads all of it
         return iter(self.arch.names)
 
     def __len__(self) -> int:
@@ -45,6 +48,7 @@ class Checkpoint(Mapping[str, Any]):
         another reader.
         """
         torch = import_torch()
+        self._ahead()
         made: dict[str, Any] = {}
         for tensor in self.arch.tensors:
             made[tensor.name] = torch.tensor_of(self._read(tensor.name, True))

@@ -2,7 +2,7 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from ckptzoo.spec.layout import RAW
 
 MAX_MAPS = 256
 """Shards that are kept mapped at a time; arrays that are in use keep theirs."""
+
+GAP_BYTES = 2**20
+"""Bytes that nobody asked for are read along when they lie between two wanted runs; a request costs more."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,20 @@ class Directory:
         """A map of one's own: what is written into its arrays is seen by nobody else."""
         return ShardMap(Path(os.fspath(self._root)) / self.files[shard], nbytes=int(self.sizes[shard]))
 
+    def will_need(self, tensors: Iterable[Extents], row: int) -> None:
+        """Ask the kernel to read one row of these tensors ahead, small gaps between them too."""
+        wanted: list[tuple[int, int, int]] = []
+        for extents in tensors:
+            at = int(np.searchsorted(extents.bounds, row, side="right")) - 1
+            offset = extents.offsets[at] + (row - int(extents.bounds[at])) * extents.row_bytes
+            wanted.append((extents.shards[at], offset, offset + extents.row_bytes))
+        wanted.sort()
+        while wanted:
+            shard, start, stop = wanted.pop(0)
+            while wanted and wanted[0][0] == shard and wanted[0][1] - stop <= GAP_BYTES:
+                stop = wanted.pop(0)[2]
+            self.map(shard).will_need(start, stop - start)
+
     def gather(
         self,
         extents: Extents,
@@ -99,7 +116,7 @@ class Directory:
         Parameters
         ----------
         rows : (N,) rows of the tree, in any order.
-        rest : an index into the tensor's own axes, applied before anything is copied.
+        rest : integers and slices for the tensor's own axes, applied before anything is copied.
         private : maps of the caller's own, by shard, which it may write to; missing ones are added.
         """
         if not len(rows):
@@ -107,15 +124,13 @@ class Directory:
         owner = np.searchsorted(extents.bounds, rows, side="right") - 1
         if owner[0] == owner[-1] and (owner == owner[0]).all():
             at = int(owner[0])
-            found = self._whole(extents, at, private=private)[_place(rows - extents.bounds[at])]
-            return found[(slice(None), *rest)] if rest else found
+            return self._whole(extents, at, private=private)[(_place(rows - extents.bounds[at]), *rest)]
         order = np.argsort(owner, kind="stable")
         heads = np.flatnonzero(np.diff(owner[order], prepend=-1))
         out: NDArray[Any] | None = None
         for mine in np.split(order, heads[1:]):
             at = int(owner[mine[0]])
-            found = self._whole(extents, at)[_place(rows[mine] - extents.bounds[at])]
-            found = found[(slice(None), *rest)] if rest else found
+            found = self._whole(extents, at)[(_place(rows[mine] - extents.bounds[at]), *rest)]
             if out is None:
                 out = np.empty((len(rows), *found.shape[1:]), found.dtype)
             out[_place(mine)] = found

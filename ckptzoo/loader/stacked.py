@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.loader.directory import Directory, Extents
 
+_BASIC = (int, np.integer, slice, type(Ellipsis), type(None))
+
 
 class StackedTensor:
     """A tensor of N checkpoints as a lazy array ``(N, *shape)``.
@@ -49,7 +51,7 @@ class StackedTensor:
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
         first, *rest = key if isinstance(key, tuple) else (key,)
-        if first is Ellipsis or first is None:
+        if first is Ellipsis or first is None or not all(isinstance(item, _BASIC) for item in rest):
             return np.asarray(self)[key]
         rows = self._rows[first]
         if isinstance(rows, np.integer):

@@ -286,8 +286,11 @@ class Zoo:
             extents = directory.extents(variant, self._named(name)[0])
             return directory.gather(extents, place, private=held if private else None)[0, ...]
 
+        def ahead() -> None:
+            directory.will_need([directory.extents(variant, name) for name in self.arch.names], int(place[0]))
+
         row = self.metadata.slice(at, 1).to_pylist()[0]
-        return Checkpoint(self.arch, row, variant, read)
+        return Checkpoint(self.arch, row, variant, read, ahead)
 
     def ensemble(
         self, *, limit: int | None = None, variant: str = layout.RAW, steps: str = "last", device: Any = None

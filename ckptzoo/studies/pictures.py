@@ -106,7 +106,7 @@ def accuracy(name: str, accuracies: NDArray[np.float64], diverged: NDArray[np.fl
     axes.axvline(spread.mean, color=INK, lw=1.6, ls="--")
     axes.set_xlabel("test accuracy (%)")
     axes.set_ylabel("networks")
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.grid(visible=False, axis="x")
     _head(figure, f"{_shortened(name, 32)}: test accuracy of {counted(len(good) + len(diverged), 'network')}", handles)
     return figure
@@ -207,9 +207,7 @@ def _cloud(axes: Axes, pair: Pair, variant: str, colour: str) -> None:
     axes.set_xlabel(pair.names[0])
     axes.set_ylabel(pair.names[1])
     axes.locator_params(nbins=6)
-    text = f"{100 * pair.above(variant):.0f} % of the networks\nlie above the diagonal"
-    box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "boxstyle": "round,pad=0.25"}
-    axes.text(0.03, 0.97, text, transform=axes.transAxes, va="top", fontsize=10, bbox=box, zorder=5)
+    axes.set_title(f"{100 * pair.above(variant):.0f} % above the diagonal", loc="right", fontsize=10, color=MUTED)
 
 
 def _range(points: NDArray[np.float64]) -> tuple[float, float]:

@@ -32,7 +32,8 @@ def test_what_a_zoo_says_of_itself(zoo):
     [
         3, -1, slice(None), slice(2, 5), slice(None, None, 3), slice(None, None, -1), slice(5, 5), [1, 2, 3], [16, 0, 7],
         [], np.array([4, 4]), np.arange(17) % 2 == 0, (slice(3, 14), 1), (3, 1), (slice(None), slice(0, 2), 1),
-        ([5, 12], ..., 0), ..., (..., 1), (slice(None), None),
+        ([5, 12], ..., 0), ..., (..., 1), (slice(None), None), ([5, 12], [0, 1]), (slice(3, 9), [2, 0]), (3, [2, 0]),
+        ([9, 2, 2], slice(None), 1), ([9, 2], 1, slice(None)), ([9, 2], None, 1),
     ],
 )  # fmt: skip
 def test_indexing_is_numpys(zoo, full, key):

@@ -23,6 +23,9 @@ MAX_MAPS = 256
 GAP_BYTES = 2**20
 """Bytes that nobody asked for are read along when they lie between two wanted runs; a request costs more."""
 
+COPY_BYTES = 8 * 2**20
+"""Rows that are gathered from several shards are copied so many bytes at a time."""
+
 
 @dataclass(frozen=True)
 class Extents:
@@ -128,12 +131,15 @@ class Directory:
         order = np.argsort(owner, kind="stable")
         heads = np.flatnonzero(np.diff(owner[order], prepend=-1))
         out: NDArray[Any] | None = None
+        step = max(1, COPY_BYTES // extents.row_bytes)
         for mine in np.split(order, heads[1:]):
             at = int(owner[mine[0]])
-            found = self._whole(extents, at)[(_place(rows[mine] - extents.bounds[at]), *rest)]
-            if out is None:
-                out = np.empty((len(rows), *found.shape[1:]), found.dtype)
-            out[_place(mine)] = found
+            whole = self._whole(extents, at)
+            for some in (mine[start : start + step] for start in range(0, len(mine), step)):
+                found = whole[(_place(rows[some] - extents.bounds[at]), *rest)]
+                if out is None:
+                    out = np.empty((len(rows), *found.shape[1:]), found.dtype)
+                out[_place(some)] = found
         assert out is not None
         return out
 

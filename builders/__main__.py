@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of
+from ckptzoo.errors import MissingExtraError
 
 app = typer.Typer(
     name="builders",
@@ -174,6 +175,8 @@ def _failed(error: Exception) -> int:
         shown: Any = error
         path = shown.ctx.command_path if shown.ctx is not None else "python -m builders"
         return _complain("error", f"{shown.format_message()} See {path} --help.", USAGE)
+    if isinstance(error, ModuleNotFoundError) and not isinstance(error, MissingExtraError):
+        error = MissingExtraError(str(error.name), "build")
     problems = getattr(error, "problems", ())
     code = code_of(error)
     text = " ".join(map(str, problems)) if problems else str(error) or type(error).__name__

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from builders import data, draws
+from builders import draws
+from builders.data import Data
 from builders.recipe import Recipe
 
 _DRAWN_AT_ONCE = 2**15
@@ -21,7 +22,7 @@ class Material:
     Parameters
     ----------
     recipe : what is trained.
-    pixels : (N * H * W,) float32: images padded by ``recipe.crop_pad`` and normalised, one behind the other.
+    pixels : (N * H * W,) uint8: raw images padded by ``recipe.crop_pad``, one behind the other.
     labels : (N,) int64.
     height, width : H and W of a padded image.
     """
@@ -33,11 +34,11 @@ class Material:
     width: int
 
     @classmethod
-    def of(cls, recipe: Recipe, source: data.Data, device: str) -> Self:
-        """Pad with raw 0, normalise, move to the device."""
+    def of(cls, recipe: Recipe, source: Data, device: str) -> Self:
+        """Pad with raw 0, move to the device."""
         pad = recipe.crop_pad
         padded = np.pad(source.train_images, ((0, 0), (pad, pad), (pad, pad)))
-        pixels = torch.from_numpy(data.inputs(recipe, padded)).reshape(-1).to(device)
+        pixels = torch.from_numpy(padded).reshape(-1).to(device)
         labels = torch.from_numpy(source.train_labels).to(device)
         return cls(recipe, pixels, labels, *padded.shape[1:])
 
@@ -45,6 +46,14 @@ class Material:
     def device(self) -> torch.device:
         """Where it is."""
         return self.pixels.device
+
+    def seen(self, raw: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """What the network sees of raw pixels, float32: ``(pixel - 255 mean) / (255 std)``, in float32 arithmetic.
+
+        It may differ from ``builders.data.inputs`` by the last bit.
+        """
+        made = raw.float() if out is None else out.copy_(raw)
+        return made.sub_(255 * self.recipe.mean).mul_(1 / (255 * self.recipe.std))
 
 
 @dataclass(frozen=True, eq=False)

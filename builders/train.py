@@ -57,6 +57,7 @@ class Trainer:
         """Train every member up to ``stop`` optimiser steps, in place."""
         if self.workers is None:
             self.engine(self.material, state, stop)
+            torch.cuda.synchronize(self.material.device)
             return
         groups = state.split(self._group(len(state)))
         for done in [self.workers.submit(self.engine, self.material, group, stop) for group in groups]:
@@ -96,7 +97,7 @@ class Trainer:
         }
 
     def _log_probabilities(self, weights: Tensors, images: data.Images) -> NDArray[np.float64]:
-        """(M, N, C) with the architecture's own forward function."""
+        """(M, N, C) with the architecture's own forward function, so that an engine's arithmetic is not its own judge."""
         device = self.material.device
         model = archs.get(self.recipe.architecture)().to(device).eval()
         size = _IMAGES_AT_ONCE[device.type]
@@ -107,7 +108,7 @@ class Trainer:
         made: list[NDArray[np.float64]] = []
         with torch.inference_mode():
             for at in range(0, len(images), size):
-                inputs = torch.from_numpy(data.inputs(self.recipe, images[at : at + size])).to(device)
+                inputs = self.material.seen(torch.from_numpy(images[at : at + size, None]).to(device))
                 outputs = torch.func.vmap(logits, in_dims=(0, None))(weights, inputs)
                 made.append(torch.log_softmax(outputs.double(), -1).cpu().numpy())
         return np.concatenate(made, axis=1)

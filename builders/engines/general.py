@@ -35,6 +35,6 @@ def advance(material: Material, state: State, stop: int) -> None:
 
     gradient = torch.func.vmap(torch.func.grad(loss))
     for step in steps(material, state.keys, state.step, stop):
-        images = material.pixels[step.corners[:, :, None, None, None] + window]
+        images = material.seen(material.pixels[step.corners[:, :, None, None, None] + window])
         sgd.update(recipe, state, gradient(state.weights, images, step.labels), step.rate)
     state.step = stop

@@ -1,0 +1,241 @@
+"""Training many OptuNets: the stacked trainer beside a plain PyTorch loop and torch.func.vmap.
+
+Every contender takes the same steps on the same images in the same order with the same crops, gathered from memory;
+what differs is how the arithmetic is put to the machine. Repeats are interleaved, medians are printed, and a check at
+the start compares the weights they arrive at. Takes about a minute.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import nn
+
+from builders import data
+from builders.engines import GENERAL, best
+from builders.material import Material, steps
+from builders.recipe import Recipe
+from builders.state import State
+from builders.train import checked, cores, trainer
+from ckptzoo import archs
+from ckptzoo.errors import ZooError
+
+ROOT = Path(__file__).resolve().parent.parent
+PLAIN = "plain loop"
+STACKED, STACKED_GENERAL = (1, 8, 16, 64, 128), (16, 64)
+Take = Callable[[int], float]
+"""Takes so many optimiser steps of every member and returns the seconds."""
+
+
+@dataclass
+class Contender:
+    """One way of training.
+
+    Parameters
+    ----------
+    name : for the table.
+    members : how many it trains at once.
+    take : see ``Take``.
+    rates : member-steps a second, one a repeat.
+    """
+
+    name: str
+    members: int
+    take: Take
+    rates: list[float] = field(default_factory=list)
+
+
+def plain(material: Material, seed: int, count: int) -> tuple[float, dict[str, torch.Tensor]]:
+    """One member the ordinary way: a module, autograd and torch.optim.SGD; the seconds and the weights."""
+    recipe = material.recipe
+    state = State.initial(recipe, [seed], str(material.device))
+    model = archs.get(recipe.architecture)().to(material.device)
+    model.load_state_dict({name: tensor[0] for name, tensor in state.weights.items()})
+    optimiser = torch.optim.SGD(
+        model.parameters(), lr=recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+    )
+    pad = recipe.crop_pad
+    rows = torch.arange(material.height - 2 * pad, device=material.device) * material.width
+    window = rows[:, None] + torch.arange(material.width - 2 * pad, device=material.device)
+    began = time.perf_counter()
+    for step in steps(material, state.keys, 0, count):
+        optimiser.param_groups[0]["lr"] = step.rate
+        images = material.seen(material.pixels[step.corners[0, :, None, None, None] + window])
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(images), step.labels[0]).backward()
+        optimiser.step()
+    _wait(material.device)
+    return time.perf_counter() - began, {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+_held: list[Material] = []
+
+
+def _hold(recipe: Recipe, source: data.Data) -> None:
+    """What each process of a pool does first."""
+    torch.set_num_threads(1)
+    _held.append(Material.of(recipe, source, "cpu"))
+
+
+def _plain_held(seed: int, count: int) -> float:
+    return plain(_held[0], seed, count)[0]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def contenders(recipe: Recipe, source: data.Data, device: str, stack: ExitStack) -> Iterator[Contender]:
+    """Everything that is compared."""
+    material = Material.of(recipe, source, device)
+    for threads in sorted({1, cores()}) if checked(device) == "cpu" else (1,):
+
+        def alone(count: int, threads: int = threads) -> float:
+            before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            seconds = plain(material, 0, count)[0]
+            torch.set_num_threads(before)
+            return seconds
+
+        yield Contender(f"{PLAIN}, {threads} thread{'s' * (threads > 1)}", 1, alone)
+    if checked(device) == "cpu":
+        number = cores()
+        pool = stack.enter_context(
+            ProcessPoolExecutor(number, get_context("spawn"), initializer=_hold, initargs=(recipe, source))
+        )
+        list(pool.map(_plain_held, range(number), [1] * number))
+
+        def side_by_side(count: int) -> float:
+            return max(pool.map(_plain_held, range(number), [count] * number))
+
+        yield Contender(f"plain loops, {number} processes", number, side_by_side)
+    for engine, counts in ((GENERAL, STACKED_GENERAL), (best(recipe), STACKED)):
+        crew = stack.enter_context(trainer(recipe, source, device=device, engine=engine))
+        for members in counts:
+
+            def take(count: int, members: int = members, crew: Any = crew) -> float:
+                state = crew.start(range(members))
+                began = time.perf_counter()
+                crew.advance(state, count)
+                _wait(crew.material.device)
+                return time.perf_counter() - began
+
+            name = "torch.func.vmap" if engine == GENERAL else f"stacked, engine {engine}"
+            yield Contender(name, members, take)
+
+
+def check(recipe: Recipe, source: data.Data, device: str) -> float:
+    """The largest difference of a weight between the plain loop and the stacked trainer after 20 steps."""
+    with trainer(recipe, source, device=device) as crew:
+        state = crew.start(range(8))
+        crew.advance(state, 20)
+        _, expected = plain(crew.material, 3, 20)
+    return max((state.weights[name][3] - tensor).abs().max().item() for name, tensor in expected.items())
+
+
+def measure(found: list[Contender], repeats: int, seconds: float, console: Console) -> None:
+    """Interleaved repeats, each of about so many seconds."""
+    counts: list[int] = []
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("measuring", total=len(found) * (repeats + 1))
+        for contender in found:
+            contender.take(2)
+            counts.append(max(2, round(seconds * 5 / contender.take(5))))
+            progress.advance(task)
+        for _ in range(repeats):
+            for contender, count in zip(found, counts, strict=True):
+                contender.rates.append(contender.members * count / contender.take(count))
+                progress.advance(task)
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the figures depend on."""
+    cpu = platform.processor() or platform.machine()
+    if (info := Path("/proc/cpuinfo")).exists():
+        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        cpu = models[0] if models else cpu
+    gpu = torch.cuda.get_device_name(device) if checked(device) == "cuda" else None
+    return {
+        "cpu": cpu,
+        "cores": cores(),
+        "gpu": gpu,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def show(console: Console, found: list[Contender], facts: dict[str, Any], recipe: Recipe, gap: float) -> None:
+    """The table."""
+    place = facts["gpu"] or f"{facts['cpu']}, {facts['cores']} cores"
+    console.print(f"{place}, {facts['system']}, Python {facts['python']}, torch {facts['torch']}")
+    console.print(f"{recipe.name}, batch {recipe.batch}; the weights agree with the plain loop's to {gap:.0e}")
+    table = Table(title="member-steps per second", title_justify="left")
+    table.add_column("contender", no_wrap=True)
+    for column in ("members", "median", "lowest", "highest", "vs plain"):
+        table.add_column(column, justify="right")
+    base = max(statistics.median(contender.rates) for contender in found if contender.name.startswith(f"{PLAIN},"))
+    for contender in found:
+        middle = statistics.median(contender.rates)
+        numbers = [f"{value:,.0f}" for value in (middle, min(contender.rates), max(contender.rates))]
+        table.add_row(contender.name, str(contender.members), *numbers, f"{middle / base:.2f}x")
+    console.print(table)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", help="default: mnist-optunet where a data folder is named, else digits-optunet")
+    parser.add_argument("--data", type=Path, help=f"folder of the data set (default: ${data.FOLDER_VARIABLE})")
+    parser.add_argument("--batch", type=int, default=64, help="images a step (64)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--repeats", type=int, default=5, help="of each contender (5)")
+    parser.add_argument("--seconds", type=float, default=0.7, help="a repeat takes about so long (0.7)")
+    parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "train.json", help="where figures go")
+    chosen = parser.parse_args()
+    if chosen.repeats < 1 or chosen.seconds <= 0:
+        parser.error("--repeats and --seconds: expected more than 0.")
+    return chosen
+
+
+def main() -> None:
+    """Measure, print the table, write the figures."""
+    chosen = arguments()
+    console = Console()
+    named = chosen.data or os.environ.get(data.FOLDER_VARIABLE)
+    recipe = Recipe.load(chosen.recipe or ("mnist-optunet" if named else "digits-optunet"))
+    recipe = dataclasses.replace(recipe, batch=chosen.batch)
+    source = data.load(recipe, chosen.data)
+    gap = check(recipe, source, chosen.device)
+    if gap > 1e-3:
+        raise ZooError(f"benchmark: weights after 20 steps: expected equal to 1e-3, got {gap:.0e} apart. Stop.")
+    with ExitStack() as stack:
+        found = list(contenders(recipe, source, chosen.device, stack))
+        measure(found, chosen.repeats, chosen.seconds, console)
+    facts = machine(chosen.device)
+    show(console, found, facts, recipe, gap)
+    results = [{"name": item.name, "members": item.members, "member_steps_per_second": item.rates} for item in found]
+    chosen.json.parent.mkdir(parents=True, exist_ok=True)
+    content = {"machine": facts, "recipe": recipe.facts(), "largest_difference": gap, "results": results}
+    chosen.json.write_text(json.dumps(content, indent=1) + "\n")
+    console.print(f"Figures: {chosen.json}")
+
+
+if __name__ == "__main__":
+    main()

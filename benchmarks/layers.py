@@ -4,7 +4,7 @@ Measures, with a warm and a cold page cache, through ckptzoo, a bare np.memmap, 
 one whole layer of every checkpoint (three sizes), one checkpoint, every layer in turn, and opening. Then, for ckptzoo
 alone: opening 8,192 checkpoints in one part and in 128, importing the package, and the memory of a stream.
 
-By default it writes 16 GB into a scratch folder and takes about 7 minutes on 2 cores; the folder is removed afterwards.
+By default it writes 16 GB into a scratch folder and takes about 5 minutes on 2 cores; the folder is removed afterwards.
 "Warm" needs memory for one store at a time (3 GB). "Cold" is what this system's page cache does not hold; what a
 hypervisor or the drive itself caches is out of its reach.
 """

@@ -42,6 +42,6 @@ def resident(files: Iterable[Path]) -> float:
             if _LIBC.mincore(address, length, flags):
                 raise OSError(ctypes.get_errno(), f"mincore: {path.name}")
             del view
-        held += int(np.count_nonzero(np.frombuffer(flags, np.uint8) & 1))
+        held += int(np.count_nonzero(np.ctypeslib.as_array(flags) & 1))
         total += pages
     return held / total if total else 0.0

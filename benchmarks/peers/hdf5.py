@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -18,7 +19,7 @@ class Handle:
     """The file and its datasets; the file is closed when the last dataset goes."""
 
     file: h5py.File
-    datasets: dict[str, h5py.Dataset]
+    datasets: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,13 @@ class Hdf5Peer:
 
     def write(self, folder: Path, weights: Weights) -> Iterator[int]:
         with h5py.File(folder / "store.h5", "w", libver="latest") as file:
-            for tensor in weights.arch.tensors:
-                file.create_dataset(tensor.name, (weights.members, *tensor.shape), tensor.dtype)
+            datasets = {
+                tensor.name: file.create_dataset(tensor.name, (weights.members, *tensor.shape), tensor.dtype)
+                for tensor in weights.arch.tensors
+            }
             for member in range(weights.members):
                 for name, array in weights.member(member).items():
-                    file[name][member] = array
+                    datasets[name][member] = array
                 yield weights.arch.nbytes
 
     def catalogue(self, folder: Path) -> Shapes | None:

@@ -13,18 +13,22 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Peer(Protocol):
-    """One way to store checkpoints, and the fastest way it documents of reading them.
+    """One way to store checkpoints, and the fastest way it documents of reading them."""
 
-    Parameters
-    ----------
-    label : the column's title.
-    how : one line on how it is read.
-    store : name of its folder under the scratch folder.
-    """
+    @property
+    def label(self) -> str:
+        """The column's title."""
+        ...
 
-    label: str
-    how: str
-    store: str
+    @property
+    def how(self) -> str:
+        """One line on how it is read."""
+        ...
+
+    @property
+    def store(self) -> str:
+        """Name of its folder under the scratch folder."""
+        ...
 
     def write(self, folder: Path, weights: Weights) -> Iterator[int]:
         """Write the checkpoints, yielding the number of bytes of weights written since the last time."""

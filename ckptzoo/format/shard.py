@@ -20,6 +20,7 @@ from ckptzoo.spec.architecture import Tensor
 BLOCK_BYTES = 4 * 2**20
 """A block is as many whole rows as fit in this, and at least one."""
 _COPY = 8 * 2**20
+_ADVICE = 2**20
 
 
 @dataclass(frozen=True)
@@ -120,23 +121,31 @@ def block_rows(rows: int, row_bytes: int) -> list[tuple[int, int]]:
 class ShardMap:
     """A shard mapped copy-on-write: arrays are views, and writing to one never reaches the file."""
 
-    def __init__(self, path: Path, *, nbytes: int) -> None:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno()).st_size
+    def __init__(self, path: str | Path, *, nbytes: int) -> None:
+        try:
+            file = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            expected, found = f"{nbytes} readable bytes", error.strerror or "none"
+            raise IntegrityError(Problem(str(path), "file", expected, found, "Fetch the shard again.")) from error
+        try:
+            found = os.fstat(file).st_size
             if found != nbytes:
                 raise IntegrityError(
                     Problem(str(path), "size", f"{nbytes} bytes", f"{found} bytes", "Fetch the shard again.")
                 )
-            self._map = mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_COPY)
+            self._map = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY)
+        finally:
+            os.close(file)
 
     def array(self, offset: int, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """A writable view of the private map; the file itself stays as it is."""
         return np.frombuffer(self._map, numpy_dtype(dtype), prod(shape), offset).reshape(shape)
 
     def will_need(self, offset: int, nbytes: int) -> None:
-        """Ask the kernel to read these bytes ahead."""
-        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self._map.madvise(mmap.MADV_WILLNEED, start, offset + nbytes - start)
+        """Ask the kernel to read these bytes ahead, in steps because it cuts a long request short."""
+        stop = offset + nbytes
+        for start in range(offset // mmap.PAGESIZE * mmap.PAGESIZE, stop, _ADVICE):
+            self._map.madvise(mmap.MADV_WILLNEED, start, min(_ADVICE, stop - start))
 
 
 def _sha256(view: memoryview, offset: int, nbytes: int) -> bytes:

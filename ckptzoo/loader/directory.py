@@ -1,6 +1,5 @@
 """Where every stacked tensor of a tree lies, and the maps that its arrays are views of."""
 
-import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,8 +19,11 @@ from ckptzoo.spec.layout import RAW
 MAX_MAPS = 256
 """Shards that are kept mapped at a time; arrays that are in use keep theirs."""
 
-GAP_BYTES = 2**20
+GAP_BYTES = 64 * 2**10
 """Bytes that nobody asked for are read along when they lie between two wanted runs; a request costs more."""
+
+RUN_BYTES = 2**20
+"""Runs of rows of up to so many bytes are asked for at once; the kernel reads longer ones faster by itself."""
 
 COPY_BYTES = 8 * 2**20
 """Rows that are gathered from several shards are copied so many bytes at a time."""
@@ -90,7 +92,7 @@ class Directory:
 
     def private_map(self, shard: int) -> ShardMap:
         """A map of one's own: what is written into its arrays is seen by nobody else."""
-        return ShardMap(Path(os.fspath(self._root)) / self.files[shard], nbytes=int(self.sizes[shard]))
+        return ShardMap(f"{self._root}/{self.files[shard]}", nbytes=int(self.sizes[shard]))
 
     def will_need(self, tensors: Iterable[Extents], row: int) -> None:
         """Ask the kernel to read one row of these tensors ahead, small gaps between them too."""
@@ -142,6 +144,19 @@ class Directory:
                 out[_place(some)] = found
         assert out is not None
         return out
+
+    def runs(self, extents: Extents, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+        """Rows of a tensor in order, one array for every run of rows in one shard."""
+        owner = extents.bounds.searchsorted(rows, side="right") - 1
+        start = 0
+        for stop in (*(np.flatnonzero(owner[1:] != owner[:-1]) + 1).tolist(), len(rows)):
+            if start < stop:
+                at = int(owner[start])
+                whole = self._whole(extents, at)
+                if whole.nbytes <= RUN_BYTES:
+                    self.map(extents.shards[at]).will_need(extents.offsets[at], whole.nbytes)
+                yield whole[_place(rows[start:stop] - extents.bounds[at])]
+            start = stop
 
     def _whole(self, extents: Extents, at: int, *, private: dict[int, ShardMap] | None = None) -> NDArray[Any]:
         """The tensor's rows in one shard, all of them, as a view."""

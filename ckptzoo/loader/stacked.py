@@ -72,8 +72,4 @@ class StackedTensor:
 
     def views(self) -> Iterator[NDArray[Any]]:
         """The rows in order as read-only views, one for every run of rows in one shard: nothing is copied."""
-        owner = np.searchsorted(self._extents.bounds, self._rows, side="right") - 1
-        cuts = np.flatnonzero(np.diff(owner)) + 1
-        for rows in np.split(self._rows, cuts):
-            if len(rows):
-                yield self._directory.gather(self._extents, rows)
+        return self._directory.runs(self._extents, self._rows)

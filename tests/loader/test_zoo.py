@@ -5,7 +5,7 @@ import pyarrow.compute as pc
 import pytest
 
 import ckptzoo
-from ckptzoo.errors import UnknownNameError, ZooError
+from ckptzoo.errors import IntegrityError, UnknownNameError, ZooError
 from ckptzoo.format.writer import Writer
 from tests.conftest import MIXED, rows_of, weights_of
 
@@ -235,3 +235,15 @@ def test_load_dataset_reads_the_metadata(zoo, tmp_path):
     table = load_dataset(str(zoo.path), "metadata", cache_dir=str(tmp_path / "cache"))["train"]
     assert table["id"] == zoo.ids and table["seed"] == zoo.metadata["seed"].to_pylist()
     assert table.features["claimed_test_loss"].dtype == "float64"  # null throughout, and still typed
+
+
+def test_a_shard_that_went_away_or_shrank_is_named(zoo):
+    shard = next(zoo.path.glob("parts/000002-*/raw-00.safetensors"))
+    data = shard.read_bytes()
+    for broken, word in ((None, "No such file"), (data[:-1], f"expected {len(data)} bytes, got {len(data) - 1}")):
+        shard.unlink() if broken is None else shard.write_bytes(broken)
+        with pytest.raises(IntegrityError, match=rf"000002-.*raw-00.safetensors: .*{word}"):
+            ckptzoo.open(zoo.path) if broken is None else zoo["flag"][7]
+    shard.unlink()
+    with pytest.raises(IntegrityError, match="No such file"):
+        zoo["flag"][7]

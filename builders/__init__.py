@@ -1,0 +1,1 @@
+"""Programs that train zoos and write them; run from the checkout with ``python -m builders``."""

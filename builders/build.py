@@ -211,7 +211,7 @@ class _Job:
                 self.crew.advance(state, min(stop, first + span))
                 now = time.monotonic()
                 seconds += now - began
-                progress.advance((state.step - first) * len(state))
+                progress.advance((state.step - first) * len(state), now - began)
                 span = max(1, round((state.step - first) * _SPAN_SECONDS / max(now - began, 1e-6)))
                 stop_now = self.asked()
                 if stop_now or now - saved >= self.save_seconds:

@@ -49,7 +49,7 @@ def read(folder: Path, name: str, shape: tuple[int, ...], *, largest: int = 255)
     if len(data) != head + size:
         found = f"{len(data) - head}" if len(data) < head + size else "more"
         raise _refused(path, "bytes behind the header", str(size), found)
-    array = np.frombuffer(data, dtype=np.uint8, offset=head).reshape(shape)
+    array = np.frombuffer(data, dtype=np.uint8, offset=head).reshape(shape).copy()
     if array.max(initial=0) > largest:
         raise _refused(path, "values", f"0 to {largest}", str(array.max()))
     return array

@@ -28,8 +28,7 @@ class Progress:
         self._console, self._name = console, name
         self._members, self._total = members, member_steps
         self.done, self.finished, self.taken = done, finished, 0
-        self._started = time.monotonic()
-        self._line = self._started
+        self._started = self._line = time.monotonic()
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
@@ -54,8 +53,10 @@ class Progress:
         self.done += member_steps
         self._show()
 
-    def advance(self, member_steps: int) -> None:
-        """So many more optimiser steps were taken."""
+    def advance(self, member_steps: int, seconds: float) -> None:
+        """So many more optimiser steps were taken in so many seconds; the clock starts with the first of them."""
+        if not self.taken:
+            self._started = time.monotonic() - seconds
         self.done += member_steps
         self.taken += member_steps
         self._show()

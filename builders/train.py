@@ -97,7 +97,7 @@ class Trainer:
         }
 
     def _log_probabilities(self, weights: Tensors, images: data.Images) -> NDArray[np.float64]:
-        """(M, N, C) with the architecture's own forward function, so that an engine's arithmetic is not its own judge."""
+        """(M, N, C) with the architecture's own forward function, so that no engine is its own judge."""
         device = self.material.device
         model = archs.get(self.recipe.architecture)().to(device).eval()
         size = _IMAGES_AT_ONCE[device.type]

@@ -1,5 +1,6 @@
 """A build that is killed, interrupted or repeated: nothing lost, nothing twice."""
 
+import io
 import itertools
 import os
 import random
@@ -20,6 +21,7 @@ import builders.build
 import ckptzoo
 from builders.__main__ import run
 from builders.build import Built, build
+from builders.progress import Progress
 from builders.recipe import Recipe
 from builders.work import FOLDER, held
 from ckptzoo import archs
@@ -199,6 +201,18 @@ def test_another_build_cannot_join_or_change_an_unfinished_one(tmp_path: Path, m
         quick(path, members=6, unit_size=2)
     assert quick(path).checkpoints == 4
     assert not (path / FOLDER).exists()
+
+
+def test_progress_counts_what_this_process_did() -> None:
+    lines = io.StringIO()
+    with Progress(Console(file=lines), "name", members=4, member_steps=80, done=20, finished=1) as progress:
+        assert progress.facts() == "1/4 members, 20/80 steps"
+        progress.resume(10)
+        assert progress.facts() == "1/4 members, 30/80 steps"
+        progress.advance(20, 3600.0)
+        progress.finish(1)
+        assert progress.facts() == "2/4 members, 50/80 steps, 1 members an hour, 1:30:00 left"
+        assert progress.taken == 20
 
 
 def test_what_cannot_be_built_is_refused(tmp_path: Path, make_zoo: Callable[..., Any]) -> None:

@@ -19,9 +19,6 @@ from ckptzoo.spec.layout import RAW
 MAX_MAPS = 256
 """Shards that are kept mapped at a time; arrays that are in use keep theirs."""
 
-GAP_BYTES = 64 * 2**10
-"""Bytes that nobody asked for are read along when they lie between two wanted runs; a request costs more."""
-
 RUN_BYTES = 2**20
 """Runs of rows of up to so many bytes are asked for at once; the kernel reads longer ones faster by itself."""
 
@@ -95,18 +92,14 @@ class Directory:
         return ShardMap(f"{self._root}/{self.files[shard]}", nbytes=int(self.sizes[shard]))
 
     def will_need(self, tensors: Iterable[Extents], row: int) -> None:
-        """Ask the kernel to read one row of these tensors ahead, small gaps between them too."""
+        """Ask the kernel to read one row of these tensors ahead."""
         wanted: list[tuple[int, int, int]] = []
         for extents in tensors:
             at = int(np.searchsorted(extents.bounds, row, side="right")) - 1
             offset = extents.offsets[at] + (row - int(extents.bounds[at])) * extents.row_bytes
-            wanted.append((extents.shards[at], offset, offset + extents.row_bytes))
-        wanted.sort()
-        while wanted:
-            shard, start, stop = wanted.pop(0)
-            while wanted and wanted[0][0] == shard and wanted[0][1] - stop <= GAP_BYTES:
-                stop = wanted.pop(0)[2]
-            self.map(shard).will_need(start, stop - start)
+            wanted.append((extents.shards[at], offset, extents.row_bytes))
+        for shard, offset, nbytes in sorted(wanted):
+            self.map(shard).will_need(offset, nbytes)
 
     def gather(
         self,

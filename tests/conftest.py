@@ -39,7 +39,7 @@ def weights_of(arch: ckptzoo.Architecture, count: int, seed: int = 0) -> Weights
 def rows_of(count: int, start: int = 0, **columns: Any) -> list[dict[str, Any]]:
     """Rows of metadata with ids m00000, m00001, ..."""
     return [
-        {"id": f"m{at:05d}", "seed": at, "step": 10, "test_accuracy": at / 100, **columns}
+        {"id": f"m{at:05d}", "seed": at, "step": 10, "test_accuracy": at % 100 / 100, **columns}
         for at in range(start, start + count)
     ]
 

@@ -110,6 +110,8 @@ def derive(
         emit(asdict(made))
         return
     print(f"{zoo}: {counted(made.checkpoints, 'checkpoint')} derived in {gauge}, {made.already:,} were there already.")
+    if given is not None and not made.checkpoints:
+        print("the inputs were not used: certificates are made when checkpoints are derived.")
     for number, what in (
         (made.untouched, "left as they are: not finite, or not representable in the gauge"),
         (made.tied, "with ties"),
@@ -144,7 +146,7 @@ def _inputs(path: Path) -> "np.ndarray":
 
 def compact(
     zoo: ZooAddress,
-    index: Annotated[bool, typer.Option("--index", help="Write rows and index of all parts into one file.")] = False,
+    index: Annotated[bool, typer.Option("--index", help="Write rows and index of all parts into one file.")] = True,
 ) -> None:
     """Make a zoo of many parts open fast.
 
@@ -152,10 +154,7 @@ def compact(
     """
     import ckptzoo
 
-    root = folder(zoo)
-    if not index:
-        raise typer.BadParameter("say what to compact: --index.")
-    made = ckptzoo.compact(root)
+    made = ckptzoo.compact(folder(zoo))
     print(f"{zoo}: no parts, nothing to write." if made is None else made)
 
 

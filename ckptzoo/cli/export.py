@@ -62,13 +62,14 @@ def _only(zoo: "Zoo", id: str | None) -> str:
 def _safetensors(checkpoint: "Checkpoint", zoo: str) -> bytes:
     """The bytes of a safetensors file, the same for the same checkpoint.
 
-    ``__metadata__`` holds the row as strings, and under ``aliases`` a JSON object from other names of tied tensors
-    to the names they are stored under. Larger elements come first, so that nothing is misaligned.
+    ``__metadata__`` holds the row as strings. Tied tensors stand under each of their names, as stock torch wants them.
+    Larger elements come first, so that nothing is misaligned.
     """
     from ckptzoo.format.header import CODES
     from ckptzoo.spec.architecture import ITEMSIZE
 
-    arrays = {name: checkpoint[name] for name in checkpoint}
+    names = [(name, tensor.name) for tensor in checkpoint.arch.tensors for name in (tensor.name, *tensor.aliases)]
+    arrays = {name: checkpoint[stored] for name, stored in names}
     order = sorted(arrays, key=lambda name: -ITEMSIZE[str(arrays[name].dtype)])
     described: dict[str, Any] = {"__metadata__": _metadata(checkpoint, zoo)}
     start = 0
@@ -90,9 +91,6 @@ def _metadata(checkpoint: "Checkpoint", zoo: str) -> dict[str, str]:
         "variant": checkpoint.variant,
         "zoo": zoo,
     }
-    tied = {alias: tensor.name for tensor in checkpoint.arch.tensors for alias in tensor.aliases}
-    if tied:
-        facts["aliases"] = json.dumps(tied, sort_keys=True)
     return dict(sorted(facts.items()))
 
 

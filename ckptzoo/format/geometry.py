@@ -95,6 +95,10 @@ def _of_part(root: Path, arch: Architecture, part: Part, index: pa.Table) -> lis
     for (stem, tensor), covered in spans.items():
         if not _covers(covered, part.rows):
             wrong(f"{stem}-*.safetensors", f"rows of {tensor!r}", f"all of 0 to {part.rows}, once", covered[:4])
+    home = {"raw": "parts", "retracted": "derived/retracted", "variant": f"derived/{part.facts.get('gauge')}"}
+    kind = str(part.facts.get("kind"))
+    if part.tree != home.get(kind, part.tree):
+        wrong(INDEX, f"folder of a part of kind {kind!r}", home[kind], part.tree)
     for stem in sorted(set(rows) - {ELEMENT}):
         for tensor in arch.tensors:
             dtype, shape = kinds.get((stem, tensor.name), ("no such tensor", ()))

@@ -74,6 +74,9 @@ def read_contents(root: Path) -> Contents:
 
 def read_documents(root: Path) -> tuple[Identity, Architecture, Symmetry | None]:
     """zoo.json and the documents it names, their digests checked."""
+    if not (root / layout.ZOO).is_file():
+        step = "Make a zoo with ckptzoo.create, or name another folder."
+        raise IntegrityError(Problem(str(root), layout.ZOO, "a file", "none; this is not a zoo", step))
     content, _ = _document(root, layout.ZOO)
     identity = Identity.from_json(content, where=f"{root.name}/{layout.ZOO}")
     content, digest = _document(root, layout.ARCHITECTURE)

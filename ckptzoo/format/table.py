@@ -72,7 +72,10 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, where: str) -> pa
     problems: list[Problem] = []
     for spec in schema:
         try:
-            columns.append(pa.array([row.get(spec.name) for row in rows], spec.type))
+            values = [row.get(spec.name) for row in rows]
+            if pa.types.is_integer(spec.type) and (odd := [value for value in values if isinstance(value, float)]):
+                raise ValueError(f"{odd[0]!r}")
+            columns.append(pa.array(values, spec.type))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError) as error:
             step = "Correct the rows."
             problems.append(Problem(where, f"column {spec.name!r}", str(spec.type), str(error)[:160], step))

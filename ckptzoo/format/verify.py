@@ -131,8 +131,8 @@ def _strangers(root: Path, raw: Tree, trees: dict[str, Tree]) -> Iterator[Proble
                         "a stray",
                         "Remove it.",
                     )
-        if tree == layout.PARTS or not found.parts:
-            continue
+        if tree == layout.PARTS or not found.parts or len(raw.parts) < len(list_trees(root)[layout.PARTS]):
+            continue  # what cannot be read of the raw parts must not be held against the derived ones
         own = found.metadata["id"].combine_chunks()
         where = f"{root.name}/{tree}"
         unknown = [name for name in own.to_pylist() if name not in ids]
@@ -153,7 +153,10 @@ def _snapshots(root: Path, trees: dict[str, Tree], *, deep: bool) -> Iterator[Pr
                 held = {part.name: part for part in trees.get(tree, empty_tree()).parts}
                 missing = [part for part in parts if part not in held]
                 if missing:
-                    yield Problem(where, f"parts of {tree}", "parts that are there", missing[0], step)
+                    lost = f"Restore {tree}/{missing[0]} from a copy. Only if it was meant to go, remove the snapshot."
+                    yield Problem(
+                        where, f"parts of {tree}", "parts that are there", f"{missing[0]}, which is gone", lost
+                    )
                 elif deep and parts == tuple(held)[: len(parts)]:
                     own, theirs = found.tree(tree), trees[tree]
                     rows = sum(part.rows for part in own.parts)

@@ -22,13 +22,14 @@ from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.card import Card
 from ckptzoo.spec.document import parse, seal
 from ckptzoo.spec.identity import Identity
+from ckptzoo.spec.metadata import value_problems
 from ckptzoo.spec.symmetry import Symmetry
 
 
 def create(
     path: str | Path,
     *,
-    arch: Architecture | str | Path | Mapping[str, Any],
+    arch: Architecture | str | Path | Any,
     card: Card | str | Path | None = None,
     symmetry: Symmetry | None = None,
 ) -> "Writer":
@@ -37,7 +38,7 @@ def create(
     Parameters
     ----------
     path : a folder that does not exist or is empty.
-    arch : a declaration, the path of an ``architecture.json``, or an example state dict.
+    arch : a declaration, the path of an ``architecture.json``, an example state dict, or a torch module.
     card : what a person says about the zoo, or the path of a ``card.toml``; by default only the folder's name.
     symmetry : the table of groups and axis actions, where it is known.
 
@@ -58,7 +59,7 @@ def create(
         content = parse(Path(arch).read_bytes(), where=str(arch))
         arch = Architecture.from_json({k: v for k, v in content.items() if k != "digest"}, where=str(arch))
     elif not isinstance(arch, Architecture):
-        arch = Architecture.of(arch, name=card.name)
+        arch = Architecture.of(arch if isinstance(arch, Mapping) else arch.state_dict(), name=card.name)
     if symmetry is not None:
         symmetry.check(arch)
     identity = Identity(card.name, arch.digest, None if symmetry is None else symmetry.digest)
@@ -103,13 +104,14 @@ class Writer:
         self._held: dict[str, set[str]] = {"id": set(), "unit": set()}
         self._seen: set[str] = set()
 
-    def add(self, weights: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
+    def add(self, weights: Mapping[str, Any] | Any, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
         """Add checkpoints, in memory bounded by what is passed in.
 
         Parameters
         ----------
         weights : stacked tensors ``{name: (K, *shape)}`` with a sequence of K ``rows``, or one state dict
-            ``{name: shape}`` with one row. numpy arrays or torch tensors of the architecture's dtypes.
+            ``{name: shape}`` (or torch module) with one row. numpy arrays or torch tensors of the
+            architecture's dtypes.
         rows : values of the columns in ``ckptzoo.spec.metadata.COLUMNS``; ``id`` is required, ``member`` is the
             id where it is not given, ``extra`` may be a dict, and ``finite`` is measured here.
 
@@ -121,6 +123,7 @@ class Writer:
         listed = [dict(rows)] if isinstance(rows, Mapping) else [dict(row) for row in rows]
         if not listed:
             return
+        weights = weights if isinstance(weights, Mapping) else weights.state_dict()
         stacked = self._checked(weights, len(listed), single=isinstance(rows, Mapping))
         finite = np.ones(len(listed), dtype=bool)
         for array in stacked.values():
@@ -129,10 +132,12 @@ class Writer:
         for row, good in zip(listed, finite.tolist(), strict=True):
             if isinstance(extra := row.get("extra"), Mapping):
                 row["extra"] = json.dumps(extra, sort_keys=True)
-            if row.get("member") is None:
-                row["member"] = row.get("id")
+            if row.get("member") is None and isinstance(row.get("id"), str):
+                row["member"] = row["id"]
             row["finite"] = good
         table.table_of(listed, table.METADATA_SCHEMA, where=f"{self.path.name}: rows")
+        if problems := list(value_problems(listed, where=f"{self.path.name}: rows")):
+            raise SpecError(problems)
         fresh = [str(row["id"]) for row in listed]
         if len(set(fresh)) != len(fresh) or not self._pending.isdisjoint(fresh):
             twice = next(name for at, name in enumerate(fresh) if name in self._pending or name in fresh[:at])
@@ -215,18 +220,24 @@ class Writer:
         for name in weights:
             if name not in known:
                 raise UnknownNameError(where, "tensor", name, self.arch.names)
+        lead = () if single else (count,)
         for tensor in self.arch.tensors:
-            expected = f"{(count, *tensor.shape)} {tensor.dtype}"
+            expected = f"{(*lead, *tensor.shape)} {tensor.dtype}"
             if tensor.name not in weights:
                 problems.append(Problem(where, f"tensor {tensor.name!r}", expected, "none", "Add it."))
                 continue
             array = as_numpy(weights[tensor.name])
-            array = array[np.newaxis] if single else array
-            if array.shape != (count, *tensor.shape) or array.dtype != numpy_dtype(tensor.dtype):
+            if array.shape != (*lead, *tensor.shape) or array.dtype != numpy_dtype(tensor.dtype):
                 found = f"{array.shape} {array.dtype}"
                 step = "Reshape or cast it, or declare another architecture."
                 problems.append(Problem(where, f"tensor {tensor.name!r}", expected, found, step))
-            stacked[tensor.name] = array
+                continue
+            for alias in tensor.aliases:
+                if alias in weights and as_numpy(weights[alias]).tobytes() != array.tobytes():
+                    step = "Declare an architecture in which they are not tied."
+                    expected = f"the values of {tensor.name!r}, which it is tied to"
+                    problems.append(Problem(where, f"tensor {alias!r}", expected, "others", step))
+            stacked[tensor.name] = array[np.newaxis] if single else array
         if problems:
             raise SpecError(problems)
         return stacked

@@ -96,9 +96,16 @@ class Stream:
         for name, value, known in (("shuffle", shuffle, SHUFFLES), ("ragged", ragged, RAGGED)):
             if value not in known:
                 raise ZooError(f"{source.where}: {name}: expected one of {known}, got {value!r}. Choose one of them.")
-        if batch_size < 1:
-            raise ZooError(f"{source.where}: batch_size: expected at least 1, got {batch_size}. Give a larger one.")
-        self._source, self._batch_size, self._share = source, batch_size, share or Share()
+        share = share or Share()
+        for name, value, least, most in (
+            ("batch_size", batch_size, 1, None),
+            ("world", share.world, 1, None),
+            ("rank", share.rank, 0, share.world - 1),
+        ):
+            if type(value) is not int or value < least or (most is not None and value > most):
+                expected = f"an integer from {least}" + ("" if most is None else f" to {most}")
+                raise ZooError(f"{source.where}: {name}: expected {expected}, got {value!r}. Choose another.")
+        self._source, self._batch_size, self._share = source, batch_size, share
         self._shuffle: Shuffle = shuffle
         self._ragged: Ragged = ragged
         widest = max(source.extents.values(), key=lambda extents: extents.row_bytes)

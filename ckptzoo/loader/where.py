@@ -1,6 +1,7 @@
 """Filters on metadata: as pyarrow and datasets take them, as an expression, or as text from a command line."""
 
 import ast
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -57,7 +58,8 @@ def parse(text: str, columns: list[str]) -> pc.Expression:
     try:
         return _made(ast.parse(text.strip(), mode="eval").body, columns)
     except (SyntaxError, RecursionError, MemoryError, ValueError, pa.ArrowException) as error:
-        raise ZooError(f"where: {text!r}: expected a condition, got {error}. {_STEP}") from error
+        step = "Compare with ==." if re.search(r"[^=!<>]=[^=]", text) else _STEP
+        raise ZooError(f"where: {text[:200]!r}: expected a condition, got {error}. {step}") from error
 
 
 def _made(node: ast.expr, columns: list[str]) -> pc.Expression:
@@ -92,7 +94,8 @@ def _compared(a: ast.expr, op: ast.cmpop, b: ast.expr, columns: list[str]) -> pc
         found = _term(a, columns).is_null()
         return found if isinstance(op, ast.Is) else ~found
     if type(op) not in _COMPARE:
-        raise ZooError(f"where: {ast.unparse(a)!r}: expected < <= == != >= > in is, got {type(op).__name__}. {_STEP}")
+        step = "To find missing values write: seed is None."
+        raise ZooError(f"where: {ast.unparse(a)!r}: expected < <= == != >= > or in, got {type(op).__name__}. {step}")
     return _COMPARE[type(op)](_term(a, columns), _term(b, columns))
 
 
@@ -112,5 +115,8 @@ def _constant(node: ast.expr) -> Any:
 
 def _known(name: str, columns: list[str]) -> str:
     if name not in columns:
+        if (meant := {"true": "True", "false": "False", "null": "None", "none": "None"}.get(name.lower())) is not None:
+            hint = "seed is None" if meant == "None" else f"diverged == {meant}"
+            raise ZooError(f"where: {name!r}: expected {meant}, got {name}. Write, for example, {hint}.")
         raise UnknownNameError("where", "column", name, columns)
     return name

@@ -176,7 +176,8 @@ class Zoo:
     def __getitem__(self, key: str | tuple[str, str]) -> StackedTensor:
         name, variant = (key, layout.RAW) if isinstance(key, str) else key
         directory, rows = self._placed(variant)
-        return StackedTensor(directory, directory.extents(variant, self._named(name)[0]), rows, name=name)
+        stored = self._stored(name)
+        return StackedTensor(directory, directory.extents(variant, stored), rows, name=name)
 
     def element(self, variant: str) -> dict[str, StackedTensor]:
         """The group element g of a variant, with variant = g . raw: ``{"<group>.perm": (N, n), ...}``."""
@@ -244,6 +245,11 @@ class Zoo:
         ----------
         names, variant, batch_size, shuffle, seed, ragged : as in ``stream``.
         rank, world : by default those of ``torch.distributed`` where it is initialised, else one rank.
+
+        Notes
+        -----
+        The order of every epoch follows from seed and epoch: call ``dataset.set_epoch(n)`` before epoch n, as with a
+        ``DistributedSampler``. A DataLoader with ``persistent_workers=True`` does not see such calls.
         """
         return import_torch().ZooDataset(
             self._source(names, variant),
@@ -277,13 +283,17 @@ class Zoo:
         """
         at = self.metadata["id"].index(id).as_py()
         if at < 0:
+            for tomb in self.retracted.to_pylist():
+                if tomb["id"] == id:
+                    step = "Its bytes stay in the zoo."
+                    raise ZooError(f"{self.name}: checkpoint {id!r}: retracted, because {tomb['reason']!r}. {step}")
             raise UnknownNameError(self.name, "checkpoint", id, self.ids)
         directory, rows = self._placed(variant)
         place = rows[at : at + 1]
         held: dict[int, Any] = {}
 
         def read(name: str, private: bool) -> NDArray[Any]:
-            extents = directory.extents(variant, self._named(name)[0])
+            extents = directory.extents(variant, self._stored(name))
             return directory.gather(extents, place, private=held if private else None)[0, ...]
 
         def ahead() -> None:
@@ -308,6 +318,8 @@ class Zoo:
         Where the rows lie evenly spaced in one shard nothing is copied until it is written to, and writing never
         reaches the file or another reader.
         """
+        if limit is not None and limit < 0:
+            raise ZooError(f"{self.name}: limit: expected 0 or more, got {limit}. Leave it out to take all.")
         if steps not in ("last", "all"):
             raise UnknownNameError(self.name, "steps", steps, ("last", "all"))
         zoo = (self.last_steps() if steps == "last" else self).take(slice(limit))
@@ -326,16 +338,18 @@ class Zoo:
         """The zoo as it is now, parts that came since it was opened included; a selection is not carried over."""
         return open(self.path)
 
+    def _stored(self, name: str) -> str:
+        """The tensor that is stored under this name or alias."""
+        for tensor in (self.arch[name],) if name in self.arch else self.arch.tensors:
+            if name == tensor.name or name in tensor.aliases:
+                return tensor.name
+        known = [other for tensor in self.arch.tensors for other in (tensor.name, *tensor.aliases)]
+        raise UnknownNameError(self.name, "tensor", name, self.arch.layers.get(name, known))
+
     def _named(self, name: str) -> tuple[str, ...]:
-        """A tensor's or a layer's tensors; aliases of tied tensors give the tensor that is stored."""
-        if name in self.arch:
-            return (name,)
-        if name in self.arch.layers:
-            return self.arch.layers[name]
-        for tensor in self.arch.tensors:
-            if name in tensor.aliases:
-                return (tensor.name,)
-        raise UnknownNameError(self.name, "tensor", name, [*self.arch.names, *self.arch.layers])
+        """A tensor's name as it is stored, or the names of a layer's tensors."""
+        layers = self.arch.layers
+        return layers[name] if name in layers and name not in self.arch else (self._stored(name),)
 
     def _source(self, names: Sequence[str], variant: str) -> Source:
         directory, rows = self._placed(variant)

@@ -97,6 +97,11 @@ class Architecture:
         Tensors that share their storage become one tensor with aliases. BatchNorm's ``running_mean``,
         ``running_var`` and ``num_batches_tracked`` are buffers, everything else a parameter.
         """
+        odd = [key for key, value in state_dict.items() if not hasattr(value, "shape") or not hasattr(value, "dtype")]
+        if odd:
+            got = f"{type(state_dict[odd[0]]).__name__} under {odd[0]!r}"
+            step = "Pass the state dict itself, model.state_dict()."
+            raise SpecError(Problem(f"architecture {name!r}", "state dict", "names and arrays", got, step))
         first: dict[Any, str] = {}
         aliases: dict[str, list[str]] = {}
         for key, value in state_dict.items():

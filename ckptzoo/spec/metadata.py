@@ -1,6 +1,12 @@
 """The columns of a part's rows: fixed, typed schemas, so that all parts of all zoos fit together."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from ckptzoo.errors import Problem
+
+MAX_ID = 200
 
 
 @dataclass(frozen=True)
@@ -69,3 +75,19 @@ RETRACTED_COLUMNS = (
 
 KINDS = {"raw": COLUMNS, "variant": VARIANT_COLUMNS, "retracted": RETRACTED_COLUMNS}
 """What a part can be, and the columns of its rows."""
+
+
+def value_problems(rows: Sequence[Mapping[str, Any]], *, where: str) -> Iterator[Problem]:
+    """Values that have their column's type and still make no sense: odd ids, accuracies outside 0 to 1."""
+    ids: list[str] = [row["id"] for row in rows]
+    odd = [name for name in ids if not name.isprintable() or " " in name or not 1 <= len(name) <= MAX_ID]
+    if odd:
+        expected = f"1 to {MAX_ID} printable characters without spaces"
+        yield Problem(where, "id", expected, f"{len(odd)} others, such as {odd[0][:80]!r}", "Give them other ids.")
+    for column in COLUMNS:
+        if column.name.endswith("_accuracy"):
+            values = [row.get(column.name) for row in rows]
+            wrong = [value for value in values if value is not None and not (0 <= value <= 1 or value != value)]
+            if wrong:
+                got = f"{len(wrong)} others, such as {wrong[0]}"
+                yield Problem(where, f"column {column.name!r}", "fractions from 0 to 1", got, "Correct the rows.")

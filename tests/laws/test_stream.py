@@ -137,6 +137,10 @@ def test_states_move_with_the_consumer(zoo):
     first = next(iterator)
     assert stream.state_dict() == first.state != start
     assert next(iter(stream)).ids == first.ids  # broken off: the next iteration starts where it did
+    for batch in stream:
+        assert batch.ids == first.ids
+        break
+    assert next(iter(stream)).ids == first.ids
     assert len(ids_of(stream)) == 63 and stream.state_dict()["epoch"] == 1
     stream.set_epoch(0)
     assert stream.state_dict() == start
@@ -162,6 +166,13 @@ def test_unequal_shares_are_an_error_unless_said(zoo):
     with pytest.raises(ZooError, match="ragged='keep', 'drop' or 'pad'"):
         list(zoo.stream("flag", batch_size=4, world=2))
     assert len(ids_of(zoo.stream("flag", batch_size=4, world=2, ragged="pad"))) == 32
+    for options, message in (
+        ({"rank": 2, "world": 2}, "rank: expected an integer from 0 to 1, got 2"),
+        ({"world": 0}, "world: expected an integer from 1, got 0"),
+        ({"batch_size": 2.5}, "batch_size: expected an integer from 1, got 2.5"),
+    ):
+        with pytest.raises(ZooError, match=message):
+            zoo.stream("flag", **options)
     with pytest.raises(ZooError, match="shuffle: expected one of"):
         zoo.stream("flag", shuffle="blocks")
     with pytest.raises(UnknownNameError, match="Did you mean flag"):

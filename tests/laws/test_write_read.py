@@ -113,6 +113,19 @@ def test_torch_tensors_and_state_dicts(tmp_path):
     assert zoo.ensemble()["b.weight"].dtype == torch.bfloat16
 
 
+def test_modules_and_what_is_no_state_dict(tmp_path):
+    import torch
+
+    model = torch.nn.Linear(3, 2)
+    with ckptzoo.create(tmp_path / "zoo", arch=model) as writer:
+        writer.add(model, {"id": "m"})
+        with pytest.raises(SpecError, match=r"tensor 'bias': expected \(2,\) float32, got \(3,\)"):
+            writer.add({"weight": model.weight, "bias": torch.ones(3)}, {"id": "n"})
+    assert np.array_equal(ckptzoo.open(tmp_path / "zoo")["bias"][0], model.bias.detach().numpy())
+    with pytest.raises(SpecError, match="got OrderedDict under 'model'"):
+        ckptzoo.create(tmp_path / "other", arch={"model": model.state_dict()})
+
+
 def test_architecture_from_a_file(tmp_path, make_zoo):
     path, _ = make_zoo()
     ckptzoo.create(tmp_path / "second", arch=path / "architecture.json")
@@ -144,6 +157,16 @@ def test_non_finite_values_are_kept_and_marked(tmp_path):
         (lambda weights, rows: rows[1].pop("id"), "column 'id': expected a value in every row"),
         (lambda weights, rows: rows[1].update(sed=3), "Did you mean seed"),
         (lambda weights, rows: rows[1].update(seed="three"), "column 'seed': expected int64"),
+        (lambda weights, rows: rows[1].update(seed=1.5), "column 'seed': expected int64, got 1.5"),
+        (lambda weights, rows: rows[1].update(id=3), "column 'id': expected string"),
+        (lambda weights, rows: rows[1].update(id=""), "id: expected 1 to 200 printable characters"),
+        (lambda weights, rows: rows[1].update(id="a b"), "1 others, such as 'a b'"),
+        (lambda weights, rows: rows[1].update(id="a" * 201), "id: expected 1 to 200"),
+        (lambda weights, rows: rows[1].update(test_accuracy=93.0), "expected fractions from 0 to 1, got 1 others"),
+        (
+            lambda weights, rows: weights.update({"tied.weight": weights["brain.weight"] * 2}),
+            "tensor 'tied.weight': expected the values of 'brain.weight'",
+        ),
     ],
 )
 def test_wrong_input_is_refused_and_nothing_is_written(tmp_path, change, message):

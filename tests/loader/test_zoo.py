@@ -102,6 +102,9 @@ def test_selections(zoo, full):
         ([("seed", "~", 1)], "filters"),
         ("(" * 5000 + "seed" + ")" * 4999, "expected"),
         ("x" * 20000, "at most 10,000 characters"),
+        ("seed = 3", "Compare with =="),
+        ("seed is null", "write: seed is None"),
+        ("diverged == false", "Write, for example, diverged == False"),
     ],
 )
 def test_conditions_that_are_refused(zoo, condition, message):
@@ -120,6 +123,10 @@ def test_unknown_names_list_the_near_ones(zoo):
         zoo.where("seed > 3").checkpoint("m00001")
     with pytest.raises(KeyError):
         zoo["none"]
+    with pytest.raises(
+        UnknownNameError, match=r"expected one of norm\.running_var, norm\.num_batches_tracked, got 'norm'"
+    ):
+        zoo["norm"]
 
 
 def test_one_checkpoint(zoo, full):
@@ -161,6 +168,8 @@ def test_ensembles_take_each_members_last_step(tmp_path):
     assert zoo.ensemble()["flag"].shape == (3, 1) and zoo.ensemble(steps="all")["flag"].shape == (7, 1)
     with pytest.raises(UnknownNameError, match="steps 'first'"):
         zoo.ensemble(steps="first")
+    with pytest.raises(ZooError, match="limit: expected 0 or more, got -1"):
+        zoo.ensemble(limit=-1)
 
 
 def test_a_zoo_stays_what_it_was_at_opening(zoo):
@@ -179,6 +188,8 @@ def test_retracted_checkpoints_are_left_out_and_said(zoo):
         ckptzoo.retract(zoo.path, ["m3"], reason="")
     with pytest.warns(UserWarning, match="zoo: 2 of 17 checkpoints retracted and left out"):
         left = ckptzoo.open(zoo.path)
+    with pytest.raises(ZooError, match="checkpoint 'm00003': retracted, because 'trained on the test set'"):
+        left.checkpoint("m00003")
     assert len(left) == 15 and "m00003" not in left.ids and left["conv.weight"].shape[0] == 15
     assert left.retracted["reason"].to_pylist() == ["trained on the test set"] * 2
     assert left.revision != zoo.revision and ckptzoo.verify(zoo.path) == []

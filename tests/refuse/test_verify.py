@@ -225,6 +225,22 @@ def test_names_digests_versions_and_kinds(make_zoo):
     found(path, "digest named in zoo.json")
 
 
+def test_a_broken_raw_part_is_not_held_against_what_was_derived(make_zoo):
+    path, _ = make_zoo((4, 3))
+    ckptzoo.retract(path, ["m00005"], reason="a test")
+    metadata = next(path.glob("parts/000002-*/metadata.parquet"))
+    metadata.write_bytes(metadata.read_bytes()[:-1])
+    problems = found(path, "000002", "seal")
+    assert not any("retracted" in problem.where for problem in problems)
+
+
+def test_a_derived_part_in_another_folder_is_found(tmp_path):
+    shutil.copytree(Path(__file__).parents[1] / "golden" / "v1", tmp_path / "zoo")
+    shutil.rmtree(tmp_path / "zoo" / "snapshots")
+    (tmp_path / "zoo/derived/first-weight").rename(tmp_path / "zoo/derived/first-wait")
+    found(tmp_path / "zoo", "folder of a part of kind 'variant': expected derived/first-weight, got derived/first-wait")
+
+
 def test_strays_are_found_and_hidden_files_left_alone(sound):
     (sound / ".cache").mkdir()
     (sound / "parts" / ".tmp").write_text("")
@@ -334,7 +350,7 @@ def test_a_document_made_of_wrong_types_is_refused(make_zoo):
 def test_not_a_zoo(tmp_path):
     with pytest.raises(ZooError, match="got nothing"):
         ckptzoo.open(tmp_path / "none")
-    with pytest.raises(IntegrityError, match=r"zoo\.json: file: expected a readable file"):
+    with pytest.raises(IntegrityError, match=r"zoo\.json: expected a file, got none; this is not a zoo"):
         ckptzoo.open(tmp_path)
     assert ckptzoo.verify(tmp_path / "none")
 

@@ -44,7 +44,7 @@ def perceptrons(tmp_path: Path) -> Callable[..., tuple[ckptzoo.Zoo, Weights]]:
         weights: Weights = {}
         for tensor in PERCEPTRON.tensors:
             weights[tensor.name] = (rng.normal(size=(count, *tensor.shape)) * 2).astype(tensor.dtype)
-        made = [{"id": f"p{at}", "seed": at, "test_accuracy": 0.5 + at / 1000, **rows(at)} for at in range(count)]
+        made = [{"id": f"p{at}", "seed": at, "test_accuracy": 0.5 + at % 500 / 1000, **rows(at)} for at in range(count)]
         with ckptzoo.create(tmp_path / name, arch=PERCEPTRON, symmetry=SYMMETRY, card=ckptzoo.Card(name)) as writer:
             writer.add(weights, made)
         if gauge:

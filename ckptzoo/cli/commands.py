@@ -46,7 +46,7 @@ def verify(
         for problem in problems:
             print(printable(str(problem)))
         read = "only what opening reads was checked" if shallow else "every byte was checked"
-        print(f"{zoo}: {counted(len(problems), 'problem') if problems else 'no problem'} found; {read}.")
+        print(f"{zoo}: {counted(len(problems), 'problem')} found." if problems else f"{zoo}: no problem found; {read}.")
     if problems:
         raise typer.Exit(PROBLEMS)
 

@@ -38,6 +38,7 @@ def _of_part(root: Path, arch: Architecture, part: Part, index: pa.Table) -> lis
     rows: dict[str, list[tuple[int, int]]] = {}
     kinds: dict[tuple[str, str], tuple[str, tuple[int, ...]]] = {}
     columns = index.to_pydict()
+    shard = ""
     for file, tensor, start, stop, offset, nbytes, dtype, shape in zip(
         *(columns[name] for name in ("file", "tensor", "row_start", "row_stop", "offset", "nbytes", "dtype", "shape")),
         strict=True,
@@ -50,8 +51,12 @@ def _of_part(root: Path, arch: Architecture, part: Part, index: pa.Table) -> lis
         elif tensor is None:
             if file in sizes:
                 wrong(file, "entries of the whole shard", "one", "two")
-            sizes[file], held[file] = nbytes, (start, stop)
+            sizes[file], held[file], shard = nbytes, (start, stop), file
             rows.setdefault(named[1], []).append((start, stop))
+        elif file != shard:
+            wrong(
+                INDEX, f"order of the rows of {tensor!r}", "behind the row of their shard", f"{file} behind {shard!r}"
+            )
         elif name_problem(tensor) or dtype not in CODES or not shape or shape[0] != stop - start:
             wrong(file, f"tensor {tensor!r}", "a name, a dtype and the shape of its rows", f"{dtype} {shape}")
         elif any(not 0 < size < 2**40 for size in shape) or nbytes != _nbytes(dtype, shape):

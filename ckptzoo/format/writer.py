@@ -56,7 +56,7 @@ def create(
     if not isinstance(card, Card):
         card = Card(root.name) if card is None else Card.from_toml(card)
     if isinstance(arch, str | Path):
-        content = parse(Path(arch).read_bytes(), where=str(arch))
+        content = parse(table.read_bytes(Path(arch), where=str(arch)), where=str(arch))
         arch = Architecture.from_json({k: v for k, v in content.items() if k != "digest"}, where=str(arch))
     elif not isinstance(arch, Architecture):
         arch = Architecture.of(arch if isinstance(arch, Mapping) else arch.state_dict(), name=card.name)

@@ -49,8 +49,8 @@ class Card:
         """Read ``card.toml``; unknown keys are refused by name."""
         try:
             content: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SpecError(Problem(str(path), "TOML", "a card", str(error), "Correct the card.")) from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise SpecError(Problem(str(path), "file", "a card in TOML", str(error), "Correct the card.")) from error
         known = {spec.name for spec in fields(cls)}
         unknown = [key for key in content if key not in known]
         if unknown or "name" not in content:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import ckptzoo
-from ckptzoo.errors import SpecError, UnknownNameError, ZooError
+from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
 from ckptzoo.format.header import lay_out, read_header
 from ckptzoo.format.writer import Writer
 from ckptzoo.spec.architecture import ITEMSIZE, Architecture, Tensor
@@ -124,6 +124,14 @@ def test_modules_and_what_is_no_state_dict(tmp_path):
     assert np.array_equal(ckptzoo.open(tmp_path / "zoo")["bias"][0], model.bias.detach().numpy())
     with pytest.raises(SpecError, match="got OrderedDict under 'model'"):
         ckptzoo.create(tmp_path / "other", arch={"model": model.state_dict()})
+
+
+def test_files_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(IntegrityError, match=r"optunet: file: expected a readable file, got No such file"):
+        ckptzoo.create(tmp_path / "zoo", arch="optunet")
+    with pytest.raises(SpecError, match=r"card\.toml: file: expected a card in TOML"):
+        ckptzoo.create(tmp_path / "zoo", arch=MIXED, card=tmp_path / "card.toml")
+    assert not (tmp_path / "zoo").exists()
 
 
 def test_architecture_from_a_file(tmp_path, make_zoo):

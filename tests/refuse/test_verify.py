@@ -370,6 +370,18 @@ def test_two_shards_are_told_apart(tmp_path):
     found(tmp_path / "zoo", "sha256")
 
 
+def test_blocks_that_do_not_stand_behind_their_shard_are_found(tmp_path):
+    """A reader takes the shard of a block from the order of the rows."""
+    from ckptzoo.format.writer import Writer
+
+    ckptzoo.create(tmp_path / "zoo", arch=MIXED)
+    with Writer(tmp_path / "zoo", MIXED, shard_bytes=3 * MIXED.nbytes) as writer:
+        writer.add(weights_of(MIXED, 6), rows_of(6))
+    rebuilt(tmp_path / "zoo", lambda listed: listed.append(listed.pop(1)))
+    found(tmp_path / "zoo", "order of the rows of", "expected behind the row of their shard")
+    assert not opens(tmp_path / "zoo")
+
+
 def test_codes_are_those_of_safetensors():
     layout = lay_out(MIXED.tensors, 1, {})
     named = json.loads(layout.header[8:])

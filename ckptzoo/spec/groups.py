@@ -18,13 +18,25 @@ class Wreath:
     """``g`` blocks of ``k`` channels: whole blocks move, and channels move within their block.
 
     Groups that name the same ``outer`` move their blocks by one shared permutation. So do the two sides of a
-    convolution in ``g`` groups (``k = C / g`` in, ``k = Cout / g`` out), and, with ``k = 1``, channels
-    that are permuted together but scaled apart.
+    convolution in ``g`` groups (``k = C / g`` in, ``k = Cout / g`` out).
     """
 
     outer: str
     g: int
     k: int
+
+
+@dataclass(frozen=True)
+class Like:
+    """The permutation of another group: channels that are permuted together but scaled apart.
+
+    So are the two sides of a BatchNorm. The other group stands before in the table and is not ``Like`` itself.
+    """
+
+    group: str
+
+
+Perm = Sym | Wreath | Like | Fixed
 
 
 @dataclass(frozen=True)
@@ -35,13 +47,13 @@ class Group:
     ----------
     id : a name that is unique in the table; groups stand in topological order, from input to output.
     n : number of channels.
-    perm : ``Sym()``, ``Wreath(outer, g, k)`` or ``Fixed()``.
+    perm : ``Sym()``, ``Wreath(outer, g, k)``, ``Like(group)`` or ``Fixed()``.
     scale : ``"positive"`` (ReLU), ``"sign"`` (odd activations) or ``"none"``.
     """
 
     id: str
     n: int
-    perm: Sym | Wreath | Fixed
+    perm: Perm
     scale: str
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from ckptzoo.errors import Problem, SpecError
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.document import Document, digest_of
-from ckptzoo.spec.groups import AxisAction, Fixed, Group, Segment, Sym, Wreath
+from ckptzoo.spec.groups import AxisAction, Fixed, Group, Like, Perm, Segment, Sym, Wreath
 from ckptzoo.spec.symmetry_check import problems, problems_with
 
-__all__ = ["AxisAction", "Fixed", "Group", "Segment", "Sym", "Symmetry", "Wreath"]
+__all__ = ["AxisAction", "Fixed", "Group", "Like", "Segment", "Sym", "Symmetry", "Wreath"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,11 @@ class Symmetry:
 
     def __getitem__(self, group: str) -> Group:
         return self._by_id[group]
+
+    def leader(self, group: str) -> Group:
+        """The group whose permutation this group takes: itself, unless it is ``Like`` another."""
+        found = self._by_id[group]
+        return self._by_id[found.perm.group] if isinstance(found.perm, Like) else found
 
     def actions_on(self, tensor: str) -> tuple[AxisAction, ...]:
         """The actions on one tensor, by axis; none where the table does not name it."""
@@ -117,7 +122,9 @@ class Symmetry:
             raise SpecError(Problem(where, "fields", "those of docs/format.md", got, step)) from error
 
 
-def _perm_to_json(perm: Sym | Wreath | Fixed) -> Document:
+def _perm_to_json(perm: Perm) -> Document:
+    if isinstance(perm, Like):
+        return {"kind": "like", "group": perm.group}
     if isinstance(perm, Wreath):
         return {"kind": "wreath", "outer": perm.outer, "g": perm.g, "k": perm.k}
     return {"kind": "sym" if isinstance(perm, Sym) else "fixed"}
@@ -128,10 +135,11 @@ def _only(item: Document, *keys: str) -> None:
         raise KeyError(f"{', '.join(sorted(item))} instead of {', '.join(keys)}")
 
 
-_PERMS: dict[str, tuple[Callable[..., Sym | Wreath | Fixed], tuple[str, ...]]] = {
+_PERMS: dict[str, tuple[Callable[..., Perm], tuple[str, ...]]] = {
     "sym": (Sym, ()),
     "fixed": (Fixed, ()),
     "wreath": (Wreath, ("outer", "g", "k")),
+    "like": (Like, ("group",)),
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ckptzoo.errors import Problem
 from ckptzoo.spec.architecture import Architecture, name_problem
-from ckptzoo.spec.groups import ROLES, SCALES, AxisAction, Fixed, Group, Segment, Wreath
+from ckptzoo.spec.groups import ROLES, SCALES, AxisAction, Fixed, Group, Like, Perm, Segment, Wreath
 
 WHERE = "symmetry"
 STEP = "Correct the symmetry table."
@@ -86,6 +86,14 @@ def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
     for group in table:
         if group.id in groups:
             yield _problem(f"group {group.id!r}", "each id once", "it stands twice")
+        if isinstance(group.perm, Like):
+            leader = groups.get(group.perm.group)
+            what = f"group {group.id!r}: like {group.perm.group!r}"
+            if leader is None or isinstance(leader.perm, Like):
+                yield _problem(what, "a group before it that is not like another", "none" if leader is None else "one")
+                return
+            if leader.n != group.n:
+                yield _problem(what, f"{leader.n} channels, as there", group.n)
         groups[group.id] = group
         if isinstance(group.perm, Wreath):
             blocks = outers.setdefault(group.perm.outer, group.perm.g)
@@ -155,15 +163,20 @@ def _end(segment: Segment) -> int:
 
 def _mover(segments: tuple[Segment, ...], blocks: int, size: int, groups: dict[str, Group]) -> str | None:
     """What moves an axis' blocks: the name of an outer permutation, nothing, or None where channels cross."""
-    perm = groups[segments[0].group].perm
+    perm = _perm(segments[0].group, groups)
     if len(segments) == 1 and isinstance(perm, Wreath) and perm.g == blocks and size % blocks == 0:
         return perm.outer if segments[0].offset == 0 else None
     homes: dict[str, set[int]] = {}
     for segment in segments:
-        if not isinstance(groups[segment.group].perm, Fixed):
+        if not isinstance(_perm(segment.group, groups), Fixed):
             ends = {segment.offset * blocks // size, (_end(segment) - 1) * blocks // size}
             homes.setdefault(segment.group, set()).update(ends)
     return "nothing" if all(len(home) == 1 for home in homes.values()) else None
+
+
+def _perm(group: str, groups: dict[str, Group]) -> Perm:
+    perm = groups[group].perm
+    return groups[perm.group].perm if isinstance(perm, Like) else perm
 
 
 def problems_with(actions: tuple[AxisAction, ...], arch: Architecture) -> Iterator[Problem]:

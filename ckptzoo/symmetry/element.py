@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.symmetry import Fixed, Group, Symmetry, Wreath
+from ckptzoo.spec.symmetry import Fixed, Group, Like, Symmetry, Wreath
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,8 @@ class GroupElement:
         perms: dict[str, np.ndarray] = {}
         scales: dict[str, np.ndarray] = {}
         for group in symmetry.groups:
-            perms[group.id] = _random_perm(group, K, rng, outers)
+            like = isinstance(group.perm, Like)
+            perms[group.id] = perms[group.perm.group].copy() if like else _random_perm(group, K, rng, outers)
             if group.scale == "positive":
                 scales[group.id] = np.exp(spread * rng.standard_normal((K, group.n)))
             elif group.scale == "sign":
@@ -92,6 +93,8 @@ class GroupElement:
         outers: dict[str, np.ndarray] = {}
         for group in symmetry.groups:
             _check_perm(group, np.asarray(self.perms[group.id]), len(self), outers)
+            if (self.perms[group.id] != self.perms[leader := symmetry.leader(group.id).id]).any():
+                raise _refused(f"group {group.id!r}: perm", f"that of {leader!r}, which it is like", "another one")
             if group.scale != "none":
                 _check_scale(group, np.asarray(self.scales[group.id]), len(self))
 

@@ -9,14 +9,20 @@ from ckptzoo import archs
 from ckptzoo.errors import SpecError
 from ckptzoo.spec.architecture import Architecture, Tensor
 from ckptzoo.spec.document import seal, unseal
-from ckptzoo.spec.groups import AxisAction, Fixed, Group, Segment, Sym, Wreath
+from ckptzoo.spec.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
 from ckptzoo.spec.symmetry import Symmetry
 
 TABLE = archs.symmetry("optunet")
 ARCH = archs.architecture("optunet")
 EVERY_KIND = Symmetry(
-    (Group("a", 4, Sym(), "sign"), Group("b", 4, Fixed(), "none"), Group("c", 4, Wreath("o", 2, 2), "positive")),
     (
+        Group("a", 4, Sym(), "sign"),
+        Group("b", 4, Fixed(), "none"),
+        Group("c", 4, Wreath("o", 2, 2), "positive"),
+        Group("d", 4, Like("c"), "positive"),
+    ),
+    (
+        AxisAction("w", 0, (Segment("d", 0, 1, 4),), 1, False, "gain"),
         AxisAction("x", 0, (Segment("a", 0, 1, 4), Segment("b", 4, 2, 4)), 1, True, "out"),
         AxisAction("v", 0, (Segment("c", 0, 1, 4),), 2, False, "variance", eps=1e-5),
     ),

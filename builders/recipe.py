@@ -143,7 +143,7 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     name = recipe.name
     if not isinstance(name, str) or not name.replace("-", "").isalnum() or not name.isascii():
         yield wrong("name", "letters, digits and hyphens")
-    if recipe.architecture not in archs.names():
+    if not archs.known(recipe.architecture):
         yield wrong("architecture", "one of " + ", ".join(archs.names()))
     for key in ("dataset", "summary"):
         if not isinstance(getattr(recipe, key), str):

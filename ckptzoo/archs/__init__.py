@@ -1,12 +1,15 @@
 """Known architectures: forward functions, declared tensors and declared symmetries, by name.
 
+A name holds the parameters, so that the name alone gives the module: ``mlp-784-100-10``, ``resnet20-pad-10``.
 Importing this package imports no torch; ``get`` does, because a forward function needs it.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from ckptzoo.errors import UnknownNameError
 from ckptzoo.spec.architecture import Architecture
@@ -15,36 +18,86 @@ from ckptzoo.spec.symmetry import Symmetry
 if TYPE_CHECKING:
     from torch import nn
 
+_MAX_WIDTH = 32_768
+_MAX_LINEAR_LAYERS = 100
+_MAX_RESNET_DEPTH = 200
+
 
 @dataclass(frozen=True)
-class _Entry:
-    """Where an architecture lives: its declaration (no torch), its module, its class."""
+class _Family:
+    """Architectures whose names differ in numbers.
 
-    spec: str
+    Parameters
+    ----------
+    shown : what people read.
+    pattern : of a whole name; its groups hold numbers, joined by hyphens.
+    module : of ``ckptzoo.archs``; its declaration is next to it, in ``<module>_spec``.
+    factory : the class in the module.
+    kind : arguments before the numbers, the same for the whole family.
+    fits : whether the numbers, positive integers of up to 5 digits, make a network.
+    """
+
+    shown: str
+    pattern: str
     module: str
     factory: str
+    kind: tuple[str, ...]
+    fits: Callable[[tuple[int, ...]], bool]
 
 
-_REGISTRY = {
-    "optunet": _Entry("ckptzoo.archs.optunet_spec", "ckptzoo.archs.optunet", "OptuNet"),
-}
+def _are_widths(numbers: tuple[int, ...]) -> bool:
+    return len(numbers) <= _MAX_LINEAR_LAYERS + 1 and max(numbers, default=1) <= _MAX_WIDTH
+
+
+def _are_depth_and_classes(numbers: tuple[int, ...]) -> bool:
+    depth, classes = numbers
+    return depth % 6 == 2 and 8 <= depth <= _MAX_RESNET_DEPTH and classes <= _MAX_WIDTH
+
+
+_N = "[1-9][0-9]{0,4}"
+_FAMILIES = (
+    _Family("optunet", "optunet", "optunet", "OptuNet", (), _are_widths),
+    _Family("mlp-<in>-<hidden>-...-<out>", f"mlp-({_N}(?:-{_N})+)", "mlp", "MLP", ("relu",), _are_widths),
+    _Family("mlp-tanh-<in>-<hidden>-...-<out>", f"mlp-tanh-({_N}(?:-{_N})+)", "mlp", "MLP", ("tanh",), _are_widths),
+    _Family("resnet18-<classes>", f"resnet18-({_N})", "resnet18", "ResNet18", (), _are_widths),
+    *(
+        _Family(
+            f"resnet<6n+2>-{shortcut}-<classes>",
+            f"resnet({_N})-{shortcut}-({_N})",
+            "resnet_cifar",
+            "ResNetCIFAR",
+            (shortcut,),
+            _are_depth_and_classes,
+        )
+        for shortcut in ("conv", "pad")
+    ),
+)
 
 
 def names() -> tuple[str, ...]:
-    """Every registered name."""
-    return tuple(_REGISTRY)
+    """What may be asked for, to be read by people: ``<...>`` is a positive integer.
+
+    At most 32,768 inputs, hidden units or classes, 100 linear layers, and a ResNet of depth 200.
+    """
+    return tuple(family.shown for family in _FAMILIES)
+
+
+def known(name: str | None) -> TypeGuard[str]:
+    """Whether there is such an architecture."""
+    return _find(name) is not None
 
 
 def get(name: str) -> "Callable[[], nn.Module]":
-    """The class or function that makes the module, freshly initialised; imports torch.
+    """What makes the module, freshly initialised; imports torch.
 
     Raises
     ------
     UnknownNameError
         No such architecture.
     """
-    entry = _entry(name)
-    return getattr(import_module(entry.module), entry.factory)
+    family, numbers = _found(name)
+    factory = getattr(import_module(f"ckptzoo.archs.{family.module}"), family.factory)
+    return partial(factory, *family.kind, *numbers)
 
 
 def architecture(name: str) -> Architecture:
@@ -55,21 +108,38 @@ def architecture(name: str) -> Architecture:
     UnknownNameError
         No such architecture.
     """
-    return import_module(_entry(name).spec).ARCHITECTURE
+    return _declaration(name)[0]
 
 
-def symmetry(name: str) -> Symmetry | None:
-    """The declared symmetry table, without importing torch; None where none is declared.
+def symmetry(name: str) -> Symmetry:
+    """The declared symmetry table, without importing torch.
 
     Raises
     ------
     UnknownNameError
         No such architecture.
     """
-    return getattr(import_module(_entry(name).spec), "SYMMETRY", None)
+    return _declaration(name)[1]
 
 
-def _entry(name: str) -> _Entry:
-    if name not in _REGISTRY:
+def _declaration(name: str) -> tuple[Architecture, Symmetry]:
+    family, numbers = _found(name)
+    declare = import_module(f"ckptzoo.archs.{family.module}_spec").declare
+    return declare(name, *family.kind, *numbers)
+
+
+def _found(name: str) -> tuple[_Family, tuple[int, ...]]:
+    found = _find(name)
+    if found is None:
         raise UnknownNameError("ckptzoo.archs", "architecture", name, names())
-    return _REGISTRY[name]
+    return found
+
+
+def _find(name: object) -> tuple[_Family, tuple[int, ...]] | None:
+    """The family of a name and the numbers in it."""
+    for family in _FAMILIES:
+        match = re.fullmatch(family.pattern, name) if isinstance(name, str) else None
+        if match is not None:
+            numbers = tuple(int(number) for part in match.groups() for number in part.split("-"))
+            return (family, numbers) if family.fits(numbers) else None
+    return None

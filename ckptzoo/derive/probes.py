@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo import archs
+from ckptzoo.derive.rule import Rule
 from ckptzoo.errors import MissingExtraError, ZooError
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.document import Document
@@ -16,9 +17,16 @@ RANDOM_INPUTS = 8
 """Standard normal inputs, the same for every checkpoint."""
 
 
-def probes_of(arch: Architecture, inputs: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
-    """The inputs of the certificates by name; none where no forward function is known."""
-    known, shape = arch.forward in archs.names(), arch.input_shape
+def probes_of(arch: Architecture, rule: Rule, inputs: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
+    """The inputs of the certificates by name; none where no forward function is known, or no certificate wanted."""
+    known, shape = archs.known(arch.forward), arch.input_shape
+    if rule == Rule(None, None):
+        if inputs is not None:
+            raise ZooError(
+                f"{arch.name}: real inputs: expected none where nothing is certified, got {inputs.shape}. "
+                "Leave them out, or certify."
+            )
+        return {}
     if inputs is not None and (not known or (shape is not None and inputs.shape[1:] != shape) or not len(inputs)):
         expected = f"(B, *{shape}) for a forward function in ckptzoo.archs"
         raise ZooError(

@@ -1,16 +1,29 @@
 """A group element acting on stacked weights."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from array_api_compat import device
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.spec.symmetry import AxisAction, Symmetry
+from ckptzoo.symmetry.arrays import Facts, in_memory, is_array, to_numpy
+from ckptzoo.symmetry.device import act
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.layout import Stacked, by_channel, is_float, positions, stack_of, stored_dtype
+from ckptzoo.symmetry.host import Stack, run
+from ckptzoo.symmetry.layout import Stacked, fitting, is_float
+from ckptzoo.symmetry.moves import Move
 
 
-def apply(element: GroupElement, weights: Stacked, symmetry: Symmetry) -> dict[str, np.ndarray]:
+def apply(
+    element: GroupElement,
+    weights: Stacked,
+    symmetry: Symmetry,
+    *,
+    out: Stacked | None = None,
+    threads: int | None = None,
+) -> dict[str, Any]:
     """``g . theta`` for K checkpoints and K group elements: the same functions with other weights.
 
     Along every axis of the table, ``new[i] = scale[i] ** exponent * old[perm[i]]``; a running variance becomes
@@ -18,102 +31,114 @@ def apply(element: GroupElement, weights: Stacked, symmetry: Symmetry) -> dict[s
 
     Parameters
     ----------
-    element : K elements of the table's group.
-    weights : tensor name to (K, *shape); tensors outside the table pass through.
+    element : K elements of the table's group, numpy or torch.
+    weights : tensor name to (K, *shape), numpy or torch on any device; tensors outside the table pass through.
     symmetry : the table.
+    out : tensor name to an array for the result, for any of the tensors: of its shape, dtype and device, contiguous,
+        and apart from the weights in memory. What it holds is undefined after an error.
+    threads : at most so many for arrays in the CPU's memory; None for one a core, at most 8.
 
     Returns
     -------
-    dict of new arrays. Scales act in float64 with one rounding at the end, to the input's dtype or to float32
-    where that is a half precision.
+    dict of new arrays, or those of ``out``, each in its input's framework and on its device, without gradients.
+    Divisions by scales, products with them and then variances act in float64 with one rounding at the end, to the
+    input's dtype or to float32 where that is a half precision. The bits do not depend on framework, device, threads
+    or the other checkpoints, and are those of the input where a checkpoint's scales are 1.
 
     Raises
     ------
     SymmetryError
-        The element is not of the table's group, the tensors do not fit the table, or a scale makes a running
-        variance negative.
+        The element is not of the table's group, the tensors or ``out`` do not fit, a device has no float64, or a
+        scale makes a running variance negative.
 
     Notes
     -----
-    Linear in the size of the weights; float64 copies of one tensor at a time. Laws: tests/laws/test_symmetry.py.
+    Linear in the size of the weights, at 2 to 4 GB/s a core for float32. Beside the output a few MiB a thread (a row
+    of a tensor where that is larger), a copy of a checkpoint's tensor where that is not contiguous, and one of a
+    group's permutations; on other devices a few hundred MiB. Laws: tests/symmetry/test_action.py, test_arrays.py and
+    test_variance.py, tests/laws/test_symmetry.py.
     """
-    element.check(symmetry)
-    arrays, K = stack_of(weights, symmetry)
+    held = element.to(np.empty(0))
+    held.check(symmetry)
+    arrays, K = fitting(weights, symmetry)
     if len(element) != K:
         raise SymmetryError(
             f"group element: number of elements: expected {K}, one a checkpoint, got {len(element)}. "
             "Select the same rows of both."
         )
-    made: dict[str, np.ndarray] = {}
+    if strange := set(out or ()) - arrays.keys():
+        raise _refused(min(strange), "a name among the weights", "none")
+    made = {name: _target(name, array, (out or {}).get(name)) for name, array in arrays.items()}
+    acting = _acting(held)
+    placed: dict[str, GroupElement] = {}
+    stacks: list[Stack] = []
     for name, array in arrays.items():
-        moved = transform(array, symmetry.actions_on(name), element, symmetry)
-        with np.errstate(invalid="ignore"):
-            made[name] = moved.astype(stored_dtype(array.dtype), copy=moved is array)
+        move = Move.of(tuple(array.shape[1:]), symmetry.actions_on(name), symmetry)
+        perms, scales = _on(move, acting, array)
+        if in_memory(array):
+            stacks.append(Stack(move, perms, scales, to_numpy(array), to_numpy(made[name])))
+            continue
+        place = str(device(array))
+        if place not in placed:
+            placed[place] = element.to(array)
+        near = placed[place]
+        perms = {group: near.perms[group] for group in perms}
+        act(move, perms, {group: near.scales[group] for group in scales}, array, made[name])
+    run(stacks, threads)
     return made
 
 
 def transform(
     array: np.ndarray, actions: Sequence[AxisAction], element: GroupElement, symmetry: Symmetry
 ) -> np.ndarray:
-    """One stacked tensor under its actions (by axis): float64 where a scale acts, else the input's dtype.
+    """One stacked tensor under its actions (by axis), in numpy and the caller's thread.
 
-    Channels are read before they are written, so the scale of the axis that writes comes last.
+    Returns
+    -------
+    float64, not rounded, where the element has scales for the tensor's channels, else the input's dtype; the array
+    itself where the element leaves it alone.
     """
-    scalings: list[tuple[AxisAction, np.ndarray]] = []
-    for action in actions:
-        index, factor = _index_and_factor(action, element, symmetry, array.shape[1 + action.axis])
-        if index is not None:
-            array = _gather(array, index, action)
-        if factor is not None and is_float(array):
-            scalings.append((action, factor))
-    for action, factor in sorted(scalings, key=lambda item: item[0].exponent):
-        with np.errstate(invalid="ignore"):
-            array = _scaled(array.astype(np.float64, copy=False), factor, action)
-    return array
+    move = Move.of(array.shape[1:], actions, symmetry)
+    scaling = is_float(array) and any(
+        axis.action.exponent and name in element.scales for axis in move.axes for name, _ in axis.listings
+    )
+    perms, scales = _on(move, _acting(element), array)
+    if not perms and not scaling:
+        return array
+    made = np.empty(array.shape, np.float64 if scaling else array.dtype)
+    run([Stack(move, perms, scales, array, made)], 1)
+    return made
 
 
-def _index_and_factor(
-    action: AxisAction, element: GroupElement, symmetry: Symmetry, size: int
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """For every position of the axis its source (K, size) and its factor; None where nothing changes."""
-    K, size = len(element), size * action.blocks
-    index: np.ndarray | None = None
-    factor: np.ndarray | None = None
-    for name, places in positions(action, symmetry):
-        perm = np.asarray(element.perms[name])
-        if (perm != np.arange(perm.shape[1])).any():
-            index = np.tile(np.arange(size), (K, 1)) if index is None else index
-            index[:, places.ravel()] = places[perm].reshape(K, -1)
-        if action.exponent and name in element.scales:
-            factor = np.ones((K, size)) if factor is None else factor
-            factor[:, places.ravel()] = np.repeat(element.scales[name], places.shape[1], axis=1)
-    return index, factor
+def _acting(element: GroupElement) -> GroupElement:
+    """Without the groups that all K elements leave alone."""
+    perms = {name: perm for name, perm in element.perms.items() if (perm != np.arange(perm.shape[1])).any()}
+    return GroupElement(perms, {name: scale for name, scale in element.scales.items() if (scale != 1).any()})
 
 
-def _gather(array: np.ndarray, index: np.ndarray, action: AxisAction) -> np.ndarray:
-    K, blocks, size = len(array), action.blocks, array.shape[action.axis + 1]
-    rows, block = np.arange(K)[:, None, None], np.arange(blocks)[:, None]
-    moved = by_channel(array, action)[rows, block, index.reshape(K, blocks, size) % size]
-    return _restored(moved, action, array.shape)
+def _on(move: Move, element: GroupElement, array: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The permutations and scales that a tensor meets; integers are never scaled."""
+    groups = move.groups
+    perms = {name: perm for name, perm in element.perms.items() if name in groups}
+    scales = {name: scale for name, scale in element.scales.items() if name in groups} if is_float(array) else {}
+    return perms, scales
 
 
-def _restored(channels: np.ndarray, action: AxisAction, shape: tuple[int, ...]) -> np.ndarray:
-    """Undo ``by_channel``."""
-    return (channels[:, 0] if action.axis == 0 else np.moveaxis(channels, 2, action.axis + 2)).reshape(shape)
+def _target(name: str, array: Any, given: Any | None) -> Any:
+    """Where a tensor's result goes: the array that was given, once it is seen to fit, or a new one."""
+    facts = Facts.of(array).stored()
+    if given is None:
+        return facts.empty()
+    found = Facts.of(given) if is_array(given) else type(given).__name__
+    if found != facts:
+        raise _refused(name, str(facts), str(found))
+    if in_memory(given):
+        if not (held := to_numpy(given)).flags.c_contiguous or not held.flags.writeable:
+            raise _refused(name, "a contiguous array that may be written", "another")
+        if np.may_share_memory(held, to_numpy(array)):
+            raise _refused(name, "memory apart from the weights", "the same memory")
+    return given
 
 
-def _scaled(array: np.ndarray, factor: np.ndarray, action: AxisAction) -> np.ndarray:
-    channels = by_channel(array, action)
-    factor = factor.reshape(*channels.shape[:3], *[1] * (channels.ndim - 3))
-    if action.exponent == -1:
-        moved = channels / factor
-    elif action.exponent == 1:
-        moved = channels * factor
-    else:
-        moved = factor**2 * (channels + action.eps) - action.eps if action.eps else factor**2 * channels
-        if (below := (moved < 0) & (channels >= 0)).any():
-            raise SymmetryError(
-                f"tensor {action.tensor!r}: scales: expected at least sqrt(eps / (variance + eps)), "
-                f"got a variance of {moved[below].min():.3g} after scaling. Use larger scales."
-            )
-    return _restored(moved, action, array.shape)
+def _refused(name: str, expected: str, got: str) -> SymmetryError:
+    return SymmetryError(f"out: tensor {name!r}: expected {expected}, got {got}. Leave it out to get a new array.")

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.spec.symmetry import Fixed, Group, Like, Symmetry, Wreath
+from ckptzoo.symmetry.arrays import as_array, beside, to_numpy
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,10 +20,12 @@ class GroupElement:
     ----------
     perms : group id to (K, n) integers, each row a permutation.
     scales : group id to (K, n) float64, for the groups that scale.
+
+    All are of numpy, or all of torch on one device.
     """
 
-    perms: Mapping[str, np.ndarray]
-    scales: Mapping[str, np.ndarray]
+    perms: Mapping[str, Any]
+    scales: Mapping[str, Any]
 
     def __len__(self) -> int:
         return len(next(iter(self.perms.values())))
@@ -51,28 +56,37 @@ class GroupElement:
         perms: dict[str, np.ndarray] = {}
         scales: dict[str, np.ndarray] = {}
         for group in symmetry.groups:
-            like = isinstance(group.perm, Like)
-            perms[group.id] = perms[group.perm.group].copy() if like else _random_perm(group, K, rng, outers)
+            if isinstance(group.perm, Like):
+                perms[group.id] = perms[group.perm.group].copy()
+            else:
+                perms[group.id] = _random_perm(group, K, rng, outers)
             if group.scale == "positive":
                 scales[group.id] = np.exp(spread * rng.standard_normal((K, group.n)))
             elif group.scale == "sign":
                 scales[group.id] = rng.choice([-1.0, 1.0], (K, group.n))
         return cls(perms, scales)
 
+    def to(self, like: Any) -> "GroupElement":
+        """The same elements in the framework and on the device of an array; they may share their memory with these.
+
+        Raises
+        ------
+        SymmetryError
+            The device has no float64, which scales need.
+        """
+        perms = {name: beside(perm, like) for name, perm in self.perms.items()}
+        return GroupElement(perms, {name: beside(scale, like) for name, scale in self.scales.items()})
+
     def compose(self, first: "GroupElement") -> "GroupElement":
         """``self`` after ``first``: ``(g h) . theta = g . (h . theta)``."""
-        perms = {name: np.take_along_axis(first.perms[name], perm, 1) for name, perm in self.perms.items()}
-        scales = {
-            name: scale * np.take_along_axis(first.scales[name], self.perms[name], 1)
-            for name, scale in self.scales.items()
-        }
+        perms = {name: _taken(first.perms[name], perm) for name, perm in self.perms.items()}
+        scales = {name: scale * _taken(first.scales[name], self.perms[name]) for name, scale in self.scales.items()}
         return GroupElement(perms, scales)
 
     def inverse(self) -> "GroupElement":
         """The element that undoes this one: exactly for permutations, to rounding for scales."""
-        perms = {name: np.argsort(perm, axis=1) for name, perm in self.perms.items()}
-        scales = {name: 1 / np.take_along_axis(scale, perms[name], 1) for name, scale in self.scales.items()}
-        return GroupElement(perms, scales)
+        perms = {name: array_namespace(perm).argsort(perm, axis=1) for name, perm in self.perms.items()}
+        return GroupElement(perms, {name: 1 / _taken(scale, perms[name]) for name, scale in self.scales.items()})
 
     def check(self, symmetry: Symmetry) -> None:
         """Refuse what is no element of the table's group.
@@ -90,34 +104,42 @@ class GroupElement:
         ):
             if set(found) != set(expected):
                 raise _refused(what, ", ".join(expected) or "none", ", ".join(sorted(found)) or "none")
+        perms = {name: to_numpy(perm) for name, perm in self.perms.items()}
         outers: dict[str, np.ndarray] = {}
         for group in symmetry.groups:
-            _check_perm(group, np.asarray(self.perms[group.id]), len(self), outers)
-            if (self.perms[group.id] != self.perms[leader := symmetry.leader(group.id).id]).any():
+            _check_perm(group, perms[group.id], len(self), outers)
+            if (perms[group.id] != perms[leader := symmetry.leader(group.id).id]).any():
                 raise _refused(f"group {group.id!r}: perm", f"that of {leader!r}, which it is like", "another one")
             if group.scale != "none":
-                _check_scale(group, np.asarray(self.scales[group.id]), len(self))
+                _check_scale(group, to_numpy(self.scales[group.id]), len(self))
 
-    def to_tensors(self) -> dict[str, np.ndarray]:
+    def to_tensors(self) -> dict[str, Any]:
         """The stacked tensors that a zoo stores: ``<group>.perm`` int32 and ``<group>.scale`` float64."""
-        perms = {f"{name}.perm": perm.astype(np.int32) for name, perm in self.perms.items()}
-        return perms | {f"{name}.scale": scale for name, scale in self.scales.items()}
+        perms = {name: (array_namespace(perm), perm) for name, perm in self.perms.items()}
+        stored: dict[str, Any] = {f"{name}.perm": xp.astype(perm, xp.int32) for name, (xp, perm) in perms.items()}
+        return stored | {f"{name}.scale": scale for name, scale in self.scales.items()}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, np.ndarray]) -> "GroupElement":
-        """What ``to_tensors`` made."""
-        found: dict[str, dict[str, np.ndarray]] = {"perm": {}, "scale": {}}
+    def from_tensors(cls, tensors: Mapping[str, Any]) -> "GroupElement":
+        """What ``to_tensors`` made, or what a zoo holds of it: numpy, torch, or anything that numpy can read."""
+        found: dict[str, dict[str, Any]] = {"perm": {}, "scale": {}}
         for name, value in tensors.items():
             group, _, kind = name.rpartition(".")
             if kind not in found:
                 raise _refused(f"tensor {name!r}", "a name that ends in .perm or .scale", repr(name))
-            found[kind][group] = np.asarray(value)
+            found[kind][group] = as_array(value)
         return cls(found["perm"], found["scale"])
 
 
 def block_move(perm: Wreath, outer: np.ndarray) -> np.ndarray:
     """The (K, n) permutation that moves whole blocks by ``outer`` (K, g) and leaves their insides in order."""
     return (outer[:, :, None] * perm.k + np.arange(perm.k)).reshape(len(outer), perm.g * perm.k)
+
+
+def _taken(values: Any, perm: Any) -> Any:
+    """Every row in the order of its permutation."""
+    xp = array_namespace(values, perm)
+    return xp.take_along_axis(values, xp.astype(perm, xp.int64, copy=False), axis=1)
 
 
 def _shuffles(rng: np.random.Generator, K: int, n: int) -> np.ndarray:

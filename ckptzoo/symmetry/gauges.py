@@ -1,21 +1,30 @@
 """Gauges by name: rules that pick one representative from each symmetry orbit."""
 
+import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 
 from ckptzoo.errors import UnknownNameError
+from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import Symmetry
-from ckptzoo.symmetry import first_weight
+from ckptzoo.symmetry import canonical, first_weight
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.layout import Stacked, is_float, stack_of
+from ckptzoo.symmetry.moments import Moments
+from ckptzoo.symmetry.ordering import sum_keys
 from ckptzoo.symmetry.report import Report
+from ckptzoo.symmetry.scales import Scales, solve
+from ckptzoo.symmetry.tables import table_of
 
-Solver = Callable[[Mapping[str, np.ndarray], Symmetry], tuple[GroupElement, Report]]
+Order = Callable[[Moments, Scales, Report], dict[str, np.ndarray]]
+
+PIECE_BYTES = 32 * 2**20
+"""Checkpoints are solved for in pieces of at most so many bytes, or one by one, on all cores."""
 
 
 @dataclass(frozen=True)
@@ -28,37 +37,54 @@ class Gauge:
     version : raised whenever the rule gives another result for some weights; versions are never mixed.
     collapses : the subgroup whose orbits it collapses: ``"scales"``, ``"permutations"``.
     rule : the rule in a sentence.
-    solve : from K finite checkpoints to their group elements.
+    spread : channels are scaled to unit standard deviation of their incoming weights, not to unit norm.
+    order : from scales to permutations; None where channels stay in their order.
     """
 
     name: str
     version: int
     collapses: tuple[str, ...]
     rule: str
-    solve: Solver
+    spread: bool
+    order: Order | None
 
 
-GAUGES: Mapping[str, Gauge] = MappingProxyType(
-    {
-        gauge.name: gauge
-        for gauge in (
-            Gauge(
-                "unit-norm",
-                1,
-                ("scales",),
-                "incoming weights of every neuron have unit L2 norm, all layers but the last",
-                partial(first_weight.solve, order=False),
-            ),
-            Gauge(
-                "first-weight",
-                1,
-                ("scales", "permutations"),
-                "unit-norm, then neurons in ascending order of their first weight; not tie-safe",
-                partial(first_weight.solve, order=True),
-            ),
-        )
-    }
+_RULES = (
+    Gauge(
+        "canonical",
+        1,
+        ("scales", "permutations"),
+        "unit-norm, then channels in ascending order of the sum of their incoming weights, ties told apart",
+        False,
+        canonical.order,
+    ),
+    Gauge(
+        "first-weight",
+        2,
+        ("scales", "permutations"),
+        "unit-norm, then channels in ascending order of their first weight; not tie-safe",
+        False,
+        first_weight.order,
+    ),
+    Gauge(
+        "unit-norm",
+        2,
+        ("scales",),
+        "incoming weights of every channel have unit L2 norm, all layers but the last",
+        False,
+        None,
+    ),
+    Gauge(
+        "unit-std",
+        1,
+        ("scales",),
+        "incoming weights of every channel have unit standard deviation, all layers but the last",
+        True,
+        None,
+    ),
 )
+
+GAUGES: Mapping[str, Gauge] = MappingProxyType({gauge.name: gauge for gauge in _RULES})
 """Every gauge by name."""
 
 
@@ -80,16 +106,16 @@ class Canonical:
     gauge: Gauge
 
 
-def canonicalize(weights: Stacked, symmetry: Symmetry, *, gauge: str = "first-weight") -> Canonical:
+def canonicalize(weights: Stacked, arch: Symmetry | Architecture | str, *, gauge: str = "canonical") -> Canonical:
     """Bring K stacked checkpoints into a gauge: the same functions with comparable weights.
 
-    ``canonical = g . raw`` with the g that the gauge's rule picks; arXiv 2310.08287, appendix C.2, for
-    ``first-weight``.
+    ``canonical = g . raw`` with the g that the gauge's rule picks: ckptzoo/symmetry/scales.py for the scales,
+    ckptzoo/symmetry/canonical.py and first_weight.py (arXiv 2310.08287, appendix C.2) for the orders.
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape), numpy or torch on the CPU; half precisions give float32.
-    symmetry : the network's table.
+    weights : tensor name to (K, *shape), numpy or torch; half precisions give float32.
+    arch : the network's table, an architecture whose table is known, or the name of one in ``ckptzoo.archs``.
     gauge : a name in ``GAUGES``.
 
     Raises
@@ -97,33 +123,83 @@ def canonicalize(weights: Stacked, symmetry: Symmetry, *, gauge: str = "first-we
     UnknownNameError
         No such gauge.
     SymmetryError
-        The weights do not fit the table, or the gauge is not defined for it.
+        The weights do not fit the table, or no table is known.
 
     Notes
     -----
-    Linear in the size of the weights but for sorting each channel's incoming weights; a few float64 copies of
-    the largest tensor. A checkpoint that is not finite comes back as it is, with the identity and
-    ``report.gauged`` False, and does not touch the others. Laws: tests/laws/test_symmetry.py.
+    Linear in the size of the weights, but for sorting each channel's incoming weights; float64 sums of one per pair
+    of channels beside the result. Ties cost a search per checkpoint, bounded by the network's size. A checkpoint
+    that is not finite comes back as it is, with the identity and ``report.gauged`` False, and does not touch the
+    others. Laws: tests/laws/test_symmetry.py.
     """
     if gauge not in GAUGES:
         raise UnknownNameError("ckptzoo.symmetry", "gauge", gauge, tuple(GAUGES))
+    rule, symmetry = GAUGES[gauge], table_of(arch)
     arrays, K = stack_of(weights, symmetry)
     rows = np.flatnonzero(_finite(arrays, K))
+    element, report = GroupElement.identity(symmetry, K), Report.blank(K)
+
+    def solved(some: np.ndarray) -> np.ndarray:
+        """Solve for some rows and put what was found in place; returns those whose scales are usable."""
+        place = slice(some[0], some[-1] + 1) if some[-1] - some[0] == len(some) - 1 else some
+        with np.errstate(all="ignore"):
+            found, found_report = _solve({name: array[place] for name, array in arrays.items()}, symmetry, rule)
+            usable = np.ones(len(some), bool)
+            for scale in found.scales.values():
+                usable &= (np.isfinite(scale) & (scale != 0)).all(axis=1)
+        report.set(some, found_report)
+        _put(element, some[usable], found[usable])
+        return some[usable]
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        kept = np.concatenate([rows[:0], *pool.map(solved, _pieces(rows, arrays))])
     with np.errstate(all="ignore"):
-        chosen = arrays if len(rows) == K else {name: array[rows] for name, array in arrays.items()}
-        found, found_report = GAUGES[gauge].solve(chosen, symmetry)
-        usable = np.ones(len(rows), bool)
-        for scale in found.scales.values():
-            usable &= (np.isfinite(scale) & (scale != 0)).all(axis=1)
-        element, report = _spread(found[usable], rows[usable], symmetry, K), Report.blank(K)
-        report.set(rows, found_report)
-        made = apply(element, arrays, symmetry)
-        kept = np.isin(np.arange(K), rows[usable]) & _finite(made, K)
-        if not kept[rows[usable]].all():
-            element = _spread(element[kept], np.flatnonzero(kept), symmetry, K)
-            made = apply(element, arrays, symmetry)
-    report.refuse(~kept)
-    return Canonical(made, element, report, GAUGES[gauge])
+        made = apply(element, weights, symmetry)
+        good = np.isin(np.arange(K), kept) & _finite(made, K)
+        if not good[kept].all():
+            _put(element, np.flatnonzero(~good), GroupElement.identity(symmetry, int((~good).sum())))
+            made = apply(element, weights, symmetry)
+    report.refuse(~good)
+    return Canonical(made, element, report, rule)
+
+
+def ordering_keys(weights: Stacked, arch: Symmetry | Architecture | str) -> dict[str, np.ndarray]:
+    """What the ``canonical`` gauge sorts channels by: the sums of their incoming weights, at unit norm.
+
+    Parameters
+    ----------
+    weights : tensor name to (K, *shape), numpy or torch, finite.
+    arch : as in ``canonicalize``.
+
+    Returns
+    -------
+    Group id to (K, n) float64, for every group that has a permutation of its own; channels in the order of the
+    weights.
+    """
+    symmetry = table_of(arch)
+    made = canonicalize(weights, symmetry, gauge="unit-norm")
+    return sum_keys(Moments({name: np.asarray(array) for name, array in made.weights.items()}, symmetry))
+
+
+def _pieces(rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Rows in pieces that keep every core busy."""
+    if not len(rows):
+        return []
+    nbytes = sum(array.nbytes for array in arrays.values())
+    count = max(-(-nbytes // PIECE_BYTES), (os.cpu_count() or 1) if nbytes > PIECE_BYTES // 8 else 1)
+    return np.array_split(rows, min(count, len(rows)))
+
+
+def _solve(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge) -> tuple[GroupElement, Report]:
+    moments = Moments(arrays, symmetry)
+    report = Report.blank(moments.K)
+    found = solve(moments, spread=rule.spread)
+    report.dead[:], report.clamped[:] = found.dead, found.clamped
+    if rule.order is None:
+        return GroupElement(GroupElement.identity(symmetry, moments.K).perms, found.scales), report
+    perms = rule.order(moments, found, report)
+    scales = {name: np.take_along_axis(scale, perms[name], 1) for name, scale in found.scales.items()}
+    return GroupElement(perms, scales), report
 
 
 def _finite(arrays: Mapping[str, np.ndarray], K: int) -> np.ndarray:
@@ -134,13 +210,9 @@ def _finite(arrays: Mapping[str, np.ndarray], K: int) -> np.ndarray:
     return finite
 
 
-def _spread(found: GroupElement, rows: np.ndarray, symmetry: Symmetry, K: int) -> GroupElement:
-    """The elements on their rows and the identity elsewhere."""
-    if len(rows) == K:
-        return found
-    element = GroupElement.identity(symmetry, K)
+def _put(element: GroupElement, rows: np.ndarray, found: GroupElement) -> None:
+    """Other elements on some rows, in place."""
     for name, perm in element.perms.items():
         perm[rows] = found.perms[name]
     for name, scale in element.scales.items():
         scale[rows] = found.scales[name]
-    return element

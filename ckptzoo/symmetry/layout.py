@@ -7,6 +7,9 @@ import numpy as np
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.spec.symmetry import AxisAction, Symmetry
+from ckptzoo.symmetry.arrays import as_array, is_float, to_numpy
+
+__all__ = ["Stacked", "by_channel", "fitting", "is_float", "positions", "stack_of", "stored_dtype"]
 
 Stacked = Mapping[str, Any]
 """Tensor name to an array of K checkpoints, (K, *shape)."""
@@ -38,15 +41,27 @@ def by_channel(array: np.ndarray, action: AxisAction) -> np.ndarray:
 
 
 def stack_of(weights: Stacked, symmetry: Symmetry) -> tuple[dict[str, np.ndarray], int]:
-    """The weights as numpy arrays, and K; refuses tensors that the table does not fit.
+    """The weights as numpy arrays, without a copy where they are in the CPU's memory, and K.
 
     Raises
     ------
     SymmetryError
         A tensor of the table is missing or its shape does not fit, or the stacks differ in K.
     """
-    arrays = {name: np.asarray(value) for name, value in weights.items()}
-    sizes = {array.shape[:1] for array in arrays.values()}
+    arrays, K = fitting(weights, symmetry)
+    return {name: to_numpy(array) for name, array in arrays.items()}, K
+
+
+def fitting(weights: Stacked, symmetry: Symmetry) -> tuple[dict[str, Any], int]:
+    """The weights as arrays of their framework, and K; refuses tensors that the table does not fit.
+
+    Raises
+    ------
+    SymmetryError
+        A tensor of the table is missing or its shape does not fit, or the stacks differ in K.
+    """
+    arrays = {name: as_array(value) for name, value in weights.items()}
+    sizes = {tuple(array.shape[:1]) for array in arrays.values()}
     if len(sizes) != 1 or sizes == {()}:
         raise SymmetryError(
             f"weights: leading axes: expected one number of checkpoints K in every tensor, got {sorted(sizes)}. "
@@ -58,7 +73,7 @@ def stack_of(weights: Stacked, symmetry: Symmetry) -> tuple[dict[str, np.ndarray
             raise SymmetryError(
                 f"weights: {where}: expected it, as the symmetry table names it, got none. Pass all its tensors."
             )
-        shape = arrays[action.tensor].shape[1:]
+        shape = tuple(arrays[action.tensor].shape[1:])
         end = max(segment.offset + segment.inner * segment.count for segment in action.segments)
         size = shape[action.axis] * action.blocks if action.axis < len(shape) else 0
         if end > size or (action.blocks > 1 and (end != size or shape[0] % action.blocks)):
@@ -67,11 +82,6 @@ def stack_of(weights: Stacked, symmetry: Symmetry) -> tuple[dict[str, np.ndarray
                 f"got shape {shape}. Use the table of this architecture."
             )
     return arrays, next(iter(sizes))[0]
-
-
-def is_float(array: np.ndarray) -> bool:
-    """Whether the dtype is floating, ml_dtypes' included."""
-    return array.dtype.kind == "f" or array.dtype.name in ("bfloat16",)
 
 
 def stored_dtype(dtype: np.dtype) -> np.dtype:

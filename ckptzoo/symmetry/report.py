@@ -1,6 +1,6 @@
 """What a gauge found in each checkpoint."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -11,23 +11,28 @@ class Report:
 
     Parameters
     ----------
-    ties : (K,) int64, neighbouring keys that are equal; the order is arbitrary there.
+    ties : (K,) int64, neighbouring channels whose first keys are equal.
     margin : (K,) float64, the smallest gap between neighbouring keys; infinite where nothing was ordered.
-    dead : (K,) int64, channels whose incoming weights are all zero.
+    unresolved : (K,) bool, where ties are left that a bounded search could not break, or a sign that nothing tells:
+        the weights are in the gauge, but another checkpoint of the orbit may come to others.
+    dead : (K,) int64, channels that nothing writes: no weights, no bias.
+    clamped : (K,) int64, filters that could not be scaled to unit norm, because their running variance reached 0.
     gauged : (K,) bool, False where the checkpoint stays as it was: its weights are not finite, or would not be
         in the gauge. Such a row has no ties, no dead channels and a margin of NaN.
     """
 
     ties: np.ndarray
+    unresolved: np.ndarray
     margin: np.ndarray
     dead: np.ndarray
+    clamped: np.ndarray
     gauged: np.ndarray
 
     @classmethod
     def blank(cls, K: int) -> "Report":
         """The report of K checkpoints in which nothing has been looked at."""
-        counts = np.zeros(K, np.int64)
-        return cls(counts, np.full(K, np.inf), counts.copy(), np.ones(K, bool))
+        none = np.zeros(K, np.int64)
+        return cls(none, np.zeros(K, bool), np.full(K, np.inf), none.copy(), none.copy(), np.ones(K, bool))
 
     def compare(self, gaps: np.ndarray) -> None:
         """Count the gaps (K, ...) between neighbouring keys, in place."""
@@ -37,10 +42,10 @@ class Report:
 
     def set(self, rows: np.ndarray, found: "Report") -> None:
         """Put another report's rows in place."""
-        for name in ("ties", "margin", "dead", "gauged"):
-            getattr(self, name)[rows] = getattr(found, name)
+        for field in fields(self):
+            getattr(self, field.name)[rows] = getattr(found, field.name)
 
     def refuse(self, rows: np.ndarray) -> None:
         """Mark rows as left as they were."""
-        self.ties[rows], self.dead[rows] = 0, 0
-        self.margin[rows], self.gauged[rows] = np.nan, False
+        self.ties[rows], self.dead[rows], self.clamped[rows] = 0, 0, 0
+        self.margin[rows], self.gauged[rows], self.unresolved[rows] = np.nan, False, False

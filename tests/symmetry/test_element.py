@@ -7,7 +7,7 @@ import pytest
 
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.symmetry import AxisAction, Fixed, Group, Segment, Sym, Symmetry, Wreath
+from ckptzoo.spec.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement, apply
 
 TABLE = archs.symmetry("optunet")
@@ -21,6 +21,15 @@ MIXED = Symmetry(
         AxisAction("x", 0, (Segment("a", 0, 1, 4), Segment("b", 4, 1, 3)), 1, True, "out"),
         AxisAction("x", 1, (Segment("c", 0, 1, 6),), -1, True, "in"),
     ),
+)
+
+NORMALISED = Symmetry(
+    (
+        Group("conv", 4, Wreath("o", 2, 2), "positive"),
+        Group("norm", 4, Like("conv"), "sign"),
+        Group("plain", 4, Like("conv"), "none"),
+    ),
+    tuple(AxisAction(name, 0, (Segment(name, 0, 1, 4),), 1, True, "out") for name in ("conv", "norm", "plain")),
 )
 
 
@@ -117,6 +126,42 @@ def test_an_element_survives_its_stored_form() -> None:
     np.testing.assert_array_equal(apply(again, weights, MIXED)["x"], apply(element, weights, MIXED)["x"])
     with pytest.raises(SymmetryError, match=r"ends in \.perm or \.scale"):
         GroupElement.from_tensors({"a.shift": tensors["a.scale"]})
+
+
+def test_groups_that_are_like_another_take_its_permutation_and_their_own_scales() -> None:
+    g, h = (GroupElement.random(NORMALISED, 6, np.random.default_rng(seed)) for seed in (0, 1))
+    for made in (g, g.compose(h), g.inverse(), g[2:4], GroupElement.from_tensors(g.inverse().to_tensors())):
+        made.check(NORMALISED)
+        for name in ("norm", "plain"):
+            np.testing.assert_array_equal(made.perms[name], made.perms["conv"])
+    assert set(g.scales) == {"conv", "norm"} and not np.allclose(np.abs(g.scales["conv"]), 1)
+    product = g.compose(g.inverse())
+    np.testing.assert_array_equal(product.perms["norm"], np.tile(np.arange(4), (6, 1)))
+    np.testing.assert_array_equal(product.scales["norm"], np.ones((6, 4)))
+
+
+def test_copies_of_a_permutation_do_not_share_their_memory() -> None:
+    """So that what is changed in place in one group stays there, and is found by the check."""
+    g = GroupElement.random(NORMALISED, 2, np.random.default_rng(0))
+    g.perms["norm"][1] = np.roll(g.perms["norm"][1], 2)
+    with pytest.raises(
+        SymmetryError, match=r"group 'norm': perm: expected that of 'conv', which it is like, got another"
+    ):
+        g.check(NORMALISED)
+
+
+@pytest.mark.parametrize(
+    ("perm", "says"),
+    [
+        (np.array([[2, 3, 0, 1]]), "'norm': perm: expected that of 'conv', which it is like, got another one"),
+        (np.array([[0, 0, 0, 0]]), "'norm': perm: expected each of 0 to 3 once in every row"),
+        (np.array([[0, 1, 2]]), r"'norm': perm: expected \(1, 4\) integers, got \(1, 3\)"),
+    ],
+)
+def test_a_group_that_is_not_like_its_leader_is_refused_with_the_reason(perm: np.ndarray, says: str) -> None:
+    identity = GroupElement.identity(NORMALISED, 1)
+    with pytest.raises(SymmetryError, match=says):
+        GroupElement({**identity.perms, "norm": perm}, identity.scales).check(NORMALISED)
 
 
 def _spoilt(what: str, group: str, change) -> GroupElement:

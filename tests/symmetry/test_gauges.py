@@ -8,8 +8,8 @@ import pytest
 
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError, UnknownNameError
-from ckptzoo.spec.symmetry import AxisAction, Fixed, Group, Segment, Sym, Symmetry
-from ckptzoo.symmetry import GAUGES, apply, canonicalize
+from ckptzoo.spec.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry
+from ckptzoo.symmetry import GAUGES, apply, canonicalize, ordering_keys, remove_softmax_shift
 
 TABLE = archs.symmetry("optunet")
 ARCH = archs.architecture("optunet")
@@ -35,7 +35,7 @@ def _optunets(K: int, dtype: type = np.float32, seed: int = 0) -> dict[str, np.n
 
 
 def test_a_small_network_by_hand() -> None:
-    made = canonicalize(SMALL, MLP)
+    made = canonicalize(SMALL, MLP, gauge="first-weight")
     np.testing.assert_allclose(made.weights["a.weight"][0], [[-0.6, 0.8], [0, -1], [0.6, 0.8]], rtol=1e-7)
     np.testing.assert_allclose(made.weights["a.bias"][0], [2, 2, 2], rtol=1e-7)
     np.testing.assert_allclose(made.weights["b.weight"][0], [[10, 2, 5]], rtol=1e-7)
@@ -53,7 +53,7 @@ def test_unit_norm_keeps_the_order() -> None:
 
 
 def test_every_neuron_but_the_last_layers_has_unit_norm() -> None:
-    for gauge in GAUGES:
+    for gauge in ("canonical", "first-weight", "unit-norm"):
         weights = canonicalize(_optunets(64), TABLE, gauge=gauge).weights
         for name in ("conv1.weight", "conv2.weight"):
             norms = np.sqrt((weights[name].astype(np.float64) ** 2).sum((2, 3, 4)))
@@ -63,7 +63,7 @@ def test_every_neuron_but_the_last_layers_has_unit_norm() -> None:
 def test_the_order_of_a_grouped_network() -> None:
     """The first layer decides the blocks; the second layer's channels are ordered within them."""
     raw = _optunets(64)
-    made = canonicalize(raw, TABLE)
+    made = canonicalize(raw, TABLE, gauge="first-weight")
     first = made.weights["conv1.weight"][:, :, 0, 0, 0]
     second = made.weights["conv2.weight"][:, :, 0, 0, 0].reshape(64, 2, 5)
     assert (np.diff(first, axis=1) > 0).all()
@@ -82,11 +82,13 @@ def test_ties_and_dead_units_are_counted() -> None:
     raw["conv2.weight"][2, 1] = raw["conv2.weight"][2, 4]
     raw["conv2.weight"][3, 6] = 2 * raw["conv2.weight"][3, 8]
     raw["conv1.weight"][3, 0] = raw["conv1.weight"][3, 1]
-    made = canonicalize(raw, TABLE)
+    made = canonicalize(raw, TABLE, gauge="first-weight")
     assert made.report.dead.tolist() == [0, 2, 0, 0]
     assert made.report.ties.tolist() == [0, 0, 1, 2]
     assert made.report.margin[0] > 0 and made.report.margin[2] == 0
-    assert (made.element.scales["conv2"][1] == 1).sum() == 2
+    dead = made.element.perms["conv2"][1] % 4 == 3  # raw channels 3 and 7
+    readers = np.linalg.norm(made.weights["fc.weight"][1], axis=0)
+    np.testing.assert_allclose(readers[dead], 1, rtol=1e-6)
 
 
 def test_dead_units_in_one_block_tie_with_each_other() -> None:
@@ -98,9 +100,9 @@ def test_dead_units_in_one_block_tie_with_each_other() -> None:
 def test_near_ties_are_ordered_by_the_weights_as_they_come_out() -> None:
     raw = _optunets(4096, np.float64)
     raw["conv2.weight"][:, 3] = 3 * raw["conv2.weight"][:, 1]
-    once = canonicalize(raw, TABLE).weights
+    once = canonicalize(raw, TABLE, gauge="first-weight").weights
     assert (np.diff(once["conv2.weight"][:, :, 0, 0, 0].reshape(-1, 2, 5), axis=2) >= 0).all()
-    twice = canonicalize(once, TABLE).weights
+    twice = canonicalize(once, TABLE, gauge="first-weight").weights
     assert all((twice[name] == once[name]).all() for name in raw)
 
 
@@ -168,17 +170,10 @@ def test_an_unknown_gauge_lists_the_known_ones() -> None:
         canonicalize(SMALL, MLP, gauge="first-weigth")
 
 
-@pytest.mark.parametrize(
-    ("actions", "says"),
-    [
-        (MLP.actions[1:], "group 'h': expected a tensor that writes it"),
-        ((*MLP.actions, AxisAction("var", 0, (Segment("h", 0, 1, 3),), 2, False, "variance")), "running variances"),
-    ],
-)
-def test_a_table_the_gauge_is_not_defined_for_is_refused(actions, says: str) -> None:
-    weights = {**SMALL, "var": np.ones((1, 3), np.float32)}
-    with pytest.raises(SymmetryError, match=says):
-        canonicalize(weights, Symmetry(MLP.groups, actions))
+def test_first_weight_needs_a_tensor_that_writes_the_group() -> None:
+    with pytest.raises(SymmetryError, match="group 'h': expected a tensor that writes it"):
+        readers = Symmetry(MLP.groups, MLP.actions[2:])
+        canonicalize(SMALL, readers, gauge="first-weight")
 
 
 def test_thousands_of_checkpoints_take_a_moment() -> None:
@@ -190,3 +185,90 @@ def test_thousands_of_checkpoints_take_a_moment() -> None:
     assert made.report.gauged.all()
     same = apply(made.element, raw, TABLE)
     assert all(same[name].tobytes() == made.weights[name].tobytes() for name in raw)
+
+
+def test_canonical_by_hand() -> None:
+    """Sums of unit-norm incoming weights: 1.4, -1 and 0.2."""
+    made = canonicalize(SMALL, MLP)
+    np.testing.assert_allclose(made.weights["a.weight"][0], [[0, -1], [-0.6, 0.8], [0.6, 0.8]], rtol=1e-7)
+    assert made.element.perms["h"].tolist() == [[1, 2, 0]]
+    np.testing.assert_allclose(made.report.margin, 1.2, rtol=1e-7)
+    np.testing.assert_allclose(ordering_keys(SMALL, MLP)["h"], [[1.4, -1, 0.2]], rtol=1e-7)
+
+
+def test_unit_std_by_hand() -> None:
+    made = canonicalize(SMALL, MLP, gauge="unit-std")
+    np.testing.assert_allclose(made.weights["a.weight"].std(axis=2), 1, rtol=1e-6)
+    np.testing.assert_allclose(made.element.scales["h"], [[2, 1, 1 / 7]])
+
+
+NORMED = Symmetry(
+    (Group("c", 2, Sym(), "positive"), Group("n", 2, Like("c"), "positive")),
+    (
+        AxisAction("conv", 0, (Segment("c", 0, 1, 2),), 1, True, "out"),
+        AxisAction("mean", 0, (Segment("c", 0, 1, 2),), 1, False, "mean"),
+        AxisAction("var", 0, (Segment("c", 0, 1, 2),), 2, False, "variance", eps=0.5),
+        AxisAction("gamma", 0, (Segment("n", 0, 1, 2),), 1, True, "gain"),
+        AxisAction("beta", 0, (Segment("n", 0, 1, 2),), 1, False, "shift"),
+        AxisAction("last", 1, (Segment("n", 0, 1, 2),), -1, True, "in"),
+    ),
+)
+
+
+def test_a_normalised_network_by_hand() -> None:
+    """Filter 0 is clamped at sqrt(0.5 / (1.5 + 0.5)) = 1/2; gamma 0 leaves the shift to scale channel 1."""
+    weights = {
+        "conv": np.array([[[3.0, 4.0], [0.0, 0.5]]]),
+        "mean": np.array([[2.0, 1.0]]),
+        "var": np.array([[1.5, 1.0]]),
+        "gamma": np.array([[-4.0, 0.0]]),
+        "beta": np.array([[2.0, 5.0]]),
+        "last": np.array([[[1.0, 2.0]]]),
+    }
+    made = canonicalize(weights, NORMED, gauge="unit-norm")
+    assert made.report.clamped.tolist() == [1] and made.report.dead.tolist() == [0]
+    expected = {
+        "conv": [[1.5, 2], [0, 1]],
+        "mean": [1, 2],
+        "var": [0, 5.5],
+        "gamma": [-1, 0],
+        "beta": [0.5, 1],
+        "last": [[4, 10]],
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(made.weights[name][0], values, rtol=1e-12, err_msg=name)
+    assert canonicalize(weights, NORMED).element.perms["n"].tolist() == [[1, 0]]
+
+
+def test_a_zero_filter_takes_its_size_from_the_variance() -> None:
+    weights = {name: np.zeros((1, *shape)) for name, shape in {"conv": (2, 3), "last": (1, 2)}.items()}
+    weights |= {name: np.zeros((1, 2)) for name in ("mean", "gamma", "beta")} | {"var": np.array([[0.0, 4.0]])}
+    made = canonicalize(weights, NORMED, gauge="unit-norm")
+    np.testing.assert_allclose(made.weights["var"], [[1, 1]], rtol=1e-11)
+    assert made.report.dead.tolist() == [2]
+
+
+def test_an_odd_activation_makes_every_sum_positive() -> None:
+    table = Symmetry((Group("h", 3, Sym(), "sign"),), MLP.actions)
+    made = canonicalize(SMALL, table)
+    assert made.weights["a.weight"][0].tolist() == [[0, 2], [-6, 8], [3, 4]]
+    assert made.weights["a.bias"].tolist() == [[-4, 20, 10]] and made.weights["b.weight"].tolist() == [[[-1, 1, 1]]]
+    opposite = {**SMALL, "a.weight": np.array([[[1.0, -1.0], [0, 1], [0, 1]]]), "a.bias": np.zeros((1, 3))}
+    assert canonicalize(opposite, table).report.unresolved.tolist() == [True]
+
+
+def test_the_softmax_shift_is_removed_and_nothing_else() -> None:
+    rng = np.random.default_rng(0)
+    raw = _optunets(3)
+    shifted = dict(raw)
+    shifted["fc.weight"] = raw["fc.weight"] + rng.standard_normal((3, 1, 10)).astype(np.float32)
+    shifted["fc.bias"] = raw["fc.bias"] + rng.standard_normal((3, 1)).astype(np.float32)
+    one, two = (remove_softmax_shift(weights, "optunet") for weights in (raw, shifted))
+    for name in raw:
+        np.testing.assert_allclose(one[name], two[name], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(one["fc.weight"].sum(axis=1), 0, atol=1e-5)
+    assert one["conv2.weight"].tobytes() == raw["conv2.weight"].tobytes()
+    difference = raw["fc.weight"] - one["fc.weight"]
+    np.testing.assert_allclose(difference, np.broadcast_to(difference[:, :1], difference.shape), atol=1e-6)
+    with pytest.raises(SymmetryError, match="the last layer"):
+        remove_softmax_shift(raw, Symmetry(TABLE.groups[:0], ()))

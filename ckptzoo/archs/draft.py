@@ -1,0 +1,114 @@
+"""Declaring a network layer by layer: its tensors, its groups of channels, and what the groups do to the tensors."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from ckptzoo.spec.architecture import Architecture, Tensor
+from ckptzoo.spec.groups import AxisAction, Group, Like, Segment, Sym
+from ckptzoo.spec.symmetry import Symmetry
+
+_EPS = 1e-5
+"""The eps of ``torch.nn.BatchNorm2d``."""
+
+
+@dataclass(frozen=True)
+class Channels:
+    """What flows from layer to layer.
+
+    Parameters
+    ----------
+    n : number of channels.
+    segments : where the groups' channels sit; none for inputs and logits, which nothing may move.
+    """
+
+    n: int
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """Group id to its number of channels, by first appearance."""
+        found: Counter[str] = Counter()
+        for segment in self.segments:
+            found[segment.group] += segment.count
+        return found
+
+
+def channels(group: str, n: int) -> Channels:
+    """The n channels of one group, in order."""
+    return Channels(n, (Segment(group, 0, 1, n),))
+
+
+def padded(inside: Channels, group: str, n: int) -> Channels:
+    """Channels in the middle of n, as zero-padding leaves them; those on both sides make up one other group."""
+    before = (n - inside.n) // 2
+    end = before + inside.n
+    moved = tuple(replace(segment, offset=segment.offset + before) for segment in inside.segments)
+    return Channels(n, (Segment(group, 0, 1, before), *moved, Segment(group, end, 1, n - end)))
+
+
+class Draft:
+    """A network that is being declared: layers in the order of the state dict, and from input to output."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Tensor] = []
+        self._groups: dict[str, Group] = {}
+        self._actions: list[AxisAction] = []
+
+    def linear(self, name: str, reads: Channels, writes: Channels, *, scale: str = "positive") -> None:
+        """A linear layer with a bias, and the groups that it is the first to write."""
+        for group, n in writes.groups.items():
+            self._groups.setdefault(group, Group(group, n, Sym(), scale))
+        self._weight(name, (), reads, writes)
+        self._vector(f"{name}.bias", writes, +1, "bias")
+
+    def conv_norm(self, conv: str, norm: str, size: int, reads: Channels, writes: Channels) -> None:
+        """A square convolution without bias and its BatchNorm, and the groups that they are the first to write.
+
+        What the convolution writes, before the normalisation, is scaled apart from what the BatchNorm writes and
+        permuted with it. Those groups are named after the convolution. A group that is known must be one that a
+        BatchNorm wrote first.
+        """
+        before = self._before(conv, writes)
+        for group, n in writes.groups.items():
+            self._groups.setdefault(group, Group(group, n, Like(_own(conv, group, writes)), "positive"))
+        self._weight(conv, (size, size), reads, before)
+        self._vector(f"{norm}.weight", writes, +1, "gain")
+        self._vector(f"{norm}.bias", writes, +1, "shift")
+        self._vector(f"{norm}.running_mean", before, +1, "mean")
+        self._vector(f"{norm}.running_var", before, +2, "variance")
+        self._tensors.append(Tensor(f"{norm}.num_batches_tracked", (), "int64", "buffer"))
+
+    def finish(self, name: str, input_shape: tuple[int, ...]) -> tuple[Architecture, Symmetry]:
+        """The declaration of a network whose forward function has the same name."""
+        arch = Architecture(name, tuple(self._tensors), name, input_shape)
+        return arch, Symmetry(tuple(self._groups.values()), tuple(self._actions))
+
+    def _before(self, conv: str, writes: Channels) -> Channels:
+        """The convolution's own groups, one for each that its BatchNorm writes; they lead where those are new."""
+        for group, n in writes.groups.items():
+            own, known = _own(conv, group, writes), self._groups.get(group)
+            self._groups[own] = Group(own, n, Sym() if known is None else known.perm, "positive")
+        return replace(
+            writes,
+            segments=tuple(replace(item, group=_own(conv, item.group, writes)) for item in writes.segments),
+        )
+
+    def _weight(self, name: str, window: tuple[int, ...], reads: Channels, writes: Channels) -> None:
+        weight = f"{name}.weight"
+        self._tensors.append(Tensor(weight, (writes.n, reads.n, *window)))
+        if writes.segments:
+            self._actions.append(AxisAction(weight, 0, writes.segments, +1, True, "out"))
+        if reads.segments:
+            self._actions.append(AxisAction(weight, 1, reads.segments, -1, True, "in"))
+
+    def _vector(self, name: str, at: Channels, exponent: int, role: str) -> None:
+        kind = "buffer" if role in ("mean", "variance") else "parameter"
+        eps = _EPS if role == "variance" else 0.0
+        self._tensors.append(Tensor(name, (at.n,), kind=kind))
+        if at.segments:
+            self._actions.append(AxisAction(name, 0, at.segments, exponent, role == "gain", role, eps=eps))
+
+
+def _own(conv: str, group: str, writes: Channels) -> str:
+    """The name of what a convolution writes of a group."""
+    return conv if len(writes.groups) == 1 else f"{conv}:{group}"

@@ -1,0 +1,19 @@
+"""What a multilayer perceptron is, without its forward function: its tensors and its symmetry table."""
+
+from ckptzoo.archs.draft import Channels, Draft, channels
+from ckptzoo.spec.architecture import Architecture
+from ckptzoo.spec.symmetry import Symmetry
+
+_SCALES = {"relu": "positive", "tanh": "sign"}
+
+
+def declare(name: str, activation: str, *widths: int) -> tuple[Architecture, Symmetry]:
+    """The tensors and symmetries of ``MLP(activation, *widths)``: each hidden layer is a group of its own."""
+    draft = Draft()
+    reads = Channels(widths[0])
+    for number, width in enumerate(widths[1:], 1):
+        layer = f"fc{number}"
+        writes = channels(layer, width) if number + 1 < len(widths) else Channels(width)
+        draft.linear(layer, reads, writes, scale=_SCALES[activation])
+        reads = writes
+    return draft.finish(name, (widths[0],))

@@ -1,0 +1,207 @@
+"""Sums of weights per channel whose bits do not depend on the order of channels.
+
+A tensor's moving axes are those that the table acts on. Sums over the other axes run in memory order, which no
+permutation changes; sums over moving axes run over sorted values.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ckptzoo.spec.symmetry import AxisAction, Symmetry
+from ckptzoo.symmetry.layout import by_channel, positions, stored_dtype
+
+PIECE = 2**17
+"""Elements that are turned into float64 at a time, few enough to stay in the cache."""
+
+PerGroup = Mapping[str, np.ndarray]
+"""Group id to (K, n)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """Sizes of channels (K, n), and their relative rounding (K, n) in weights as they are stored."""
+
+    values: np.ndarray
+    rounding: np.ndarray
+
+
+class Moments:
+    """Sums and sums of squares of the slices of K stacked checkpoints, as every rule of a gauge needs them.
+
+    Parameters
+    ----------
+    arrays : tensor name to (K, *shape), numpy and finite.
+    symmetry : the table.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], symmetry: Symmetry) -> None:
+        self.arrays, self.symmetry = arrays, symmetry
+        self.K = len(next(iter(arrays.values())))
+        self._sums: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
+
+    def precision(self, action: AxisAction) -> float:
+        """Machine epsilon of the dtype in which the action's tensor is stored."""
+        return float(np.finfo(stored_dtype(self.arrays[action.tensor].dtype)).eps)
+
+    def writers(self, group: str) -> list[AxisAction]:
+        """The actions that write a group's channels: weights first, then vectors beside them."""
+        found = [action for action in self._acting(group) if action.exponent == 1]
+        return sorted(found, key=lambda action: action.role not in ("out", "gain"))
+
+    def readers(self, group: str) -> list[AxisAction]:
+        """The actions that read a group's channels."""
+        return [action for action in self._acting(group) if action.exponent == -1]
+
+    def variances(self, group: str) -> list[AxisAction]:
+        """The running variances of a group's channels."""
+        return [action for action in self._acting(group) if action.exponent == 2]
+
+    def others(self, action: AxisAction) -> set[str]:
+        """The groups on the other axes of an action's tensor."""
+        actions = self.symmetry.actions_on(action.tensor)
+        return {item.group for other in actions if other.axis != action.axis for item in other.segments}
+
+    def norms(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
+        """Euclidean norms of the channels' slices, the other axes scaled, silent channels left out."""
+        squares, exponent = self._slices(2, action, group, scales, silent)
+        return _sizes(_sorted_sum(squares), exponent, self.precision(action))
+
+    def deviations(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
+        """Standard deviations of the channels' slices; the modulus where a slice is one number.
+
+        Below 1e-7 of the root mean square a deviation is rounding, and counts as 0.
+        """
+        first, _ = self._slices(1, action, group, scales, silent)
+        second, exponent = self._slices(2, action, group, scales, silent)
+        count = first.shape[2] * self._still(action.tensor)
+        mean_square = _sorted_sum(second) / count
+        if count == 1:
+            return _sizes(mean_square, exponent, self.precision(action))
+        variance = mean_square - (_sorted_sum(first) / count) ** 2
+        variance[variance < 1e-14 * mean_square] = 0
+        worse = np.divide(mean_square, variance, out=np.ones_like(variance), where=variance > 0)
+        return _sizes(variance, exponent, self.precision(action) * worse)
+
+    def sums(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup | None = None) -> np.ndarray:
+        """Sums (K, n) of the channels' slices, the other axes scaled, silent channels left out."""
+        slices, exponent = self._slices(1, action, group, scales, silent or {})
+        return np.ldexp(_sorted_sum(slices), exponent[:, None])
+
+    def entries(self, action: AxisAction, group: str) -> np.ndarray:
+        """The channels' own entries (K, n, M) in float64, of a vector or any other tensor."""
+        action, array = self._moving(action, self.arrays[action.tensor].astype(np.float64))
+        return _listed(array, action, group, self.symmetry)
+
+    def _acting(self, group: str) -> list[AxisAction]:
+        return [action for action in self.symmetry.actions if any(item.group == group for item in action.segments)]
+
+    def _moving_axes(self, tensor: str) -> list[int]:
+        actions = self.symmetry.actions_on(tensor)
+        blocked = {0} if any(action.blocks > 1 for action in actions) else set[int]()
+        return sorted(blocked | {action.axis for action in actions})
+
+    def _moving(self, action: AxisAction, array: np.ndarray) -> tuple[AxisAction, np.ndarray]:
+        """The tensor with its moving axes first, the others as one last axis, and the action on it."""
+        axes = self._moving_axes(action.tensor)
+        still = [axis for axis in range(array.ndim - 1) if axis not in axes]
+        moved = array.transpose(0, *(axis + 1 for axis in (*axes, *still)))
+        return replace(action, axis=axes.index(action.axis)), moved.reshape(*moved.shape[: len(axes) + 1], -1)
+
+    def _still(self, tensor: str) -> int:
+        axes, shape = self._moving_axes(tensor), self.arrays[tensor].shape[1:]
+        return int(np.prod([size for axis, size in enumerate(shape) if axis not in axes], dtype=np.int64))
+
+    def _of(self, tensor: str, power: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sums (power 1) or sums of squares (2) over the axes that stay, of the tensor times 2 ** -exponent."""
+        if (tensor, power) not in self._sums:
+            _, array = self._moving(self.symmetry.actions_on(tensor)[0], self.arrays[tensor])
+            shape, still = array.shape[:-1], array.shape[-1]
+            exponent = np.zeros(self.K, np.int64)
+            if array.dtype == np.float64 and array.size:
+                _, exponent = np.frexp(np.abs(array).reshape(self.K, -1).max(axis=1))
+            flat = array.reshape(self.K, -1, still)
+            found = np.empty(flat.shape[:2])
+            rows = max(1, PIECE // still)
+            step = max(1, rows // max(1, flat.shape[1]))
+            for first in range(0, self.K, step):
+                some = slice(first, first + step)
+                for start in range(0, flat.shape[1], rows):
+                    place = some, slice(start, start + rows)
+                    piece = np.moveaxis(flat[place], 2, 0).astype(np.float64, order="C")
+                    if exponent.any():
+                        piece = np.ldexp(piece, -exponent[some, None])
+                    if power == 2:
+                        np.square(piece, out=piece)
+                    np.add.reduce(piece, axis=0, out=found[place])
+            self._sums[tensor, power] = found.reshape(shape), exponent
+        return self._sums[tensor, power]
+
+    def _slices(
+        self, power: int, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The sums (power 1) or sums of squares (2) of a group's slices (K, n, M), with the scales of the other axes.
+
+        Of the weights times 2 ** -exponent, so that no square overflows or vanishes.
+        """
+        moment, exponent = self._of(action.tensor, power)
+        owned = False
+        axes = self._moving_axes(action.tensor)
+        for other in self.symmetry.actions_on(action.tensor):
+            if other.axis == action.axis or other.exponent not in (1, -1):
+                continue
+            factor = _by_position(other, self.symmetry, scales, silent, moment.shape[1 + axes.index(other.axis)])
+            if factor is None:
+                continue
+            if not owned:
+                moment, owned = moment.copy(), True
+            _, size = np.frexp(np.where(np.isfinite(factor), np.abs(factor), 0).max(axis=1))
+            exponent = exponent + other.exponent * size
+            factor = np.ldexp(factor, -size[:, None])
+            view = by_channel(moment, replace(other, axis=axes.index(other.axis)))
+            factor = (factor * factor if power == 2 else factor).reshape(*view.shape[:3], *[1] * (view.ndim - 3))
+            (np.multiply if other.exponent == 1 else np.divide)(view, factor, out=view)
+        return _listed(moment, replace(action, axis=axes.index(action.axis)), group, self.symmetry), exponent
+
+
+def _by_position(
+    action: AxisAction, symmetry: Symmetry, scales: PerGroup, silent: PerGroup, size: int
+) -> np.ndarray | None:
+    """The scale at every position (K, blocks * size), infinite where the channel is silent; None where all are 1."""
+    factor: np.ndarray | None = None
+    for name, places in positions(action, symmetry):
+        if name not in scales:
+            continue
+        scale = scales[name]
+        if name in silent and silent[name].any():
+            scale = np.where(silent[name], np.inf if action.exponent == -1 else 0.0, scale)
+        if (scale != 1).any():
+            if factor is None:
+                factor = np.ones((len(scale), size * action.blocks))
+            factor[:, places.ravel()] = np.repeat(scale, places.shape[1], axis=1)
+    return factor
+
+
+def _listed(array: np.ndarray, action: AxisAction, group: str, symmetry: Symmetry) -> np.ndarray:
+    """Each channel's slices, one listing of the group behind the other: (K, n, M)."""
+    channels = by_channel(array, action)
+    K, size = len(array), channels.shape[1] * channels.shape[2]
+    flat = channels.reshape(K, size, -1)
+    found: list[np.ndarray] = []
+    for name, places in positions(action, symmetry):
+        if name == group:
+            order = places.ravel()
+            whole = len(order) == size and (order == np.arange(size)).all()
+            found.append((flat if whole else flat[:, order]).reshape(K, len(places), -1))
+    return found[0] if len(found) == 1 else np.concatenate(found, axis=2)
+
+
+def _sorted_sum(slices: np.ndarray) -> np.ndarray:
+    """Sums along the last axis whose bits do not depend on the order of the values."""
+    return np.sort(slices, axis=2).sum(axis=2) if slices.shape[2] > 1 else slices[:, :, 0]
+
+
+def _sizes(squares: np.ndarray, exponent: np.ndarray, rounding: np.ndarray | float) -> Sizes:
+    """Roots of squares of numbers that were scaled by 2 ** -exponent."""
+    return Sizes(np.ldexp(np.sqrt(squares), exponent[:, None]), np.broadcast_to(rounding, squares.shape))

@@ -1,0 +1,224 @@
+"""What a table's actions do to one tensor: for every position of its axes, where it comes from and its factor.
+
+A checkpoint's tensor counts as a matrix of entries: axis 0 gives the rows, the axes from 1 to the last one that
+moves the columns, and the axes behind stay together as one entry. Then ``new[i, j] = old[row[i], column[i, j]]``,
+where the columns of all rows agree, or of all rows in a block of axis 0.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from ckptzoo.spec.symmetry import AxisAction, Symmetry
+from ckptzoo.symmetry.layout import positions
+
+PerGroup = Mapping[str, Any]
+"""Group id to (K, n), numpy or torch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """One action and its channels.
+
+    Parameters
+    ----------
+    action : the action.
+    size : positions on the axis, through all blocks.
+    listings : every listing of a group's channels: the group and positions (n, inner).
+    order : for every position, where it stands in the listings one behind the other and the positions that are in
+        none; None where that is the position itself.
+    """
+
+    action: AxisAction
+    size: int
+    listings: Sequence[tuple[str, np.ndarray]]
+    order: np.ndarray | None
+
+    @classmethod
+    def of(cls, action: AxisAction, size: int, symmetry: Symmetry) -> "Axis":
+        """The action on an axis of so many positions."""
+        listings = positions(action, symmetry)
+        listed = np.concatenate([places.ravel() for _, places in listings])
+        if np.array_equal(listed, np.arange(listed.size)):
+            return cls(action, size, listings, None)
+        rest = np.delete(np.arange(size), listed)
+        return cls(action, size, listings, np.argsort(np.concatenate([listed, rest])))
+
+    def sources(self, perms: PerGroup) -> Any | None:
+        """The position that comes to every position, (K, size); None where no group of the axis is in ``perms``."""
+        if not any(name in perms for name, _ in self.listings):
+            return None
+        like = next(perms[name] for name, _ in self.listings if name in perms)
+        xp, K = array_namespace(like), len(like)
+        parts: list[Any] = []
+        for name, places in self.listings:
+            if name not in perms:
+                parts.append(xp.broadcast_to(_constant(places.ravel(), like), (K, places.size)))
+            elif self.order is None and not parts and places.shape[1] == 1:
+                parts.append(xp.astype(perms[name], xp.int64, copy=False))
+            else:
+                flat = xp.reshape(perms[name], (-1,))
+                parts.append(xp.reshape(xp.take(_constant(places, like), flat, axis=0), (K, places.size)))
+        return self._placed(parts, np.arange(self.size) if self.order is None else np.argsort(self.order), like)
+
+    def factors(self, scales: PerGroup) -> Any | None:
+        """The scale at every position, (K, size); None where nothing on the axis is scaled."""
+        acting = [name for name, _ in self.listings if name in scales]
+        if not acting or not self.action.exponent:
+            return None
+        like = scales[acting[0]]
+        xp, K = array_namespace(like), len(like)
+        parts: list[Any] = []
+        for name, places in self.listings:
+            scale = (
+                scales[name][:, :, None]
+                if name in scales
+                else xp.ones((K, 1, 1), dtype=like.dtype, device=device(like))
+            )
+            parts.append(xp.reshape(xp.broadcast_to(scale, (K, *places.shape)), (K, places.size)))
+        return self._placed(parts, np.ones(self.size), like)
+
+    def _placed(self, parts: list[Any], others: np.ndarray, like: Any) -> Any:
+        """The parts, and behind them those of ``others`` that are in no listing, at their positions."""
+        xp = array_namespace(like)
+        listed = sum(part.shape[1] for part in parts)
+        if listed < self.size:
+            parts = [*parts, xp.broadcast_to(_constant(others[listed:], like), (len(like), self.size - listed))]
+        joined = parts[0] if len(parts) == 1 else xp.concat(parts, axis=1)
+        return joined if self.order is None else xp.take(joined, _constant(self.order, like), axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """The actions on one tensor, as a matrix of entries.
+
+    Parameters
+    ----------
+    shape : rows, columns and elements an entry, of one checkpoint.
+    between : the lengths of the axes that make up the columns.
+    blocks : the columns differ from one of these blocks of rows to the next, at most.
+    axes : by axis.
+    """
+
+    shape: tuple[int, int, int]
+    between: tuple[int, ...]
+    blocks: int
+    axes: Sequence[Axis]
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], actions: Sequence[AxisAction], symmetry: Symmetry) -> "Move":
+        """The actions on a tensor of this shape in one checkpoint; without any, every element is a row."""
+        if not actions:
+            return cls((math.prod(shape), 1, 1), (), 1, ())
+        last = max(action.axis for action in actions)
+        between = shape[1 : last + 1]
+        sides = shape[0], math.prod(between), math.prod(shape[last + 1 :])
+        blocks = math.lcm(*(action.blocks for action in actions))
+        axes = [Axis.of(action, shape[action.axis] * action.blocks, symmetry) for action in actions]
+        return cls(sides, between, blocks, axes)
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups that act."""
+        return {name for axis in self.axes for name, _ in axis.listings}
+
+    def rows(self, perms: PerGroup) -> Any | None:
+        """The row that comes to every row, (K, rows); None where all stay."""
+        return next((axis.sources(perms) for axis in self.axes if axis.action.axis == 0), None)
+
+    def columns(self, perms: PerGroup) -> Any | None:
+        """The column that comes to every column, (K, blocks, columns); None where all stay."""
+        moving = [
+            (axis, found) for axis in self.axes if axis.action.axis and (found := axis.sources(perms)) is not None
+        ]
+        if not moving:
+            return None
+        like = moving[0][1]
+        xp, K, index = array_namespace(like), len(like), None
+        sources = {axis.action.axis - 1: (axis.action.blocks, found) for axis, found in moving}
+        for at, length in enumerate(self.between):
+            lengths = [length if other == at else 1 for other in range(len(self.between))]
+            if at in sources:
+                blocks, found = sources[at]
+                place = xp.reshape(found % length, (K, blocks, *lengths))
+                place = xp.repeat(place, self.blocks // blocks, axis=1) if blocks < self.blocks else place
+            else:
+                place = xp.reshape(_constant(np.arange(length), like), (1, 1, *lengths))
+            index = place if index is None else index * length + place
+        return xp.reshape(index, (K, self.blocks, self.shape[1]))
+
+    def scaled(self, scales: PerGroup) -> Any | None:
+        """Which of the K scale anything, (K,) bool; None where nothing on any axis is in ``scales``."""
+        groups = {name for axis in self.axes if axis.action.exponent for name, _ in axis.listings} & scales.keys()
+        return reduce(or_, [(scales[name] != 1).any(1) for name in groups]) if groups else None
+
+    def factors(self, scales: PerGroup) -> list[tuple[AxisAction, Any]]:
+        """The factors in the order in which they act, each (K, B, 1 or columns * elements): row i has row i B / rows.
+
+        Channels are read before they are written, and variances come last.
+        """
+        made: list[tuple[AxisAction, Any]] = []
+        for axis in sorted(self.axes, key=lambda axis: axis.action.exponent):
+            if (found := axis.factors(scales)) is None:
+                continue
+            xp, K, action = array_namespace(found), len(found), axis.action
+            if action.axis == 0:
+                made.append((action, found[:, :, None]))
+                continue
+            at = action.axis - 1
+            lengths = [length if other == at else 1 for other, length in enumerate(self.between)]
+            found = xp.reshape(found, (K, action.blocks, *lengths, 1))
+            found = xp.broadcast_to(found, (K, action.blocks, *self.between, self.shape[2]))
+            made.append((action, xp.reshape(found, (K, action.blocks, self.shape[1] * self.shape[2]))))
+        return made
+
+
+def cuts(K: int, shape: tuple[int, int, int], most: int) -> Iterator[tuple[slice, tuple[int, int]]]:
+    """Cut K matrices of entries: several whole ones, or some rows of one, of about ``most`` elements."""
+    rows, size = shape[0], math.prod(shape)
+    if not K * size:
+        return
+    if size <= most:
+        step = most // size
+        yield from ((slice(at, min(at + step, K)), (0, rows)) for at in range(0, K, step))
+        return
+    step = max(1, most * rows // size)
+    for at in range(K):
+        yield from ((slice(at, at + 1), (start, min(start + step, rows))) for start in range(0, rows, step))
+
+
+def rows_of(values: Any, span: slice, rows: int) -> Any:
+    """What ``values`` (K, B, ...) hold for a span of rows, of which B are alike to each: (K, 1 or the span, ...)."""
+    if values.shape[1] == 1:
+        return values
+    if values.shape[1] == rows:
+        return values[:, span]
+    xp = array_namespace(values)
+    return xp.take(values, _constant(np.arange(span.start, span.stop) * values.shape[1] // rows, values), axis=1)
+
+
+def sources(row: Any | None, column: Any | None, span: slice, shape: tuple[int, int, int]) -> Any:
+    """Where a span of rows of K matrices of entries, one behind the other, comes from.
+
+    Parameters
+    ----------
+    row, column : of these K, as ``Move.rows`` and ``Move.columns`` give them; one may be None.
+
+    Returns
+    -------
+    Rows (K, span) where the columns stay, else entries (K, span, columns).
+    """
+    like: Any = column if row is None else row
+    first = _constant(shape[0] * np.arange(len(like)), like)[:, None]
+    found = first + (_constant(np.arange(span.start, span.stop), like) if row is None else row[:, span])
+    return found if column is None else shape[1] * found[:, :, None] + rows_of(column, span, shape[0])
+
+
+def _constant(values: np.ndarray, like: Any) -> Any:
+    return values if isinstance(like, np.ndarray) else array_namespace(like).asarray(values, device=device(like))

@@ -1,0 +1,80 @@
+"""Orders of channels by their keys, and the permutations that follow from them."""
+
+import numpy as np
+
+from ckptzoo.spec.symmetry import Fixed, Group, Like, Symmetry, Wreath
+from ckptzoo.symmetry.element import block_move
+from ckptzoo.symmetry.moments import Moments
+from ckptzoo.symmetry.report import Report
+
+KEYS = 2.0**36
+"""Keys are rounded to multiples of its inverse."""
+
+
+def leaders(symmetry: Symmetry) -> list[Group]:
+    """The groups that have a permutation of their own, in order."""
+    return [group for group in symmetry.groups if not isinstance(group.perm, Like)]
+
+
+def sum_keys(moments: Moments) -> dict[str, np.ndarray]:
+    """The sum of each channel's incoming weights, (K, n), for every group that leads a permutation.
+
+    Of scaled weights as they are stored, so that the order is the same when it is asked for again. Sums are rounded
+    to multiples of 2 ** -36: those that are equal but for rounding, such as 1 for a channel with one input, are ties.
+    """
+    found: dict[str, np.ndarray] = {}
+    for group in leaders(moments.symmetry):
+        writers = moments.writers(group.id)
+        keys = moments.sums(writers[0], group.id, {}) if writers else np.zeros((moments.K, group.n))
+        found[group.id] = np.round(keys * KEYS) / KEYS
+    return found
+
+
+def shape_of(group: Group) -> Wreath:
+    """The group's blocks; one block where it has none."""
+    return group.perm if isinstance(group.perm, Wreath) else Wreath("", 1, group.n)
+
+
+class Order:
+    """The permutations of K checkpoints, decided group by group; counts ties and margins into a report."""
+
+    def __init__(self, symmetry: Symmetry, K: int, report: Report) -> None:
+        self._symmetry, self._report = symmetry, report
+        self._outers: dict[str, np.ndarray] = {}
+        self.perms = {group.id: np.tile(np.arange(group.n), (K, 1)) for group in symmetry.groups}
+
+    def decide(self, group: Group, keys: np.ndarray) -> None:
+        """Ascending keys (K, n) within blocks; blocks by their smallest key, where nothing decided them before."""
+        if isinstance(group.perm, Fixed | Like):
+            return
+        perm = shape_of(group)
+        K = len(keys)
+        keys = keys.reshape(K, perm.g, perm.k)
+        inside = np.argsort(keys, axis=2, kind="stable")
+        keys = np.take_along_axis(keys, inside, 2)
+        self._report.compare(np.diff(keys, axis=2))
+        outer = self._outers.get(perm.outer)
+        if outer is None:
+            outer = np.argsort(keys[:, :, 0], axis=1, kind="stable")
+            self._report.compare(np.diff(np.take_along_axis(keys[:, :, 0], outer, 1), axis=1))
+            if perm.outer:
+                self._move_blocks(perm.outer, outer)
+        blocks = np.take_along_axis(inside, outer[:, :, None], 1)
+        self._set(group, (blocks + perm.k * outer[:, :, None]).reshape(K, group.n))
+
+    def replace(self, group: Group, row: int, perm: np.ndarray) -> None:
+        """Give one checkpoint another permutation (n,) of a group and of those that are like it."""
+        for other in self._symmetry.groups:
+            if other.id == group.id or other.perm == Like(group.id):
+                self.perms[other.id][row] = perm
+
+    def _move_blocks(self, name: str, outer: np.ndarray) -> None:
+        self._outers[name] = outer
+        for group in leaders(self._symmetry):
+            if isinstance(group.perm, Wreath) and group.perm.outer == name:
+                self._set(group, block_move(group.perm, outer))
+
+    def _set(self, group: Group, perm: np.ndarray) -> None:
+        for other in self._symmetry.groups:
+            if other.id == group.id or other.perm == Like(group.id):
+                self.perms[other.id] = perm

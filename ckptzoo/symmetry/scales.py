@@ -1,0 +1,172 @@
+"""The scales that bring every channel to unit size.
+
+Groups are taken from input to output. A channel's size is the norm (or the standard deviation) of its slice of the
+first tensor that writes it, with every group before it already scaled: weights first, then gains, then the biases
+beside them, the next one where the first is zero. Then
+
+- positive groups: ``s = 1 / size``. In front of a normalisation ``s >= sqrt(eps / (variance + eps))``, where the
+  running variance reaches 0; below, the filter is clamped there. A filter that is zero takes its size from
+  ``sqrt((variance + eps) / (1 + eps))``.
+- signs: the sum of the slice becomes positive.
+
+A channel that nothing writes is silent: its value is 0 whatever reads it. Its weights in the tensors that read it
+count in no other channel's size, and its own size is that of the first such slice that is not zero, once all later
+groups are scaled, so that scaling a silent channel changes nothing either. A silent channel that nothing reads, but
+channels like it, takes its size from what silent channels write to it, at the very end.
+
+Sizes are taken to 40 bits, and within 8 units of the stored precision of 1 they count as 1, so that a second
+application changes nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckptzoo.spec.symmetry import AxisAction, Group
+from ckptzoo.symmetry.moments import Moments, Sizes
+
+Measure = Callable[[AxisAction, str, dict[str, np.ndarray], dict[str, np.ndarray]], Sizes]
+
+
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """What the rule found for K checkpoints.
+
+    Parameters
+    ----------
+    scales : group id to (K, n) float64, for the groups that scale; permutations do not enter.
+    dead : (K,) int64, channels that nothing writes.
+    clamped : (K,) int64, filters that stop at a running variance of 0.
+    unsigned : (K,) bool, a sign could not be told: the sums of all that writes a channel vanish.
+    """
+
+    scales: dict[str, np.ndarray]
+    dead: np.ndarray
+    clamped: np.ndarray
+    unsigned: np.ndarray
+
+
+def solve(moments: Moments, *, spread: bool) -> Scales:
+    """Scales to unit norm, or with ``spread`` to unit standard deviation, from input to output and back."""
+    K, groups = moments.K, moments.symmetry.groups
+    scaling = {group.id for group in groups if group.scale != "none"}
+    found = Scales({}, np.zeros(K, np.int64), np.zeros(K, np.int64), np.zeros(K, bool))
+    silent: dict[str, np.ndarray] = {}
+    for group in groups:
+        usable = _determined(moments.writers(group.id), group, moments, scaling - found.scales.keys())
+        measures = (moments.deviations, moments.norms) if spread else (moments.norms,)
+        size, rounding = _first_sizes(measures, usable, group, found.scales, silent)
+        size = np.broadcast_to(size, (K, group.n))
+        quiet = size == 0
+        for action in moments.writers(group.id):
+            if action not in usable:
+                quiet &= moments.norms(action, group.id, found.scales, silent).values == 0
+        normalised = moments.variances(group.id)
+        if not normalised:
+            found.dead[:] += quiet.sum(axis=1)
+        if group.scale == "positive":
+            scale = _inverse(size, rounding)
+            if normalised:
+                scale = _clamped(scale, size, group, moments, found)
+        elif group.scale == "sign":
+            scale = _signs(usable, group, moments, found.scales, silent)
+            found.unsigned[:] |= ((scale == 0) & ~quiet).any(axis=1)
+            scale = np.where(scale == 0, 1.0, scale)
+        else:
+            continue
+        found.scales[group.id] = scale
+        if not normalised:
+            silent[group.id] = quiet
+    lost: dict[str, np.ndarray] = {}
+    for group in reversed(groups):
+        if group.id in silent and silent[group.id].any():
+            readers = _determined(moments.readers(group.id), group, moments, set())
+            lost[group.id] = _settle(silent[group.id], readers, group, moments, found, lost)
+    for group in groups:
+        if group.id in lost and lost[group.id].any():
+            writers = _determined(moments.writers(group.id), group, moments, set())
+            _settle(lost[group.id], writers, group, moments, found, {})
+    return found
+
+
+def _determined(actions: list[AxisAction], group: Group, moments: Moments, open_groups: set[str]) -> list[AxisAction]:
+    """The actions on tensors whose other axes have their scales already."""
+    return [action for action in actions if not moments.others(action) & (open_groups | {group.id})]
+
+
+def _first_sizes(
+    measures: Sequence[Measure],
+    actions: list[AxisAction],
+    group: Group,
+    scales: dict[str, np.ndarray],
+    silent: dict[str, np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each channel's first size that is not zero, and its relative rounding."""
+    size, rounding = np.zeros((1, group.n)), np.ones((1, group.n))
+    for measure in measures:
+        for action in actions:
+            empty = size == 0
+            if empty.any():
+                found = measure(action, group.id, scales, silent)
+                size = np.where(empty, found.values, size)
+                rounding = np.where(empty, found.rounding, rounding)
+    return size, rounding
+
+
+def _inverse(size: np.ndarray, rounding: np.ndarray | float) -> np.ndarray:
+    """1 over sizes of 40 significant bits, so that sizes that are equal but for rounding scale alike."""
+    mantissa, exponent = np.frexp(size)
+    size = np.ldexp(np.round(mantissa * 2.0**40) / 2.0**40, exponent)
+    off = np.abs(size - 1) > np.maximum(8 * rounding, 2.0**-40)
+    return np.divide(1, size, out=np.ones_like(size), where=(size != 0) & off)
+
+
+def _clamped(scale: np.ndarray, size: np.ndarray, group: Group, moments: Moments, found: Scales) -> np.ndarray:
+    """Scales in front of a normalisation: not below the point where a running variance reaches 0."""
+    least = np.zeros_like(scale)
+    for action in moments.variances(group.id):
+        shifted = moments.entries(action, group.id) + action.eps
+        unit = np.sqrt((shifted / (1 + action.eps)).max(axis=2))
+        scale = np.where(size == 0, _inverse(unit, moments.precision(action)), scale)
+        if action.eps:
+            least = np.maximum(least, np.sqrt(action.eps / shifted).max(axis=2))
+    least = np.where(least < 1, least * (1 - 2.0**-51), least)  # a little below, the variance comes out as 0
+    found.clamped[:] += (scale < least).sum(axis=1)
+    return np.maximum(scale, least)
+
+
+def _signs(
+    actions: list[AxisAction],
+    group: Group,
+    moments: Moments,
+    scales: dict[str, np.ndarray],
+    silent: dict[str, np.ndarray],
+) -> np.ndarray:
+    """The sign of the first sum that is not zero, else 0."""
+    sign = np.zeros((moments.K, group.n))
+    for action in actions:
+        if not sign.all():
+            sign = np.where(sign == 0, np.sign(moments.sums(action, group.id, scales, silent)), sign)
+    return sign
+
+
+def _settle(
+    channels: np.ndarray,
+    actions: list[AxisAction],
+    group: Group,
+    moments: Moments,
+    found: Scales,
+    silent: dict[str, np.ndarray],
+) -> np.ndarray:
+    """Scale some channels (K, n) to unit size in the first of these tensors; returns those that are zero in all."""
+    size, rounding = _first_sizes((moments.norms,), actions, group, found.scales, silent)
+    if group.scale == "sign":
+        sign = _signs(actions, group, moments, found.scales, silent)
+        found.unsigned[:] |= (channels & (sign == 0) & (size != 0)).any(axis=1)
+        scale = np.where(sign == 0, 1.0, sign)
+    else:
+        scale = _inverse(size, rounding)
+        scale = 1 / scale if actions and actions[0].exponent == -1 else scale
+    found.scales[group.id] = np.where(channels, scale, found.scales[group.id])
+    return channels & (size == 0)

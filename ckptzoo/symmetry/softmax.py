@@ -1,0 +1,54 @@
+"""The shift that a softmax does not see: the same number added to all logits."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ckptzoo.errors import SymmetryError
+from ckptzoo.spec.architecture import Architecture
+from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.symmetry.layout import Stacked, stored_dtype
+from ckptzoo.symmetry.tables import table_of
+
+
+def remove_softmax_shift(weights: Stacked, arch: Symmetry | Architecture | str) -> dict[str, np.ndarray]:
+    """The last layer with logits that sum to zero: the same class probabilities.
+
+    ``W - 1 v^T`` and ``b - c 1`` with v and c the means over the classes: of the fan-in + 1 degrees of freedom of
+    (W, b) -> (W + 1 v^T, b + c 1), which a softmax does not see, none is left. It is no symmetry of the
+    logits, and no part of a gauge.
+
+    Parameters
+    ----------
+    weights : tensor name to (K, *shape).
+    arch : as in ``canonicalize``.
+
+    Returns
+    -------
+    All tensors, those of the last layer as new arrays of at least float32, the others as they are.
+
+    Raises
+    ------
+    SymmetryError
+        The table shows no last layer: no tensor that reads channels and writes none.
+
+    Notes
+    -----
+    Sums in float64 with one rounding. Commutes with every group element, and is idempotent to rounding.
+    """
+    table = table_of(arch)
+    written = {action.tensor for action in table.actions if action.role == "out"}
+    last = [action.tensor for action in table.actions if action.role == "in" and action.tensor not in written]
+    if not last or last[-1] not in weights:
+        raise SymmetryError(
+            "weights: the last layer: expected a tensor that reads channels and writes none, got none. "
+            "Pass the weights of a network whose table has one."
+        )
+    made = {name: np.asarray(array) for name, array in weights.items()}
+    names = (last[-1], f"{last[-1].rpartition('.')[0]}.bias")
+    return made | {name: _centred(made, name) for name in names if name in made}
+
+
+def _centred(made: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    array = made[name].astype(np.float64)
+    return (array - array.mean(axis=1, keepdims=True)).astype(stored_dtype(made[name].dtype))

@@ -1,0 +1,1 @@
+"""Symmetry tables read off torch modules: tracing, rules for operations, tables, verification. Imports torch."""

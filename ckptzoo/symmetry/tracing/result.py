@@ -1,0 +1,24 @@
+"""What a trace gives."""
+
+from dataclasses import dataclass
+
+from ckptzoo.spec.architecture import Architecture
+from ckptzoo.spec.symmetry import Symmetry
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A module's symmetries, derived and verified.
+
+    Parameters
+    ----------
+    symmetry : the table.
+    architecture : of the module's state dict; tied tensors are aliases.
+    notes : what keeps groups in place, unscaled or apart: one sentence each.
+    worst : largest relative difference of the outputs, in float64, that the verification found.
+    """
+
+    symmetry: Symmetry
+    architecture: Architecture
+    notes: tuple[str, ...]
+    worst: float

@@ -37,6 +37,6 @@ def compact(path: str | Path) -> Path | None:
     target.parent.mkdir(exist_ok=True)
     durable.write_file(target, data)
     for name in snapshot.listed(root):
-        if name < target.name:
+        if name != target.name and name[:6] <= target.name[:6]:
             (root / SNAPSHOTS / name).unlink(missing_ok=True)
     return target

@@ -9,22 +9,27 @@ from ckptzoo.errors import Problem
 from ckptzoo.format.header import CODES
 from ckptzoo.format.part import Part
 from ckptzoo.format.tree import Tree
+from ckptzoo.format.variants import element_problems, variant_dtype
 from ckptzoo.spec.architecture import ITEMSIZE, Architecture, name_problem
 from ckptzoo.spec.document import REFETCH
 from ckptzoo.spec.layout import ELEMENT, INDEX, RAW, SHARD_NAME
+from ckptzoo.spec.symmetry import Symmetry
 
 
-def geometry_problems(root: Path, arch: Architecture, tree: Tree) -> list[Problem]:
+def geometry_problems(root: Path, arch: Architecture, symmetry: Symmetry | None, tree: Tree) -> list[Problem]:
     """Problems of every part's index: names, sizes, shapes, dtypes, and rows that no block covers."""
     problems: list[Problem] = []
     numbers = tree.index["part"].to_numpy()
     bounds = np.searchsorted(numbers, np.arange(len(tree.parts) + 1))
+    table = symmetry, None if symmetry is None or tree.kind != "variant" else symmetry.digest
     for part, start, stop in zip(tree.parts, bounds[:-1], bounds[1:], strict=True):
-        problems.extend(_of_part(root, arch, part, tree.index.slice(start, stop - start)))
+        problems.extend(_of_part(root, arch, table, part, tree.index.slice(start, stop - start)))
     return problems
 
 
-def _of_part(root: Path, arch: Architecture, part: Part, index: pa.Table) -> list[Problem]:
+def _of_part(
+    root: Path, arch: Architecture, table: tuple[Symmetry | None, str | None], part: Part, index: pa.Table
+) -> list[Problem]:
     where = f"{root.name}/{part.path}"
     problems: list[Problem] = []
 
@@ -107,13 +112,18 @@ def _of_part(root: Path, arch: Architecture, part: Part, index: pa.Table) -> lis
     for stem in sorted(set(rows) - {ELEMENT}):
         for tensor in arch.tensors:
             dtype, shape = kinds.get((stem, tensor.name), ("no such tensor", ()))
-            if shape != tensor.shape or (stem == RAW and dtype != tensor.dtype):
-                expected = f"{tensor.dtype} {tensor.shape}"
+            stored = tensor.dtype if stem == RAW else variant_dtype(tensor.dtype)
+            if (dtype, shape) != (stored, tensor.shape):
+                expected = f"{stored} {tensor.shape}"
                 wrong(f"{stem}-*.safetensors", f"tensor {tensor.name!r}", expected, f"{dtype} {shape}")
         for name in sorted(name for found, name in kinds if found == stem and name not in arch):
             wrong(f"{stem}-*.safetensors", f"tensor {name!r}", "a tensor of architecture.json", "another one")
     if part.facts.get("kind") == RAW and part.rows and RAW not in rows:
         wrong(INDEX, "shards", "raw-00.safetensors and on", "none")
+    if kind == "variant" and part.rows:
+        elements = {tensor: found for (stem, tensor), found in kinds.items() if stem == ELEMENT}
+        weights = str(part.facts.get("gauge")) in rows
+        problems += element_problems(where, *table, part.facts, elements, weights=weights)
     return problems
 
 

@@ -14,6 +14,7 @@ from ckptzoo.format.shard import Block, ShardWriter
 from ckptzoo.spec.architecture import Tensor
 from ckptzoo.spec.document import REFETCH, Document, digest_of
 from ckptzoo.spec.layout import INDEX, METADATA, PART_NAME, part_name, shard_name
+from ckptzoo.spec.metadata import KINDS, LEAST
 
 SHARD_BYTES = 2 * 2**30
 """Target size of a shard."""
@@ -60,9 +61,11 @@ class PartWriter:
     Parameters
     ----------
     tree : the folder that will hold it, ``ZOO/parts`` or ``ZOO/derived/<name>``.
-    sets : for each stem (``raw``, ``first-weight``, ``g``) the tensors of its shards.
+    sets : for each stem (``raw``, ``first-weight``, ``g``) the tensors of its shards. A variant that leaves out
+        its own stem has its weights computed from ``g`` and the raw ones when they are read.
     schema : of its rows.
     facts : recorded in the index's footer and covered by the digest.
+    rows : how many will come at most, where that is known; then no tensor has to be moved when the last has come.
     """
 
     def __init__(
@@ -73,11 +76,11 @@ class PartWriter:
         schema: pa.Schema,
         facts: Document,
         shard_bytes: int = SHARD_BYTES,
+        rows: int | None = None,
     ) -> None:
         self._tree, self._sets, self._schema, self._facts = tree, sets, schema, facts
-        self._capacity = {
-            stem: max(1, shard_bytes // sum(tensor.nbytes for tensor in tensors)) for stem, tensors in sets.items()
-        }
+        self._capacity = {stem: rows_a_shard(tensors, shard_bytes) for stem, tensors in sets.items()}
+        self._most = rows
         self._staging = Staging(tree)
         self._open: dict[str, ShardWriter] = {}
         self._shards = dict.fromkeys(sets, 0)
@@ -127,8 +130,10 @@ class PartWriter:
         self._staging.discard()
 
     def _next(self, stem: str) -> ShardWriter:
-        path = self._staging.path / shard_name(stem, self._shards[stem])
-        self._open[stem] = ShardWriter(path, self._sets[stem], capacity=self._capacity[stem], stem=stem)
+        path, capacity = self._staging.path / shard_name(stem, self._shards[stem]), self._capacity[stem]
+        if self._most is not None:
+            capacity = min(capacity, self._most - self._shards[stem] * capacity)
+        self._open[stem] = ShardWriter(path, self._sets[stem], capacity=capacity, stem=stem)
         return self._open[stem]
 
     def _close(self, stem: str) -> None:
@@ -136,6 +141,11 @@ class PartWriter:
         first = sum(block.row_stop - block.row_start for block in self._blocks if _whole(block, stem))
         self._blocks.extend(shard.finish(first_row=first))
         self._shards[stem] += 1
+
+
+def rows_a_shard(tensors: Sequence[Tensor], shard_bytes: int = SHARD_BYTES) -> int:
+    """How many checkpoints go into a shard of these tensors, at least one."""
+    return max(1, shard_bytes // sum(tensor.nbytes for tensor in tensors))
 
 
 def _whole(block: Block, stem: str) -> bool:
@@ -172,13 +182,36 @@ def part_of(tree: str, name: str, footer: Document, *, where: str) -> Part:
     return Part(tree, name, rows, digest, facts)
 
 
-def read_rows(root: Path, part: Part, schema: pa.Schema) -> pa.Table:
-    """A part's rows, the seal and the count checked."""
+def kind_of(root: Path, part: Part) -> str:
+    """What a part is, a key of ``ckptzoo.spec.metadata.KINDS``.
+
+    Raises
+    ------
+    IntegrityError
+        It is of a kind that this version does not know.
+    """
+    kind = part.facts.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        where = f"{root.name}/{part.path}"
+        raise IntegrityError(
+            Problem(where, "kind", "one of " + ", ".join(KINDS), repr(kind), "Upgrade ckptzoo to read it.")
+        )
+    return kind
+
+
+def read_rows(root: Path, part: Part) -> pa.Table:
+    """A part's rows with every column of its kind, null in those that its file lacks; seal and count are checked."""
+    return table.filled(stored_rows(root, part), table.schema_of(KINDS[kind_of(root, part)]))
+
+
+def stored_rows(root: Path, part: Part) -> pa.Table:
+    """A part's rows with the columns that its file has, which are those that its digest covers."""
+    kind = kind_of(root, part)
     where = f"{root.name}/{part.path}/{METADATA}"
     data = table.read_bytes(root / part.path / METADATA, where=where)
     table.check_seal(data, where=where)
     file, _ = table.open_table(data, where=where)
-    rows = table.read_table(file, schema, where=where)
+    rows = table.read_table(file, table.schema_of(KINDS[kind]), where=where, least=LEAST[kind])
     if len(rows) != part.rows:
         raise IntegrityError(Problem(where, "rows", str(part.rows), str(len(rows)), REFETCH))
     return rows

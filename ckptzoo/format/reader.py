@@ -16,7 +16,6 @@ from ckptzoo.spec import layout
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.document import REFETCH, Document, unseal
 from ckptzoo.spec.identity import Identity
-from ckptzoo.spec.metadata import KINDS
 from ckptzoo.spec.symmetry import Symmetry
 
 
@@ -49,7 +48,7 @@ class Contents:
         if name not in self._trees:
             where = f"{layout.DERIVED}/{name}"
             self._trees[name] = read_tree(self.root, where, self.derived_parts[name], self.snapshot)
-            _refuse(geometry_problems(self.root, self.architecture, self._trees[name]))
+            _refuse(geometry_problems(self.root, self.architecture, self.symmetry, self._trees[name]))
         return self._trees[name]
 
 
@@ -67,7 +66,7 @@ def read_contents(root: Path) -> Contents:
     raw = read_tree(root, layout.PARTS, trees.pop(layout.PARTS, ()), known)
     tombs = trees.pop(f"{layout.DERIVED}/{layout.RETRACTED}", ())
     retracted = read_tree(root, f"{layout.DERIVED}/{layout.RETRACTED}", tombs, known)
-    _refuse([*geometry_problems(root, architecture, raw), *repeated(root, raw)])
+    _refuse([*geometry_problems(root, architecture, symmetry, raw), *repeated(root, raw)])
     derived = {tree.removeprefix(f"{layout.DERIVED}/"): names for tree, names in trees.items()}
     return Contents(root, identity, architecture, symmetry, raw, retracted, derived, known)
 
@@ -124,13 +123,7 @@ def read_tree(root: Path, tree: str, names: tuple[str, ...], known: Snapshot | N
         parts, rows, indices = list(held.parts), [held.metadata], [held.index]
     for name in names[len(parts) :]:
         part, index = read_part(root, tree, name)
-        kind = part.facts.get("kind")
-        if kind not in KINDS:
-            where = f"{root.name}/{part.path}"
-            raise IntegrityError(
-                Problem(where, "kind", "one of " + ", ".join(KINDS), repr(kind), "Upgrade ckptzoo to read it.")
-            )
-        rows.append(read_rows(root, part, table.schema_of(KINDS[kind])))
+        rows.append(read_rows(root, part))
         number = pa.repeat(pa.scalar(len(parts), pa.int32()), len(index))
         indices.append(index.append_column(INDEX_SCHEMA.field("part"), number))
         parts.append(part)

@@ -72,7 +72,6 @@ class ShardWriter:
                 _move(self._file, old.offset, new.offset, new.nbytes)
             os.ftruncate(self._file, final.nbytes)
         _pwrite(self._file, memoryview(final.header), 0)
-        os.fsync(self._file)
         blocks: list[tuple[str, str, tuple[int, ...], int, int, int, int]] = []
         for entry in final.entries:
             row = entry.nbytes // self.rows
@@ -92,11 +91,13 @@ class ShardWriter:
         with (
             mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as view,
-            ThreadPoolExecutor() as pool,
+            ThreadPoolExecutor(1 + max(2, os.cpu_count() or 1)) as pool,
         ):
+            flushed = pool.submit(os.fsync, self._file)
             whole = pool.submit(_sha256, view, 0, final.nbytes)
             digests = list(pool.map(lambda block: _sha256(view, block[5], block[6]), blocks))
             shard_digest = whole.result()
+            flushed.result()
         os.close(self._file)
         name = self.path.name
         return [

@@ -17,7 +17,7 @@ from ckptzoo.format.part import part_of
 from ckptzoo.format.tree import INDEX_SCHEMA, Tree
 from ckptzoo.spec.document import REFETCH, Document, digest_of
 from ckptzoo.spec.layout import SNAPSHOT_NAME, SNAPSHOTS
-from ckptzoo.spec.metadata import KINDS
+from ckptzoo.spec.metadata import KINDS, LEAST
 
 
 class Snapshot:
@@ -46,20 +46,23 @@ class Snapshot:
             )
             for part in item["parts"]
         )
-        columns = table.schema_of(KINDS[item["kind"]])
-        metadata = self._section(item["metadata"], f"{item['kind']}:", columns)
-        index = self._section(item["index"], "index:", INDEX_SCHEMA)
+        kind = item["kind"]
+        metadata = self._section(item["metadata"], f"{kind}:", table.schema_of(KINDS[kind]), LEAST[kind])
+        index = self._section(item["index"], "index:", INDEX_SCHEMA, len(INDEX_SCHEMA))
         if len(metadata) != sum(part.rows for part in parts):
             raise IntegrityError(
                 Problem(self.where, f"rows of {name}", "those of its parts", str(len(metadata)), REFETCH)
             )
         return Tree(parts, metadata, index)
 
-    def _section(self, group: int, prefix: str, schema: pa.Schema) -> pa.Table:
-        names = [prefix + name for name in schema.names]
+    def _section(self, group: int, prefix: str, schema: pa.Schema, least: int) -> pa.Table:
+        held = set(self._file.schema_arrow.names)
+        own = [name for name in schema.names if prefix + name in held]
+        known = pa.schema(list(schema)[: max(least, len(own))])
+        names = [prefix + name for name in known.names]
         try:
             found = self._file.read_row_group(group, columns=names, use_threads=False).select(names)
-            return found.rename_columns(schema.names).cast(schema).combine_chunks()
+            return table.filled(found.rename_columns(known.names).cast(known), schema).combine_chunks()
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
             raise IntegrityError(
                 Problem(self.where, "table", "the columns of docs/format.md", str(error)[:160], REFETCH)

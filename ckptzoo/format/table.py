@@ -157,16 +157,35 @@ def open_table(data: bytes, *, where: str) -> tuple[pq.ParquetFile, Document]:
     return file, parse(raw, where=f"{where} (footer)")
 
 
-def read_table(file: pq.ParquetFile, schema: pa.Schema, *, where: str) -> pa.Table:
-    """The whole table, insisting on exactly this schema."""
+def read_table(file: pq.ParquetFile, schema: pa.Schema, *, where: str, least: int | None = None) -> pa.Table:
+    """The whole table with the columns that it has: those of the schema, or at least its first ``least``."""
     try:
-        if not file.schema_arrow.equals(schema):
-            found = _difference(file.schema_arrow, schema)
-            raise IntegrityError(Problem(where, "columns", "those of docs/format.md", found, REFETCH))
+        found = file.schema_arrow
+        if not has_columns(found, schema, least):
+            newer = len(found) > len(schema) and found.names[: len(schema)] == schema.names
+            step = "Upgrade ckptzoo to read it." if newer else REFETCH
+            raise IntegrityError(Problem(where, "columns", "those of docs/format.md", _difference(found, schema), step))
         table = file.read(use_threads=False)
         return table.replace_schema_metadata(None).combine_chunks()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise IntegrityError(Problem(where, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
+
+
+def has_columns(found: pa.Schema, schema: pa.Schema, least: int | None = None) -> bool:
+    """Whether a table has the columns of a schema, in order; it may lack those behind the first ``least``."""
+    count = len(found)
+    return (least or len(schema)) <= count <= len(schema) and found.equals(pa.schema(list(schema)[:count]))
+
+
+def filled(found: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table with the last columns that it lacks, null in every row."""
+    lacking = list(schema)[found.num_columns :]
+    columns = [*found.columns, *(pa.nulls(len(found), spec.type) for spec in lacking)]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _typed(spec: pa.Field) -> str:
+    return f"{spec.type}{'' if spec.nullable else ' not null'}"
 
 
 def _difference(found: pa.Schema, expected: pa.Schema) -> str:
@@ -175,6 +194,6 @@ def _difference(found: pa.Schema, expected: pa.Schema) -> str:
         if at < 0:
             return f"no column {spec.name!r}"
         if not found.field(at).equals(spec):
-            return f"{found.field(at)} instead of {spec}"
+            return f"{spec.name!r} as {_typed(found.field(at))} instead of {_typed(spec)}"
     extra = [name for name in found.names if name not in expected.names]
     return f"also {extra[:5]}" if extra else "another order"

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from ckptzoo.format import table
 from ckptzoo.format.part import Part
@@ -28,3 +31,9 @@ class Tree:
 def empty_tree() -> Tree:
     """A tree without parts, as that of a new zoo."""
     return Tree((), table.METADATA_SCHEMA.empty_table(), INDEX_SCHEMA.empty_table())
+
+
+def places_of(ids: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:
+    """(N,) the place of each id among the known ones, -1 where it is not among them."""
+    found = pc.call_function("index_in", [ids], pc.SetLookupOptions(known.combine_chunks()))
+    return found.fill_null(-1).to_numpy().astype(np.int64)

@@ -13,9 +13,10 @@ from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.format import snapshot
 from ckptzoo.format.geometry import geometry_problems
 from ckptzoo.format.header import Entry, header_length, read_header
-from ckptzoo.format.part import Part, part_digest
+from ckptzoo.format.part import Part, part_digest, stored_rows
 from ckptzoo.format.reader import list_trees, read_documents, read_tree, repeated
 from ckptzoo.format.tree import Tree, empty_tree
+from ckptzoo.format.variants import origin_problems
 from ckptzoo.spec import layout
 from ckptzoo.spec.document import REFETCH
 
@@ -41,13 +42,13 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
     """
     root = Path(path).absolute()
     try:
-        _, arch, _ = read_documents(root)
+        _, arch, symmetry = read_documents(root)
     except (IntegrityError, SpecError) as error:
         return list(error.problems)
     problems = list(_strays(root))
     trees: dict[str, Tree] = {}
     read: list[tuple[Part, pa.Table]] = []
-    sound: list[tuple[Tree, Part, pa.Table]] = []
+    sound: list[tuple[Part, pa.Table]] = []
     for tree, names in list_trees(root).items():
         found = _readable(root, tree, names, problems)
         trees[tree] = found
@@ -55,11 +56,11 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
             index = found.index.filter(pa.array(found.index["part"].to_numpy() == number))
             zeros = pa.repeat(pa.scalar(0, pa.int32()), len(index))
             single = Tree((part,), found.metadata, index.drop_columns(["part"]).append_column("part", zeros))
-            wrong = geometry_problems(root, arch, single)
+            wrong = geometry_problems(root, arch, symmetry, single)
             problems += wrong
             read.append((part, index))
             if not wrong:
-                sound.append((found, part, index.drop_columns(["part"])))
+                sound.append((part, index.drop_columns(["part"])))
     raw = trees.get(layout.PARTS, empty_tree())
     problems += repeated(root, raw)
     problems += _strangers(root, raw, trees)
@@ -141,6 +142,8 @@ def _strangers(root: Path, raw: Tree, trees: dict[str, Tree]) -> Iterator[Proble
             yield Problem(where, "ids", "checkpoints of this zoo", got, "Remove the part.")
         if tree != f"{layout.DERIVED}/{layout.RETRACTED}" and len(own.unique()) != len(own):
             yield Problem(where, "ids", "each id once", "some twice", "Remove the part that came later.")
+        if found.kind == "variant":
+            yield from origin_problems(root, raw, found)
 
 
 def _snapshots(root: Path, trees: dict[str, Tree], *, deep: bool) -> Iterator[Problem]:
@@ -168,10 +171,13 @@ def _snapshots(root: Path, trees: dict[str, Tree], *, deep: bool) -> Iterator[Pr
             yield from error.problems
 
 
-def _digests(root: Path, sound: list[tuple[Tree, Part, pa.Table]]) -> Iterator[Problem]:
-    for tree, part, index in sound:
-        at = sum(other.rows for other in tree.parts[: tree.parts.index(part)])
-        found = part_digest(tree.metadata.slice(at, part.rows), index, part.facts)
+def _digests(root: Path, sound: list[tuple[Part, pa.Table]]) -> Iterator[Problem]:
+    for part, index in sound:
+        try:
+            found = part_digest(stored_rows(root, part), index, part.facts)
+        except IntegrityError as error:
+            yield from error.problems
+            continue
         if found != part.digest:
             yield Problem(f"{root.name}/{part.path}", "digest of the part", part.digest, found, REFETCH)
 
@@ -214,9 +220,9 @@ def _header(path: Path, where: str) -> tuple[Entry, ...]:
         raise IntegrityError(Problem(where, "file", "a readable file", error.strerror or "none", REFETCH)) from error
 
 
-def _shards(root: Path, sound: list[tuple[Tree, Part, pa.Table]], progress: Progress | None) -> list[Problem]:
+def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress | None) -> list[Problem]:
     """The sha256 of every shard and of every block."""
-    tasks = [(part, row) for _, part, index in sound for row in index.to_pylist()]
+    tasks = [(part, row) for part, index in sound for row in index.to_pylist()]
     total, done = sum(row["nbytes"] for _, row in tasks), 0
     problems: list[Problem] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:

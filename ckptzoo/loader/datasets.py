@@ -26,8 +26,6 @@ def _examples(spans: list[tuple[int, int]], source: Source) -> Iterator[dict[str
     for start, stop in spans:
         for at in range(start, stop, _ROWS):
             rows = slice(at, min(at + _ROWS, stop))
-            arrays = {
-                name: source.directory.gather(extents, source.rows[rows]) for name, extents in source.extents.items()
-            }
+            arrays = {name: stack.gather(source.rows[rows]) for name, stack in source.stacks.items()}
             for place, name in enumerate(source.ids[rows].to_pylist()):
                 yield {"id": name, **{tensor: array[place] for tensor, array in arrays.items()}}

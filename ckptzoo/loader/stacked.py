@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.format.header import numpy_dtype
-from ckptzoo.loader.directory import Directory, Extents
+from ckptzoo.loader.stack import Stack
 
 _BASIC = (int, np.integer, slice, type(Ellipsis), type(None))
 
@@ -16,17 +15,18 @@ class StackedTensor:
     """A tensor of N checkpoints as a lazy array ``(N, *shape)``.
 
     Indexing reads: ``W[3]``, ``W[10:20]``, ``W[[5, 1]]``, ``W[mask]``, ``W[:, 0]``, ``np.asarray(W)``. Rows that
-    lie evenly spaced in one shard come as a read-only view of the file, others as a copy.
+    lie evenly spaced in one shard come as a read-only view of the file, others as a copy. Rows of a variant that
+    stores only its group elements are computed, and are arrays of their own with the same bits.
 
     Notes
     -----
-    Costs no memory of its own; a copy costs the bytes asked for.
+    Costs no memory of its own; a copy costs the bytes asked for, computing some pieces of 32 MiB beside them.
     """
 
-    def __init__(self, directory: Directory, extents: Extents, rows: NDArray[np.int64], *, name: str) -> None:
-        self._directory, self._extents, self._rows, self.name = directory, extents, rows, name
-        self.shape: tuple[int, ...] = (len(rows), *extents.shape)
-        self.dtype: np.dtype[Any] = numpy_dtype(extents.dtype)
+    def __init__(self, stack: Stack, rows: NDArray[np.int64], *, name: str) -> None:
+        self._stack, self._rows, self.name = stack, rows, name
+        self.shape: tuple[int, ...] = (len(rows), *stack.shape)
+        self.dtype: np.dtype[Any] = stack.dtype
 
     @property
     def ndim(self) -> int:
@@ -41,13 +41,13 @@ class StackedTensor:
     @property
     def nbytes(self) -> int:
         """Bytes in all."""
-        return len(self._rows) * self._extents.row_bytes
+        return len(self._rows) * self._stack.row_bytes
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __repr__(self) -> str:
-        return f"<{self.name} {self.shape} {self.dtype}, {len(self._extents.shards)} shards>"
+        return f"<{self.name} {self.shape} {self.dtype}, {self._stack.source}>"
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
         first, *rest = key if isinstance(key, tuple) else (key,)
@@ -55,21 +55,22 @@ class StackedTensor:
             return np.asarray(self)[key]
         rows = self._rows[first]
         if isinstance(rows, np.integer):
-            return self._directory.gather(self._extents, np.array([rows]), tuple(rest))[0]
+            return self._stack.gather(np.array([rows]), tuple(rest))[0]
         if rows.ndim != 1:
             raise IndexError(f"{self.name}: rows: expected an integer, a slice, a list or a mask, got {first!r}.")
-        return self._directory.gather(self._extents, rows, tuple(rest))
+        return self._stack.gather(rows, tuple(rest))
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         for view in self.views():
             yield from view
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        array = self._directory.gather(self._extents, self._rows)
-        if copy is False and (array.flags.owndata or (dtype is not None and array.dtype != dtype)):
+        array = self._stack.gather(self._rows)
+        view = not array.flags.writeable
+        if copy is False and (not view or (dtype is not None and array.dtype != dtype)):
             raise ValueError(f"{self.name}: a view: expected rows of one shard in their own dtype, got others.")
-        return array.astype(dtype or array.dtype, copy=bool(copy) and not array.flags.owndata)
+        return array.astype(dtype or array.dtype, copy=bool(copy) and view)
 
     def views(self) -> Iterator[NDArray[Any]]:
-        """The rows in order as read-only views, one for every run of rows in one shard: nothing is copied."""
-        return self._directory.runs(self._extents, self._rows)
+        """The rows in order: a read-only view for every run of rows in one shard, or computed pieces of 32 MiB."""
+        return self._stack.runs(self._rows)

@@ -10,7 +10,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.errors import StateError, ZooError
-from ckptzoo.loader.directory import Directory, Extents
 from ckptzoo.loader.plan import (
     RAGGED,
     SHUFFLES,
@@ -23,6 +22,7 @@ from ckptzoo.loader.plan import (
     pages_of,
     rounds,
 )
+from ckptzoo.loader.stack import Stack
 from ckptzoo.spec.document import digest_of
 
 State = dict[str, Any]
@@ -60,10 +60,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Source:
-    """What a stream reads: the tensors' places, the rows of the tree in order, and their checkpoints' ids."""
+    """What a stream reads: the tensors' stacks, the rows of the tree in order, and their checkpoints' ids."""
 
-    directory: Directory
-    extents: dict[str, Extents]
+    stacks: dict[str, Stack]
     rows: NDArray[np.int64]
     ids: pa.Array
     revision: str
@@ -79,8 +78,8 @@ class Stream:
 
     Notes
     -----
-    Memory: one batch, and nothing where its rows are a view. The order is a function of seed, epoch and position:
-    the same for any batch size, number of workers and number of ranks (``tests/laws/test_stream.py``).
+    Memory: one batch, and nothing where its rows are a view of a file. The order is a function of seed, epoch and
+    position: the same for any batch size, number of workers and number of ranks (``tests/laws/test_stream.py``).
     """
 
     def __init__(
@@ -108,14 +107,14 @@ class Stream:
         self._source, self._batch_size, self._share = source, batch_size, share
         self._shuffle: Shuffle = shuffle
         self._ragged: Ragged = ragged
-        widest = max(source.extents.values(), key=lambda extents: extents.row_bytes)
+        widest = max(source.stacks.values(), key=lambda stack: stack.row_bytes)
         self._pages = pages_of(source.rows, widest.pages)
         longest = int(np.diff(self._pages).max(initial=1))
-        row_bytes = sum(extents.row_bytes for extents in source.extents.values())
+        row_bytes = sum(stack.row_bytes for stack in source.stacks.values())
         self._window = max(1, WINDOW_BYTES // (longest * row_bytes))
         self._start: State = {
             "revision": source.revision,
-            "plan": digest_of([_digest(source.rows), list(source.extents), shuffle, self._window]),
+            "plan": digest_of([_digest(source.rows), list(source.stacks), shuffle, self._window]),
             "seed": seed,
             "epoch": 0,
             "position": 0,
@@ -155,7 +154,7 @@ class Stream:
     def _read(self, rows: NDArray[np.int64], state: State) -> Batch:
         source = self._source
         places = source.rows[rows]
-        tensors = {name: source.directory.gather(extents, places) for name, extents in source.extents.items()}
+        tensors = {name: stack.gather(places) for name, stack in source.stacks.items()}
         return Batch(tuple(source.ids.take(pa.array(rows)).to_pylist()), tensors, state)
 
     def state_dict(self) -> State:
@@ -186,6 +185,8 @@ class Stream:
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of this epoch."""
+        if not 0 <= epoch < 2**64:
+            raise ZooError(f"{self._source.where}: epoch: expected 0 to 2**64 - 1, got {epoch}. Choose another.")
         self._start = self._now = {**self._start, "epoch": epoch, "position": 0}
 
 

@@ -15,6 +15,8 @@ from ckptzoo.loader.plan import Ragged, Share, Shuffle
 from ckptzoo.loader.stream import Batch, Source, State, Stream
 
 _BFLOAT16 = numpy_dtype("bfloat16")
+_SHARED = ("seed", "epoch", "position")
+"""What of a dataset's state can change, and lies in memory that its workers share."""
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
@@ -26,7 +28,7 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
 
 def owned(array: NDArray[Any]) -> torch.Tensor:
     """A torch tensor with memory of its own, copied only if the array is a view of a file."""
-    return tensor_of(array if array.flags.owndata and array.flags.writeable else array.copy())
+    return tensor_of(array if array.flags.writeable else array.copy())
 
 
 class TorchStream:
@@ -89,7 +91,7 @@ class ZooDataset(IterableDataset[Batch]):
 
     The workers of a rank share its batches, the ranks of ``torch.distributed`` share the zoo, and the order is that
     of ``Zoo.stream`` whatever their number. Use ``batch.state`` to resume: workers run ahead of what was used.
-    Call ``set_epoch`` before each epoch, as with a ``DistributedSampler``.
+    Call ``set_epoch`` before each epoch, as with a ``DistributedSampler``; workers that live on see it.
     """
 
     def __init__(
@@ -105,7 +107,13 @@ class ZooDataset(IterableDataset[Batch]):
     ) -> None:
         self._source, self._ranks = source, (rank, world)
         self._options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "seed": seed, "ragged": ragged}
-        self._state = Stream(source, **self._options).state_dict()
+        self._stream = Stream(source, **self._options)
+        self._shared = torch.zeros(len(_SHARED), dtype=torch.int64).share_memory_()
+        self._share()
+
+    def _share(self) -> None:
+        state = self._stream.state_dict()
+        self._shared.numpy().view(np.uint64)[:] = [state[name] for name in _SHARED]
 
     def _rank(self) -> tuple[int, int]:
         rank, world = self._ranks
@@ -123,20 +131,21 @@ class ZooDataset(IterableDataset[Batch]):
         rank, world = self._rank()
         share = Share(rank, world, *((info.id, info.num_workers) if info is not None else (0, 1)))
         stream = Stream(self._source, **self._options, share=share)
-        stream.load_state_dict(self._state)
+        stream.load_state_dict(self.state_dict())
         for batch in stream:
             yield Batch(batch.ids, {name: owned(array) for name, array in batch.tensors.items()}, batch.state)
 
     def state_dict(self) -> State:
         """Where the next iteration starts."""
-        return dict(self._state)
+        numbers = self._shared.numpy().view(np.uint64).tolist()
+        return self._stream.state_dict() | dict(zip(_SHARED, numbers, strict=True))
 
     def load_state_dict(self, state: State) -> None:
         """Start the next iteration where ``batch.state`` says."""
-        stream = Stream(self._source, **self._options)
-        stream.load_state_dict(state)
-        self._state = stream.state_dict()
+        self._stream.load_state_dict(state)
+        self._share()
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of this epoch."""
-        self._state = {**self._state, "epoch": epoch, "position": 0}
+        self._stream.set_epoch(epoch)
+        self._share()

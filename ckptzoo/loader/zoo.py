@@ -3,23 +3,24 @@
 import os
 import warnings
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.format.reader import Contents, read_contents
+from ckptzoo.format.tree import places_of
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
-from ckptzoo.loader.directory import Directory
 from ckptzoo.loader.plan import Ragged, Share, Shuffle
+from ckptzoo.loader.selection import Selection
+from ckptzoo.loader.stack import Maps
 from ckptzoo.loader.stacked import StackedTensor
 from ckptzoo.loader.stream import Source, Stream
-from ckptzoo.loader.where import Filters, expression
+from ckptzoo.loader.variant import Variant
+from ckptzoo.loader.where import Filters
 from ckptzoo.spec import layout
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import Symmetry
@@ -51,11 +52,10 @@ def open(address: str | os.PathLike[str]) -> "Zoo":
             "Make one with ckptzoo.create or python -m builders build."
         )
     contents = read_contents(root)
-    ids = contents.raw.metadata["id"]
-    gone = contents.retracted.metadata["id"]
+    ids, gone = (tree.metadata["id"] for tree in (contents.raw, contents.retracted))
     rows = np.arange(len(ids), dtype=np.int64)
     if len(gone):
-        rows = rows[~_lookup(ids, gone).is_valid().to_numpy()]
+        rows = rows[places_of(ids, gone) < 0]
         left = f"{len(ids) - len(rows)} of {len(ids)} checkpoints retracted and left out"
         warnings.warn(f"{root.name}: {left}; zoo.retracted lists them.", UserWarning, stacklevel=2)
     return Zoo(contents, {}, rows)
@@ -69,16 +69,15 @@ class Zoo:
     ``last_steps``) are Zoos too and share what was read. A Zoo can be pickled and sent to another process.
     """
 
-    def __init__(self, contents: Contents, directories: dict[str, Directory], rows: NDArray[np.int64]) -> None:
-        self._contents, self._directories, self._rows = contents, directories, rows
-        self._places: dict[str, NDArray[np.int64]] = {layout.RAW: rows}
+    def __init__(self, contents: Contents, variants: dict[str, Variant], rows: NDArray[np.int64]) -> None:
+        self._contents, self._selection = contents, Selection(contents, variants, rows)
 
     def __repr__(self) -> str:
-        name, parts = self._contents.identity.name, len(self._contents.raw.parts)
-        return f"<zoo {name}: {len(self):,} checkpoints of {self.arch.name}, {parts} parts>"
+        parts = len(self._contents.raw.parts)
+        return f"<zoo {self.name}: {len(self):,} checkpoints of {self.arch.name}, {parts} parts>"
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._selection.rows)
 
     @property
     def name(self) -> str:
@@ -115,15 +114,14 @@ class Zoo:
         """Digest of the ordered list of parts at opening."""
         return self._contents.revision
 
-    @cached_property
+    @property
     def metadata(self) -> pa.Table:
-        """One row per checkpoint, in zoo order; the columns are those of ``ckptzoo.spec.metadata.COLUMNS``."""
-        table = self._contents.raw.metadata
-        return table if len(self._rows) == len(table) else table.take(pa.array(self._rows))
+        """One row per checkpoint, in the zoo's order; the columns are those of ``ckptzoo.spec.metadata.COLUMNS``."""
+        return self._selection.metadata
 
     @property
     def ids(self) -> list[str]:
-        """The checkpoints' ids, in zoo order."""
+        """The checkpoints' ids, in the zoo's order."""
         return self.metadata["id"].to_pylist()
 
     @property
@@ -131,11 +129,10 @@ class Zoo:
         """The tombstones: id, reason, contributor, created."""
         return self._contents.retracted.metadata
 
-    @cached_property
+    @property
     def variants(self) -> tuple[str, ...]:
-        """``raw`` and every gauge that was derived."""
-        names = self._contents.derived_parts
-        return (layout.RAW, *(name for name in names if self._contents.derived(name).kind == "variant"))
+        """``raw`` and every gauge that was derived, whether its weights are stored or computed when read."""
+        return self._selection.gauges
 
     def where(self, filters: Filters) -> "Zoo":
         """The checkpoints whose metadata satisfy a condition.
@@ -151,47 +148,28 @@ class Zoo:
         UnknownNameError
             No such column.
         """
-        table = self.metadata
-        condition = expression(filters, table.column_names)
-        try:
-            numbered = table.append_column("__row", pa.array(np.arange(len(table))))
-            kept = numbered.filter(condition)["__row"].to_numpy()
-        except pa.ArrowException as error:
-            raise ZooError(f"{self.name}: where: expected a condition on the columns, got {error}.") from error
-        return self.take(kept)
+        return self.take(self._selection.matching(filters))
 
     def take(self, rows: Any) -> "Zoo":
         """The checkpoints at these places: a slice, integers in any order, or a mask."""
-        return Zoo(self._contents, self._directories, np.atleast_1d(self._rows[rows]))
+        held = self._selection
+        return Zoo(self._contents, held.variants, np.atleast_1d(held.rows[rows]))
 
     def last_steps(self) -> "Zoo":
         """Each member's checkpoint of the last step, in zoo order."""
-        table = self.metadata
-        steps = table["step"].fill_null(-1).to_numpy()
-        members = table["member"].combine_chunks().dictionary_encode().indices.to_numpy()
-        order = np.lexsort((steps, members))
-        last = order[np.flatnonzero(np.diff(members[order], append=-1))]
-        return self.take(np.sort(last))
+        return self.take(self._selection.last_steps())
 
     def __getitem__(self, key: str | tuple[str, str]) -> StackedTensor:
-        name, variant = (key, layout.RAW) if isinstance(key, str) else key
-        directory, rows = self._placed(variant)
-        stored = self._stored(name)
-        return StackedTensor(directory, directory.extents(variant, stored), rows, name=name)
+        return self._selection.stacked(*((key, layout.RAW) if isinstance(key, str) else key))
 
     def element(self, variant: str) -> dict[str, StackedTensor]:
         """The group element g of a variant, with variant = g . raw: ``{"<group>.perm": (N, n), ...}``."""
-        directory, rows = self._placed(variant)
-        stem = layout.ELEMENT
-        return {
-            name: StackedTensor(directory, directory.extents(stem, name), rows, name=name)
-            for name in directory.tensors(stem)
-        }
+        return self._selection.element(variant)
 
     def variant_metadata(self, variant: str) -> pa.Table:
         """A variant's own rows (ties, margins, certificates), one per checkpoint, in zoo order."""
-        _, rows = self._placed(variant)
-        return self._contents.derived(variant).metadata.take(pa.array(rows))
+        held, rows = self._selection.placed(variant)
+        return held.tree.metadata.take(pa.array(rows))
 
     def stream(
         self,
@@ -249,7 +227,7 @@ class Zoo:
         Notes
         -----
         The order of every epoch follows from seed and epoch: call ``dataset.set_epoch(n)`` before epoch n, as with a
-        ``DistributedSampler``. A DataLoader with ``persistent_workers=True`` does not see such calls.
+        ``DistributedSampler``. Workers of a DataLoader with ``persistent_workers=True`` see it too.
         """
         return import_torch().ZooDataset(
             self._source(names, variant),
@@ -281,26 +259,7 @@ class Zoo:
         UnknownNameError
             This zoo, or this selection of it, has no such checkpoint.
         """
-        at = self.metadata["id"].index(id).as_py()
-        if at < 0:
-            for tomb in self.retracted.to_pylist():
-                if tomb["id"] == id:
-                    step = "Its bytes stay in the zoo."
-                    raise ZooError(f"{self.name}: checkpoint {id!r}: retracted, because {tomb['reason']!r}. {step}")
-            raise UnknownNameError(self.name, "checkpoint", id, self.ids)
-        directory, rows = self._placed(variant)
-        place = rows[at : at + 1]
-        held: dict[int, Any] = {}
-
-        def read(name: str, private: bool) -> NDArray[Any]:
-            extents = directory.extents(variant, self._stored(name))
-            return directory.gather(extents, place, private=held if private else None)[0, ...]
-
-        def ahead() -> None:
-            directory.will_need([directory.extents(variant, name) for name in self.arch.names], int(place[0]))
-
-        row = self.metadata.slice(at, 1).to_pylist()[0]
-        return Checkpoint(self.arch, row, variant, read, ahead)
+        return self._selection.checkpoint(id, variant)
 
     def ensemble(
         self, *, limit: int | None = None, variant: str = layout.RAW, steps: str = "last", device: Any = None
@@ -323,13 +282,11 @@ class Zoo:
         if steps not in ("last", "all"):
             raise UnknownNameError(self.name, "steps", steps, ("last", "all"))
         zoo = (self.last_steps() if steps == "last" else self).take(slice(limit))
-        directory, rows = zoo._placed(variant)
-        held: dict[int, Any] = {}
-        torch = import_torch()
+        held, rows = zoo._selection.placed(variant)
+        torch, maps = import_torch(), Maps()
         made: dict[str, Any] = {}
         for tensor in self.arch.tensors:
-            array = directory.gather(directory.extents(variant, tensor.name), rows, private=held)
-            made[tensor.name] = torch.tensor_of(array)
+            made[tensor.name] = torch.tensor_of(held.stack(tensor.name).gather(rows, private=maps))
             for alias in tensor.aliases:
                 made[alias] = made[tensor.name]
         return made if device is None else {name: tensor.to(device) for name, tensor in made.items()}
@@ -338,44 +295,5 @@ class Zoo:
         """The zoo as it is now, parts that came since it was opened included; a selection is not carried over."""
         return open(self.path)
 
-    def _stored(self, name: str) -> str:
-        """The tensor that is stored under this name or alias."""
-        for tensor in (self.arch[name],) if name in self.arch else self.arch.tensors:
-            if name == tensor.name or name in tensor.aliases:
-                return tensor.name
-        known = [other for tensor in self.arch.tensors for other in (tensor.name, *tensor.aliases)]
-        raise UnknownNameError(self.name, "tensor", name, self.arch.layers.get(name, known))
-
-    def _named(self, name: str) -> tuple[str, ...]:
-        """A tensor's name as it is stored, or the names of a layer's tensors."""
-        layers = self.arch.layers
-        return layers[name] if name in layers and name not in self.arch else (self._stored(name),)
-
     def _source(self, names: Sequence[str], variant: str) -> Source:
-        directory, rows = self._placed(variant)
-        wanted = [tensor for name in names for tensor in self._named(name)] or list(self.arch.names)
-        extents = {name: directory.extents(variant, name) for name in wanted}
-        ids = self.metadata["id"].combine_chunks()
-        return Source(directory, extents, rows, ids, self.revision, self.name)
-
-    def _placed(self, variant: str) -> tuple[Directory, NDArray[np.int64]]:
-        """A variant's directory, and where this zoo's checkpoints are in it."""
-        if variant != layout.RAW and variant not in self.variants:
-            raise UnknownNameError(self.name, "variant", variant, self.variants)
-        tree = self._contents.raw if variant == layout.RAW else self._contents.derived(variant)
-        if variant not in self._directories:
-            self._directories[variant] = Directory(self.path, tree, self.arch)
-        if variant not in self._places:
-            found = _lookup(self.metadata["id"], tree.metadata["id"])
-            if found.null_count:
-                raise ZooError(
-                    f"{self.name}: variant {variant!r}: expected all {len(self)} checkpoints, got "
-                    f"{len(self) - found.null_count}. Run ckptzoo derive {self.path.name} --gauge {variant}."
-                )
-            self._places[variant] = found.to_numpy().astype(np.int64)
-        return self._directories[variant], self._places[variant]
-
-
-def _lookup(ids: pa.ChunkedArray, known: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The place of each id among the known ones, null where it is not among them."""
-    return pc.call_function("index_in", [ids], pc.SetLookupOptions(known.combine_chunks()))
+        return self._selection.source(names, variant)

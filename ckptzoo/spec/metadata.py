@@ -62,6 +62,10 @@ VARIANT_COLUMNS = (
     Column("dead", "int64", "channels without incoming weights; they keep their scale"),
     Column("certificate_random", "float64", "largest difference of the outputs on random inputs, over their norm"),
     Column("certificate_real", "float64", "the same on inputs from the data set"),
+    Column("unresolved", "bool", "a bounded search could not tell channels with equal keys apart; then no fingerprint"),
+    Column("clamped", "int64", "filters whose scale stops where the running variance reaches 0"),
+    Column("fingerprint", "string", "digest of the weights in this gauge, rounded; a network in disguise has the same"),
+    Column("certified", "string", "precision of the certificates: float64 or float32; null where there are none"),
 )  # fmt: skip
 """Every column of a variant's ``metadata.parquet``. Certificates are null where no forward function is known."""
 
@@ -74,7 +78,10 @@ RETRACTED_COLUMNS = (
 """Every column of a tombstone."""
 
 KINDS = {"raw": COLUMNS, "variant": VARIANT_COLUMNS, "retracted": RETRACTED_COLUMNS}
-"""What a part can be, and the columns of its rows."""
+"""What a part can be, and the columns of its rows. Columns are only ever added at the end."""
+
+LEAST = {"raw": 31, "variant": 8, "retracted": 4}
+"""How many of its kind's columns every file has; it may lack the last of the others, which are then null."""
 
 
 def value_problems(rows: Sequence[Mapping[str, Any]], *, where: str) -> Iterator[Problem]:

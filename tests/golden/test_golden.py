@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,11 @@ import pytest
 
 import ckptzoo
 from ckptzoo.format.header import lay_out
-from ckptzoo.format.part import read_part, read_rows
-from ckptzoo.format.table import METADATA_SCHEMA
+from ckptzoo.format.part import PartWriter, read_part, read_rows, stored_rows
+from ckptzoo.format.table import schema_of
 from ckptzoo.spec.document import seal
 from ckptzoo.spec.identity import Identity
-from ckptzoo.spec.metadata import COLUMNS
+from ckptzoo.spec.metadata import COLUMNS, RETRACTED_COLUMNS, VARIANT_COLUMNS
 from ckptzoo.symmetry import GroupElement, apply
 
 GOLDEN = Path(__file__).parent / "v1"
@@ -56,6 +57,69 @@ def test_the_golden_variant_is_g_applied_to_raw(zoo):
     for name in zoo.arch.names:
         assert made[name].tobytes() == np.asarray(zoo[name, "first-weight"]).tobytes()
     assert max(zoo.variant_metadata("first-weight")["certificate_random"].to_pylist()) < 1e-6
+
+
+def test_columns_that_came_later_are_null_in_the_golden_variant(zoo):
+    rows = zoo.variant_metadata("first-weight")
+    assert rows.schema.equals(schema_of(VARIANT_COLUMNS)) and rows["ties"].null_count == 0
+    assert all(rows[column.name].null_count == 2 for column in VARIANT_COLUMNS[8:])
+    for part in zoo.contents.derived("first-weight").parts:
+        assert stored_rows(GOLDEN, part).column_names == [column.name for column in VARIANT_COLUMNS[:8]]
+
+
+@pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
+@pytest.mark.parametrize("weights", [True, False])
+def test_old_and_new_parts_live_together(tmp_path, weights):
+    """A part with today's columns, with or without weights, beside those of the golden zoo, read with and without a snapshot."""
+    path = tmp_path / "v1"
+    shutil.copytree(GOLDEN, path)
+    before = ckptzoo.open(path)
+    rng = np.random.default_rng(1)
+    fresh = {t.name: rng.standard_normal((2, *t.shape)).astype(t.dtype) for t in before.arch.tensors}
+    with ckptzoo.append(path) as writer:
+        writer.add(fresh, [{"id": "new-0"}, {"id": "new-1"}])
+    contents = ckptzoo.open(path).contents
+    assert contents.symmetry is not None
+    element = GroupElement.random(contents.symmetry, 2, rng)
+    arrays = {"first-weight": apply(element, fresh, contents.symmetry), "g": element.to_tensors()}
+    if not weights:
+        del arrays["first-weight"]
+    raw = contents.raw.parts[-1].digest
+    sets = {
+        stem: [ckptzoo.Tensor(name, array.shape[1:], array.dtype.name) for name, array in stacked.items()]
+        for stem, stacked in arrays.items()
+    }
+    facts = {**contents.derived("first-weight").parts[0].facts, "raw": raw}
+    new = PartWriter(path / "derived/first-weight", sets=sets, schema=schema_of(VARIANT_COLUMNS), facts=facts)
+    rows = [{"id": f"new-{at}", "unit": raw, "clamped": at, "fingerprint": "x"} for at in range(2)]
+    new.add(arrays, rows)
+    new.commit(path, refuse=lambda _: None)
+
+    assert ckptzoo.verify(path) == []
+    for compacted in (False, True):
+        if compacted:
+            ckptzoo.compact(path)
+            assert len(list((path / "snapshots").iterdir())) == 1 and ckptzoo.verify(path) == []
+        zoo = ckptzoo.open(path)
+        assert zoo.contents.snapshot is not None
+        assert zoo.ids == ["golden-0", "golden-2", "new-0", "new-1"]
+        assert zoo.variant_metadata("first-weight")["clamped"].to_pylist() == [None, None, 0, 1]
+        expected = apply(element, fresh, contents.symmetry)
+        for name in zoo.arch.names:
+            read = np.asarray(zoo[name, "first-weight"])
+            assert read[:2].tobytes() == np.asarray(before[name, "first-weight"]).tobytes()
+            assert read[2:].tobytes() == expected[name].tobytes()
+
+
+@pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
+def test_compacting_the_golden_zoo_again_replaces_its_snapshot(tmp_path, zoo):
+    shutil.copytree(GOLDEN, tmp_path / "v1")
+    made = ckptzoo.compact(tmp_path / "v1")
+    assert [path.name for path in (tmp_path / "v1/snapshots").iterdir()] == [made.name]
+    assert ckptzoo.verify(tmp_path / "v1") == []
+    again = ckptzoo.open(tmp_path / "v1")
+    assert again.metadata.equals(zoo.metadata) and again.revision == zoo.revision
+    assert again.variant_metadata("first-weight").equals(zoo.variant_metadata("first-weight"))
 
 
 def test_a_reader_written_from_the_page_alone():
@@ -107,7 +171,7 @@ def test_the_shard_of_the_golden_zoo_is_written_the_same_today(zoo, tmp_path):
     with pytest.warns(UserWarning, match="retracted"):
         everything = ckptzoo.open(GOLDEN).contents
     part = everything.raw.parts[0]
-    rows = read_rows(GOLDEN, part, METADATA_SCHEMA).to_pylist()
+    rows = read_rows(GOLDEN, part).to_pylist()
     weights, at = {}, 0
     shard = GOLDEN / part.path / "raw-00.safetensors"
     header, data = shard.read_bytes()[:4096], shard.read_bytes()[4096:]
@@ -124,4 +188,4 @@ def test_the_shard_of_the_golden_zoo_is_written_the_same_today(zoo, tmp_path):
 
 def test_the_page_names_every_column():
     page = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
-    assert all(column.name in page for column in COLUMNS)
+    assert all(column.name in page for column in (*COLUMNS, *VARIANT_COLUMNS, *RETRACTED_COLUMNS))

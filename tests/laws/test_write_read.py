@@ -15,9 +15,11 @@ from safetensors import safe_open
 
 import ckptzoo
 from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
+from ckptzoo.format import table
 from ckptzoo.format.header import lay_out, read_header
 from ckptzoo.format.writer import Writer
 from ckptzoo.spec.architecture import ITEMSIZE, Architecture, Tensor
+from ckptzoo.spec.metadata import KINDS, LEAST
 from tests.conftest import MIXED, rows_of, weights_of
 
 tensors = st.lists(
@@ -45,6 +47,23 @@ def test_identity_bit_for_bit(tmp_path_factory, found, batches, rows_a_shard):
         assert read.dtype == array.dtype and read.shape == array.shape
         assert read.tobytes() == array.tobytes()
         assert b"".join(view.tobytes() for view in zoo[name].views()) == array.tobytes()
+
+
+@settings(max_examples=40, deadline=None)
+@given(kind=st.sampled_from(sorted(KINDS)), count=st.integers(0, 5), data=st.data())
+def test_a_table_with_fewer_columns_is_read_with_nulls(kind, count, data):
+    schema = table.schema_of(KINDS[kind])
+    held = data.draw(st.integers(LEAST[kind], len(schema)))
+    rows = table.table_of([{"id": str(at)} for at in range(count)], schema, where="here").select(range(held))
+    file, _ = table.open_table(table.encode([rows], {"version": 1}, sealed=True), where="here")
+    read = table.read_table(file, schema, where="here", least=LEAST[kind])
+    assert read.equals(rows) and table.plain(read) == table.plain(rows)
+    full = table.filled(read, schema)
+    assert full.schema.equals(schema) and full.select(range(held)).equals(rows)
+    assert all(full[at].null_count == count for at in range(held, len(schema)))
+    if held < len(schema):
+        with pytest.raises(IntegrityError, match="no column"):
+            table.read_table(file, schema, where="here")
 
 
 @settings(max_examples=100, deadline=None)

@@ -258,3 +258,12 @@ def test_a_shard_that_went_away_or_shrank_is_named(zoo):
     shard.unlink()
     with pytest.raises(IntegrityError, match="No such file"):
         zoo["flag"][7]
+
+
+def test_a_permutation_of_all_checkpoints_permutes_their_metadata(zoo, full):
+    order = np.random.default_rng(0).permutation(17)
+    again = zoo.take(order)
+    assert again.ids == [f"m{at:05d}" for at in order] and again.metadata["seed"].to_pylist() == order.tolist()
+    assert np.array_equal(np.asarray(again["conv.weight"]), full["conv.weight"][order])
+    assert np.array_equal(again.checkpoint("m00003")["conv.weight"], full["conv.weight"][3])
+    assert [name for batch in again.stream("flag", batch_size=5) for name in batch.ids] == again.ids

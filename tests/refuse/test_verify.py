@@ -115,7 +115,7 @@ def rebuilt(path: Path, change, *, rows=None, facts=None, name=None) -> Path:
     """Lie consistently: change a part's index, then seal, digest and name it anew."""
     folder = next(path.glob("parts/000001-*"))
     part, index = read_part(path, "parts", folder.name)
-    metadata = read_rows(path, part, table.METADATA_SCHEMA)
+    metadata = read_rows(path, part)
     listed = index.to_pylist()
     change(listed)
     index = table.table_of(listed, table.INDEX_SCHEMA, where="test")

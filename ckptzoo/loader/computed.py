@@ -1,0 +1,105 @@
+"""A stack whose rows are computed when they are read: a group element acting on raw weights."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.format.header import numpy_dtype
+from ckptzoo.format.shard import BLOCK_BYTES
+from ckptzoo.format.variants import variant_dtype
+from ckptzoo.loader.stack import Maps, Stack, assembled
+from ckptzoo.spec.architecture import Tensor
+from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.symmetry import GroupElement, apply
+
+PIECE_BYTES = 32 * 2**20
+"""So many bytes of raw rows are computed at a time, with at most a few float64 copies beside them."""
+
+
+class Computed:
+    """One tensor of a variant that stores only its group elements: ``cast(apply(g, raw))``.
+
+    Parameters
+    ----------
+    tensor : its name.
+    dtype : to cast to.
+    raw : the tensor as trained.
+    origins : (N,) int64, for each row of the variant its row of the raw tree.
+    table : the actions on this tensor alone, with their groups.
+    element : ``<group>.perm`` and ``<group>.scale`` of the table's groups, by row of the variant.
+    shards : (S, 2) int64, first row of each shard that the variant would have, and the one behind its last; so the
+        pages are those of a variant that is stored, and a stream has the same order.
+    """
+
+    def __init__(
+        self,
+        tensor: str,
+        dtype: np.dtype[Any],
+        raw: Stack,
+        origins: NDArray[np.int64],
+        table: Symmetry,
+        element: Mapping[str, Stack],
+        shards: NDArray[np.int64],
+    ) -> None:
+        self._tensor, self._raw, self._origins, self._table = tensor, raw, origins, table
+        self._element, self._shards = dict(element), shards
+        self.dtype, self.shape = dtype, raw.shape
+        self.row_bytes = raw.row_bytes // raw.dtype.itemsize * dtype.itemsize
+        self.source = f"computed from {raw.source}"
+
+    @classmethod
+    def of(
+        cls,
+        tensor: Tensor,
+        symmetry: Symmetry,
+        raw: Stack,
+        origins: NDArray[np.int64],
+        element: Callable[[str], Stack],
+        shards: NDArray[np.int64],
+    ) -> "Computed":
+        """A tensor of a zoo with this table; ``element`` gives the stacks of the groups that act on it."""
+        table = acting_on(tensor.name, symmetry)
+        groups = {name: element(name) for name in GroupElement.identity(table, 1).to_tensors()}
+        return cls(tensor.name, numpy_dtype(variant_dtype(tensor.dtype)), raw, origins, table, groups, shards)
+
+    @property
+    def pages(self) -> NDArray[np.int64]:
+        """(P,) first rows of the blocks in which a stored variant would have the tensor."""
+        step = max(1, BLOCK_BYTES // self.row_bytes)
+        return np.concatenate([np.arange(start, stop, step) for start, stop in self._shards.tolist()])
+
+    def gather(
+        self, rows: NDArray[np.int64], rest: tuple[Any, ...] = (), *, private: Maps | None = None
+    ) -> NDArray[Any]:
+        """Rows as one array of its own."""
+        step, count = self._step, len(rows)
+        if count <= step:
+            return self._made(rows)[(slice(None), *rest)]
+        some = (np.arange(start, min(start + step, count)) for start in range(0, count, step))
+        return assembled(count, ((places, self._made(rows[places])[(slice(None), *rest)]) for places in some))
+
+    def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+        """Rows in order, ``PIECE_BYTES`` of raw rows at a time."""
+        return (self._made(rows[start : start + self._step]) for start in range(0, len(rows), self._step))
+
+    @property
+    def _step(self) -> int:
+        return max(1, PIECE_BYTES // self._raw.row_bytes)
+
+    def _made(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        raw = self._raw.gather(self._origins[rows])
+        if not self._element or not len(rows):
+            return raw.astype(self.dtype)
+        element = GroupElement.from_tensors({name: stack.gather(rows) for name, stack in self._element.items()})
+        return apply(element, {self._tensor: raw}, self._table)[self._tensor]
+
+
+def acting_on(tensor: str, symmetry: Symmetry) -> Symmetry:
+    """The table of one tensor alone; a group that is like another stands for itself."""
+    actions = symmetry.actions_on(tensor)
+    used = {segment.group for action in actions for segment in action.segments}
+    groups = (replace(group, perm=symmetry.leader(group.id).perm) for group in symmetry.groups if group.id in used)
+    return Symmetry(tuple(groups), actions)

@@ -1,0 +1,151 @@
+"""Some checkpoints of an opened zoo, and where they are: their rows in every variant, their tensors by name."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ckptzoo.errors import UnknownNameError, ZooError
+from ckptzoo.format.reader import Contents
+from ckptzoo.format.tree import places_of
+from ckptzoo.loader.checkpoint import Checkpoint
+from ckptzoo.loader.stack import Maps
+from ckptzoo.loader.stacked import StackedTensor
+from ckptzoo.loader.stream import Source
+from ckptzoo.loader.variant import Variant
+from ckptzoo.loader.where import Filters, expression
+from ckptzoo.spec import layout
+
+
+class Selection:
+    """Checkpoints of a zoo in some order.
+
+    Parameters
+    ----------
+    contents : of the zoo.
+    variants : those that were opened; shared between the selections of a zoo, and added to.
+    rows : (N,) int64, the checkpoints' rows of the raw tree.
+    """
+
+    def __init__(self, contents: Contents, variants: dict[str, Variant], rows: NDArray[np.int64]) -> None:
+        self.contents, self.variants, self.rows = contents, variants, rows
+        self._places: dict[str, NDArray[np.int64]] = {layout.RAW: rows}
+
+    @property
+    def name(self) -> str:
+        """The zoo's name."""
+        return self.contents.identity.name
+
+    @cached_property
+    def metadata(self) -> pa.Table:
+        """One row per checkpoint."""
+        table = self.contents.raw.metadata
+        everything = np.array_equal(self.rows, np.arange(len(table)))
+        return table if everything else table.take(pa.array(self.rows))
+
+    @cached_property
+    def gauges(self) -> tuple[str, ...]:
+        """``raw`` and every gauge that was derived."""
+        names = self.contents.derived_parts
+        return (layout.RAW, *(name for name in names if self.contents.derived(name).kind == "variant"))
+
+    def matching(self, filters: Filters) -> NDArray[np.int64]:
+        """The places of the checkpoints whose metadata satisfy a condition."""
+        table = self.metadata
+        condition = expression(filters, table.column_names)
+        try:
+            numbered = table.append_column("__row", pa.array(np.arange(len(table))))
+            return numbered.filter(condition)["__row"].to_numpy()
+        except pa.ArrowException as error:
+            raise ZooError(f"{self.name}: where: expected a condition on the columns, got {error}.") from error
+
+    def last_steps(self) -> NDArray[np.int64]:
+        """The place of each member's checkpoint of the last step, in order."""
+        table = self.metadata
+        steps = table["step"].fill_null(-1).to_numpy()
+        members = table["member"].combine_chunks().dictionary_encode().indices.to_numpy()
+        order = np.lexsort((steps, members))
+        return np.sort(order[np.flatnonzero(np.diff(members[order], append=-1))])
+
+    def placed(self, variant: str) -> tuple[Variant, NDArray[np.int64]]:
+        """A variant, and where these checkpoints are in it.
+
+        Raises
+        ------
+        UnknownNameError
+            No such variant.
+        ZooError
+            Not every checkpoint has been derived.
+        """
+        if variant != layout.RAW and variant not in self.gauges:
+            raise UnknownNameError(self.name, "variant", variant, self.gauges)
+        if variant not in self.variants:
+            raw = None if variant == layout.RAW else self.placed(layout.RAW)[0]
+            self.variants[variant] = Variant(self.contents, variant, raw)
+        found = self.variants[variant]
+        if variant not in self._places:
+            rows = places_of(self.metadata["id"], found.tree.metadata["id"])
+            if missing := int((rows < 0).sum()):
+                raise ZooError(
+                    f"{self.name}: variant {variant!r}: expected all {len(rows)} checkpoints, got "
+                    f"{len(rows) - missing}. Run ckptzoo derive {self.contents.root.name} --gauge {variant}."
+                )
+            self._places[variant] = rows
+        return found, self._places[variant]
+
+    def stacked(self, name: str, variant: str) -> StackedTensor:
+        """A tensor of every checkpoint in a gauge."""
+        held, rows = self.placed(variant)
+        return StackedTensor(held.stack(self.tensor(name)), rows, name=name)
+
+    def element(self, variant: str) -> dict[str, StackedTensor]:
+        """The group elements of a variant."""
+        held, rows = self.placed(variant)
+        return {name: StackedTensor(stack, rows, name=name) for name, stack in held.element().items()}
+
+    def source(self, names: Sequence[str], variant: str) -> Source:
+        """What a stream of these tensors and layers reads; everything where there are no names."""
+        held, rows = self.placed(variant)
+        arch = self.contents.architecture
+        wanted: list[str] = []
+        for name in names:
+            wanted += arch.layers[name] if name in arch.layers and name not in arch else (self.tensor(name),)
+        stacks = {name: held.stack(name) for name in wanted or arch.names}
+        return Source(stacks, rows, self.metadata["id"].combine_chunks(), self.contents.revision, self.name)
+
+    def checkpoint(self, id: str, variant: str) -> Checkpoint:
+        """One checkpoint by its id."""
+        at = self._place(id)
+        held, rows = self.placed(variant)
+        row, maps = rows[at : at + 1], Maps()
+
+        def read(name: str, private: bool) -> NDArray[Any]:
+            return held.stack(self.tensor(name)).gather(row, private=maps if private else None)[0, ...]
+
+        def ahead() -> None:
+            held.will_need(int(row[0]))
+
+        facts = self.metadata.slice(at, 1).to_pylist()[0]
+        return Checkpoint(self.contents.architecture, facts, variant, read, ahead)
+
+    def tensor(self, name: str) -> str:
+        """The tensor that is stored under this name or alias."""
+        arch = self.contents.architecture
+        for tensor in (arch[name],) if name in arch else arch.tensors:
+            if name == tensor.name or name in tensor.aliases:
+                return tensor.name
+        known = [other for tensor in arch.tensors for other in (tensor.name, *tensor.aliases)]
+        raise UnknownNameError(self.name, "tensor", name, arch.layers.get(name, known))
+
+    def _place(self, id: str) -> int:
+        at = self.metadata["id"].index(id).as_py()
+        if at < 0:
+            for tomb in self.contents.retracted.metadata.to_pylist():
+                if tomb["id"] == id:
+                    step = "Its bytes stay in the zoo."
+                    raise ZooError(f"{self.name}: checkpoint {id!r}: retracted, because {tomb['reason']!r}. {step}")
+            raise UnknownNameError(self.name, "checkpoint", id, self.metadata["id"].to_pylist())
+        return at

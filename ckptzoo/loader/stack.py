@@ -1,0 +1,141 @@
+"""A tensor of every row of a tree, wherever its values come from: what stacked tensors and streams read."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.format.shard import ShardMap
+
+Maps = dict[str, ShardMap]
+"""Maps of the caller's own, by the path of the file: what it writes into their arrays is seen by nobody else."""
+
+COPY_BYTES = 8 * 2**20
+"""Rows that come from several places are put together so many bytes at a time."""
+
+
+class Stack(Protocol):
+    """One tensor of all rows of a tree, read by row."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As numpy has it."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """In one checkpoint."""
+        ...
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        ...
+
+    @property
+    def pages(self) -> NDArray[np.int64]:
+        """(P,) first row of every run of rows that is best read together."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Where the rows come from, in words."""
+        ...
+
+    def gather(
+        self, rows: NDArray[np.int64], rest: tuple[Any, ...] = (), *, private: Maps | None = None
+    ) -> NDArray[Any]:
+        """Rows as one array: a view of a file where that is possible, else an array of its own.
+
+        Parameters
+        ----------
+        rows : (N,) rows of the tree, in any order.
+        rest : integers and slices for the tensor's own axes.
+        private : maps of the caller's own, which then may write to the array; missing ones are added.
+        """
+        ...
+
+    def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+        """Rows in order, piece by piece."""
+        ...
+
+
+class Joined:
+    """A stack whose rows come from several others.
+
+    Parameters
+    ----------
+    stacks : of the same tensor, counting the same rows.
+    bounds : (R + 1,) int64, first row of every run of rows, and the number of rows.
+    owners : (R,) int64, which of the stacks has the run.
+    """
+
+    def __init__(self, stacks: Sequence[Stack], bounds: NDArray[np.int64], owners: NDArray[np.int64]) -> None:
+        self._stacks, self._bounds, self._owners = tuple(stacks), bounds, owners
+        self.dtype, self.shape, self.row_bytes = stacks[0].dtype, stacks[0].shape, stacks[0].row_bytes
+        self.source = " and ".join(stack.source for stack in stacks)
+
+    @property
+    def pages(self) -> NDArray[np.int64]:
+        """(P,) the pages of every stack, in order."""
+        return np.sort(np.concatenate([stack.pages for stack in self._stacks]))
+
+    def gather(
+        self, rows: NDArray[np.int64], rest: tuple[Any, ...] = (), *, private: Maps | None = None
+    ) -> NDArray[Any]:
+        """Rows as one array, as ``Stack.gather``."""
+        owner = self._owner(rows)
+        if not len(rows) or (owner == owner[0]).all():
+            return self._stacks[owner[0] if len(rows) else 0].gather(rows, rest, private=private)
+        pieces = by_owner(owner, self.row_bytes)
+        return assembled(len(rows), ((some, self._stacks[at].gather(rows[some], rest)) for at, some in pieces))
+
+    def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+        """Rows in order, piece by piece."""
+        for at, start, stop in consecutive(self._owner(rows)):
+            yield from self._stacks[at].runs(rows[start:stop])
+
+    def _owner(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._owners[self._bounds.searchsorted(rows, side="right") - 1]
+
+
+def by_owner(owner: NDArray[np.int64], row_bytes: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Every owner with the places it owns, ``COPY_BYTES`` at a time."""
+    step = max(1, COPY_BYTES // row_bytes)
+    order = np.argsort(owner, kind="stable")
+    heads = np.flatnonzero(np.diff(owner[order], prepend=-1))
+    for mine in np.split(order, heads[1:]):
+        for start in range(0, len(mine), step):
+            yield int(owner[mine[0]]), mine[start : start + step]
+
+
+def consecutive(owner: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+    """Every run of places of one owner: the owner, the first place, and the one behind the last."""
+    start = 0
+    for stop in (*(np.flatnonzero(owner[1:] != owner[:-1]) + 1).tolist(), len(owner)):
+        if start < stop:
+            yield int(owner[start]), start, stop
+        start = stop
+
+
+def assembled(count: int, pieces: Iterable[tuple[NDArray[np.int64], NDArray[Any]]]) -> NDArray[Any]:
+    """One array of ``count`` rows from at least one piece, each with the places of its rows."""
+    out: NDArray[Any] | None = None
+    for places, found in pieces:
+        if out is None:
+            out = np.empty((count, *found.shape[1:]), found.dtype)
+        out[evenly(places)] = found
+    assert out is not None
+    return out
+
+
+def evenly(rows: NDArray[np.int64]) -> slice | NDArray[np.int64]:
+    """Rows as a slice where they are evenly spaced upwards, so that taking them copies nothing."""
+    first, last, count = int(rows[0]), int(rows[-1]), len(rows)
+    if count == 1:
+        return slice(first, first + 1)
+    step = int(rows[1]) - first
+    if step > 0 and last - first == step * (count - 1) and (count == 2 or (np.diff(rows) == step).all()):
+        return slice(first, last + 1, step)
+    return rows

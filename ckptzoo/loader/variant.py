@@ -1,0 +1,98 @@
+"""One variant of a zoo: its rows, and a stack for each of its tensors, stored or computed."""
+
+from dataclasses import replace
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.errors import IntegrityError
+from ckptzoo.format.part import rows_a_shard
+from ckptzoo.format.reader import Contents
+from ckptzoo.format.tree import places_of
+from ckptzoo.format.variants import origin_problems, variant_dtype
+from ckptzoo.loader.directory import Directory
+from ckptzoo.loader.stack import Joined, Stack
+from ckptzoo.loader.stored import Stored
+from ckptzoo.spec import layout
+
+
+class Variant:
+    """The weights of a zoo in one gauge, or as trained.
+
+    Parts without shards of the gauge's own hold only group elements; their weights are computed from the raw ones.
+
+    Parameters
+    ----------
+    contents : of the zoo.
+    name : ``raw`` or a gauge's.
+    raw : the raw weights; None where this is them.
+
+    Raises
+    ------
+    IntegrityError
+        The variant's parts do not fit the zoo.
+    """
+
+    def __init__(self, contents: Contents, name: str, raw: "Variant | None") -> None:
+        self.name, self.tree = name, contents.raw if raw is None else contents.derived(name)
+        self._contents, self._raw = contents, raw
+        self._directory = Directory(contents.root, self.tree, contents.architecture)
+        self._bounds = np.cumsum([0, *(part.rows for part in self.tree.parts)], dtype=np.int64)
+        self._bare = self._directory.lacks(name)
+        self._stacks: dict[str, Stack] = {}
+        if self._bare.any() and (problems := list(origin_problems(contents.root, contents.raw, self.tree))):
+            raise IntegrityError(problems)
+
+    def stack(self, tensor: str) -> Stack:
+        """A tensor of every row."""
+        if tensor not in self._stacks:
+            self._stacks[tensor] = self._made(tensor)
+        return self._stacks[tensor]
+
+    def element(self) -> dict[str, Stack]:
+        """The group element of every row: ``<group>.perm`` and ``<group>.scale``."""
+        names = self._directory.tensors(layout.ELEMENT)
+        return {name: self._stored(layout.ELEMENT, name) for name in names}
+
+    def will_need(self, row: int) -> None:
+        """Ask the kernel to read one checkpoint ahead."""
+        if self._raw is None or not self._bare[self._bounds.searchsorted(row, side="right") - 1]:
+            self._directory.will_need(self.name, row)
+        else:
+            self._directory.will_need(layout.ELEMENT, row)
+            self._raw.will_need(int(self._origins[row]))
+
+    def _made(self, tensor: str) -> Stack:
+        if not self._bare.any():
+            return self._stored(self.name, tensor)
+        computed = self._computed(tensor)
+        if self._bare.all():
+            return computed
+        return Joined((self._stored(self.name, tensor), computed), self._bounds, self._bare.astype(np.int64))
+
+    def _stored(self, stem: str, tensor: str) -> Stored:
+        return Stored(self._directory, self._directory.extents(stem, tensor))
+
+    def _computed(self, tensor: str) -> Stack:
+        from ckptzoo.loader.computed import Computed  # with all of ckptzoo.symmetry, which nobody else here needs
+
+        raw, symmetry = self._raw, self._contents.symmetry
+        assert raw is not None and symmetry is not None
+        declared = self._contents.architecture[tensor]
+        element = partial(self._stored, layout.ELEMENT)
+        return Computed.of(declared, symmetry, raw.stack(tensor), self._origins, element, self._shards)
+
+    @cached_property
+    def _origins(self) -> NDArray[np.int64]:
+        """(N,) for each row its row of the raw tree, -1 where there is none."""
+        return places_of(self.tree.metadata["id"], self._contents.raw.metadata["id"])
+
+    @cached_property
+    def _shards(self) -> NDArray[np.int64]:
+        """(S, 2) first and last row, exclusive, of the shards in which the computed rows would be stored."""
+        tensors = [replace(item, dtype=variant_dtype(item.dtype)) for item in self._contents.architecture.tensors]
+        step = rows_a_shard(tensors)
+        spans = zip(self._bounds[:-1][self._bare].tolist(), self._bounds[1:][self._bare].tolist(), strict=True)
+        cuts = [(at, min(at + step, stop)) for start, stop in spans for at in range(start, stop, step)]
+        return np.array(cuts, dtype=np.int64)

@@ -1,0 +1,51 @@
+"""The dataset for torch's DataLoader: workers that live on, and what a state may be."""
+
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+from torch.utils.data import DataLoader
+
+import ckptzoo
+from ckptzoo.errors import ZooError
+
+
+@pytest.fixture
+def zoo(make_zoo):
+    return ckptzoo.open(make_zoo((9, 4))[0])
+
+
+def ids_of(batches):
+    return [name for batch in batches for name in batch.ids]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_persistent_workers_see_epochs_and_states(zoo, context):
+    dataset = zoo.to_torch("flag", batch_size=2, shuffle="global", seed=7)
+    workers = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": context}
+    loader = DataLoader(dataset, batch_size=None, **workers)
+    expected = {}
+    for epoch in (0, 1, 5):
+        stream = zoo.stream("flag", batch_size=2, shuffle="global", seed=7)
+        stream.set_epoch(epoch)
+        dataset.set_epoch(epoch)
+        batches = list(loader)
+        expected[epoch] = ids_of(stream)
+        assert ids_of(batches) == expected[epoch]
+    assert len({tuple(found) for found in expected.values()}) == 3
+    dataset.load_state_dict(batches[2].state)
+    assert ids_of(loader) == expected[5][6:]
+
+
+def test_states_hold_any_seed_and_epoch(zoo):
+    dataset = zoo.to_torch("flag", shuffle=True, seed=2**64 - 1)
+    dataset.set_epoch(2**63)
+    state = dataset.state_dict()
+    assert (state["seed"], state["epoch"], state["position"]) == (2**64 - 1, 2**63, 0)
+    again = ForkingPickler.loads(ForkingPickler.dumps(dataset))
+    assert again.state_dict() == state and ids_of(again) == ids_of(dataset)
+    for epoch in (-1, 2**64):
+        with pytest.raises(ZooError, match=r"epoch: expected 0 to 2\*\*64 - 1, got"):
+            dataset.set_epoch(epoch)
+    assert dataset.state_dict() == state

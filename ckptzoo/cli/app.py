@@ -8,6 +8,7 @@ import typer
 from ckptzoo.cli.commands import compact, derive, info, retract, show, verify
 from ckptzoo.cli.exits import listed
 from ckptzoo.cli.export import export
+from ckptzoo.cli.study import study
 
 
 @dataclass
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 for _command in (info, verify, show, export, derive, compact, retract):
     app.command()(_command)
+app.add_typer(study)
 
 
 def _version(wanted: bool) -> None:

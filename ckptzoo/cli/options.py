@@ -41,7 +41,8 @@ def _quietly(context: typer.Context) -> "Zoo | None":
         return None
 
 
-def _variants(context: typer.Context, incomplete: str) -> Iterable[str]:
+def complete_variants(context: typer.Context, incomplete: str) -> Iterable[str]:
+    """Names of the variants of the zoo on the line."""
     zoo = _quietly(context)
     return [] if zoo is None else [name for name in zoo.variants if name.startswith(incomplete)]
 
@@ -71,6 +72,6 @@ Where = Annotated[
 ]
 VariantName = Annotated[
     str | None,
-    typer.Option("--variant", metavar="NAME", help="The gauge the weights are in.", autocompletion=_variants),
+    typer.Option("--variant", metavar="NAME", help="The gauge the weights are in.", autocompletion=complete_variants),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

@@ -7,6 +7,7 @@ file's bytes with the seal's own 64 digits replaced by zeros. The seal is checke
 import hashlib
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def read_bytes(path: Path, *, where: str, max_bytes: int = MAX_FILE) -> bytes:
     """A whole file, its size bounded before it is read; a missing file is an IntegrityError."""
     try:
         with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+            data = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
     except OSError as error:
         raise IntegrityError(Problem(where, "file", "a readable file", error.strerror or "none", REFETCH)) from error
     if len(data) > max_bytes:

@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 from rich.console import Console, Group
 from rich.table import Table
 
-from ckptzoo.errors import MissingExtraError, ZooError
-from ckptzoo.format import durable
+from ckptzoo.errors import ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.spec import layout
-from ckptzoo.spec.document import canonical
+from ckptzoo.studies.drawn import need_matplotlib, write
 from ckptzoo.studies.inventory import Inventory, inventory, sound
 from ckptzoo.studies.marginals import Marginal, Progress, marginals, weight_names
 from ckptzoo.studies.pair import Pair, pair_of
@@ -106,14 +105,9 @@ class Overview:
         MissingExtraError
             matplotlib is not installed.
         """
-        try:
-            from ckptzoo.studies import pictures
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] != "matplotlib":
-                raise
-            raise MissingExtraError("matplotlib", "plot") from error
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
+        need_matplotlib()
+        from ckptzoo.studies import pictures
+
         name, shown = self.inventory.name, self.shown
         figures: dict[str, Any] = {}
         if len(self.accuracies):
@@ -122,12 +116,7 @@ class Overview:
             figures["marginals.png"] = pictures.marginals(name, shown, self.marginals, left_out=len(self.left_out))
         if self.pair is not None:
             figures["scatter.png"] = pictures.scatter(name, shown, self.pair)
-        made: list[Path] = []
-        for file, figure in figures.items():
-            durable.write_file(target / file, pictures.png(figure))
-            made.append(target / file)
-        durable.write_file(target / "summary.json", canonical(self.to_json()) + b"\n")
-        return [*made, target / "summary.json"]
+        return write(folder, figures, "summary.json", self.to_json())
 
 
 def overview(zoo: Zoo, variant: str | None = None, *, seed: int = 0, progress: Progress | None = None) -> Overview:

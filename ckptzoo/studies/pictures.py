@@ -1,12 +1,8 @@
-"""The pictures of an overview: matplotlib without pyplot, in one style, in colours that all eyes tell apart."""
+"""The pictures of an overview."""
 
-import io
-import warnings
-from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,68 +15,17 @@ from ckptzoo.spec import layout
 from ckptzoo.studies.marginals import Marginal
 from ckptzoo.studies.pair import Pair
 from ckptzoo.studies.spread import Spread
+from ckptzoo.studies.style import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
 from ckptzoo.studies.words import counted
 
-RAW_COLOUR, DERIVED_COLOUR, INK, MUTED = "#0072B2", "#D55E00", "#222222", "#6A6A6A"
-"""Okabe and Ito's blue and vermilion, and two greys."""
-WIDTH = 9.0
 MASSES = (0.9, 0.6, 0.3)
 """A contour holds so much of the estimated density."""
 _GRID = 160
 _FEW = 20
 """Fewer points have no contours."""
-_STYLE: dict[str, Any] = {
-    "figure.dpi": 160,
-    "savefig.dpi": "figure",
-    "font.family": "DejaVu Sans",
-    "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 8,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": "#9A9A9A",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "text.color": INK,
-    "text.parse_math": False,
-}
 
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def _styled(draw: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Draw under matplotlib's defaults and our style, whatever the reader's own settings; they are put back."""
-
-    @wraps(draw)
-    def drawn(*args: _P.args, **named: _P.kwargs) -> _R:
-        settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE}
-        del settings["backend"]
-        with matplotlib.rc_context(settings):
-            return draw(*args, **named)
-
-    return drawn
-
-
-@_styled
-def png(figure: Figure) -> bytes:
-    """The picture's bytes, the same for the same figure; letters that the font lacks become boxes."""
-    data = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        figure.savefig(data, format="png", metadata={"Software": "ckptzoo"})
-    return data.getvalue()
-
-
-@_styled
+@styled
 def accuracy(name: str, accuracies: NDArray[np.float64], diverged: NDArray[np.float64]) -> Figure:
     """Histogram of the test accuracies, with their mean and spread; runs that diverged are marked."""
     good, apart = 100 * accuracies, 100 * diverged[np.isfinite(diverged)]
@@ -108,7 +53,7 @@ def accuracy(name: str, accuracies: NDArray[np.float64], diverged: NDArray[np.fl
     axes.set_ylabel("networks")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.grid(visible=False, axis="x")
-    _head(figure, f"{_shortened(name, 32)}: test accuracy of {counted(len(good) + len(diverged), 'network')}", handles)
+    head(figure, f"{shortened(name, 32)}: test accuracy of {counted(len(good) + len(diverged), 'network')}", handles)
     return figure
 
 
@@ -129,7 +74,7 @@ def _edges(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.f
     return low - step / 2 + width * np.arange(count + 1, dtype=np.float64)
 
 
-@_styled
+@styled
 def marginals(name: str, shown: int, items: Sequence[Marginal], *, left_out: int = 0) -> Figure:
     """Densities of all elements of each weight tensor, raw against derived, one small panel a tensor."""
     columns = min(len(items), 3 if len(items) <= 9 else 4)
@@ -146,7 +91,7 @@ def marginals(name: str, shown: int, items: Sequence[Marginal], *, left_out: int
         axes.spines["left"].set_visible(False)
         axes.grid(visible=False)
         axes.locator_params(axis="x", nbins=5)
-        axes.set_title(_shortened(item.tensor, 24), fontsize=11, pad=4)
+        axes.set_title(shortened(item.tensor, 24), fontsize=11, pad=4)
         if at % columns == 0:
             axes.set_ylabel("density")
         if at + columns >= len(items):
@@ -154,11 +99,11 @@ def marginals(name: str, shown: int, items: Sequence[Marginal], *, left_out: int
     key = _coloured(items[0].heights)
     handles = [Patch(facecolor=colour, alpha=0.7, label=_label(variant)) for variant, colour in key]
     more = f"; {counted(left_out, 'more tensor')} not shown" if left_out else ""
-    _head(figure, f"{_shortened(name, 32)}: every weight of {counted(shown, 'network')}{more}", handles)
+    head(figure, f"{shortened(name, 32)}: every weight of {counted(shown, 'network')}{more}", handles)
     return figure
 
 
-@_styled
+@styled
 def scatter(name: str, shown: int, pair: Pair) -> Figure:
     """Two incoming weights of one output neuron over all networks, raw beside derived, with density contours."""
     colours = _coloured(pair.points)
@@ -169,22 +114,8 @@ def scatter(name: str, shown: int, pair: Pair) -> Figure:
     handles: list[Any] = [Line2D([], [], color=MUTED, lw=1.2, ls="--", label="both weights equal")]
     if shown >= _FEW:
         handles.append(Line2D([], [], color=MUTED, lw=1.0, label=f"{masses} % of the estimated density"))
-    _head(figure, f"{_shortened(name, 32)}: two weights of one output neuron in {counted(shown, 'network')}", handles)
+    head(figure, f"{shortened(name, 32)}: two weights of one output neuron in {counted(shown, 'network')}", handles)
     return figure
-
-
-def _head(figure: Figure, title: str, handles: list[Any]) -> None:
-    """The title and the key, one above the other at the left."""
-    figure.legend(
-        handles=handles,
-        title=title,
-        title_fontsize=13,
-        alignment="left",
-        loc="outside upper left",
-        ncols=3,
-        borderaxespad=0,
-        columnspacing=1.6,
-    )
 
 
 def _cloud(axes: Axes, pair: Pair, variant: str, colour: str) -> None:
@@ -251,7 +182,3 @@ def _coloured(variants: Iterable[str]) -> list[tuple[str, str]]:
 
 def _label(variant: str) -> str:
     return "raw, as trained" if variant == layout.RAW else variant
-
-
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"

@@ -52,3 +52,40 @@ def perceptrons(tmp_path: Path) -> Callable[..., tuple[ckptzoo.Zoo, Weights]]:
         return ckptzoo.open(tmp_path / name), weights
 
     return make
+
+
+@pytest.fixture
+def sorted_units(tmp_path: Path) -> Callable[..., ckptzoo.Zoo]:
+    """Make a zoo of perceptrons whose hidden units have these first weights, in the gauge first-weight.
+
+    ``keys`` is (K, n), between -1 and 1: unit i of checkpoint k has the incoming weights (key, sqrt(1 - key^2)) over
+    ``scales`` (K, n). ``rows`` adds columns to each row.
+    """
+
+    def make(
+        keys: np.ndarray,
+        scales: np.ndarray | float = 1.0,
+        rows: Callable[[int], dict[str, Any]] = lambda _: {},
+        *,
+        kind: str = "positive",
+        name: str = "units",
+    ) -> ckptzoo.Zoo:
+        K, n = keys.shape
+        arch = ckptzoo.Architecture(
+            "units", (ckptzoo.Tensor("hidden.weight", (n, 2), "float64"), ckptzoo.Tensor("out.weight", (2, n)))
+        )
+        units = Segment("units", 0, 1, n)
+        actions = (
+            AxisAction("hidden.weight", 0, (units,), 1, True, "out"),
+            AxisAction("out.weight", 1, (units,), -1, True, "in"),
+        )
+        table = Symmetry((Group("units", n, Sym(), kind),), actions)
+        incoming = np.stack([keys, np.sqrt(1 - keys**2)], axis=2) / np.broadcast_to(scales, keys.shape)[:, :, None]
+        weights = {"hidden.weight": incoming, "out.weight": np.ones((K, 2, n), np.float32)}
+        made = [{"id": f"u{at}", **rows(at)} for at in range(K)]
+        with ckptzoo.create(tmp_path / name, arch=arch, symmetry=table) as writer:
+            writer.add(weights, made)
+        derive(tmp_path / name, gauge="first-weight")
+        return ckptzoo.open(tmp_path / name)
+
+    return make

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 
 import ckptzoo
 from ckptzoo.errors import MissingExtraError
-from ckptzoo.studies import pictures
+from ckptzoo.studies import pictures, style
 from ckptzoo.studies.overview import overview
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
@@ -41,10 +41,10 @@ def test_both_variants_and_the_diverged_are_seen(perceptrons: Make, tmp_path: Pa
     for path in overview(zoo).plot(tmp_path)[:3]:
         image = imread(path)
         assert image.shape[1] == 1440 and 400 < image.shape[0] < 1000
-        assert share(path, pictures.RAW_COLOUR) > 1e-3, path
-        assert share(path, pictures.DERIVED_COLOUR) > 1e-3, path
+        assert share(path, style.RAW_COLOUR) > 1e-3, path
+        assert share(path, style.DERIVED_COLOUR) > 1e-3, path
     raw = overview(zoo.where("diverged == False"), "raw").plot(tmp_path)
-    assert all(share(path, pictures.DERIVED_COLOUR) == 0 for path in raw[:3])
+    assert all(share(path, style.DERIVED_COLOUR) == 0 for path in raw[:3])
 
 
 def test_a_picture_with_nothing_to_show_is_left_out(perceptrons: Make, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_picture_with_nothing_to_show_is_left_out(perceptrons: Make, tmp_path:
 
 @pytest.mark.parametrize("name", ["$x^2_", "網", "a" * 80])
 def test_any_name_of_a_zoo_can_be_drawn(name: str) -> None:
-    assert pictures.png(pictures.accuracy(name, np.array([0.5, 0.6]), np.array([])))
+    assert style.png(pictures.accuracy(name, np.array([0.5, 0.6]), np.array([])))
 
 
 def test_a_single_network_can_be_drawn(perceptrons: Make, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_odd_accuracies_can_be_drawn() -> None:
         figure = pictures.accuracy("a", np.array(values), np.array([np.nan, 0.1]))
         heights = [patch.get_height() for patch in figure.axes[0].containers[0]]  # type: ignore[attr-defined]
         assert sum(heights) == len(values)
-        assert pictures.png(figure)
+        assert style.png(figure)
 
 
 def test_bins_hold_equally_many_possible_accuracies() -> None:

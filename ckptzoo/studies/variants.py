@@ -1,0 +1,33 @@
+"""Whether a zoo has what a study of its symmetries needs."""
+
+from ckptzoo.errors import SymmetryError, UnknownNameError, ZooError
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.spec import layout
+from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.symmetry import GAUGES
+
+
+def table_of(zoo: Zoo, variant: str) -> Symmetry:
+    """The symmetry table of a zoo that has checkpoints and this variant.
+
+    Raises
+    ------
+    UnknownNameError
+        There is neither a variant nor a gauge of this name.
+    SymmetryError, ZooError
+        What is missing, and the command that makes it.
+    """
+    if not len(zoo):
+        raise ZooError(f"{zoo.name}: checkpoints: expected at least one, got none. Select others.")
+    derived = [name for name in zoo.variants if name != layout.RAW]
+    if variant not in derived and variant not in GAUGES:
+        raise UnknownNameError(zoo.name, "variant", variant, list(dict.fromkeys([*derived, *GAUGES])))
+    command = f"ckptzoo derive {zoo.path.name} --gauge {variant}"
+    if zoo.symmetry is None:
+        raise SymmetryError(
+            f"{zoo.name}: symmetry table: expected one, got none. Run {command}, which adds the known ones."
+        )
+    if variant not in derived:
+        had = ", ".join(zoo.variants)
+        raise ZooError(f"{zoo.name}: variants: expected {variant!r} among them, got {had}. Run {command}.")
+    return zoo.symmetry

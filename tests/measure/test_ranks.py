@@ -1,0 +1,130 @@
+"""Orders that are alike: known answers, the definitions by plain loops, and the nulls by simulation."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptzoo.errors import ZooError
+from ckptzoo.measure.ranks import kendall, noise_tau, normal_tau, normal_tau_sd, random_transpositions, transpositions
+
+
+def test_tau_is_that_of_the_ranks_and_not_of_the_orders() -> None:
+    one, two = np.array([0, 4, 1, 2, 3]), np.array([4, 0, 1, 2, 3])
+    assert kendall(np.argsort(one), np.argsort(two)) == 0.8
+    assert kendall(one, two) == -0.4
+
+
+def test_known_answers() -> None:
+    assert kendall([1, 2, 3, 4], [1, 2, 3, 4]) == 1
+    assert kendall([1, 2, 3, 4], [4, 3, 2, 1]) == -1
+    assert kendall([0.5, -2], [7, 9]) == -1
+    assert kendall([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)
+    np.testing.assert_array_equal(
+        transpositions([[0, 1, 2, 3], [1, 0, 2, 3], [1, 0, 3, 2], [1, 2, 3, 0]]), [0, 1, 2, 3]
+    )
+    assert transpositions([0]) == 0 and transpositions(np.roll(np.arange(64), 1)) == 63
+
+
+def looped(first: np.ndarray, second: np.ndarray) -> float:
+    """Tau by its definition, one pair at a time."""
+    pairs = list(itertools.combinations(range(len(first)), 2))
+    return sum(math.copysign(1, (first[i] - first[j]) * (second[i] - second[j])) for i, j in pairs) / len(pairs)
+
+
+@given(seed=st.integers(0, 2**32), n=st.integers(2, 40), rows=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_tau_is_its_definition(seed: int, n: int, rows: int) -> None:
+    first, second = np.random.default_rng(seed).normal(size=(2, rows, 3, n))
+    found = kendall(first, second)
+    assert found.shape == (rows, 3)
+    for at in np.ndindex(rows, 3):
+        assert found[at] == pytest.approx(looped(first[at], second[at]), abs=1e-12)
+    np.testing.assert_array_equal(kendall(second, first), found)
+    np.testing.assert_allclose(kendall(first, -second), -found, atol=1e-15)
+    np.testing.assert_array_equal(kendall(np.exp(first), second**3), found)
+    shuffle = np.random.default_rng(seed).permutation(n)
+    np.testing.assert_array_equal(kendall(first[..., shuffle], second[..., shuffle]), found)
+
+
+def walked(perm: np.ndarray) -> int:
+    """The number of cycles, by walking along them."""
+    seen: set[int] = set()
+    cycles = 0
+    for start in range(len(perm)):
+        cycles += start not in seen
+        while start not in seen:
+            seen.add(start)
+            start = int(perm[start])
+    return cycles
+
+
+@given(seed=st.integers(0, 2**32), n=st.integers(1, 70))
+@settings(max_examples=60, deadline=None)
+def test_transpositions_are_what_the_cycles_leave(seed: int, n: int) -> None:
+    rng = np.random.default_rng(seed)
+    perms = rng.permuted(np.tile(np.arange(n), (2, 3, 1)), axis=2)
+    found = transpositions(perms)
+    assert found.shape == (2, 3)
+    for at in np.ndindex(2, 3):
+        assert found[at] == n - walked(perms[at])
+    np.testing.assert_array_equal(transpositions(np.argsort(perms, axis=2)), found)
+    other = rng.permutation(n)
+    np.testing.assert_array_equal(transpositions(np.argsort(other)[perms[..., other]]), found)
+
+
+def test_random_transpositions_are_the_mean_over_all_permutations() -> None:
+    for n in (1, 2, 3, 5, 7):
+        every = np.array(list(itertools.permutations(range(n))))
+        assert transpositions(every).mean() == pytest.approx(random_transpositions(n), abs=1e-12)
+    assert random_transpositions(2) == 0.5 and random_transpositions(3) == pytest.approx(7 / 6)
+
+
+@pytest.mark.parametrize(("n", "d"), [(2, 0.73), (7, 0.31), (40, 1.9), (200, 0.08)])
+def test_the_null_is_what_independent_noise_gives(n: int, d: float) -> None:
+    rng = np.random.default_rng(n)
+    keys = 3.1 + 2.7 * rng.normal(size=(400_000 // n // n if n > 20 else 20_000, n))
+    found = kendall(keys, keys + d * 2.7 * rng.normal(size=keys.shape))
+    error = found.std(ddof=1) / len(found) ** 0.5
+    assert found.mean() == pytest.approx(noise_tau(d), abs=4 * error)
+    assert 4 * error < 0.06
+
+
+def test_the_null_has_known_ends_and_is_the_normal_one() -> None:
+    np.testing.assert_array_equal(noise_tau([0.0, np.inf]), [1, 0])
+    assert noise_tau(1) == pytest.approx(0.5) and normal_tau(-0.5) == pytest.approx(-1 / 3)
+    assert noise_tau(2.3) == pytest.approx(normal_tau(1 / math.hypot(1, 2.3)))
+
+
+@pytest.mark.parametrize(("correlation", "n"), [(-0.83, 12), (0.37, 5), (0.61, 2), (0.97, 30), (0.0, 9)])
+def test_tau_of_a_correlation_has_this_mean_and_deviation(correlation: float, n: int) -> None:
+    rng = np.random.default_rng(n)
+    first, other = rng.normal(size=(2, 10_000, n))
+    found = kendall(first, correlation * first + math.sqrt(1 - correlation**2) * other)
+    assert found.mean() == pytest.approx(normal_tau(correlation), abs=4 * found.std() / 100)
+    assert found.std() == pytest.approx(normal_tau_sd(correlation, n), rel=0.04)
+
+
+def test_the_deviation_has_known_values() -> None:
+    assert normal_tau_sd(0.0, 7) ** 2 == pytest.approx(2 * (2 * 7 + 5) / (9 * 7 * 6)), "of unrelated orders"
+    assert normal_tau_sd(0.5, 2) ** 2 == pytest.approx(1 - 1 / 9), "of a single pair"
+    assert normal_tau_sd(1.0, 5) == pytest.approx(0, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [([1, 2], [1, 2, 3]), ([1], [1]), (1, 1), ([1, 1, 2], [1, 2, 3]), ([1, 2, 3], [1, float("nan"), 3])],
+)
+def test_what_has_no_tau_is_refused(first: Any, second: Any) -> None:
+    with pytest.raises(ZooError, match=r"kendall: .*expected"):
+        kendall(first, second)
+
+
+@pytest.mark.parametrize("perm", [[0, 0, 1], [1, 2, 3], [0.0, 1.0], [[0, 1], [1, 1]], [], 3])
+def test_what_is_no_permutation_is_refused(perm: Any) -> None:
+    with pytest.raises(ZooError, match="transpositions: rows: expected"):
+        transpositions(perm)

@@ -1,0 +1,90 @@
+"""What gauges put in order: labels of tables, ranks of group elements, and the keys that decide them."""
+
+import numpy as np
+import pytest
+
+from ckptzoo import archs
+from ckptzoo.spec.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.studies.keys import first_weights, keys_of
+from ckptzoo.studies.orders import Order, orders
+from ckptzoo.symmetry import GroupElement, apply, canonicalize, ordering_keys
+
+
+def table(*groups: Group) -> Symmetry:
+    """A table in which every group is written by a matrix of its own."""
+    return Symmetry(
+        groups,
+        tuple(
+            AxisAction(f"{group.id}.weight", 0, (Segment(group.id, 0, 1, group.n),), 1, True, "out") for group in groups
+        ),
+    )
+
+
+def test_the_orders_of_a_table() -> None:
+    found = orders(
+        table(
+            Group("a", 4, Sym(), "positive"),
+            Group("bn", 4, Like("a"), "positive"),
+            Group("still", 3, Fixed(), "positive"),
+            Group("one", 1, Sym(), "none"),
+            Group("b", 6, Wreath("b", 3, 2), "positive"),
+            Group("c", 3, Wreath("b", 3, 1), "positive"),
+            Group("d", 4, Wreath("d", 1, 4), "positive"),
+        )
+    )
+    assert [(order.label, order.n, order.group) for order in found] == [
+        ("a", 4, "a"),
+        ("blocks of b and c", 3, "b"),
+        ("b within its 3 blocks", 2, "b"),
+        ("d", 4, "d"),
+    ]
+
+
+def test_ranks_are_places_within_blocks_and_of_blocks() -> None:
+    inside, blocks = Order("inside", "a", 3, 2, False), Order("blocks", "a", 3, 2, True)
+    perm = np.array([[5, 4, 0, 1, 2, 3]])
+    np.testing.assert_array_equal(inside.ranks(perm), [[[0, 1], [0, 1], [1, 0]]])
+    np.testing.assert_array_equal(blocks.ranks(perm), [[[1, 2, 0]]])
+    plain = Order("plain", "a", 1, 5, False)
+    np.testing.assert_array_equal(plain.ranks(np.array([[3, 0, 4, 1, 2]])), [[[1, 3, 4, 0, 2]]])
+
+
+def test_keys_of_blocks_are_their_smallest() -> None:
+    keys = np.array([[0.4, -0.2, 0.3, 0.9, -0.1, 0.0]])
+    np.testing.assert_array_equal(Order("", "a", 3, 2, True).keys(keys), [[[-0.2, 0.3, -0.1]]])
+    np.testing.assert_array_equal(Order("", "a", 3, 2, False).keys(keys), keys.reshape(1, 3, 2))
+
+
+@pytest.mark.parametrize("variant", ["first-weight", "canonical"])
+def test_the_keys_are_those_that_the_gauge_sorts_by(variant: str) -> None:
+    symmetry, arch = archs.symmetry("optunet"), archs.architecture("optunet")
+    assert symmetry is not None
+    rng = np.random.default_rng(3)
+    weights = {tensor.name: rng.normal(size=(50, *tensor.shape)) for tensor in arch.tensors}
+    keys = keys_of(variant)(weights, symmetry)
+    made = canonicalize(weights, symmetry, gauge=variant)
+    for order in orders(symmetry):
+        ranks = order.ranks(made.element.perms[order.group])
+        found = np.argsort(np.argsort(order.keys(keys[order.group]), axis=2), axis=2)
+        np.testing.assert_array_equal(found, ranks)
+
+
+def test_keys_move_with_their_channels() -> None:
+    symmetry, arch = archs.symmetry("optunet"), archs.architecture("optunet")
+    assert symmetry is not None
+    rng = np.random.default_rng(4)
+    weights = {tensor.name: rng.normal(size=(9, *tensor.shape)) for tensor in arch.tensors}
+    element = GroupElement.random(symmetry, 9, rng, spread=0.7)
+    for function in (first_weights, ordering_keys):
+        before, after = function(weights, symmetry), function(apply(element, weights, symmetry), symmetry)
+        assert set(before) == {"conv1", "conv2"}
+        for group, keys in before.items():
+            moved = np.take_along_axis(keys, element.perms[group], 1)
+            np.testing.assert_allclose(after[group], moved, rtol=1e-9, atol=1e-12)
+
+
+def test_the_keys_of_known_weights() -> None:
+    symmetry = table(Group("a", 3, Sym(), "positive"))
+    weights = {"a.weight": np.array([[[3.0, 4.0], [-1.0, 0.0], [0.0, 2.0]]])}
+    np.testing.assert_allclose(first_weights(weights, symmetry)["a"], [[0.6, -1, 0]])
+    np.testing.assert_allclose(ordering_keys(weights, symmetry)["a"], [[1.4, -1, 1]])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ckptzoo import archs
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import Sym, Symmetry, Wreath
-from ckptzoo.symmetry.tables import table_of
+from ckptzoo.symmetry.tables import last_layer, table_of
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,11 @@ def _gains_against_variances(table: Symmetry) -> int:
 
 
 def _softmax(table: Symmetry, arch: Symmetry | Architecture) -> int | None:
-    """The fan-in of the last tensor that reads channels and writes none, or of the last weight, and its bias."""
-    written = {action.tensor for action in table.actions if action.role == "out"}
-    last = [action for action in table.actions if action.role == "in" and action.tensor not in written][-1:]
+    """The fan-in of the last layer, and its bias."""
+    last = last_layer(table)
     if isinstance(arch, Symmetry):
-        return sum(item.inner * item.count for item in last[0].segments) + 1 if last else None
-    weights = [arch[last[0].tensor]] if last else [tensor for tensor in arch.tensors if len(tensor.shape) > 1]
+        return sum(item.inner * item.count for item in last.segments) + 1 if last else None
+    weights = [arch[last.tensor]] if last else [tensor for tensor in arch.tensors if len(tensor.shape) > 1]
     if not weights:
         return None
     return math.prod(weights[-1].shape[1:]) + (f"{weights[-1].layer}.bias" in arch)

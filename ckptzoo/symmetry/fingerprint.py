@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ckptzoo.symmetry.arrays import to_numpy
 from ckptzoo.symmetry.gauges import Canonical
 from ckptzoo.symmetry.layout import is_float
 
@@ -37,7 +38,7 @@ def sketch(weights: Mapping[str, np.ndarray]) -> np.ndarray:
     K = len(next(iter(weights.values())))
     found = np.zeros((K, SUMS))
     for name in sorted(weights):
-        array = np.ascontiguousarray(np.asarray(weights[name]))
+        array = np.ascontiguousarray(to_numpy(weights[name]))
         size = array[0].size if K else 0
         if not is_float(array) or not size:
             continue
@@ -83,7 +84,7 @@ def fingerprint(made: Canonical, *, precision: float = PRECISION) -> list[str | 
         raise ValueError(f"fingerprint: precision: expected a positive number, got {precision!r}. Try {PRECISION}.")
     gauge = made.gauge
     usable = made.report.gauged & ~made.report.unresolved
-    weights = {name: np.asarray(array) for name, array in made.weights.items()}
+    weights = {name: to_numpy(array) for name, array in made.weights.items()}
     shapes = ";".join(f"{name}{array.shape[1:]}" for name, array in sorted(weights.items()))
     sketched = np.zeros((len(usable), SUMS))
     if usable.any():

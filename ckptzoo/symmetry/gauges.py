@@ -13,6 +13,7 @@ from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import Symmetry
 from ckptzoo.symmetry import canonical, first_weight
 from ckptzoo.symmetry.action import apply
+from ckptzoo.symmetry.arrays import to_numpy
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.layout import Stacked, is_float, stack_of
 from ckptzoo.symmetry.moments import Moments
@@ -178,7 +179,7 @@ def ordering_keys(weights: Stacked, arch: Symmetry | Architecture | str) -> dict
     """
     symmetry = table_of(arch)
     made = canonicalize(weights, symmetry, gauge="unit-norm")
-    return sum_keys(Moments({name: np.asarray(array) for name, array in made.weights.items()}, symmetry))
+    return sum_keys(Moments({name: to_numpy(array) for name, array in made.weights.items()}, symmetry))
 
 
 def _pieces(rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -202,10 +203,11 @@ def _solve(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge) ->
     return GroupElement(perms, scales), report
 
 
-def _finite(arrays: Mapping[str, np.ndarray], K: int) -> np.ndarray:
+def _finite(weights: Stacked, K: int) -> np.ndarray:
+    """Which of the checkpoints have no infinite element and no NaN."""
     finite = np.ones(K, bool)
-    for array in arrays.values():
-        if is_float(array):
+    for value in weights.values():
+        if is_float(array := to_numpy(value)):
             finite &= np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
     return finite
 

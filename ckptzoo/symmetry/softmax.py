@@ -7,8 +7,9 @@ import numpy as np
 from ckptzoo.errors import SymmetryError
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.symmetry.arrays import to_numpy
 from ckptzoo.symmetry.layout import Stacked, stored_dtype
-from ckptzoo.symmetry.tables import table_of
+from ckptzoo.symmetry.tables import last_layer, table_of
 
 
 def remove_softmax_shift(weights: Stacked, arch: Symmetry | Architecture | str) -> dict[str, np.ndarray]:
@@ -36,16 +37,14 @@ def remove_softmax_shift(weights: Stacked, arch: Symmetry | Architecture | str) 
     -----
     Sums in float64 with one rounding. Commutes with every group element, and is idempotent to rounding.
     """
-    table = table_of(arch)
-    written = {action.tensor for action in table.actions if action.role == "out"}
-    last = [action.tensor for action in table.actions if action.role == "in" and action.tensor not in written]
-    if not last or last[-1] not in weights:
+    last = last_layer(table_of(arch))
+    if last is None or last.tensor not in weights:
         raise SymmetryError(
             "weights: the last layer: expected a tensor that reads channels and writes none, got none. "
             "Pass the weights of a network whose table has one."
         )
-    made = {name: np.asarray(array) for name, array in weights.items()}
-    names = (last[-1], f"{last[-1].rpartition('.')[0]}.bias")
+    made = {name: to_numpy(array) for name, array in weights.items()}
+    names = (last.tensor, f"{last.tensor.rpartition('.')[0]}.bias")
     return made | {name: _centred(made, name) for name in names if name in made}
 
 

@@ -1,9 +1,9 @@
-"""The symmetry table of whatever names a network."""
+"""The symmetry table of whatever names a network, and what it says of the last layer."""
 
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
 from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.spec.symmetry import AxisAction, Symmetry
 
 
 def table_of(arch: Symmetry | Architecture | str) -> Symmetry:
@@ -34,3 +34,9 @@ def table_of(arch: Symmetry | Architecture | str) -> Symmetry:
     if isinstance(arch, Architecture):
         table.check(arch)
     return table
+
+
+def last_layer(table: Symmetry) -> AxisAction | None:
+    """How the last tensor that reads channels and writes none reads them; None where the table has no such tensor."""
+    written = {action.tensor for action in table.actions if action.role == "out"}
+    return next((act for act in reversed(table.actions) if act.role == "in" and act.tensor not in written), None)

@@ -50,7 +50,7 @@ def _resolve(
     """Order one checkpoint that has ties."""
     symmetry = moments.symmetry
     arrays = {name: array[row : row + 1] for name, array in moments.arrays.items()}
-    one = Moments(apply(still[row : row + 1], arrays, symmetry), symmetry)
+    one = Moments(apply(still[row : row + 1], arrays, symmetry, threads=1), symmetry)
     graph = Graph({name: array[0] for name, array in one.arrays.items()}, symmetry)
     rough = Graph({name: np.round(array[0] * ROUGH) for name, array in one.arrays.items()}, symmetry)
     columns = np.zeros((graph.size, 3))

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ckptzoo.errors import UnknownNameError
+from ckptzoo.errors import SymmetryError, UnknownNameError
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import Symmetry
 from ckptzoo.symmetry import canonical, first_weight
@@ -124,7 +124,7 @@ def canonicalize(weights: Stacked, arch: Symmetry | Architecture | str, *, gauge
     UnknownNameError
         No such gauge.
     SymmetryError
-        The weights do not fit the table, or no table is known.
+        The weights do not fit the table, it has no group, or no table is known.
 
     Notes
     -----
@@ -136,6 +136,8 @@ def canonicalize(weights: Stacked, arch: Symmetry | Architecture | str, *, gauge
     if gauge not in GAUGES:
         raise UnknownNameError("ckptzoo.symmetry", "gauge", gauge, tuple(GAUGES))
     rule, symmetry = GAUGES[gauge], table_of(arch)
+    if not symmetry.groups:
+        raise SymmetryError("symmetry table: expected at least one group, got none. There is nothing to canonicalize.")
     arrays, K = stack_of(weights, symmetry)
     rows = np.flatnonzero(_finite(arrays, K))
     element, report = GroupElement.identity(symmetry, K), Report.blank(K)

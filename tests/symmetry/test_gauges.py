@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+import torch
 
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError, UnknownNameError
@@ -272,3 +273,17 @@ def test_the_softmax_shift_is_removed_and_nothing_else() -> None:
     np.testing.assert_allclose(difference, np.broadcast_to(difference[:, :1], difference.shape), atol=1e-6)
     with pytest.raises(SymmetryError, match="the last layer"):
         remove_softmax_shift(raw, Symmetry(TABLE.groups[:0], ()))
+
+
+def test_a_network_without_hidden_channels_has_nothing_to_canonicalize() -> None:
+    with pytest.raises(SymmetryError, match="at least one group"):
+        canonicalize({"fc1.weight": np.ones((2, 2, 3)), "fc1.bias": np.ones((2, 2))}, "mlp-3-2")
+
+
+def test_torch_weights_come_back_as_tensors_with_the_same_bits() -> None:
+    raw = _optunets(3)
+    made = canonicalize({name: torch.from_numpy(array) for name, array in raw.items()}, "optunet")
+    for name, array in canonicalize(raw, TABLE).weights.items():
+        assert made.weights[name].numpy().tobytes() == array.tobytes()
+    halves = {name: torch.from_numpy(array).bfloat16() for name, array in raw.items()}
+    assert canonicalize(halves, "optunet").weights["fc.weight"].dtype == torch.float32

@@ -8,9 +8,8 @@ refinement and a bounded search. Beyond the bound the checkpoint is reported as 
 
 import numpy as np
 
-from ckptzoo.symmetry.action import apply, transform
+from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.layout import stored_dtype
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import KEYS, Order, leaders, shape_of, sum_keys
 from ckptzoo.symmetry.refinement import Graph, dense
@@ -26,31 +25,21 @@ def order(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarr
     """Permutations (K, n) by group, ascending in the keys, ties resolved."""
     symmetry = moments.symmetry
     still = GroupElement(GroupElement.identity(symmetry, moments.K).perms, found.scales)
-    first = {writers[0].tensor for group in leaders(symmetry) if (writers := moments.writers(group.id))}
-    keys = sum_keys(Moments({name: _scaled(name, moments, still) for name in first}, symmetry))
+    scaled = Moments(apply(still, moments.arrays, symmetry, threads=1), symmetry)
+    keys = sum_keys(scaled)
     made = Order(symmetry, moments.K, report)
     for group in leaders(symmetry):
         made.decide(group, keys[group.id])
     for row in np.flatnonzero(report.ties).tolist():
-        _resolve(row, moments, still, keys, made, report)
+        _resolve(row, scaled, keys, made, report)
     report.unresolved[:] |= found.unsigned
     return made.perms
 
 
-def _scaled(name: str, moments: Moments, still: GroupElement) -> np.ndarray:
-    """A tensor (K, *shape) with its scales, as it would be stored."""
-    array = moments.arrays[name]
-    moved = transform(array, moments.symmetry.actions_on(name), still, moments.symmetry)
-    return moved.astype(stored_dtype(array.dtype), copy=False)
-
-
-def _resolve(
-    row: int, moments: Moments, still: GroupElement, keys: dict[str, np.ndarray], made: Order, report: Report
-) -> None:
+def _resolve(row: int, scaled: Moments, keys: dict[str, np.ndarray], made: Order, report: Report) -> None:
     """Order one checkpoint that has ties."""
-    symmetry = moments.symmetry
-    arrays = {name: array[row : row + 1] for name, array in moments.arrays.items()}
-    one = Moments(apply(still[row : row + 1], arrays, symmetry, threads=1), symmetry)
+    symmetry = scaled.symmetry
+    one = Moments({name: array[row : row + 1] for name, array in scaled.arrays.items()}, symmetry)
     graph = Graph({name: array[0] for name, array in one.arrays.items()}, symmetry)
     rough = Graph({name: np.round(array[0] * ROUGH) for name, array in one.arrays.items()}, symmetry)
     columns = np.zeros((graph.size, 3))

@@ -24,8 +24,9 @@ from ckptzoo.symmetry.tables import table_of
 
 Order = Callable[[Moments, Scales, Report], dict[str, np.ndarray]]
 
-PIECE_BYTES = 32 * 2**20
-"""Checkpoints are solved for in pieces of at most so many bytes, or one by one, on all cores."""
+PIECE_BYTES = 128 * 2**20
+SMALL = 4 * 2**20
+"""Checkpoints are solved for in pieces of at most so many bytes, or one by one, on all cores from so many on."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def _pieces(rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> list[np.ndarr
     if not len(rows):
         return []
     nbytes = sum(array.nbytes for array in arrays.values())
-    count = max(-(-nbytes // PIECE_BYTES), (os.cpu_count() or 1) if nbytes > PIECE_BYTES // 8 else 1)
+    count = max(-(-nbytes // PIECE_BYTES), (os.cpu_count() or 1) if nbytes > SMALL else 1)
     return np.array_split(rows, min(count, len(rows)))
 
 

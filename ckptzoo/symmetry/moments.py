@@ -39,6 +39,7 @@ class Moments:
     def __init__(self, arrays: Mapping[str, np.ndarray], symmetry: Symmetry) -> None:
         self.arrays, self.symmetry = arrays, symmetry
         self.K = len(next(iter(arrays.values())))
+        self._held = np.empty(0)
         self._sums: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def precision(self, action: AxisAction) -> float:
@@ -129,14 +130,23 @@ class Moments:
                 some = slice(first, first + step)
                 for start in range(0, flat.shape[1], rows):
                     place = some, slice(start, start + rows)
-                    piece = np.moveaxis(flat[place], 2, 0).astype(np.float64, order="C")
+                    values = np.moveaxis(flat[place], 2, 0)
+                    piece = self._buffer(values.shape)
+                    np.copyto(piece, values)
                     if exponent.any():
-                        piece = np.ldexp(piece, -exponent[some, None])
+                        np.ldexp(piece, -exponent[some, None], out=piece)
                     if power == 2:
                         np.square(piece, out=piece)
                     np.add.reduce(piece, axis=0, out=found[place])
             self._sums[tensor, power] = found.reshape(shape), exponent
         return self._sums[tensor, power]
+
+    def _buffer(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Memory for a piece, used again and again."""
+        size = int(np.prod(shape, dtype=np.int64))
+        if len(self._held) < size:
+            self._held = np.empty(max(size, PIECE))
+        return self._held[:size].reshape(shape)
 
     def _slices(
         self, power: int, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup

@@ -1,0 +1,235 @@
+"""Removing symmetries: derive beside a loop over checkpoints and beside the disk, certificates and tracing apart.
+
+The limit is what any program must do: read the raw shards and write and fsync as many bytes. Repeats are interleaved,
+medians are printed; the raw weights are dropped from the page cache before each. Takes a few minutes and twice the
+bytes of the zoo on disk.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from safetensors.numpy import save_file
+
+import ckptzoo
+from benchmarks.layers_pages import evict
+from benchmarks.layers_report import machine
+from ckptzoo import archs
+from ckptzoo.derive import derive
+from ckptzoo.spec import layout
+from ckptzoo.symmetry import canonicalize, trace
+
+ROOT = Path(__file__).resolve().parent.parent
+CHUNK = 32 * 2**20
+GAUGE = "canonical"
+
+
+@dataclass
+class Contender:
+    """One way to canonicalize a zoo.
+
+    Parameters
+    ----------
+    name : for the table.
+    run : does it once, given the zoo's folder and an empty folder for output.
+    seconds : one a repeat.
+    """
+
+    name: str
+    run: Callable[[Path, Path], object]
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """Median seconds."""
+        return statistics.median(self.seconds)
+
+
+def made(folder: Path, name: str, members: int, seed: int = 0) -> Path:
+    """A zoo of untrained networks of a registered architecture, with statistics as trained ones have."""
+    path = folder / name
+    arch = archs.architecture(name)
+    rng = np.random.default_rng(seed)
+    card = ckptzoo.Card(name, "Random weights for a benchmark.", license="cc0-1.0")
+    step = max(1, 2**27 // arch.nbytes)
+    with ckptzoo.create(path, arch=arch, card=card) as writer:
+        for start in range(0, members, step):
+            count = min(step, members - start)
+            rows = [{"id": f"member-{start + number:05d}"} for number in range(count)]
+            writer.add({tensor.name: _drawn(rng, tensor, count) for tensor in arch.tensors}, rows)
+    return path
+
+
+def _drawn(rng: np.random.Generator, tensor: Any, count: int) -> np.ndarray:
+    shape = (count, *tensor.shape)
+    if tensor.dtype == "int64":
+        return np.zeros(shape, np.int64)
+    values = rng.standard_normal(shape, dtype=np.float32)
+    if tensor.name.endswith("running_var"):
+        return np.square(values) + np.float32(0.01)
+    fan_in = int(np.prod(tensor.shape[1:], dtype=np.int64)) if len(tensor.shape) > 1 else 1
+    return values * np.float32((2 / fan_in) ** 0.5)
+
+
+def shards(path: Path) -> list[Path]:
+    """The raw shards."""
+    return sorted((path / layout.PARTS).rglob("*.safetensors"))
+
+
+def limit(path: Path, out: Path) -> None:
+    """Read the raw shards and write and fsync the same bytes."""
+    for shard in shards(path):
+        with shard.open("rb", buffering=0) as source, (out / shard.name).open("wb", buffering=0) as target:
+            while chunk := source.read(CHUNK):
+                target.write(chunk)
+            os.fsync(target.fileno())
+
+
+def loop(path: Path, out: Path) -> None:
+    """One checkpoint at a time: read it, canonicalize it, save and fsync a file of its own."""
+    zoo = ckptzoo.open(path)
+    for number, id in enumerate(zoo.ids):
+        state = zoo.checkpoint(id)
+        weights = canonicalize({name: array[None] for name, array in state.items()}, zoo.arch, gauge=GAUGE).weights
+        target = out / f"{number}.safetensors"
+        save_file({name: np.ascontiguousarray(array[0]) for name, array in weights.items()}, target)
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def in_memory(path: Path, out: Path) -> None:
+    """Solve and apply for all checkpoints, batch by batch, and keep nothing."""
+    zoo = ckptzoo.open(path)
+    step = max(1, min(1024, CHUNK // zoo.arch.nbytes))
+    for start in range(0, len(zoo), step):
+        canonicalize({name: zoo[name][start : start + step] for name in zoo.arch.names}, zoo.arch, gauge=GAUGE)
+
+
+def contenders(per_checkpoint: bool) -> list[Contender]:
+    """Everything that is compared."""
+    found = [
+        Contender("read, write, fsync: the limit", limit),
+        Contender("derive", lambda path, out: derive(path, gauge=GAUGE, certify="none")),
+        Contender("derive, g alone", lambda path, out: derive(path, gauge=GAUGE, certify="none", store="element")),
+        Contender("canonicalize, nothing written", in_memory),
+    ]
+    return [*found, Contender("loop over checkpoints", loop)] if per_checkpoint else found
+
+
+def measure(path: Path, found: list[Contender], repeats: int, progress: Progress) -> None:
+    """Interleaved repeats."""
+    task = progress.add_task(path.name, total=repeats * len(found))
+    for _ in range(repeats):
+        for contender in found:
+            shutil.rmtree(path / layout.DERIVED, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as out:
+                evict(shards(path))
+                os.sync()
+                began = time.perf_counter()
+                contender.run(path, Path(out))
+                contender.seconds.append(time.perf_counter() - began)
+            progress.advance(task)
+
+
+def certificates(path: Path, certify: str) -> tuple[float, float | None]:
+    """Seconds that certificates add to derive, and the worst of them."""
+    seconds: list[float] = []
+    worst = None
+    for choice in ("none", certify):
+        shutil.rmtree(path / layout.DERIVED, ignore_errors=True)
+        began = time.perf_counter()
+        worst = derive(path, gauge=GAUGE, certify=choice).worst_random
+        seconds.append(time.perf_counter() - began)
+    shutil.rmtree(path / layout.DERIVED, ignore_errors=True)
+    return seconds[1] - seconds[0], worst
+
+
+def traced(name: str, repeats: int) -> list[float]:
+    """Seconds to trace and verify a registered network."""
+    arch = archs.architecture(name)
+    assert arch.input_shape is not None
+    found: list[float] = []
+    for _ in range(repeats):
+        module = archs.get(name)()
+        began = time.perf_counter()
+        trace(module, torch.randn(2, *arch.input_shape))
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def show(console: Console, path: Path, members: int, found: list[Contender], nbytes: int) -> None:
+    """One table."""
+    table = Table(title=f"{members:,} x {path.name}, {nbytes / 1e9:.2f} GB raw", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for column in ("seconds", "lowest", "highest", "GB/s of raw", "of the limit"):
+        table.add_column(column, justify="right")
+    least = found[0].median
+    for contender in found:
+        seconds = [f"{value:.2f}" for value in (contender.median, min(contender.seconds), max(contender.seconds))]
+        table.add_row(
+            contender.name, *seconds, f"{nbytes / contender.median / 1e9:.2f}", f"{least / contender.median:.0%}"
+        )
+    console.print(table)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--resnets", type=int, default=64, help="checkpoints of resnet18-100 (64)")
+    parser.add_argument("--optunets", type=int, default=8192, help="checkpoints of optunet (8192)")
+    parser.add_argument("--repeats", type=int, default=3, help="of each contender (3)")
+    parser.add_argument("--folder", type=Path, help="where zoos are made (default: a temporary folder)")
+    parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "symmetry.json", help="where figures go")
+    chosen = parser.parse_args()
+    if min(chosen.resnets, chosen.optunets, chosen.repeats) < 1:
+        parser.error("--resnets, --optunets and --repeats: expected more than 0.")
+    return chosen
+
+
+def main() -> None:
+    """Measure, print the tables, write the figures."""
+    chosen = arguments()
+    console = Console()
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as held, Progress(console=console, transient=True) as progress:
+        folder = Path(held)
+        for name, members, certify in (("optunet", chosen.optunets, "all"), ("resnet18-100", chosen.resnets, "sample")):
+            path = made(folder, name, members)
+            nbytes = sum(shard.stat().st_size for shard in shards(path))
+            found = contenders(members * archs.architecture(name).nbytes > 2**28)
+            measure(path, found, chosen.repeats, progress)
+            show(console, path, members, found, nbytes)
+            seconds, worst = certificates(path, certify)
+            console.print(f"certificates ({certify}): {seconds:.1f} s more; largest difference {worst:.1e}")
+            results[name] = {
+                "members": members,
+                "bytes": nbytes,
+                "seconds": {contender.name: contender.seconds for contender in found},
+                "certificates": {"of": certify, "seconds": seconds, "worst": worst},
+            }
+            shutil.rmtree(path)
+    tracing = traced("resnet18-100", chosen.repeats)
+    console.print(f"tracing and verifying resnet18-100: {statistics.median(tracing):.2f} s")
+    facts = machine(ROOT)
+    console.print(f"{facts['cpu']}, {facts['cores']} cores, {facts['system']}, Python {facts['python']}")
+    chosen.json.parent.mkdir(parents=True, exist_ok=True)
+    content = {"machine": facts, "results": results, "tracing_seconds": tracing}
+    chosen.json.write_text(json.dumps(content, indent=1) + "\n")
+    console.print(f"Figures: {chosen.json}")
+
+
+if __name__ == "__main__":
+    main()

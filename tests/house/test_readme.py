@@ -19,7 +19,7 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A fresh folder with zoos/digits-optunet: 32 random OptuNets and their first-weight variant."""
+    """A fresh folder with zoos/digits-optunet: 32 random OptuNets and their canonical variant."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "zoos").mkdir()
     arch, rng = archs.architecture("optunet"), np.random.default_rng(0)
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
         writer.add(weights, rows)
     from ckptzoo.derive import derive
 
-    derive(folder / "zoos/digits-optunet", gauge="first-weight")
+    derive(folder / "zoos/digits-optunet", gauge="canonical")
     return folder
 
 

@@ -20,7 +20,7 @@ from ckptzoo.errors import IntegrityError
 from ckptzoo.studies.overview import overview
 
 RECIPE = "digits-optunet"
-GAUGE = "first-weight"
+GAUGE = "canonical"
 BATCH = 64
 _T = TypeVar("_T")
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ckptzoo.cli.commands import compact, derive, info, retract, show, verify
+from ckptzoo.cli.commands import compact, dedupe, derive, info, retract, show, verify
 from ckptzoo.cli.exits import listed
 from ckptzoo.cli.export import export
 from ckptzoo.cli.study import study
@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for _command in (info, verify, show, export, derive, compact, retract):
+for _command in (info, verify, show, export, derive, dedupe, compact, retract):
     app.command()(_command)
 app.add_typer(study)
 

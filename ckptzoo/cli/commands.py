@@ -85,7 +85,22 @@ def derive(
     zoo: ZooAddress,
     gauge: Annotated[
         str, typer.Option(metavar="NAME", help="The gauge to bring them into.", autocompletion=complete_gauges)
-    ] = "first-weight",
+    ] = "canonical",
+    store: Annotated[
+        str,
+        typer.Option(
+            metavar="WHAT",
+            help="weights, or element: store the group elements alone; weights are then computed when they are read.",
+        ),
+    ] = "weights",
+    certify: Annotated[
+        str,
+        typer.Option(
+            metavar="WHICH",
+            help="all: every checkpoint, in float64 up to 4 MiB, else in float32 with 8 of each part in float64; "
+            "sample: those 8 alone; none; auto: all up to 4 MiB a checkpoint, else sample.",
+        ),
+    ] = "auto",
     inputs: Annotated[
         Path | None,
         typer.Option(
@@ -97,7 +112,8 @@ def derive(
 ) -> None:
     """Bring every checkpoint into a gauge.
 
-    Stores the variant beside the raw weights, with certificates that both compute the same functions.
+    Stores the variant beside the raw weights, with certificates that both compute the same functions. A call that was
+    killed is carried on by the next from the last part it finished.
     """
     from ckptzoo.derive import derive as derive_variant
     from ckptzoo.studies.words import counted
@@ -105,23 +121,65 @@ def derive(
     root = folder(zoo)
     given = None if inputs is None else _inputs(inputs)
     with bar(f"deriving {gauge}") as progress:
-        made = derive_variant(root, gauge=gauge, inputs=given, progress=progress)
+        made = derive_variant(root, gauge=gauge, store=store, certify=certify, inputs=given, progress=progress)
     if as_json:
         emit(asdict(made))
         return
     print(f"{zoo}: {counted(made.checkpoints, 'checkpoint')} derived in {gauge}, {made.already:,} were there already.")
     if given is not None and not made.checkpoints:
         print("the inputs were not used: certificates are made when checkpoints are derived.")
+    if made.checkpoints:
+        certified = sum(item.checkpoints for item in made.certified)
+        spent = f", {made.certifying:.1f} s of them for the certificates of {certified:,}" if certified else ""
+        print(f"took {made.seconds:.1f} s{spent}")
     for number, what in (
         (made.untouched, "left as they are: not finite, or not representable in the gauge"),
         (made.tied, "with ties"),
+        (made.unresolved, "with ties that stay unresolved: their order is not unique"),
         (made.dead, "with dead channels"),
+        (made.clamped, "with filters that a running variance of 0 keeps from unit norm"),
     ):
         if number:
             print(f"{number:,} {what}")
-    for kind, value in (("random", made.worst_random), ("real", made.worst_real)):
-        if value is not None:
-            print(f"largest difference of the outputs over their norm, {kind} inputs: {value:.1e}")
+    for kind in ("random", "real"):
+        listed = [(getattr(item, kind), item) for item in made.certified]
+        worst = [f"{gap:.1e} in {item.precision}" for gap, item in listed if gap is not None]
+        if worst:
+            print(f"largest difference of the outputs over their norm, {kind} inputs: {', '.join(worst)}")
+
+
+def dedupe(
+    zoo: ZooAddress,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Relative norm up to which every tensor must agree.  [default: 4 roundings of the stored precision]",
+        ),
+    ] = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find checkpoints that are one network in disguise.
+
+    Two are the same when their weights agree but for permutations and scales that change no output. Nothing is
+    written; the exit code is 0 whether or not there are any.
+    """
+    from ckptzoo.derive import dedupe as find
+    from ckptzoo.studies.words import counted, printable
+
+    chosen = opened(zoo, where)
+    with bar("comparing") as progress:
+        found = find(chosen, tolerance=tolerance, progress=progress)
+    if as_json:
+        emit({"zoo": zoo, **found.to_json()})
+        return
+    for ids, identical in zip(found.groups, found.identical, strict=True):
+        print(printable(f"{'the same' if identical else 'the same to rounding'}: {', '.join(ids)}"))
+    print(f"{zoo}: {counted(found.checkpoints, 'checkpoint')} compared, {found.spare:,} of them again in disguise.")
+    if found.skipped:
+        shown = ", ".join(found.skipped[:8]) + (", ..." if len(found.skipped) > 8 else "")
+        print(printable(f"{len(found.skipped):,} not compared, not finite or with ties unresolved: {shown}"))
 
 
 def _inputs(path: Path) -> "np.ndarray":

@@ -1,7 +1,9 @@
-"""Certificates: do two sets of stacked weights compute the same functions? Answered in float64, with torch."""
+"""Certificates: do two sets of stacked weights compute the same functions? Answered with torch."""
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ckptzoo import archs
+from ckptzoo.derive.rule import Precision
 from ckptzoo.errors import SymmetryError
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import Symmetry
@@ -18,14 +21,15 @@ Weights = Mapping[str, NDArray[Any]]
 
 TABLE_TOLERANCE = 1e-9
 """Largest relative difference of float64 outputs under a group element of a table that is right."""
-_STACK_BYTES = 64 * 2**20
-_STACK = 32
-_SMALL = 2**20
-"""Networks of fewer bytes run on one thread: waking others takes longer than their operations."""
+_STACK = 64
+_STACK_BYTES = 2**20
+"""Checkpoints that are evaluated at a time: so many, of so many bytes together; one of a larger network."""
+_INPUTS = 8
+"""Inputs that are evaluated at a time."""
 
 
 class Certifier:
-    """Outputs of K checkpoints in float64 and evaluation mode, on fixed inputs.
+    """Outputs of K checkpoints in evaluation mode, on fixed inputs; threads may share one.
 
     Parameters
     ----------
@@ -34,41 +38,42 @@ class Certifier:
 
     def __init__(self, arch: Architecture) -> None:
         assert arch.forward is not None
-        self._arch = arch
-        self._model = archs.get(arch.forward)().double().eval()
+        self._arch, self._factory = arch, archs.get(arch.forward)
         self._stack = max(1, min(_STACK, _STACK_BYTES // arch.nbytes))
+        self._local = threading.local()
 
-    def gaps(self, one: Weights, two: Weights, inputs: NDArray[Any]) -> NDArray[np.float64]:
+    def gaps(
+        self, one: Weights, two: Weights, inputs: NDArray[Any], *, precision: Precision = "float64"
+    ) -> NDArray[np.float64]:
         """For each checkpoint ``max_b ||f(x_b; two) - f(x_b; one)|| / ||f(x_b; one)||``, L2 norms over the outputs.
 
         Parameters
         ----------
         one, two : tensor name to (K, *shape), of any floating dtype.
         inputs : (B, *input_shape).
+        precision : in which both networks are evaluated; the norms are computed in float64.
 
         Returns
         -------
-        (K,) float64; NaN where an output is not finite.
+        (K,) float64; NaN where an output of the first is not finite, infinity where one of the second alone is not.
 
         Notes
         -----
-        Two float64 forward passes of K times B inputs; stacks of at most 32 checkpoints at a time.
+        Two forward passes of K times B inputs, 8 inputs at a time; a copy of one network's weights, or of 1 MiB of
+        weights of small ones.
         """
         K = len(next(iter(one.values())))
         found = np.zeros(K)
-        batch = torch.from_numpy(np.array(inputs, np.float64))
+        batches = torch.from_numpy(np.array(inputs, precision)).split(_INPUTS)
         for start in range(0, K, self._stack):
             rows = slice(start, start + self._stack)
-            with _threads(1 if self._arch.nbytes < _SMALL else torch.get_num_threads()):
-                first, second = (self._outputs(weights, rows, batch) for weights in (one, two))
-            gap, norm = np.linalg.norm(second - first, axis=2), np.linalg.norm(first, axis=2)
-            ratio = np.divide(gap, norm, out=np.where(gap == 0, 0.0, np.inf), where=norm != 0)
-            ratio[~(np.isfinite(gap) & np.isfinite(norm))] = np.nan
-            found[rows] = ratio.max(axis=1, initial=0.0)
+            found[rows] = _relative(*(self._outputs(weights, rows, batches) for weights in (one, two)))
         return found
 
     def check_table(self, symmetry: Symmetry, weights: Weights, inputs: NDArray[Any]) -> None:
         """Refuse a table whose random group elements change these checkpoints' outputs (float64, 1e-9).
+
+        Channels in front of a normalisation are scaled up alone, which no running variance stands against.
 
         Raises
         ------
@@ -81,33 +86,69 @@ class Certifier:
         }
         K = len(next(iter(double.values())))
         element = GroupElement.random(symmetry, K, np.random.default_rng(0), spread=0.5)
-        worst = float(self.gaps(double, apply(element, double, symmetry), inputs).max(initial=0.0))
+        normalised = {
+            segment.group for action in symmetry.actions if action.exponent == 2 for segment in action.segments
+        }
+        scales = {
+            name: np.maximum(scale, 1 / scale) if name in normalised else scale
+            for name, scale in element.scales.items()
+        }
+        gaps = self.gaps(double, apply(replace(element, scales=scales), double, symmetry), inputs)
+        worst = float(gaps[~np.isnan(gaps)].max(initial=0.0))
         if not worst <= TABLE_TOLERANCE:
             raise SymmetryError(
                 f"symmetry.json: random group elements: expected outputs of {self._arch.name} that agree to "
                 f"{TABLE_TOLERANCE:g}, got a relative difference of {worst:.3g}. Correct the symmetry table."
             )
 
-    def _outputs(self, weights: Weights, rows: slice, inputs: torch.Tensor) -> NDArray[np.float64]:
+    def _outputs(self, weights: Weights, rows: slice, batches: tuple[torch.Tensor, ...]) -> NDArray[np.float64]:
+        """Outputs (K, B, features) of some checkpoints, in the precision of the inputs."""
+        dtype, module = batches[0].dtype, self._module()
         state: dict[str, torch.Tensor] = {}
         for tensor in self._arch.tensors:
-            array = np.asarray(weights[tensor.name][rows])
-            array = array.copy() if array.dtype.kind in "iub" else array.astype(np.float64)
+            array = weights[tensor.name][rows]
+            with np.errstate(over="ignore"):
+                held = torch.from_numpy(np.array(array, None if array.dtype.kind in "iub" else str(dtype)[6:]))
             for name in (tensor.name, *tensor.aliases):
-                state[name] = torch.from_numpy(array)
+                state[name] = held
 
-        def forward(member: dict[str, torch.Tensor]) -> torch.Tensor:
-            return torch.func.functional_call(self._model, member, (inputs,))
+        def forward(member: dict[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(module, member, (batch,), tie_weights=False).flatten(1)
 
         with torch.no_grad():
-            made = torch.func.vmap(forward)(state)
-        return made.reshape(len(made), len(inputs), -1).numpy()
+            if self._stack > 1:
+                made = [torch.func.vmap(forward, in_dims=(0, None))(state, batch) for batch in batches]
+            else:
+                member = {name: tensor[0] for name, tensor in state.items()}
+                made = [forward(member, batch)[None] for batch in batches]
+        return torch.cat(made, dim=1).double().numpy()
+
+    def _module(self) -> torch.nn.Module:
+        """The thread's own module, without values: a call puts those of a checkpoint in their places."""
+        if not hasattr(self._local, "module"):
+            with torch.device("meta"):
+                self._local.module = self._factory().eval()
+        return self._local.module
+
+
+def _relative(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The largest of ``||two - one|| / ||one||`` over the inputs, of outputs (K, B, features)."""
+    whole = np.logical_and.reduce(np.isfinite(one), axis=(1, 2))
+    good = whole & np.logical_and.reduce(np.isfinite(two), axis=(1, 2))
+    first, second = (np.where(good[:, None, None], outputs, 0) for outputs in (one, two))
+    size = np.abs(first).max(axis=2, keepdims=True, initial=0)
+    size[size == 0] = 1
+    with np.errstate(over="ignore"):
+        gap, norm = np.linalg.norm((second - first) / size, axis=2), np.linalg.norm(first / size, axis=2)
+    ratio = np.divide(gap, norm, out=np.where(gap == 0, 0.0, np.inf), where=norm != 0)
+    return np.where(good, ratio.max(axis=1, initial=0.0), np.where(whole, np.inf, np.nan))
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Have torch use one thread an operation, as checkpoints are spread over threads instead."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(1)
     try:
         yield
     finally:

@@ -65,7 +65,7 @@ def test_every_dtype_scalars_and_tied_tensors(cli: Any, make_zoo: Any, tmp_path:
 
 def test_a_variant_by_where(cli: Any, optunets: Any, tmp_path: Path) -> None:
     path, _ = optunets
-    derive(path, gauge="first-weight", certify=False)
+    derive(path, gauge="first-weight", certify="none")
     target = tmp_path / "one.safetensors"
     ended = cli("export", path, "--where", "seed == 5", "--variant", "first-weight", "-o", target)
     assert ended.code == 0

@@ -79,7 +79,7 @@ def test_verify_finds_a_flipped_byte_and_exits_1(cli: Any, optunets: Any) -> Non
 
 def test_show_draws_into_a_folder(cli: Any, optunets: Any, tmp_path: Path) -> None:
     path, _ = optunets
-    derive(path, gauge="first-weight", certify=False)
+    derive(path, gauge="first-weight", certify="none")
     ended = cli("show", path, "-o", tmp_path / "drawn")
     names = ["accuracy.png", "marginals.png", "scatter.png", "summary.json"]
     assert ended.code == 0 and ended.out.splitlines()[-4:] == [str(tmp_path / "drawn" / name) for name in names]

@@ -1,5 +1,6 @@
-"""derive, compact and retract."""
+"""derive, dedupe, compact and retract."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,18 +8,42 @@ import numpy as np
 import pytest
 
 import ckptzoo
+from ckptzoo import archs
+from ckptzoo.symmetry import GroupElement, apply
 
 
 def test_derive_stores_a_variant_and_says_what_it_did(cli: Any, optunets: Any, tmp_path: Path) -> None:
     path, _ = optunets
     np.save(tmp_path / "inputs.npy", np.random.default_rng(0).normal(size=(4, 1, 28, 28)).astype(np.float32))
-    ended = cli("derive", path, "--gauge", "first-weight", "--inputs", tmp_path / "inputs.npy")
-    assert ended.code == 0 and "12 checkpoints derived in first-weight, 0 were there already." in ended.out
-    assert "random inputs: " in ended.out and "real inputs: " in ended.out and "1 left as they are" in ended.out
-    assert ckptzoo.open(path).variants == ("raw", "first-weight")
+    ended = cli("derive", path, "--inputs", tmp_path / "inputs.npy")
+    assert ended.code == 0 and "12 checkpoints derived in canonical, 0 were there already." in ended.out
+    assert " s of them for the certificates of 11\n" in ended.out and "1 left as they are" in ended.out
+    for kind in ("random", "real"):
+        assert re.search(rf"norm, {kind} inputs: \d\.\de-\d\d in float64$", ended.out, re.MULTILINE)
+    assert ckptzoo.open(path).variants == ("raw", "canonical")
     again = cli("derive", path, "--json")
     assert again.json["checkpoints"] == 0 and again.json["already"] == 12 and again.json["parts"] == []
+    unused = cli("derive", path, "--inputs", tmp_path / "inputs.npy")
+    assert "the inputs were not used" in unused.out
+    other = cli("derive", path, "--gauge", "first-weight", "--json")
+    assert other.json["checkpoints"] == 12 and ckptzoo.open(path).variants == ("raw", "canonical", "first-weight")
     assert "first-weight" in cli("info", path).out
+
+
+def test_derive_stores_elements_alone_and_certifies_a_sample(cli: Any, optunets: Any) -> None:
+    path, _ = optunets
+    ended = cli("derive", path, "--store", "element", "--certify", "sample", "--json")
+    assert ended.code == 0 and ended.json["store"] == "element" and len(ended.json["parts"]) == 2
+    (certified,) = ended.json["certified"]
+    assert (certified["precision"], certified["checkpoints"]) == ("float64", 11) and certified["real"] is None
+    assert ended.json["seconds"] > ended.json["certifying"] > 0
+    assert not list(path.glob("derived/canonical/*/canonical-*.safetensors"))
+    assert cli("verify", path).code == 0
+    plain = cli("derive", path, "--gauge", "unit-norm", "--certify", "none")
+    assert plain.code == 0 and "for the certificates" not in plain.out and "largest" not in plain.out
+    for option in ("--store", "--certify"):
+        wrong = cli("derive", path, option, "some")
+        assert wrong.code == 2 and "expected one of" in wrong.line
 
 
 def test_derive_takes_an_npz_with_one_array(cli: Any, optunets: Any, tmp_path: Path) -> None:
@@ -33,13 +58,46 @@ def test_derive_takes_an_npz_with_one_array(cli: Any, optunets: Any, tmp_path: P
         assert ended.code == 2 and "expected a .npy file, or a .npz file with one array" in ended.line
     assert ckptzoo.open(path).variants == ("raw",)
     ended = cli("derive", path, "--inputs", tmp_path / "one.npz", "--json")
-    assert ended.code == 0 and ended.json["worst_real"] is not None
+    assert ended.code == 0 and ended.json["certified"][0]["real"] is not None
 
 
 def test_derive_without_symmetries_is_refused(cli: Any, make_zoo: Any) -> None:
     path, _ = make_zoo()
     ended = cli("derive", path)
     assert ended.code == 4 and "symmetry" in ended.line
+
+
+def test_dedupe_finds_networks_in_disguise(cli: Any, optunets: Any, tmp_path: Path) -> None:
+    path, weights = optunets
+    none = cli("dedupe", path)
+    assert none.code == 0 and "11 checkpoints compared, 0 of them again in disguise." in none.out
+    assert "1 not compared, not finite or with ties unresolved: net-009" in none.out
+    table = archs.symmetry("optunet")
+    element = GroupElement.random(table, 3, np.random.default_rng(0))
+    moved = GroupElement(element.perms, {name: np.ones_like(scale) for name, scale in element.scales.items()})
+    with ckptzoo.append(path) as writer:
+        for start, g in ((0, moved), (3, element)):
+            some = {name: array[start : start + 3] for name, array in weights.items()}
+            writer.add(apply(g, some, table), [{"id": f"copy-{start + at}"} for at in range(3)])
+    ended = cli("dedupe", path)
+    assert ended.code == 0 and ended.out.splitlines()[:-2] == [
+        *(f"the same: net-{at:03d}, copy-{at}" for at in range(3)),
+        *(f"the same to rounding: net-{at:03d}, copy-{at}" for at in range(3, 6)),
+    ]
+    assert "17 checkpoints compared, 6 of them again in disguise." in ended.out
+    found = cli("dedupe", path, "--json").json
+    assert found["groups"][0] == {"ids": ["net-000", "copy-0"], "identical": True} and found["zoo"] == str(path)
+    assert (found["checkpoints"], found["spare"], found["skipped"]) == (17, 6, ["net-009"])
+    assert cli("dedupe", path, "--tolerance", "0", "--json").json["spare"] == 3
+    assert cli("dedupe", path, "--where", "seed >= 0", "--json").json["spare"] == 0
+    assert cli("dedupe", path, "--tolerance", "-1").code == 2
+    assert ckptzoo.open(path).variants == ("raw",)
+
+
+def test_dedupe_without_symmetries_is_refused(cli: Any, make_zoo: Any) -> None:
+    path, _ = make_zoo()
+    ended = cli("dedupe", path)
+    assert ended.code == 4 and "ckptzoo.derive.declare" in ended.line
 
 
 def test_compact_writes_a_snapshot(cli: Any, optunets: Any) -> None:

@@ -1,0 +1,280 @@
+"""One variant of one zoo while it is being written: what is done to a batch, and how a part gets to its place."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.derive.probes import certificate_module, described
+from ckptzoo.derive.result import Tally
+from ckptzoo.derive.rule import PRECISIONS, SMALL_BYTES, Precision, Rule
+from ckptzoo.errors import SymmetryError
+from ckptzoo.format import table
+from ckptzoo.format.part import Arrays, Part, PartWriter
+from ckptzoo.format.reader import Contents, list_trees, read_tree
+from ckptzoo.format.variants import variant_dtype
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.spec import layout
+from ckptzoo.spec.architecture import Tensor
+from ckptzoo.spec.document import Document
+from ckptzoo.spec.metadata import VARIANT_COLUMNS
+from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.symmetry import Canonical, Gauge, GroupElement, canonicalize
+from ckptzoo.symmetry.fingerprint import fingerprint
+
+BATCH_BYTES = 32 * 2**20
+BATCH_ROWS = 2048
+"""At most so many bytes of raw weights, and so many checkpoints, are taken at a time."""
+COMPLETE = ("canonical",)
+"""Gauges in which every checkpoint of an orbit has the same weights."""
+
+Row = dict[str, Any]
+
+
+def batches(rows: int, nbytes: int) -> Iterator[slice]:
+    """Rows of checkpoints of ``nbytes`` each, in runs of at most ``BATCH_BYTES`` or one."""
+    step = max(1, min(BATCH_ROWS, BATCH_BYTES // nbytes))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Checkpoints of one raw part that are taken at a time.
+
+    Parameters
+    ----------
+    raw : the part.
+    ids : of the rows.
+    weights : as trained.
+    precisions : of the rows' certificates.
+    first, last : whether the part begins, and ends, with these rows.
+    """
+
+    raw: Part
+    ids: Sequence[str]
+    weights: Mapping[str, NDArray[Any]]
+    precisions: Sequence[Precision | None]
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True)
+class Made:
+    """What becomes of a batch.
+
+    Parameters
+    ----------
+    batch : the batch.
+    arrays : for each stem of the new part's shards its stacked tensors.
+    rows : the new part's.
+    seconds, certifying : what it took, and how much of that went into certificates.
+    """
+
+    batch: Batch
+    arrays: Mapping[str, Arrays]
+    rows: list[Row]
+    seconds: float
+    certifying: float
+
+
+class _TakenError(Exception):
+    """Another process derived the part meanwhile."""
+
+
+class Work:
+    """One variant of one zoo.
+
+    Parameters
+    ----------
+    contents : of the zoo.
+    symmetry : its table.
+    gauge : the gauge.
+    probes : inputs of the certificates by name; none for no certificates.
+    rule : which checkpoints get one.
+    weights : whether the variant's weights are stored beside the group elements.
+
+    Attributes
+    ----------
+    held : digests of the raw parts that have been derived.
+    parts, tally : names of the parts that were written, and what was found in their checkpoints.
+    """
+
+    def __init__(
+        self,
+        contents: Contents,
+        symmetry: Symmetry,
+        gauge: Gauge,
+        probes: Mapping[str, NDArray[Any]],
+        rule: Rule,
+        *,
+        weights: bool,
+    ) -> None:
+        self._contents, self._symmetry, self._gauge = contents, symmetry, gauge
+        self._probes, self._rule = probes, rule
+        self._root, self._arch = contents.root, contents.architecture
+        self._zoo = Zoo(contents, {}, np.arange(len(contents.raw.metadata)))
+        self._certifier: Any = None
+        self._tree = f"{layout.DERIVED}/{gauge.name}"
+        self._facts: Document = {
+            "kind": "variant",
+            "gauge": gauge.name,
+            "version": gauge.version,
+            "symmetry": symmetry.digest,
+        }
+        kinds = GroupElement.identity(symmetry, 1).to_tensors()
+        self._sets = {layout.ELEMENT: [Tensor(name, kind.shape[1:], kind.dtype.name) for name, kind in kinds.items()]}
+        if weights:
+            stored = (replace(tensor, dtype=variant_dtype(tensor.dtype)) for tensor in self._arch.tensors)
+            self._sets[gauge.name] = list(stored)
+        self._seen: set[str] = set()
+        self._writer: PartWriter | None = None
+        self.held: set[str] = set()
+        self.parts: list[str] = []
+        self.tally = Tally()
+
+    def catch_up(self) -> None:
+        """Learn which raw parts have been derived, and refuse to mix versions or tables."""
+        names = list_trees(self._root).get(self._tree, ())
+        fresh = tuple(name for name in names if name not in self._seen)
+        tree = read_tree(self._root, self._tree, fresh, None)
+        for part in tree.parts:
+            for key, expected in self._facts.items():
+                if part.facts.get(key) != expected:
+                    raise SymmetryError(
+                        f"{self._root.name}/{part.path}: {key} of the variant: expected {expected!r}, got "
+                        f"{part.facts.get(key)!r}. Remove {self._tree} and derive it anew."
+                    )
+        self.held.update(unit for unit in tree.metadata["unit"].unique().to_pylist())
+        self._seen.update(fresh)
+
+    def prepare(self) -> None:
+        """Load torch where certificates are wanted, and hold the symmetry table against the forward function.
+
+        The table is tried on four finite checkpoints, or on one of a large network.
+        """
+        if not self._probes:
+            return
+        self._certifier = certificate_module().Certifier(self._arch)
+        small = self._arch.nbytes <= SMALL_BYTES
+        rows = np.flatnonzero(self._zoo.metadata["finite"].fill_null(False).to_numpy())[: 4 if small else 1]
+        if len(rows):
+            weights = {name: self._zoo[name][rows] for name in self._arch.names}
+            inputs = next(iter(self._probes.values()))
+            self._certifier.check_table(self._symmetry, weights, inputs if small else inputs[:2])
+
+    def todo(self) -> list[tuple[int, Part]]:
+        """The raw parts that have not been derived, each behind the number of its first row."""
+        starts = np.cumsum([0, *(part.rows for part in self._contents.raw.parts)]).tolist()
+        listed = zip(starts, self._contents.raw.parts, strict=False)
+        return [(start, part) for start, part in listed if part.rows and part.digest not in self.held]
+
+    def batches(self, parts: Sequence[tuple[int, Part]]) -> Iterator[Batch]:
+        """The checkpoints of parts that are not held when their turn comes, batch by batch."""
+        metadata = self._contents.raw.metadata
+        for start, raw in parts:
+            if raw.digest in self.held:
+                continue
+            held = metadata.slice(start, raw.rows)
+            ids, finite = held["id"].to_pylist(), held["finite"].fill_null(False).to_numpy()
+            precisions = self._rule.precisions(finite) if self._probes else [None] * raw.rows
+            for some in batches(raw.rows, self._arch.nbytes):
+                rows = slice(start + some.start, start + some.stop)
+                weights = {name: self._zoo[name][rows] for name in self._arch.names}
+                first, last = some.start == 0, some.stop == raw.rows
+                yield Batch(raw, ids[some], weights, precisions[some], first, last)
+
+    def solve(self, batch: Batch) -> Made:
+        """Bring a batch into the gauge and certify it; called by several threads."""
+        started = time.perf_counter()
+        made = canonicalize(batch.weights, self._symmetry, gauge=self._gauge.name)
+        report = made.report
+        columns: dict[str, Sequence[Any]] = {
+            "id": batch.ids,
+            "gauged": report.gauged.tolist(),
+            "ties": report.ties.tolist(),
+            "margin": report.margin.tolist(),
+            "dead": report.dead.tolist(),
+            "unresolved": report.unresolved.tolist(),
+            "clamped": report.clamped.tolist(),
+        }
+        if self._gauge.name in COMPLETE:
+            columns["fingerprint"] = fingerprint(made)
+        solved = time.perf_counter()
+        columns |= self._certificates(batch, made)
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        for row in rows:
+            row["unit"] = batch.raw.digest
+            if not row["gauged"]:
+                row.update(ties=None, margin=None, dead=None, unresolved=None, clamped=None)
+        arrays = {self._gauge.name: made.weights, layout.ELEMENT: made.element.to_tensors()}
+        kept = {stem: arrays[stem] for stem in self._sets}
+        ended = time.perf_counter()
+        return Made(batch, kept, rows, ended - started, ended - solved)
+
+    def store(self, made: Made) -> None:
+        """Write a batch; with its last one a part appears, unless another process wrote it meanwhile."""
+        batch = made.batch
+        if batch.first:
+            self._writer = PartWriter(
+                self._root / self._tree,
+                sets=self._sets,
+                schema=table.schema_of(VARIANT_COLUMNS),
+                facts={**self._facts, "raw": batch.raw.digest, "certificate": self._described()},
+                rows=batch.raw.rows,
+            )
+        assert self._writer is not None
+        self._writer.add(made.arrays, made.rows)
+        if not batch.last:
+            return
+        try:
+            self.parts.append(self._writer.commit(self._root, refuse=partial(self._refuse, batch.raw)).name)
+        except _TakenError:
+            self.discard()
+        else:
+            self.tally.add(self._writer.rows)
+            self._writer = None
+
+    def discard(self) -> None:
+        """Give up the part that is being written; nothing of it stays."""
+        if self._writer is not None:
+            self._writer.discard()
+            self._writer = None
+
+    def _refuse(self, raw: Part, rows: object) -> None:
+        self.catch_up()
+        if raw.digest in self.held:
+            raise _TakenError
+
+    def _described(self) -> Document:
+        """The inputs of the certificates and the rule; nothing where there are none."""
+        inputs = {name: described(probe) for name, probe in self._probes.items()}
+        return {**inputs, "rule": self._rule.to_json()} if inputs else {}
+
+    def _certificates(self, batch: Batch, made: Canonical) -> dict[str, Sequence[Any]]:
+        """The columns of the certificates: null where the rule has none, or where raw outputs are not finite."""
+        if not self._probes:
+            return {}
+        precisions = np.array(batch.precisions, object)
+        found = {f"certificate_{name}": np.full(len(precisions), np.nan) for name in self._probes}
+        for precision in PRECISIONS:
+            if not len(rows := np.flatnonzero(precisions == precision)):
+                continue
+            one, two = (_taken(weights, rows) for weights in (batch.weights, made.weights))
+            for name, inputs in self._probes.items():
+                found[f"certificate_{name}"][rows] = self._certifier.gaps(one, two, inputs, precision=precision)
+        columns = {name: [None if gap != gap else gap for gap in gaps.tolist()] for name, gaps in found.items()}
+        certified = [
+            precision if any(gap is not None for gap in gaps) else None
+            for precision, *gaps in zip(batch.precisions, *columns.values(), strict=True)
+        ]
+        return {**columns, "certified": certified}
+
+
+def _taken(weights: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> Mapping[str, NDArray[Any]]:
+    """Rows of stacked weights, without a copy where these are all."""
+    whole = len(rows) == len(next(iter(weights.values())))
+    return weights if whole else {name: array[rows] for name, array in weights.items()}

@@ -1,0 +1,58 @@
+"""Sets of points that are apart, and the neighbours of one."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptzoo.derive.neighbours import Neighbours, apart
+
+
+def close(points: np.ndarray, width: float) -> np.ndarray:
+    """(N, N) whether two points are within the width in every coordinate, by looking at every pair."""
+    return (np.abs(points[:, None] - points) <= width).all(axis=2)
+
+
+clouds = st.builds(
+    lambda seed, count, axes, grid: np.round(np.random.default_rng(seed).random((count, axes)) * grid) / grid,
+    st.integers(0, 10**6), st.integers(0, 40), st.integers(1, 4), st.sampled_from([3, 8, 1000]),
+)  # fmt: skip
+
+
+@given(clouds, st.sampled_from([0.0, 0.01, 0.126, 0.5]))
+@settings(max_examples=150, deadline=None)
+def test_neighbours_are_never_apart_and_every_set_could_not_be_cut(points: np.ndarray, width: float) -> None:
+    sets = list(apart(points, width))
+    owner = np.full(len(points), -1)
+    for number, some in enumerate(sets):
+        assert len(some) > 1 and (np.diff(some) > 0).all() and (owner[some] == -1).all()
+        owner[some] = number
+        gaps = np.diff(np.sort(points[some], axis=0), axis=0)
+        assert (gaps <= width).all()
+    pairs = close(points, width)
+    np.fill_diagonal(pairs, False)
+    one, two = np.nonzero(pairs)
+    assert (owner[one] == owner[two]).all() and (owner[one] >= 0).all()
+
+
+@given(clouds, st.sampled_from([0.0, 0.126, 0.5]), st.integers(0, 100))
+@settings(max_examples=100, deadline=None)
+def test_the_neighbours_that_are_left(points: np.ndarray, width: float, seed: int) -> None:
+    if not len(points):
+        return
+    left, pairs = Neighbours(points, width), close(points, width)
+    free = np.ones(len(points), bool)
+    for at in np.random.default_rng(seed).permutation(len(points)).tolist():
+        assert left.take(at) and not left.take(at)
+        free[at] = False
+        assert left.near(at).tolist() == np.flatnonzero(pairs[at] & free).tolist()
+
+
+@pytest.mark.parametrize("count", [20_000, 200_000])
+def test_many_points_at_one_place_take_no_more_memory_than_they_have(count: int) -> None:
+    points = np.repeat(np.random.default_rng(0).random((1, 16)), count, axis=0)
+    (some,) = apart(points, 1e-9)
+    assert len(some) == count
+    left = Neighbours(points, 1e-9)
+    left.take(0)
+    assert len(left.near(0)) == count - 1

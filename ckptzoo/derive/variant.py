@@ -67,7 +67,7 @@ def derive(
 
     Notes
     -----
-    A batch is 32 MiB of raw weights, or one checkpoint. One a core, at most four, is solved and certified at a time
+    A batch is 96 MiB of raw weights, or one checkpoint. One a core, at most four, is solved and certified at a time
     while earlier ones are written; memory is bounded by a few batches a core, with float64 copies of them for
     certificates and the activations of 8 inputs. Before anything is written the table is held against the forward
     function, with random group elements in float64, where certificates are wanted. Laws: tests/derive.

@@ -26,11 +26,9 @@ from ckptzoo.spec.symmetry import Symmetry
 from ckptzoo.symmetry import Canonical, Gauge, GroupElement, canonicalize
 from ckptzoo.symmetry.fingerprint import fingerprint
 
-BATCH_BYTES = 32 * 2**20
+BATCH_BYTES = 96 * 2**20
 BATCH_ROWS = 2048
 """At most so many bytes of raw weights, and so many checkpoints, are taken at a time."""
-COMPLETE = ("canonical",)
-"""Gauges in which every checkpoint of an orbit has the same weights."""
 
 Row = dict[str, Any]
 
@@ -190,7 +188,7 @@ class Work:
     def solve(self, batch: Batch) -> Made:
         """Bring a batch into the gauge and certify it; called by several threads."""
         started = time.perf_counter()
-        made = canonicalize(batch.weights, self._symmetry, gauge=self._gauge.name)
+        made = canonicalize(batch.weights, self._symmetry, gauge=self._gauge.name, threads=1)
         report = made.report
         columns: dict[str, Sequence[Any]] = {
             "id": batch.ids,
@@ -201,7 +199,7 @@ class Work:
             "unresolved": report.unresolved.tolist(),
             "clamped": report.clamped.tolist(),
         }
-        if self._gauge.name in COMPLETE:
+        if self._gauge.complete:
             columns["fingerprint"] = fingerprint(made)
         solved = time.perf_counter()
         columns |= self._certificates(batch, made)

@@ -3,9 +3,12 @@
 import hashlib
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from ckptzoo.errors import SymmetryError
 from ckptzoo.symmetry.arrays import to_numpy
 from ckptzoo.symmetry.gauges import Canonical
 from ckptzoo.symmetry.layout import is_float
@@ -14,9 +17,13 @@ SUMS = 16
 """Numbers in a sketch."""
 PRECISION = 2.0**-6
 """Width of the cells to which a fingerprint rounds the numbers of a sketch."""
+LANE = 1024
+"""Sums that are kept while a large tensor is read, a multiple of ``SUMS``."""
+PIECE = 2**16
+"""Elements that are taken at a time, a multiple of ``LANE``."""
 
 
-def sketch(weights: Mapping[str, np.ndarray]) -> np.ndarray:
+def sketch(weights: Mapping[str, Any]) -> np.ndarray:
     """Sixteen numbers for each of K checkpoints, close for close weights and far for others.
 
     ``z_k = sum_t sum_j s_t(16 j + k) w_t[16 j + k] / ||w_t||`` over the floating tensors t in the order of their
@@ -25,7 +32,7 @@ def sketch(weights: Mapping[str, np.ndarray]) -> np.ndarray:
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape), finite.
+    weights : tensor name to (K, *shape), numpy or torch, finite.
 
     Returns
     -------
@@ -33,24 +40,47 @@ def sketch(weights: Mapping[str, np.ndarray]) -> np.ndarray:
 
     Notes
     -----
-    One pass over the weights, with a float64 copy of one checkpoint's tensor.
+    One pass over the weights; the signs are kept, one byte an element of a checkpoint.
     """
     K = len(next(iter(weights.values())))
     found = np.zeros((K, SUMS))
     for name in sorted(weights):
-        array = np.ascontiguousarray(to_numpy(weights[name]))
-        size = array[0].size if K else 0
-        if not is_float(array) or not size:
+        array = to_numpy(weights[name])
+        if not is_float(array) or not array.size:
             continue
-        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
-        signs = np.random.default_rng(seed).integers(0, 2, size, dtype=np.int8) * 2.0 - 1.0
-        padded = np.zeros(-(-size // SUMS) * SUMS)
-        for row, values in enumerate(array.reshape(K, size)):
-            padded[:size] = values
-            norm = np.sqrt(np.square(padded).sum())
-            padded[:size] *= signs
-            found[row] += padded.reshape(-1, SUMS).sum(axis=0) / (norm or 1.0)
+        flat = array.reshape(K, -1)
+        step = max(1, PIECE // min(PIECE, _padded(flat.shape[1])))
+        for start in range(0, K, step):
+            found[start : start + step] += _sums(flat[start : start + step], _signs(name, flat.shape[1]))
     return found
+
+
+def _padded(size: int) -> int:
+    return -(-size // LANE) * LANE if size > LANE else -(-size // SUMS) * SUMS
+
+
+def _sums(flat: np.ndarray, signs: np.ndarray) -> np.ndarray:
+    """The sixteen sums of one tensor (k, size), over its norms."""
+    k, size = flat.shape
+    width = min(PIECE, _padded(size))
+    lane = min(LANE, width)
+    buffer, sums, squares = np.zeros((k, width)), np.zeros((k, lane)), np.zeros(k)
+    for start in range(0, size, width):
+        count = min(width, size - start)
+        np.multiply(flat[:, start : start + count], signs[start : start + count], out=buffer[:, :count])
+        buffer[:, count:] = 0
+        sums += buffer.reshape(k, -1, lane).sum(axis=1)
+        squares += np.square(buffer, out=buffer).sum(axis=1)
+    norms = np.sqrt(squares)
+    return sums.reshape(k, -1, SUMS).sum(axis=1) / np.where(norms == 0, 1, norms)[:, None]
+
+
+@lru_cache(maxsize=4096)
+def _signs(name: str, size: int) -> np.ndarray:
+    """Random signs that follow from a tensor's name: (size,) int8, 1 or -1."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
+    bits = np.frombuffer(np.random.default_rng(seed).bytes(-(-size // 8)), np.uint8)
+    return 1 - 2 * np.unpackbits(bits, count=size).view(np.int8)
 
 
 def fingerprint(made: Canonical, *, precision: float = PRECISION) -> list[str | None]:
@@ -60,7 +90,7 @@ def fingerprint(made: Canonical, *, precision: float = PRECISION) -> list[str | 
 
     Parameters
     ----------
-    made : what ``canonicalize`` returned, in a gauge that collapses permutations and scales.
+    made : what ``canonicalize`` returned, in a complete gauge.
     precision : positive; the larger, the more different the networks that share a fingerprint.
 
     Returns
@@ -70,6 +100,8 @@ def fingerprint(made: Canonical, *, precision: float = PRECISION) -> list[str | 
 
     Raises
     ------
+    SymmetryError
+        The gauge is not complete.
     ValueError
         The precision is not positive and finite.
 
@@ -83,6 +115,11 @@ def fingerprint(made: Canonical, *, precision: float = PRECISION) -> list[str | 
     if not 0 < precision < np.inf:
         raise ValueError(f"fingerprint: precision: expected a positive number, got {precision!r}. Try {PRECISION}.")
     gauge = made.gauge
+    if not gauge.complete:
+        raise SymmetryError(
+            f"fingerprint: gauge {gauge.name!r}: expected one in which every checkpoint of an orbit has the same "
+            "weights, got another. Use canonical."
+        )
     usable = made.report.gauged & ~made.report.unresolved
     weights = {name: to_numpy(array) for name, array in made.weights.items()}
     shapes = ";".join(f"{name}{array.shape[1:]}" for name, array in sorted(weights.items()))

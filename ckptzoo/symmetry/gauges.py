@@ -39,6 +39,7 @@ class Gauge:
     version : raised whenever the rule gives another result for some weights; versions are never mixed.
     collapses : the subgroup whose orbits it collapses: ``"scales"``, ``"permutations"``.
     rule : the rule in a sentence.
+    complete : every checkpoint of an orbit has the same weights, so that they have a fingerprint.
     spread : channels are scaled to unit standard deviation of their incoming weights, not to unit norm.
     order : from scales to permutations; None where channels stay in their order.
     """
@@ -47,6 +48,7 @@ class Gauge:
     version: int
     collapses: tuple[str, ...]
     rule: str
+    complete: bool
     spread: bool
     order: Order | None
 
@@ -57,6 +59,7 @@ _RULES = (
         1,
         ("scales", "permutations"),
         "unit-norm, then channels in ascending order of the sum of their incoming weights, ties told apart",
+        True,
         False,
         canonical.order,
     ),
@@ -66,6 +69,7 @@ _RULES = (
         ("scales", "permutations"),
         "unit-norm, then channels in ascending order of their first weight; not tie-safe",
         False,
+        False,
         first_weight.order,
     ),
     Gauge(
@@ -74,6 +78,7 @@ _RULES = (
         ("scales",),
         "incoming weights of every channel have unit L2 norm, all layers but the last",
         False,
+        False,
         None,
     ),
     Gauge(
@@ -81,6 +86,7 @@ _RULES = (
         1,
         ("scales",),
         "incoming weights of every channel have unit standard deviation, all layers but the last",
+        False,
         True,
         None,
     ),
@@ -108,7 +114,13 @@ class Canonical:
     gauge: Gauge
 
 
-def canonicalize(weights: Stacked, arch: Symmetry | Architecture | str, *, gauge: str = "canonical") -> Canonical:
+def canonicalize(
+    weights: Stacked,
+    arch: Symmetry | Architecture | str,
+    *,
+    gauge: str = "canonical",
+    threads: int | None = None,
+) -> Canonical:
     """Bring K stacked checkpoints into a gauge: the same functions with comparable weights.
 
     ``canonical = g . raw`` with the g that the gauge's rule picks: ckptzoo/symmetry/scales.py for the scales,
@@ -119,6 +131,7 @@ def canonicalize(weights: Stacked, arch: Symmetry | Architecture | str, *, gauge
     weights : tensor name to (K, *shape), numpy or torch; half precisions give float32.
     arch : the network's table, an architecture whose table is known, or the name of one in ``ckptzoo.archs``.
     gauge : a name in ``GAUGES``.
+    threads : at most so many; None for one a core.
 
     Raises
     ------
@@ -155,14 +168,15 @@ def canonicalize(weights: Stacked, arch: Symmetry | Architecture | str, *, gauge
         _put(element, some[usable], found[usable])
         return some[usable]
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        kept = np.concatenate([rows[:0], *pool.map(solved, _pieces(rows, arrays))])
+    threads = threads or os.cpu_count() or 1
+    with ThreadPoolExecutor(threads) as pool:
+        kept = np.concatenate([rows[:0], *pool.map(solved, _pieces(rows, arrays, threads))])
     with np.errstate(all="ignore"):
-        made = apply(element, weights, symmetry)
+        made = apply(element, weights, symmetry, threads=threads)
         good = np.isin(np.arange(K), kept) & _finite(made, K)
         if not good[kept].all():
             _put(element, np.flatnonzero(~good), GroupElement.identity(symmetry, int((~good).sum())))
-            made = apply(element, weights, symmetry)
+            made = apply(element, weights, symmetry, threads=threads)
     report.refuse(~good)
     return Canonical(made, element, report, rule)
 
@@ -185,12 +199,12 @@ def ordering_keys(weights: Stacked, arch: Symmetry | Architecture | str) -> dict
     return sum_keys(Moments({name: to_numpy(array) for name, array in made.weights.items()}, symmetry))
 
 
-def _pieces(rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """Rows in pieces that keep every core busy."""
+def _pieces(rows: np.ndarray, arrays: Mapping[str, np.ndarray], threads: int) -> list[np.ndarray]:
+    """Rows in pieces that keep every thread busy."""
     if not len(rows):
         return []
     nbytes = sum(array.nbytes for array in arrays.values())
-    count = max(-(-nbytes // PIECE_BYTES), (os.cpu_count() or 1) if nbytes > SMALL else 1)
+    count = max(-(-nbytes // PIECE_BYTES), threads if nbytes > SMALL else 1)
     return np.array_split(rows, min(count, len(rows)))
 
 

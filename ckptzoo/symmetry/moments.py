@@ -39,6 +39,10 @@ class Moments:
     def __init__(self, arrays: Mapping[str, np.ndarray], symmetry: Symmetry) -> None:
         self.arrays, self.symmetry = arrays, symmetry
         self.K = len(next(iter(arrays.values())))
+        self._acting: dict[str, list[AxisAction]] = {group.id: [] for group in symmetry.groups}
+        for action in symmetry.actions:
+            for group in {item.group for item in action.segments}:
+                self._acting[group].append(action)
         self._held = np.empty(0)
         self._sums: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
@@ -48,16 +52,16 @@ class Moments:
 
     def writers(self, group: str) -> list[AxisAction]:
         """The actions that write a group's channels: weights first, then vectors beside them."""
-        found = [action for action in self._acting(group) if action.exponent == 1]
+        found = [action for action in self._acting[group] if action.exponent == 1]
         return sorted(found, key=lambda action: action.role not in ("out", "gain"))
 
     def readers(self, group: str) -> list[AxisAction]:
         """The actions that read a group's channels."""
-        return [action for action in self._acting(group) if action.exponent == -1]
+        return [action for action in self._acting[group] if action.exponent == -1]
 
     def variances(self, group: str) -> list[AxisAction]:
         """The running variances of a group's channels."""
-        return [action for action in self._acting(group) if action.exponent == 2]
+        return [action for action in self._acting[group] if action.exponent == 2]
 
     def others(self, action: AxisAction) -> set[str]:
         """The groups on the other axes of an action's tensor."""
@@ -94,9 +98,6 @@ class Moments:
         """The channels' own entries (K, n, M) in float64, of a vector or any other tensor."""
         action, array = self._moving(action, self.arrays[action.tensor].astype(np.float64))
         return _listed(array, action, group, self.symmetry)
-
-    def _acting(self, group: str) -> list[AxisAction]:
-        return [action for action in self.symmetry.actions if any(item.group == group for item in action.segments)]
 
     def _moving_axes(self, tensor: str) -> list[int]:
         actions = self.symmetry.actions_on(tensor)

@@ -1,5 +1,7 @@
 """Symmetries of networks on stacked weights: group elements, their action, and gauges. Pure arrays, no files."""
 
+from typing import TYPE_CHECKING
+
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.counts import Counts, count
 from ckptzoo.symmetry.element import GroupElement
@@ -21,4 +23,46 @@ __all__ = [
     "fingerprint",
     "ordering_keys",
     "remove_softmax_shift",
+    "trace",
 ]
+
+if TYPE_CHECKING:
+    import torch
+
+    from ckptzoo.symmetry.tracing.result import Traced
+
+
+def trace(module: "torch.nn.Module", example_input: "torch.Tensor") -> "Traced":
+    """The symmetry table of any torch module, derived from its operations and verified on its outputs.
+
+    ``torch.fx`` lists the operations of the module in evaluation mode, and one pass over them ties the channels that
+    must move together and the scales that must be the same. Channels that look alike wherever they are read and
+    written become one group: a symmetric group, or a wreath product where grouped operations take them in blocks.
+    What ``g . theta`` does is arXiv 2310.08287, section 3; see ``ckptzoo.symmetry.apply``.
+
+    Parameters
+    ----------
+    module : any module that takes one tensor; other arguments of its forward function keep their defaults. It is
+        copied and not changed.
+    example_input : a tensor of floats that it takes, examples along the first axis.
+
+    Returns
+    -------
+    The table, the architecture of the module's state dict, notes that say what keeps groups in place, unscaled or
+    apart, and the largest relative difference of outputs that the verification found.
+
+    Raises
+    ------
+    SymmetryError
+        There is no rule for an operation, and the message names it and the line that it stands in; the operations
+        depend on the input's numbers; or random elements of the table's group change the outputs by more than 1e-9.
+
+    Notes
+    -----
+    Sound by verification: in float64, on the module's own weights and on generic ones, on at least four random inputs;
+    with BatchNorm modules in training mode at eps = 0 too. Milliseconds for small networks, about a second for a
+    ResNet-18 on images of 32x32 pixels, most of it six forward passes. Laws: tests/symmetry/tracing.
+    """
+    from ckptzoo.symmetry.tracing.module import trace as of_module
+
+    return of_module(module, example_input)

@@ -55,7 +55,7 @@ class Forest:
 
     def _leader(self, atom: int) -> int:
         while (above := int(self._parent[atom])) != atom:
-            atom = above
+            self._parent[atom] = atom = int(self._parent[above])
         return atom
 
     def _unite(self, left: int, right: int) -> None:

@@ -1,0 +1,120 @@
+"""The operations of a module, in order, each with the place in its source that it stands at.
+
+Modules are followed down to functions of tensors, torch's own layers too. What is more than a function, such as an
+LSTM, stays a module in the graph.
+"""
+
+import linecache
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from ckptzoo.errors import SymmetryError
+
+HAND = "Declare the table by hand, as a ckptzoo.spec.symmetry.Symmetry."
+"""What is left to do where a trace ends."""
+_FILES = (
+    "activation channelshuffle container conv dropout flatten linear normalization padding pixelshuffle pooling"
+    " upsampling"
+)
+_FUNCTIONS = frozenset(f"torch.nn.modules.{name}" for name in _FILES.split())
+_MORE = (nn.MultiheadAttention, nn.Bilinear, nn.CrossMapLRN2d, nn.Softmax2d)
+_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_INSTANCE = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_TORCH, _OWN = (str(Path(file).parent / "_")[:-1] for file in (torch.__file__, __file__))
+_AT = "ckptzoo_at"
+
+
+class _Tracer(fx.Tracer):
+    """Follows modules into their functions, and notes where each operation stands."""
+
+    proxy_buffer_attributes = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """torch's modules that are more than a function of their tensors."""
+        kind = type(m).__module__
+        functions = kind in _FUNCTIONS and not isinstance(m, _MORE)
+        return kind.startswith(("torch.nn.", "torch.ao.")) and not functions and _normalised(m) is None
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Normalisations as functions, without the checks of their modules."""
+        return super().call_module(m, _normalised(m) or forward, args, kwargs)
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """The first argument is the input; the others keep their defaults."""
+        return root_fn, [self.root, self.create_proxy("placeholder", "input", (), {})]
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """A node that knows its module, file and line."""
+        node = super().create_node(*args, **kwargs)
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OWN)):
+            frame = frame.f_back
+        at = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        node.meta[_AT] = (self.scope.module_path, *at)
+        return node
+
+
+def operations(module: nn.Module) -> fx.Graph:
+    """The operations that a module in evaluation mode does with one input.
+
+    Raises
+    ------
+    SymmetryError
+        They depend on the input's numbers, or torch.fx cannot follow them otherwise.
+    """
+    try:
+        return _Tracer().trace(module)
+    except Exception as error:
+        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+        raise SymmetryError(
+            f"symmetry.trace: {_last_line(error) or type(module).__name__}: expected operations that do not depend on "
+            f"the input's numbers, so that torch.fx can trace them, got {reason!r}. {HAND}"
+        ) from error
+
+
+def module_of(node: fx.Node) -> str:
+    """The module that an operation stands in, by its name in the module that was traced."""
+    return node.meta[_AT][0]
+
+
+def place_of(node: fx.Node) -> str:
+    """Where an operation stands, in words: ``layer1.0, net.py line 12``."""
+    module, file, line = node.meta[_AT]
+    return ", ".join([*([module] if module else []), *([f"{Path(file).name} line {line}"] if file else [])])
+
+
+def code_of(node: fx.Node) -> str:
+    """The source line that an operation stands in, where there is one."""
+    _, file, line = node.meta[_AT]
+    return linecache.getline(file, line).strip()
+
+
+def _normalised(m: nn.Module) -> Callable[..., Any] | None:
+    """BatchNorm and InstanceNorm in evaluation mode as functions of the input."""
+    if isinstance(m, _BATCH) and type(m).forward is nn.BatchNorm2d.forward:
+        own = m.running_mean is None
+        return lambda x: F.batch_norm(x, m.running_mean, m.running_var, m.weight, m.bias, own, 0.0, m.eps)
+    if isinstance(m, _INSTANCE) and type(m).forward is nn.InstanceNorm2d.forward:
+        own = m.running_mean is None
+        return lambda x: F.instance_norm(x, m.running_mean, m.running_var, m.weight, m.bias, own, 0.0, m.eps)
+    return None
+
+
+def _last_line(error: BaseException) -> str:
+    found, step = "", error.__traceback__
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if not file.startswith((_TORCH, _OWN)):
+            found = f"{Path(file).name} line {step.tb_lineno}"
+        step = step.tb_next
+    return found

@@ -1,0 +1,251 @@
+"""Does a table leave a module's outputs alone? Random group elements, in float64."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ckptzoo.errors import SymmetryError
+from ckptzoo.spec.architecture import Architecture
+from ckptzoo.spec.groups import Fixed, Wreath
+from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.symmetry.action import apply
+from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.tracing.double import InDouble
+from ckptzoo.symmetry.tracing.generic import Weights, generic_weights, near_weights
+from ckptzoo.symmetry.tracing.graph import HAND
+
+TOLERANCE = 1e-9
+"""Largest relative difference of float64 outputs under an element of a table that is right."""
+_ROUNDING = 2e-15
+_DRAWS = 6
+_ROWS = 4
+_SPREAD = 0.3
+_NO_EPS = 1e-300
+"""torch refuses an eps of 0; beside any variance this is 0."""
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Weights and inputs, and the outputs that they give, in evaluation or in training mode."""
+
+    training: bool
+    weights: Weights
+    inputs: torch.Tensor
+    outputs: tuple[NDArray[np.float64], ...]
+
+
+class Verifier:
+    """A module's outputs before and after group elements.
+
+    In evaluation mode with eps unchanged, on the module's own weights and on generic ones; where there are BatchNorm
+    modules, on generic ones in training mode with eps = 0 too.
+
+    Parameters
+    ----------
+    module : in float64 and evaluation mode; what it computes is not changed.
+    arch : of its state dict.
+    symmetry : a table, which tells the gains.
+    example : an input; the random ones have its shape, with four rows or more where the module takes them.
+    """
+
+    def __init__(self, module: nn.Module, arch: Architecture, symmetry: Symmetry, example: torch.Tensor) -> None:
+        self._module, self._arch, self._symmetry = module, arch, symmetry
+        self._rng = np.random.default_rng(0)
+        state = module.state_dict()
+        self._own: Weights = {tensor.name: state[tensor.name].detach().cpu().numpy() for tensor in arch.tensors}
+        self._example = example.repeat(-(-_ROWS // len(example)), *[1] * (example.ndim - 1))
+        try:
+            first = self._made(False, self._own, self._normal())
+        except RuntimeError:
+            self._example = example
+            first = self._made(False, self._own, self._normal())
+        generic = self._generic()
+        self._trials = [first, self._made(False, generic, first.inputs)]
+        if any(isinstance(item, _BATCH_NORMS) for item in module.modules()):
+            self._trials.append(self._made(True, generic, first.inputs))
+
+    def worst(self, symmetry: Symmetry, element: GroupElement) -> float:
+        """The largest relative difference of outputs that an element makes: ``max |f(g . w) - f(w)| / max |f(w)|``.
+
+        Trials whose outputs change by rounding alone are drawn anew, and left out where none is found.
+        """
+        found = 0.0
+        for number, trial in enumerate(self._trials):
+            gap = self._gap(symmetry, element, trial)
+            if not gap <= TOLERANCE and not self._steady(trial):
+                self._trials[number] = self._redrawn(trial)
+                gap = self._gap(symmetry, element, self._trials[number])
+            found = max(found, gap)
+        return found
+
+    def element(self, symmetry: Symmetry) -> GroupElement:
+        """A random element under which no running variance becomes negative."""
+        made = GroupElement.random(symmetry, 1, self._rng, spread=_SPREAD)
+        large = {item.group for action in symmetry.actions if action.exponent == 2 for item in action.segments}
+        scales = {name: np.maximum(scale, 1 / scale) if name in large else scale for name, scale in made.scales.items()}
+        return GroupElement(made.perms, scales)
+
+    def _generic(self) -> Weights:
+        parameters = {name for name, _ in self._module.named_parameters(remove_duplicate=False)}
+        return generic_weights(self._own, parameters, self._symmetry, self._rng)
+
+    def _normal(self) -> torch.Tensor:
+        return torch.from_numpy(self._rng.standard_normal(tuple(self._example.shape)))
+
+    def _made(self, training: bool, weights: Weights, inputs: torch.Tensor) -> _Trial:
+        return _Trial(training, weights, inputs, self._outputs(weights, inputs, training=training))
+
+    def _gap(self, symmetry: Symmetry, element: GroupElement, trial: _Trial) -> float:
+        moved = apply(element, {name: value[None] for name, value in trial.weights.items()}, symmetry)
+        found = self._outputs({name: value[0] for name, value in moved.items()}, trial.inputs, training=trial.training)
+        return _difference(trial.outputs, found)
+
+    def _steady(self, trial: _Trial) -> bool:
+        """Whether rounding alone leaves the outputs as they are."""
+        rounded = {
+            name: value * self._rng.uniform(1 - _ROUNDING, 1 + _ROUNDING, value.shape)
+            if value.dtype.kind == "f"
+            else value
+            for name, value in trial.weights.items()
+        }
+        found = self._outputs(rounded, trial.inputs, training=trial.training)
+        return _difference(trial.outputs, found) <= TOLERANCE / 10
+
+    def _redrawn(self, trial: _Trial) -> _Trial:
+        """Other weights and inputs, generic ones and such as the module's and the example."""
+        for draw in range(_DRAWS):
+            noise = self._normal()
+            inputs = self._example * (1 + 0.1 * noise) if draw % 2 else noise
+            weights = near_weights(self._own, self._rng) if draw % 2 else self._generic()
+            made = self._made(trial.training, weights, inputs)
+            if self._steady(made):
+                return made
+        raise SymmetryError(
+            f"symmetry.trace: {type(self._module).__name__}: expected float64 outputs that rounding changes by at most "
+            f"{TOLERANCE / 10:g}, got larger changes for {_DRAWS} draws of weights and inputs. {HAND}"
+        )
+
+    def _outputs(
+        self, weights: Mapping[str, NDArray[Any]], inputs: torch.Tensor, *, training: bool
+    ) -> tuple[NDArray[np.float64], ...]:
+        state: dict[str, torch.Tensor] = {}
+        for tensor in self._arch.tensors:
+            value = torch.from_numpy(np.asarray(weights[tensor.name]))
+            value = value.clone() if tensor.kind == "buffer" else value
+            state.update(dict.fromkeys((tensor.name, *tensor.aliases), value))
+        with torch.no_grad(), InDouble(), _batch_statistics(self._module if training else None):
+            made = torch.func.functional_call(self._module, state, (inputs.clone(),))
+        return tuple(item.double().numpy().ravel() for item in _tensors(made))
+
+
+def verified(
+    module: nn.Module, arch: Architecture, symmetry: Symmetry, example: torch.Tensor
+) -> tuple[Symmetry, float, tuple[str, ...]]:
+    """A table that random elements show to be right.
+
+    Groups whose permutations or scales alone change the outputs stay in place, or are not scaled.
+
+    Parameters
+    ----------
+    module : in float64 and evaluation mode.
+    arch : of its state dict.
+    symmetry : the table to verify.
+    example : an input, float64.
+
+    Returns
+    -------
+    The table, the largest relative difference that a random element makes, and a note for each group that failed.
+
+    Raises
+    ------
+    SymmetryError
+        An element changes the outputs by more than 1e-9, and no group alone does.
+
+    Notes
+    -----
+    Two forward passes in float64 for each of two or three trials.
+    """
+    verifier = Verifier(module, arch, symmetry, example)
+    worst, notes = verifier.worst(symmetry, verifier.element(symmetry)), ()
+    if not worst <= TOLERANCE:
+        symmetry, notes = _held(verifier, symmetry)
+        worst = verifier.worst(symmetry, verifier.element(symmetry))
+    if not worst <= TOLERANCE:
+        raise SymmetryError(
+            f"symmetry.trace: {type(module).__name__}: expected outputs that agree to {TOLERANCE:g} under random group "
+            f"elements, got a relative difference of {worst:.3g}. {HAND}"
+        )
+    return symmetry, worst, notes
+
+
+def _held(verifier: Verifier, symmetry: Symmetry) -> tuple[Symmetry, tuple[str, ...]]:
+    """The table without what fails alone: permutations of groups that move together, and scales of each group."""
+    random, identity = verifier.element(symmetry), GroupElement.identity(symmetry, 1)
+    groups = {group.id: group for group in symmetry.groups}
+    notes: list[str] = []
+    for together in _moving_together(symmetry):
+        perms = {name: random.perms[name] if name in together else identity.perms[name] for name in groups}
+        gap = verifier.worst(symmetry, GroupElement(perms, identity.scales))
+        if not gap <= TOLERANCE:
+            for name in sorted(together):
+                groups[name] = replace(groups[name], perm=Fixed())
+                notes.append(f"Group {name!r} stays in place: its permutations change the outputs by {gap:.3g}.")
+    for name, scale in random.scales.items():
+        gap = verifier.worst(symmetry, GroupElement(identity.perms, {**identity.scales, name: scale}))
+        if not gap <= TOLERANCE:
+            groups[name] = replace(groups[name], scale="none")
+            notes.append(f"Group {name!r} is not scaled: its scales change the outputs by {gap:.3g}.")
+    return Symmetry(tuple(groups.values()), symmetry.actions), tuple(notes)
+
+
+def _moving_together(symmetry: Symmetry) -> list[set[str]]:
+    """Groups whose permutations depend on one another, but for those in place."""
+    found: dict[str, set[str]] = {}
+    for group in symmetry.groups:
+        leader = symmetry.leader(group.id)
+        if not isinstance(leader.perm, Fixed):
+            key = f"blocks of {leader.perm.outer}" if isinstance(leader.perm, Wreath) else f"group {leader.id}"
+            found.setdefault(key, set()).add(group.id)
+    return list(found.values())
+
+
+def _difference(one: Sequence[NDArray[np.float64]], two: Sequence[NDArray[np.float64]]) -> float:
+    """The largest relative difference; infinite where a number is not finite."""
+    worst = 0.0
+    for first, second in zip(one, two, strict=True):
+        if not (np.isfinite(first).all() and np.isfinite(second).all()):
+            return float("inf")
+        gap, size = np.abs(second - first).max(initial=0.0), np.abs(first).max(initial=0.0)
+        worst = max(worst, float(gap / size) if size else float("inf") if gap else 0.0)
+    return worst
+
+
+def _tensors(made: Any) -> Iterator[torch.Tensor]:
+    if isinstance(made, torch.Tensor):
+        yield made
+    elif isinstance(made, Mapping):
+        yield from _tensors(tuple(made.values()))
+    elif isinstance(made, (tuple, list)):
+        for item in made:
+            yield from _tensors(item)
+
+
+@contextmanager
+def _batch_statistics(module: nn.Module | None) -> Iterator[None]:
+    """BatchNorms with the batch's statistics and without eps, for a while."""
+    norms = [item for item in module.modules() if isinstance(item, _BATCH_NORMS)] if module is not None else []
+    before = [(item, item.training, item.eps) for item in norms]
+    for item in norms:
+        item.training, item.eps = True, _NO_EPS
+    try:
+        yield
+    finally:
+        for item, training, eps in before:
+            item.training, item.eps = training, eps

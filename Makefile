@@ -34,6 +34,7 @@ format: $(READY)
 bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON in bench-results/
 	@$(PY) benchmarks/layers.py
 	@$(PY) benchmarks/train.py
+	@$(PY) benchmarks/symmetry.py
 
 clean:
 	@rm -rf $(VENV) zoos bench-results

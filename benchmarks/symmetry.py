@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import ckptzoo
 from benchmarks.layers_pages import evict
 from benchmarks.layers_report import machine
 from ckptzoo import archs
-from ckptzoo.derive import derive
+from ckptzoo.derive import Certified, derive
 from ckptzoo.spec import layout
 from ckptzoo.symmetry import canonicalize, trace
 
@@ -144,17 +144,12 @@ def measure(path: Path, found: list[Contender], repeats: int, progress: Progress
             progress.advance(task)
 
 
-def certificates(path: Path, certify: str) -> tuple[float, float | None]:
-    """Seconds that certificates add to derive, and the worst of them."""
-    seconds: list[float] = []
-    worst = None
-    for choice in ("none", certify):
-        shutil.rmtree(path / layout.DERIVED, ignore_errors=True)
-        began = time.perf_counter()
-        worst = derive(path, gauge=GAUGE, certify=choice).worst_random
-        seconds.append(time.perf_counter() - began)
+def certificates(path: Path, certify: str) -> tuple[float, list[Certified]]:
+    """Seconds of a derive that go into certificates, and what they are."""
     shutil.rmtree(path / layout.DERIVED, ignore_errors=True)
-    return seconds[1] - seconds[0], worst
+    done = derive(path, gauge=GAUGE, certify=certify)
+    shutil.rmtree(path / layout.DERIVED, ignore_errors=True)
+    return done.certifying, list(done.certified)
 
 
 def traced(name: str, repeats: int) -> list[float]:
@@ -212,13 +207,17 @@ def main() -> None:
             found = contenders(members * archs.architecture(name).nbytes > 2**28)
             measure(path, found, chosen.repeats, progress)
             show(console, path, members, found, nbytes)
-            seconds, worst = certificates(path, certify)
-            console.print(f"certificates ({certify}): {seconds:.1f} s more; largest difference {worst:.1e}")
+            seconds, certified = certificates(path, certify)
+            for kind in certified:
+                worst = f"largest difference {kind.random:.1e}"
+                console.print(
+                    f"certificates ({certify}): {kind.checkpoints:,} in {kind.precision}, {worst}; {seconds:.1f} s"
+                )
             results[name] = {
                 "members": members,
                 "bytes": nbytes,
                 "seconds": {contender.name: contender.seconds for contender in found},
-                "certificates": {"of": certify, "seconds": seconds, "worst": worst},
+                "certificates": {"of": certify, "seconds": seconds, "found": [asdict(kind) for kind in certified]},
             }
             shutil.rmtree(path)
     tracing = traced("resnet18-100", chosen.repeats)

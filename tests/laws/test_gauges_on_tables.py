@@ -1,0 +1,84 @@
+"""Laws of the gauges on tables of every kind: wreaths that share blocks, Like, Fixed, signs, flattened axes, ties.
+
+The tables are drawn without a function; what is tested is the algebra alone.
+"""
+
+from dataclasses import fields
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ckptzoo.symmetry import GroupElement, apply, canonicalize
+from tests.symmetry.tables import Network, Weights, networks
+
+K = 2
+many = settings(max_examples=300, deadline=None)
+seeds = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Network, Weights]:
+    """A table with weights of full precision, or of few values so that channels tie, in single or double precision."""
+    net = draw(networks())
+    weights = net.weights(K, draw(seeds), draw(st.sampled_from([np.float32, np.float64])))
+    levels = draw(st.sampled_from([0, 0, 1, 2]))
+    if levels:
+        rounded = {
+            name: np.round(array * levels) / levels for name, array in weights.items() if array.dtype.kind == "f"
+        }
+        weights |= {name: np.abs(array) if name in net.variances else array for name, array in rounded.items()}
+    return net, weights
+
+
+def crossed(net: Network) -> bool:
+    """Whether a permutation stands on two axes of one tensor, where no order of the axes comes first."""
+    for name in net.shapes:
+        sides = [{net.table.leader(item.group).id for item in act.segments} for act in net.table.actions_on(name)]
+        if sum(map(len, sides)) > len(set().union(*sides)):
+            return True
+    return False
+
+
+def assert_same(one: Weights, two: Weights, rows: np.ndarray) -> None:
+    for name, array in one.items():
+        np.testing.assert_array_equal(array[rows], two[name][rows], err_msg=name)
+
+
+@many
+@given(cases(), seeds)
+def test_canonical_is_invariant_under_permutations_bit_for_bit(case: tuple[Network, Weights], seed: int) -> None:
+    net, weights = case
+    g = net.element(K, seed)
+    only = GroupElement(g.perms, GroupElement.identity(net.table, K).scales)
+    one, two = canonicalize(weights, net.table), canonicalize(apply(only, weights, net.table), net.table)
+    rows = ~one.report.unresolved
+    np.testing.assert_array_equal(one.report.unresolved, two.report.unresolved)
+    assert_same(one.weights, two.weights, rows)
+    for field in fields(one.report):
+        np.testing.assert_array_equal(getattr(one.report, field.name)[rows], getattr(two.report, field.name)[rows])
+
+
+@many
+@given(cases(), st.sampled_from(["canonical", "first-weight", "unit-norm", "unit-std"]))
+def test_gauges_are_idempotent_and_apply_their_element(case: tuple[Network, Weights], gauge: str) -> None:
+    net, weights = case
+    written = {item.group for action in net.table.actions if action.exponent == 1 for item in action.segments}
+    assume(not crossed(net) and (gauge != "first-weight" or written == {group.id for group in net.table.groups}))
+    made = canonicalize(weights, net.table, gauge=gauge)
+    made.element.check(net.table)
+    assert_same(apply(made.element, weights, net.table), made.weights, made.report.gauged)
+    rows = made.report.gauged & ~made.report.unresolved
+    assert_same(canonicalize(made.weights, net.table, gauge=gauge).weights, made.weights, rows)
+
+
+@many
+@given(networks(), seeds, seeds)
+def test_canonical_collapses_scales_to_rounding(net: Network, a: int, b: int) -> None:
+    assume(not crossed(net))
+    weights = net.weights(K, a)
+    one = canonicalize(weights, net.table)
+    two = canonicalize(apply(net.element(K, b), weights, net.table), net.table)
+    rows = (one.report.margin > 1e-8) & ~one.report.unresolved
+    for name, array in one.weights.items():
+        np.testing.assert_allclose(array[rows], two.weights[name][rows], rtol=1e-9, atol=1e-9, err_msg=name)

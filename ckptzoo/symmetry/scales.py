@@ -81,15 +81,15 @@ def solve(moments: Moments, *, spread: bool) -> Scales:
         found.scales[group.id] = scale
         if not normalised or group.scale == "sign":
             silent[group.id] = quiet
-    lost: dict[str, np.ndarray] = {}
+    left = dict(silent)
     for group in reversed(groups):
-        if group.id in silent and silent[group.id].any():
+        if group.id in left and left[group.id].any():
             readers = _determined(moments.readers(group.id), group, moments, set())
-            lost[group.id] = _settle(silent[group.id], readers, group, moments, found, lost)
+            left[group.id] = _settle(left[group.id], readers, group, moments, found, left)
     for group in groups:
-        if group.id in lost and lost[group.id].any():
+        if group.id in left and left[group.id].any():
             writers = _determined(moments.writers(group.id), group, moments, set())
-            _settle(lost[group.id], writers, group, moments, found, {})
+            _settle(left[group.id], writers, group, moments, found, {})
     return found
 
 

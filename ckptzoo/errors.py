@@ -65,7 +65,7 @@ class UnknownNameError(ZooError, KeyError):
 
     def __str__(self) -> str:
         shown = ", ".join(self.known[:12]) + (", ..." if len(self.known) > 12 else "")
-        hint = f"Did you mean {' or '.join(self.near)}?" if self.near else "See ckptzoo info."
+        hint = f"Did you mean {' or '.join(self.near)}?" if self.near else "Choose one of these."
         return (
             f"{self.where}: {self.kind} {self.name!r}: expected one of {shown or '(none)'}, got {self.name!r}. {hint}"
         )

@@ -126,12 +126,16 @@ def derive(
         emit(asdict(made))
         return
     print(f"{zoo}: {counted(made.checkpoints, 'checkpoint')} derived in {gauge}, {made.already:,} were there already.")
+    if store != "weights" and not made.checkpoints:
+        print("nothing was stored anew: parts that are there stay as they are stored.")
     if given is not None and not made.checkpoints:
         print("the inputs were not used: certificates are made when checkpoints are derived.")
     if made.checkpoints:
         certified = sum(item.checkpoints for item in made.certified)
         spent = f", {made.certifying:.1f} s of them for the certificates of {certified:,}" if certified else ""
         print(f"took {made.seconds:.1f} s{spent}")
+        if not made.certified and certify == "auto":
+            print("no certificates: ckptzoo.archs has no forward function for it. Pass one to ckptzoo.derive.derive.")
     for number, what in (
         (made.untouched, "left as they are: not finite, or not representable in the gauge"),
         (made.tied, "with ties"),
@@ -177,6 +181,8 @@ def dedupe(
     for ids, identical in zip(found.groups, found.identical, strict=True):
         print(printable(f"{'the same' if identical else 'the same to rounding'}: {', '.join(ids)}"))
     print(f"{zoo}: {counted(found.checkpoints, 'checkpoint')} compared, {found.spare:,} of them again in disguise.")
+    if found.uncertain:
+        print(f"{found.uncertain:,} compared with keys within rounding: scaled copies of them may be missed")
     if found.skipped:
         shown = ", ".join(found.skipped[:8]) + (", ..." if len(found.skipped) > 8 else "")
         print(printable(f"{len(found.skipped):,} not compared, not finite or with ties unresolved: {shown}"))

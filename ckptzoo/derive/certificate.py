@@ -1,9 +1,11 @@
 """Certificates: do two sets of stacked weights compute the same functions? Answered with torch."""
 
+import copy
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,12 +35,18 @@ class Certifier:
 
     Parameters
     ----------
-    arch : an architecture whose forward function is in ``ckptzoo.archs``.
+    arch : an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
+    module : the network; by default that of ``ckptzoo.archs``. It is copied.
     """
 
-    def __init__(self, arch: Architecture) -> None:
-        assert arch.forward is not None
-        self._arch, self._factory = arch, archs.get(arch.forward)
+    def __init__(self, arch: Architecture, module: torch.nn.Module | None = None) -> None:
+        self._arch = arch
+        if module is not None:
+            held = copy.deepcopy(module).to("meta")
+            self._factory = partial(copy.deepcopy, held)
+        else:
+            assert arch.forward is not None
+            self._factory = archs.get(arch.forward)
         self._stack = max(1, min(_STACK, _STACK_BYTES // arch.nbytes))
         self._local = threading.local()
 

@@ -20,6 +20,8 @@ from ckptzoo.symmetry.fingerprint import SUMS, sketch
 
 ROUNDINGS = 4
 """Weights agree when they differ by at most so many units of the precision in which they were stored."""
+NEAR = 8
+"""Keys of channels may change places when they are so many units of that precision apart."""
 REACH = 4.0
 """Sketches of weights that agree differ by at most so many times the tolerance and the root of the tensors' number."""
 
@@ -40,6 +42,8 @@ class Duplicates:
     identical : for each group whether the canonical weights are equal bit for bit.
     checkpoints : how many were compared.
     skipped : ids of those that were not: weights that are not finite, or ties that the gauge leaves unresolved.
+    uncertain : how many were compared whose smallest margin between two keys, or tie, may be within rounding: they
+        are found again where they were permuted, and may be missed where they were also scaled.
     tolerance : the relative norm up to which every tensor of two canonical forms agrees.
     """
 
@@ -47,6 +51,7 @@ class Duplicates:
     identical: tuple[bool, ...]
     checkpoints: int
     skipped: tuple[str, ...]
+    uncertain: int
     tolerance: float
 
     @property
@@ -62,6 +67,7 @@ class Duplicates:
             "checkpoints": self.checkpoints,
             "spare": self.spare,
             "skipped": list(self.skipped),
+            "uncertain": self.uncertain,
             "tolerance": self.tolerance,
         }
 
@@ -95,12 +101,13 @@ def dedupe(zoo: Zoo, *, tolerance: float | None = None, progress: Progress | Non
     of 32 MiB, one checkpoint, and 16 numbers a checkpoint. Law: tests/derive/test_dedupe.py.
     """
     symmetry = symmetry_of(zoo.contents)
+    precision = max((_precision(zoo[name].dtype) for name in zoo.arch.names), default=0.0)
     if tolerance is None:
-        tolerance = ROUNDINGS * max((_precision(zoo[name].dtype) for name in zoo.arch.names), default=0.0)
+        tolerance = ROUNDINGS * precision
     if not 0 <= tolerance < np.inf:
         step = "Leave it out for rounding alone."
         raise ZooError(f"dedupe: tolerance: expected a finite number, 0 or more, got {tolerance!r}. {step}")
-    sketches, usable = _sketched(zoo, symmetry, progress)
+    sketches, usable, margins = _sketched(zoo, symmetry, progress)
     rows, ids = np.flatnonzero(usable), zoo.ids
     width = REACH * tolerance * np.sqrt(len(zoo.arch.names))
     weights = _Weights(zoo, symmetry)
@@ -115,6 +122,7 @@ def dedupe(zoo: Zoo, *, tolerance: float | None = None, progress: Progress | Non
         identical=tuple(identical for _, identical in found),
         checkpoints=len(rows),
         skipped=tuple(ids[row] for row in np.flatnonzero(~usable)),
+        uncertain=int((usable & (margins <= NEAR * precision)).sum()),
         tolerance=tolerance,
     )
 
@@ -123,21 +131,23 @@ def _precision(dtype: np.dtype[Any]) -> float:
     return 0.0 if dtype.kind in "iub" else float(ml_dtypes.finfo(dtype).eps)
 
 
-def _sketched(zoo: Zoo, symmetry: Symmetry, progress: Progress | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The sketch of every checkpoint (N, 16), and whether it has one."""
-    sketches, usable = np.zeros((len(zoo), SUMS)), np.zeros(len(zoo), bool)
+def _sketched(
+    zoo: Zoo, symmetry: Symmetry, progress: Progress | None
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64]]:
+    """The sketch of every checkpoint (N, 16), whether it has one, and its smallest margin."""
+    sketches, usable, margins = np.zeros((len(zoo), SUMS)), np.zeros(len(zoo), bool), np.zeros(len(zoo))
 
     def one(rows: NDArray[np.int64]) -> NDArray[np.int64]:
         made = _canonical(zoo, rows, symmetry)
         good = made.report.gauged & ~made.report.unresolved
-        usable[rows] = good
+        usable[rows], margins[rows] = good, made.report.margin
         sketches[rows[good]] = sketch({name: array[good] for name, array in made.weights.items()})
         return rows
 
     for rows in in_order(one, _pieces(np.arange(len(zoo)), zoo)):
         if progress is not None:
             progress(int(rows[-1]) + 1, len(zoo))
-    return sketches, usable
+    return sketches, usable, margins
 
 
 def _canonical(zoo: Zoo, rows: NDArray[np.int64], symmetry: Symmetry) -> Canonical:

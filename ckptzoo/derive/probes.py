@@ -17,9 +17,11 @@ RANDOM_INPUTS = 8
 """Standard normal inputs, the same for every checkpoint."""
 
 
-def probes_of(arch: Architecture, rule: Rule, inputs: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
+def probes_of(
+    arch: Architecture, rule: Rule, inputs: NDArray[Any] | None, *, module: Any = None
+) -> dict[str, NDArray[Any]]:
     """The inputs of the certificates by name; none where no forward function is known, or no certificate wanted."""
-    known, shape = archs.known(arch.forward), arch.input_shape
+    known, shape = module is not None or archs.known(arch.forward), arch.input_shape
     if rule == Rule(None, None):
         if inputs is not None:
             raise ZooError(
@@ -28,11 +30,9 @@ def probes_of(arch: Architecture, rule: Rule, inputs: NDArray[Any] | None) -> di
             )
         return {}
     if inputs is not None and (not known or (shape is not None and inputs.shape[1:] != shape) or not len(inputs)):
-        expected = f"(B, *{shape}) for a forward function in ckptzoo.archs"
-        raise ZooError(
-            f"{arch.name}: real inputs: expected {expected}, got {inputs.shape} for {arch.forward!r}. "
-            "Leave them out, or pass them as the network takes them."
-        )
+        expected = f"shape (B, {str(shape)[1:]}" if shape else "a forward function in ckptzoo.archs, or a module"
+        step = "Pass them as the network takes them." if known else "Pass derive(..., module=...) from Python."
+        raise ZooError(f"{arch.name}: real inputs: expected {expected}, got shape {inputs.shape}. {step}")
     found: dict[str, NDArray[Any]] = {}
     if known and shape is not None:
         found["random"] = np.random.default_rng(0).standard_normal((RANDOM_INPUTS, *shape))

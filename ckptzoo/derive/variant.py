@@ -14,7 +14,7 @@ from ckptzoo.derive.result import Derived
 from ckptzoo.derive.rule import Rule
 from ckptzoo.derive.tables import declare, symmetry_of
 from ckptzoo.derive.work import Work
-from ckptzoo.errors import UnknownNameError
+from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.format.part import Part
 from ckptzoo.format.reader import read_contents
 from ckptzoo.symmetry import GAUGES
@@ -33,6 +33,7 @@ def derive(
     store: str = "weights",
     certify: str = "auto",
     inputs: NDArray[Any] | None = None,
+    module: Any = None,
     progress: Progress | None = None,
 ) -> Derived:
     """Bring every checkpoint of a zoo into a gauge and write the variant beside the raw weights.
@@ -52,13 +53,17 @@ def derive(
         the last and others evenly between, 8 in all. ``"sample"``: the sample alone, in float64. ``"none"``: none,
         and torch is not needed. ``"auto"``: all up to 4 MiB a checkpoint, else the sample. Checkpoints that are not
         finite have no certificate.
-    inputs : (B, *input_shape) real inputs for the certificates, as the network takes them, beside 8 random ones.
+    inputs : (B, *input_shape) real inputs for the certificates, as the network takes them, beside 8 random ones where
+        the zoo's architecture has an input shape.
+    module : the network as a torch module, for the certificates of one that is not in ``ckptzoo.archs``.
     progress : called after every batch.
 
     Raises
     ------
     UnknownNameError
         No such gauge, store or rule for certificates.
+    ZooError
+        Certificates are asked for by ``"all"`` or ``"sample"``, and no forward function or no input is known.
     SymmetryError
         The network has no symmetry table, the table is wrong, the gauge is not defined for it, or the variant was
         made by another version of the gauge or with another table.
@@ -78,8 +83,13 @@ def derive(
     began = time.perf_counter()
     contents = read_contents(Path(path).absolute())
     symmetry, rule = symmetry_of(contents), Rule.of(certify, contents.architecture)
-    probes = probes_of(contents.architecture, rule, inputs)
-    work = Work(contents, symmetry, GAUGES[gauge], probes, rule, weights=store == "weights")
+    probes = probes_of(contents.architecture, rule, inputs, module=module)
+    if certify in ("all", "sample") and not probes:
+        raise ZooError(
+            f"{contents.identity.name}: certificates: expected a forward function and inputs, got a network that "
+            "is not in ckptzoo.archs. Pass derive(..., module=..., inputs=...) from Python, or certify none."
+        )
+    work = Work(contents, symmetry, GAUGES[gauge], probes, rule, module, weights=store == "weights")
     work.catch_up()
     todo = work.todo()
     share = 0.0

@@ -108,11 +108,12 @@ class Work:
         gauge: Gauge,
         probes: Mapping[str, NDArray[Any]],
         rule: Rule,
+        module: Any,
         *,
         weights: bool,
     ) -> None:
         self._contents, self._symmetry, self._gauge = contents, symmetry, gauge
-        self._probes, self._rule = probes, rule
+        self._probes, self._rule, self._module = probes, rule, module
         self._root, self._arch = contents.root, contents.architecture
         self._zoo = Zoo(contents, {}, np.arange(len(contents.raw.metadata)))
         self._certifier: Any = None
@@ -156,7 +157,7 @@ class Work:
         """
         if not self._probes:
             return
-        self._certifier = certificate_module().Certifier(self._arch)
+        self._certifier = certificate_module().Certifier(self._arch, self._module)
         small = self._arch.nbytes <= SMALL_BYTES
         rows = np.flatnonzero(self._zoo.metadata["finite"].fill_null(False).to_numpy())[: 4 if small else 1]
         if len(rows):

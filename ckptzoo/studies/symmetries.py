@@ -173,9 +173,9 @@ class Symmetries:
             rows.append(("clamped filters", _found(self.clamped, "filter")))
         if len(self.margins):
             low, middle, high = np.quantile(self.margins, [0.05, 0.5, 0.95])
-            rows.append(("margins", f"median {middle:.2g}, 90 % within {low:.2g} to {high:.2g}"))
+            rows.append(("margins", f"median {middle:.2g}, 90 % within {low:.2g} to {high:.2g}, ties count as 0"))
         if self.closest is not None:
-            rows.append(("smallest margin", f"{self.closest[1]:.2g} in {self.closest[0]}"))
+            rows.append(("smallest above 0", f"{self.closest[1]:.2g} in {self.closest[0]}"))
         return rows
 
     def _share(self, number: int) -> str:

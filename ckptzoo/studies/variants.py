@@ -1,5 +1,6 @@
 """Whether a zoo has what a study of its symmetries needs."""
 
+from ckptzoo import archs
 from ckptzoo.errors import SymmetryError, UnknownNameError, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.spec import layout
@@ -22,11 +23,12 @@ def table_of(zoo: Zoo, variant: str) -> Symmetry:
     derived = [name for name in zoo.variants if name != layout.RAW]
     if variant not in derived and variant not in GAUGES:
         raise UnknownNameError(zoo.name, "variant", variant, list(dict.fromkeys([*derived, *GAUGES])))
-    command = f"ckptzoo derive {zoo.path.name} --gauge {variant}"
+    command = f"ckptzoo derive {zoo.path} --gauge {variant}"
     if zoo.symmetry is None:
-        raise SymmetryError(
-            f"{zoo.name}: symmetry table: expected one, got none. Run {command}, which adds the known ones."
-        )
+        step = f"Run {command}"
+        if not archs.known(zoo.arch.forward):
+            step = f"Declare one with ckptzoo.derive.declare({str(zoo.path)!r}, table), then run {command}"
+        raise SymmetryError(f"{zoo.name}: symmetry table: expected one, got none. {step}.")
     if variant not in derived:
         had = ", ".join(zoo.variants)
         raise ZooError(f"{zoo.name}: variants: expected {variant!r} among them, got {had}. Run {command}.")

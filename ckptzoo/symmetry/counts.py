@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from ckptzoo import archs
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import Sym, Symmetry, Wreath
-from ckptzoo.symmetry.tables import last_layer, table_of
+from ckptzoo.symmetry.tables import Arch, last_layer, table_of
+from ckptzoo.symmetry.tracing.result import Traced
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Counts:
         return "\n".join(f"{name:<16} {value}" for name, value in lines)
 
 
-def count(arch: Symmetry | Architecture | str) -> Counts:
+def count(arch: Arch) -> Counts:
     r"""Count a network's symmetries.
 
     .. math:: |P| = \prod_{\mathrm{Sym}} n! \; \prod_{\mathrm{outer}} g! \; \prod_{\mathrm{Wreath}} (k!)^g
@@ -89,7 +90,7 @@ def count(arch: Symmetry | Architecture | str) -> Counts:
         scaling_without_eps=sum(positive.values()),
         scaling_eval=sum(positive.values()) + _gains_against_variances(table),
         signs=sum(group.n for group in table.groups if group.scale == "sign"),
-        softmax=_softmax(table, archs.architecture(arch) if isinstance(arch, str) else arch),
+        softmax=_softmax(table, _architecture(arch)),
     )
 
 
@@ -116,10 +117,19 @@ def _gains_against_variances(table: Symmetry) -> int:
     )
 
 
-def _softmax(table: Symmetry, arch: Symmetry | Architecture) -> int | None:
+def _architecture(arch: Arch) -> Architecture | None:
+    """The architecture, where there is more than a table."""
+    if isinstance(arch, Traced):
+        return arch.architecture
+    if isinstance(arch, str):
+        return archs.architecture(arch)
+    return None if isinstance(arch, Symmetry) else arch
+
+
+def _softmax(table: Symmetry, arch: Architecture | None) -> int | None:
     """The fan-in of the last layer, and its bias."""
     last = last_layer(table)
-    if isinstance(arch, Symmetry):
+    if arch is None:
         return sum(item.inner * item.count for item in last.segments) + 1 if last else None
     weights = [arch[last.tensor]] if last else [tensor for tensor in arch.tensors if len(tensor.shape) > 1]
     if not weights:

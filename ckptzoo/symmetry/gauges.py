@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from ckptzoo import archs
 from ckptzoo.errors import SymmetryError, UnknownNameError
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import Symmetry
@@ -20,7 +21,8 @@ from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import sum_keys
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.scales import Scales, solve
-from ckptzoo.symmetry.tables import table_of
+from ckptzoo.symmetry.tables import Arch, table_of
+from ckptzoo.symmetry.tracing.result import Traced
 
 Order = Callable[[Moments, Scales, Report], dict[str, np.ndarray]]
 
@@ -116,7 +118,7 @@ class Canonical:
 
 def canonicalize(
     weights: Stacked,
-    arch: Symmetry | Architecture | str,
+    arch: Arch,
     *,
     gauge: str = "canonical",
     threads: int | None = None,
@@ -153,6 +155,7 @@ def canonicalize(
     if not symmetry.groups:
         raise SymmetryError("symmetry table: expected at least one group, got none. There is nothing to canonicalize.")
     arrays, K = stack_of(weights, symmetry)
+    _fits(arrays, symmetry, arch)
     rows = np.flatnonzero(_finite(arrays, K))
     element, report = GroupElement.identity(symmetry, K), Report.blank(K)
 
@@ -181,7 +184,7 @@ def canonicalize(
     return Canonical(made, element, report, rule)
 
 
-def ordering_keys(weights: Stacked, arch: Symmetry | Architecture | str) -> dict[str, np.ndarray]:
+def ordering_keys(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:
     """What the ``canonical`` gauge sorts channels by: the sums of their incoming weights, at unit norm.
 
     Parameters
@@ -197,6 +200,28 @@ def ordering_keys(weights: Stacked, arch: Symmetry | Architecture | str) -> dict
     symmetry = table_of(arch)
     made = canonicalize(weights, symmetry, gauge="unit-norm")
     return sum_keys(Moments({name: to_numpy(array) for name, array in made.weights.items()}, symmetry))
+
+
+def _fits(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, arch: Arch) -> None:
+    """Refuse tensors of another shape than the architecture's, and integers where scales act."""
+    if isinstance(arch, str):
+        arch = archs.architecture(arch)
+    if isinstance(arch, Traced):
+        arch = arch.architecture
+    if isinstance(arch, Architecture):
+        for tensor in arch.tensors:
+            found = arrays[tensor.name].shape[1:] if tensor.name in arrays else None
+            if found is not None and found != tensor.shape:
+                raise SymmetryError(
+                    f"weights: tensor {tensor.name!r}: expected shape (K, {str(tensor.shape)[1:]}, got "
+                    f"(K, {str(found)[1:]}. Pass the weights of {arch.name}."
+                )
+    for action in symmetry.actions:
+        if action.exponent and not is_float(arrays[action.tensor]):
+            raise SymmetryError(
+                f"weights: tensor {action.tensor!r}: expected floats, got {arrays[action.tensor].dtype}. "
+                "Convert it first."
+            )
 
 
 def _pieces(rows: np.ndarray, arrays: Mapping[str, np.ndarray], threads: int) -> list[np.ndarray]:

@@ -5,14 +5,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import to_numpy
 from ckptzoo.symmetry.layout import Stacked, stored_dtype
-from ckptzoo.symmetry.tables import last_layer, table_of
+from ckptzoo.symmetry.tables import Arch, last_layer, table_of
 
 
-def remove_softmax_shift(weights: Stacked, arch: Symmetry | Architecture | str) -> dict[str, np.ndarray]:
+def remove_softmax_shift(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:
     """The last layer with logits that sum to zero: the same class probabilities.
 
     ``W - 1 v^T`` and ``b - c 1`` with v and c the means over the classes: of the fan-in + 1 degrees of freedom of

@@ -4,25 +4,36 @@ from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import AxisAction, Symmetry
+from ckptzoo.symmetry.tracing.result import Traced
+
+Arch = Symmetry | Traced | Architecture | str
+"""Whatever names a network: its table, what ``trace`` found, an architecture or the name of a registered one."""
 
 
-def table_of(arch: Symmetry | Architecture | str) -> Symmetry:
+def table_of(arch: Arch) -> Symmetry:
     """The symmetry table of a network.
 
     Parameters
     ----------
-    arch : a table, which is returned as it is; an architecture whose forward function is in ``ckptzoo.archs``; or
-        a name there.
+    arch : a table, which is returned as it is, or what ``trace`` found; an architecture whose forward function is in
+        ``ckptzoo.archs``; or a name there.
 
     Raises
     ------
     SymmetryError
-        No such name in ``ckptzoo.archs``.
+        No such name in ``ckptzoo.archs``, or nothing that names a network.
     SpecError
         The registry's table does not fit the architecture; every problem is listed.
     """
     if isinstance(arch, Symmetry):
         return arch
+    if isinstance(arch, Traced):
+        return arch.symmetry
+    if not isinstance(arch, Architecture | str):
+        raise SymmetryError(
+            f"symmetry table: expected a table, an architecture or a name, got {type(arch).__name__}. "
+            "Find a module's table with ckptzoo.symmetry.trace(module, example_input)."
+        )
     name = arch if isinstance(arch, str) else arch.forward
     if not archs.known(name):
         raise SymmetryError(

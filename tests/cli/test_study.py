@@ -80,7 +80,7 @@ def test_what_is_missing_is_one_line_and_the_next_step(cli: Any, trained: Path, 
     ended = cli("study", "permutations", trained, "--variant", "first-weight", "--where", "step == 20")
     assert ended.code == 2 and "--keep-steps" in ended.line
     ended = cli("study", "symmetries", trained, "--variant", "unit-norm")
-    assert ended.code == 2 and "Run ckptzoo derive trained --gauge unit-norm." in ended.line
+    assert ended.code == 2 and f"Run ckptzoo derive {trained} --gauge unit-norm." in ended.line
     ended = cli("study", "symmetries", trained, "--variant", "frist-weight")
     assert ended.code == 2 and "Did you mean first-weight" in ended.line
     ended = cli("study", "symmetries", make_zoo()[0], "--variant", "first-weight")

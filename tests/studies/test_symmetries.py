@@ -189,7 +189,7 @@ def test_a_selection_is_studied_on_its_own(sorted_units: Make) -> None:
 
 def test_what_is_missing_is_said(sorted_units: Make) -> None:
     zoo = sorted_units(np.tile(KEYS, (2, 1)))
-    with pytest.raises(ZooError, match="Run ckptzoo derive units --gauge unit-norm"):
+    with pytest.raises(ZooError, match=r"Run ckptzoo derive \S+units --gauge unit-norm"):
         symmetries(zoo, "unit-norm")
     for name in ("raw", "frist-weight"):
         with pytest.raises(UnknownNameError, match="first-weight"):

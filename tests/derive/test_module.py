@@ -1,0 +1,67 @@
+"""A network that ckptzoo.archs does not know: its table is declared, its certificates come from its module."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ckptzoo
+from ckptzoo.derive import declare, derive
+from ckptzoo.errors import ZooError
+from ckptzoo.symmetry import canonicalize, count, trace
+
+INPUTS = np.random.default_rng(0).standard_normal((5, 3, 6, 6))
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    with ckptzoo.create(tmp_path / "mine", arch=network().state_dict(), card=ckptzoo.Card("mine", "Mine.")) as writer:
+        for number in range(6):
+            writer.add(network().state_dict(), {"id": f"net-{number}"})
+    declare(tmp_path / "mine", trace(network(), torch.randn(2, 3, 6, 6)).symmetry)
+    return tmp_path / "mine"
+
+
+def test_a_module_certifies_every_checkpoint(zoo: Path) -> None:
+    module = network()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    (found,) = derive(zoo, module=module, inputs=INPUTS, certify="all").certified
+    assert (found.precision, found.checkpoints, found.random) == ("float64", 6, None)
+    assert found.real is not None and 0 < found.real < 1e-5
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_another_module_is_caught_before_anything_is_written(zoo: Path) -> None:
+    other = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sigmoid(), nn.Flatten(), nn.Linear(64, 2))
+    with pytest.raises(ZooError, match="random group elements"):
+        derive(zoo, module=other, inputs=INPUTS)
+    assert ckptzoo.open(zoo).variants == ("raw",)
+
+
+def test_certificates_that_cannot_be_made_are_refused_where_they_are_asked_for(zoo: Path) -> None:
+    for certify in ("all", "sample"):
+        with pytest.raises(ZooError, match=r"module=\.\.\., inputs=\.\.\."):
+            derive(zoo, certify=certify)
+    with pytest.raises(ZooError, match="or a module"):
+        derive(zoo, inputs=INPUTS)
+    assert derive(zoo).certified == ()
+
+
+def test_what_trace_found_names_the_network() -> None:
+    traced = trace(network(), torch.randn(2, 3, 6, 6))
+    weights = {name: value[None] for name, value in network().state_dict().items()}
+    assert count(traced) == count(traced.symmetry) and count(traced).softmax == 65
+    assert canonicalize(weights, traced).report.gauged.all()
+    with pytest.raises(ZooError, match=r"tensor '4.weight': expected shape \(K, 2, 64\), got \(K, 2, 65\)"):
+        canonicalize({**weights, "4.weight": torch.zeros(1, 2, 65)}, traced)
+    with pytest.raises(ZooError, match=r"tensor '0.weight': expected floats, got int64"):
+        canonicalize({**weights, "0.weight": weights["0.weight"].long()}, traced)
+    with pytest.raises(ZooError, match=r"got Sequential. Find a module's table with ckptzoo.symmetry.trace"):
+        canonicalize(weights, network())  # type: ignore[arg-type]

@@ -24,7 +24,8 @@ ROUGH = 2.0**16
 def order(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
     """Permutations (K, n) by group, ascending in the keys, ties resolved."""
     symmetry = moments.symmetry
-    still = GroupElement(GroupElement.identity(symmetry, moments.K).perms, found.scales)
+    usable = {name: np.where(np.isfinite(scale) & (scale != 0), scale, 1) for name, scale in found.scales.items()}
+    still = GroupElement(GroupElement.identity(symmetry, moments.K).perms, usable)
     scaled = Moments(apply(still, moments.arrays, symmetry, threads=1), symmetry)
     keys = sum_keys(scaled)
     made = Order(symmetry, moments.K, report)

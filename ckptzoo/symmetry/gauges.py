@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -104,13 +105,14 @@ class Canonical:
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape), at least float32: ``apply(element, raw)``, bit for bit.
+    weights : tensor name to (K, *shape), at least float32, in the framework of the raw weights:
+        ``apply(element, raw)``, bit for bit.
     element : the K group elements that lead from the raw weights to these.
     report : what was found, per checkpoint.
     gauge : the gauge.
     """
 
-    weights: dict[str, np.ndarray]
+    weights: dict[str, Any]
     element: GroupElement
     report: Report
     gauge: Gauge
@@ -131,7 +133,8 @@ def canonicalize(
     Parameters
     ----------
     weights : tensor name to (K, *shape), numpy or torch; half precisions give float32.
-    arch : the network's table, an architecture whose table is known, or the name of one in ``ckptzoo.archs``.
+    arch : the network's table, what ``trace`` found, an architecture whose forward function is in ``ckptzoo.archs``, or
+        a name there.
     gauge : a name in ``GAUGES``.
     threads : at most so many; None for one a core.
 

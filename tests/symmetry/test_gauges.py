@@ -287,3 +287,12 @@ def test_torch_weights_come_back_as_tensors_with_the_same_bits() -> None:
         assert made.weights[name].numpy().tobytes() == array.tobytes()
     halves = {name: torch.from_numpy(array).bfloat16() for name, array in raw.items()}
     assert canonicalize(halves, "optunet").weights["fc.weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("gauge", GAUGES)
+def test_a_checkpoint_whose_scales_have_no_number_stays_as_it_is_beside_others(gauge: str) -> None:
+    raw = _optunets(3, np.float64)
+    raw["conv1.weight"][1] = 5e-324
+    made = canonicalize(raw, TABLE, gauge=gauge)
+    assert made.report.gauged.tolist() == [True, False, True]
+    assert all((made.weights[name][1] == raw[name][1]).all() for name in raw)

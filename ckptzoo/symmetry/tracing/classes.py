@@ -1,13 +1,13 @@
 """Classes of tied channels: where each sits in the tensors, how it scales there, and which look alike."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ckptzoo.symmetry.tracing.ledger import FIXED, OUTPUT, SIGN, Ledger
 
-POSITIVE_SCALE, SIGN_SCALE, NO_SCALE = "positive", "sign", "none"
+NO_SCALE = "none"
 
 
 @dataclass(frozen=True)
@@ -48,52 +48,71 @@ class Channel:
     first: tuple[int, int]
 
 
+@dataclass(frozen=True, order=True)
+class _Row:
+    """A position of a channel, so that rows of channels that look alike correspond when they are sorted.
+
+    Parameters
+    ----------
+    place, path, at : number of the place, the entry's path, and the position.
+    scale, kind : the scale's atom, -1 where there is none, and its kind.
+    """
+
+    place: int
+    path: int
+    at: int
+    scale: int
+    kind: str
+
+
 def channels(ledger: Ledger) -> dict[int, Channel]:
     """All channels that sit in tensors, by their atoms."""
     _apart(ledger)
     rows = _rows(ledger)
+    sums = _sums(ledger)
+    atoms = np.array(sorted(rows), np.int64)
+    held = (ledger.channels.marks(atoms, FIXED) >= 0) | (ledger.channels.marks(atoms, OUTPUT) >= 0)
+    reads = [place.role == "in" for place in ledger.places.values()]
+    looks: dict[Hashable, int] = {}
+    made: dict[int, Channel] = {}
+    for atom, fixed in zip(atoms.tolist(), held.tolist(), strict=True):
+        seen: dict[int, int] = {}
+        entries: list[Entry] = []
+        facts: list[Hashable] = [fixed, *sorted(sums.get(atom, ()))]
+        for row in sorted(rows[atom]):
+            scale = -1 if row.scale < 0 else seen.setdefault(row.scale, len(seen))
+            entries.append(Entry(row.place, row.at, scale, row.kind))
+            facts.append((row.place, row.path, scale, row.kind))
+        first = min((reads[entry.place], entry.place, entry.at) for entry in entries)
+        made[atom] = Channel(atom, tuple(entries), looks.setdefault(tuple(facts), len(looks)), fixed, first[1:])
+    return made
+
+
+def _rows(ledger: Ledger) -> dict[int, list[_Row]]:
+    """The positions of every channel."""
+    rows: dict[int, list[_Row]] = {}
+    for number, place in enumerate(ledger.places.values()):
+        alive = ledger.alive(place.scale)
+        scales = np.where(alive, ledger.scales.find(place.scale), -1)
+        signs = ledger.scales.marks(scales, SIGN) >= 0
+        kinds = np.where(alive, np.where(signs, "sign", "positive"), NO_SCALE).tolist()
+        atoms = ledger.channels.find(place.channel).tolist()
+        for at, (path, scale, kind, atom) in enumerate(
+            zip(place.path.tolist(), scales.tolist(), kinds, atoms, strict=True)
+        ):
+            if atom >= 0:
+                rows.setdefault(atom, []).append(_Row(number, path, at, scale, kind))
+    return rows
+
+
+def _sums(ledger: Ledger) -> dict[int, list[tuple[int, int]]]:
+    """For every channel the sums that it goes into, and its paths there."""
     sums: dict[int, list[tuple[int, int]]] = {}
     for number, labels in enumerate(ledger.sums):
         atoms, paths = np.broadcast_arrays(ledger.channels.find(labels.channel), labels.path)
         for atom, path in zip(atoms.ravel().tolist(), paths.ravel().tolist(), strict=True):
             sums.setdefault(atom, []).append((number, path))
-    looks: dict[Hashable, int] = {}
-    atoms = np.array(sorted(rows), np.int64)
-    held = (ledger.channels.marks(atoms, FIXED) >= 0) | (ledger.channels.marks(atoms, OUTPUT) >= 0)
-    places = list(ledger.places.values())
-    made: dict[int, Channel] = {}
-    for atom, fixed in zip(atoms.tolist(), held.tolist(), strict=True):
-        seen: dict[int, int] = {}
-        entries: list[Entry] = []
-        signature: list[Hashable] = []
-        for place, path, at, scale, kind in sorted(rows[atom]):
-            number = -1 if scale < 0 else seen.setdefault(scale, len(seen))
-            entries.append(Entry(place, at, number, kind))
-            signature.append((place, path, number, kind))
-        signature.append(tuple(sorted(sums.get(atom, ()))))
-        number = looks.setdefault((tuple(signature), fixed), len(looks))
-        made[atom] = Channel(atom, tuple(entries), number, fixed, _first(entries, [place.role for place in places]))
-    return made
-
-
-def _first(entries: Iterable[Entry], roles: list[str]) -> tuple[int, int]:
-    return min((roles[entry.place] == "in", entry.place, entry.at) for entry in entries)[1:]
-
-
-def _rows(ledger: Ledger) -> dict[int, list[tuple[int, int, int, int, str]]]:
-    """For every channel: place, path, position, scale and its kind."""
-    rows: dict[int, list[tuple[int, int, int, int, str]]] = {}
-    for number, place in enumerate(ledger.places.values()):
-        atoms = ledger.channels.find(place.channel).tolist()
-        alive = ledger.alive(place.scale)
-        scales = np.where(alive, ledger.scales.find(place.scale), -1)
-        signs = ledger.scales.marks(scales, SIGN) >= 0
-        kinds = np.where(alive, np.where(signs, SIGN_SCALE, POSITIVE_SCALE), NO_SCALE).tolist()
-        for at, row in enumerate(zip(atoms, place.path.tolist(), scales.tolist(), kinds, strict=True)):
-            atom, path, scale, kind = row
-            if atom >= 0:
-                rows.setdefault(atom, []).append((number, path, at, scale, kind))
-    return rows
+    return sums
 
 
 def _apart(ledger: Ledger) -> None:

@@ -39,13 +39,13 @@ class _Tracer(fx.Tracer):
         """torch's modules that are more than a function of their tensors."""
         kind = type(m).__module__
         functions = kind in _FUNCTIONS and not isinstance(m, _MORE)
-        return kind.startswith(("torch.nn.", "torch.ao.")) and not functions and _normalised(m) is None
+        return kind.startswith(("torch.nn.", "torch.ao.")) and not functions and _function(m) is None
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Normalisations as functions, without the checks of their modules."""
-        return super().call_module(m, _normalised(m) or forward, args, kwargs)
+        """Without the checks that normalisations and others make on their input."""
+        return super().call_module(m, _function(m) or forward, args, kwargs)
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
@@ -99,8 +99,10 @@ def code_of(node: fx.Node) -> str:
     return linecache.getline(file, line).strip()
 
 
-def _normalised(m: nn.Module) -> Callable[..., Any] | None:
-    """BatchNorm and InstanceNorm in evaluation mode as functions of the input."""
+def _function(m: nn.Module) -> Callable[..., Any] | None:
+    """What BatchNorm and InstanceNorm in evaluation mode do with their input, and DataParallel on one device."""
+    if isinstance(m, nn.DataParallel):
+        return m.module
     if isinstance(m, _BATCH) and type(m).forward is nn.BatchNorm2d.forward:
         own = m.running_mean is None
         return lambda x: F.batch_norm(x, m.running_mean, m.running_var, m.weight, m.bias, own, 0.0, m.eps)

@@ -6,6 +6,7 @@ import numpy as np
 
 from ckptzoo.symmetry.tracing.labels import Labels
 from ckptzoo.symmetry.tracing.ledger import Blocks
+from ckptzoo.symmetry.tracing.pointwise import stepped
 from ckptzoo.symmetry.tracing.values import CONSTANT, Call, Value
 
 
@@ -39,14 +40,7 @@ def gathered(call: Call, value: Value, axis: int) -> Labels:
     ledger, size = call.ledger, value.tensor.shape[axis]
     labels = _of_constant(call, value, axis) if value.origin == CONSTANT else call.labels(value)
     axis %= value.tensor.ndim
-    if any(other != axis for other in labels.varying):
-        why = "reads channels that lie along several axes"
-        arrays = np.broadcast_arrays(labels.channel, labels.scale, labels.path)
-        channel, scale, path = (np.moveaxis(item, axis, 0).reshape(item.shape[axis], -1) for item in arrays)
-        channel = ledger.tie(channel[:, :1], channel, why)[:, 0]
-        scale = ledger.join(scale[:, :1], scale, why)[:, 0]
-        one = Labels(channel, scale, ledger.paths.step("together", *path.T), labels.power)
-        labels = one.across(axis, value.tensor.ndim)
+    labels = ledger.together(labels, tuple(other for other in labels.varying if other != axis))
     return labels.line(axis, size)
 
 
@@ -73,7 +67,7 @@ def _across(call: Call, labels: Labels, weight: Value, bias: Value | None) -> La
     ledger.notes.append(
         f"{_named(call, weight)[0]!r} stays in place: {ledger.here} mixes another axis than the channels'."
     )
-    return replace(labels, path=ledger.paths.step(call.history, np.zeros_like(labels.path[..., :1])))
+    return stepped(call, labels)
 
 
 def _convolution(call: Call, at: int, sides: tuple[int, int]) -> Labels:
@@ -94,7 +88,7 @@ def _weight(call: Call, weight: Value, sides: tuple[int, int], read: Labels, gro
         ledger.hold(read.channel, "multiplies by a matrix of constants")
         ledger.kill(read.scale, "multiplies by a matrix of constants")
         none = np.full(weight.tensor.shape[sides[1]], -1)
-        return Labels(none, none, np.zeros(1, np.int64))
+        return Labels(none, none, ledger.paths.step(call.history, weight.labels.path.ravel()))
     name, axes = _named(call, weight)
     reads, writes = (axes[side] for side in sides)
     if read.power not in (1, -1):

@@ -1,5 +1,6 @@
 """What a trace learns on its way: which channels and scales are tied, where they sit in the tensors, and why."""
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -108,6 +109,21 @@ class Ledger:
         if (lone := first != second).any():
             self.kill(np.where(first, one, two)[lone], why)
         return np.where(both, one, -1)
+
+    def together(self, labels: Labels, axes: tuple[int, ...]) -> Labels:
+        """Labels that are the same along some axes, after what lies in line there is tied."""
+        if not axes:
+            return labels
+        why, shape = "takes channels together that lie in line", np.broadcast_shapes(labels.shape, labels.path.shape)
+        kept = [size if axis not in axes else 1 for axis, size in enumerate(shape)]
+        channel, scale, path = (
+            np.moveaxis(np.broadcast_to(item, shape), axes, range(-len(axes), 0)).reshape(math.prod(kept), -1)
+            for item in (labels.channel, labels.scale, labels.path)
+        )
+        channel = self.tie(channel[:, :1], channel, why)[:, 0]
+        scale = self.join(scale[:, :1], scale, why)[:, 0]
+        made = Labels(channel, scale, self.paths.step("together", *path.T), labels.power)
+        return made.each(lambda item: item.reshape(kept))
 
     def place(
         self,

@@ -125,9 +125,8 @@ def _power(ledger: Ledger, sources: Sequence[Labels]) -> float:
 
 def _flattened(labels: Labels, shape: tuple[int, ...]) -> list[NDArray[Any]]:
     """Channel, scale, and a number for the path and the place beside other channels' entries, of every entry."""
-    everywhere = place = np.arange(math.prod(shape)).reshape(shape)
-    for axis in labels.varying:
-        place = place.take([0], axis=axis)
+    beside = [1 if axis in labels.varying else size for axis, size in enumerate(shape)]
+    everywhere, place = (np.arange(math.prod(sizes)).reshape(sizes) for sizes in (shape, beside))
     place = np.where(labels.channel < 0, everywhere, place)
     origin = _mixed(np.broadcast_to(labels.path, shape)) + _mixed(np.broadcast_to(place, shape) + 2**40)
     return [np.broadcast_to(item, shape).ravel() for item in (labels.channel, labels.scale, origin)]

@@ -87,7 +87,8 @@ def clipped(call: Call) -> Labels:
         low, high = call.get(1, "min"), call.get(2, "max")
     if {low, high} <= {None, 0}:
         return positive(call)
-    return odd(call) if isinstance(low, (int, float)) and low == -high else none(call)
+    alike = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low == -high
+    return odd(call) if alike else none(call)
 
 
 def thresholded(call: Call) -> Labels:

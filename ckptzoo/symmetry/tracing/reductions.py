@@ -15,7 +15,7 @@ from ckptzoo.symmetry.tracing.values import Call, Value
 
 def summed(call: Call) -> Labels:
     """``sum``, ``mean``: every scale passes, but over channels."""
-    return _reduced(call, call.labels(call.input), call.get(1, "dim"), call.get(2, "keepdim", False))
+    return _reduced(call, call.labels(call.input), _dim(call), call.get(2, "keepdim", False))
 
 
 def largest(call: Call) -> Any:
@@ -24,7 +24,7 @@ def largest(call: Call) -> Any:
         return extremum(call)
     labels = call.labels(call.input)
     call.ledger.only(labels.scale, POSITIVE, "keeps positive factors alone")
-    made = _reduced(call, labels, call.get(1, "dim"), call.get(2, "keepdim", False))
+    made = _reduced(call, labels, _dim(call), call.get(2, "keepdim", False))
     if not isinstance(call.result, tuple):
         return made
     return [made, replace(made, scale=np.full_like(made.scale, -1))]
@@ -33,7 +33,7 @@ def largest(call: Call) -> Any:
 def spread(call: Call) -> Labels:
     """``var`` (scales squared), ``std`` and ``norm`` of order 2 (positive scales)."""
     labels = call.labels(call.input)
-    dim, keepdim = call.get(1, "dim"), call.kwargs.get("keepdim", False)
+    dim, keepdim = _dim(call), call.kwargs.get("keepdim", False)
     if call.name == "norm":
         order, dim, keepdim = call.get(1, "p", 2), call.get(2, "dim"), call.get(3, "keepdim", False)
         if order not in (2, "fro"):
@@ -62,19 +62,22 @@ def pooled(rule: Callable[[Call], Labels]) -> Callable[[Call], Labels]:
     return pool
 
 
+def _dim(call: Call) -> Any:
+    return call.get(1, "dim", call.kwargs.get("axis"))
+
+
 def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
     ndim = call.input.tensor.ndim
     dims = range(ndim) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
     axes = {int(axis) % ndim for axis in dims} if ndim else set[int]()
-    over = [axis for axis in labels.varying if axis in axes]
-    if over:
+    over = tuple(axis for axis in labels.varying if axis in axes)
+    if over and len(over) < len(labels.varying):
+        labels = call.ledger.together(labels, over)
+    elif over:
         call.ledger.kill(labels.scale, "sums over channels")
         call.ledger.sum_over(labels)
-        if len(over) < len(labels.varying):
-            raise call.refused("a sum over all channels or none", "a sum over some of them")
         labels = still(ndim, call.ledger.paths.of("sum", len(call.ledger.sums)))
     labels = stepped(call, labels)
-
     if keepdim:
         return labels
     return labels.each(lambda item: item.reshape([size for axis, size in enumerate(item.shape) if axis not in axes]))

@@ -42,7 +42,7 @@ _NAMES: dict[Rule, str] = {
         "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d interpolate "
         "upsample"
     ),
-    movement.kept: "contiguous clone detach float double half bfloat16 to cpu type type_as",
+    movement.kept: "contiguous clone data detach float double half bfloat16 to cpu type type_as",
     movement.moved: (
         "view reshape flatten unflatten ravel permute transpose swapaxes swapdims movedim moveaxis t T mT squeeze "
         "unsqueeze expand expand_as view_as reshape_as broadcast_to repeat tile repeat_interleave flip fliplr flipud "

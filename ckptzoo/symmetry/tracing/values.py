@@ -113,8 +113,7 @@ class Call:
         source = axes[long[0]]
         assert source is not None
         made = self.ledger.write(name, source, value.tensor.shape[long[0]], "bias")
-        value.labels, value.source = made.across(long[0], value.tensor.ndim), None
-        return value.labels
+        return made.across(long[0], value.tensor.ndim)
 
     def refused(self, expected: str, got: str) -> SymmetryError:
         """The error for what the rules do not cover."""

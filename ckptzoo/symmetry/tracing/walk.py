@@ -4,6 +4,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 
@@ -112,12 +113,12 @@ class Walk:
         origin = DATA if any(value.origin == DATA for value in values) else PARAMETER
         made = RULES[call.name](call)
         if not isinstance(result, torch.Tensor):
-            return type(result)([Value(tensor, labels, origin) for tensor, labels in zip(result, made, strict=True)])
-        known = before.get(id(result))
-        if isinstance(made, Value) or known is None:
-            return made if isinstance(made, Value) else Value(result, made, origin)
-        known[0].labels, known[0].origin = made, origin
-        return known[0]
+            return type(result)([_value(tensor, labels, origin) for tensor, labels in zip(result, made, strict=True)])
+        if isinstance(made, Value):
+            return made
+        value = before[id(result)][0] if id(result) in before else Value(result, made, origin)
+        value.labels, value.origin = _fitting(made, result), origin
+        return value
 
     def _constant(self, result: Any, history: str, *values: Value) -> Any:
         """What depends on no input and no parameter, as a value where it is a tensor."""
@@ -159,6 +160,19 @@ def _operation(node: fx.Node, args: tuple[Any, ...]) -> tuple[str | None, Callab
     if target is getattr:
         return known, lambda tensor: getattr(tensor, name), args[:1]
     return known, lambda tensor, *others, **named: getattr(tensor, name)(*others, **named), args
+
+
+def _value(tensor: torch.Tensor, labels: Labels, origin: str) -> Value:
+    return Value(tensor, _fitting(labels, tensor), origin)
+
+
+def _fitting(labels: Labels, tensor: torch.Tensor) -> Labels:
+    """The labels, once they are seen to broadcast to the tensor's shape."""
+    shape = tuple(tensor.shape)
+    for item in (labels.channel, labels.scale, labels.path):
+        if item.ndim != len(shape) or np.broadcast_shapes(item.shape, shape) != shape:
+            raise ValueError(f"labels of shape {item.shape} for a result of shape {shape}")
+    return labels
 
 
 def _version(value: Value) -> int:

@@ -1,0 +1,382 @@
+"""Grouped convolutions: blocks that move, blocks that stay, and whether any permutation is missed."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ckptzoo.symmetry import count, trace
+from tests.symmetry.tracing.helpers import Net, held, images, lines, net, rows, text
+
+
+def test_a_depthwise_convolution_and_several_outputs_a_channel() -> None:
+    for times in (1, 2):
+        module = net(
+            lambda m, x: m.c(F.relu(m.b(F.relu(m.a(x)))).mean((2, 3))),
+            a=lambda: nn.Conv2d(1, 3, 3),
+            b=lambda times=times: nn.Conv2d(3, 3 * times, 3, groups=3),
+            c=lambda times=times: nn.Linear(3 * times, 2),
+        )
+        assert text(held(module, images()).symmetry) == lines(f"""
+            a 3 wreath(b,3,1) positive
+            b {3 * times} wreath(b,3,{times}) positive
+            a.weight 0 +1 out a@0+3
+            a.bias 0 +1 bias a@0+3
+            b.weight 0 +1 out b@0+{3 * times}
+            b.weight 1/3 -1 in a@0+3
+            b.bias 0 +1 bias b@0+{3 * times}
+            c.weight 1 -1 in b@0+{3 * times}
+        """)
+
+
+def test_depthwise_convolutions_in_a_row_share_their_block_permutation() -> None:
+    module = net(
+        lambda m, x: m.d(F.relu(m.c(F.relu(m.b(F.relu(m.a(x))))))),
+        a=lambda: nn.Conv2d(1, 3, 3),
+        b=lambda: nn.Conv2d(3, 3, 1, groups=3),
+        c=lambda: nn.Conv2d(3, 6, 1, groups=3),
+        d=lambda: nn.Conv2d(6, 2, 1),
+    )
+    traced = held(module, images())
+    assert text(traced.symmetry).splitlines()[:3] == [
+        "a 3 wreath(b,3,1) positive",
+        "b 3 wreath(b,3,1) positive",
+        "c 6 wreath(b,3,2) positive",
+    ]
+    assert traced.notes == ()
+
+
+class Inverted(nn.Module):
+    """A block of MobileNet: expand, depthwise, project, and the sum with what came in."""
+
+    def __init__(self, n: int, inner: int) -> None:
+        super().__init__()
+        self.expand, self.n1 = nn.Conv2d(n, inner, 1, bias=False), nn.BatchNorm2d(inner)
+        self.depth, self.n2 = nn.Conv2d(inner, inner, 3, padding=1, groups=inner, bias=False), nn.BatchNorm2d(inner)
+        self.project, self.n3 = nn.Conv2d(inner, n, 1, bias=False), nn.BatchNorm2d(n)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.relu(self.n2(self.depth(F.relu(self.n1(self.expand(x))))))
+        return x + self.n3(self.project(h))
+
+
+def test_mobile_networks() -> None:
+    module = net(
+        lambda m, x: m.c(m.b(m.b0(m.a(x))).mean((2, 3))),
+        a=lambda: nn.Conv2d(1, 3, 3),
+        b0=lambda: nn.Conv2d(3, 3, 3, padding=1, groups=3),
+        b=lambda: Inverted(3, 4),
+        c=lambda: nn.Linear(3, 2),
+    )
+    traced = held(module, images())
+    assert text(traced.symmetry).splitlines()[:7] == [
+        "a 3 wreath(b0,3,1) positive",
+        "b0 3 wreath(b0,3,1) positive",
+        "b.expand 4 wreath(b.depth,4,1) positive",
+        "b.n1 4 like(b.expand) positive",
+        "b.depth 4 wreath(b.depth,4,1) positive",
+        "b.n2 4 like(b.depth) positive",
+        "b.project 3 like(b0) positive",
+    ]
+    assert count(traced.symmetry).permutations == 6 * 24 and traced.notes == ()
+
+
+def test_a_depthwise_convolution_beside_its_own_input() -> None:
+    module = net(
+        lambda m, x: (lambda h: m.c(F.relu(h + m.b(h)).mean((2, 3))))(F.relu(m.a(x))),
+        a=lambda: nn.Conv2d(1, 3, 3),
+        b=lambda: nn.Conv2d(3, 3, 3, padding=1, groups=3, bias=False),
+        c=lambda: nn.Linear(3, 2),
+    )
+    assert text(held(module, images()).symmetry) == lines("""
+        a 3 wreath(b,3,1) positive
+        a.weight 0 +1 out a@0+3
+        a.bias 0 +1 bias a@0+3
+        b.weight 0 +1 out a@0+3
+        b.weight 1/3 -1 in a@0+3
+        c.weight 1 -1 in a@0+3
+    """)
+
+
+def test_a_block_of_resnext() -> None:
+    def block(m: Net, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(m.n0(m.a(x)))
+        h = F.relu(m.n2(m.c2(F.relu(m.n1(m.c1(x))))))
+        return m.fc(F.relu(x + m.n3(m.c3(h))).mean((2, 3)))
+
+    module = net(
+        block,
+        a=lambda: nn.Conv2d(1, 3, 3),
+        n0=lambda: nn.BatchNorm2d(3),
+        c1=lambda: nn.Conv2d(3, 4, 1, bias=False),
+        n1=lambda: nn.BatchNorm2d(4),
+        c2=lambda: nn.Conv2d(4, 4, 3, padding=1, groups=2, bias=False),
+        n2=lambda: nn.BatchNorm2d(4),
+        c3=lambda: nn.Conv2d(4, 3, 1, bias=False),
+        n3=lambda: nn.BatchNorm2d(3),
+        fc=lambda: nn.Linear(3, 2),
+    )
+    traced = held(module, images())
+    assert text(traced.symmetry).splitlines()[:7] == [
+        "a 3 sym positive",
+        "n0 3 like(a) positive",
+        "c1 4 wreath(c2,2,2) positive",
+        "n1 4 like(c1) positive",
+        "c2 4 wreath(c2,2,2) positive",
+        "n2 4 like(c2) positive",
+        "c3 3 like(a) positive",
+    ]
+    assert "c2.weight 1/2 -1 in n1@0+4" in text(traced.symmetry)
+    assert traced.notes == ()
+
+
+def test_blocks_of_a_concatenation_stay_in_place() -> None:
+    module = net(
+        lambda m, x: m.d(F.relu(m.c(torch.cat([F.relu(m.a(x)), F.relu(m.b(x))], 1)))),
+        a=lambda: nn.Conv2d(1, 2, 3),
+        b=lambda: nn.Conv2d(1, 2, 3),
+        c=lambda: nn.Conv2d(4, 6, 1, groups=2),
+        d=lambda: nn.Conv2d(6, 2, 1),
+    )
+    traced = held(module, images())
+    assert text(traced.symmetry) == lines("""
+        a 2 sym positive
+        b 2 sym positive
+        c 3 sym positive
+        c:2 3 sym positive
+        a.weight 0 +1 out a@0+2
+        a.bias 0 +1 bias a@0+2
+        b.weight 0 +1 out b@0+2
+        b.bias 0 +1 bias b@0+2
+        c.weight 0 +1 out c@0+3 c:2@3+3
+        c.weight 1/2 -1 in a@0+2 b@2+2
+        c.bias 0 +1 bias c@0+3 c:2@3+3
+        d.weight 1 -1 in c@0+3 c:2@3+3
+    """)
+    assert traced.notes == ("The blocks of 'c' stay in place: the channels on its sides are not one group in order.",)
+
+
+def test_blocks_within_blocks_stay_in_place() -> None:
+    module = net(
+        lambda m, x: m.d(F.relu(m.c(F.relu(m.b(F.relu(m.a(x))))))),
+        a=lambda: nn.Conv2d(1, 4, 3),
+        b=lambda: nn.Conv2d(4, 8, 1, groups=2),
+        c=lambda: nn.Conv2d(8, 4, 1, groups=4),
+        d=lambda: nn.Conv2d(4, 2, 1),
+    )
+    traced = held(module, images())
+    assert traced.notes == (
+        "The blocks of 'c' stay in place: 'b' and 'c' have blocks of the same channels.",
+        "The blocks of 'b' stay in place: the channels on its sides are not one group in order.",
+        "Group 'c' stays in place: each of its channels lies in a block of its own that stays in place.",
+    )
+    assert text(traced.symmetry).splitlines()[:7] == [
+        "a 2 sym positive",
+        "a:2 2 sym positive",
+        *(f"b{name} 2 sym positive" for name in ("", ":2", ":3", ":4")),
+        "c 4 fixed positive",
+    ]
+
+
+def test_a_depthwise_convolution_of_several_groups_ties_what_it_writes_to_what_it_reads() -> None:
+    module = net(
+        lambda m, x: m.d(F.relu(m.c(torch.cat([F.relu(m.a(x)), F.relu(m.b(x))], 1)))),
+        a=lambda: nn.Conv2d(1, 2, 3),
+        b=lambda: nn.Conv2d(1, 3, 3),
+        c=lambda: nn.Conv2d(5, 5, 3, groups=5),
+        d=lambda: nn.Conv2d(5, 2, 1),
+    )
+    traced = held(module, images())
+    assert text(traced.symmetry) == lines("""
+        a 2 sym positive
+        b 3 sym positive
+        a.weight 0 +1 out a@0+2
+        a.bias 0 +1 bias a@0+2
+        b.weight 0 +1 out b@0+3
+        b.bias 0 +1 bias b@0+3
+        c.weight 0 0 out a@0+2 b@2+3
+        c.bias 0 +1 bias a@0+2 b@2+3
+        d.weight 1 -1 in a@0+2 b@2+3
+    """)
+    assert traced.notes[0].startswith("The channels that 'c' writes move with those that it reads")
+
+
+def test_a_depthwise_convolution_of_the_input() -> None:
+    module = net(lambda m, x: m.b(F.relu(m.a(x))), a=lambda: nn.Conv2d(2, 2, 3, groups=2), b=lambda: nn.Conv2d(2, 2, 1))
+    assert text(held(module, images(2)).symmetry).splitlines()[0] == "a 2 fixed positive"
+    module = net(lambda m, x: m.b(F.relu(m.a(x))), a=lambda: nn.Conv2d(2, 6, 3, groups=2), b=lambda: nn.Conv2d(6, 2, 1))
+    assert text(held(module, images(2)).symmetry).splitlines()[:2] == ["a 3 sym positive", "a:2 3 sym positive"]
+
+
+def test_a_grouped_convolution_that_reads_the_input_beside_channels() -> None:
+    module = net(
+        lambda m, x: m.c(F.relu(m.b(torch.cat([x, F.relu(m.a(x))], 1)))),
+        a=lambda: nn.Conv2d(1, 3, 1),
+        b=lambda: nn.Conv2d(4, 4, 1, groups=2),
+        c=lambda: nn.Conv2d(4, 2, 1),
+    )
+    traced = held(module, images())
+    assert text(traced.symmetry) == lines("""
+        a 1 sym positive
+        a:2 2 sym positive
+        b 1 fixed none
+        b:2 2 sym positive
+        b:3 2 sym positive
+        a.weight 0 +1 out a@0+1 a:2@1+2
+        a.bias 0 +1 bias a@0+1 a:2@1+2
+        b.weight 0 +1 out b:2@0+2 b:3@2+2
+        b.weight 1/2 -1 in b@0+1 a@1+1 a:2@2+2
+        b.bias 0 +1 bias b:2@0+2 b:3@2+2
+        c.weight 1 -1 in b:2@0+2 b:3@2+2
+    """)
+    assert "Group 'b' stays in place: 'conv2d' (b, " in traced.notes[1]
+
+
+def test_a_grouped_convolution_whose_channels_lie_in_two_blocks() -> None:
+    module = net(
+        lambda m, x: (lambda h: m.c(F.relu(m.b(torch.cat([h, h], 1)))))(F.relu(m.a(x))),
+        a=lambda: nn.Conv2d(1, 2, 1),
+        b=lambda: nn.Conv2d(4, 4, 1, groups=2),
+        c=lambda: nn.Conv2d(4, 2, 1),
+    )
+    traced = held(module, images())
+    assert text(traced.symmetry).splitlines()[:3] == ["a 2 fixed positive", "b 2 sym positive", "b:2 2 sym positive"]
+    assert "has a channel in several blocks" in traced.notes[1]
+
+
+def test_group_norm_over_two_groups_of_channels() -> None:
+    module = net(
+        lambda m, x: m.c(F.relu(m.n(torch.cat([m.a(x), m.b(x)], 1)))),
+        a=lambda: nn.Conv2d(1, 4, 1),
+        b=lambda: nn.Conv2d(1, 8, 1),
+        n=lambda: nn.GroupNorm(6, 12),
+        c=lambda: nn.Conv2d(12, 2, 1),
+    )
+    assert text(held(module, images()).symmetry).splitlines()[:2] == [
+        "a 4 wreath(n,2,2) none",
+        "b 8 wreath(n:2,4,2) none",
+    ]
+
+
+def _choices(shape: Sequence[int], axis: int, blocks: int) -> np.ndarray:
+    """All orders of a weight's rows (choices, rows); or of its columns, within each block of rows on its own."""
+    orders = list(itertools.permutations(range(shape[axis])))
+    return np.array(orders if axis == 0 else list(itertools.product(orders, repeat=blocks)))
+
+
+def _unchanged(module: nn.Module, sites: Sequence[tuple[str, int, int]], example: torch.Tensor) -> int:
+    """How many of all choices of an order at each site (tensor, axis, blocks) leave the outputs as they are."""
+    module = module.double().eval()
+    rng = np.random.default_rng(3)
+    state = {name: rng.uniform(-1, 1, value.shape) for name, value in module.state_dict().items()}
+    choices = [_choices(state[tensor].shape, axis, blocks) for tensor, axis, blocks in sites]
+    index = np.indices([len(item) for item in choices]).reshape(len(choices), -1)
+    stack = {name: np.broadcast_to(value, (index.shape[1], *value.shape)) for name, value in state.items()}
+    for (tensor, axis, blocks), choice, at in sorted(zip(sites, choices, index, strict=True), key=lambda item: item[0]):
+        weight, order = stack[tensor], choice[at]
+        if axis == 0:
+            bias = f"{tensor.removesuffix('weight')}bias"
+            stack[tensor] = np.take_along_axis(weight, order.reshape(*order.shape, *[1] * (weight.ndim - 2)), 1)
+            if bias in stack:
+                stack[bias] = np.take_along_axis(stack[bias], order, 1)
+        else:
+            order = np.repeat(order, weight.shape[1] // blocks, axis=1)
+            stack[tensor] = np.take_along_axis(weight, order.reshape(*order.shape, *[1] * (weight.ndim - 3)), 2)
+    inputs = torch.from_numpy(rng.standard_normal((3, *example.shape[1:])))
+
+    def run(state: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(module, state, (inputs,))
+
+    with torch.no_grad():
+        made = torch.func.vmap(run)({name: torch.from_numpy(value.copy()) for name, value in stack.items()}).flatten(1)
+        one = torch.func.functional_call(
+            module, {name: torch.from_numpy(value) for name, value in state.items()}, (inputs,)
+        )
+    return int(((made - one.flatten()).abs().amax(1) < 1e-9).sum())
+
+
+def _soft(h: torch.Tensor) -> torch.Tensor:
+    """An activation under which no channel is ever dead, as permutations do not care which one it is."""
+    return F.softplus(h)
+
+
+COMPLETE = {
+    "dense": (
+        lambda m, x: m.c(_soft(m.b(_soft(m.a(x))))),
+        {"a": lambda: nn.Linear(2, 3), "b": lambda: nn.Linear(3, 3), "c": lambda: nn.Linear(3, 2)},
+        [("a.weight", 0, 1), ("b.weight", 0, 1), ("b.weight", 1, 1), ("c.weight", 1, 1)],
+        36,
+    ),
+    "grouped": (
+        lambda m, x: m.c(_soft(m.b(_soft(m.a(x))))).flatten(1),
+        {"a": lambda: nn.Conv2d(2, 4, 1), "b": lambda: nn.Conv2d(4, 4, 1, groups=2), "c": lambda: nn.Conv2d(4, 1, 1)},
+        [("a.weight", 0, 1), ("b.weight", 0, 1), ("b.weight", 1, 2), ("c.weight", 1, 1)],
+        2 * 2**2 * 2**2,
+    ),
+    "depthwise": (
+        lambda m, x: m.c(_soft(m.b(_soft(m.a(x))))).flatten(1),
+        {"a": lambda: nn.Conv2d(2, 3, 1), "b": lambda: nn.Conv2d(3, 3, 1, groups=3), "c": lambda: nn.Conv2d(3, 1, 1)},
+        [("a.weight", 0, 1), ("b.weight", 0, 1), ("c.weight", 1, 1)],
+        6,
+    ),
+    "depthwise, two outputs": (
+        lambda m, x: m.c(_soft(m.b(_soft(m.a(x))))).flatten(1),
+        {"a": lambda: nn.Conv2d(2, 2, 1), "b": lambda: nn.Conv2d(2, 4, 1, groups=2), "c": lambda: nn.Conv2d(4, 1, 1)},
+        [("a.weight", 0, 1), ("b.weight", 0, 1), ("c.weight", 1, 1)],
+        2 * 2**2,
+    ),
+    "grouped, of a concatenation": (
+        lambda m, x: m.c(_soft(m.d(torch.cat([_soft(m.a(x)), _soft(m.b(x))], 1)))).flatten(1),
+        {
+            "a": lambda: nn.Conv2d(2, 2, 1),
+            "b": lambda: nn.Conv2d(2, 2, 1),
+            "d": lambda: nn.Conv2d(4, 4, 1, groups=2),
+            "c": lambda: nn.Conv2d(4, 1, 1),
+        },
+        [("a.weight", 0, 1), ("b.weight", 0, 1), ("d.weight", 0, 1), ("d.weight", 1, 2), ("c.weight", 1, 1)],
+        2**4,
+    ),
+    "concatenated with itself": (
+        lambda m, x: (lambda h: m.c(torch.cat([h, h.exp()], 1)))(_soft(m.a(x))),
+        {"a": lambda: nn.Linear(2, 3), "c": lambda: nn.Linear(6, 2)},
+        [("a.weight", 0, 1), ("c.weight", 1, 1)],
+        6,
+    ),
+    "concatenated": (
+        lambda m, x: m.c(torch.cat([_soft(m.a(x)), _soft(m.b(x)), x], 1)),
+        {"a": lambda: nn.Linear(2, 2), "b": lambda: nn.Linear(2, 3), "c": lambda: nn.Linear(7, 2)},
+        [("a.weight", 0, 1), ("b.weight", 0, 1), ("c.weight", 1, 1)],
+        2 * 6,
+    ),
+    "residual": (
+        lambda m, x: (lambda h: m.c(_soft(h + m.b(h))))(_soft(m.a(x))),
+        {"a": lambda: nn.Linear(2, 3), "b": lambda: nn.Linear(3, 3), "c": lambda: nn.Linear(3, 2)},
+        [("a.weight", 0, 1), ("b.weight", 0, 1), ("b.weight", 1, 1), ("c.weight", 1, 1)],
+        6,
+    ),
+    "halves": (
+        lambda m, x: (lambda h: m.c(h[:, :2] * torch.tanh(h[:, 2:])))(m.a(x)),
+        {"a": lambda: nn.Linear(2, 4), "c": lambda: nn.Linear(2, 2)},
+        [("a.weight", 0, 1), ("c.weight", 1, 1)],
+        2,
+    ),
+    "in blocks": (
+        lambda m, x: m.c(_soft(F.group_norm(m.a(x), 2))).flatten(1),
+        {"a": lambda: nn.Conv2d(2, 6, 1), "c": lambda: nn.Conv2d(6, 1, 1)},
+        [("a.weight", 0, 1), ("c.weight", 1, 1)],
+        2 * 6**2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_no_permutation_is_missed(name: str) -> None:
+    forward, parts, sites, expected = COMPLETE[name]
+    module = net(forward, **parts)
+    example = rows(2) if isinstance(module.a, nn.Linear) else images(2, 2)
+    found = count(trace(module, example).symmetry).permutations
+    assert found == expected == _unchanged(module, sites, example)

@@ -1,0 +1,162 @@
+"""What has no rule is refused, with the operation, the module and the line; and nothing is changed."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ckptzoo.errors import SymmetryError
+from ckptzoo.symmetry import trace
+from tests.symmetry.tracing.helpers import Net, images, net, parameter, rows
+
+STEP = "Declare the table by hand, as a ckptzoo.spec.symmetry.Symmetry."
+
+
+class Deep(nn.Module):
+    """A module within a module, with an operation that there is no rule for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"block": Cumulative()})
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.inner["block"](x))
+
+
+class Cumulative(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cumsum(self.a(x), 1)
+
+
+def test_an_unknown_operation_is_named_with_its_module_and_line() -> None:
+    line = Cumulative.forward.__code__.co_firstlineno + 1
+    with pytest.raises(SymmetryError) as caught:
+        trace(Deep(), rows(5))
+    assert str(caught.value) == (
+        f"symmetry.trace: 'cumsum' (inner.block, test_refused.py line {line}): expected an operation that there is a rule "
+        f"for, got 'cumsum' in `return torch.cumsum(self.a(x), 1)`. {STEP}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        (lambda m, x: m.c(torch.where(m.a(x) > 0, m.a(x), -m.a(x))), "'gt'"),
+        (lambda m, x: m.c(m.a(x).cumsum(1)), "'cumsum'"),
+        (lambda m, x: m.c(m.a(x).sort(1)[0]), "'sort'"),
+        (lambda m, x: m.c(m.a(x).data_ptr()), "'data_ptr'"),
+        (lambda m, x: m.c(m.a(x).grad), "'grad'"),
+        (lambda m, x: torch.einsum("bi,oi->bo", m.a(x), m.c.weight), "'einsum'"),
+        (lambda m, x: torch.bmm(m.a(x)[None], m.c.weight.t()[None])[0], "'bmm'"),
+        (lambda m, x: m.a(x) @ m.a(x).t(), "a product with a parameter of two axes on the right"),
+        (lambda m, x: m.c(F.dropout(m.a(x))), "training=self.training"),
+        (lambda m, x: m.c(torch.randn_like(x[:, :4]) * m.a(x)), "'randn_like'"),
+        (lambda m, x: F.linear(m.a(x), m.c.weight * 2, m.c.bias), "parameters of several axes in layers"),
+        (lambda m, x: m.c(m.a(x) + m.c.weight[0]), "parameters of several axes"),
+        (lambda m, x: m.c(m.a(x) ** x[:, :4]), "a number as the exponent"),
+        (lambda m, x: m.c(F.max_pool1d(m.a(x)[None], 1)[0]), "channels before the axes that are pooled"),
+        (lambda m, x: m.c(m.a(x)[x[:, 0].argsort()]), "'argsort'"),
+        (lambda m, x: m.a(x)[:, :, None] * m.a(x)[:, None], "channels on two axes"),
+        (lambda m, x: m.c(m.a(x)[:, :2]), "mat1 and mat2 shapes cannot be multiplied"),
+    ],
+)
+def test_what_rules_do_not_cover(forward, said: str) -> None:
+    module = net(forward, a=lambda: nn.Linear(5, 4), c=lambda: nn.Linear(4, 2))
+    with pytest.raises(SymmetryError) as caught:
+        trace(module, rows(5))
+    assert said in str(caught.value) and "test_refused.py line" in str(caught.value)
+    assert str(caught.value).startswith("symmetry.trace: ") and str(caught.value).endswith(STEP)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (nn.LSTM(5, 4), "LSTM"),
+        (nn.MultiheadAttention(5, 1), "MultiheadAttention"),
+        (nn.Embedding(5, 4), "Embedding"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), "ParametrizedLinear"),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4)), "ParametrizedLinear"),
+    ],
+)
+def test_modules_that_are_more_than_a_function(layer: nn.Module, name: str) -> None:
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        return m.layer(x, x, x)[0] if name == "MultiheadAttention" else m.layer(x)
+
+    module = net(forward, layer=lambda: layer)
+    with pytest.raises(SymmetryError, match=rf"{name} \(layer, test_refused.py line \d+\): expected an operation"):
+        trace(module, rows(5))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: m.c(m.a(x) if x.sum() > 0 else -m.a(x)),
+        lambda m, x: m.c(m.a(x) * int(x.mean())),
+        lambda m, x: m.c(sum(row for row in m.a(x))),
+    ],
+)
+def test_control_flow_that_depends_on_the_numbers(forward) -> None:
+    module = net(forward, a=lambda: nn.Linear(5, 4), c=lambda: nn.Linear(4, 2))
+    with pytest.raises(
+        SymmetryError, match=r"symmetry.trace: test_refused.py line \d+: expected operations that do not"
+    ):
+        trace(module, rows(5))
+
+
+def test_changes_in_place_of_what_is_used_again() -> None:
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        h = m.a(x)
+        flat = h.view(-1)
+        flat.relu_()
+        return m.c(h)
+
+    module = net(forward, a=lambda: nn.Linear(5, 4), c=lambda: nn.Linear(4, 2))
+    with pytest.raises(SymmetryError, match="no change in place of a tensor that is used again, got 'relu' in place"):
+        trace(module, rows(5))
+    module = net(
+        lambda m, x: m.c(m.b.relu_() + m.a(x)), a=lambda: nn.Linear(5, 4), b=parameter(4), c=lambda: nn.Linear(4, 2)
+    )
+    with pytest.raises(SymmetryError, match="in place"):
+        trace(module, rows(5))
+
+
+def test_a_change_in_place_is_seen_by_those_who_hold_the_same_tensor() -> None:
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        h = m.a(x)
+        same = m.drop(h)
+        torch.tanh_(h)
+        return m.c(same)
+
+    module = net(forward, a=lambda: nn.Linear(5, 4), drop=nn.Dropout, c=lambda: nn.Linear(4, 2))
+    assert trace(module, rows(5)).symmetry["a"].scale == "sign"
+
+
+@pytest.mark.parametrize("example", [torch.ones(2, 5, dtype=torch.int64), torch.empty(0, 5), [1.0], torch.tensor(True)])
+def test_examples_that_are_no_tensor_of_floats(example) -> None:
+    with pytest.raises(SymmetryError, match="example input: expected a tensor of floats"):
+        trace(nn.Linear(5, 2), example)
+
+
+def test_a_module_whose_numbers_are_random_fails_the_verification() -> None:
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        return m.c(m.a(x)) + torch.rand(2, dtype=torch.float64)
+
+    module = net(forward, a=lambda: nn.Linear(5, 4), c=lambda: nn.Linear(4, 2))
+    with pytest.raises(SymmetryError, match="rounding"):
+        trace(module, rows(5))
+
+
+def test_one_weight_in_convolutions_of_different_groups() -> None:
+    module = net(
+        lambda m, x: m.c(F.conv2d(m.a(x), m.w) + F.conv2d(m.a(x)[:, :2], m.w[:, :1], groups=2)),
+        a=lambda: nn.Conv2d(1, 4, 1),
+        w=parameter(4, 4, 1, 1),
+        c=lambda: nn.Conv2d(4, 2, 1),
+    )
+    with pytest.raises(SymmetryError, match="parameters of several axes"):
+        trace(module, images())

@@ -39,6 +39,8 @@ def families(ledger: Ledger) -> list[Family]:
     """
     pinned: set[int] = set()
     while True:
+        for number in pinned:
+            _hold_across(ledger, ledger.blocks[number])
         known = channels(ledger)
         found = _groups(known, _colours(ledger, known, pinned))
         owner = {channel.atom: number for number, family in enumerate(found) for channel in family.channels}
@@ -157,10 +159,12 @@ def _give_up(ledger: Ledger, number: int, why: str, pinned: set[int]) -> None:
         return
     pinned.add(number)
     ledger.notes.append(f"The blocks of {blocks.name!r} stay in place: {why}.")
-    if not blocks.places:
-        return
+
+
+def _hold_across(ledger: Ledger, blocks: Blocks) -> None:
+    """Channels that lie in several blocks of a tensor, which stay in place, stay too."""
     ledger.here = f"{blocks.name!r}"
-    for side in blocks.members:
+    for side in blocks.members if blocks.places else ():
         atoms = ledger.channels.find(side)
         for atom in np.unique(atoms[atoms >= 0]):
             if (atoms == atom).any(axis=1).sum() > 1:

@@ -55,9 +55,10 @@ def pooled(rule: Callable[[Call], Labels]) -> Callable[[Call], Labels]:
             raise call.refused("pooling without indices", "return_indices=True")
         count = int(call.name[-2]) if call.name.endswith("d") else call.input.tensor.ndim - 2
         labels = call.labels(call.input)
-        if any(axis >= call.input.tensor.ndim - count for axis in labels.varying):
-            raise call.refused("channels before the axes that are pooled", "channels on these axes")
-        return rule(call)
+        over = tuple(axis for axis in labels.varying if axis >= call.input.tensor.ndim - count)
+        if over:
+            call.ledger.notes.append(f"Channels that {call.ledger.here} pools together move together.")
+        return rule(replace(call, args=(replace(call.input, labels=call.ledger.together(labels, over)), *call.args[1:])))
 
     return pool
 

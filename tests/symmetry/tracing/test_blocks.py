@@ -248,6 +248,24 @@ def test_a_grouped_convolution_whose_channels_lie_in_two_blocks() -> None:
     assert "has a channel in several blocks" in traced.notes[1]
 
 
+def test_channels_that_are_tied_across_blocks_once_these_stay_in_place() -> None:
+    module = net(
+        lambda m, x: (lambda h: m.d(F.relu(m.c(torch.cat([h, F.relu(m.b(h))], 1)))))(F.relu(m.a(x))),
+        a=lambda: nn.Conv2d(1, 4, 1),
+        b=lambda: nn.Conv2d(4, 4, 1, groups=4),
+        c=lambda: nn.Conv2d(8, 4, 1, groups=4),
+        d=lambda: nn.Conv2d(4, 2, 1),
+    )
+    traced = held(module, images())
+    assert text(traced.symmetry).splitlines()[:2] == ["a 4 fixed positive", "c 4 fixed positive"]
+    assert [note.partition(":")[0] for note in traced.notes] == [
+        "The blocks of 'c' stay in place",
+        "The channels that 'b' writes move with those that it reads, and share their scales",
+        "Group 'a' stays in place",
+        "Group 'c' stays in place",
+    ]
+
+
 def test_group_norm_over_two_groups_of_channels() -> None:
     module = net(
         lambda m, x: m.c(F.relu(m.n(torch.cat([m.a(x), m.b(x)], 1)))),

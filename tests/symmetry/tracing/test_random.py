@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ckptzoo.symmetry import trace
 
-Step = Callable[[list[torch.Tensor]], torch.Tensor]
+Step = Callable[[nn.ModuleDict, list[torch.Tensor]], torch.Tensor]
 
 ACTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
@@ -30,7 +30,6 @@ ACTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "less the mean of channels": lambda h: h - h.mean(1, keepdim=True),
     "upside down": lambda h: h.flip(2),
     "rms": lambda h: h * torch.rsqrt(h.pow(2).mean((2, 3), keepdim=True) + 1e-3),
-    "rms without eps": lambda h: h / h.norm(dim=(2, 3), keepdim=True),
 }
 
 
@@ -60,7 +59,7 @@ class Draft:
 
     def apply(self, module: nn.Module, at: int, width: int) -> None:
         name = self.part(module)
-        self.add(width, lambda values: self.parts[name](values[at]))
+        self.add(width, lambda parts, values: parts[name](values[at]))
 
 
 def _layer(draft: Draft) -> None:
@@ -80,12 +79,12 @@ def _again(draft: Draft) -> None:
     name, part = draft.one_of(*convs)
     if part.in_channels in draft.widths:
         at = draft.value(part.in_channels)
-        draft.add(part.out_channels, lambda values: draft.parts[name](values[at]))
+        draft.add(part.out_channels, lambda parts, values: parts[name](values[at]))
 
 
 def _act(draft: Draft) -> None:
     at, act = draft.value(), ACTS[draft.one_of(*ACTS)]
-    draft.add(draft.widths[at], lambda values: act(values[at]))
+    draft.add(draft.widths[at], lambda _, values: act(values[at]))
 
 
 def _norm(draft: Draft) -> None:
@@ -126,29 +125,29 @@ def _pair(draft: Draft) -> None:
     one = draft.value()
     two = draft.value(draft.widths[one])
     how = draft.one_of(torch.add, torch.mul, torch.max, lambda a, b: a - 0.5 * b, lambda a, b: a * torch.sigmoid(b))
-    draft.add(draft.widths[one], lambda values: how(values[one], values[two]))
+    draft.add(draft.widths[one], lambda _, values: how(values[one], values[two]))
 
 
 def _joined(draft: Draft) -> None:
     one, two = draft.value(), draft.value()
-    draft.add(draft.widths[one] + draft.widths[two], lambda values: torch.cat([values[one], values[two]], 1))
+    draft.add(draft.widths[one] + draft.widths[two], lambda _, values: torch.cat([values[one], values[two]], 1))
 
 
 def _in_space(draft: Draft) -> None:
     one = draft.value()
     two = draft.value(draft.widths[one])
-    draft.add(draft.widths[one], lambda values: torch.cat([values[one], values[two]], 3)[..., 2:6])
+    draft.add(draft.widths[one], lambda _, values: torch.cat([values[one], values[two]], 3)[..., 2:6])
 
 
 def _part(draft: Draft) -> None:
     at, half = draft.value(), draft.one_of(0, 1)
     if draft.widths[at] % 2 == 0:
-        draft.add(draft.widths[at] // 2, lambda values: values[at].chunk(2, 1)[half])
+        draft.add(draft.widths[at] // 2, lambda _, values: values[at].chunk(2, 1)[half])
 
 
 def _padded(draft: Draft) -> None:
     at, pad = draft.value(), (draft.one_of(0, 1, 2), draft.one_of(0, 1))
-    draft.add(draft.widths[at] + sum(pad), lambda values: F.pad(values[at], (0, 0, 0, 0, *pad)))
+    draft.add(draft.widths[at] + sum(pad), lambda _, values: F.pad(values[at], (0, 0, 0, 0, *pad)))
 
 
 def _gated(draft: Draft) -> None:
@@ -156,7 +155,7 @@ def _gated(draft: Draft) -> None:
     width = draft.widths[at]
     gates = draft.one_of(1, width)
     name = draft.part(nn.Sequential(nn.Conv2d(width, 2, 1), nn.ReLU(), nn.Conv2d(2, gates, 1), nn.Sigmoid()))
-    draft.add(width, lambda values: values[at] * draft.parts[name](values[at].mean((2, 3), keepdim=True)))
+    draft.add(width, lambda parts, values: values[at] * parts[name](values[at].mean((2, 3), keepdim=True)))
 
 
 STEPS = (_layer, _layer, _again, _act, _act, _norm, _parameter, _pair, _joined, _in_space, _part, _padded, _gated)
@@ -173,7 +172,7 @@ class Random(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         values = [self.parts["part0"](x)]
         for step in self.steps:
-            values.append(step(values))
+            values.append(step(self.parts, values))
         return self.head(values[-1].flatten(1) if self.flat else values[-1].mean((2, 3)))
 
 

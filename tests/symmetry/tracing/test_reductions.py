@@ -126,3 +126,31 @@ def test_a_sum_over_stacked_values_ties_them() -> None:
         b.bias 0 +1 bias a@0+3
         c.weight 1 -1 in a@0+3
     """)
+
+
+def test_channels_that_are_pooled_together_move_together() -> None:
+    module = net(
+        lambda m, x: m.c(F.max_pool1d(F.relu(m.a(x))[:, None], 2)[:, 0]),
+        a=lambda: nn.Linear(5, 4),
+        c=lambda: nn.Linear(2, 2),
+    )
+    traced = held(module, rows(5))
+    assert text(traced.symmetry) == lines("""
+        a 1 sym positive
+        a.weight 0 +1 out a@0+1*4
+        a.bias 0 +1 bias a@0+1*4
+        c.weight 1 -1 in a@0+1*2
+    """)
+    assert traced.notes[0].startswith("Channels that 'max_pool1d' (test_reductions.py line ")
+
+
+def test_maxout_ties_the_pieces_of_a_unit() -> None:
+    module = net(
+        lambda m, x: m.c(m.a(x).view(-1, 3, 2).amax(2)), a=lambda: nn.Linear(5, 6), c=lambda: nn.Linear(3, 2)
+    )
+    assert text(held(module, rows(5)).symmetry) == lines("""
+        a 3 sym positive
+        a.weight 0 +1 out a@0+3*2
+        a.bias 0 +1 bias a@0+3*2
+        c.weight 1 -1 in a@0+3
+    """)

@@ -59,7 +59,6 @@ def test_an_unknown_operation_is_named_with_its_module_and_line() -> None:
         (lambda m, x: F.linear(m.a(x), m.c.weight * 2, m.c.bias), "parameters of several axes in layers"),
         (lambda m, x: m.c(m.a(x) + m.c.weight[0]), "parameters of several axes"),
         (lambda m, x: m.c(m.a(x) ** x[:, :4]), "a number as the exponent"),
-        (lambda m, x: m.c(F.max_pool1d(m.a(x)[None], 1)[0]), "channels before the axes that are pooled"),
         (lambda m, x: m.c(m.a(x)[x[:, 0].argsort()]), "'argsort'"),
         (lambda m, x: m.a(x)[:, :, None] * m.a(x)[:, None], "channels on two axes"),
         (lambda m, x: m.c(m.a(x)[:, :2]), "mat1 and mat2 shapes cannot be multiplied"),

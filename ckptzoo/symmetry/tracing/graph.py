@@ -44,7 +44,7 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Without the checks that normalisations and others make on their input."""
+        """Normalisations without the checks that they make on their input."""
         return super().call_module(m, _function(m) or forward, args, kwargs)
 
     def create_args_for_root(
@@ -100,9 +100,7 @@ def code_of(node: fx.Node) -> str:
 
 
 def _function(m: nn.Module) -> Callable[..., Any] | None:
-    """What BatchNorm and InstanceNorm in evaluation mode do with their input, and DataParallel on one device."""
-    if isinstance(m, nn.DataParallel):
-        return m.module
+    """What BatchNorm and InstanceNorm in evaluation mode do with their input."""
     if isinstance(m, _BATCH) and type(m).forward is nn.BatchNorm2d.forward:
         own = m.running_mean is None
         return lambda x: F.batch_norm(x, m.running_mean, m.running_var, m.weight, m.bias, own, 0.0, m.eps)

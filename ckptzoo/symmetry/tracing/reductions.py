@@ -58,7 +58,9 @@ def pooled(rule: Callable[[Call], Labels]) -> Callable[[Call], Labels]:
         over = tuple(axis for axis in labels.varying if axis >= call.input.tensor.ndim - count)
         if over:
             call.ledger.notes.append(f"Channels that {call.ledger.here} pools together move together.")
-        return rule(replace(call, args=(replace(call.input, labels=call.ledger.together(labels, over)), *call.args[1:])))
+        return rule(
+            replace(call, args=(replace(call.input, labels=call.ledger.together(labels, over)), *call.args[1:]))
+        )
 
     return pool
 

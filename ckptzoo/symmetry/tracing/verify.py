@@ -159,8 +159,8 @@ class Verifier:
             self.notes.append("Not verified in training mode: at eps = 0 rounding alone changes the outputs.")
             return None
         raise SymmetryError(
-            f"symmetry.trace: {type(self._module).__name__}: expected finite outputs that rounding in float64 changes by "
-            f"at most {TOLERANCE / 10:g}, got others for {_DRAWS} draws of weights and inputs. {HAND}"
+            f"symmetry.trace: {type(self._module).__name__}: expected finite outputs that rounding in float64 changes "
+            f"by at most {TOLERANCE / 10:g}, got others for {_DRAWS} draws of weights and inputs. {HAND}"
         )
 
     def _outputs(

@@ -384,9 +384,9 @@ COMPLETE = {
     ),
     "in blocks": (
         lambda m, x: m.c(_soft(F.group_norm(m.a(x), 2))).flatten(1),
-        {"a": lambda: nn.Conv2d(2, 6, 1), "c": lambda: nn.Conv2d(6, 1, 1)},
+        {"a": lambda: nn.Conv2d(2, 4, 1), "c": lambda: nn.Conv2d(4, 1, 1)},
         [("a.weight", 0, 1), ("c.weight", 1, 1)],
-        2 * 6**2,
+        2 * 2**2,
     ),
 }
 

@@ -145,9 +145,7 @@ def test_channels_that_are_pooled_together_move_together() -> None:
 
 
 def test_maxout_ties_the_pieces_of_a_unit() -> None:
-    module = net(
-        lambda m, x: m.c(m.a(x).view(-1, 3, 2).amax(2)), a=lambda: nn.Linear(5, 6), c=lambda: nn.Linear(3, 2)
-    )
+    module = net(lambda m, x: m.c(m.a(x).view(-1, 3, 2).amax(2)), a=lambda: nn.Linear(5, 6), c=lambda: nn.Linear(3, 2))
     assert text(held(module, rows(5)).symmetry) == lines("""
         a 3 sym positive
         a.weight 0 +1 out a@0+3*2

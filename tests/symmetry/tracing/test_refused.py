@@ -78,6 +78,7 @@ def test_what_rules_do_not_cover(forward, said: str) -> None:
         (nn.LSTM(5, 4), "LSTM"),
         (nn.MultiheadAttention(5, 1), "MultiheadAttention"),
         (nn.Embedding(5, 4), "Embedding"),
+        (nn.DataParallel(nn.Linear(5, 4)), "DataParallel"),
         (nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), "ParametrizedLinear"),
         (nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4)), "ParametrizedLinear"),
     ],

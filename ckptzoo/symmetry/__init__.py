@@ -59,9 +59,10 @@ def trace(module: "torch.nn.Module", example_input: "torch.Tensor") -> "Traced":
 
     Notes
     -----
-    Sound by verification: in float64, on the module's own weights and on generic ones, on at least four random inputs;
-    with BatchNorm modules in training mode at eps = 0 too. Milliseconds for small networks, about a second for a
-    ResNet-18 on images of 32x32 pixels, most of it six forward passes. Laws: tests/symmetry/tracing.
+    Sound by verification: in float64, on the module's own weights and on generic ones, on four random inputs; with
+    BatchNorm modules in training mode at eps = 0 too. Groups that fail it alone are held in place or left unscaled,
+    and the notes say so. Milliseconds for small networks, about a second for a ResNet-18 on images of 32x32 pixels,
+    most of it six forward passes. Laws: tests/symmetry/tracing.
     """
     from ckptzoo.symmetry.tracing.module import trace as of_module
 

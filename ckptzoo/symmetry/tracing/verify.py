@@ -55,7 +55,7 @@ class Verifier:
     module : in float64 and evaluation mode; what it computes is not changed.
     arch : of its state dict.
     symmetry : a table, which tells the gains.
-    example : an input; the random ones have its shape, with four rows or more where the module takes them.
+    example : an input; the random ones have its shape, with four rows where the module takes them.
     """
 
     def __init__(self, module: nn.Module, arch: Architecture, symmetry: Symmetry, example: torch.Tensor) -> None:
@@ -66,7 +66,7 @@ class Verifier:
         self.notes: list[str] = []
         state = module.state_dict()
         self._own: Weights = {tensor.name: state[tensor.name].detach().cpu().numpy() for tensor in arch.tensors}
-        self._example = example.repeat(-(-_ROWS // len(example)), *[1] * (example.ndim - 1))
+        self._example = example.repeat(-(-_ROWS // len(example)), *[1] * (example.ndim - 1))[:_ROWS]
         try:
             first = self._made(False, self._own, self._normal())
         except RuntimeError:

@@ -233,6 +233,16 @@ def test_single_examples_and_single_channels() -> None:
     """)
 
 
+def test_a_number_of_examples_that_the_module_insists_on() -> None:
+    module = net(
+        lambda m, x: m.b(F.relu(m.a(x.reshape(7, 5))).reshape(7, 4)),
+        a=lambda: nn.Linear(5, 4),
+        b=lambda: nn.Linear(4, 2),
+    )
+    traced = trace(module, rows(5, 7))
+    assert text(traced.symmetry).splitlines()[0] == "a 4 sym positive" and traced.worst < 1e-9
+
+
 class Scaled(nn.Linear):
     """A layer of a class of its own, with another forward function."""
 

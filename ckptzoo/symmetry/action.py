@@ -53,7 +53,7 @@ def apply(
 
     Notes
     -----
-    Linear in the size of the weights, at 2 to 4 GB/s a core for float32. Beside the output a few MiB a thread (a row
+    Linear in the size of the weights. Beside the output a few MiB a thread (a row
     of a tensor where that is larger), a copy of a checkpoint's tensor where that is not contiguous, and one of a
     group's permutations; on other devices a few hundred MiB. Laws: tests/symmetry/test_action.py, test_arrays.py and
     test_variance.py, tests/laws/test_symmetry.py.

@@ -57,7 +57,7 @@ def build(
     first_seed: Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     unit_size: Annotated[
-        int | None, typer.Option(min=1, help="Members trained together; by default 64, on a GPU 1024.")
+        int | None, typer.Option(min=1, help="Members trained together; for images by default 64, on a GPU 1024.")
     ] = None,
     save_every: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How much work is lost at most when killed.")
@@ -110,23 +110,23 @@ def inputs(
     recipe: RecipeName,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .npy file to write.")],
     data: DataFolder = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
 ) -> None:
-    """Write test inputs as the network sees them: float32 (N, 1, 28, 28), normalised; for certificates."""
+    """Write test inputs as the network sees them, float32: images (N, 1, 28, 28), rows (N, D); for certificates."""
     import io
 
     import numpy as np
 
-    from builders import data as sources
+    from builders import sources
     from builders.recipe import Recipe
     from ckptzoo.format.durable import write_file
 
     found = Recipe.load(recipe)
-    images = sources.inputs(found, sources.load(found, data).test_images[:limit])
+    arrays = sources.test_inputs(found, sources.load(found, data), limit)
     buffer = io.BytesIO()
-    np.save(buffer, images, allow_pickle=False)
+    np.save(buffer, arrays, allow_pickle=False)
     write_file(output, buffer.getvalue())
-    _console().print(f"{output}: {len(images):,} test inputs of {found.dataset}, {images.dtype} {images.shape}.")
+    _console().print(f"{output}: {len(arrays):,} test inputs of {found.dataset}, {arrays.dtype} {arrays.shape}.")
 
 
 @app.command()

@@ -8,11 +8,12 @@ from pathlib import Path
 from rich.console import Console
 
 import ckptzoo
-from builders import data, engines, rows
+from builders import engines, rows, sources
 from builders.progress import Progress
 from builders.recipe import Recipe
 from builders.stopping import Interrupted, Stopping, stopping
 from builders.train import Trainer, checked, trainer
+from builders.train import unit_size as usual_size
 from builders.work import Plan, Unit, Work, held
 from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, Problem, ZooError
@@ -21,7 +22,6 @@ from ckptzoo.spec import layout
 
 SAVE_SECONDS = 20.0
 _SPAN_SECONDS = 1.0
-_UNIT_SIZE = {"cpu": 64, "cuda": 1024}
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ def build(
     recipe : a recipe, its name, or the path of its file.
     to : the zoo's folder; made where there is none.
     members : how many of this recipe the zoo is to hold. Seeds that it does not have are allotted.
-    folder : where the data lies; see ``builders.data.load``.
+    folder : where the data lies; see ``builders.sources.load``.
     keep_steps : optimiser steps whose checkpoints are kept besides the last.
     epochs : trains shorter or longer than the recipe says; that is another recipe, with another digest.
     first_seed : the smallest seed to allot.
-    unit_size : members trained together.
+    unit_size : members trained together; by default ``builders.train.unit_size``.
     engine : a name in ``builders.engines``.
     save_seconds : how much training is lost at most when the process is killed.
 
@@ -87,11 +87,12 @@ def build(
     recipe = recipe if epochs is None else recipe.shortened(epochs)
     console = console or Console()
     steps = _checked_steps(recipe, keep_steps)
-    size = unit_size or _UNIT_SIZE[checked(device)]
-    for name, value, least in (("members", members, 1), ("unit size", size, 1), ("first seed", first_seed, 0)):
-        if value < least:
+    checked(device)
+    for name, value, least in (("members", members, 1), ("unit size", unit_size, 1), ("first seed", first_seed, 0)):
+        if value is not None and value < least:
             raise ZooError(f"build: {name}: expected at least {least}, got {value}. Give a larger one.")
-    source = data.load(recipe, folder)
+    source = sources.load(recipe, folder)
+    size = unit_size or usual_size(source, device)
     root = Path(to).absolute()
     _make(root, recipe)
     with held(root, recipe.prefix) as work, stopping() as asked:

@@ -1,4 +1,4 @@
-"""Data sets as arrays of images and labels, checked before they are used."""
+"""Data sets of images, as arrays of pixels and labels, checked before they are used."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from builders import idx
-from builders.recipe import Recipe
+from builders.recipe import ImageRecipe, Recipe
 from ckptzoo.errors import IntegrityError, MissingExtraError, Problem, UnknownNameError, ZooError
 from ckptzoo.loader.order import derive_key, keyed_permutation
 
@@ -44,6 +44,10 @@ class Data:
         """How many labels there are."""
         return int(self.train_labels.max()) + 1
 
+    def half(self, name: str) -> tuple[Images, Labels]:
+        """Raw images (N, 1, 28, 28) and labels (N,) of ``"train"`` or ``"test"``."""
+        return getattr(self, f"{name}_images")[:, None], getattr(self, f"{name}_labels")
+
     @cached_property
     def digest(self) -> str:
         """``sha256:...`` of names, shapes and bytes of the four arrays."""
@@ -55,8 +59,14 @@ class Data:
         return "sha256:" + total.hexdigest()
 
 
+def folder_of(folder: str | Path | None) -> Path | None:
+    """The folder, else the one that the environment names, else none."""
+    folder = folder if folder is not None else os.environ.get(FOLDER_VARIABLE) or None
+    return None if folder is None else Path(folder)
+
+
 def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
-    """The data that a recipe names.
+    """The images that a recipe names; ``builders.sources.load`` loads the data of any recipe.
 
     Parameters
     ----------
@@ -74,8 +84,7 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
     """
     if recipe.dataset not in _LOADERS:
         raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, tuple(_LOADERS))
-    folder = folder if folder is not None else os.environ.get(FOLDER_VARIABLE) or None
-    data = _LOADERS[recipe.dataset](recipe, None if folder is None else Path(folder))
+    data = _LOADERS[recipe.dataset](recipe, folder_of(folder))
     problems: list[Problem] = []
     for half, count in (("train", recipe.train), ("test", recipe.test)):
         images, labels = getattr(data, f"{half}_images"), getattr(data, f"{half}_labels")
@@ -90,8 +99,23 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
 
 def inputs(recipe: Recipe, images: Images) -> NDArray[np.float32]:
     """(N, 1, H, W) float32: what the network sees of raw pixels, ``(pixel / 255 - mean) / std`` rounded once."""
+    recipe = checked(recipe)
     seen = (np.arange(256) / 255 - recipe.mean) / recipe.std
     return seen.astype(np.float32)[images[:, None]]
+
+
+def checked(recipe: Recipe) -> ImageRecipe:
+    """A recipe that trains on images.
+
+    Raises
+    ------
+    ZooError
+        It trains on something else.
+    """
+    if not isinstance(recipe, ImageRecipe):
+        found = f"one for {type(recipe).__name__.removesuffix('Recipe').lower()} data"
+        raise ZooError(f"recipe {recipe.name!r}: inputs: expected images, got {found}. Choose a recipe with images.")
+    return recipe
 
 
 def _digits(recipe: Recipe, folder: Path | None) -> Data:

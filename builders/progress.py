@@ -29,6 +29,7 @@ class Progress:
         self._members, self._total = members, member_steps
         self.done, self.finished, self.taken = done, finished, 0
         self._started = self._line = time.monotonic()
+        self._printed = (done, -1)
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
@@ -47,6 +48,8 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+        if error is None and not self._console.is_terminal and self._printed != (self.done, self.finished):
+            self._print()
 
     def resume(self, member_steps: int) -> None:
         """So many optimiser steps were taken by an earlier process; they do not count for the speed."""
@@ -81,4 +84,8 @@ class Progress:
         now = time.monotonic()
         if not self._console.is_terminal and now - self._line >= _LINE_SECONDS:
             self._line = now
-            self._console.print(f"{self._name}: {self.facts()}", soft_wrap=True, highlight=False)
+            self._print()
+
+    def _print(self) -> None:
+        self._printed = (self.done, self.finished)
+        self._console.print(f"{self._name}: {self.facts()}", soft_wrap=True, highlight=False)

@@ -15,24 +15,25 @@ from ckptzoo.errors import Problem, SpecError, UnknownNameError
 from ckptzoo.spec.document import digest_of
 
 FOLDER = Path(__file__).parent / "recipes"
+CROSS_ENTROPY = "cross-entropy"
+"""The loss where a recipe names none."""
 _STEP = "Correct the recipe."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Plain stochastic gradient descent with momentum on cropped images.
+    """Plain stochastic gradient descent with momentum; the recipes derived from it say what the inputs are.
 
     Parameters
     ----------
     name : letters, digits and hyphens; the beginning of every checkpoint's id.
     architecture : a name in ``ckptzoo.archs``.
-    dataset : a name in ``builders.data``.
-    train, test : images of the training and the test set; the data must agree.
-    epochs, batch : an epoch visits every training image once; its last batch holds what is left over.
+    dataset : the name of the data set.
+    train, test : examples of the training and the test set; the data must agree.
+    epochs, batch : an epoch visits every training example once; its last batch holds what is left over.
     learning_rate, momentum, weight_decay : of ``torch.optim.SGD``.
     milestones, factor : the learning rate is multiplied by ``factor`` at the start of each of these epochs.
-    crop_pad : raw pixels of 0 added on every side before a crop of the original size.
-    mean, std : of the training pixels divided by 255; inputs are ``(pixel / 255 - mean) / std``.
+    loss : a name in ``builders.losses``: what the mean over a batch is taken of.
     summary : a sentence for people; not part of the digest.
     full_epochs : epochs of the recipe that this one shortens; None where it is the recipe itself.
     """
@@ -49,14 +50,12 @@ class Recipe:
     weight_decay: float
     milestones: tuple[int, ...]
     factor: float
-    crop_pad: int
-    mean: float
-    std: float
+    loss: str = CROSS_ENTROPY
     summary: str = ""
     full_epochs: int | None = None
 
     def __post_init__(self) -> None:
-        problems = list(_problems(self))
+        problems = [*_problems(self), *self.input_problems()]
         if problems:
             raise SpecError(problems)
 
@@ -78,7 +77,11 @@ class Recipe:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SpecError(Problem(path.name, "TOML", "a recipe", str(error), _STEP)) from error
-        known = {field.name: field for field in fields(cls) if field.name != "full_epochs"}
+        kind = content.pop("inputs", _IMAGES)
+        made_by = _KINDS.get(kind) if isinstance(kind, str) else None
+        if made_by is None:
+            raise SpecError(Problem(path.name, "key 'inputs'", "one of " + ", ".join(_KINDS), repr(kind), _STEP))
+        known = {field.name: field for field in fields(made_by) if field.name != "full_epochs"}
         needed = [key for key, field in known.items() if field.default is dataclasses.MISSING]
         problems = [
             Problem(path.name, f"key {key!r}", "a key of builders/recipe.py", "an unknown one", _STEP)
@@ -90,8 +93,8 @@ class Recipe:
         ]
         if problems:
             raise SpecError(problems)
-        made: dict[str, Any] = {key: tuple(value) if type(value) is list else value for key, value in content.items()}
-        return cls(**made)
+        made: dict[str, Any] = {key: _frozen(value) for key, value in content.items()}
+        return made_by(**made)
 
     def shortened(self, epochs: int) -> "Recipe":
         """The same recipe for another number of epochs; another digest, so that the two are never mixed up."""
@@ -102,9 +105,9 @@ class Recipe:
     @cached_property
     def digest(self) -> str:
         """``sha256:...`` of everything that decides the weights, the summary left out."""
-        content = dataclasses.asdict(self)
+        content = self._content()
         del content["summary"]
-        return digest_of({**content, "milestones": list(self.milestones), "draws": draws.VERSION})
+        return digest_of({**content, "draws": draws.VERSION})
 
     @property
     def prefix(self) -> str:
@@ -127,8 +130,107 @@ class Recipe:
 
     def facts(self) -> dict[str, Any]:
         """The recipe's numbers, for the ``extra`` column."""
-        content = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("name", "summary")}
+        return {key: value for key, value in self._content().items() if key not in ("name", "summary")}
+
+    def input_problems(self) -> Iterator[Problem]:
+        """What is wrong with the keys that say what the inputs are."""
+        yield from ()
+
+    def _content(self) -> dict[str, Any]:
+        """Every key and value; a loss of cross-entropy is understood and not listed."""
+        content = dataclasses.asdict(self)
+        if self.loss == CROSS_ENTROPY:
+            del content["loss"]
         return {**content, "milestones": list(self.milestones)}
+
+    def wrong(self, key: str, expected: str) -> Problem:
+        """A key that has another value than it should."""
+        return Problem(f"recipe {self.name!r}", key, expected, repr(getattr(self, key)), _STEP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRecipe(Recipe):
+    """Training on random crops of grey images.
+
+    Parameters
+    ----------
+    crop_pad : raw pixels of 0 added on every side before a crop of the original size.
+    mean, std : of the training pixels divided by 255; inputs are ``(pixel / 255 - mean) / std``.
+    """
+
+    crop_pad: int
+    mean: float
+    std: float
+
+    def input_problems(self) -> Iterator[Problem]:
+        """See ``Recipe``."""
+        if type(self.crop_pad) is not int or not 0 <= self.crop_pad <= 2**10:
+            yield self.wrong("crop_pad", f"an integer from 0 to {2**10}")
+        if not _finite(self.mean):
+            yield self.wrong("mean", "a finite number")
+        if not _positive(self.std):
+            yield self.wrong("std", "a finite number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRecipe(Recipe):
+    """Training on the rows of a table, all of whose columns are standardised.
+
+    Parameters
+    ----------
+    mean, std : one a column, of the training rows; inputs are ``(value - mean) / std``. The data must agree.
+    target_mean, target_std : likewise of the target.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    target_mean: float
+    target_std: float
+
+    def input_problems(self) -> Iterator[Problem]:
+        """See ``Recipe``."""
+        if not isinstance(self.mean, tuple) or not all(map(_finite, self.mean)):
+            yield self.wrong("mean", "a list of finite numbers")
+        elif not isinstance(self.std, tuple) or not all(map(_positive, self.std)) or len(self.std) != len(self.mean):
+            yield self.wrong("std", f"{len(self.mean)} finite numbers above 0, as many as in mean")
+        if not _finite(self.target_mean):
+            yield self.wrong("target_mean", "a finite number")
+        if not _positive(self.target_std):
+            yield self.wrong("target_std", "a finite number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianRecipe(Recipe):
+    """Training on points drawn around the centres of classes, as they are.
+
+    Parameters
+    ----------
+    centres : one point a class; the classes are normal with the identity as covariance, and equally large.
+    data_seed : of the points, which are the same for every member.
+    """
+
+    centres: tuple[tuple[float, ...], ...]
+    data_seed: int
+
+    def input_problems(self) -> Iterator[Problem]:
+        """See ``Recipe``."""
+        centres = self.centres
+        points = isinstance(centres, tuple) and all(isinstance(point, tuple) and point for point in centres)
+        if not points or len(centres) < 2 or len({len(point) for point in centres}) > 1:
+            yield self.wrong("centres", "a list of two or more points of equal length")
+        elif not all(_finite(value) for point in centres for value in point):
+            yield self.wrong("centres", "finite numbers")
+        else:
+            for key in ("train", "test"):
+                if type(getattr(self, key)) is int and getattr(self, key) % len(centres):
+                    yield self.wrong(key, f"a multiple of {len(centres)}, the number of centres")
+        if type(self.data_seed) is not int or not 0 <= self.data_seed < 2**63:
+            yield self.wrong("data_seed", "an integer from 0 to 2**63 - 1")
+
+
+_IMAGES = "images"
+_KINDS: dict[str, type[Recipe]] = {_IMAGES: ImageRecipe, "table": TableRecipe, "gaussians": GaussianRecipe}
+"""What the key ``inputs`` of a recipe's file may be; images where it is left out."""
 
 
 def names() -> tuple[str, ...]:
@@ -137,34 +239,21 @@ def names() -> tuple[str, ...]:
 
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
-    def wrong(key: str, expected: str) -> Problem:
-        return Problem(f"recipe {recipe.name!r}", key, expected, repr(getattr(recipe, key)), _STEP)
-
-    name = recipe.name
+    wrong, name = recipe.wrong, recipe.name
     if not isinstance(name, str) or not name.replace("-", "").isalnum() or not name.isascii():
         yield wrong("name", "letters, digits and hyphens")
     if not archs.known(recipe.architecture):
         yield wrong("architecture", "one of " + ", ".join(archs.names()))
-    for key in ("dataset", "summary"):
+    for key in ("dataset", "loss", "summary"):
         if not isinstance(getattr(recipe, key), str):
             yield wrong(key, "a string")
-    for key, least, most in (
-        ("train", 1, 2**31),
-        ("test", 1, 2**31),
-        ("epochs", 1, 10**6),
-        ("batch", 1, 2**20),
-        ("crop_pad", 0, 2**10),
-    ):
+    for key, least, most in (("train", 1, 2**31), ("test", 1, 2**31), ("epochs", 1, 10**6), ("batch", 1, 2**20)):
         value = getattr(recipe, key)
         if type(value) is not int or not least <= value <= most:
             yield wrong(key, f"an integer from {least} to {most}")
     for key, least in (("learning_rate", 0.0), ("momentum", 0.0), ("weight_decay", 0.0), ("factor", 0.0)):
         if not _finite(getattr(recipe, key)) or getattr(recipe, key) < least:
             yield wrong(key, f"a finite number, at least {least:g}")
-    if not _finite(recipe.mean):
-        yield wrong("mean", "a finite number")
-    if not _finite(recipe.std) or recipe.std <= 0:
-        yield wrong("std", "a finite number above 0")
     milestones = recipe.milestones
     if not isinstance(milestones, tuple) or any(type(item) is not int or item < 1 for item in milestones):
         yield wrong("milestones", "a list of epochs, at least 1")
@@ -174,3 +263,11 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
 
 def _finite(value: object) -> bool:
     return type(value) in (int, float) and math.isfinite(value)  # pyright: ignore[reportArgumentType]
+
+
+def _positive(value: object) -> bool:
+    return _finite(value) and value > 0  # pyright: ignore[reportOperatorIssue]
+
+
+def _frozen(value: object) -> object:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

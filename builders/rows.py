@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 import ckptzoo
-from builders.data import Data
 from builders.recipe import Recipe
+from builders.sources import Source
 
 BUILDER = f"ckptzoo-builders {ckptzoo.__version__}"
 
@@ -25,7 +25,7 @@ def member_id(recipe: Recipe, seed: int) -> str:
 
 def rows(
     recipe: Recipe,
-    source: Data,
+    source: Source,
     measured: dict[str, NDArray[Any]],
     *,
     unit: str,

@@ -11,20 +11,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from builders import data, engines
-from builders.material import Material
+from builders import engines, losses, sources
+from builders.material import Feed
 from builders.recipe import Recipe
+from builders.sources import Source
 from builders.state import State, Tensors
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
-from ckptzoo.measure import uncertainty
 
-_GROUP_IMAGES = 512
-"""Images, of several members, that one CPU core trains on at once: what its cache holds."""
-_MEASURED_GROUP = 8
-"""Members that are measured at once."""
-_IMAGES_AT_ONCE = {"cpu": 256, "cuda": 8192}
-"""Images that a group is measured on at once: on a CPU what its cache holds."""
+_IMAGE = 28 * 28 * 4
+"""Bytes of an input of 28x28 pixels, the measure of what fits."""
+_GROUP_BYTES = 512 * _IMAGE
+"""Inputs, of several members, that one CPU core trains on at once: what its cache holds."""
+_MEASURED_BYTES = 8 * 256 * _IMAGE
+"""Inputs that members are measured on at once, each of them on so many:"""
+_MEASURED_AT_ONCE = {"cpu": 256, "cuda": 8192}
+_UNIT_BYTES = {"cpu": 64 * _IMAGE, "cuda": 1024 * _IMAGE}
+"""One input of each member of a unit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +41,8 @@ class Trainer:
     workers : threads, each of which trains groups of members on its own core; None on a GPU.
     """
 
-    material: Material
-    source: data.Data
+    material: Feed
+    source: Source
     engine: engines.Engine
     workers: Executor | None
     threads: int
@@ -66,57 +69,46 @@ class Trainer:
 
     def _group(self, members: int) -> int:
         """Members that a core trains at once, so that every core gets as many groups."""
-        most = max(1, _GROUP_IMAGES // self.recipe.batch)
+        most = max(1, _GROUP_BYTES // (self.recipe.batch * sources.input_bytes(self.source)))
         rounds = -(-members // (most * self.threads))
         return -(-members // (rounds * self.threads))
 
     def measure(self, weights: Tensors) -> dict[str, NDArray[Any]]:
         """Every measured column of the metadata, ``{column: (M,)}``.
 
-        Training loss and accuracy are those of the whole training set without augmentation.
+        Training loss and accuracy are those of the whole training set without augmentation. Which columns there are
+        is for the loss to say.
         """
-        count, size = len(next(iter(weights.values()))), _MEASURED_GROUP
+        count = len(next(iter(weights.values())))
+        size = max(1, _MEASURED_BYTES // (_MEASURED_AT_ONCE["cpu"] * sources.input_bytes(self.source)))
         groups = [{name: weights[name][at : at + size] for name in weights} for at in range(0, count, size)]
         found = list(self.workers.map(self._measured, groups)) if self.workers else [self._measured(g) for g in groups]
         return {column: np.concatenate([part[column] for part in found]) for column in found[0]}
 
     def _measured(self, weights: Tensors) -> dict[str, NDArray[Any]]:
-        source = self.source
-        train = self._log_probabilities(weights, source.train_images)
-        test = self._log_probabilities(weights, source.test_images)
-        loss, test_nll = uncertainty.nll(train, source.train_labels), uncertainty.nll(test, source.test_labels)
-        return {
-            "train_loss": loss,
-            "train_accuracy": uncertainty.accuracy(train, source.train_labels),
-            "test_loss": test_nll,
-            "test_accuracy": uncertainty.accuracy(test, source.test_labels),
-            "test_nll": test_nll,
-            "test_brier": uncertainty.brier(test, source.test_labels),
-            "test_ece": uncertainty.ece(test, source.test_labels),
-            "diverged": ~(loss <= np.log(source.classes)),
-        }
+        return losses.get(self.recipe.loss).columns(self._predicted(weights, "train"), self._predicted(weights, "test"))
 
-    def _log_probabilities(self, weights: Tensors, images: data.Images) -> NDArray[np.float64]:
-        """(M, N, C) with the architecture's own forward function, so that no engine is its own judge."""
+    def _predicted(self, weights: Tensors, half: str) -> losses.Predicted:
+        """With the architecture's own forward function, so that no engine is its own judge."""
         device = self.material.device
         model = archs.get(self.recipe.architecture)().to(device).eval()
-        size = _IMAGES_AT_ONCE[device.type]
+        size = _MEASURED_AT_ONCE[device.type]
+        raw, targets = self.source.half(half)
 
-        def logits(one: Tensors, inputs: torch.Tensor) -> torch.Tensor:
+        def outputs(one: Tensors, inputs: torch.Tensor) -> torch.Tensor:
             return torch.func.functional_call(model, one, (inputs,))
 
         made: list[NDArray[np.float64]] = []
         with torch.inference_mode():
-            for at in range(0, len(images), size):
-                inputs = self.material.seen(torch.from_numpy(images[at : at + size, None]).to(device))
-                outputs = torch.func.vmap(logits, in_dims=(0, None))(weights, inputs)
-                made.append(torch.log_softmax(outputs.double(), -1).cpu().numpy())
-        return np.concatenate(made, axis=1)
+            for at in range(0, len(raw), size):
+                inputs = self.material.seen(torch.from_numpy(raw[at : at + size]).to(device))
+                made.append(torch.func.vmap(outputs, in_dims=(0, None))(weights, inputs).double().cpu().numpy())
+        return losses.Predicted(np.concatenate(made, axis=1), targets)
 
 
 @contextmanager
 def trainer(
-    recipe: Recipe, source: data.Data, *, device: str = "cpu", engine: str | None = None, threads: int | None = None
+    recipe: Recipe, source: Source, *, device: str = "cpu", engine: str | None = None, threads: int | None = None
 ) -> Iterator[Trainer]:
     """A trainer on a device.
 
@@ -129,11 +121,16 @@ def trainer(
     Raises
     ------
     ZooError
-        There is no such device.
+        There is no such device, the engine cannot train the architecture, or it does not fit the data.
     """
     kind = checked(device)
-    advance = engines.get(engine or engines.best(recipe))
-    material = Material.of(recipe, source, device)
+    name = engine or engines.best(recipe)
+    advance = engines.get(name)
+    if name not in (able := engines.able(recipe)):
+        step = "Choose one of them."
+        raise ZooError(f"{recipe.architecture}: engine: expected {' or '.join(able)}, got {name}. {step}")
+    material = sources.material(recipe, source, device)
+    _check(recipe, source)
     if kind == "cuda":
         before = torch.backends.cudnn.allow_tf32
         torch.backends.cudnn.allow_tf32 = False
@@ -150,6 +147,27 @@ def trainer(
             yield Trainer(material, source, advance, workers, count)
     finally:
         torch.set_num_threads(before_threads)
+
+
+def unit_size(source: Source, device: str) -> int:
+    """Members that a unit has unless something else is asked for: 64 where an input has 28x28 pixels, 1024 on a GPU."""
+    return max(1, _UNIT_BYTES[checked(device)] // sources.input_bytes(source))
+
+
+def _check(recipe: Recipe, source: Source) -> None:
+    """That the architecture takes the inputs and has as many outputs as the loss needs."""
+    raw, targets = source.half("train")
+    expected = (1, losses.get(recipe.loss).outputs(targets))
+    try:
+        with torch.inference_mode():
+            found = str(tuple(archs.get(recipe.architecture)()(torch.zeros(1, *raw.shape[1:])).shape))
+    except RuntimeError as error:
+        found = f"{type(error).__name__}: {error}"
+    if found != str(expected):
+        raise ZooError(
+            f"recipe {recipe.name!r}: architecture {recipe.architecture}: expected outputs {expected} from an input "
+            f"(1, {', '.join(map(str, raw.shape[1:]))}) with {recipe.loss}, got {found}. Correct the recipe."
+        )
 
 
 def checked(device: str) -> str:

@@ -1,5 +1,6 @@
 """A build that is killed, interrupted or repeated: nothing lost, nothing twice."""
 
+import dataclasses
 import io
 import itertools
 import os
@@ -8,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from builders.__main__ import run
 from builders.build import Built, build
 from builders.progress import Progress
 from builders.recipe import Recipe
+from builders.stopping import Interrupted
 from builders.work import FOLDER, held
 from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, ZooError
@@ -203,6 +205,44 @@ def test_another_build_cannot_join_or_change_an_unfinished_one(tmp_path: Path, m
     assert not (path / FOLDER).exists()
 
 
+def test_rows_with_momentum_go_on_where_they_were_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = dataclasses.replace(Recipe.load("toy"), momentum=0.9, learning_rate=0.05, epochs=3)
+    quiet = Console(file=io.StringIO())
+    build(recipe, tmp_path / "whole", members=6, keep_steps=(50,), console=quiet)
+
+    @contextmanager
+    def impatient() -> Iterator[Callable[[], bool]]:
+        calls = itertools.count()
+        yield lambda: next(calls) == 1
+
+    with monkeypatch.context() as hurried:
+        hurried.setattr(builders.build, "stopping", impatient)
+        hurried.setattr(builders.build, "_SPAN_SECONDS", 1e-9)
+        for _ in range(3):
+            with pytest.raises(Interrupted, match="Run the same command"):
+                build(recipe, tmp_path / "pieces", members=6, keep_steps=(50,), console=quiet)
+    assert len(list((tmp_path / "pieces" / FOLDER / recipe.prefix).glob("*.state.safetensors"))) == 1
+    assert build(recipe, tmp_path / "pieces", members=6, keep_steps=(50,), console=quiet).checkpoints == 12
+    one, two = ckptzoo.open(tmp_path / "whole"), ckptzoo.open(tmp_path / "pieces")
+    assert one.ids == two.ids
+    for name in one.arch.names:
+        assert np.array_equal(np.asarray(one[name]), np.asarray(two[name]))
+
+
+def test_a_thousand_perceptrons_are_one_unit_and_one_part(tmp_path: Path) -> None:
+    path = tmp_path / "zoo"
+    made = build("toy", path, members=1000, epochs=2, console=Console(file=io.StringIO()))
+    zoo = ckptzoo.open(path)
+    assert (len(zoo), made.members, len(list((path / "parts").iterdir()))) == (1000, 1000, 1)
+    assert set(zoo.metadata["unit"].to_pylist()) == {f"{Recipe.load('toy').shortened(2).prefix}-000000-000999"}
+    row = zoo.metadata.slice(7, 1).to_pylist()[0]
+    assert (row["recipe"], row["dataset"], row["step"], row["epoch"]) == ("toy", "two-gaussians", 80, 2)
+    assert 0 < row["test_nll"] == row["test_loss"]
+    assert ckptzoo.verify(path) == []
+    more = build("toy", path, members=1003, epochs=2, console=Console(file=io.StringIO()))
+    assert (more.members, len(ckptzoo.open(path))) == (3, 1003)
+
+
 def test_progress_counts_what_this_process_did() -> None:
     lines = io.StringIO()
     with Progress(Console(file=lines), "name", members=4, member_steps=80, done=20, finished=1) as progress:
@@ -213,6 +253,23 @@ def test_progress_counts_what_this_process_did() -> None:
         progress.finish(1)
         assert progress.facts() == "2/4 members, 50/80 steps, 1 members an hour, 1:30:00 left"
         assert progress.taken == 20
+    assert lines.getvalue() == "name: 2/4 members, 50/80 steps, 1 members an hour, 1:30:00 left\n"
+
+
+def test_the_last_line_says_that_all_is_done_and_is_written_once() -> None:
+    lines = io.StringIO()
+    with Progress(Console(file=lines), "name", members=2, member_steps=10, done=0, finished=0) as progress:
+        progress.advance(10, 2.0)
+        progress.finish(2)
+    assert lines.getvalue() == "name: 2/2 members, 10/10 steps, 3,600 members an hour, 0:00:00 left\n"
+    lines = io.StringIO()
+    with (
+        suppress(KeyboardInterrupt),
+        Progress(Console(file=lines), "name", members=2, member_steps=10, done=0, finished=0) as progress,
+    ):
+        progress.advance(4, 2.0)
+        raise KeyboardInterrupt
+    assert lines.getvalue() == ""
 
 
 def test_what_cannot_be_built_is_refused(tmp_path: Path, make_zoo: Callable[..., Any]) -> None:

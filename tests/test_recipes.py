@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from builders import data, idx
+from builders import data, gaussians, idx, sources
 from builders.__main__ import run
-from builders.recipe import FOLDER, Recipe, names
+from builders.recipe import FOLDER, GaussianRecipe, Recipe, TableRecipe, names
 from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
 
 REAL = Path(os.environ.get(data.FOLDER_VARIABLE) or Path(__file__).parents[2] / "shared" / "data")
@@ -28,6 +28,46 @@ def test_mnist_is_the_published_recipe() -> None:
     assert (recipe.mean, recipe.std) == (0.1307, 0.3081)
     assert (recipe.epoch_steps, recipe.steps) == (938, 56_280)
     assert [recipe.rate(epoch) for epoch in (0, 14, 15, 29, 30, 59)] == [0.04, 0.04, 0.02, 0.02, 0.01, 0.01]
+
+
+def test_the_toy_is_the_papers() -> None:
+    recipe = Recipe.load("toy")
+    assert isinstance(recipe, GaussianRecipe)
+    assert (recipe.architecture, recipe.train, recipe.loss) == ("mlp-2-2-1", 2 * 200, "binary-cross-entropy")
+    assert (recipe.epochs, recipe.batch, recipe.learning_rate, recipe.steps) == (10, 10, 2.0, 400)
+    assert (recipe.momentum, recipe.weight_decay, recipe.rate(9)) == (0, 0, 2.0)
+    assert recipe.facts()["centres"] == ((-2.5, -2.5), (2.5, 2.5))
+
+
+def test_energy_is_split_ninety_to_ten() -> None:
+    recipe = Recipe.load("energy-mlp")
+    assert isinstance(recipe, TableRecipe)
+    assert (recipe.architecture, recipe.loss) == ("mlp-8-10-10-1", "squared-error")
+    assert (recipe.train, recipe.test) == (round(0.9 * 768), 768 - round(0.9 * 768))
+    assert len(recipe.mean) == len(recipe.std) == 8
+    assert recipe.facts()["loss"] == "squared-error"
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "digest"),
+    [
+        ("digits-optunet", 40, "271137fb999b77463a585e5d96ab6dacbc709c6fc95a7dc8218e1c2a761175f6"),
+        ("digits-optunet", 1, "3a775d602e08ec53608cebd9382a55ef7e107e17c13adf88930f1853d22ac3e2"),
+        ("mnist-optunet", 60, "2cdbd75cbbf284496cab3db1d02c1cd4302fe10c1b41cd32ba35757fdba78b38"),
+        ("mnist-optunet", 5, "dcd3c42690971d4c69b4a1d8f11fd44924381d16f4747a15eed7e66a2ca9811c"),
+        ("toy", 10, "0430338bab552b1e7ad8b175625d96a08f68c58c1230bd44c7de692be86f783c"),
+        ("energy-mlp", 60, "64917ccbd430c0c12a9ef0d13c9d03b379542918db74801a1977e721a189e3e8"),
+    ],
+)
+def test_digests_that_zoos_hold_stay_as_they_are(name: str, epochs: int, digest: str) -> None:
+    assert Recipe.load(name).shortened(epochs).digest == f"sha256:{digest}"
+
+
+def test_the_facts_of_images_are_those_that_zoos_hold() -> None:
+    common = ["architecture", "batch", "dataset", "epochs", "factor", "full_epochs", "learning_rate", "milestones"]
+    common += ["momentum", "test", "train", "weight_decay"]
+    assert sorted(Recipe.load("mnist-optunet").facts()) == sorted([*common, "crop_pad", "mean", "std"])
+    assert sorted(Recipe.load("toy").facts()) == sorted([*common, "loss", "centres", "data_seed"])
 
 
 @pytest.mark.parametrize("name", names())
@@ -69,9 +109,41 @@ def test_every_problem_of_a_recipe_is_listed(tmp_path: Path) -> None:
     file.write_text(text.replace("batch = 32", "batch = '32'"))
     with pytest.raises(SpecError, match="batch: expected an integer"):
         Recipe.load(file)
+    file.write_text(f'inputs = "image"\n{text}')
+    with pytest.raises(SpecError, match="key 'inputs': expected one of images, table, gaussians, got 'image'"):
+        Recipe.load(file)
+    file.write_text(f'inputs = "table"\n{text}')
+    with pytest.raises(SpecError) as refused:
+        Recipe.load(file)
+    assert [problem.what for problem in refused.value.problems] == [
+        f"key '{key}'" for key in ("crop_pad", "target_mean", "target_std")
+    ]
     file.write_text("name = ")
     with pytest.raises(SpecError, match=r"mine\.toml: TOML"):
         Recipe.load(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "expected"),
+    [
+        ("toy", {"centres": ((0.0, 1.0),)}, "centres: expected a list of two or more points of equal length"),
+        ("toy", {"centres": ((0.0, 1.0), (1.0,))}, "centres: expected a list of two or more points of equal length"),
+        ("toy", {"centres": (0.0, 1.0)}, "centres: expected a list of two or more points of equal length"),
+        ("toy", {"centres": ((0.0,), (float("inf"),))}, "centres: expected finite numbers"),
+        ("toy", {"train": 401}, "train: expected a multiple of 2"),
+        ("toy", {"data_seed": -1}, "data_seed: expected an integer"),
+        ("toy", {"loss": 3}, "loss: expected a string"),
+        ("energy-mlp", {"mean": 0.0}, "mean: expected a list of finite numbers"),
+        ("energy-mlp", {"std": (1.0,) * 7}, "std: expected 8 finite numbers above 0, as many as in mean"),
+        ("energy-mlp", {"std": (1.0,) * 7 + (0.0,)}, "std: expected 8 finite numbers above 0"),
+        ("energy-mlp", {"target_mean": float("nan")}, "target_mean: expected a finite number"),
+        ("energy-mlp", {"target_std": 0}, "target_std: expected a finite number above 0"),
+    ],
+)
+def test_inputs_that_make_no_sense(name: str, changed: dict[str, object], expected: str) -> None:
+    with pytest.raises(SpecError, match=expected) as refused:
+        dataclasses.replace(Recipe.load(name), **changed)
+    assert len(refused.value.problems) == 1
 
 
 def test_the_digits_are_always_the_same() -> None:
@@ -184,6 +256,13 @@ def test_counts_and_names_that_do_not_fit(mnist: Path) -> None:
         data.load(dataclasses.replace(Recipe.load("digits-optunet"), test=300))
     with pytest.raises(UnknownNameError, match="digits or mnist"):
         data.load(dataclasses.replace(TINY, dataset="digit"))
+    with pytest.raises(UnknownNameError, match="energy"):
+        sources.load(dataclasses.replace(Recipe.load("energy-mlp"), dataset="energie"))
+    toy = Recipe.load("toy")
+    with pytest.raises(ZooError, match="recipe 'toy': inputs: expected images, got one for gaussian data"):
+        data.inputs(toy, np.zeros((1, 28, 28), np.uint8))
+    assert isinstance(toy, GaussianRecipe)
+    assert sources.load(toy).digest == gaussians.load(toy).digest
 
 
 def test_the_commands_that_read_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,6 +273,10 @@ def test_the_commands_that_read_recipes(tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["inputs", "digits-optunet", "-o", str(file), "--limit", "50"]) == 0
     recipe = Recipe.load("digits-optunet")
     assert np.array_equal(np.load(file), data.inputs(recipe, data.load(recipe).test_images[:50]))
+    assert run(["inputs", "toy", "-o", str(file)]) == 0
+    points = np.load(file)
+    assert (points.shape, points.dtype) == ((400, 2), np.float32)
+    assert "400 test inputs of two-gaussians, float32 (400, 2)." in capsys.readouterr().out
     assert run(["inputs", "digits-optune", "-o", str(file)]) == 2
     message = capsys.readouterr().err
     assert message.startswith("builders: error: builders: recipe 'digits-optune'")

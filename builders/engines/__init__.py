@@ -1,27 +1,33 @@
 """Engines: how members that stand side by side take their steps.
 
-An engine is a function ``advance(material, state, stop)`` that changes the state in place. It takes its order and crops
-from ``builders.material.steps`` alone, so that every engine sees the same images in the same order; a compiled one
-draws the same bits by the algorithms of ``builders.philox`` and ``ckptzoo.loader.order``.
+An engine is a function ``advance(material, state, stop)`` that changes the state in place. It takes its examples from
+``builders.material`` alone, so that every engine sees the same ones in the same order; a compiled one draws the same
+bits by the algorithms of ``builders.philox`` and ``ckptzoo.loader.order``.
 """
 
+import re
 from importlib import import_module
 from typing import Protocol
 
-from builders.material import Material
+from builders.material import Feed
 from builders.recipe import Recipe
 from builders.state import State
 from ckptzoo.errors import UnknownNameError
 
 GENERAL = "general"
-_MODULES = {GENERAL: "builders.engines.general", "optunet": "builders.engines.optunet"}
-_MADE_FOR = {"optunet": "optunet"}
+_MODULES = {
+    GENERAL: "builders.engines.general",
+    "mlp": "builders.engines.mlp",
+    "optunet": "builders.engines.optunet",
+}
+_MADE_FOR = {"optunet": "optunet", "mlp": "mlp-.*"}
+"""The architectures that an engine can train, a pattern of their names; the general one tries any."""
 
 
 class Engine(Protocol):
     """The seam."""
 
-    def __call__(self, material: Material, state: State, stop: int) -> None:
+    def __call__(self, material: Feed, state: State, stop: int) -> None:
         """Train every member from ``state.step`` to ``stop`` optimiser steps, in place."""
         ...
 
@@ -44,6 +50,12 @@ def get(name: str) -> Engine:
     return import_module(_MODULES[name]).advance
 
 
+def able(recipe: Recipe) -> tuple[str, ...]:
+    """The engines that can train a recipe, the fastest last."""
+    fit = (name for name, pattern in _MADE_FOR.items() if re.fullmatch(pattern, recipe.architecture))
+    return (GENERAL, *fit)
+
+
 def best(recipe: Recipe) -> str:
     """The fastest engine that can train a recipe."""
-    return _MADE_FOR.get(recipe.architecture, GENERAL)
+    return able(recipe)[-1]

@@ -1,16 +1,16 @@
 """The engine for any architecture without buffers: ``torch.func.functional_call`` under ``vmap`` over the members."""
 
 import torch
-from torch import nn
 
+from builders import losses
 from builders.engines import sgd
-from builders.material import Material, steps
+from builders.material import Feed
 from builders.state import State, Tensors
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
 
 
-def advance(material: Material, state: State, stop: int) -> None:
+def advance(material: Feed, state: State, stop: int) -> None:
     """See ``builders.engines.Engine``.
 
     Raises
@@ -25,16 +25,12 @@ def advance(material: Material, state: State, stop: int) -> None:
             f"{recipe.architecture}: engine: expected an architecture without buffers, got one with some. "
             "Write an engine for it in builders/engines."
         )
-    pad = recipe.crop_pad
-    rows = torch.arange(material.height - 2 * pad, device=material.device) * material.width
-    columns = torch.arange(material.width - 2 * pad, device=material.device)
-    window = rows[:, None] + columns
+    mean = losses.get(recipe.loss).mean
 
-    def loss(weights: Tensors, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(torch.func.functional_call(model, weights, (images,)), labels)
+    def loss(weights: Tensors, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return mean(torch.func.functional_call(model, weights, (inputs,)), targets)
 
     gradient = torch.func.vmap(torch.func.grad(loss))
-    for step in steps(material, state.keys, state.step, stop):
-        images = material.seen(material.pixels[step.corners[:, :, None, None, None] + window])
-        sgd.update(recipe, state, gradient(state.weights, images, step.labels), step.rate)
+    for batch in material.batches(state.keys, state.step, stop):
+        sgd.update(recipe, state, gradient(state.weights, batch.inputs, batch.targets), batch.rate)
     state.step = stop

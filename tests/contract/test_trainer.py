@@ -9,24 +9,63 @@ import pytest
 import torch
 from torch import nn
 
-from builders import data, draws, engines
-from builders.material import Material, steps
+from builders import data, draws, engines, gaussians, losses, sources
+from builders.material import Material, Rows, steps
 from builders.philox import below, philox, uniform
-from builders.recipe import Recipe
+from builders.recipe import GaussianRecipe, Recipe
+from builders.sources import Source
 from builders.state import State
-from builders.train import trainer
+from builders.tables import Table
+from builders.train import trainer, unit_size
 from ckptzoo import archs
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.measure import uncertainty
 
 DIGITS = Recipe.load("digits-optunet")
 FULL = data.load(DIGITS)
-ENGINES = engines.names()
+ENGINES = engines.able(DIGITS)
 SMALL = dataclasses.replace(DIGITS, train=150, test=40, batch=32, milestones=(1,))
 """Five steps an epoch, the last of 22 images; the rate halves after the first epoch."""
 FEW = data.Data(
     "digits", FULL.train_images[:150], FULL.train_labels[:150], FULL.test_images[:40], FULL.test_labels[:40]
 )
+TOY = Recipe.load("toy")
+assert isinstance(TOY, GaussianRecipe)
+THREE = dataclasses.replace(
+    TOY,
+    name="three",
+    architecture="mlp-tanh-2-5-4-3",
+    loss="cross-entropy",
+    centres=((0.0, 2.0), (-1.0, -1.0), (1.5, -0.5)),
+    train=48,
+    test=30,
+    batch=7,
+    learning_rate=0.1,
+    momentum=0.8,
+    weight_decay=0.01,
+    milestones=(1,),
+    factor=0.3,
+)
+"""Seven steps an epoch, the last of 6 points; tanh, three classes, momentum, decay."""
+ENERGY = dataclasses.replace(Recipe.load("energy-mlp"), train=100, test=20, milestones=(1,))
+"""Four steps an epoch, the last of 4 rows."""
+
+
+def regression() -> Table:
+    """A table like that of energy-mlp."""
+    rng = np.random.default_rng(5)
+    inputs = rng.normal(size=(120, 8)).astype(np.float32)
+    targets = np.sin(inputs @ rng.normal(size=8)).astype(np.float32)
+    return Table("energy", inputs[:100], targets[:100], inputs[100:], targets[100:])
+
+
+SOURCES: dict[str, tuple[Recipe, Source]] = {
+    "images": (SMALL, FEW),
+    "toy": (TOY, gaussians.load(TOY)),
+    "three": (THREE, gaussians.load(THREE)),
+    "energy": (ENERGY, regression()),
+}
+CASES = [(kind, engine) for kind, (recipe, _) in SOURCES.items() for engine in engines.able(recipe)]
 
 
 @pytest.fixture(autouse=True)
@@ -94,38 +133,58 @@ def test_initial_weights_are_pytorchs_distribution() -> None:
         assert len(np.unique(values)) > 0.9 * values.size
 
 
-def plain(recipe: Recipe, source: data.Data, seed: int, stop: int) -> dict[str, torch.Tensor]:
-    """One member by ordinary PyTorch: a module, autograd, torch.optim.SGD, images cropped one by one."""
+TORCH_LOSSES = {
+    "cross-entropy": nn.functional.cross_entropy,
+    "binary-cross-entropy": lambda outputs, targets: nn.functional.binary_cross_entropy_with_logits(
+        outputs.squeeze(1), targets
+    ),
+    "squared-error": lambda outputs, targets: nn.functional.mse_loss(outputs.squeeze(1), targets),
+}
+
+
+def crops(recipe: Recipe, source: data.Data, key: np.ndarray, epoch: int, positions: np.ndarray) -> np.ndarray:
+    """The images that a member meets, cropped one by one."""
+    items, pad = draws.order(key, epoch, positions, recipe.train)[0], recipe.crop_pad
+    down, right = (part[0] for part in draws.crops(key, epoch, positions, pad))
+    padded = np.pad(source.train_images[items], ((0, 0), (pad, pad), (pad, pad)))
+    cropped = np.stack([image[y : y + 28, x : x + 28] for image, y, x in zip(padded, down, right, strict=True)])
+    return data.inputs(recipe, cropped)
+
+
+def plain(recipe: Recipe, source: Source, seed: int, stop: int) -> dict[str, torch.Tensor]:
+    """One member by ordinary PyTorch: a module, autograd, torch.optim.SGD."""
     model = archs.get(recipe.architecture)()
     start = draws.initial_weights(archs.architecture(recipe.architecture), draws.member_keys(recipe.digest, [seed]))
     model.load_state_dict({name: torch.from_numpy(array[0]) for name, array in start.items()})
     optimiser = torch.optim.SGD(model.parameters(), lr=1.0, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
-    key, pad = draws.member_keys(recipe.digest, [seed]), recipe.crop_pad
+    key = draws.member_keys(recipe.digest, [seed])
     for step in range(stop):
         epoch, number = divmod(step, recipe.epoch_steps)
         optimiser.param_groups[0]["lr"] = recipe.learning_rate * (recipe.factor if epoch >= 1 else 1.0)
         positions = np.arange(number * recipe.batch, min((number + 1) * recipe.batch, recipe.train))
         items = draws.order(key, epoch, positions, recipe.train)[0]
-        down, right = (part[0] for part in draws.crops(key, epoch, positions, pad))
-        padded = np.pad(source.train_images[items], ((0, 0), (pad, pad), (pad, pad)))
-        cropped = np.stack([image[y : y + 28, x : x + 28] for image, y, x in zip(padded, down, right, strict=True)])
-        inputs = torch.from_numpy(data.inputs(recipe, cropped))
+        if isinstance(source, data.Data):
+            inputs, targets = crops(recipe, source, key, epoch, positions), source.train_labels[items]
+        else:
+            inputs, targets = source.train_inputs[items], source.train_targets[items]
+            targets = targets.astype(np.int64) if recipe.loss == "cross-entropy" else targets
         optimiser.zero_grad()
-        nn.functional.cross_entropy(model(inputs), torch.from_numpy(source.train_labels[items])).backward()
+        TORCH_LOSSES[recipe.loss](model(torch.from_numpy(inputs)), torch.from_numpy(targets)).backward()
         optimiser.step()
     return {name: value.detach() for name, value in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("kind", "engine"), CASES)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_an_engine_takes_the_steps_of_torch_optim(engine: str, momentum: float) -> None:
-    recipe = dataclasses.replace(SMALL, momentum=momentum, learning_rate=0.05, weight_decay=0.01)
+def test_an_engine_takes_the_steps_of_torch_optim(kind: str, engine: str, momentum: float) -> None:
+    recipe, source = SOURCES[kind]
+    recipe = dataclasses.replace(recipe, momentum=momentum, learning_rate=0.05, weight_decay=0.01)
     seeds = [3, 11, 5]
     state = State.initial(recipe, seeds, "cpu")
-    engines.get(engine)(Material.of(recipe, FEW, "cpu"), state, 12)
+    engines.get(engine)(sources.material(recipe, source, "cpu"), state, 12)
     assert state.step == 12
     for number, seed in enumerate(seeds):
-        for name, expected in plain(recipe, FEW, seed, 12).items():
+        for name, expected in plain(recipe, source, seed, 12).items():
             torch.testing.assert_close(state.weights[name][number], expected, rtol=0, atol=2e-5)
 
 
@@ -146,10 +205,46 @@ def test_a_member_is_the_same_alone_and_among_sixteen(engine: str) -> None:
         assert not torch.allclose(tensor[7], tensor[8], atol=1e-2)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_way_to_a_step_does_not_matter(engine: str) -> None:
-    material = Material.of(dataclasses.replace(SMALL, momentum=0.9), FEW, "cpu")
-    recipe, advance = material.recipe, engines.get(engine)
+@pytest.mark.parametrize(("kind", "engine"), [case for case in CASES if case[1] == "mlp"])
+def test_the_bits_of_a_perceptron_do_not_depend_on_its_company(kind: str, engine: str) -> None:
+    recipe, source = SOURCES[kind]
+    states: list[State] = []
+    for seeds, threads in ((range(33), 1), (range(33), 3), ([7], 1), (range(2, 19), 1)):
+        with trainer(recipe, source, engine=engine, threads=threads) as crew:
+            states.append(crew.start(seeds))
+            crew.advance(states[-1], 200)
+    for name, tensor in states[0].weights.items():
+        assert tensor.isfinite().all()
+        assert torch.equal(tensor, states[1].weights[name])
+        assert torch.equal(tensor[7:8], states[2].weights[name])
+        assert torch.equal(tensor[2:19], states[3].weights[name])
+
+
+@pytest.mark.parametrize("kind", ["toy", "three", "energy"])
+def test_rows_come_as_the_member_draws_them(kind: str) -> None:
+    recipe, source = SOURCES[kind]
+    material = sources.material(recipe, source, "cpu")
+    assert isinstance(material, Rows)
+    keys = draws.member_keys(recipe.digest, [4, 9])
+    made = list(material.batches(keys, 0, 2 * recipe.epoch_steps))
+    later = list(material.batches(keys[1:], recipe.epoch_steps + 1, 2 * recipe.epoch_steps))
+    assert [batch.rate for batch in made] == [recipe.rate(epoch) for epoch in (0, 1) for _ in range(recipe.epoch_steps)]
+    positions = np.arange(recipe.train)
+    for epoch in (0, 1):
+        items = draws.order(keys, epoch, positions, recipe.train)
+        part = made[epoch * recipe.epoch_steps : (epoch + 1) * recipe.epoch_steps]
+        assert np.array_equal(torch.cat([batch.inputs for batch in part], 1).numpy(), source.half("train")[0][items])
+        assert np.array_equal(torch.cat([batch.targets for batch in part], 1).numpy(), source.half("train")[1][items])
+    for all_, one in zip(made[recipe.epoch_steps + 1 :], later, strict=True):
+        assert torch.equal(all_.inputs[1:], one.inputs)
+        assert torch.equal(all_.targets[1:], one.targets)
+
+
+@pytest.mark.parametrize(("kind", "engine"), CASES)
+def test_the_way_to_a_step_does_not_matter(kind: str, engine: str) -> None:
+    recipe, source = SOURCES[kind]
+    recipe = dataclasses.replace(recipe, momentum=0.9, learning_rate=0.05)
+    material, advance = sources.material(recipe, source, "cpu"), engines.get(engine)
     whole, pieces = State.initial(recipe, [1, 2], "cpu"), State.initial(recipe, [1, 2], "cpu")
     advance(material, whole, 13)
     for stop in (1, 2, 5, 9, 13):
@@ -209,6 +304,50 @@ def test_measures_are_those_of_each_member_alone() -> None:
     assert found["diverged"].tolist() == (found["train_loss"] > math.log(10)).tolist()
 
 
+@pytest.mark.parametrize("kind", ["toy", "three", "energy"])
+def test_measures_of_rows_are_those_of_each_member_alone(kind: str) -> None:
+    recipe, source = SOURCES[kind]
+    with trainer(recipe, source) as crew:
+        state = crew.start(range(5))
+        crew.advance(state, 30)
+        found = crew.measure(state.weights)
+    for member in range(5):
+        model = archs.get(recipe.architecture)().double()
+        model.load_state_dict({name: tensor[member] for name, tensor in state.weights.items()})
+        for half in ("train", "test"):
+            inputs, targets = (torch.from_numpy(array).double() for array in source.half(half))
+            with torch.no_grad():
+                outputs = model(inputs)
+                right = outputs.argmax(1) if outputs.shape[1] > 1 else outputs[:, 0] > 0
+                loss = TORCH_LOSSES[recipe.loss](outputs, targets.long() if kind == "three" else targets).item()
+            assert found[f"{half}_loss"][member] == pytest.approx(loss, rel=1e-4, abs=1e-6)
+            if kind != "energy":
+                assert found[f"{half}_accuracy"][member] == pytest.approx((right == targets).double().mean().item())
+    columns = {"train_loss", "test_loss", "diverged"}
+    if kind != "energy":
+        columns |= {"train_accuracy", "test_accuracy", "test_nll", "test_brier", "test_ece"}
+        assert np.array_equal(found["test_nll"], found["test_loss"])
+    assert set(found) == columns
+    bound = {"toy": math.log(2), "three": math.log(3), "energy": source.half("train")[1].astype(np.float64).var()}[kind]
+    assert found["diverged"].tolist() == (found["train_loss"] > bound).tolist()
+
+
+def test_a_thousand_of_the_toy_learn_to_separate() -> None:
+    recipe, source = SOURCES["toy"]
+    with trainer(recipe, source) as crew:
+        state = crew.start(range(1000))
+        crew.advance(state, recipe.steps)
+        found = crew.measure(state.weights)
+    assert (found["train_loss"] > 0.1).mean() < 0.01
+    assert np.median(found["train_accuracy"]) == 1
+    assert found["diverged"].mean() < 0.01
+
+
+def test_sizes_go_by_the_bytes_of_an_input() -> None:
+    assert unit_size(FEW, "cpu") == 64
+    assert [unit_size(SOURCES[kind][1], "cpu") for kind in ("toy", "energy")] == [64 * 784 // 2, 64 * 784 // 8]
+
+
 def test_diverged_members_are_kept_and_marked() -> None:
     wild = dataclasses.replace(SMALL, learning_rate=1e9)
     with trainer(wild, FEW) as crew:
@@ -225,6 +364,18 @@ def test_refusals() -> None:
         engines.get("optunett")
     with pytest.raises(ZooError, match="expected cpu or cuda, got tpu"), trainer(SMALL, FEW, device="tpu"):
         pass
+    what = "optunet: engine: expected general or optunet, got mlp"
+    with pytest.raises(ZooError, match=what), trainer(SMALL, FEW, engine="mlp"):
+        pass
+    with pytest.raises(UnknownNameError, match="squared-error"):
+        losses.get("squared-eror")
+    for wrong, what in (
+        ("mlp-2-2-2", r"expected outputs \(1, 1\) from an input \(1, 2\) .*, got \(1, 2\)"),
+        ("mlp-3-2-1", "got RuntimeError"),
+    ):
+        recipe, source = SOURCES["toy"]
+        with pytest.raises(ZooError, match=what), trainer(dataclasses.replace(recipe, architecture=wrong), source):
+            pass
     if not torch.cuda.is_available():
         with pytest.raises(ZooError, match="CUDA"), trainer(SMALL, FEW, device="cuda"):
             pass
@@ -232,14 +383,17 @@ def test_refusals() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_gpu_trains_the_same_members(engine: str) -> None:
+@pytest.mark.parametrize(("kind", "engine"), CASES)
+def test_a_gpu_trains_the_same_members(kind: str, engine: str) -> None:
+    recipe, source = SOURCES[kind]
     states, drawn = [], []
     for device in ("cpu", "cuda"):
-        with trainer(DIGITS, FULL, device=device, engine=engine) as crew:
+        with trainer(recipe, source, device=device, engine=engine) as crew:
             states.append(crew.start([0, 1, 2]))
-            drawn.append([step.corners.cpu() for step in steps(crew.material, states[-1].keys, 40, 50)])
+            drawn.append(list(crew.material.batches(states[-1].keys, 3, 13)))
             crew.advance(states[-1], 20)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*drawn, strict=True))
+    for ours, theirs in zip(*drawn, strict=True):
+        assert torch.equal(ours.targets, theirs.targets.cpu())
+        torch.testing.assert_close(ours.inputs, theirs.inputs.cpu(), rtol=0, atol=1e-6)
     for name, tensor in states[0].weights.items():
         torch.testing.assert_close(tensor, states[1].weights[name].cpu(), rtol=0, atol=1e-3)

@@ -1,0 +1,71 @@
+r"""The engine for multilayer perceptrons: members along the last axis, so that every operation runs along them.
+
+Layer l of a member is :math:`a_l = f(W_l a_{l-1} + b_l)`, and :math:`d_l` the gradient of its loss with respect to
+:math:`W_l a_{l-1} + b_l`; then :math:`\partial W_l = d_l a_{l-1}^T`, :math:`\partial b_l = d_l 1`, and
+:math:`d_{l-1} = W_l^T d_l \odot f'(a_{l-1})`, where f' is written in terms of f: :math:`[a > 0]` for ReLU,
+:math:`1 - a^2` for tanh. Every product is a sum of outer products, added one by one in the same order for every member;
+no matrix library decides, and what is no sum or product is rounded from double precision, so that a member's bits do
+not depend on those beside it.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from builders import losses
+from builders.engines import sgd
+from builders.losses import Loss
+from builders.material import Batch, Feed
+from builders.state import State, Tensors
+
+Activation = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]
+"""A function in place, and its derivative in terms of its value."""
+_TANH: Activation = (lambda value: value.copy_(torch.tanh(value.double())), lambda value: 1 - value.square())
+_RELU: Activation = (torch.relu_, lambda value: (value > 0).to(value.dtype))
+
+
+def advance(material: Feed, state: State, stop: int) -> None:
+    """See ``builders.engines.Engine``."""
+    recipe = material.recipe
+    loss, activation = losses.get(recipe.loss), _TANH if recipe.architecture.startswith("mlp-tanh-") else _RELU
+    turned = State(state.keys, _members_last(state.weights), _members_last(state.momentum), state.step)
+    for batch in material.batches(state.keys, state.step, stop):
+        sgd.update(recipe, turned, _gradients(turned.weights, batch, loss, activation), batch.rate)
+    for kept, made in ((state.weights, turned.weights), (state.momentum, turned.momentum)):
+        for name, tensor in kept.items():
+            tensor.copy_(made[name])
+    state.step = stop
+
+
+def _members_last(tensors: Tensors) -> Tensors:
+    """Copies (M, *shape) of which the members are neighbours in memory."""
+    return {name: tensor.movedim(0, -1).contiguous().movedim(-1, 0) for name, tensor in tensors.items()}
+
+
+def _gradients(weights: Tensors, batch: Batch, loss: Loss, activation: Activation) -> Tensors:
+    """Gradients of each member's mean loss over its batch, ``{name: (M, *shape)}``."""
+    apply, derivative = activation
+    layers = [name.removesuffix(".weight") for name in weights if name.endswith(".weight")]
+    matrices = [weights[f"{layer}.weight"].movedim(0, -1) for layer in layers]
+    values = [batch.inputs.permute(2, 1, 0).contiguous()]
+    for number, (layer, matrix) in enumerate(zip(layers, matrices, strict=True), 1):
+        members, size = weights[f"{layer}.bias"].movedim(0, -1)[:, None], values[-1].shape[1]
+        made = members.repeat(1, size, 1)
+        for at, value in enumerate(values[-1]):
+            made.addcmul_(matrix[:, at, None], value)
+        values.append(apply(made) if number < len(layers) else made)
+    error = loss.slope(values.pop().permute(2, 1, 0), batch.targets).permute(2, 1, 0).contiguous()
+    found: Tensors = {}
+    for number, (layer, matrix) in reversed(list(enumerate(zip(layers, matrices, strict=True)))):
+        value = values.pop()
+        product, total = torch.zeros_like(matrix), error.new_zeros(error.shape[0], error.shape[2])
+        for at in range(error.shape[1]):
+            product.addcmul_(error[:, at, None], value[:, at])
+            total.add_(error[:, at])
+        found[f"{layer}.weight"], found[f"{layer}.bias"] = product.movedim(-1, 0), total.movedim(-1, 0)
+        if number:
+            back = torch.zeros_like(value)
+            for at, one in enumerate(error):
+                back.addcmul_(matrix[at, :, None], one)
+            error = back.mul_(derivative(value))
+    return found

@@ -1,0 +1,133 @@
+"""Data sets of rows: tables as arrays of numbers, checked before they are used."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from builders.data import FOLDER_VARIABLE
+from builders.recipe import TableRecipe
+from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
+from ckptzoo.loader.order import derive_key, keyed_permutation
+
+_TOLERANCE = 1e-4
+"""How far a mean or deviation may be from the recipe's, in deviations."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A training and a test set of rows.
+
+    Parameters
+    ----------
+    name : of the data set.
+    train_inputs, test_inputs : (N, D) float32, as the network sees them.
+    train_targets, test_targets : (N,) float32, as the loss sees them: labels from 0, or numbers.
+    """
+
+    name: str
+    train_inputs: NDArray[np.float32]
+    train_targets: NDArray[np.float32]
+    test_inputs: NDArray[np.float32]
+    test_targets: NDArray[np.float32]
+
+    def half(self, name: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Inputs (N, D) and targets (N,) of ``"train"`` or ``"test"``."""
+        return getattr(self, f"{name}_inputs"), getattr(self, f"{name}_targets")
+
+    @cached_property
+    def digest(self) -> str:
+        """``sha256:...`` of names, shapes and bytes of the four arrays."""
+        total = hashlib.sha256()
+        for name in ("train_inputs", "train_targets", "test_inputs", "test_targets"):
+            array = np.ascontiguousarray(getattr(self, name))
+            total.update(f"{name} {array.shape} {array.dtype.str}\n".encode())
+            total.update(array.tobytes())
+        return "sha256:" + total.hexdigest()
+
+
+def load(recipe: TableRecipe, folder: Path | None) -> Table:
+    """The table that a recipe names, split by a fixed shuffle and standardised.
+
+    The first ``recipe.train`` rows of the shuffle are for training, the others for testing.
+
+    Parameters
+    ----------
+    folder : where the file lies, or a folder with a subfolder of the data set's name.
+
+    Raises
+    ------
+    ZooError
+        There is no folder, or no such file in it.
+    IntegrityError
+        The file is not what it should be, or the recipe says other counts, means or deviations than there are.
+    """
+    if recipe.dataset not in _LOADERS:
+        raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, tuple(_LOADERS))
+    inputs, targets = _LOADERS[recipe.dataset](folder)
+    where = np.asarray(keyed_permutation(np.arange(len(inputs)), len(inputs), derive_key(0)))
+    train, test = where[: recipe.train], where[recipe.train :]
+    problems = list(_problems(recipe, inputs[train], targets[train], len(test)))
+    if problems:
+        raise IntegrityError(problems)
+    seen = ((inputs - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
+    sought = ((targets - recipe.target_mean) / recipe.target_std).astype(np.float32)
+    return Table(recipe.dataset, seen[train], sought[train], seen[test], sought[test])
+
+
+def _problems(
+    recipe: TableRecipe, inputs: NDArray[np.float64], targets: NDArray[np.float64], test: int
+) -> Iterator[Problem]:
+    """What the recipe says otherwise than these training rows and that many for testing."""
+    where, step = f"recipe {recipe.name!r}", "Correct the recipe."
+    if (recipe.train, recipe.test) != (len(inputs), test):
+        yield Problem(
+            where, "rows to train and test", f"{len(inputs) + test} in all", f"{recipe.train} and {recipe.test}", step
+        )
+        return
+    if len(recipe.mean) != inputs.shape[1]:
+        yield Problem(where, "means and deviations", f"{inputs.shape[1]}, one a column", str(len(recipe.mean)), step)
+        return
+    columns = np.column_stack([inputs, targets])
+    mean, std = columns.mean(0), columns.std(0)
+    for key, true, said in (
+        ("mean, target_mean", mean, (*recipe.mean, recipe.target_mean)),
+        ("std, target_std", std, (*recipe.std, recipe.target_std)),
+    ):
+        if not (np.abs(true - np.array(said)) <= _TOLERANCE * std).all():
+            expected = ", ".join(f"{value:.7g}" for value in true)
+            yield Problem(where, key, expected, ", ".join(f"{value:.7g}" for value in said), step)
+
+
+def _energy(folder: Path | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """UCI energy efficiency: eight facts about each of 768 buildings, and the heating load (Y1)."""
+    name, header = "ENB2012_data.csv", "X1,X2,X3,X4,X5,X6,X7,X8,Y1,Y2"
+    source = f"Save the sheet of https://archive.ics.uci.edu/dataset/242/energy+efficiency as {name}"
+    if folder is None:
+        step = f"{source} and name its folder with --data or {FOLDER_VARIABLE}."
+        raise ZooError(f"energy: data: expected a folder with {name}, got none. {step}")
+    folder = folder / "energy" if (folder / "energy").is_dir() else folder
+    path = folder / name
+    if not path.is_file():
+        raise ZooError(f"{folder}: data: expected {name}, got no such file. {source} there.")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    if lines[:1] != [header]:
+        raise _refused(path, "first line", header, (lines or ["nothing"])[0][:80])
+    try:
+        values = np.array([[float(item) for item in line.split(",")] for line in lines[1:]])
+    except ValueError as error:
+        raise _refused(path, "rows", "ten numbers each", str(error)[:200]) from error
+    if values.shape != (768, 10) or not np.isfinite(values).all():
+        raise _refused(path, "rows", "768 of ten finite numbers", f"{len(lines) - 1}, shape {values.shape}")
+    return values[:, :8], values[:, 8]
+
+
+def _refused(path: Path, what: str, expected: str, got: str) -> IntegrityError:
+    return IntegrityError(Problem(path.name, what, expected, got, "Fetch the file again."))
+
+
+_LOADERS: dict[str, Callable[[Path | None], tuple[NDArray[np.float64], NDArray[np.float64]]]] = {"energy": _energy}

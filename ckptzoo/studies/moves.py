@@ -14,8 +14,8 @@ from ckptzoo.spec import layout
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import Group, Symmetry
 from ckptzoo.studies.density import Counts
-from ckptzoo.studies.marginals import BATCH_BYTES, Progress
 from ckptzoo.studies.orders import Order, orders
+from ckptzoo.studies.reading import BATCH_BYTES, Progress
 from ckptzoo.studies.spread import Spread
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -13,9 +13,10 @@ from ckptzoo.errors import ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.spec import layout
 from ckptzoo.studies.drawn import need_matplotlib, write
+from ckptzoo.studies.histograms import Histogram, histograms
 from ckptzoo.studies.inventory import Inventory, inventory, sound
-from ckptzoo.studies.marginals import Marginal, Progress, marginals, weight_names
 from ckptzoo.studies.pair import Pair, pair_of
+from ckptzoo.studies.reading import Progress, weight_names
 from ckptzoo.studies.spread import Spread
 
 MAX_PANELS = 24
@@ -42,7 +43,7 @@ class Overview:
     shown: int
     accuracies: NDArray[np.float64]
     diverged: NDArray[np.float64]
-    marginals: tuple[Marginal, ...]
+    marginals: tuple[Histogram, ...]
     left_out: tuple[str, ...]
     pair: Pair | None
 
@@ -165,7 +166,7 @@ def overview(zoo: Zoo, variant: str | None = None, *, seed: int = 0, progress: P
         shown=len(good),
         accuracies=accuracy[np.isfinite(accuracy) & ~apart],
         diverged=accuracy[apart],
-        marginals=marginals(good, chosen, names, progress),
+        marginals=histograms(good, chosen, names, progress),
         left_out=tuple(name for name in tensors if name not in chosen),
         pair=pair_of(good, names, seed=seed),
     )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.studies.marginals import batches, weight_names
+from ckptzoo.studies.reading import batches, weight_names
 
 MAX_POINTS = 20_000
 

@@ -17,9 +17,9 @@ from ckptzoo.spec.symmetry import Symmetry
 from ckptzoo.studies.drawn import need_matplotlib, write
 from ckptzoo.studies.inventory import sound
 from ckptzoo.studies.keys import keys_of
-from ckptzoo.studies.marginals import BATCH_BYTES, Progress
 from ckptzoo.studies.movement import AS, ENOUGH, LESS, MORE, SIGMAS, UNKNOWN, Measured, Movement
 from ckptzoo.studies.orders import Order, orders
+from ckptzoo.studies.reading import BATCH_BYTES, Progress
 from ckptzoo.studies.steps import Kept, compared, kept
 from ckptzoo.studies.variants import table_of
 from ckptzoo.studies.words import counted, printable

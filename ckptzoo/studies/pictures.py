@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ckptzoo.spec import layout
-from ckptzoo.studies.marginals import Marginal
+from ckptzoo.studies.histograms import Histogram
 from ckptzoo.studies.pair import Pair
 from ckptzoo.studies.spread import Spread
 from ckptzoo.studies.style import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
@@ -75,7 +75,7 @@ def _edges(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.f
 
 
 @styled
-def marginals(name: str, shown: int, items: Sequence[Marginal], *, left_out: int = 0) -> Figure:
+def marginals(name: str, shown: int, items: Sequence[Histogram], *, left_out: int = 0) -> Figure:
     """Densities of all elements of each weight tensor, raw against derived, one small panel a tensor."""
     columns = min(len(items), 3 if len(items) <= 9 else 4)
     rows = -(-len(items) // columns)
@@ -90,7 +90,7 @@ def marginals(name: str, shown: int, items: Sequence[Marginal], *, left_out: int
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         axes.grid(visible=False)
-        axes.locator_params(axis="x", nbins=5)
+        axes.locator_params(axis="x", nbins=5 if columns < 4 else 3)
         axes.set_title(shortened(item.tensor, 24), fontsize=11, pad=4)
         if at % columns == 0:
             axes.set_ylabel("density")

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.studies.drawn import need_matplotlib, write
-from ckptzoo.studies.marginals import Progress
 from ckptzoo.studies.moves import Distance, Moves, Scaling, differences
+from ckptzoo.studies.reading import Progress
 from ckptzoo.studies.spread import Spread
 from ckptzoo.studies.variants import table_of
 from ckptzoo.studies.words import counted, printable

@@ -7,6 +7,7 @@ from ckptzoo.symmetry.counts import Counts, count
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.fingerprint import fingerprint
 from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, ordering_keys
+from ckptzoo.symmetry.orbits import orbits
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.softmax import remove_softmax_shift
 
@@ -21,6 +22,7 @@ __all__ = [
     "canonicalize",
     "count",
     "fingerprint",
+    "orbits",
     "ordering_keys",
     "remove_softmax_shift",
     "trace",

@@ -1,0 +1,204 @@
+"""The application: from the raw path to a route, from its rule to access, and from what goes wrong to an answer."""
+
+import errno
+import inspect
+import logging
+import re
+import sqlite3
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from anyio import to_thread
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from ckptzoo.server.call import Call
+from ckptzoo.server.names import KINDS, checked_id, decoded
+from ckptzoo.server.refusal import Refusal, no_repository
+from ckptzoo.server.routes import account, commits, content, discussions, refs, repositories, uploads
+from ckptzoo.server.service import Service
+from ckptzoo.server.store import repositories as stored
+from ckptzoo.server.store.tokens import Identity, identify
+
+Handler = Callable[[Call], Response] | Callable[[Call], Awaitable[Response]]
+
+_log = logging.getLogger("ckptzoo.server")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_PIECES = {
+    "kind": f"(?P<kind>{'|'.join(KINDS)})",
+    "prefix": "(?:(?P<prefix>datasets|spaces)/)?",
+    "id": "(?P<id>[^/]+/[^/]+?)",
+    "path": "(?P<path>.+)",
+    "sha256": "(?P<sha256>[0-9a-f]{64})",
+}
+
+
+@dataclass(frozen=True)
+class Route:
+    """A method, the raw paths it is for, the role that it needs (none: whoever may read), and its handler."""
+
+    method: str
+    pattern: re.Pattern[str]
+    role: str | None
+    handler: Handler
+
+
+def _route(method: str, path: str, role: str | None, handler: Handler) -> Route:
+    def piece(found: re.Match[str]) -> str:
+        return _PIECES.get(found[1], f"(?P<{found[1]}>[^/]+)")
+
+    return Route(method, re.compile(re.sub(r"\{(\w+)\}", piece, path)), role, handler)
+
+
+_REPO = "/api/{kind}/{id}"
+ROUTES = (
+    _route("GET", "/api/whoami-v2", "read", account.whoami),
+    _route("POST", "/api/validate-yaml", None, account.validate_yaml),
+    _route("POST", "/api/repos/create", "write", repositories.create),
+    _route("DELETE", "/api/repos/delete", "write", repositories.delete),
+    _route("POST", "/api/repos/move", "write", repositories.move),
+    _route("GET", "/api/{kind}", None, repositories.listing),
+    _route("GET", _REPO, None, repositories.info),
+    _route("GET", _REPO + "/revision/{revision}", None, repositories.info),
+    _route("PUT", _REPO + "/settings", "write", repositories.settings),
+    _route("GET", _REPO + "/auth-check", None, account.auth_check),
+    _route("GET", _REPO + "/auth-check/write", "write", account.auth_check),
+    _route("GET", _REPO + "/tree/{revision}", None, content.tree),
+    _route("GET", _REPO + "/tree/{revision}/{path}", None, content.tree),
+    _route("POST", _REPO + "/paths-info/{revision}", None, content.paths_info),
+    _route("POST", _REPO + "/preupload/{revision}", "contribute", uploads.preupload),
+    _route("POST", _REPO + "/commit/{revision}", "contribute", commits.commit),
+    _route("GET", _REPO + "/refs", None, refs.refs),
+    _route("GET", _REPO + "/commits/{revision}", None, refs.commits),
+    _route("POST", _REPO + "/branch/{name}", "write", refs.create_branch),
+    _route("DELETE", _REPO + "/branch/{name}", "write", refs.delete_branch),
+    _route("POST", _REPO + "/tag/{name}", "write", refs.create_tag),
+    _route("DELETE", _REPO + "/tag/{name}", "write", refs.delete_tag),
+    _route("POST", _REPO + "/super-squash/{name}", "write", refs.super_squash),
+    _route("GET", _REPO + "/discussions", None, discussions.listing),
+    _route("POST", _REPO + "/discussions", "contribute", discussions.create),
+    _route("GET", _REPO + "/discussions/{number}", None, discussions.details),
+    _route("POST", _REPO + "/discussions/{number}/comment", "contribute", discussions.comment),
+    _route("POST", _REPO + "/discussions/{number}/comment/{comment}/edit", "contribute", discussions.edit_comment),
+    _route("POST", _REPO + "/discussions/{number}/comment/{comment}/hide", "contribute", discussions.hide_comment),
+    _route("POST", _REPO + "/discussions/{number}/title", "contribute", discussions.rename),
+    _route("POST", _REPO + "/discussions/{number}/status", "contribute", discussions.change_status),
+    _route("POST", _REPO + "/discussions/{number}/merge", "write", discussions.merge_pull),
+    _route("GET", "/{prefix}{id}/resolve/{revision}/{path}", None, content.resolve),
+    _route("POST", r"/{prefix}{id}\.git/info/lfs/objects/batch", "contribute", uploads.batch),
+    _route("POST", r"/{prefix}{id}\.git/info/lfs/verify", "contribute", uploads.verify),
+    _route("GET", "/_blobs/{sha256}", None, content.blob),
+    _route("PUT", "/_uploads/{sha256}", None, uploads.receive),
+    _route("PUT", "/_uploads/{sha256}/part", None, uploads.receive_part),
+    _route("POST", "/_uploads/{sha256}/join", None, uploads.join),
+)
+"""Every call that the server answers. Addresses below ``/_`` carry their permission in their signature."""
+
+
+class Application:
+    """The ASGI application of one service.
+
+    Notes
+    -----
+    Paths are matched as they came, before percent-decoding, because clients send ``refs%2Fpr%2F1`` as one piece.
+    HEAD is answered as GET without a body.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(request)
+        except ClientDisconnect:
+            return
+        except Refusal as refusal:
+            await self._drain(request)
+            response = _refused(refusal)
+        except (OSError, sqlite3.OperationalError) as error:
+            full = "full" in str(error) if isinstance(error, sqlite3.OperationalError) else error.errno in _FULL
+            await self._drain(request)
+            if not full:
+                _log.exception("%s %s", request.method, request.url.path)
+            message = "The server's disk is full." if full else "The server could not read or write its disk."
+            response = _refused(Refusal(507 if full else 500, message))
+        except Exception:
+            _log.exception("%s %s", request.method, request.url.path)
+            response = _refused(Refusal(500, "The server made a mistake."))
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        raw = request.scope["raw_path"].decode("latin-1")
+        method = "GET" if request.method == "HEAD" else request.method
+        matches = [(route, found) for route in ROUTES if (found := route.pattern.fullmatch(raw)) is not None]
+        chosen = [(route, found) for route, found in matches if route.method == method]
+        if not chosen:
+            raise Refusal(405, "Method not allowed.") if matches else Refusal(404, "There is nothing at this address.")
+        route, found = chosen[0]
+        pieces = found.groupdict()
+        body = b"" if inspect.iscoroutinefunction(route.handler) else await self._body(request)
+        identity, repository = await to_thread.run_sync(self._admit, request, route, pieces)
+        call = Call(self.service, request, pieces, identity, repository, body)
+        if inspect.iscoroutinefunction(route.handler):
+            return await route.handler(call)
+        response = await to_thread.run_sync(route.handler, call)
+        assert isinstance(response, Response)
+        return response
+
+    async def _body(self, request: Request) -> bytes:
+        limit, held = self.service.limits.json_bytes, bytearray()
+        async for data in request.stream():
+            held += data
+            if len(held) > limit:
+                raise Refusal(413, f"Body: expected at most {limit} bytes.")
+        return bytes(held)
+
+    def _admit(
+        self, request: Request, route: Route, pieces: dict[str, str]
+    ) -> tuple[Identity | None, stored.Repository | None]:
+        """Who asks and for which repository; refused unless the route's rule allows it."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        signed = route.pattern.pattern.startswith("/_")
+        with self.service.database.reading() as connection:
+            identity = identify(connection, token.strip()) if scheme.lower() == "bearer" and not signed else None
+            if identity is None and scheme and not signed:
+                raise _unknown("Invalid credentials in Authorization header")
+            repository, name = None, ""
+            if "id" in pieces:
+                name = checked_id(decoded(pieces["id"]))
+                repository = stored.find(
+                    connection, KINDS[pieces.get("kind") or pieces.get("prefix") or "models"], name
+                )
+        if identity is None and (route.role is not None or (self.service.private and not signed)):
+            raise _unknown("Expected a token, got none.")
+        if route.role is not None and identity is not None and not identity.may(route.role):
+            raise Refusal(403, f"Expected a token that may {route.role}, got one that may {identity.role}")
+        if "id" in pieces and (repository is None or (repository.private and identity is None)):
+            raise no_repository(name)
+        return identity, repository
+
+    async def _drain(self, request: Request) -> None:
+        """Read what is left of a refused body, so that the client comes to read the answer."""
+        left = self.service.limits.drain_bytes
+        try:
+            async for data in request.stream():
+                left -= len(data)
+                if left < 0:
+                    return
+        except (RuntimeError, ClientDisconnect):
+            return
+
+
+def _unknown(message: str) -> Refusal:
+    return Refusal(401, message, headers={"WWW-Authenticate": 'Bearer realm="ckptzoo"'})
+
+
+def _refused(refusal: Refusal) -> Response:
+    text = "".join(letter if " " <= letter <= "~" else "?" for letter in refusal.message)[:1000]
+    headers = {**refusal.headers, "X-Error-Message": text}
+    if refusal.code is not None:
+        headers["X-Error-Code"] = refusal.code
+    return JSONResponse({"error": refusal.message}, refusal.status, headers)

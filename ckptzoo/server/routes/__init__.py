@@ -1,0 +1,1 @@
+"""The protocol, one topic a file: functions from a call to a response."""

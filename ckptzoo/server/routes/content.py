@@ -1,0 +1,146 @@
+"""What a repository holds: its folders, what is known of paths, and the bytes of files."""
+
+import base64
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote
+
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+from ckptzoo.server.call import Call
+from ckptzoo.server.names import checked_path, decoded
+from ckptzoo.server.refusal import Refusal, no_entry
+from ckptzoo.server.sending import file_response
+from ckptzoo.server.store.git import Node
+from ckptzoo.server.store.history import Commit, History
+from ckptzoo.server.store.trees import Trees, position
+
+
+def tree(call: Call) -> Response:
+    """A page of a folder; the next one's address names the commit, so that all pages are of one moment."""
+    path = call.piece("path")
+    if path:
+        checked_path(path)
+    expand, recursive = call.is_set("expand"), call.is_set("recursive")
+    limits = call.service.limits
+    size = call.count("limit", limits.page, limits.page)
+    size = min(size, limits.small_page) if expand else size
+    with call.service.database.reading() as connection:
+        history, trees = History(connection, call.repository.id), Trees(connection)
+        commit = history.resolve(call.piece("revision"))
+        root = trees.find(commit.tree, path)
+        if root is None or not root.folder:
+            raise no_entry(path, {"X-Repo-Commit": commit.oid})
+        page: list[tuple[str, Node]] = []
+        more = False
+        for item in trees.walk(root.oid, path, recursive=recursive, after=_cursor(call.query.get("cursor", ""))):
+            if len(page) == size:
+                more = True
+                break
+            page.append(item)
+        content = _entries(page, trees, history, commit if expand else None)
+    headers = {"X-Repo-Commit": commit.oid}
+    if more:
+        cursor = base64.urlsafe_b64encode(position(*page[-1])).decode()
+        below = f"/{quote(path, safe='')}" if path else ""
+        address = f"{call.origin}/api/{call.repository.kind}s/{call.repository.name}/tree/{commit.oid}{below}"
+        options = f"recursive={str(recursive).lower()}&expand={str(expand).lower()}&limit={size}"
+        headers["Link"] = f'<{address}?{options}&cursor={cursor}>; rel="next"'
+    return JSONResponse(content, headers=headers)
+
+
+def paths_info(call: Call) -> Response:
+    """What is known of some paths; those that are not there are left out."""
+    form = call.form()
+    paths = form.get("paths", [])
+    if len(paths) > call.service.limits.batch_files:
+        raise Refusal(413, f"paths: expected at most {call.service.limits.batch_files}, got {len(paths)}.")
+    with call.service.database.reading() as connection:
+        history, trees = History(connection, call.repository.id), Trees(connection)
+        commit = history.resolve(call.piece("revision"))
+        found = [(path, trees.find(commit.tree, path)) for path in dict.fromkeys(paths) if path]
+        expand = form.get("expand", [""])[0].lower() in ("1", "true")
+        there = [(path, node) for path, node in found if node is not None]
+        content = _entries(there, trees, history, commit if expand else None)
+    return JSONResponse(content, headers={"X-Repo-Commit": commit.oid})
+
+
+def resolve(call: Call) -> Response:
+    """The bytes of a file: small ones at once, large ones at a signed address that expires."""
+    revision, path = call.piece("revision"), checked_path(call.piece("path"))
+    service = call.service
+    with service.database.reading() as connection:
+        history, trees = History(connection, call.repository.id), Trees(connection)
+        commit = history.resolve(revision)
+        node = trees.find(commit.tree, path)
+        headers = {"X-Repo-Commit": commit.oid}
+        if node is None or node.folder:
+            raise no_entry(path, headers)
+        file = trees.file(node.oid)
+    if not file.large:
+        text = "text/plain; charset=utf-8"
+        return file_response(call.request, service.blobs.path(file.sha256), file.oid, headers, text)
+    fields = {"commit": commit.oid, "name": path.split("/")[-1]}
+    query = service.signer.query(f"read {file.sha256}", fields)
+    target = f"{service.blobs_url or call.origin}/_blobs/{file.sha256}?{query}"
+    linked = {"X-Linked-ETag": f'"{file.sha256}"', "X-Linked-Size": str(file.size), "ETag": f'"{file.oid}"'}
+    return RedirectResponse(target, 302, headers={**headers, **linked, "Accept-Ranges": "bytes"})
+
+
+def blob(call: Call) -> Response:
+    """The bytes of a large file, for whoever has the address."""
+    sha256 = call.raw["sha256"]
+    fields = call.service.signer.check(f"read {sha256}", call.query)
+    path = call.service.blobs.path(sha256)
+    headers = {
+        "X-Repo-Commit": fields["commit"],
+        "X-Linked-ETag": f'"{sha256}"',
+        "X-Linked-Size": str(path.stat().st_size),
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(fields['name'], safe='')}",
+    }
+    return file_response(call.request, path, sha256, headers, "application/octet-stream")
+
+
+def _cursor(text: str) -> bytes:
+    try:
+        return base64.urlsafe_b64decode(decoded(text))
+    except ValueError:
+        raise Refusal(400, "cursor: expected one that the server gave.") from None
+
+
+def _entries(
+    items: Iterable[tuple[str, Node]], trees: Trees, history: History, expand: Commit | None
+) -> list[dict[str, Any]]:
+    items = list(items)
+    last = {} if expand is None else _last_commits([path for path, _ in items], trees, history, expand)
+    content: list[dict[str, Any]] = []
+    for path, node in items:
+        if node.folder:
+            entry: dict[str, Any] = {"type": "directory", "oid": node.oid, "size": 0, "path": path}
+        else:
+            file = trees.file(node.oid)
+            entry = {"type": "file", "oid": file.oid, "size": file.size, "path": path}
+            if file.large:
+                entry["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": file.pointer_size}
+        if path in last:
+            made = last[path]
+            entry["lastCommit"] = {"id": made.oid, "title": made.title, "date": made.date}
+        content.append(entry)
+    return content
+
+
+def _last_commits(paths: Iterable[str], trees: Trees, history: History, head: Commit) -> dict[str, Commit]:
+    """For each path, the last commit that changed it, back along the first parents."""
+    found: dict[str, Commit] = {}
+    open_paths, commit = set(paths), head
+    while open_paths:
+        above = next(iter(history.parents(commit.oid)), None)
+        before = None if above is None else history.commit(above)
+        for path in sorted(open_paths):
+            if before is None or trees.find(before.tree, path) != trees.find(commit.tree, path):
+                found[path] = commit
+                open_paths.discard(path)
+        if before is None:
+            break
+        commit = before
+    return found

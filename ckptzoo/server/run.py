@@ -1,0 +1,71 @@
+"""A server on a port: in the foreground, or in a thread for as long as a ``with`` block lasts."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+_START = 10.0
+
+
+def _server(app: ASGIApp) -> uvicorn.Server:
+    """One process, HTTP/1.1. Idle connections are kept longer than clients reuse them."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=5,
+        )
+    )
+
+
+def listen(host: str, port: int) -> tuple[socket.socket, str]:
+    """A listening socket and its address; port 0 is any free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.create_server((host, port), family=family, backlog=1024)
+    shown = f"[{host}]" if ":" in host else host
+    return bound, f"http://{shown}:{bound.getsockname()[1]}"
+
+
+def serve(app: ASGIApp, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serve until interrupted; ``ready`` is called with the address once the port is open."""
+    bound, url = listen(host, port)
+    with bound:
+        ready(url)
+        _server(app).run(sockets=[bound])
+
+
+class Serving:
+    """``with Serving(app) as url``: a server on a free loopback port, in a thread."""
+
+    def __init__(self, app: ASGIApp, *, port: int = 0) -> None:
+        self._server = _server(app)
+        self._socket, self.url = listen("127.0.0.1", port)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        until = time.monotonic() + _START
+        while not self._server.started:
+            if time.monotonic() > until or not self._thread.is_alive():
+                raise TimeoutError(f"{self.url}: expected a server within {_START:.0f} s, got none")
+            time.sleep(0.002)
+        return self.url
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()

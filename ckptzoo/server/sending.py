@@ -1,0 +1,77 @@
+"""Sending a stored file, whole or a range of it, in bounded memory."""
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from ckptzoo.server.refusal import Refusal
+
+_CHUNK = 2**20
+_RANGE = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*")
+
+
+def span(header: str | None, size: int) -> tuple[int, int] | None:
+    """The bytes ``start`` up to ``stop`` that a Range header asks for, None for all (RFC 9110, section 14).
+
+    A header that is not one range of bytes is ignored, as the standard allows.
+
+    Raises
+    ------
+    Refusal
+        With status 416 where no byte of the file is in the range.
+    """
+    found = None if header is None else _RANGE.fullmatch(header)
+    if found is None or found.groups() == ("", ""):
+        return None
+    first, last = found.groups()
+    if first == "":
+        start, stop = max(size - int(last), 0), size
+    else:
+        start, stop = int(first), min(int(last) + 1, size) if last else size
+        if last and int(last) < int(first):
+            return None
+    if start >= stop:
+        headers = {"Content-Range": f"bytes */{size}"}
+        raise Refusal(416, f"Range: expected one within {size} bytes, got {header!r:.100}.", headers=headers)
+    return start, stop
+
+
+def file_response(request: Request, path: Path, etag: str, headers: Mapping[str, str], kind: str) -> Response:
+    """A response with a file's bytes, or those of the range that is asked for.
+
+    Parameters
+    ----------
+    etag : of the content, without quotes.
+    kind : the content type.
+    """
+    size = path.stat().st_size
+    fixed = {**headers, "ETag": f'"{etag}"', "Accept-Ranges": "bytes", "X-Content-Type-Options": "nosniff"}
+    if f'"{etag}"' in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=fixed)
+    asked = request.headers.get("range")
+    if request.headers.get("if-range", f'"{etag}"') != f'"{etag}"':
+        asked = None
+    found = span(asked, size)
+    start, stop = found or (0, size)
+    fixed["Content-Length"] = str(stop - start)
+    if found is not None:
+        fixed["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+    status = 200 if found is None else 206
+    if request.method == "HEAD":
+        return Response(status_code=status, headers=fixed, media_type=kind)
+    return StreamingResponse(_pieces(path, start, stop), status, fixed, kind)
+
+
+async def _pieces(path: Path, start: int, stop: int) -> AsyncIterator[bytes]:
+    async with await anyio.open_file(path, "rb") as file:
+        await file.seek(start)
+        while start < stop:
+            data = await file.read(min(_CHUNK, stop - start))
+            if not data:
+                raise OSError(f"{path}: expected {stop - start} more bytes, got none")
+            start += len(data)
+            yield data

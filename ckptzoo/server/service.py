@@ -1,0 +1,75 @@
+"""The folder that is served, open: its store, its signer, its limits."""
+
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.server.limits import Limits
+from ckptzoo.server.signing import Signer
+from ckptzoo.server.store.blobs import Blobs
+from ckptzoo.server.store.database import Database
+from ckptzoo.server.store.repositories import ATTRIBUTES
+
+
+def database_of(root: Path) -> Database:
+    """The database of a server's folder, made where there is none; it may be open in several processes."""
+    root.mkdir(parents=True, exist_ok=True)
+    return Database(root / "hub.sqlite")
+
+
+class Service:
+    """A server's folder; one process at a time serves it.
+
+    Parameters
+    ----------
+    root : the folder; made where there is none.
+    private : nothing is readable without a token, whatever a repository says.
+    limits : how much a client may ask for.
+    url : the address that clients reach the server by; without it, the one that each names in its request.
+    blobs_url : the address that large files are served from; another origin, as the hub has it, or the same.
+    clock : the time in seconds since 1970, for signed addresses.
+
+    Raises
+    ------
+    ZooError
+        Another process serves the folder.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        private: bool = False,
+        limits: Limits | None = None,
+        url: str | None = None,
+        blobs_url: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.root, self.private, self.limits = Path(root).absolute(), private, limits or Limits()
+        self.url, self.blobs_url = url, blobs_url
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            problem = Problem(str(root), "server", "none", "one that is running", "Stop it, or serve another folder.")
+            raise ZooError(str(problem)) from None
+        self.blobs = Blobs(self.root)
+        self.blobs.add(ATTRIBUTES)
+        self.database = database_of(self.root)
+        self.signer = Signer(self._key(), self.limits.address_seconds, clock)
+
+    def _key(self) -> bytes:
+        with self.database.writing() as connection:
+            connection.execute("INSERT OR IGNORE INTO settings VALUES ('key', ?)", (secrets.token_bytes(32),))
+            return connection.execute("SELECT value FROM settings WHERE name = 'key'").fetchone()["value"]
+
+    def close(self) -> None:
+        """Let the folder go."""
+        self.database.close()
+        os.close(self._lock)

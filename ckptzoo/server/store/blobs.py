@@ -1,0 +1,176 @@
+"""Bytes in files named by their sha256, which appear whole or not at all."""
+
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckptzoo.server.refusal import Refusal
+
+_CHUNK = 2**20
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Arriving:
+    """A file under construction; its digest grows with it."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self.path, self.size, self._limit = path, 0, limit
+        self._digest = hashlib.sha256()
+        self._file = path.open("xb")
+
+    def write(self, data: bytes) -> None:
+        """Append; more than was announced is refused."""
+        if self.size + len(data) > self._limit:
+            raise Refusal(413, f"Body: expected at most {self._limit} bytes, got more.")
+        self._file.write(data)
+        self._digest.update(data)
+        self.size += len(data)
+
+    def finish(self) -> str:
+        """Flush to the disk and return the sha256."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return self._digest.hexdigest()
+
+    def discard(self) -> None:
+        """Remove it, if it is still there."""
+        try:
+            self._file.close()
+        except OSError:
+            self._file.close()
+        finally:
+            self.path.unlink(missing_ok=True)
+
+
+class Blobs:
+    """The folders ``blobs/`` (complete, never changed) and ``incoming/`` (under construction).
+
+    Parameters
+    ----------
+    root : the server's folder. What an earlier process left unfinished in it is removed.
+
+    Notes
+    -----
+    A blob is flushed, renamed into place, and its folder flushed, before its name is given to anyone.
+    ``test_killed_at_any_moment`` kills the process meanwhile.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._blobs, self._incoming = root / "blobs", root / "incoming"
+        for first in range(256):
+            (self._blobs / f"{first:02x}").mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self._incoming, ignore_errors=True)
+        self._incoming.mkdir()
+        sync(self._blobs)
+        sync(root)
+
+    def path(self, sha256: str) -> Path:
+        """Where a complete blob is."""
+        return self._blobs / sha256[:2] / sha256
+
+    def arrive(self, limit: int) -> Arriving:
+        """Begin a file of at most ``limit`` bytes."""
+        return Arriving(self._incoming / secrets.token_hex(16), limit)
+
+    def keep(self, arrived: Arriving, sha256: str, size: int) -> None:
+        """Put a finished file in its place if it is what was announced.
+
+        Raises
+        ------
+        Refusal
+            The size or the digest differ; the file is gone.
+        """
+        try:
+            found = arrived.finish()
+            if (found, arrived.size) != (sha256, size):
+                message = f"Content: expected {size} bytes with sha256 {sha256}, got {arrived.size} with {found}."
+                raise Refusal(422, message)
+            target = self.path(sha256)
+            arrived.path.replace(target)
+            sync(target.parent)
+        finally:
+            arrived.discard()
+
+    def add(self, data: bytes) -> str:
+        """Store bytes that are in memory; returns their sha256."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        if not self.path(sha256).exists():
+            arrived = self.arrive(len(data))
+            try:
+                arrived.write(data)
+                self.keep(arrived, sha256, len(data))
+            finally:
+                arrived.discard()
+        return sha256
+
+    def begin_upload(self) -> str:
+        """Begin an upload in parts; returns its id."""
+        upload = secrets.token_hex(16)
+        (self._incoming / f"parts-{upload}").mkdir()
+        return upload
+
+    def arrive_part(self, upload: str, limit: int) -> Arriving:
+        """Begin a part of at most ``limit`` bytes."""
+        folder = self._incoming / f"parts-{upload}"
+        if not folder.is_dir():
+            raise Refusal(404, "Upload: expected one under way, got one that ended. Start it again.")
+        return Arriving(folder / secrets.token_hex(16), limit)
+
+    def keep_part(self, arrived: Arriving, number: int, size: int) -> str:
+        """Put a finished part in its place; returns its ETag. A repeated part replaces the earlier one."""
+        try:
+            found = arrived.finish()
+            if arrived.size != size:
+                raise Refusal(422, f"Part {number}: expected {size} bytes, got {arrived.size}.")
+            arrived.path.replace(arrived.path.with_name(f"{number}-{found}"))
+            return found
+        finally:
+            arrived.discard()
+
+    def join(self, upload: str, etags: list[str], sha256: str, size: int) -> None:
+        """Make the blob from all parts of an upload, in order; done twice it is done once."""
+        folder = self._incoming / f"parts-{upload}"
+        if self.path(sha256).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        paths = [folder / f"{number}-{etag}" for number, etag in enumerate(etags, 1)]
+        missing = [number for number, path in enumerate(paths, 1) if not path.is_file()]
+        if missing:
+            raise Refusal(400, f"Parts: expected all {len(etags)}, part {missing[0]} is missing or is another one.")
+        arrived = self.arrive(size)
+        try:
+            for path in paths:
+                for chunk in _chunks(path):
+                    arrived.write(chunk)
+            self.keep(arrived, sha256, size)
+        finally:
+            arrived.discard()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def sweep(self, seconds: float) -> None:
+        """Remove uploads in parts that nothing was added to for so long."""
+        for folder in self._incoming.glob("parts-*"):
+            try:
+                if folder.stat().st_mtime < time.time() - seconds:
+                    shutil.rmtree(folder, ignore_errors=True)
+            except FileNotFoundError:
+                continue
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk

@@ -1,0 +1,104 @@
+"""One SQLite database: its tables, and how it is read and written by several threads."""
+
+import queue
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS tokens (
+    digest TEXT PRIMARY KEY, user TEXT NOT NULL, role TEXT NOT NULL, created TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS repositories (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, name TEXT NOT NULL, private INTEGER NOT NULL,
+    created TEXT NOT NULL, UNIQUE (kind, name)) STRICT;
+CREATE TABLE IF NOT EXISTS files (
+    oid TEXT PRIMARY KEY, size INTEGER NOT NULL, sha256 TEXT NOT NULL, large INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS trees (oid TEXT PRIMARY KEY, content BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS commits (
+    oid TEXT PRIMARY KEY, tree TEXT NOT NULL REFERENCES trees, author TEXT NOT NULL, date TEXT NOT NULL,
+    title TEXT NOT NULL, message TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS parents (
+    child TEXT NOT NULL REFERENCES commits, position INTEGER NOT NULL, parent TEXT NOT NULL,
+    PRIMARY KEY (child, position)) STRICT;
+CREATE TABLE IF NOT EXISTS history (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    repository INTEGER NOT NULL REFERENCES repositories ON DELETE CASCADE,
+    oid TEXT NOT NULL REFERENCES commits, UNIQUE (repository, oid)) STRICT;
+CREATE TABLE IF NOT EXISTS refs (
+    repository INTEGER NOT NULL REFERENCES repositories ON DELETE CASCADE, name TEXT NOT NULL,
+    oid TEXT NOT NULL REFERENCES commits, PRIMARY KEY (repository, name)) STRICT;
+CREATE TABLE IF NOT EXISTS contents (
+    repository INTEGER NOT NULL REFERENCES repositories ON DELETE CASCADE, sha256 TEXT NOT NULL,
+    size INTEGER NOT NULL, PRIMARY KEY (repository, sha256)) STRICT;
+CREATE TABLE IF NOT EXISTS discussions (
+    repository INTEGER NOT NULL REFERENCES repositories ON DELETE CASCADE, number INTEGER NOT NULL,
+    title TEXT NOT NULL, author TEXT NOT NULL, created TEXT NOT NULL, status TEXT NOT NULL,
+    target TEXT, base TEXT, merged TEXT, PRIMARY KEY (repository, number)) STRICT;
+CREATE TABLE IF NOT EXISTS events (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, repository INTEGER NOT NULL,
+    number INTEGER NOT NULL, type TEXT NOT NULL, author TEXT NOT NULL, created TEXT NOT NULL, data TEXT NOT NULL,
+    FOREIGN KEY (repository, number) REFERENCES discussions ON DELETE CASCADE) STRICT;
+CREATE INDEX IF NOT EXISTS events_of ON events (repository, number);
+"""
+_PAUSE = 30.0
+
+
+class Database:
+    """Reads run side by side; writes one after the other, each flushed to the disk before it returns.
+
+    Notes
+    -----
+    Write-ahead log with ``synchronous=FULL``: a transaction that has returned survives the process and the power.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._idle: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
+        self._writer = threading.Lock()
+        path.touch(mode=0o600)
+        connection = self._connect()
+        connection.executescript(_SCHEMA)
+        self._idle.put(connection)
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, timeout=_PAUSE, isolation_level=None, check_same_thread=False)
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+    @contextmanager
+    def _borrowed(self, begin: str) -> Iterator[sqlite3.Connection]:
+        try:
+            connection = self._idle.get_nowait()
+        except queue.Empty:
+            connection = self._connect()
+        try:
+            connection.execute(begin)
+            yield connection
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            self._idle.put(connection)
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection that sees the state of one moment."""
+        with self._borrowed("BEGIN") as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A connection that is alone to write; everything is kept at the end, or nothing where it raises."""
+        with self._writer, self._borrowed("BEGIN IMMEDIATE") as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Close every connection."""
+        while not self._idle.empty():
+            self._idle.get_nowait().close()

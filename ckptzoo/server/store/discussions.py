@@ -1,0 +1,147 @@
+"""Discussions and pull requests: numbered per repository, each a list of events."""
+
+import json
+import secrets
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+from ckptzoo.server.refusal import Refusal
+from ckptzoo.server.store.history import MAIN, PULLS, now
+
+STATUSES = ("draft", "open", "closed", "merged")
+
+
+@dataclass(frozen=True)
+class Discussion:
+    """One discussion; a pull request is one with a target and a base.
+
+    ``target`` is the ref that the changes are for, ``base`` the commit they start from, ``merged`` the commit that
+    brought them in.
+    """
+
+    repository: int
+    number: int
+    title: str
+    author: str
+    created: str
+    status: str
+    target: str | None
+    base: str | None
+    merged: str | None
+
+    @property
+    def ref(self) -> str:
+        """Where the commits of a pull request go."""
+        return f"{PULLS}{self.number}"
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a discussion; ``type`` and ``data`` as the hub's clients read them."""
+
+    id: str
+    type: str
+    author: str
+    created: str
+    data: dict[str, Any]
+
+
+class Discussions:
+    """The discussions of one repository, for as long as one transaction lasts."""
+
+    def __init__(self, connection: sqlite3.Connection, repository: int) -> None:
+        self._connection, self._repository = connection, repository
+
+    def create(
+        self,
+        *,
+        title: str,
+        author: str,
+        description: str,
+        base: str | None = None,
+        target: str = MAIN,
+        status: str = "open",
+    ) -> Discussion:
+        """Begin a discussion, or with a base a pull request."""
+        number = self.count() + 1
+        row = (self._repository, number, title, author, now(), status, None if base is None else target, base)
+        self._connection.execute("INSERT INTO discussions VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
+        if description:
+            self.comment(number, author, description)
+        return self.get(number)
+
+    def count(self) -> int:
+        """How many there are."""
+        found = "SELECT COUNT(*) AS n FROM discussions WHERE repository = ?"
+        return self._connection.execute(found, (self._repository,)).fetchone()["n"]
+
+    def get(self, number: int) -> Discussion:
+        """The discussion of this number."""
+        found = "SELECT * FROM discussions WHERE repository = ? AND number = ?"
+        row = self._connection.execute(found, (self._repository, number)).fetchone()
+        if row is None:
+            raise Refusal(404, f"Discussion not found: {number}")
+        return Discussion(*row)
+
+    def all(self) -> list[Discussion]:
+        """Every one, the last first."""
+        found = "SELECT * FROM discussions WHERE repository = ? ORDER BY number DESC"
+        return [Discussion(*row) for row in self._connection.execute(found, (self._repository,))]
+
+    def events(self, number: int) -> list[Event]:
+        """What happened, in order."""
+        found = "SELECT * FROM events WHERE repository = ? AND number = ? ORDER BY sequence"
+        return [_made(row) for row in self._connection.execute(found, (self._repository, number))]
+
+    def note(self, number: int, type: str, author: str, data: dict[str, Any]) -> Event:
+        """Add an event."""
+        event = Event(secrets.token_hex(12), type, author, now(), data)
+        row = (event.id, self._repository, number, type, author, event.created, json.dumps(data))
+        columns = "(id, repository, number, type, author, created, data)"
+        self._connection.execute(f"INSERT INTO events {columns} VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        return event
+
+    def comment(self, number: int, author: str, text: str) -> Event:
+        """Add a comment."""
+        latest = {"raw": text, "html": "", "updatedAt": now(), "author": {"name": author}}
+        return self.note(
+            number, "comment", author, {"edited": False, "hidden": False, "latest": latest, "history": [latest]}
+        )
+
+    def edit(self, number: int, id: str, author: str, text: str | None) -> Event:
+        """Change a comment of one's own; without a text it is hidden."""
+        found = "SELECT * FROM events WHERE repository = ? AND number = ? AND id = ? AND type = 'comment'"
+        row = self._connection.execute(found, (self._repository, number, id)).fetchone()
+        if row is None:
+            raise Refusal(404, f"Comment not found: {id}")
+        event = _made(row)
+        if event.author != author:
+            raise Refusal(403, f"Comment: expected one by {author}, got one by {event.author}.")
+        latest = {"raw": text or "", "html": "", "updatedAt": now(), "author": {"name": author}}
+        event.data.update(latest=latest, edited=text is not None, hidden=text is None)
+        event.data["history"].append(latest)
+        self._connection.execute("UPDATE events SET data = ? WHERE id = ?", (json.dumps(event.data), id))
+        return event
+
+    def rename(self, discussion: Discussion, author: str, title: str) -> Event:
+        """Give it another title."""
+        self._set(discussion.number, "title", title)
+        return self.note(discussion.number, "title-change", author, {"from": discussion.title, "to": title})
+
+    def set_status(self, number: int, author: str, status: str) -> Event:
+        """Open, close, or mark as merged."""
+        self._set(number, "status", status)
+        return self.note(number, "status-change", author, {"status": status})
+
+    def set_merged(self, number: int, oid: str) -> None:
+        """Note the commit that brought a pull request in."""
+        self._set(number, "merged", oid)
+
+    def _set(self, number: int, column: str, value: str) -> None:
+        changed = f"UPDATE discussions SET {column} = ? WHERE repository = ? AND number = ?"
+        self._connection.execute(changed, (value, self._repository, number))
+
+
+def _made(row: sqlite3.Row) -> Event:
+    return Event(row["id"], row["type"], row["author"], row["created"], json.loads(row["data"]))

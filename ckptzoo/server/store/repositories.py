@@ -1,0 +1,92 @@
+"""Repositories: made, found, changed, removed; and which contents each was given."""
+
+import sqlite3
+from dataclasses import dataclass
+
+from ckptzoo.server.refusal import Refusal
+from ckptzoo.server.store.git import Node
+from ckptzoo.server.store.history import MAIN, History, now
+from ckptzoo.server.store.trees import File, Trees
+
+LARGE = (".safetensors", ".parquet", ".arrow", ".bin", ".npy", ".npz", ".pt", ".pth", ".gz", ".zip", ".zst")
+"""Endings of files that stand apart from commits, however small."""
+ATTRIBUTES = "".join(f"*{ending} filter=lfs diff=lfs merge=lfs -text\n" for ending in LARGE).encode()
+"""The content of .gitattributes in a new repository; git reads it, the server does not."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One repository."""
+
+    id: int
+    kind: str
+    name: str
+    private: bool
+    created: str
+
+
+def _made(row: sqlite3.Row) -> Repository:
+    return Repository(row["id"], row["kind"], row["name"], bool(row["private"]), row["created"])
+
+
+def find(connection: sqlite3.Connection, kind: str, name: str) -> Repository | None:
+    """The repository of this kind and name."""
+    row = connection.execute("SELECT * FROM repositories WHERE kind = ? AND name = ?", (kind, name)).fetchone()
+    return None if row is None else _made(row)
+
+
+def listed(connection: sqlite3.Connection, kind: str) -> list[Repository]:
+    """Every repository of a kind, the last made first."""
+    rows = connection.execute("SELECT * FROM repositories WHERE kind = ? ORDER BY id DESC", (kind,))
+    return [_made(row) for row in rows]
+
+
+def create(connection: sqlite3.Connection, kind: str, name: str, *, private: bool, author: str) -> Repository:
+    """Make a repository with one commit, which holds .gitattributes; the blob of ``ATTRIBUTES`` is stored already."""
+    if find(connection, kind, name) is not None:
+        raise Refusal(409, f"You already created this {kind} repo: {name}")
+    row = (kind, name, int(private), now())
+    connection.execute("INSERT INTO repositories (kind, name, private, created) VALUES (?, ?, ?, ?)", row)
+    made = find(connection, kind, name)
+    assert made is not None
+    trees, history = Trees(connection), History(connection, made.id)
+    file = File.small(ATTRIBUTES)
+    trees.add_file(file)
+    tree = trees.add({".gitattributes": Node(file.oid, False)})
+    history.point(MAIN, history.add(tree, (), author=author, title="initial commit"))
+    return made
+
+
+def move(connection: sqlite3.Connection, repository: Repository, name: str) -> None:
+    """Give a repository another name."""
+    if find(connection, repository.kind, name) is not None:
+        raise Refusal(409, f"Repository already exists: {name}")
+    connection.execute("UPDATE repositories SET name = ? WHERE id = ?", (name, repository.id))
+
+
+def set_private(connection: sqlite3.Connection, repository: Repository, private: bool) -> None:
+    """Hide a repository from those without a token, or show it."""
+    connection.execute("UPDATE repositories SET private = ? WHERE id = ?", (int(private), repository.id))
+
+
+def remove(connection: sqlite3.Connection, repository: Repository) -> None:
+    """Remove a repository with its refs and discussions; the blobs stay on the disk."""
+    connection.execute("DELETE FROM repositories WHERE id = ?", (repository.id,))
+
+
+def give(connection: sqlite3.Connection, repository: int, sha256: str, size: int) -> None:
+    """Note that someone who may write to the repository has sent this content."""
+    row = (repository, sha256, size)
+    connection.execute("INSERT OR IGNORE INTO contents SELECT r.id, ?2, ?3 FROM repositories r WHERE r.id = ?1", row)
+
+
+def given(connection: sqlite3.Connection, repository: int, sha256: str) -> int | None:
+    """The size of a content that the repository was given, None where it was not.
+
+    Notes
+    -----
+    A content is asked for again for each repository, so that its digest alone gives nobody its bytes.
+    """
+    found = "SELECT size FROM contents WHERE repository = ? AND sha256 = ?"
+    row = connection.execute(found, (repository, sha256)).fetchone()
+    return None if row is None else row["size"]

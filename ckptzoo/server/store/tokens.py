@@ -1,0 +1,50 @@
+"""Tokens: who may read, propose and write. Only their digests are stored."""
+
+import hashlib
+import secrets
+import sqlite3
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ckptzoo.server.names import checked_id
+
+ROLES = ("read", "contribute", "write")
+"""Each may do what those before it may: read private repositories; open pull requests; everything."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who asks."""
+
+    user: str
+    role: str
+
+    def may(self, role: str) -> bool:
+        """Whether this role is at least ``role``."""
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+
+def make_token(connection: sqlite3.Connection, user: str, role: str) -> str:
+    """Make a token; it is returned once and cannot be shown again."""
+    checked_id(f"{user}/name")
+    ROLES.index(role)
+    token = f"hf_{secrets.token_hex(20)}"
+    row = (_digest(token), user, role, datetime.now(UTC).isoformat())
+    connection.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", row)
+    return token
+
+
+def revoke(connection: sqlite3.Connection, user: str) -> int:
+    """Remove every token of a user; returns how many there were."""
+    return connection.execute("DELETE FROM tokens WHERE user = ?", (user,)).rowcount
+
+
+def identify(connection: sqlite3.Connection, token: str) -> Identity | None:
+    """Whose token this is."""
+    row = connection.execute("SELECT user, role FROM tokens WHERE digest = ?", (_digest(token),)).fetchone()
+    return None if row is None else Identity(row["user"], row["role"])
+
+
+def _digest(token: str) -> str:
+    """A token is 160 random bits, so a plain digest cannot be guessed backwards."""
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -1,0 +1,285 @@
+"""The protocol on the wire: ranges, signed addresses, what is refused."""
+
+import base64
+import hashlib
+import random
+import socket
+from pathlib import Path
+
+import pytest
+
+from ckptzoo.server.limits import Limits
+from tests.server.hosted import ZOO, Answer, Hosted, ask, commit_body, hosted, push
+
+DATA = bytes(range(256)) * 4
+FILES = {"small.txt": DATA[:128], "large.safetensors": DATA}
+RESOLVE = f"/datasets/{ZOO}/resolve/main"
+
+
+def follow(found: Hosted, path: str, method: str = "GET", **headers: str) -> Answer:
+    """Ask for a file, with one redirect."""
+    answer = ask(found, method, path, role=None, **headers)
+    return ask(found, method, answer.headers["location"], role=None, **headers) if answer.status == 302 else answer
+
+
+@pytest.mark.parametrize(("name", "data"), FILES.items())
+def test_ranges(zoo: Hosted, name: str, data: bytes) -> None:
+    push(zoo, FILES)
+    size = len(data)
+    cases = {
+        "bytes=0-0": (0, 1),
+        "bytes=5-9": (5, 10),
+        "bytes=100-": (100, size),
+        "bytes=-7": (size - 7, size),
+        f"bytes=-{size + 5}": (0, size),
+        f"bytes=10-{size + 100}": (10, size),
+    }
+    for header, (start, stop) in cases.items():
+        found = follow(zoo, f"{RESOLVE}/{name}", Range=header)
+        assert (found.status, found.body) == (206, data[start:stop]), header
+        assert found.headers["content-range"] == f"bytes {start}-{stop - 1}/{size}"
+    for header in ("bytes=9-5", "bytes=0-1,3-4", "lines=1-2", "bytes=-", "bytes=x-"):
+        found = follow(zoo, f"{RESOLVE}/{name}", Range=header)
+        assert (found.status, found.body) == (200, data), header
+    for header in (f"bytes={size}-", "bytes=-0", "bytes=99999-100000"):
+        found = follow(zoo, f"{RESOLVE}/{name}", Range=header)
+        assert (found.status, found.headers["content-range"]) == (416, f"bytes */{size}"), header
+
+
+def test_head_tells_what_get_sends(zoo: Hosted) -> None:
+    oid = push(zoo, FILES)
+    for name, data in FILES.items():
+        head, whole = follow(zoo, f"{RESOLVE}/{name}", "HEAD"), follow(zoo, f"{RESOLVE}/{name}")
+        assert head.status == whole.status == 200 and head.body == b"" and whole.body == data
+        assert head.headers["content-length"] == whole.headers["content-length"] == str(len(data))
+        assert head.headers["etag"] == whole.headers["etag"]
+        assert head.headers["x-repo-commit"] == whole.headers["x-repo-commit"] == oid
+    large = ask(zoo, "HEAD", f"{RESOLVE}/large.safetensors")
+    assert large.status == 302 and large.headers["x-repo-commit"] == oid
+    assert large.headers["x-linked-etag"] == f'"{hashlib.sha256(DATA).hexdigest()}"'
+    assert large.headers["x-linked-size"] == str(len(DATA))
+
+
+def test_conditions(zoo: Hosted) -> None:
+    push(zoo, FILES)
+    etag = follow(zoo, f"{RESOLVE}/small.txt").headers["etag"]
+    assert follow(zoo, f"{RESOLVE}/small.txt", If_None_Match=etag).status == 304
+    assert follow(zoo, f"{RESOLVE}/small.txt", Range="bytes=1-2", If_Range=etag).body == DATA[1:3]
+    assert follow(zoo, f"{RESOLVE}/small.txt", Range="bytes=1-2", If_Range='"other"').body == DATA[:128]
+
+
+def test_missing_things_have_their_codes(zoo: Hosted) -> None:
+    push(zoo, FILES)
+    cases = {
+        f"/datasets/{ZOO}/resolve/main/none": "EntryNotFound",
+        f"/datasets/{ZOO}/resolve/none/small.txt": "RevisionNotFound",
+        "/datasets/lab/none/resolve/main/small.txt": "RepoNotFound",
+        f"/{ZOO}/resolve/main/small.txt": "RepoNotFound",
+        f"/api/datasets/{ZOO}/tree/main/none": "EntryNotFound",
+    }
+    for path, code in cases.items():
+        found = ask(zoo, "GET", path)
+        assert (found.status, found.headers["x-error-code"]) == (404, code), path
+    assert "x-repo-commit" in ask(zoo, "GET", f"/datasets/{ZOO}/resolve/main/none").headers
+    assert ask(zoo, "PATCH", f"/api/datasets/{ZOO}").status == 405
+    assert ask(zoo, "GET", "/nothing/here").status == 404
+
+
+def test_a_changed_address_is_refused(zoo: Hosted) -> None:
+    push(zoo, FILES)
+    address = ask(zoo, "GET", f"{RESOLVE}/large.safetensors").headers["location"]
+    assert ask(zoo, "GET", address, role=None).body == DATA
+    path, query = address.split("?")
+    fields = query.split("&")
+    assert sorted(field.split("=")[0] for field in fields) == ["commit", "expires", "name", "signature"]
+    for at, field in enumerate(fields):
+        last = "1" if field[-1] != "1" else "2"
+        changed = [*fields[:at], field[:-1] + last, *fields[at + 1 :]]
+        assert ask(zoo, "GET", f"{path}?{'&'.join(changed)}", role=None).status == 403, field
+        assert ask(zoo, "GET", f"{path}?{'&'.join(fields[:at] + fields[at + 1 :])}", role=None).status == 403, field
+    assert ask(zoo, "GET", address.replace("_blobs", "_uploads"), role=None).status == 405
+    assert ask(zoo, "PUT", address.replace("_blobs", "_uploads"), b"x", role=None).status == 403
+    other = hashlib.sha256(FILES["small.txt"]).hexdigest()
+    assert ask(zoo, "GET", address.replace(hashlib.sha256(DATA).hexdigest(), other), role=None).status == 403
+
+
+def test_addresses_expire(tmp_path: Path) -> None:
+    now = [1000.0]
+    with hosted(tmp_path, clock=lambda: now[0]) as server:
+        server.api().create_repo(ZOO, repo_type="dataset")
+        push(server, FILES)
+        address = ask(server, "GET", f"{RESOLVE}/large.safetensors").headers["location"]
+        now[0] += 3599
+        assert ask(server, "GET", address, role=None).status == 200
+        now[0] += 2
+        found = ask(server, "GET", address, role=None)
+        assert found.status == 403 and "expired" in found.headers["x-error-message"]
+
+
+def test_large_files_may_come_from_another_origin(tmp_path: Path) -> None:
+    with hosted(tmp_path, blobs_url="http://localhost:1") as server:
+        server.api().create_repo(ZOO, repo_type="dataset")
+        push(server, FILES)
+        address = ask(server, "GET", f"{RESOLVE}/large.safetensors").headers["location"]
+        assert address.startswith("http://localhost:1/_blobs/")
+        assert ask(server, "GET", address.removeprefix("http://localhost:1"), role=None).body == DATA
+
+
+def test_what_was_sent_is_checked(zoo: Hosted) -> None:
+    oid = hashlib.sha256(DATA).hexdigest()
+    asked = {"operation": "upload", "objects": [{"oid": oid, "size": len(DATA)}]}
+    (item,) = ask(zoo, "POST", f"/datasets/{ZOO}.git/info/lfs/objects/batch", asked).json()["objects"]
+    href = item["actions"]["upload"]["href"]
+    assert ask(zoo, "PUT", href, DATA[:-1], role=None).status == 400
+    assert ask(zoo, "PUT", href, DATA + b"x", role=None).status == 400
+    assert ask(zoo, "PUT", href, DATA[:-1] + b"x", role=None).status == 422
+    verify = item["actions"]["verify"]["href"]
+    assert ask(zoo, "POST", verify, {"oid": oid, "size": len(DATA)}).status == 404
+    line = {"key": "lfsFile", "value": {"path": "a.safetensors", "algo": "sha256", "oid": oid, "size": len(DATA)}}
+    header = {"key": "header", "value": {"summary": "x"}}
+    refused = ask(zoo, "POST", f"/api/datasets/{ZOO}/commit/main", commit_body(header, line))
+    assert refused.status == 400 and "uploaded" in refused.json()["error"]
+    assert list((zoo.root / "incoming").iterdir()) == []
+    assert ask(zoo, "PUT", href, DATA, role=None).status == 200
+    assert ask(zoo, "POST", verify, {"oid": oid, "size": len(DATA)}).status == 200
+    assert ask(zoo, "POST", f"/api/datasets/{ZOO}/commit/main", commit_body(header, line)).status == 200
+
+
+def test_parts_have_to_be_all_there(zoo: Hosted) -> None:
+    data = random.Random(0).randbytes(150_000)
+    oid = hashlib.sha256(data).hexdigest()
+    asked = {"operation": "upload", "transfers": ["multipart"], "objects": [{"oid": oid, "size": len(data)}]}
+    (item,) = ask(zoo, "POST", f"/datasets/{ZOO}.git/info/lfs/objects/batch", asked).json()["objects"]
+    upload = item["actions"]["upload"]
+    step = int(upload["header"]["chunk_size"])
+    cut = {number: data[(number - 1) * step : number * step] for number in (1, 2, 3)}
+    assert b"".join(cut.values()) == data
+    etags = {
+        number: ask(zoo, "PUT", upload["header"][str(number)], part).headers["etag"] for number, part in cut.items()
+    }
+
+    def join(tags: dict[int, str]) -> int:
+        parts = [{"partNumber": number, "etag": tag} for number, tag in tags.items()]
+        return ask(zoo, "POST", upload["href"], {"oid": oid, "parts": parts}, role=None).status
+
+    assert join({1: etags[1], 2: etags[2]}) == 400
+    assert join({**etags, 2: etags[1]}) == 400
+    assert join({**etags, 3: "x"}) == 400
+    assert ask(zoo, "PUT", upload["header"]["1"], cut[2], role=None).status == 200
+    assert join(etags) == 200 and join(etags) == 200
+    assert list((zoo.root / "incoming").iterdir()) == []
+
+
+BAD_PATHS = (
+    "../up", "a/../../up", "/etc/passwd", "a//b", "./a", "a/.", "", "a\\b", "a\0b", "a\nb", ".git/config", "C:x", "nul", "a. ",
+    "a" * 256, "/".join(["a" * 100] * 11), "\ud800",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BAD_PATHS, ids=ascii)
+def test_bad_file_names_are_refused_in_commits(zoo: Hosted, path: str) -> None:
+    header = {"key": "header", "value": {"summary": "x"}}
+    value = {"path": path, "content": base64.b64encode(b"x").decode(), "encoding": "base64"}
+    found = ask(zoo, "POST", f"/api/datasets/{ZOO}/commit/main", commit_body(header, {"key": "file", "value": value}))
+    assert found.status == 400 and "File name" in found.json()["error"]
+    body = {"files": [{"path": path, "size": 1, "sample": ""}]}
+    assert ask(zoo, "POST", f"/api/datasets/{ZOO}/preupload/main", body).status == 400
+
+
+def test_deep_folders(zoo: Hosted) -> None:
+    deep = "/".join(["d"] * 512)
+    push(zoo, {deep: b"1"})
+    assert ask(zoo, "GET", f"{RESOLVE}/{deep}").body == b"1"
+    push(zoo, {"d/x": b"2"})
+    names = [item["rfilename"] for item in ask(zoo, "GET", f"/api/datasets/{ZOO}").json()["siblings"]]
+    assert names == [".gitattributes", deep, "d/x"]
+    assert len(ask(zoo, "GET", f"/api/datasets/{ZOO}/tree/main?recursive=true").json()) == 50
+
+
+def test_no_address_leads_out_of_a_repository(zoo: Hosted) -> None:
+    (zoo.root / "secret").write_bytes(b"hidden content")
+    ways = ("../../secret", "..%2F..%2Fsecret", "%2e%2e/%2e%2e/secret", "a/..%2f..%2fsecret", "%2Fetc%2Fpasswd", "..%5Csecret",
+            "%00", "%ff", "a%2F%2Fb", "//secret")  # fmt: skip
+    for way in ways:
+        for path in (f"{RESOLVE}/{way}", f"/api/datasets/{ZOO}/tree/main/{way}", f"/_blobs/{way}"):
+            found = ask(zoo, "GET", path)
+            assert found.status in (400, 404) and b"hidden" not in found.body, path
+    for name in ("..%2Flab/zoo", "lab%2Fzoo", "lab/zoo%2F..", "lab/..", "-lab/zoo", "lab/zoo--x", "api/zoo"):
+        assert ask(zoo, "GET", f"/api/datasets/{name}/refs").status in (400, 404), name
+    for branch in ("..", "refs%2Fpr%2F5", "a%2F..%2Fb", "a.lock", "a%0Ab", "a" * 40):
+        assert ask(zoo, "POST", f"/api/datasets/{ZOO}/branch/{branch}", {}).status == 400, branch
+
+
+def test_whole_addresses_and_bad_hosts_are_refused(zoo: Hosted) -> None:
+    host, port = zoo.url.removeprefix("http://").split(":")
+    for head in ("GET http://evil/api/datasets HTTP/1.1\r\nHost: x", "GET /api/datasets?limit=1 HTTP/1.1\r\nHost: a/b"):
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(f"{head}\r\nConnection: close\r\n\r\n".encode())
+            status = connection.makefile("rb").readline()
+        assert b" 404 " in status or b" 200 " in status
+    push(zoo, FILES)
+    assert ask(zoo, "GET", f"{RESOLVE}/large.safetensors", Host="evil/path").status == 400
+
+
+def test_bodies_are_bounded(tmp_path: Path) -> None:
+    limits = Limits(json_bytes=1000, line_bytes=2000, commit_bytes=5000, commit_files=3, batch_files=3, file_bytes=100)
+    with hosted(tmp_path, limits=limits) as server:
+        server.api().create_repo(ZOO, repo_type="dataset")
+        commit, header = f"/api/datasets/{ZOO}/commit/main", {"key": "header", "value": {"summary": "x"}}
+        assert ask(server, "POST", "/api/validate-yaml", b" " * 1001).status == 413
+        assert ask(server, "POST", commit, b"x" * 2001).status == 413
+        assert ask(server, "POST", commit, (b"x" * 100 + b"\n") * 60).status in (400, 413)
+        gone = [{"key": "file", "value": {"path": f"{at}", "content": ""}} for at in range(4)]
+        assert ask(server, "POST", commit, commit_body(header, *gone[:3])).status == 200
+        assert ask(server, "POST", commit, commit_body(header, *gone)).status == 413
+        items = [{"oid": "0" * 64, "size": 101}] * 4
+        batch = f"/datasets/{ZOO}.git/info/lfs/objects/batch"
+        assert ask(server, "POST", batch, {"operation": "upload", "objects": items}).status == 400
+        found = ask(server, "POST", batch, {"operation": "upload", "objects": items[:1]}).json()
+        assert found["objects"][0]["error"]["code"] == 413
+        paths = "&".join(f"paths={at}" for at in range(4)).encode()
+        kind = "application/x-www-form-urlencoded"
+        assert ask(server, "POST", f"/api/datasets/{ZOO}/paths-info/main", paths, Content_Type=kind).status == 413
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{", b"[" * 100_000, b'{"key": "file", "value": {"path": "a", "content": "!!", "encoding": "base64"}}',
+     b'{"key": "rm", "value": {"path": "a"}}', b'{"key": "header", "value": 1}', b'{"key": "lfsFile", "value": {"path": "a"}}',
+     b'{"key": "deletedFile", "value": {"path": "none"}}\n{"key": "header", "value": {"summary": "x"}}'],
+)  # fmt: skip
+def test_bad_commits_are_refused_whole(zoo: Hosted, body: bytes) -> None:
+    before = ask(zoo, "GET", f"/api/datasets/{ZOO}").json()["sha"]
+    assert ask(zoo, "POST", f"/api/datasets/{ZOO}/commit/main", body).status in (400, 404)
+    assert ask(zoo, "GET", f"/api/datasets/{ZOO}").json()["sha"] == before and zoo.ledger.acknowledged == []
+
+
+def test_a_private_server_shows_nothing_without_a_token(tmp_path: Path) -> None:
+    with hosted(tmp_path, private=True) as server:
+        server.api().create_repo(ZOO, repo_type="dataset")
+        push(server, FILES)
+        for path in ("/api/datasets", f"/api/datasets/{ZOO}", f"{RESOLVE}/small.txt"):
+            assert ask(server, "GET", path, role=None).status == 401, path
+            assert ask(server, "GET", path, role="read").status == 200, path
+        address = ask(server, "GET", f"{RESOLVE}/large.safetensors").headers["location"]
+        assert ask(server, "GET", address, role=None).status == 200
+
+
+def test_tokens_are_stored_as_digests(zoo: Hosted) -> None:
+    kept = b"".join(path.read_bytes() for path in zoo.root.iterdir() if path.is_file())
+    assert len(kept) > 10_000
+    assert not any(token.encode() in kept for token in zoo.tokens.values())
+    assert (zoo.root / "hub.sqlite").stat().st_mode & 0o077 == 0
+
+
+def test_every_change_needs_its_role(zoo: Hosted) -> None:
+    from ckptzoo.server.app import ROUTES
+
+    base = f"/api/datasets/{ZOO}"
+    changing = [route for route in ROUTES if route.method != "GET" and not route.pattern.pattern.startswith("/_")]
+    open_to_all = [route.handler.__name__ for route in changing if route.role is None]
+    assert open_to_all == ["validate_yaml", "paths_info"]
+    for method, path in (("POST", f"{base}/branch/x"), ("POST", f"{base}/commit/main"), ("PUT", f"{base}/settings"),
+                         ("POST", "/api/repos/create"), ("POST", f"/datasets/{ZOO}.git/info/lfs/objects/batch")):  # fmt: skip
+        assert ask(zoo, method, path, {}, role=None).status == 401, path
+        assert ask(zoo, method, path, {}, role="read").status == 403, path

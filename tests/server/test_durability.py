@@ -31,6 +31,7 @@ def process(root: Path, *options: str, file_size: int | None = None) -> Iterator
     """A server in a process of its own, and its address."""
 
     def bounded() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell inherit that it is ignored
         if file_size is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
 

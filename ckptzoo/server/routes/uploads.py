@@ -118,6 +118,7 @@ async def receive(call: Call) -> Response:
     await _fill(call, arrived, size)
 
     def keep() -> None:
+        """Put the bytes in place and give them to the repository."""
         service.blobs.keep(arrived, sha256, size)
         with service.database.writing() as connection:
             repositories.give(connection, int(fields["repository"]), sha256, size)

@@ -1,0 +1,189 @@
+"""The distances between all rows of two samples, added up over blocks of columns."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ckptzoo.errors import ZooError
+from ckptzoo.measure.bandwidths import Rule, chosen
+from ckptzoo.measure.homes import Home, home_of
+from ckptzoo.measure.kernels import estimates, relabelled
+from ckptzoo.measure.panels import Panel, laid_out
+from ckptzoo.measure.tiles import CHUNK
+
+SPAN = 2**21
+"""Elements of a block of columns, 16 MiB of float64, that is centred and measured at a time."""
+LARGEST = 2.0**500
+"""Sums of squares of smaller numbers stay finite."""
+LARGEST_SINGLE = 2.0**100
+"""Sums of smaller numbers stay finite in float32."""
+
+Values = NDArray[np.float64]
+
+
+class Distances:
+    r"""Sums of absolute and of squared differences between m rows X and n rows Y, and what follows from them.
+
+    Both distances are sums over columns, so columns come block by block, in any order, and are not kept:
+
+    .. math:: \|x - y\|_1 = \sum_c |x_c - y_c|, \qquad
+        \|x - y\|_2^2 = \|\tilde x\|^2 + \|\tilde y\|^2 - 2\, \tilde x \cdot \tilde y, \quad \tilde x = x - \mu
+
+    where :math:`\mu`, the mean of the block's rows, keeps the cancellation small.
+
+    Parameters
+    ----------
+    m, n : 2 or more.
+
+    Raises
+    ------
+    ZooError
+        m or n is below 2.
+
+    Notes
+    -----
+    Memory: 16 bytes a pair, (m + n)(m + n + 127) / 2 pairs at most, and some copies of ``SPAN`` elements for a block,
+    whatever the number of columns. Only the upper triangles of X-X and Y-Y are computed.
+
+    The columns are taken in B blocks of at most w columns: those that are added, cut where they have more than
+    ``SPAN`` elements. With R1(x) the L1 norm of x - mu over all columns, R2(x) the L2 norm in a block, and to first
+    order, the errors are at most
+
+    - ``2 CHUNK u (R1(x) + R1(y))`` for the sum of absolute differences, with CHUNK = 256; u = 2^-24 for added blocks
+      of more than CHUNK columns with 4 bytes an element or fewer, else u = 2^-53;
+    - ``(w + B + 8) 2^-53 sum (R2(x) + R2(y))^2`` for the sum of squares, the sum over blocks.
+
+    Typical errors are far smaller. ``tests/measure/test_distances.py`` holds both bounds, against exact fractions.
+    """
+
+    def __init__(self, m: int, n: int) -> None:
+        if min(m, n) < 2:
+            step = "The unbiased estimate needs pairs of each."
+            raise ZooError(f"mmd: rows: expected 2 or more of X and of Y, got {m} and {n}. {step}")
+        self.m, self.n, self.columns = m, n, 0
+        self._home: Home | None = None
+        self._panels: tuple[Panel, ...] = ()
+
+    def add(self, x: Any, y: Any) -> None:
+        """Add the distances in some columns.
+
+        Parameters
+        ----------
+        x : (m, w) or (m, ...) floats of 2, 4 or 8 bytes or integers, of numpy or torch; trailing axes are columns.
+        y : (n, w) or (n, ...) alike. Two torch tensors on one device stay there.
+
+        Raises
+        ------
+        ZooError
+            The shapes do not fit, an element is not finite, or blocks came from different devices.
+        """
+        home, x, y = home_of(x, y)
+        if not len(x.shape) or not len(y.shape) or (x.shape[0], y.shape[0]) != (self.m, self.n):
+            expected = f"{self.m} and {self.n} rows"
+            got = f"shapes {tuple(x.shape)} and {tuple(y.shape)}"
+            raise ZooError(f"mmd: a block: expected {expected}, got {got}. Pass the same rows in every block.")
+        if tuple(x.shape[1:]) != tuple(y.shape[1:]):
+            got = f"{tuple(x.shape[1:])} and {tuple(y.shape[1:])}"
+            raise ZooError(f"mmd: a block: expected the same columns of X and Y, got {got}. Pass the same tensor.")
+        x, y = (array.reshape(array.shape[0], math.prod(array.shape[1:])) for array in (x, y))
+        self._prepare(home)
+        width = x.shape[1]
+        if width:
+            most = max(CHUNK, SPAN // (self.m + self.n) // CHUNK * CHUNK)
+            single = width > CHUNK and _single(x) and _single(y)
+            for start in range(0, width, most):
+                self._add(home, x, y, slice(start, min(start + most, width)), single)
+        self.columns += width
+
+    def include(self, other: "Distances") -> None:
+        """Add the distances of the same rows in other columns.
+
+        Raises
+        ------
+        ZooError
+            The numbers of rows differ.
+        """
+        if (other.m, other.n) != (self.m, self.n):
+            got = f"{other.m} and {other.n}"
+            raise ZooError(f"mmd: rows: expected {self.m} and {self.n}, got {got}. Include distances of the same rows.")
+        if other._home is None:
+            return
+        self._prepare(other._home)
+        for mine, others in zip(self._panels, other._panels, strict=True):
+            mine.manhattan[...] += others.manhattan
+            mine.squares[...] += others.squares
+        self.columns += other.columns
+
+    def bandwidths(self, bandwidths: Rule | ArrayLike = "paper") -> Values:
+        """(20,) the bandwidths of a rule, 10 for L1 and 10 for L2; given ones are checked. See ``mmd2``."""
+        home = self._ready()
+        return chosen(self._panels, self.m, self.n, bandwidths, home.host)
+
+    def mmd2(self, bandwidths: Rule | ArrayLike = "paper") -> Values:
+        """(20,) unbiased estimates of the squared maximum mean discrepancy, as the function ``mmd2`` has them."""
+        home = self._ready()
+        return estimates(self._panels, self.m, self.n, self.bandwidths(bandwidths), home.host)
+
+    def null(self, bandwidths: Rule | ArrayLike = "paper", *, permutations: int, seed: int = 0) -> Values:
+        """(20, B) the same estimates after B random exchanges of rows between X and Y.
+
+        Parameters
+        ----------
+        bandwidths : as in ``mmd2``; those of the samples as they are serve all exchanges.
+        permutations : B, 1 or more.
+        seed : of ``numpy.random.default_rng``; equal seeds, m and n give equal exchanges, for any columns.
+
+        Notes
+        -----
+        One product of each kernel's matrix, a panel of 128 rows of it at a time, with all labels: 20 (m + n)^2 B
+        multiplications, and 8 (m + n) B bytes of labels.
+        """
+        if permutations < 1:
+            raise ZooError(f"mmd: permutations: expected 1 or more, got {permutations}. Ask for some.")
+        home, count = self._ready(), self.m + self.n
+        rng, labels = np.random.default_rng(seed), np.zeros((count, permutations))
+        for at in range(permutations):
+            labels[rng.permutation(count)[: self.m], at] = 1
+        found = relabelled(self._panels, self.m, self.n, self.bandwidths(bandwidths), home.labels(labels))
+        return np.stack([home.host(item) for item in found])
+
+    def _ready(self) -> Home:
+        if self._home is None or not self.columns:
+            raise ZooError("mmd: columns: expected at least one, got none. Add blocks first.")
+        return self._home
+
+    def _prepare(self, home: Home) -> None:
+        if self._home is None:
+            self._home, self._panels = home, tuple(laid_out(self.m, self.n, home.filled))
+        elif home != self._home:
+            step = "Keep all blocks where the first one is."
+            raise ZooError(f"mmd: a block: expected arrays on the device of those before, got others. {step}")
+
+    def _add(self, home: Home, x: Any, y: Any, columns: slice, single: bool) -> None:
+        """Columns of which a centred copy is made at once."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            block = home.block(x, y, columns)
+            block -= block.mean(0)
+            largest = float(max(block.max(), -block.min()))
+            if not largest < LARGEST:
+                self._refuse(home, x, y, columns)
+        home.add_distances(self._panels, block, single and largest < LARGEST_SINGLE)
+
+    def _refuse(self, home: Home, x: Any, y: Any, columns: slice) -> None:
+        """An element is not finite, or too large: say in which rows."""
+        found: list[str] = []
+        for name, array in (("X", x), ("Y", y)):
+            good = np.isfinite(home.host(home.block(array, array[:0], columns))).all(axis=1)
+            bad = np.flatnonzero(~good)
+            if len(bad):
+                shown = ", ".join(map(str, bad[:8].tolist())) + (", ..." if len(bad) > 8 else "")
+                found.append(f"row{'s' * (len(bad) > 1)} {shown} of {name} that {'are' if len(bad) > 1 else 'is'} not")
+        got = " and ".join(found) or "elements whose squares overflow"
+        raise ZooError(f"mmd: weights: expected finite ones, got {got}. Leave them out.")
+
+
+def _single(array: Any) -> bool:
+    """Whether float32 holds every element."""
+    return "float" in str(array.dtype) and array.dtype.itemsize <= 4

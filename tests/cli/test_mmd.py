@@ -1,0 +1,102 @@
+"""``ckptzoo mmd`` as a command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptzoo
+from ckptzoo.derive import derive
+from ckptzoo.studies import mmd
+
+
+def test_it_is_told_and_drawn(cli: Any, optunets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = optunets
+    monkeypatch.chdir(tmp_path)
+    ended = cli("mmd", path, path, "--where", "seed < 6", "--where-y", "seed >= 6", "--permutations", "9")
+    assert ended.code == 0 and ended.err == ""
+    assert ended.out.splitlines()[-2:] == ["mmd/mmd.png", "mmd/mmd.json"]
+    assert sorted(file.name for file in Path("mmd").iterdir()) == ["mmd.json", "mmd.png"]
+    for words in ("nets, raw: 6 checkpoints", "5 checkpoints; 1 left out, not finite", "conv2", "weighted average"):
+        assert words in ended.out, ended.out
+
+
+def test_json_is_the_study_and_the_files(cli: Any, optunets: Any, tmp_path: Path) -> None:
+    path, _ = optunets
+    derive(path, gauge="first-weight", certify="none")
+    options = ["--where", "seed < 6", "--where-y", "seed >= 6", "--variant", "first-weight", "--variant-y", "raw"]
+    options += ["--bandwidths", "fixed", "--permutations", "5", "--seed", "3", "--device", "cpu", "--json"]
+    ended = cli("mmd", path, path, *options, "-o", tmp_path / "made")
+    assert ended.code == 0 and ended.out.count("\n") == 1
+    zoo = ckptzoo.open(path)
+    one, two = zoo.where("seed < 6"), zoo.where("seed >= 6")
+    found = mmd(one, two, "first-weight", "raw", bandwidths="fixed", permutations=5, seed=3, device="cpu")
+    files = [str(tmp_path / "made" / name) for name in ("mmd.png", "mmd.json")]
+    assert ended.json == {**json.loads(json.dumps(found.to_json())), "files": files}
+
+
+def test_the_second_gauge_is_the_first_ones(cli: Any, optunets: Any, tmp_path: Path) -> None:
+    path, _ = optunets
+    derive(path, gauge="first-weight", certify="none")
+    ended = cli("mmd", path, path, "--variant", "first-weight", "--json", "-o", tmp_path / "made")
+    assert ended.code == 0 and "11 members of nets are in both" in ended.line
+    assert ended.json["y"]["variant"] == "first-weight" and ended.json["shared"] == 11
+    assert max(ended.json["layers"][0]["mmd2"]) < 0
+
+
+def test_what_is_wrong_is_one_line(cli: Any, optunets: Any, make_zoo: Any, tmp_path: Path) -> None:
+    path, _ = optunets
+    ended = cli("mmd", path, make_zoo()[0], "-o", tmp_path / "made")
+    assert ended.code == 2 and "nets and zoo: parameters: expected the same shapes" in ended.line
+    ended = cli("mmd", path, path, "--where", "seed == 1", "-o", tmp_path / "made")
+    assert ended.code == 2 and "expected 2 or more that are finite, got 1 of 1" in ended.line
+    ended = cli("mmd", path, path, "--variant-y", "canonical", "-o", tmp_path / "made")
+    assert ended.code == 2 and "variant 'canonical'" in ended.err
+    assert not (tmp_path / "made").exists()
+    assert cli("mmd", path).code == 2
+    assert cli("mmd", path, path, "--bandwidths", "mine").code == 2
+    assert cli("mmd", path, path, "--permutations", "-1").code == 2
+    assert cli("mmd", path, tmp_path / "missing").code == 2
+
+
+def test_matplotlib_is_asked_for_before_anything_is_read(
+    cli: Any, optunets: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: Any) -> np.ndarray:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("ckptzoo.loader.stacked.StackedTensor.__getitem__", read)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ended = cli("mmd", optunets[0], optunets[0])
+    assert ended.code == 4 and "pip install 'ckptzoo[plot]'" in ended.line
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("mm", ["mmd"]),
+        ("mmd ZOO ZOO --variant f", ["first-weight"]),
+        ("mmd nowhere ZOO --variant-y f", ["first-weight"]),
+        ("mmd ZOO --variant-y f", ["first-weight"]),
+        ("mmd ZOO nowhere --variant-y f", []),
+        ("mmd ZOO ZOO --bandwidths p", ["paper"]),
+    ],
+)
+def test_the_shell_completes(optunets: Any, words: str, expected: list[str]) -> None:
+    if "first-weight" in expected:
+        derive(optunets[0], gauge="first-weight", certify="none")
+    line = f"ckptzoo {words}".replace("ZOO", str(optunets[0]))
+    environment = {
+        **os.environ,
+        "_CKPTZOO_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split(" ")) - 1),
+    }
+    command = [sys.executable, "-m", "ckptzoo"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert ended.stdout.split() == expected and ended.stderr == ""

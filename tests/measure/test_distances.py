@@ -1,0 +1,207 @@
+"""Distances in blocks of columns: against exact fractions, within the bounds that are stated."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptzoo.errors import ZooError
+from ckptzoo.measure import Distances, distances, panels, tiles
+from ckptzoo.measure.tiles import CHUNK
+
+U32, U64 = 2.0**-24, 2.0**-53
+
+
+def pairs_of(found: Distances, norm: str) -> np.ndarray:
+    """(N, N) distances, infinite on and below the diagonal."""
+    made = np.full((found.m + found.n,) * 2, np.inf)
+    for panel in found._panels:
+        made[panel.start : panel.stop, panel.start :] = np.asarray(getattr(panel, norm))
+    return made
+
+
+def exactly(rows: np.ndarray) -> Iterator[tuple[int, int, Fraction, Fraction]]:
+    """Every pair with its exact sums of absolute and of squared differences."""
+    exact = [[Fraction(float(value)) for value in row] for row in rows]
+    for i in range(len(rows)):
+        for j in range(i + 1, len(rows)):
+            gaps = [a - b for a, b in zip(exact[i], exact[j], strict=True)]
+            yield i, j, sum(map(abs, gaps), Fraction()), sum((gap * gap for gap in gaps), Fraction())
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    m=st.integers(2, 5),
+    n=st.integers(2, 4),
+    widths=st.lists(st.sampled_from([1, 3, 40, 256, 300]), min_size=1, max_size=3),
+    dtype=st.sampled_from(["f2", "f4", "f8"]),
+    offset=st.sampled_from([0.0, 1.0, 1000.0]),
+    array=st.sampled_from([np.asarray, torch.from_numpy]),
+)
+@settings(max_examples=60, deadline=None)
+def test_both_norms_are_within_their_bounds(
+    seed: int, m: int, n: int, widths: list[int], dtype: str, offset: float, array: Any
+) -> None:
+    rng = np.random.default_rng(seed)
+    blocks = [(offset + rng.normal(size=(m + n, width)) * 10 ** rng.uniform(-3, 2)).astype(dtype) for width in widths]
+    for block in blocks:
+        block[-1] = block[0]
+        block[1] = block[0] + (block[1] - block[0]) * np.array(1e-3, dtype)
+    found = Distances(m, n)
+    for block in blocks:
+        found.add(array(block[:m]), array(block[m:]))
+    centred = [block.astype(np.float64) - block.astype(np.float64).mean(0) for block in blocks]
+    ones = sum(np.abs(block).sum(1) for block in centred)
+    twos = [np.sqrt(np.square(block).sum(1)) for block in centred]
+    manhattan, squares = pairs_of(found, "manhattan"), pairs_of(found, "squares")
+    assert np.isinf(manhattan[np.tril_indices(m + n)]).all() and np.isinf(squares[np.tril_indices(m + n)]).all()
+    unit = U64 if dtype == "f8" or max(widths) <= CHUNK else U32
+    for i, j, absolute, squared in exactly(np.concatenate(blocks, axis=1)):
+        assert abs(Fraction(manhattan[i, j]) - absolute) <= 2 * CHUNK * unit * (ones[i] + ones[j])
+        most = (max(widths) + len(widths) + 8) * U64 * sum((norm[i] + norm[j]) ** 2 for norm in twos)
+        assert abs(Fraction(squares[i, j]) - squared) <= most
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(1, "f4"), (255, "f8"), (256, "f4"), (257, "f4"), (5000, "f4"), (700, "f8")]
+)
+def test_pieces_tiles_and_panels_change_rounding_alone(width: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(width)
+    x, y = rng.normal(size=(21, width)).astype(dtype), rng.normal(size=(13, width)).astype(dtype)
+    whole, cut = Distances(21, 13), Distances(21, 13)
+    whole.add(x, y)
+    monkeypatch.setattr(panels, "ROWS", 5)
+    monkeypatch.setattr(tiles, "TILE", 32 * 256 * 8)
+    monkeypatch.setattr(distances, "SPAN", 34 * 256)
+    cut = Distances(21, 13)
+    cut.add(x, y)
+    for norm, most in (("manhattan", 1e-6 if dtype == "f4" and width > CHUNK else 1e-13), ("squares", 1e-13)):
+        np.testing.assert_allclose(pairs_of(cut, norm), pairs_of(whole, norm), rtol=most)
+    rows = np.concatenate([x, y]).astype(np.float64)
+    expected = np.abs(rows[:, None] - rows[None]).sum(-1)
+    upper = np.triu_indices(34, 1)
+    np.testing.assert_allclose(pairs_of(whole, "manhattan")[upper], expected[upper], rtol=1e-6)
+
+
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(150, 3000)).astype("f4"), rng.normal(size=(40, 3000)).astype("f4")
+    made: list[Distances] = []
+    for count in (1, 2, 5):
+        monkeypatch.setattr("ckptzoo.measure.threads.cores", lambda count=count: count)
+        made.append(Distances(150, 40))
+        made[-1].add(x, y)
+    for other in made[1:]:
+        np.testing.assert_array_equal(pairs_of(other, "manhattan"), pairs_of(made[0], "manhattan"))
+        np.testing.assert_array_equal(other.mmd2(), made[0].mmd2())
+
+
+def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("ckptzoo.measure.threads.cores", lambda: 3)
+    monkeypatch.setattr(tiles, "_larger", broken)
+    with pytest.raises(MemoryError, match="no room"):
+        Distances(150, 40).add(np.zeros((150, 3000), "f4"), np.zeros((40, 3000), "f4"))
+
+
+def test_included_distances_are_those_of_both_blocks() -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(6, 30)), rng.normal(size=(4, 30))
+    whole, left, right = Distances(6, 4), Distances(6, 4), Distances(6, 4)
+    whole.add(x, y)
+    left.add(x[:, :11], y[:, :11])
+    right.add(x[:, 11:].reshape(6, 1, 19), y[:, 11:].reshape(4, 1, 19))
+    right.include(Distances(6, 4))
+    right.include(left)
+    assert right.columns == 30
+    np.testing.assert_allclose(right.mmd2(), whole.mmd2(), atol=1e-13)
+    empty = Distances(6, 4)
+    empty.include(whole)
+    np.testing.assert_array_equal(empty.mmd2(), whole.mmd2())
+    with pytest.raises(ZooError, match="expected 6 and 4, got 5 and 4"):
+        whole.include(Distances(5, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [100, 700])
+def test_torch_is_as_numpy(dtype: torch.dtype, width: int) -> None:
+    rng = np.random.default_rng(3)
+    x, y = (torch.tensor(rng.normal(size=(rows, width)) + 2, requires_grad=True).to(dtype) for rows in (140, 7))
+    theirs, ours = Distances(140, 7), Distances(140, 7)
+    theirs.add(x, y)
+    ours.add(*(array.detach().to(torch.promote_types(dtype, torch.float32)).numpy() for array in (x, y)))
+    assert isinstance(theirs._panels[0].manhattan, torch.Tensor)
+    most = 1e-12 if dtype == torch.float64 or width == 100 else 1e-6
+    np.testing.assert_allclose(pairs_of(theirs, "manhattan"), pairs_of(ours, "manhattan"), rtol=most)
+    np.testing.assert_allclose(pairs_of(theirs, "squares"), pairs_of(ours, "squares"), rtol=1e-12)
+    for rule in ("paper", "fixed"):
+        np.testing.assert_allclose(theirs.mmd2(rule), ours.mmd2(rule), atol=most)
+        nulls = [made.null(rule, permutations=5) for made in (theirs, ours)]
+        np.testing.assert_allclose(*nulls, atol=most)
+    with pytest.raises(ZooError, match="on the device of those before"):
+        theirs.add(np.zeros((140, 2)), np.zeros((7, 2)))
+    x.detach()[3, width - 1] = torch.nan
+    with pytest.raises(ZooError, match="row 3 of X that is not"):
+        theirs.add(x, y)
+
+
+def test_torch_and_numpy_together_come_to_numpy() -> None:
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(4, 30)).astype("f4"), rng.normal(size=(3, 30)).astype("f4")
+    mixed, plain = Distances(4, 3), Distances(4, 3)
+    mixed.add(torch.tensor(x), y)
+    mixed.add(x, torch.tensor(y).bfloat16())
+    plain.add(x, y)
+    plain.add(x, torch.tensor(y).bfloat16().float().numpy())
+    np.testing.assert_array_equal(mixed.mmd2(), plain.mmd2())
+
+
+def test_rows_that_are_not_finite_are_named() -> None:
+    x, y = np.zeros((12, 2000), "f4"), np.zeros((3, 2000), "f4")
+    x[2:12, 1999], y[1, 4] = np.nan, np.inf
+    with pytest.raises(ZooError, match="row 1 of Y that is not"):
+        Distances(12, 3).add(x[:, :1024], y[:, :1024])
+    with pytest.raises(ZooError, match=r"rows 2, 3, 4, 5, 6, 7, 8, 9, \.\.\. of X that are not"):
+        Distances(12, 3).add(x[:, 1024:], y[:, 1024:])
+    for huge in (1.7e308, 1e160):
+        with pytest.raises(ZooError, match="elements whose squares overflow"):
+            Distances(3, 3).add(np.array([[-huge], [huge], [0]]), np.array([[huge], [huge], [0]]))
+
+
+@pytest.mark.parametrize("array", [np.asarray, torch.from_numpy])
+def test_large_numbers_are_not_rounded_to_float32(array: Any) -> None:
+    rng = np.random.default_rng(5)
+    x, y = ((rng.normal(size=(rows, 600)) * 1e37).astype("f4") for rows in (4, 3))
+    found = Distances(4, 3)
+    found.add(array(x), array(y))
+    rows = np.concatenate([x, y]).astype(np.float64)
+    upper = np.triu_indices(7, 1)
+    expected = np.abs(rows[:, None] - rows[None]).sum(-1)[upper]
+    np.testing.assert_allclose(pairs_of(found, "manhattan")[upper], expected, rtol=1e-12)
+    assert np.isfinite(found.mmd2()).all()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    for m, n in ((1, 5), (5, 1), (0, 2)):
+        with pytest.raises(ZooError, match=f"expected 2 or more of X and of Y, got {m} and {n}"):
+            Distances(m, n)
+    found = Distances(3, 2)
+    with pytest.raises(ZooError, match="columns: expected at least one"):
+        found.mmd2()
+    with pytest.raises(ZooError, match="expected 3 and 2 rows, got shapes"):
+        found.add(np.zeros((2, 4)), np.zeros((3, 4)))
+    with pytest.raises(ZooError, match="expected the same columns"):
+        found.add(np.zeros((3, 4)), np.zeros((2, 5)))
+    found.add(np.zeros((3, 0)), np.zeros((2, 0)))
+    with pytest.raises(ZooError, match="columns: expected at least one"):
+        found.null(permutations=3)
+    found.add(np.zeros(3), np.ones(2))
+    with pytest.raises(ZooError, match="permutations: expected 1 or more, got 0"):
+        found.null(permutations=0)

@@ -35,6 +35,8 @@ bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON 
 	@$(PY) benchmarks/layers.py
 	@$(PY) benchmarks/train.py
 	@$(PY) benchmarks/symmetry.py
+	@$(PY) benchmarks/mass.py
+	@$(PY) benchmarks/mmd.py --columns 65536
 
 clean:
 	@rm -rf $(VENV) zoos bench-results

@@ -1,4 +1,4 @@
-"""The quickstart: train OptuNets on handwritten digits, derive, verify, stream back layer by layer, and draw."""
+"""The quickstart: train OptuNets on handwritten digits, derive, verify, stream them back, draw, and compare."""
 
 import time
 from collections.abc import Callable
@@ -17,6 +17,9 @@ from builders.build import build
 from builders.recipe import Recipe
 from ckptzoo.derive import derive
 from ckptzoo.errors import IntegrityError
+from ckptzoo.studies import mmd
+from ckptzoo.studies.discrepancy import Discrepancy
+from ckptzoo.studies.marginals import marginals
 from ckptzoo.studies.overview import overview
 
 RECIPE = "digits-optunet"
@@ -123,10 +126,19 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
     pictures = root.with_name(f"{root.name}-pictures")
     found = overview(zoo, GAUGE)
     files = steps.run("draw", lambda: found.plot(pictures), lambda made, _: (f"{len(made)} files", ""))
+    compared = steps.run("mmd", lambda: _compared(zoo), lambda made, _: (f"{len(made)} comparisons of two halves", ""))
+    studied = steps.run(
+        "marginals", lambda: marginals(zoo, GAUGE), lambda made, _: ("within and across orbits of permutations", "")
+    )
+    files += compared[-1].plot(pictures / "mmd") + studied.plot(pictures / "marginals")
     console.print()
     found.print(console)
     console.print()
     console.print(steps.table())
+    console.print()
+    console.print(_discrepancies(compared))
+    console.print()
+    studied.print(console)
     console.print()
     for file in files:
         console.print(str(file), highlight=False, soft_wrap=True)
@@ -142,6 +154,25 @@ def _streamed(zoo: ckptzoo.Zoo, layer: str) -> int:
         for batch in zoo.stream(layer, variant=variant, batch_size=BATCH, shuffle=True, seed=0):
             total += sum(tensor.nbytes for tensor in batch.tensors.values() if not np.isnan(tensor.sum()))
     return total
+
+
+def _compared(zoo: ckptzoo.Zoo) -> list[Discrepancy]:
+    """One half of the members against the other: as trained, in the gauge, and as trained against the gauge."""
+    even, odd = zoo.take(slice(0, None, 2)), zoo.take(slice(1, None, 2))
+    return [mmd(even, odd, one, other) for one, other in (("raw", "raw"), (GAUGE, GAUGE), ("raw", GAUGE))]
+
+
+def _discrepancies(compared: list[Discrepancy]) -> Table:
+    """The comparisons side by side, a layer a row."""
+    title = "100 x MMD^2, one half of the members against the other"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("layer")
+    for item in compared:
+        table.add_column(" against ".join(dict.fromkeys((item.x.variant, item.y.variant))), justify="right")
+    for number, layer in enumerate(compared[0].layers):
+        table.add_row(layer.name, *(f"{100 * item.layers[number].median:.2f}" for item in compared))
+    table.add_row("all layers, by parameters", *(f"{100 * item.median:.2f}" for item in compared))
+    return table
 
 
 def _worst(root: Path) -> str:

@@ -8,6 +8,8 @@ import typer
 from ckptzoo.cli.commands import compact, dedupe, derive, info, retract, show, verify
 from ckptzoo.cli.exits import listed
 from ckptzoo.cli.export import export
+from ckptzoo.cli.mmd import mmd
+from ckptzoo.cli.serve import serve
 from ckptzoo.cli.study import study
 
 
@@ -25,9 +27,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for _command in (info, verify, show, export, derive, dedupe, compact, retract):
+for _command in (info, verify, show, export, derive, dedupe, mmd, compact, retract):
     app.command()(_command)
 app.add_typer(study)
+app.add_typer(serve)
 
 
 def _version(wanted: bool) -> None:

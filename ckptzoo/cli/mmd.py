@@ -74,7 +74,7 @@ def mmd(
     computes them: of each member's last step, in a gauge or as trained.
     """
     from ckptzoo.studies.discrepancy import mmd as compare
-    from ckptzoo.studies.drawn import need_matplotlib
+    from ckptzoo.studies.shown.drawn import need_matplotlib
 
     need_matplotlib()
     first, second = opened(zoo, where), opened(other, where_y)

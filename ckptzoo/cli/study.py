@@ -1,7 +1,7 @@
 """``ckptzoo study``: questions that are put to a whole zoo."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -9,8 +9,7 @@ from ckptzoo.cli.options import AsJson, Where, ZooAddress, complete_variants, op
 from ckptzoo.cli.output import bar, console, emit
 
 if TYPE_CHECKING:
-    from ckptzoo.studies.permutations import Permutations
-    from ckptzoo.studies.symmetries import Symmetries
+    from rich.console import Console
 
 Studied = Annotated[
     str,
@@ -37,10 +36,9 @@ def symmetries(
     """
     from ckptzoo.studies.symmetries import symmetries as ask
 
-    chosen = opened(zoo, where)
     with bar("reading weights", nbytes=True) as progress:
-        found = ask(chosen, variant, progress=progress)
-    _told(found, output, as_json)
+        found = ask(opened(zoo, where), variant, progress=progress)
+    told(found, output, as_json)
 
 
 @study.command()
@@ -57,13 +55,107 @@ def permutations(
     """
     from ckptzoo.studies.permutations import permutations as ask
 
-    chosen = opened(zoo, where)
     with bar("following members") as progress:
-        found = ask(chosen, variant, progress=progress)
-    _told(found, output, as_json)
+        found = ask(opened(zoo, where), variant, progress=progress)
+    told(found, output, as_json)
 
 
-def _told(found: "Symmetries | Permutations", output: Path | None, as_json: bool) -> None:
+@study.command()
+def mass(
+    zoo: ZooAddress,
+    formulation: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What scales in front of BatchNorm: nothing (pinned), filters against gains (eval_chain), or filters "
+            "of a layer against each other (volume).",
+            autocompletion=lambda incomplete: [name for name in _FORMULATIONS if name.startswith(incomplete)],
+        ),
+    ] = "pinned",
+    output: Output = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """How much lighter could the same networks be?
+
+    Masses (sums of squared weights) as trained and at the certified minimum over scales.
+    """
+    from ckptzoo.studies.mass import mass as ask
+
+    with bar("minimising masses") as progress:
+        found = ask(opened(zoo, where), formulation=formulation, progress=progress)
+    told(found, output, as_json)
+
+
+@study.command()
+def marginals(
+    zoo: ZooAddress,
+    variant: Studied = "canonical",
+    output: Output = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """How are the weights of each layer distributed, with and without symmetries?
+
+    Densities, Kolmogorov-Smirnov tests within and across orbits of the permutations, and principal components.
+    """
+    from ckptzoo.studies.marginals import marginals as ask
+
+    with bar("reading weights", nbytes=True) as progress:
+        found = ask(opened(zoo, where), variant, progress=progress)
+    told(found, output, as_json)
+
+
+@study.command()
+def modes(
+    zoo: ZooAddress,
+    variant: Studied = "canonical",
+    output: Output = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """How many modes does the posterior have?
+
+    What symmetries alone make of one mode, and what mean shift finds, over its bandwidth.
+    """
+    from ckptzoo.studies.modes import modes as ask
+
+    with bar("shifting means") as progress:
+        found = ask(opened(zoo, where), variant, progress=progress)
+    told(found, output, as_json)
+
+
+@study.command()
+def toy(zoo: ZooAddress, output: Output = None, where: Where = None, as_json: AsJson = False) -> None:
+    """What do symmetries do to the posterior of a perceptron with two neurons?
+
+    The density of its two last weights: as trained, at equal incoming norms, and in order.
+    """
+    from ckptzoo.studies.toy import toy as ask
+
+    with bar("reading weights") as progress:
+        found = ask(opened(zoo, where), progress=progress)
+    told(found, output, as_json)
+
+
+class Found(Protocol):
+    """The result of a study."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        ...
+
+    def print(self, console: "Console | None" = None) -> None:
+        """Print facts and tables."""
+        ...
+
+    def plot(self, folder: str | Path) -> list[Path]:
+        """Write pictures and a JSON file."""
+        ...
+
+
+def told(found: Found, output: Path | None, as_json: bool) -> None:
+    """Write a result's pictures where that is asked for, and print it."""
     files = [] if output is None else found.plot(output)
     if as_json:
         emit({**found.to_json(), "files": [str(path) for path in files]})
@@ -73,3 +165,6 @@ def _told(found: "Symmetries | Permutations", output: Path | None, as_json: bool
         print()
     for path in files:
         print(path)
+
+
+_FORMULATIONS = ("pinned", "eval_chain", "volume")

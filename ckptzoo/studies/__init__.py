@@ -1,4 +1,4 @@
-"""One question a file: zoos to a frozen result that can print, plot and serialise itself."""
+"""One question a folder: zoos to a frozen result that can print, plot and serialise itself."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

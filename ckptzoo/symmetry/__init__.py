@@ -7,6 +7,7 @@ from ckptzoo.symmetry.counts import Counts, count
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.fingerprint import fingerprint
 from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, ordering_keys
+from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
 from ckptzoo.symmetry.orbits import orbits
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.softmax import remove_softmax_shift
@@ -17,11 +18,13 @@ __all__ = [
     "Counts",
     "Gauge",
     "GroupElement",
+    "MinMass",
     "Report",
     "apply",
     "canonicalize",
     "count",
     "fingerprint",
+    "min_mass",
     "orbits",
     "ordering_keys",
     "remove_softmax_shift",

@@ -4,32 +4,29 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from ckptzoo import archs
-from ckptzoo.errors import SymmetryError, UnknownNameError
-from ckptzoo.spec.architecture import Architecture
+from ckptzoo.errors import UnknownNameError
 from ckptzoo.spec.symmetry import Symmetry
 from ckptzoo.symmetry import canonical, first_weight
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.arrays import to_numpy
+from ckptzoo.symmetry.batches import finite, fits, pieces, taken
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.layout import Stacked, is_float, stack_of
+from ckptzoo.symmetry.layout import Stacked, stack_of
+from ckptzoo.symmetry.mass.rule import least
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import sum_keys
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.scales import Scales, solve
 from ckptzoo.symmetry.tables import Arch, table_of
-from ckptzoo.symmetry.tracing.result import Traced
 
+Scaling = Callable[[Moments], Scales]
 Order = Callable[[Moments, Scales, Report], dict[str, np.ndarray]]
-
-PIECE_BYTES = 128 * 2**20
-SMALL = 4 * 2**20
-"""Checkpoints are solved for in pieces of at most so many bytes, or one by one, on all cores from so many on."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +37,11 @@ class Gauge:
     ----------
     name : also the name of the variant that holds the result.
     version : raised whenever the rule gives another result for some weights; versions are never mixed.
-    collapses : the subgroup whose orbits it collapses: ``"scales"``, ``"permutations"``.
+    collapses : the subgroup whose orbits it collapses: ``"scales"``, or ``"pinned scales"``, those of channels that no
+        normalisation reads; ``"permutations"``.
     rule : the rule in a sentence.
     complete : every checkpoint of an orbit has the same weights, so that they have a fingerprint.
-    spread : channels are scaled to unit standard deviation of their incoming weights, not to unit norm.
+    scaling : from sums of weights to scales.
     order : from scales to permutations; None where channels stay in their order.
     """
 
@@ -52,45 +50,54 @@ class Gauge:
     collapses: tuple[str, ...]
     rule: str
     complete: bool
-    spread: bool
+    scaling: Scaling
     order: Order | None
 
 
 _RULES = (
     Gauge(
         "canonical",
-        1,
+        2,
         ("scales", "permutations"),
         "unit-norm, then channels in ascending order of the sum of their incoming weights, ties told apart",
         True,
-        False,
+        solve,
         canonical.order,
     ),
     Gauge(
         "first-weight",
-        2,
+        3,
         ("scales", "permutations"),
         "unit-norm, then channels in ascending order of their first weight; not tie-safe",
         False,
-        False,
+        solve,
         first_weight.order,
     ),
     Gauge(
         "unit-norm",
-        2,
+        3,
         ("scales",),
         "incoming weights of every channel have unit L2 norm, all layers but the last",
         False,
-        False,
+        solve,
         None,
     ),
     Gauge(
         "unit-std",
-        1,
+        2,
         ("scales",),
         "incoming weights of every channel have unit standard deviation, all layers but the last",
         False,
-        True,
+        partial(solve, spread=True),
+        None,
+    ),
+    Gauge(
+        "min-mass",
+        1,
+        ("pinned scales",),
+        "the sum of squared weights is least, filters in front of a normalisation as they are",
+        False,
+        least,
         None,
     ),
 )
@@ -127,8 +134,9 @@ def canonicalize(
 ) -> Canonical:
     """Bring K stacked checkpoints into a gauge: the same functions with comparable weights.
 
-    ``canonical = g . raw`` with the g that the gauge's rule picks: ckptzoo/symmetry/scales.py for the scales,
-    ckptzoo/symmetry/canonical.py and first_weight.py (arXiv 2310.08287, appendix C.2) for the orders.
+    ``canonical = g . raw`` with the g that the gauge's rule picks: ckptzoo/symmetry/scales.py for the scales, those of
+    ``min-mass`` in ckptzoo/symmetry/mass; ckptzoo/symmetry/canonical.py and first_weight.py (arXiv 2310.08287, appendix
+    C.2) for the orders.
 
     Parameters
     ----------
@@ -155,18 +163,15 @@ def canonicalize(
     if gauge not in GAUGES:
         raise UnknownNameError("ckptzoo.symmetry", "gauge", gauge, tuple(GAUGES))
     rule, symmetry = GAUGES[gauge], table_of(arch)
-    if not symmetry.groups:
-        raise SymmetryError("symmetry table: expected at least one group, got none. There is nothing to canonicalize.")
     arrays, K = stack_of(weights, symmetry)
-    _fits(arrays, symmetry, arch)
-    rows = np.flatnonzero(_finite(arrays, K))
+    fits(arrays, symmetry, arch)
+    rows = np.flatnonzero(finite(arrays, K))
     element, report = GroupElement.identity(symmetry, K), Report.blank(K)
 
     def solved(some: np.ndarray) -> np.ndarray:
         """Solve for some rows and put what was found in place; returns those whose scales are usable."""
-        place = slice(some[0], some[-1] + 1) if some[-1] - some[0] == len(some) - 1 else some
         with np.errstate(all="ignore"):
-            found, found_report = _solve({name: array[place] for name, array in arrays.items()}, symmetry, rule)
+            found, found_report = _solve(taken(arrays, some), symmetry, rule)
             usable = np.ones(len(some), bool)
             for scale in found.scales.values():
                 usable &= (np.isfinite(scale) & (scale != 0)).all(axis=1)
@@ -176,10 +181,10 @@ def canonicalize(
 
     threads = threads or os.cpu_count() or 1
     with ThreadPoolExecutor(threads) as pool:
-        kept = np.concatenate([rows[:0], *pool.map(solved, _pieces(rows, arrays, threads))])
+        kept = np.concatenate([rows[:0], *pool.map(solved, pieces(rows, arrays, threads))])
     with np.errstate(all="ignore"):
         made = apply(element, weights, symmetry, threads=threads)
-        good = np.isin(np.arange(K), kept) & _finite(made, K)
+        good = np.isin(np.arange(K), kept) & finite(made, K)
         if not good[kept].all():
             _put(element, np.flatnonzero(~good), GroupElement.identity(symmetry, int((~good).sum())))
             made = apply(element, weights, symmetry, threads=threads)
@@ -205,56 +210,16 @@ def ordering_keys(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:
     return sum_keys(Moments({name: to_numpy(array) for name, array in made.weights.items()}, symmetry))
 
 
-def _fits(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, arch: Arch) -> None:
-    """Refuse tensors of another shape than the architecture's, and integers where scales act."""
-    if isinstance(arch, str):
-        arch = archs.architecture(arch)
-    if isinstance(arch, Traced):
-        arch = arch.architecture
-    if isinstance(arch, Architecture):
-        for tensor in arch.tensors:
-            found = arrays[tensor.name].shape[1:] if tensor.name in arrays else None
-            if found is not None and found != tensor.shape:
-                raise SymmetryError(
-                    f"weights: tensor {tensor.name!r}: expected shape (K, {str(tensor.shape)[1:]}, got "
-                    f"(K, {str(found)[1:]}. Pass the weights of {arch.name}."
-                )
-    for action in symmetry.actions:
-        if action.exponent and not is_float(arrays[action.tensor]):
-            raise SymmetryError(
-                f"weights: tensor {action.tensor!r}: expected floats, got {arrays[action.tensor].dtype}. "
-                "Convert it first."
-            )
-
-
-def _pieces(rows: np.ndarray, arrays: Mapping[str, np.ndarray], threads: int) -> list[np.ndarray]:
-    """Rows in pieces that keep every thread busy."""
-    if not len(rows):
-        return []
-    nbytes = sum(array.nbytes for array in arrays.values())
-    count = max(-(-nbytes // PIECE_BYTES), threads if nbytes > SMALL else 1)
-    return np.array_split(rows, min(count, len(rows)))
-
-
 def _solve(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge) -> tuple[GroupElement, Report]:
     moments = Moments(arrays, symmetry)
     report = Report.blank(moments.K)
-    found = solve(moments, spread=rule.spread)
-    report.dead[:], report.clamped[:] = found.dead, found.clamped
+    found = rule.scaling(moments)
+    report.dead[:], report.clamped[:], report.unresolved[:] = found.dead, found.clamped, found.unsolved
     if rule.order is None:
         return GroupElement(GroupElement.identity(symmetry, moments.K).perms, found.scales), report
     perms = rule.order(moments, found, report)
     scales = {name: np.take_along_axis(scale, perms[name], 1) for name, scale in found.scales.items()}
     return GroupElement(perms, scales), report
-
-
-def _finite(weights: Stacked, K: int) -> np.ndarray:
-    """Which of the checkpoints have no infinite element and no NaN."""
-    finite = np.ones(K, bool)
-    for value in weights.values():
-        if is_float(array := to_numpy(value)):
-            finite &= np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
-    return finite
 
 
 def _put(element: GroupElement, rows: np.ndarray, found: GroupElement) -> None:

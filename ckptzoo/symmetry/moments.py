@@ -99,20 +99,25 @@ class Moments:
         action, array = self._moving(action, self.arrays[action.tensor].astype(np.float64))
         return _listed(array, action, group, self.symmetry)
 
-    def _moving_axes(self, tensor: str) -> list[int]:
+    def moving_axes(self, tensor: str) -> list[int]:
+        """The axes of a checkpoint's tensor that the table acts on, and axis 0 where another is read in its blocks."""
         actions = self.symmetry.actions_on(tensor)
         blocked = {0} if any(action.blocks > 1 for action in actions) else set[int]()
         return sorted(blocked | {action.axis for action in actions})
 
+    def squares(self, tensor: str) -> tuple[np.ndarray, np.ndarray]:
+        """Sums of squares over the axes that stay (K, *moving), times 4 ** -exponent, and the exponents (K,) int64."""
+        return self._of(tensor, 2)
+
     def _moving(self, action: AxisAction, array: np.ndarray) -> tuple[AxisAction, np.ndarray]:
         """The tensor with its moving axes first, the others as one last axis, and the action on it."""
-        axes = self._moving_axes(action.tensor)
+        axes = self.moving_axes(action.tensor)
         still = [axis for axis in range(array.ndim - 1) if axis not in axes]
         moved = array.transpose(0, *(axis + 1 for axis in (*axes, *still)))
         return replace(action, axis=axes.index(action.axis)), moved.reshape(*moved.shape[: len(axes) + 1], -1)
 
     def _still(self, tensor: str) -> int:
-        axes, shape = self._moving_axes(tensor), self.arrays[tensor].shape[1:]
+        axes, shape = self.moving_axes(tensor), self.arrays[tensor].shape[1:]
         return int(np.prod([size for axis, size in enumerate(shape) if axis not in axes], dtype=np.int64))
 
     def _of(self, tensor: str, power: int) -> tuple[np.ndarray, np.ndarray]:
@@ -158,7 +163,7 @@ class Moments:
         """
         moment, exponent = self._of(action.tensor, power)
         owned = False
-        axes = self._moving_axes(action.tensor)
+        axes = self.moving_axes(action.tensor)
         for other in self.symmetry.actions_on(action.tensor):
             if other.axis == action.axis or other.exponent not in (1, -1):
                 continue

@@ -11,11 +11,15 @@ beside them, the next one where the first is zero. Then
 
 A channel that nothing writes is silent: its value is 0 whatever reads it. Its weights in the tensors that read it
 count in no other channel's size, and its own size is that of the first such slice that is not zero, once all later
-groups are scaled, so that scaling a silent channel changes nothing either. A silent channel that nothing reads, but
-channels like it, takes its size from what silent channels write to it, at the very end.
+groups are scaled, so that scaling a silent channel changes nothing either. Where silent channels alone read it, those
+among them that are scaled count, else the scaled ones that write it, back and forth until all are scaled that are
+joined to others at all. The rest takes its size from what writes it, at the very end; where that is several channels
+of one group the checkpoint is reported.
 
 A tensor says something about a group's scales where its other axes belong to groups that have theirs: a recurrent
 weight says nothing, and a group that nothing else writes or reads keeps its scales.
+
+Channels that another rule has settled keep its scales, and are not silent: what is left is scaled around them.
 
 Sizes are taken to 40 bits, and within 8 units of the stored precision of 1 they count as 1, so that a second
 application changes nothing.
@@ -27,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckptzoo.spec.symmetry import AxisAction, Group
-from ckptzoo.symmetry.moments import Moments, Sizes
+from ckptzoo.symmetry.moments import Moments, PerGroup, Sizes
 
 Measure = Callable[[AxisAction, str, dict[str, np.ndarray], dict[str, np.ndarray]], Sizes]
 
@@ -42,26 +46,36 @@ class Scales:
     dead : (K,) int64, channels that nothing writes.
     clamped : (K,) int64, filters that stop at a running variance of 0.
     unsigned : (K,) bool, a sign could not be told: the sums of all that writes a channel vanish.
+    unsolved : (K,) bool, the scales are not those of the rule to its precision, or some could not be told.
     """
 
     scales: dict[str, np.ndarray]
     dead: np.ndarray
     clamped: np.ndarray
     unsigned: np.ndarray
+    unsolved: np.ndarray
 
 
-def solve(moments: Moments, *, spread: bool) -> Scales:
-    """Scales to unit norm, or with ``spread`` to unit standard deviation, from input to output and back."""
+def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = None) -> Scales:
+    """Scales to unit norm, or with ``spread`` to unit standard deviation, from input to output and back.
+
+    Parameters
+    ----------
+    moments : the checkpoints.
+    spread : whether sizes are standard deviations.
+    settled : group id to scales (K, n) that stay as they are; NaN where this rule is to find one.
+    """
     K, groups = moments.K, moments.symmetry.groups
     scaling = {group.id for group in groups if group.scale != "none"}
-    found = Scales({}, np.zeros(K, np.int64), np.zeros(K, np.int64), np.zeros(K, bool))
+    found = Scales({}, np.zeros(K, np.int64), np.zeros(K, np.int64), np.zeros(K, bool), np.zeros(K, bool))
     silent: dict[str, np.ndarray] = {}
     for group in groups:
         usable = _determined(moments.writers(group.id), group, moments, scaling - found.scales.keys())
         measures = (moments.deviations, moments.norms) if spread else (moments.norms,)
         size, rounding = _first_sizes(measures, usable, group, found.scales, silent)
         size = np.broadcast_to(size, (K, group.n))
-        quiet = size == 0
+        given = (settled or {}).get(group.id, np.full((K, group.n), np.nan))
+        quiet = (size == 0) & np.isnan(given)
         for action in moments.writers(group.id):
             if action not in usable:
                 quiet &= moments.norms(action, group.id, found.scales, silent).values == 0
@@ -78,19 +92,39 @@ def solve(moments: Moments, *, spread: bool) -> Scales:
             scale = np.where(scale == 0, 1.0, scale)
         else:
             continue
-        found.scales[group.id] = scale
+        found.scales[group.id] = np.where(np.isnan(given), scale, given)
         if not normalised or group.scale == "sign":
             silent[group.id] = quiet
-    left = dict(silent)
-    for group in reversed(groups):
-        if group.id in left and left[group.id].any():
-            readers = _determined(moments.readers(group.id), group, moments, set())
-            left[group.id] = _settle(left[group.id], readers, group, moments, found, left)
+    left = _settled_by_others(silent, moments, found)
     for group in groups:
         if group.id in left and left[group.id].any():
+            around = [*moments.writers(group.id), *moments.readers(group.id)]
+            size, _ = _first_sizes(
+                (moments.norms,), _determined(around, group, moments, set()), group, found.scales, {}
+            )
+            found.unsolved[:] |= (left[group.id] & (size != 0)).sum(axis=1) > 1
             writers = _determined(moments.writers(group.id), group, moments, set())
             _settle(left[group.id], writers, group, moments, found, {})
     return found
+
+
+def _settled_by_others(silent: dict[str, np.ndarray], moments: Moments, found: Scales) -> dict[str, np.ndarray]:
+    """Scale silent channels by what reads them, else by what writes them, silent ones that are not yet scaled left out.
+
+    Back and forth until nothing changes; returns the channels (K, n) by group that no scaled channel is joined to.
+    """
+    left, groups = dict(silent), [group for group in moments.symmetry.groups if group.id in silent]
+    going = True
+    while going:
+        going = False
+        for sided, order in ((moments.readers, reversed(groups)), (moments.writers, groups)):
+            for group in order:
+                if left[group.id].any():
+                    actions = _determined(sided(group.id), group, moments, set())
+                    rest = _settle(left[group.id], actions, group, moments, found, left)
+                    going |= bool((rest != left[group.id]).any())
+                    left[group.id] = rest
+    return left
 
 
 def _determined(actions: list[AxisAction], group: Group, moments: Moments, open_groups: set[str]) -> list[AxisAction]:

@@ -102,7 +102,7 @@ def dense(n: int, group: str | None, name: str, *reads: tuple[str, int]) -> list
 
 def vector(n: int, group: str, name: str, exponent: int = 1, role: str = "bias") -> AxisAction:
     eps = EPS if exponent == 2 else 0.0
-    return AxisAction(name, 0, (Segment(group, 0, 1, n),), exponent, False, role, eps=eps)
+    return AxisAction(name, 0, (Segment(group, 0, 1, n),), exponent, role == "gain", role, eps=eps)
 
 
 def norm(n: int, before: str, after: str, name: str) -> list[AxisAction]:
@@ -198,7 +198,7 @@ ONE_INPUT = mlp((1, 6, 4, 2), "positive", lambda values: np.maximum(values, 0))
 nets = st.sampled_from([OPTUNET, POINTWISE, NORMALISED, TANH, ONE_INPUT])
 seeds = st.integers(0, 2**32 - 1)
 gauges = st.sampled_from(sorted(GAUGES))
-scalings = st.sampled_from(["unit-norm", "unit-std"])
+scalings = st.sampled_from(["min-mass", "unit-norm", "unit-std"])
 floats = st.sampled_from([np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 many = settings(max_examples=400, deadline=None)
 few = settings(max_examples=100, deadline=None)
@@ -394,7 +394,7 @@ def test_canonical_is_invariant_under_the_whole_group_with_ties(drawn: tuple[Net
         )
     one, two = canonicalize(weights, net.table), canonicalize(apply(g, weights, net.table), net.table)
     rows = ~(one.report.unresolved | two.report.unresolved)
-    assert rows.all() or net is TANH
+    assert (rows | (one.report.dead > 0)).all() or net is TANH
     for name, array in rows_of(one, rows).items():
         np.testing.assert_allclose(array, two.weights[name][rows], rtol=1e-12, atol=1e-12, err_msg=name)
 
@@ -427,6 +427,9 @@ def test_a_scaling_is_invariant_under_scales_and_equivariant_under_permutations(
     net: Net, a: int, b: int, gauge: str
 ) -> None:
     weights, g = normal(net, a), element(net, b)
+    if "pinned scales" in GAUGES[gauge].collapses:
+        normalised = {item.group for act in net.table.actions if act.exponent == 2 for item in act.segments}
+        g = GroupElement(g.perms, {name: np.ones_like(s) if name in normalised else s for name, s in g.scales.items()})
     only = GroupElement(g.perms, GroupElement.identity(net.table, K).scales)
     one = apply(only, canonicalize(weights, net.table, gauge=gauge).weights, net.table)
     two = canonicalize(apply(g, weights, net.table), net.table, gauge=gauge).weights
@@ -434,7 +437,7 @@ def test_a_scaling_is_invariant_under_scales_and_equivariant_under_permutations(
 
 
 @few
-@given(any_weights(), seeds, scalings)
+@given(any_weights(), seeds, st.sampled_from(["unit-norm", "unit-std"]))
 def test_a_scaling_is_equivariant_under_permutations_bit_for_bit(
     drawn: tuple[Net, Weights], seed: int, gauge: str
 ) -> None:
@@ -443,6 +446,21 @@ def test_a_scaling_is_equivariant_under_permutations_bit_for_bit(
     moved = {name: array.astype(weights[name].dtype) for name, array in apply(g, weights, net.table).items()}
     one = apply(g, canonicalize(weights, net.table, gauge=gauge).weights, net.table)
     assert_equal(one, canonicalize(moved, net.table, gauge=gauge).weights)
+
+
+@few
+@given(any_weights(), seeds)
+def test_min_mass_is_equivariant_under_permutations_to_rounding(drawn: tuple[Net, Weights], seed: int) -> None:
+    """A checkpoint that balances to rounding before it is permuted may not do so after."""
+    net, weights = drawn
+    g = GroupElement(element(net, seed).perms, GroupElement.identity(net.table, K).scales)
+    moved = {name: array.astype(weights[name].dtype) for name, array in apply(g, weights, net.table).items()}
+    one = apply(g, canonicalize(weights, net.table, gauge="min-mass").weights, net.table)
+    two = canonicalize(moved, net.table, gauge="min-mass")
+    assert two.report.gauged.all()
+    rtol = 1e-9 if weights[net.neurons[0]].dtype == np.float64 else 1e-5
+    for name, array in one.items():
+        np.testing.assert_allclose(array, two.weights[name], rtol=rtol, atol=1e-3 * rtol, err_msg=name)
 
 
 @few

@@ -22,10 +22,11 @@ from ckptzoo.derive import derive
 from ckptzoo.errors import MissingExtraError, UnknownNameError, ZooError
 from ckptzoo.measure import mmd2, mmd_test, p_value
 from ckptzoo.spec.document import canonical
-from ckptzoo.studies import discrepancy as module
-from ckptzoo.studies import discrepancy_pictures, mmd
-from ckptzoo.studies.discrepancies import Discrepancy
-from ckptzoo.studies.measured import Measured, Side
+from ckptzoo.studies import mmd
+from ckptzoo.studies.discrepancy import Discrepancy
+from ckptzoo.studies.discrepancy import pictures as discrepancy_pictures
+from ckptzoo.studies.discrepancy import study as module
+from ckptzoo.studies.discrepancy.measured import Measured, Side
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 
@@ -256,8 +257,8 @@ def test_without_matplotlib_the_install_command_is_named(
 def test_the_study_is_found_by_name_and_stays_light() -> None:
     code = (
         "import sys, ckptzoo\n"
-        "assert 'mmd' in dir(ckptzoo.studies) and 'ckptzoo.studies.discrepancy' not in sys.modules\n"
-        "assert ckptzoo.studies.mmd.__module__ == 'ckptzoo.studies.discrepancy'\n"
+        "assert 'mmd' in dir(ckptzoo.studies) and 'ckptzoo.studies.discrepancy.study' not in sys.modules\n"
+        "assert ckptzoo.studies.mmd.__module__ == 'ckptzoo.studies.discrepancy.study'\n"
         "assert not hasattr(ckptzoo.studies, 'mdm')\n"
         "print([name for name in ('torch', 'scipy', 'matplotlib', 'sklearn') if name in sys.modules])"
     )

@@ -18,11 +18,10 @@ from ckptzoo.derive import derive
 from ckptzoo.errors import MissingExtraError, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.measure.components import principal_components
 from ckptzoo.spec.document import canonical
-from ckptzoo.studies import exchange, style
-from ckptzoo.studies import marginals as module
-from ckptzoo.studies import marginals_pictures as pictures
-from ckptzoo.studies.histograms import histograms
-from ckptzoo.studies.marginals import Marginals, marginals
+from ckptzoo.studies.marginals import Marginals, exchange, marginals, pictures
+from ckptzoo.studies.marginals import study as module
+from ckptzoo.studies.reading.histograms import histograms
+from ckptzoo.studies.shown import style
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 Units = Callable[..., ckptzoo.Zoo]

@@ -18,10 +18,11 @@ from ckptzoo import archs
 from ckptzoo.derive import derive
 from ckptzoo.errors import MissingExtraError, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.spec.document import canonical
-from ckptzoo.studies import modes as module
-from ckptzoo.studies import shifts, style
-from ckptzoo.studies.modes import ALL, Modes, modes
-from ckptzoo.studies.shifts import QUANTILES, RUNS, Cloud, Curve, curve
+from ckptzoo.studies.modes import shifts
+from ckptzoo.studies.modes import study as module
+from ckptzoo.studies.modes.shifts import QUANTILES, RUNS, Cloud, Curve, curve
+from ckptzoo.studies.modes.study import ALL, Modes, modes
+from ckptzoo.studies.shown import style
 from ckptzoo.symmetry import GroupElement, apply
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]

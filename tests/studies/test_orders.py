@@ -5,8 +5,8 @@ import pytest
 
 from ckptzoo import archs
 from ckptzoo.spec.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
-from ckptzoo.studies.keys import first_weights, keys_of
-from ckptzoo.studies.orders import Order, orders
+from ckptzoo.studies.permutations.keys import first_weights, keys_of
+from ckptzoo.studies.reading.orders import Order, orders
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, ordering_keys
 
 

@@ -11,9 +11,8 @@ from rich.console import Console
 import ckptzoo
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.spec.document import canonical
-from ckptzoo.studies import overview as module
-from ckptzoo.studies import pair
-from ckptzoo.studies.overview import overview
+from ckptzoo.studies.overview import overview, pair
+from ckptzoo.studies.overview import study as module
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 

@@ -21,10 +21,11 @@ from ckptzoo.derive import derive
 from ckptzoo.errors import MissingExtraError, UnknownNameError, ZooError
 from ckptzoo.measure.ranks import kendall, noise_tau, normal_tau
 from ckptzoo.spec.document import canonical
-from ckptzoo.studies import permutation_pictures, style
-from ckptzoo.studies import permutations as module
-from ckptzoo.studies.movement import AS, ENOUGH, LESS, MORE, UNKNOWN, Movement
 from ckptzoo.studies.permutations import Permutations, permutations
+from ckptzoo.studies.permutations import pictures as permutation_pictures
+from ckptzoo.studies.permutations import study as module
+from ckptzoo.studies.permutations.movement import AS, ENOUGH, LESS, MORE, UNKNOWN, Movement
+from ckptzoo.studies.shown import style
 
 Make = Callable[..., ckptzoo.Zoo]
 

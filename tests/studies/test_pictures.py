@@ -13,8 +13,8 @@ from matplotlib.image import imread
 
 import ckptzoo
 from ckptzoo.errors import MissingExtraError
-from ckptzoo.studies import pictures, style
-from ckptzoo.studies.overview import overview
+from ckptzoo.studies.overview import overview, pictures
+from ckptzoo.studies.shown import style
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 
@@ -94,8 +94,8 @@ def test_without_matplotlib_the_extra_is_named(
 ) -> None:
     found = overview(perceptrons(3, gauge=False)[0])
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "ckptzoo.studies.pictures")
-    monkeypatch.delattr("ckptzoo.studies.pictures")
+    monkeypatch.delitem(sys.modules, "ckptzoo.studies.overview.pictures")
+    monkeypatch.delattr("ckptzoo.studies.overview.pictures")
     with pytest.raises(MissingExtraError, match=r"ckptzoo\[plot\]"):
         found.plot(tmp_path / "none")
     assert not (tmp_path / "none").exists()

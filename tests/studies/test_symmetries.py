@@ -18,9 +18,9 @@ from ckptzoo.derive import derive
 from ckptzoo.errors import MissingExtraError, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.measure.ranks import kendall, transpositions
 from ckptzoo.spec.document import canonical
-from ckptzoo.studies import moves as module
-from ckptzoo.studies import style
-from ckptzoo.studies.symmetries import Found, Symmetries, symmetries
+from ckptzoo.studies.shown import style
+from ckptzoo.studies.symmetries import moves as module
+from ckptzoo.studies.symmetries.study import Found, Symmetries, symmetries
 from ckptzoo.symmetry import GroupElement, apply
 
 Make = Callable[..., ckptzoo.Zoo]

@@ -15,9 +15,9 @@ import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import MissingExtraError, SymmetryError, ZooError
 from ckptzoo.spec.document import canonical
-from ckptzoo.studies import toy as module
-from ckptzoo.studies.panel import QUANTILES
-from ckptzoo.studies.toy import ORDERED, SCALED, TRAINED, Toy, toy
+from ckptzoo.studies.toy import study as module
+from ckptzoo.studies.toy.panel import QUANTILES
+from ckptzoo.studies.toy.study import ORDERED, SCALED, TRAINED, Toy, toy
 
 NAME = "mlp-2-2-1"
 

@@ -1,0 +1,184 @@
+"""How far apart are two sets of checkpoints, layer by layer? Maximum mean discrepancy as arXiv 2310.08287 has it."""
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ckptzoo.errors import ZooError
+from ckptzoo.loader.checkpoint import import_torch
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.measure.bandwidths import Rule
+from ckptzoo.measure.distances import Distances
+from ckptzoo.spec import layout
+from ckptzoo.studies.discrepancy.measured import Measured, Side
+from ckptzoo.studies.discrepancy.result import Discrepancy
+from ckptzoo.studies.reading.batches import Progress, parameter_names
+from ckptzoo.studies.shown.words import counted
+
+BLOCK_BYTES = 256 * 2**20
+"""Weights of both zoos that are held at a time, where their rows are no views of a file."""
+
+Values = NDArray[np.float64]
+
+
+def mmd(
+    zoo_x: Zoo,
+    zoo_y: Zoo,
+    variant: str = layout.RAW,
+    variant_y: str | None = None,
+    *,
+    bandwidths: Rule | ArrayLike = "paper",
+    permutations: int = 0,
+    seed: int = 0,
+    device: Any = None,
+    progress: Progress | None = None,
+) -> Discrepancy:
+    r"""Compare two sets of checkpoints of one architecture, such as a target posterior and a method's samples.
+
+    For every layer, all its parameters in one vector, the twenty unbiased estimates of the squared maximum mean
+    discrepancy of ``ckptzoo.measure.mmd2``; of them the median (and mean and largest); and their average over layers,
+    weighted by the numbers of parameters:
+
+    .. math:: \sum_l \frac{P_l}{\sum_k P_k} \operatorname{median}_{i = 1 \dots 20} \mathrm{MMD}_i^2(X_l, Y_l)
+
+    (arXiv 2310.08287, whose tables print 100 times that.) Tensors are measured one by one too. Floating-point
+    parameters count; buffers do not: BatchNorm's running statistics follow from weights and data.
+
+    Parameters
+    ----------
+    zoo_x : the target's checkpoints, each member's last step; those that are not finite are left out and counted.
+    zoo_y : the others, alike. The estimate is for independent draws: members of one zoo that are in both are counted,
+        with a warning.
+    variant, variant_y : the gauge of each; that of Y is X's where it is not given.
+    bandwidths : as in ``ckptzoo.measure.mmd2``.
+    permutations : how many exchanges of checkpoints between X and Y to compare with; 0 for no p-values. The same ones
+        serve every layer, so that the average has a p-value of its own.
+    seed : of the exchanges.
+    device : None for numpy; else torch computes there, ``"cpu"`` included.
+    progress : called with the bytes of weights read and the bytes in all.
+
+    Raises
+    ------
+    UnknownNameError
+        No such variant or rule.
+    MissingExtraError
+        A device is given, and torch is not installed.
+    ZooError
+        The zoos' parameters differ, or one has fewer than two finite checkpoints.
+
+    Notes
+    -----
+    Columns stream: memory is 32 bytes a pair of checkpoints and at most ``BLOCK_BYTES`` of weights, with some copies
+    of 16 MiB beside, for layers of any width. A variant that stores only its group elements is computed anew for each
+    ``BLOCK_BYTES`` of a tensor, so store the weights of large networks. Held by ``tests/studies/test_discrepancy.py``.
+    """
+    shapes = _shapes(zoo_x, zoo_y)
+    if permutations < 0:
+        raise ZooError(f"mmd: permutations: expected 0 or more, got {permutations}. Choose another number.")
+    (x, side_x), (y, side_y) = _chosen(zoo_x, variant), _chosen(zoo_y, variant if variant_y is None else variant_y)
+    shared = _shared(x, y)
+    if shared:
+        some = f"{counted(shared, 'member')} of {side_x.name} {'are' if shared > 1 else 'is'} in both"
+        warnings.warn(f"mmd: {some}; the estimate is for independent draws.", UserWarning, stacklevel=2)
+    torch = None if device is None else import_torch()
+    pairs = [(x[name, side_x.variant], y[name, side_y.variant]) for name in shapes]
+    total, done = sum(one.nbytes + two.nbytes for one, two in pairs), 0
+
+    def measured(name: str, size: int, held: Distances, exchanges: int) -> Measured:
+        kernels = held.bandwidths(bandwidths)
+        found, null = held.mmd2(kernels), None
+        if exchanges:
+            null = np.median(held.null(kernels, permutations=exchanges, seed=seed), axis=0)
+        return Measured(name, size, found, kernels, null)
+
+    layers: list[Measured] = []
+    tensors: list[Measured] = []
+    for layer, names in _layers(zoo_x, shapes).items():
+        whole = Distances(len(x), len(y))
+        for name in names:
+            held = whole if len(names) == 1 else Distances(len(x), len(y))
+            one, two = x[name, side_x.variant], y[name, side_y.variant]
+            row_bytes = (one.nbytes + two.nbytes) // max(1, math.prod(shapes[name]))
+            for rest in pieces(shapes[name], max(1, BLOCK_BYTES // row_bytes)):
+                blocks = one[:, *rest], two[:, *rest]
+                held.add(*(blocks if torch is None else [torch.owned(block).to(device) for block in blocks]))
+                done += sum(block.nbytes for block in blocks)
+                if progress is not None:
+                    progress(done, total)
+            if held is not whole:
+                tensors.append(measured(name, held.columns, held, 0))
+                whole.include(held)
+        layers.append(measured(layer, whole.columns, whole, permutations))
+        if len(names) == 1:
+            tensors.append(Measured(names[0], whole.columns, layers[-1].mmd2, layers[-1].bandwidths, layers[-1].null))
+    return Discrepancy(
+        x=side_x,
+        y=side_y,
+        architecture=zoo_x.arch.name,
+        rule=bandwidths if isinstance(bandwidths, str) else "given",
+        permutations=permutations,
+        seed=seed,
+        shared=shared,
+        layers=tuple(layers),
+        tensors=tuple(tensors),
+        left_out=tuple(name for name in zoo_x.arch.names if name not in shapes),
+    )
+
+
+def pieces(shape: Sequence[int], most: int) -> Iterator[tuple[int | slice, ...]]:
+    """Indices that cut a tensor, in order, into blocks of at most so many elements, and of one at least."""
+    if math.prod(shape) <= most:
+        yield ()
+        return
+    axis = next(at for at in range(len(shape)) if at + 1 == len(shape) or math.prod(shape[at + 1 :]) <= most)
+    step = max(1, most // math.prod(shape[axis + 1 :]))
+    for lead in np.ndindex(*shape[:axis]):
+        for start in range(0, shape[axis], step):
+            yield (*lead, slice(start, min(start + step, shape[axis])))
+
+
+def _shapes(zoo_x: Zoo, zoo_y: Zoo) -> dict[str, tuple[int, ...]]:
+    """The floating-point parameters, which must be the same in both."""
+    one, two = ({name: zoo.arch[name].shape for name in parameter_names(zoo.arch)} for zoo in (zoo_x, zoo_y))
+    apart = [
+        f"{name} {one.get(name, 'missing')} and {two.get(name, 'missing')}"
+        for name in dict.fromkeys([*one, *two])
+        if one.get(name) != two.get(name)
+    ]
+    if apart or not one:
+        shown = "; ".join(apart[:8]) + (f"; {len(apart) - 8} more" if len(apart) > 8 else "")
+        step = "Compare zoos of one architecture."
+        got = shown or "no floating-point parameter"
+        raise ZooError(f"{zoo_x.name} and {zoo_y.name}: parameters: expected the same shapes, got {got}. {step}")
+    return one
+
+
+def _chosen(zoo: Zoo, variant: str) -> tuple[Zoo, Side]:
+    """Each member's last step, those apart that are not finite."""
+    last = zoo.last_steps()
+    finite = last.metadata["finite"].fill_null(True).to_numpy().astype(np.bool_)
+    good = last.take(finite)
+    if len(good) < 2:
+        got = f"{len(good)} of {len(last)}"
+        raise ZooError(f"{zoo.name}: checkpoints: expected 2 or more that are finite, got {got}. Select others.")
+    kept = 0
+    if variant != layout.RAW and variant in zoo.variants:
+        kept = int((~good.variant_metadata(variant)["gauged"].to_numpy().astype(np.bool_)).sum())
+    return good, Side(zoo.name, variant, len(good), len(last) - len(good), kept)
+
+
+def _shared(x: Zoo, y: Zoo) -> int:
+    """Members that are in both selections of one zoo."""
+    if not x.path.samefile(y.path):
+        return 0
+    return len({*x.metadata["member"].to_pylist()} & {*y.metadata["member"].to_pylist()})
+
+
+def _layers(zoo: Zoo, shapes: dict[str, tuple[int, ...]]) -> dict[str, list[str]]:
+    """Layers with the parameters that count, where there are any."""
+    found = {layer: [name for name in names if name in shapes] for layer, names in zoo.layers.items()}
+    return {layer: names for layer, names in found.items() if names}

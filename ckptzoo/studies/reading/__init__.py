@@ -1,0 +1,1 @@
+"""What studies read of a zoo, a batch at a time, and what they need of it."""

@@ -1,0 +1,1 @@
+"""The representative of least mass: networks as flows, the solver, its certificate."""

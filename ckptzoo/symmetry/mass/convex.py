@@ -1,0 +1,89 @@
+"""The same problem for cvxpy, one network after the other: what the solver is compared with.
+
+``minimize log sum exp(c_e + 2 (u_head - u_tail))`` over the kept nodes, with the logarithms c of the masses after the
+largest incoming mass of every node has been brought to 1. The logarithm leaves the minimum where it is and the
+exponential cones in range. Layers of ``volume`` add ``sum u = 0`` and ``u >= l``.
+"""
+
+import warnings
+
+import numpy as np
+
+from ckptzoo.errors import MissingExtraError
+from ckptzoo.symmetry.mass.network import Network
+from ckptzoo.symmetry.mass.solver import Balanced, start
+
+
+def by_cvxpy(network: Network, tolerance: float) -> Balanced:
+    """Log-scales of least mass by Clarabel; 0 where it fails, and the certificate says by how much.
+
+    Parameters
+    ----------
+    network : what ``network_of`` made.
+    tolerance : not used: every network is solved.
+
+    Raises
+    ------
+    MissingExtraError
+        cvxpy is not installed.
+    """
+    try:
+        import cvxpy
+        from cvxpy.error import SolverError
+        from scipy import sparse
+    except ImportError as error:
+        raise MissingExtraError("cvxpy", "convex") from error
+    base = start(network)
+    made = Balanced(np.zeros(base.shape), np.zeros(len(base), np.int64))
+    for row in range(len(base)):
+        nodes = np.flatnonzero(network.kept[row])
+        if not len(nodes):
+            continue
+        logs, heads, tails = _edges(network, row)
+        step = cvxpy.Variable(len(nodes))
+        exponents, slopes = logs.copy(), []
+        for ends, sign in ((heads, 2.0), (tails, -2.0)):
+            chosen = np.flatnonzero(ends >= 0)
+            exponents[chosen] += sign * base[row, ends[chosen]]
+            places = chosen, np.searchsorted(nodes, ends[chosen])
+            slopes.append(sparse.csr_array((np.full(len(chosen), sign), places), (len(logs), len(nodes))))
+        constraints = []
+        for layer in network.layers:
+            counted = network.kept[row, layer.nodes]
+            mine = layer.nodes[counted]
+            places = np.searchsorted(nodes, mine)
+            if len(places):
+                bounds = layer.least[row, counted] - base[row, mine]
+                bounded = np.isfinite(bounds)
+                constraints.append(cvxpy.sum(step[places]) == -base[row, mine].sum())
+                if bounded.any():
+                    constraints.append(step[places[bounded]] >= bounds[bounded])
+        problem = cvxpy.Problem(
+            cvxpy.Minimize(cvxpy.log_sum_exp(exponents - exponents.max() + sum(slopes) @ step)), constraints
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                problem.solve(solver=cvxpy.CLARABEL)
+            except SolverError:
+                continue
+        if step.value is not None and np.isfinite(step.value).all():
+            made.logs[row, nodes] = base[row, nodes] + step.value
+            made.iterations[row] = problem.solver_stats.num_iters or 0
+    return made
+
+
+def _edges(network: Network, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The edges of one network between kept nodes and ground: log masses, heads and tails; -1 for ground."""
+    kept = network.kept[row]
+    nodes = np.arange(len(kept))
+    ground = np.full(len(kept), -1)
+    found = [(network.source[row], nodes, ground), (network.sink[row], ground, nodes)]
+    for edges in network.edges:
+        _, blocks, heads, tails = edges.logs.shape
+        into, out_of = nodes[edges.into].reshape(blocks, heads, 1), nodes[edges.out_of].reshape(blocks, 1, tails)
+        ends = (np.broadcast_to(side, edges.logs.shape[1:]).ravel() for side in (into, out_of))
+        found.append((edges.logs[row].ravel(), *ends))
+    logs, into, out_of = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    there = (logs > -np.inf) & ((into < 0) | kept[into]) & ((out_of < 0) | kept[out_of])
+    return logs[there], into[there], out_of[there]

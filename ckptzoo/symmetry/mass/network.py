@@ -1,0 +1,123 @@
+"""Stacked checkpoints as flow networks: channels are nodes, sums of squared weights are masses of edges.
+
+A node is a channel of a group whose scale is positive. Everything else is ground: inputs, outputs, channels of other
+groups, positions that are in no segment. The mass of the edge from a channel j that a tensor reads to a channel i
+that it writes is ``m_ij``, the sum of the squares of its elements at both, over windows and whatever else shares both
+ends; scaled by ``s = exp(u)`` it is ``m_ij exp(2 (u_i - u_j))``.
+
+Masses are held as logarithms: no square overflows or vanishes.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ckptzoo.spec.symmetry import Group
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Log masses of the edges from the channels of one group to those of one group, per checkpoint.
+
+    Parameters
+    ----------
+    head, tail : numbers of the groups among the network's.
+    into, out_of : where the heads' and the tails' nodes are among all nodes.
+    logs : (K, blocks, heads of a block, tails of a block), -inf where there is no edge; a node has edges within its
+        block alone.
+    """
+
+    head: int
+    tail: int
+    into: slice
+    out_of: slice
+    logs: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """Nodes that nothing leaves, whose log-scales add up to 0 and have a least value each.
+
+    Parameters
+    ----------
+    nodes : (n,) int64, which of all nodes.
+    least : (K, n) float64, 0 or negative.
+    """
+
+    nodes: np.ndarray
+    least: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """K flow networks of one table.
+
+    Parameters
+    ----------
+    groups : those whose channels are nodes, in the table's order.
+    places : where the nodes of each group are among all N nodes.
+    source, sink : (K, N) float64, logarithms of the masses of the edges from ground and to ground.
+    loops : (K, N) float64, logarithms of the masses between a channel and itself, which no scale changes.
+    fixed : (K,) float64, logarithm of the mass between ground and ground.
+    edges : all others.
+    kept : (K, N) bool, nodes that are on a cycle through ground; those of a layer count as ground there.
+    layers : of nodes that are scaled together (``volume``).
+    """
+
+    groups: tuple[Group, ...]
+    places: tuple[slice, ...]
+    source: np.ndarray
+    sink: np.ndarray
+    loops: np.ndarray
+    fixed: np.ndarray
+    edges: tuple[Edges, ...]
+    kept: np.ndarray
+    layers: tuple[Layer, ...] = ()
+
+    def __getitem__(self, rows: np.ndarray) -> "Network":
+        """The networks of some of the K checkpoints."""
+        return replace(
+            self,
+            source=self.source[rows],
+            sink=self.sink[rows],
+            loops=self.loops[rows],
+            fixed=self.fixed[rows],
+            edges=tuple(replace(edges, logs=edges.logs[rows]) for edges in self.edges),
+            kept=self.kept[rows],
+            layers=tuple(replace(layer, least=layer.least[rows]) for layer in self.layers),
+        )
+
+    def bare(self, rows: np.ndarray) -> "Network":
+        """Some of the K networks without their masses: what is joined to what."""
+        none = np.zeros((0, 0))
+        return replace(
+            self,
+            source=none,
+            sink=none,
+            loops=none,
+            fixed=none,
+            edges=tuple(replace(edges, logs=none) for edges in self.edges),
+            kept=self.kept[rows],
+            layers=tuple(replace(layer, least=layer.least[rows]) for layer in self.layers),
+        )
+
+    @property
+    def layered(self) -> np.ndarray:
+        """(N,) bool, the nodes that are in a layer."""
+        found = np.zeros(self.kept.shape[1], bool)
+        for layer in self.layers:
+            found[layer.nodes] = True
+        return found
+
+    @property
+    def held(self) -> np.ndarray:
+        """(G,) bool, the groups whose nodes are in a layer."""
+        layered = self.layered
+        return np.array([bool(layered[place].any()) for place in self.places], bool)
+
+    @property
+    def constant(self) -> np.ndarray:
+        """(K,) logarithm of the mass that no scale of a kept node changes."""
+        return np.logaddexp.reduce(
+            np.concatenate([self.fixed[:, None], np.where(self.kept, self.loops, -np.inf)], axis=1), axis=1
+        )

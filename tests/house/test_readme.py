@@ -15,6 +15,9 @@ from ckptzoo import archs
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+STUDIES = ROOT / "docs/studies.md"
+PROGRAMS = [text for kind, text in BLOCKS if kind == "python"]
+PROGRAMS += re.findall(r"```python\n(.*?)```", STUDIES.read_text(), re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,7 @@ def run(command, folder):
     return done.stdout
 
 
-@pytest.mark.parametrize("program", [text for kind, text in BLOCKS if kind == "python"])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_python_blocks_run(folder, program):
     out = run([sys.executable, "-W", "error", "-c", program], folder)
     for promised in re.findall(r"# (\([\d, ]+\))$", program, re.MULTILINE):
@@ -68,6 +71,7 @@ def test_the_make_lines_are_targets_and_the_extras_exist():
         assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
 
 
-def test_pictures_and_links_exist():
-    for link in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / link).exists(), link
+@pytest.mark.parametrize("page", [ROOT / "README.md", STUDIES])
+def test_pictures_and_links_exist(page):
+    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / link).exists(), link

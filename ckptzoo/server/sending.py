@@ -1,12 +1,13 @@
 """Sending a stored file, whole or a range of it, in bounded memory."""
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
 import anyio
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Send
 
 from ckptzoo.server.refusal import Refusal
 
@@ -63,10 +64,26 @@ def file_response(request: Request, path: Path, etag: str, headers: Mapping[str,
     status = 200 if found is None else 206
     if request.method == "HEAD":
         return Response(status_code=status, headers=fixed, media_type=kind)
-    return StreamingResponse(_pieces(path, start, stop), status, fixed, kind)
+    return _Streamed(_pieces(path, start, stop), status, fixed, kind)
 
 
-async def _pieces(path: Path, start: int, stop: int) -> AsyncIterator[bytes]:
+class _Streamed(StreamingResponse):
+    """A stream that is closed when the answer ends, also where it is cut short."""
+
+    def __init__(self, pieces: AsyncGenerator[bytes], status: int, headers: Mapping[str, str], kind: str) -> None:
+        super().__init__(pieces, status, headers, kind)
+        self._pieces = pieces
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the pieces."""
+        try:
+            await super().stream_response(send)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._pieces.aclose()
+
+
+async def _pieces(path: Path, start: int, stop: int) -> AsyncGenerator[bytes]:
     async with await anyio.open_file(path, "rb") as file:
         await file.seek(start)
         while start < stop:

@@ -1,0 +1,62 @@
+"""A folder behind any web server that serves ranges, as a store; ``listing.json`` says what it holds."""
+
+from collections.abc import Generator
+from urllib.parse import quote
+
+from ckptzoo.errors import Problem
+from ckptzoo.remote import web
+from ckptzoo.remote.connections import Connections
+from ckptzoo.remote.errors import AbsentError
+from ckptzoo.remote.listing import LISTING, decode
+from ckptzoo.remote.patience import Patience, persisting
+from ckptzoo.remote.store import Entry, Halt, found
+
+
+class StaticStore:
+    """The files that a listing names below an address.
+
+    Parameters
+    ----------
+    address : the zoo's, without a final slash.
+    revision : the listing's digest.
+    entries : what it names.
+    """
+
+    def __init__(self, address: str, revision: str, entries: dict[str, Entry], connections: Connections) -> None:
+        self.address, self.revision, self.entries = address, revision, entries
+        self._connections = connections
+
+    @classmethod
+    def opened(cls, url: str, *, patience: Patience) -> "StaticStore":
+        """Read the listing of the zoo at an address.
+
+        Raises
+        ------
+        AbsentError
+            There is no listing.
+        IntegrityError
+            It is not what its digest says.
+        """
+        connections, where, halt = Connections(patience.attempt), f"{url}/{LISTING}", Halt()
+
+        def ask() -> bytes:
+            sent = {"Accept-Encoding": "gzip"}
+            with web.get(connections, where, where=where, halt=halt, headers=sent) as answer:
+                return web.document(answer, where=where)
+
+        try:
+            data = persisting(ask, name=where, patience=patience, halt=halt)
+        except AbsentError as error:
+            step = "Write one with ckptzoo compact --index in the zoo's folder on the server."
+            raise AbsentError(Problem(url, LISTING, "a listing of the zoo", error.problem.got, step)) from None
+        entries, digest = decode(data, where=where)
+        return cls(url, digest, entries, connections)
+
+    def get(self, name: str, start: int, stop: int, halt: Halt) -> Generator[bytes]:
+        """Bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
+        size, where = found(self.entries, name, where=self.address).size, f"{self.address}/{name}"
+        sent = web.ranged(start, stop, size)
+        with web.get(
+            self._connections, f"{self.address}/{quote(name)}", where=where, halt=halt, headers=sent
+        ) as answer:
+            yield from web.body(answer, start, stop, size, where=where)

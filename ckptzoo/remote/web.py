@@ -1,0 +1,280 @@
+"""One GET over HTTP, answered exactly or refused: status, range and length are checked before a byte is believed."""
+
+import contextlib
+import email.utils
+import http.client
+import re
+import ssl
+import time
+import zlib
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urljoin, urlsplit
+
+from ckptzoo.errors import Problem
+from ckptzoo.remote.connections import Connections, origin_of, target_of
+from ckptzoo.remote.errors import AbsentError, RemoteError, TransientError
+from ckptzoo.remote.store import Halt
+
+PIECE_BYTES = 256 * 1024
+"""Most bytes that one read of the socket asks for."""
+MAX_REDIRECTS = 5
+MAX_DOCUMENT = 64 * 2**20
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_BUSY = (408, 425, 429, 500, 502, 503, 504)
+_RESET = re.compile(r";\s*t\s*=\s*(\d{1,6})")
+_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
+_AGAIN = "Try again later."
+_CHECK = "Check the address, and that it may be read."
+
+Authorize = Callable[[str], Mapping[str, str]]
+"""From an address to the headers that may be sent there and nowhere else."""
+
+
+def anonymous(url: str) -> Mapping[str, str]:
+    """No headers for anybody."""
+    return {}
+
+
+@dataclass
+class Answer:
+    """The head of an answer, and its body to be read once.
+
+    Parameters
+    ----------
+    url : who gave it, after redirects.
+    status, headers : of the last answer; names of headers in small letters.
+    """
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    _response: http.client.HTTPResponse = field(repr=False)
+    _keep: Callable[[], None] = field(repr=False)
+
+    @property
+    def length(self) -> int | None:
+        """Bytes of the body, where the server says so."""
+        text = self.headers.get("content-length", "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+
+    def pieces(self, where: str) -> Generator[bytes]:
+        """The body in pieces as they arrive; an early end or a broken connection is a TransientError."""
+        got = 0
+        try:
+            while piece := self._response.read1(PIECE_BYTES):
+                got += len(piece)
+                if got == self.length:
+                    self._keep()
+                yield piece
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise TransientError(_problem(where, "a whole answer", _said(error))) from error
+        if self.length is not None and got < self.length:
+            raise TransientError(_problem(where, f"{self.length} bytes", f"{got} and then an end"))
+        self._keep()  # also where there is no length, as with chunks
+
+
+@contextlib.contextmanager
+def get(
+    connections: Connections,
+    url: str,
+    *,
+    where: str,
+    halt: Halt,
+    headers: Mapping[str, str],
+    authorize: Authorize = anonymous,
+) -> Generator[Answer]:
+    """Ask for an address and follow where it leads; the connection is closed unless the body was read to its end.
+
+    Parameters
+    ----------
+    where : names the thing asked for in messages; addresses that carry signatures stand in none.
+    authorize : headers for one address; redirects are asked about anew, so that a token goes to its own server only.
+
+    Raises
+    ------
+    TransientError
+        No connection, or no answer.
+    RemoteError
+        Redirects that lead nowhere, or from https to http.
+    """
+    seen: list[str] = []
+    while True:
+        with _asked(connections, url, where, halt, {**headers, **authorize(url)}) as answer:
+            target = answer.headers.get("location")
+            if answer.status not in _REDIRECTS or target is None:
+                yield answer
+                return
+            with contextlib.suppress(RemoteError):
+                _drain(answer, where)
+        seen.append(url)
+        url = _next(url, target, seen, where)
+
+
+def _next(url: str, target: str, seen: list[str], where: str) -> str:
+    try:
+        following = urljoin(url, target)
+        scheme, host, _ = origin_of(following)
+    except ValueError as error:
+        raise RemoteError(_problem(where, "a redirect to http or https", target[:80], _CHECK)) from error
+    if scheme == "http" and urlsplit(url).scheme == "https":
+        raise RemoteError(_problem(where, "a redirect to https", f"one to http://{host}", _CHECK))
+    if len(seen) > MAX_REDIRECTS:
+        raise RemoteError(_problem(where, f"at most {MAX_REDIRECTS} redirects", "more", _CHECK))
+    return following
+
+
+@contextlib.contextmanager
+def _asked(connections: Connections, url: str, where: str, halt: Halt, headers: Mapping[str, str]) -> Generator[Answer]:
+    origin = origin_of(url)
+    target, to_proxy = target_of(url)
+    sent = {"Accept-Encoding": "identity", "User-Agent": "ckptzoo", **headers, **to_proxy}
+    host = urlsplit(url).netloc.rpartition("@")[2]
+    connection, response = connections.idle(origin), None
+    watched = connection.sock if connection is not None else None  # http.client forgets the socket of a last answer
+    try:
+        if connection is not None:
+            with contextlib.suppress(
+                ConnectionError, ssl.SSLError, http.client.HTTPException
+            ):  # closed while it was idle
+                response = _answered(connection, target, host, sent, halt)
+        if connection is None or response is None:
+            if connection is not None:
+                connection.close()
+            connection = connections.fresh(origin)
+            watched = connection.sock
+            response = _answered(connection, target, host, sent, halt)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        if connection is not None:
+            connection.close()
+        expected = f"an answer from {urlsplit(url).hostname}"
+        raise TransientError(_problem(where, expected, _said(error))) from error
+    whole = False
+
+    def keep() -> None:
+        nonlocal whole
+        whole = not response.will_close
+
+    named = {name.lower(): value for name, value in response.getheaders()}
+    try:
+        with halt.watching(watched):
+            yield Answer(url, response.status, named, response, keep)
+    finally:
+        response.close()
+        if whole:
+            connections.keep(origin, connection)
+        else:
+            connection.close()
+
+
+def _answered(
+    connection: http.client.HTTPConnection, target: str, host: str, headers: Mapping[str, str], halt: Halt
+) -> http.client.HTTPResponse:
+    with halt.watching(connection.sock):
+        connection.putrequest("GET", target, skip_host=True, skip_accept_encoding=True)
+        for name, value in {"Host": host, **headers}.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        return connection.getresponse()
+
+
+def refused(answer: Answer, where: str) -> RemoteError:
+    """The error of an answer that does not hold what was asked for."""
+    said = f"status {answer.status}"
+    if detail := answer.headers.get("x-error-message") or answer.headers.get("x-error-code"):
+        said += f" ({detail[:120]})"
+    if answer.status in _BUSY:
+        return TransientError(_problem(where, "an answer", said), wait=waiting(answer.headers))
+    if answer.status in (404, 410):
+        return AbsentError(_problem(where, "a file", said, _CHECK))
+    if answer.status in (401, 403):
+        return RemoteError(_problem(where, "leave to read it", said, "Log in with hf auth login, or ask its owner."))
+    return RemoteError(_problem(where, "an answer", said, _CHECK))
+
+
+def waiting(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a busy server asks for: ``ratelimit: "resolvers";r=0;t=37``, or Retry-After in either form."""
+    if matched := _RESET.search(headers.get("ratelimit", "")):
+        return float(matched[1])
+    text = headers.get("retry-after", "").strip()
+    if text.isascii() and text.isdigit() and len(text) < 7:
+        return float(text)
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time()) if text else None
+    return None
+
+
+def ranged(start: int, stop: int, size: int) -> dict[str, str]:
+    """The header that asks for bytes ``start`` to ``stop``; none for a whole file."""
+    return {} if (start, stop) == (0, size) else {"Range": f"bytes={start}-{stop - 1}"}
+
+
+def body(answer: Answer, start: int, stop: int, size: int, *, where: str) -> Generator[bytes]:
+    """The bytes of a range, after status, Content-Range and length were compared with what was asked.
+
+    Raises
+    ------
+    TransientError
+        Another range, another length, or a whole file where a part was asked for: a few such answers are borne.
+    """
+    asked = f"bytes {start}-{stop - 1}/{size}"
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        raise _strange(where, "bytes as they are", f"{answer.headers['content-encoding']} encoding")
+    if answer.status == 206:
+        matched = _RANGE.fullmatch(answer.headers.get("content-range", ""))
+        got = matched and (int(matched[1]), int(matched[2]) + 1, size if matched[3] == "*" else int(matched[3]))
+        if got != (start, stop, size):
+            raise _strange(where, asked, answer.headers.get("content-range", "no Content-Range")[:80])
+    elif answer.status != 200:
+        raise refused(answer, where)
+    elif (start, stop) != (0, size):
+        raise _strange(where, f"status 206 with {asked}", "status 200; the server may not serve ranges")
+    if answer.length not in (None, stop - start):
+        raise _strange(where, f"{stop - start} bytes", f"{answer.length}")
+    left = stop - start
+    for piece in answer.pieces(where):
+        if len(piece) > left:
+            raise _strange(where, f"{stop - start} bytes", "more")
+        left -= len(piece)
+        yield piece
+    if left:
+        raise TransientError(_problem(where, f"{stop - start} bytes", f"{stop - start - left} and then an end"))
+
+
+def document(answer: Answer, *, where: str, max_bytes: int = MAX_DOCUMENT) -> bytes:
+    """A whole answer of unknown size, bounded, unpacked where it came as gzip."""
+    if answer.status != 200:
+        raise refused(answer, where)
+    packed = answer.headers.get("content-encoding") == "gzip"
+    unpack = zlib.decompressobj(31)
+    made = bytearray()
+    try:
+        for piece in answer.pieces(where):
+            made += unpack.decompress(piece, max_bytes + 1 - len(made)) if packed else piece
+            if len(made) > max_bytes:
+                raise RemoteError(_problem(where, f"at most {max_bytes} bytes", "more", _CHECK))
+    except zlib.error as error:
+        raise TransientError(_problem(where, "gzip", str(error))) from error
+    if packed and not unpack.eof:
+        raise TransientError(_problem(where, "all of a gzip stream", "a part of it"))
+    return bytes(made)
+
+
+def _drain(answer: Answer, where: str) -> None:
+    """Read a short body to its end, so that its connection can be used again."""
+    if answer.length is not None and answer.length <= PIECE_BYTES:
+        for _ in answer.pieces(where):
+            pass
+
+
+def _strange(where: str, expected: str, got: str) -> TransientError:
+    return TransientError(_problem(where, expected, got, "Use a server that serves ranges as asked."), strange=True)
+
+
+def _problem(where: str, expected: str, got: str, step: str = _AGAIN) -> Problem:
+    return Problem(where, "answer", expected, got, step)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:160]

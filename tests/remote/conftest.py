@@ -1,0 +1,37 @@
+"""Files that tests of the room share, and a cache of each test's own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckptzoo.remote.patience import Patience
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of this test's cache; nothing of the machine's environment matters."""
+    for name in ("CKPTZOO_OFFLINE", "HF_HUB_OFFLINE", "CKPTZOO_CACHE_SIZE", "HF_TOKEN", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setenv("CKPTZOO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def quick() -> Patience:
+    """Patience for tests: short pauses, and the end after a second."""
+    return Patience(grace=1.0, attempt=0.4, backoff=0.01, asked=2.0)
+
+
+@pytest.fixture(scope="session")
+def files() -> dict[str, bytes]:
+    """A zoo's files in small, with a shard of 1 MiB."""
+    random = np.random.default_rng(7)
+    return {
+        "zoo.json": b'{"format":"ckptzoo"}\n',
+        "parts/000001-0123abcd/index.parquet": random.bytes(3000),
+        "parts/000001-0123abcd/raw-00.safetensors": random.bytes(2**20),
+        "a name with spaces & signs %.txt": b"odd",
+        "empty": b"",
+    }

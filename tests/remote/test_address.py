@@ -1,0 +1,112 @@
+"""Addresses are read as a person means them, and nothing is looked up."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptzoo.errors import ZooError
+from ckptzoo.remote.address import FilesystemAddress, FolderAddress, HubAddress, WebAddress, candidates
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["zoos/a/b", "/org/zoo", "./org/zoo", "../zoo", "zoo", "org/zoo/", "a b/c", "org/.zoo", "org/z..o", "-o/zoo"],
+)
+def test_folders_only(text: str) -> None:
+    assert candidates(text) == (FolderAddress(Path(text)),)
+
+
+def test_home_is_expanded() -> None:
+    assert candidates("~/zoo") == (FolderAddress(Path("~/zoo").expanduser()),)
+
+
+@pytest.mark.parametrize(
+    ("text", "repo", "revision"),
+    [
+        ("org/zoo", "org/zoo", "main"),
+        ("a/b", "a/b", "main"),
+        ("org/mnist-optunet_2.1", "org/mnist-optunet_2.1", "main"),
+        ("org/zoo@v1.0", "org/zoo", "v1.0"),
+        ("org/zoo@refs/pr/7", "org/zoo", "refs/pr/7"),
+        (f"org/zoo@{SHA}", "org/zoo", SHA),
+    ],
+)
+def test_two_words_are_a_folder_first_and_then_a_repository(text: str, repo: str, revision: str) -> None:
+    assert candidates(text) == (FolderAddress(Path(text)), HubAddress(repo, revision))
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("hf://datasets/org/zoo", HubAddress("org/zoo")),
+        ("HF://datasets/org/zoo/", HubAddress("org/zoo")),
+        (f"hf://datasets/org/zoo@{SHA}", HubAddress("org/zoo", SHA)),
+        ("hf://datasets/org/zoo@v1/inner/zoo/", HubAddress("org/zoo", "v1", "inner/zoo")),
+        ("hf://datasets/org/zoo@refs/pr/3", HubAddress("org/zoo", "refs/pr/3")),
+        ("hf://datasets/org/zoo@refs%2Fpr%2F3/in", HubAddress("org/zoo", "refs/pr/3", "in")),
+        ("hf://datasets/org/zoo/in", HubAddress("org/zoo", "main", "in")),
+        ("https://huggingface.co/datasets/org/zoo", HubAddress("org/zoo")),
+        ("https://huggingface.co/datasets/org/zoo/tree/v2/in", HubAddress("org/zoo", "v2", "in")),
+        ("https://hf.co/datasets/org/zoo/", HubAddress("org/zoo")),
+        ("https://Host.example:8443/a/zoo/", WebAddress("https://host.example:8443/a/zoo")),
+        ("http://127.0.0.1:8000", WebAddress("http://127.0.0.1:8000")),
+        ("s3://bucket/zoo/", FilesystemAddress("s3://bucket/zoo")),
+        ("gs://bucket/zoo", FilesystemAddress("gs://bucket/zoo")),
+        ("file:///data/zoo", FilesystemAddress("file:///data/zoo")),
+        ("simplecache::s3://bucket/zoo", FilesystemAddress("simplecache::s3://bucket/zoo")),
+        ("memory://", FilesystemAddress("memory://")),
+    ],
+)
+def test_schemes(text: str, place: object) -> None:
+    assert candidates(text) == (place,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "a\0b",
+        "hf://org/zoo",
+        "hf://datasets/zoo",
+        "hf://models/org/zoo",
+        "hf://datasets/org/../x",
+        "https:///zoo",
+    ],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ZooError, match="address of a zoo"):
+        candidates(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["https://me:secret@host/zoo", "https://host/zoo?sig=secret", "https://host/zoo#secret"]
+)
+def test_secrets_in_an_address_are_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(ZooError, match="expected https://host/path") as caught:
+        candidates(text)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_address_written_out_is_the_same_address() -> None:
+    for place in (
+        HubAddress("o/z"),
+        HubAddress("o/z", "v1"),
+        HubAddress("o/z", "refs/pr/1", "in/ner"),
+        WebAddress("https://h/z"),
+    ):
+        assert candidates(str(place)) == (place,)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=80))
+def test_any_text_is_an_address_or_refused(text: str) -> None:
+    try:
+        found = candidates(text)
+    except ZooError:
+        return
+    assert 1 <= len(found) <= 2

@@ -1,0 +1,282 @@
+"""What was fetched once is right or fetched again, bounded, shared between processes, and survives their deaths."""
+
+import errno
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptzoo.errors import UnknownNameError, ZooError
+from ckptzoo.remote.cache import Cache, Remembered, blobs_of, is_right, sweep
+from ckptzoo.remote.held import bytes_of, cache_limit, cache_root, held, is_offline, prune
+from ckptzoo.remote.store import Entry
+
+ROOT = Path(__file__).parents[2]
+MIB = 2**20
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def blob(seed: int, size: int = 1000) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def only(cache: Cache) -> Path:
+    (found,) = blobs_of(cache.root)
+    return found.path
+
+
+def age(cache: Cache, data: bytes, seconds: float) -> None:
+    path = next(item.path for item in blobs_of(cache.folder) if item.path.name.endswith(digest_of(data)[7:]))
+    os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_what_is_written_is_read(cache: Path) -> None:
+    of = Cache(cache, "hf://datasets/org/zoo", limit=MIB)
+    data = blob(1)
+    assert of.read(digest_of(data)) is None and not of.holds(digest_of(data))
+    of.write(digest_of(data), memoryview(data))
+    assert of.read(digest_of(data)) == data and of.holds(digest_of(data))
+    git = "git:" + hashlib.sha1(b"blob 1000\0" + data).hexdigest()
+    of.write(git, data)
+    assert of.read(git) == data
+    assert (cache / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
+    assert Cache(cache, "hf://datasets/org/other", limit=MIB).read(git) is None
+    with pytest.raises(ValueError, match="not a digest"):
+        of.read("sha256:../../etc/passwd")
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "grow", "empty"])
+def test_what_was_damaged_is_dropped(cache: Path, damage: str) -> None:
+    of = Cache(cache, "zoo", limit=MIB)
+    data = blob(1)
+    of.write(digest_of(data), data)
+    bad = {"flip": data[:500] + b"?" + data[501:], "cut": data[:-1], "grow": data + b"x", "empty": b""}[damage]
+    only(of).write_bytes(bad)
+    assert of.read(digest_of(data)) is None
+    assert not of.holds(digest_of(data))
+    of.write(digest_of(data), data)
+    assert of.read(digest_of(data)) == data
+
+
+def test_room_is_made_from_what_was_not_used_for_longest(cache: Path) -> None:
+    of = Cache(cache, "zoo", limit=10_000)
+    datas = [blob(seed) for seed in range(8)]
+    for at, data in enumerate(datas):
+        of.write(digest_of(data), data)
+        age(of, data, 1000 - at)
+    assert of.read(digest_of(datas[0])) == datas[0]  # now the one used last
+    another = Cache(cache, "another", limit=10_000)
+    for seed in range(100, 104):
+        another.write(digest_of(blob(seed)), blob(seed))
+    assert sum(item.nbytes for item in blobs_of(cache)) <= 10_000 + 10_000 // 32 + 1000
+    assert of.holds(digest_of(datas[0])) and not of.holds(digest_of(datas[1]))
+    assert all(another.holds(digest_of(blob(seed))) for seed in range(100, 104))
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=60))
+@settings(max_examples=30, deadline=None)
+def test_the_bound_holds_whatever_is_read_and_written(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bool]]
+) -> None:
+    of = Cache(tmp_path_factory.mktemp("c"), "zoo", limit=5000)
+    for seed, reads in steps:
+        data = blob(seed, 100 + seed * 37)
+        if reads:
+            assert of.read(digest_of(data)) in (None, data)
+        else:
+            of.write(digest_of(data), data)
+            assert of.holds(digest_of(data))
+        assert sum(item.nbytes for item in blobs_of(of.root)) <= 5000 + 5000 // 32 + len(data)
+
+
+def test_what_is_larger_than_the_cache_is_not_kept(cache: Path) -> None:
+    of = Cache(cache, "zoo", limit=999)
+    of.write(digest_of(blob(1)), blob(1))
+    assert not of.holds(digest_of(blob(1)))
+
+
+def test_what_cannot_be_fetched_again_stays(cache: Path) -> None:
+    lost, new = Cache(cache, "lost", limit=5000), Cache(cache, "new", limit=5000)
+    for seed in range(4):
+        lost.write(digest_of(blob(seed)), blob(seed))
+        age(lost, blob(seed), 10_000)
+    lost.mark_gone()
+    for seed in range(10, 20):
+        new.write(digest_of(blob(seed)), blob(seed))
+    assert all(lost.holds(digest_of(blob(seed))) for seed in range(4))
+    assert prune(cache, most=0).files > 0
+    assert [(item.address, item.files) for item in held(cache)] == [(lost.folder.name, 4), (new.folder.name, 0)]
+    lost.remember("main", Remembered("c1", {}))  # it is there again
+    assert prune(cache, most=0).files == 4
+    offline = Cache(cache, "offline", limit=1500, evicts=False)
+    for seed in range(3):
+        offline.write(digest_of(blob(seed)), blob(seed))
+    assert all(offline.holds(digest_of(blob(seed))) for seed in range(3))
+
+
+def test_revisions_are_remembered(cache: Path) -> None:
+    of = Cache(cache, "zoo", limit=MIB)
+    found = Remembered("c" * 40, {"a": Entry("a", 3, "sha256:00"), "b": Entry("b", 0)})
+    assert of.remembered("main") is None
+    of.remember("main", found)
+    assert of.remembered("main") == of.remembered("c" * 40) == found
+    newer = Remembered("d" * 40, {})
+    of.remember("main", newer)
+    assert of.remembered("main") == newer and of.remembered("c" * 40) == found
+    for path in (of.folder / "revisions").iterdir():
+        path.write_text("{")
+    assert of.remembered("main") is None
+    of.remember("main", found)
+    assert of.remembered("main") == found
+
+
+def test_a_full_disk_is_said_once_and_reading_goes_on(cache: Path) -> None:
+    program = f"""
+import resource, signal, sys, warnings
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from ckptzoo.remote.cache import Cache
+from tests.remote.test_cache import blob, digest_of
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))  # every file ends at 5,000 bytes, as on a full disk
+of = Cache(Path({str(cache)!r}), "zoo", limit=10**9)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    of.write(digest_of(blob(1)), blob(1))
+    for seed in (2, 3):
+        of.write(digest_of(blob(seed, 20_000)), blob(seed, 20_000))
+assert of.read(digest_of(blob(1))) == blob(1)
+assert not of.holds(digest_of(blob(2, 20_000))) and len(said) == 1, said
+print(said[0].message)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert os.strerror(errno.EFBIG) in done.stdout and "CKPTZOO_CACHE" in done.stdout
+    assert not list(cache.rglob(".tmp-*"))
+
+
+def test_a_root_that_is_no_folder_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    of = Cache(tmp_path / "file" / "cache", "zoo", limit=MIB)
+    with pytest.warns(UserWarning, match="reading goes on without") as said:
+        of.remember("main", Remembered("c", {}))
+        of.write(digest_of(blob(1)), blob(1))
+    assert len(said) == 1
+    assert of.read(digest_of(blob(1))) is None and of.remembered("main") is None
+
+
+WRITER = """
+import sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from ckptzoo.remote.cache import Cache
+from tests.remote.test_cache import blob, digest_of
+of = Cache(Path({cache!r}), "zoo", limit={limit})
+print("ready", flush=True)
+for seed in range(10**6 if {endless} else 40):
+    data = blob(seed % 40, 200_000)
+    of.write(digest_of(data), data)
+    assert of.read(digest_of(data)) in (None, data)
+"""
+
+
+def writer(cache: Path, *, limit: int, endless: bool) -> "subprocess.Popen[bytes]":
+    program = WRITER.format(root=str(ROOT), cache=str(cache), limit=limit, endless=endless)
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+
+
+def test_a_writer_killed_at_any_moment_leaves_nothing_wrong(cache: Path) -> None:
+    for attempt in range(6):
+        with writer(cache, limit=3 * MIB, endless=True) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            time.sleep(0.03 + 0.037 * attempt)
+            process.send_signal(signal.SIGKILL)
+        for item in blobs_of(cache):
+            kind, _, name = item.path.name.partition("-")
+            assert is_right(f"{kind}:{name}", item.path.read_bytes())
+    of = Cache(cache, "zoo", limit=3 * MIB)
+    of.folder.joinpath("blobs/00").mkdir(parents=True, exist_ok=True)
+    of.folder.joinpath("blobs/00/.tmp-left").write_bytes(b"half")
+    sweep(cache)
+    assert not list(cache.rglob(".tmp-*"))
+    assert sum(item.nbytes for item in blobs_of(cache)) <= 3 * MIB * 33 // 32 + 200_000
+
+
+@pytest.mark.parametrize("limit", [100 * MIB, 2 * MIB])
+def test_processes_that_fetch_the_same_all_succeed(cache: Path, limit: int) -> None:
+    processes = [writer(cache, limit=limit, endless=False) for _ in range(3)]
+    for process in processes:
+        with process:
+            assert process.wait(60) == 0
+    assert not list(cache.rglob(".tmp-*"))
+    of = Cache(cache, "zoo", limit=limit)
+    found = [of.read(digest_of(blob(seed, 200_000))) for seed in range(40)]
+    assert all(data in (None, blob(seed, 200_000)) for seed, data in enumerate(found))
+    if limit > 10 * MIB:
+        assert None not in found
+
+
+def test_what_is_being_written_is_not_swept(cache: Path) -> None:
+    import fcntl
+
+    folder = Cache(cache, "zoo", limit=MIB).folder / "blobs" / "00"
+    folder.mkdir(parents=True)
+    with (folder / ".tmp-live").open("wb") as live:
+        fcntl.flock(live, fcntl.LOCK_EX)
+        (folder / ".tmp-dead").write_bytes(b"x")
+        sweep(cache)
+        assert [path.name for path in folder.iterdir()] == [".tmp-live"]
+
+
+def test_listing_and_pruning(cache: Path) -> None:
+    a, b = Cache(cache, "hf://datasets/org/a", limit=MIB), Cache(cache, "https://host/b", limit=MIB)
+    assert held(cache) == []
+    for of, seeds, old in ((a, range(3), 1000), (b, range(10, 15), 10)):
+        of.remember("main", Remembered("c1", {}))
+        for seed in seeds:
+            of.write(digest_of(blob(seed)), blob(seed))
+            age(of, blob(seed), old + seed)
+    listed = held(cache)
+    assert [(item.address, item.files, item.nbytes, item.gone) for item in listed] == [
+        ("https://host/b", 5, 5000, False),
+        ("hf://datasets/org/a", 3, 3000, False),
+    ]
+    assert abs(time.time() - 20 - listed[0].used) < 5
+    assert prune(cache, most=7000).files == 1 and not a.holds(digest_of(blob(2)))
+    pruned = prune(cache, before=time.time() - 500)
+    assert (pruned.files, pruned.nbytes) == (2, 2000)
+    assert prune(cache, address="https://host/b").nbytes == 5000
+    assert [item.address for item in held(cache)] == ["hf://datasets/org/a"]
+    with pytest.raises(UnknownNameError, match="hf://datasets/org/a"):
+        prune(cache, address="hf://datasets/org/b")
+    with pytest.raises(ZooError, match="Name one"):
+        prune(cache)
+
+
+def test_where_the_cache_is() -> None:
+    assert cache_root({"CKPTZOO_CACHE": "/a", "HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}) == Path("/a")
+    assert cache_root({"CKPTZOO_CACHE": "", "HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}) == Path("/b/ckptzoo")
+    assert cache_root({"XDG_CACHE_HOME": "/c"}) == Path("/c/ckptzoo")
+    assert cache_root({}) == Path("~/.cache/ckptzoo").expanduser()
+    assert is_offline({"CKPTZOO_OFFLINE": "1"}) and is_offline({"HF_HUB_OFFLINE": "TRUE"})
+    assert not is_offline({}) and not is_offline({"CKPTZOO_OFFLINE": "0"})
+
+
+def test_sizes_as_people_write_them() -> None:
+    assert cache_limit({}) == 32 * 2**30 and cache_limit({"CKPTZOO_CACHE_SIZE": "5GB"}) == 5 * 10**9
+    texts = ["0", "1500", "1k", "1.5 MB", "2MiB", "1Gi", "1T"]
+    assert [bytes_of(text, where="x") for text in texts] == [0, 1500, 1000, 1_500_000, 2 * MIB, 2**30, 10**12]
+    for text in ("", "-1", "1X", "many", "1 2"):
+        with pytest.raises(ZooError, match="size"):
+            bytes_of(text, where="x")

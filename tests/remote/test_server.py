@@ -1,0 +1,169 @@
+"""A zoo pushed to the project's own server with the real client is read back: counts, bytes, and every fault."""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+import ckptzoo
+from ckptzoo.errors import IntegrityError
+from ckptzoo.format import table
+from ckptzoo.remote.errors import RemoteError
+from ckptzoo.remote.opening import open_remote
+from ckptzoo.remote.patience import Patience
+from ckptzoo.remote.plan import Wanted
+from ckptzoo.remote.remote import Remote
+from ckptzoo.server.faults import KINDS, FaultPlan
+from ckptzoo.server.limits import Limits
+from ckptzoo.spec import layout
+from tests.conftest import rows_of, weights_of
+from tests.server.hosted import Hosted, hosted
+
+ARCH = ckptzoo.Architecture(
+    "two-layers",
+    (
+        ckptzoo.Tensor("fc1.weight", (128, 64)),
+        ckptzoo.Tensor("fc1.bias", (128,)),
+        ckptzoo.Tensor("fc2.weight", (10, 128)),
+        ckptzoo.Tensor("fc2.bias", (10,)),
+    ),
+)
+PARTS, ROWS = 16, 8
+LAYER = ("fc1.weight", "fc1.bias")
+
+
+def made(root: Path, parts: int, rows: int) -> Path:
+    weights = weights_of(ARCH, parts * rows)
+    writer = ckptzoo.create(root, arch=ARCH)
+    for part in range(parts):
+        at = part * rows
+        mine = {name: values[at : at + rows] for name, values in weights.items()}
+        writer.add(mine, rows_of(rows, at, unit=f"unit-{part}"))
+        writer.commit()
+    return root
+
+
+def push(server: Hosted, folder: Path, repo: str) -> None:
+    server.api().create_repo(repo, repo_type="dataset")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the client library's own
+        server.api().upload_folder(folder_path=folder, repo_id=repo, repo_type="dataset")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    """A server with ``lab/zoo`` of 16 shards."""
+    folder = tmp_path_factory.mktemp("served")
+    with pytest.MonkeyPatch.context() as patched, hosted(folder / "hub", limits=Limits()) as found:
+        patched.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        patched.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
+        push(found, made(folder / "zoo", PARTS, ROWS), "lab/zoo")
+        yield found
+
+
+def opened(server: Hosted, name: str = "lab/zoo", **how: float) -> Remote:
+    patience = Patience(**{"grace": 3.0, "attempt": 0.3, "backoff": 0.01, "asked": 3.0, **how})
+    return open_remote(f"hf://datasets/{name}", endpoint=server.url, patience=patience)
+
+
+def blocks_of(remote: Remote, names: tuple[str, ...], parts: int = PARTS) -> list[Wanted]:
+    """The blocks of some tensors in the shards of the first parts, from their indices."""
+    made: list[Wanted] = []
+    indices = [name for name in remote.entries if name.endswith(layout.INDEX)]
+    for name in indices[:parts]:
+        file, _ = table.open_table(remote.read(name, max_bytes=2**20), where=name)
+        for row in file.read(use_threads=False).to_pylist():
+            if row["tensor"] in names:
+                path = f"{name.removesuffix(layout.INDEX)}{row['file']}"
+                made.append(Wanted(path, row["offset"], row["offset"] + row["nbytes"], row["sha256"]))
+    return made
+
+
+def weights_in(remote: Remote, wanted: list[Wanted]) -> np.ndarray:
+    weights = [block for block in wanted if block.stop - block.start == ROWS * 128 * 64 * 4]
+    return np.concatenate([np.frombuffer(data, np.float32) for data in remote.in_order(weights)]).reshape(-1, 128, 64)
+
+
+TRUTH = weights_of(ARCH, PARTS * ROWS)["fc1.weight"]
+
+
+def test_a_layer_of_16_shards_costs_its_bytes_and_two_requests_a_shard(server: Hosted) -> None:
+    remote = opened(server)
+    wanted = blocks_of(remote, LAYER)
+    assert len(wanted) == 2 * PARTS
+    entries = server.ledger.entries
+    before = len(entries)
+    got = dict(remote.as_ready(wanted))
+    need = sum(block.stop - block.start for block in wanted)
+    assert sum(len(data) for data in got.values()) == need
+    mine = entries[before:]
+    blobs = [entry for entry in mine if entry.operation == "blob"]
+    assert len(blobs) <= 2 * PARTS
+    assert sum(entry.operation == "resolve" for entry in mine) == PARTS  # once a shard; the next layer needs none
+    assert sum(entry.sent for entry in blobs) <= 1.02 * need
+    before = len(entries)
+    assert np.array_equal(weights_in(remote, wanted), TRUTH)
+    assert len(entries) == before  # from the cache
+    list(remote.in_order(blocks_of(remote, ("fc2.weight",))))
+    assert not [entry for entry in entries[before:] if entry.operation == "resolve" and "safetensors" in entry.path]
+
+
+@pytest.mark.slow
+def test_what_a_reader_of_128_parts_opens_with_is_six_requests(server: Hosted, tmp_path: Path) -> None:
+    ckptzoo.compact(made(tmp_path / "many", 128, 2))
+    push(server, tmp_path / "many", "lab/many")
+    before = len(server.ledger.entries)
+    remote = opened(server, "lab/many")
+    snapshot = next(name for name in remote.entries if name.startswith(layout.SNAPSHOTS))
+    for name in (layout.ZOO, layout.ARCHITECTURE, snapshot):
+        remote.read(name, max_bytes=2**22)
+    mine = server.ledger.entries[before:]
+    assert len(mine) <= 6
+    assert sum(entry.sent for entry in mine) <= 200_000, [(entry.path, entry.sent) for entry in mine]
+
+
+@contextlib.contextmanager
+def planned(server: Hosted, **how: object) -> Iterator[None]:
+    before = server.faults.plan
+    server.faults.plan = FaultPlan(**how)  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        server.faults.plan = before
+
+
+KIND = sorted(kind for kind in KINDS if kind not in ("lost", "conflict"))
+
+
+@pytest.mark.parametrize("kind", KIND)
+def test_faults_now_and_then_cost_no_byte(server: Hosted, kind: str) -> None:
+    before = len(server.faults.injected)
+    with planned(server, seed=1, rate=0.25, kinds=(kind,), wait=0.1):
+        try:
+            remote = opened(server)
+            assert np.array_equal(weights_in(remote, blocks_of(remote, LAYER)), TRUTH)
+        except (IntegrityError, RemoteError) as error:
+            # wrong twice, or no answer to the question five times in a row: said, and nothing handed out
+            assert kind in ("wrong", "short", "whole", "expired"), error
+    assert len(server.faults.injected) > before
+
+
+@pytest.mark.parametrize("kind", KIND)
+def test_faults_always_end_in_an_error_in_time(server: Hosted, kind: str) -> None:
+    remote = opened(server, grace=0.3, slowest=10**8, attempt=0.2, asked=0.0)
+    wanted = blocks_of(remote, LAYER, 4)
+    with planned(
+        server, rate=1.0, kinds=(kind,), operations=("blob", "resolve"), wait=30 if kind == "trickle" else 0.3
+    ):
+        if kind == "stale":  # what a server says of the bytes matters less than the bytes
+            assert np.array_equal(weights_in(remote, wanted), TRUTH[: 4 * ROWS])
+        else:
+            with pytest.raises((RemoteError, IntegrityError)) as caught:
+                weights_in(remote, wanted)
+            assert "expected" in str(caught.value) and "lab/zoo" in str(caught.value)

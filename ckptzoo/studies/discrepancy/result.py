@@ -11,6 +11,7 @@ from rich.table import Table
 from ckptzoo.measure.mmd import p_value
 from ckptzoo.studies.discrepancy.measured import Measured, Side, Values
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
+from ckptzoo.studies.shown.tables import facts
 from ckptzoo.studies.shown.words import counted, printable
 
 
@@ -94,11 +95,7 @@ class Discrepancy:
 
     def print(self, console: Console | None = None) -> None:
         """Print facts and a table of the layers on a rich console, by default the standard output."""
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(style="bold", no_wrap=True)
-        facts.add_column(overflow="fold")
-        for name, text in self._facts():
-            facts.add_row(name, printable(text))
+        told = facts(self._facts())
         tested = self.permutations > 0
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column("layer", overflow="fold")
@@ -109,7 +106,7 @@ class Discrepancy:
             table.add_row(printable(item.name), f"{item.parameters:,}", *_figures(item))
         table.add_row("weighted average", f"{total:,}", *_figures(self), style="bold")
         title = "\n100 MMD²: median, mean and largest of twenty kernels"
-        (console or Console()).print(Group(facts, title, table), markup=False, highlight=False)
+        (console or Console()).print(Group(told, title, table), markup=False, highlight=False)
 
     def plot(self, folder: str | Path) -> list[Path]:
         """Write ``mmd.png`` and ``mmd.json``.

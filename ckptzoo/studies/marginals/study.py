@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console, Group
-from rich.table import Table
 
 from ckptzoo.errors import ZooError
 from ckptzoo.loader.zoo import Zoo
@@ -19,6 +18,7 @@ from ckptzoo.studies.reading.batches import Progress, parameter_names
 from ckptzoo.studies.reading.histograms import Histogram, histograms
 from ckptzoo.studies.reading.variants import table_of
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
+from ckptzoo.studies.shown.tables import columns
 from ckptzoo.studies.shown.words import counted, printable
 from ckptzoo.symmetry.orbits import orbits
 
@@ -153,7 +153,7 @@ class Marginals:
         return write(folder, figures, "marginals.json", self.to_json())
 
     def _tests(self, kind: str) -> list[Any]:
-        table = _table("tensor", "orbits", "positions", "pairs")
+        table = columns("tensor", "orbits", "positions", "pairs")
         variants = self._variants()
         for variant in variants:
             table.add_column(printable(variant), justify="right", no_wrap=True)
@@ -169,7 +169,7 @@ class Marginals:
         return [table, *_more(len(rows) - len(shown), "tensor")]
 
     def _components(self) -> list[Any]:
-        table = _table("layer", "parameters", "members")
+        table = columns("layer", "parameters", "members")
         variants = self._variants()
         for variant in variants:
             table.add_column(printable(variant), justify="right", no_wrap=True)
@@ -289,11 +289,3 @@ def _thinned(items: Sequence[Any]) -> list[Any]:
 
 def _more(number: int, noun: str) -> list[str]:
     return [f"and {counted(number, f'more {noun}')}"] if number else []
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console, Group
-from rich.table import Table
 
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
@@ -18,6 +17,7 @@ from ckptzoo.studies.reading.batches import Progress, parameter_names
 from ckptzoo.studies.reading.sample import evenly
 from ckptzoo.studies.reading.tables import own_table
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
+from ckptzoo.studies.shown.tables import columns, facts
 from ckptzoo.studies.shown.words import counted, printable
 from ckptzoo.symmetry import min_mass
 
@@ -35,6 +35,8 @@ PAPER = (
 )
 
 Values = NDArray[np.float64]
+
+_SHARES = ("least", *(f"{100 * share:g} %" for share in QUANTILES), "most")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,18 +97,14 @@ class Masses:
 
     def print(self, console: Console | None = None) -> None:
         """Print facts and tables on a rich console, by default the standard output."""
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(style="bold", no_wrap=True)
-        facts.add_column(overflow="fold")
-        for name, text in self._facts():
-            facts.add_row(name, printable(text))
-        masses = _table("over networks")
+        told = facts(self._facts())
+        masses = columns("over networks", *_SHARES)
         excess = self.excess
         rows = {"mass as trained": self.before, "least mass": self.after, "excess (%)": excess}
         for name, values in rows.items():
             masses.add_row(name, *_figures(values))
         shown, left = _thinned(self.layers)
-        largest = _table("largest element")
+        largest = columns("largest element", *_SHARES)
         for item in shown:
             largest.add_row(f"{printable(item.layer)}, as trained", *_figures(item.before))
             largest.add_row("  at the least mass", *_figures(item.after))
@@ -115,7 +113,7 @@ class Masses:
         words += [f"{PAPER}."] * (self.registered == "optunet")
         more = [f"{counted(left, 'more layer')} not shown"] * (left > 0)
         lines = ["", masses, *[""] * bool(words), *words, "", largest, *more]
-        (console or Console()).print(Group(facts, *lines), markup=False, highlight=False)
+        (console or Console()).print(Group(told, *lines), markup=False, highlight=False)
 
     def plot(self, folder: str | Path) -> list[Path]:
         """Write ``mass.png`` and ``mass.json``.
@@ -262,14 +260,6 @@ def peak(values: Values) -> float | None:
 def _thinned(layers: tuple[Largest, ...]) -> tuple[list[Largest], int]:
     places = evenly(len(layers), MAX_ROWS)
     return [layers[at] for at in places], len(layers) - len(places)
-
-
-def _table(first: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(first, overflow="fold")
-    for name in ("least", *(f"{100 * share:g} %" for share in QUANTILES), "most"):
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
 
 
 def _figures(values: Values) -> list[str]:

@@ -19,6 +19,7 @@ from ckptzoo.studies.reading.batches import Progress, parameter_names
 from ckptzoo.studies.reading.sample import evenly
 from ckptzoo.studies.reading.variants import table_of
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
+from ckptzoo.studies.shown.tables import facts
 from ckptzoo.studies.shown.words import counted, printable
 from ckptzoo.symmetry.counts import Counts, count
 
@@ -69,18 +70,14 @@ class Modes:
 
     def print(self, console: Console | None = None) -> None:
         """Print facts, a table and what it says on a rich console, by default the standard output."""
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(style="bold", no_wrap=True)
-        facts.add_column(overflow="fold")
-        for name, text in self._facts():
-            facts.add_row(name, printable(text))
+        told = facts(self._facts())
         words = (
             "0.05 to 0.5: modes by mean shift at the bandwidths that scikit-learn estimates from these quantiles "
             "(0.3 is its default). apart: the bandwidth, in median distances between two members, up to which each is "
             "a mode of its own. one: from which there is a single mode. steadiest: the number from 2 to half the "
             "members that stays for the largest factor of the bandwidth."
         )
-        shown = Group(facts, "", words, "", self._table(), *self._reading())
+        shown = Group(told, "", words, "", self._table(), *self._reading())
         (console or Console()).print(shown, markup=False, highlight=False)
 
     def plot(self, folder: str | Path) -> list[Path]:

@@ -13,6 +13,7 @@ from ckptzoo.format.tree import Tree
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.spec import layout
 from ckptzoo.studies.shown.spread import Spread
+from ckptzoo.studies.shown.tables import facts
 from ckptzoo.studies.shown.words import counted, printable, size
 
 TOLD = ("recipe", "dataset", "precision", "license", "contributor")
@@ -83,12 +84,8 @@ class Inventory:
 
     def print(self, console: Console | None = None) -> None:
         """Print it as tables on a rich console, by default the standard output."""
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(style="bold", no_wrap=True)
-        facts.add_column(overflow="fold")
-        for name, text in self._facts():
-            facts.add_row(name, printable(text))
-        (console or Console()).print(Group(facts, "", self._variants()), markup=False, highlight=False)
+        told = facts(self._facts())
+        (console or Console()).print(Group(told, "", self._variants()), markup=False, highlight=False)
 
     def _facts(self) -> list[tuple[str, str]]:
         part = "" if self.checkpoints == self.total else f" of {self.total:,}"

@@ -16,6 +16,7 @@ from ckptzoo.studies.reading.batches import Progress
 from ckptzoo.studies.reading.variants import table_of
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
 from ckptzoo.studies.shown.spread import Spread
+from ckptzoo.studies.shown.tables import columns, facts
 from ckptzoo.studies.shown.words import counted, printable
 from ckptzoo.studies.symmetries.moves import Distance, Moves, Scaling, differences
 from ckptzoo.symmetry.counts import Counts, count
@@ -97,11 +98,7 @@ class Symmetries:
 
     def print(self, console: Console | None = None) -> None:
         """Print facts and tables on a rich console, by default the standard output."""
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(style="bold", no_wrap=True)
-        facts.add_column(overflow="fold")
-        for name, text in self._facts():
-            facts.add_row(name, printable(text))
+        told = facts(self._facts())
         tables = {
             "From the raw order to the gauge's: mean ± standard deviation over checkpoints (random orders; tau 0)": (
                 self._moves()
@@ -111,7 +108,7 @@ class Symmetries:
         }
         shown = [(f"\n{title}", table) for title, table in tables.items() if table.row_count]
         (console or Console()).print(
-            Stack(facts, *(line for pair in shown for line in pair)), markup=False, highlight=False
+            Stack(told, *(line for pair in shown for line in pair)), markup=False, highlight=False
         )
 
     def plot(self, folder: str | Path) -> list[Path]:
@@ -182,7 +179,7 @@ class Symmetries:
         return f"{counted(number, 'dimension')} ({number / self.parameters:.2%})"
 
     def _moves(self) -> Table:
-        table = _table("order", "n", "not in place", "transpositions", "tau")
+        table = columns("order", "n", "not in place", "transpositions", "tau")
         for item in self.moves:
             table.add_row(
                 printable(item.label),
@@ -194,7 +191,7 @@ class Symmetries:
         return table
 
     def _scalings(self) -> Table:
-        table = _table("group", "n", "median |ln|", "5 %", "25 %", "50 %", "75 %", "95 %", "turned")
+        table = columns("group", "n", "median |ln|", "5 %", "25 %", "50 %", "75 %", "95 %", "turned")
         for item in self.scalings:
             shares = ["-"] * 5 if item.quantiles is None else [f"{value:.3g}" for value in item.quantiles]
             size = "-" if item.size is None else f"{item.size:.3f}"
@@ -203,7 +200,7 @@ class Symmetries:
         return table
 
     def _distances(self) -> Table:
-        table = _table("layer", "mean", "sd", "least", "most")
+        table = columns("layer", "mean", "sd", "least", "most")
         for item in self.distances:
             spread = item.relative
             values = (spread.mean, spread.sd, spread.least, spread.most) if spread is not None else ()
@@ -278,11 +275,3 @@ def _found(found: Found, what: str) -> str:
     if not found.total:
         return "none"
     return f"{counted(found.total, what)} in {counted(found.checkpoints, 'checkpoint')}"
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table

@@ -18,7 +18,8 @@ from ckptzoo.studies.overview.inventory import sound
 from ckptzoo.studies.reading.batches import BATCH_BYTES, Progress
 from ckptzoo.studies.reading.tables import own_table
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
-from ckptzoo.studies.shown.words import counted, printable
+from ckptzoo.studies.shown.tables import facts
+from ckptzoo.studies.shown.words import counted
 from ckptzoo.studies.toy.hills import FEW, SIGMAS, density
 from ckptzoo.studies.toy.panel import Panel
 from ckptzoo.symmetry import canonicalize
@@ -65,11 +66,7 @@ class Toy:
 
     def print(self, console: Console | None = None) -> None:
         """Print facts and a table of the panels on a rich console, by default the standard output."""
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(style="bold", no_wrap=True)
-        facts.add_column(overflow="fold")
-        for name, text in self._facts():
-            facts.add_row(name, printable(text))
+        told = facts(self._facts())
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column("two weights", no_wrap=True)
         for name in ("first", "second", "above", "modes"):
@@ -88,7 +85,7 @@ class Toy:
         ]
         if any(panel.density.heights is None for panel in self.panels):
             words.append(f"An estimate takes {FEW} networks that are not all alike.")
-        (console or Console()).print(Group(facts, "", table, *words), markup=False, highlight=False)
+        (console or Console()).print(Group(told, "", table, *words), markup=False, highlight=False)
 
     def plot(self, folder: str | Path) -> list[Path]:
         """Write ``toy.png`` and ``toy.json``.

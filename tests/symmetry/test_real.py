@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ckptzoo import archs
-from ckptzoo.symmetry import GroupElement, apply, canonicalize, fingerprint, trace
+from ckptzoo.symmetry import GroupElement, apply, canonicalize, fingerprint, min_mass, trace
+from ckptzoo.symmetry.mass.formulations import FORMULATIONS
 
 DATA = Path(os.environ.get("CKPTZOO_DATA") or Path(__file__).parents[3] / "shared" / "data")
 CHECKPOINTS = DATA.parent / "checkpoints"
@@ -113,3 +114,32 @@ def test_convolutional_networks() -> None:
         assert_laws(Cnn(), weights, traced.symmetry, (1, 28, 28))
     stacked = {name: np.concatenate([weights[name] for weights in everyone]) for name in everyone[0]}
     assert len(set(fingerprint(canonicalize(stacked, traced.symmetry)))) == 6
+
+
+@pytest.mark.skipif(not RESNETS.is_dir(), reason="no ResNet checkpoints")
+@pytest.mark.parametrize("formulation", FORMULATIONS)
+@pytest.mark.parametrize("depth", [20, 56])
+def test_least_masses_of_residual_networks(depth: int, formulation: str) -> None:
+    name = f"resnet{depth}-pad-10"
+    arch, module = archs.architecture(name), archs.get(name)()
+    found = loaded(next(RESNETS.glob(f"resnet{depth}-*.th")))
+    weights = {item.name: found.get(item.name, np.zeros((1, *item.shape), item.dtype)) for item in arch.tensors}
+    double = {key: array.astype(np.float64) if array.dtype.kind == "f" else array for key, array in weights.items()}
+    made = min_mass(double, name, formulation=formulation)
+    assert made.gap.max() < 1e-10 and not made.degenerate.any()
+    assert made.mass_after < 0.75 * made.mass_before
+    images = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 3, 16, 16)))
+    np.testing.assert_allclose(
+        outputs(module, made.weights, images), outputs(module, double, images), rtol=1e-9, atol=1e-11
+    )
+
+
+@pytest.mark.skipif(not CNNS.is_dir(), reason="no CNN checkpoints")
+def test_least_masses_of_convolutional_networks() -> None:
+    traced = trace(Cnn(), torch.randn(2, 1, 28, 28))
+    everyone = [loaded(path) for path in sorted(CNNS.glob("*.pt"))]
+    stacked = {name: np.concatenate([weights[name] for weights in everyone]) for name in everyone[0]}
+    made = min_mass(stacked, traced.symmetry)
+    assert made.gap.max() < 1e-10 and (made.mass_after < made.mass_before).all()
+    again = min_mass(stacked, traced.symmetry, engine="cvxpy")
+    np.testing.assert_allclose(made.mass_after, again.mass_after, rtol=1e-6)

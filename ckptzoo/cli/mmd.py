@@ -64,8 +64,14 @@ def mmd(
         str | None, typer.Option(metavar="NAME", help="Compute in torch there, such as cuda or cpu.  [default: numpy]")
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where mmd.png and mmd.json go.")
-    ] = Path("mmd"),
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Where mmd.png and mmd.json go.  [default: mmd; nowhere without matplotlib]",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how far apart two sets of checkpoints are.
@@ -73,10 +79,17 @@ def mmd(
     The maximum mean discrepancy of every layer, with twenty kernels, and its average over layers, as arXiv 2310.08287
     computes them: of each member's last step, in a gauge or as trained.
     """
+    from ckptzoo.errors import MissingExtraError
     from ckptzoo.studies.discrepancy import mmd as compare
     from ckptzoo.studies.shown.drawn import need_matplotlib
 
-    need_matplotlib()
+    drawn = True
+    try:
+        need_matplotlib()
+    except MissingExtraError:
+        if output is not None:
+            raise
+        drawn = False
     first, second = opened(zoo, where), opened(other, where_y)
     with bar("reading weights", nbytes=True) as progress:
         found = compare(
@@ -90,11 +103,12 @@ def mmd(
             device=device,
             progress=progress,
         )
-    files = found.plot(output)
+    files = found.plot(output or "mmd") if drawn else []
     if as_json:
         emit({**found.to_json(), "files": [str(path) for path in files]})
         return
     found.print(console())
-    print()
+    if files:
+        print()
     for path in files:
         print(path)

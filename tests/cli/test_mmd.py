@@ -56,7 +56,7 @@ def test_what_is_wrong_is_one_line(cli: Any, optunets: Any, make_zoo: Any, tmp_p
     ended = cli("mmd", path, path, "--where", "seed == 1", "-o", tmp_path / "made")
     assert ended.code == 2 and "expected 2 or more that are finite, got 1 of 1" in ended.line
     ended = cli("mmd", path, path, "--variant-y", "canonical", "-o", tmp_path / "made")
-    assert ended.code == 2 and "variant 'canonical'" in ended.err
+    assert ended.code == 2 and "expected 'canonical' among them" in ended.err
     assert not (tmp_path / "made").exists()
     assert cli("mmd", path).code == 2
     assert cli("mmd", path, path, "--bandwidths", "mine").code == 2
@@ -65,14 +65,19 @@ def test_what_is_wrong_is_one_line(cli: Any, optunets: Any, make_zoo: Any, tmp_p
 
 
 def test_matplotlib_is_asked_for_before_anything_is_read(
-    cli: Any, optunets: Any, monkeypatch: pytest.MonkeyPatch
+    cli: Any, optunets: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Where a folder is named; without one there are figures and no picture."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ended = cli("mmd", optunets[0], optunets[0], "--json")
+    assert ended.code == 0 and ended.json["files"] == [] and not (tmp_path / "mmd").exists()
+
     def read(*_: Any) -> np.ndarray:
         raise AssertionError("weights were read")
 
     monkeypatch.setattr("ckptzoo.loader.stacked.StackedTensor.__getitem__", read)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    ended = cli("mmd", optunets[0], optunets[0])
+    ended = cli("mmd", optunets[0], optunets[0], "-o", tmp_path / "made")
     assert ended.code == 4 and "pip install 'ckptzoo[plot]'" in ended.line
 
 

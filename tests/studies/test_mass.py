@@ -98,7 +98,7 @@ def test_what_is_left_out_is_counted(perceptrons: Make, tmp_path: Path) -> None:
     found = mass(odd)
     assert (found.members, found.left_out) == (3, 2), "m4 counts once, at its last step"
     np.testing.assert_array_equal(found.before, mass(odd.take([0, 3, 5])).before)
-    assert "2 checkpoints that diverged or are not finite" in text_of(found)
+    assert "2 checkpoints, diverged or not finite" in text_of(found)
     with pytest.raises(ZooError, match="networks: expected at least one that is finite"):
         mass(odd.take([1, 2]))
 

@@ -145,7 +145,7 @@ def test_what_is_left_out_is_counted(written: Callable[..., ckptzoo.Zoo]) -> Non
     found = toy(zoo)
     assert (found.members, found.dropped, found.left_out, found.unmeasured) == (6, 2, 2, 2)
     text = text_of(found)
-    assert "2 of 8 (25.00%): training loss above 0.1" in text and "2 checkpoints that diverged" in text
+    assert "2 of 8 (25.00%): training loss above 0.1" in text and "2 checkpoints, diverged" in text
     assert toy(zoo, loss=0.5).dropped == 1
     with pytest.raises(ZooError, match=r"at most 0\.01, got none of 2"):
         toy(zoo.take([0, 1]), loss=0.01)

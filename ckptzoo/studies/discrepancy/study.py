@@ -17,6 +17,7 @@ from ckptzoo.spec import layout
 from ckptzoo.studies.discrepancy.measured import Measured, Side
 from ckptzoo.studies.discrepancy.result import Discrepancy
 from ckptzoo.studies.reading.batches import Progress, parameter_names
+from ckptzoo.studies.reading.variants import table_of
 from ckptzoo.studies.shown.words import counted
 
 BLOCK_BYTES = 256 * 2**20
@@ -84,7 +85,7 @@ def mmd(
     if shared:
         some = f"{counted(shared, 'member')} of {side_x.name} {'are' if shared > 1 else 'is'} in both"
         warnings.warn(f"mmd: {some}; the estimate is for independent draws.", UserWarning, stacklevel=2)
-    torch = None if device is None else import_torch()
+    torch = None if device is None else _torch_on(device)
     pairs = [(x[name, side_x.variant], y[name, side_y.variant]) for name in shapes]
     total, done = sum(one.nbytes + two.nbytes for one, two in pairs), 0
 
@@ -129,6 +130,17 @@ def mmd(
     )
 
 
+def _torch_on(device: Any) -> Any:
+    """``ckptzoo.loader.torch``, if torch can compute there."""
+    torch = import_torch()
+    try:
+        torch.owned(np.zeros(1)).to(device)
+    except (AssertionError, RuntimeError) as error:
+        got = f"{str(device)!r} ({str(error).splitlines()[0]})"
+        raise ZooError(f"mmd: device: expected one that torch can use, got {got}. Use cpu, or leave it out.") from error
+    return torch
+
+
 def pieces(shape: Sequence[int], most: int) -> Iterator[tuple[int | slice, ...]]:
     """Indices that cut a tensor, in order, into blocks of at most so many elements, and of one at least."""
     if math.prod(shape) <= most:
@@ -159,6 +171,8 @@ def _shapes(zoo_x: Zoo, zoo_y: Zoo) -> dict[str, tuple[int, ...]]:
 
 def _chosen(zoo: Zoo, variant: str) -> tuple[Zoo, Side]:
     """Each member's last step, those apart that are not finite."""
+    if variant != layout.RAW:
+        table_of(zoo, variant)
     last = zoo.last_steps()
     finite = last.metadata["finite"].fill_null(True).to_numpy().astype(np.bool_)
     good = last.take(finite)

@@ -146,11 +146,14 @@ class Masses:
             rows.append(("not certified", f"{counted(loose, 'network')}, with a gap above {TIGHT:g}"))
         if channels := int(self.degenerate.sum()):
             where = counted(int((self.degenerate > 0).sum()), "network")
-            rows.append(("degenerate", f"{counted(channels, 'channel')} in {where}, on no path from input to output"))
+            told = "on no path from input to output: not counted in masses, at unit norm in largest elements"
+            rows.append(("degenerate", f"{counted(channels, 'channel')} in {where}, {told}"))
         else:
             rows.append(("degenerate", "no channel"))
+        if empty := int((~np.isfinite(self.excess)).sum()):
+            rows.append(("no excess", f"{counted(empty, 'network')} in which no path is left, and no mass"))
         if self.left_out:
-            rows.append(("left out", f"{counted(self.left_out, 'checkpoint')} that diverged or are not finite"))
+            rows.append(("left out", f"{counted(self.left_out, 'checkpoint')}, diverged or not finite"))
         return rows
 
 

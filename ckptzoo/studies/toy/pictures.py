@@ -42,7 +42,7 @@ def panels(name: str, members: int, tensor: str, norm: float, items: Sequence[Pa
     handles: list[Any] = [Line2D([], [], color=MUTED, lw=1.2, ls="--", label="both weights equal")]
     if any(item.density.heights is not None for item in items):
         masses = ", ".join(f"{100 * share:.0f}" for share in sorted(MASSES))
-        handles.append(Line2D([], [], color=INK, lw=0.8, label=f"{masses} % of the mass"))
+        handles.append(Line2D([], [], color=INK, lw=0.8, label=f"{masses} % of the networks"))
         handles.append(Line2D([], [], color=INK, marker="+", ls="", label="modes and their shares"))
     title = f"{shortened(name, 32)}: {shortened(tensor, 32)} of {counted(members, 'network')}"
     head(figure, title, handles)

@@ -120,7 +120,7 @@ class Toy:
         if self.unmeasured:
             rows.append(("not measured", f"the training loss of {counted(self.unmeasured, 'network')} that are shown"))
         if self.left_out:
-            rows.append(("left out", f"{counted(self.left_out, 'checkpoint')} that diverged or are not finite"))
+            rows.append(("left out", f"{counted(self.left_out, 'checkpoint')}, diverged or not finite"))
         return rows
 
 
@@ -169,7 +169,7 @@ def toy(zoo: Zoo, *, norm: float = 3.0, loss: float = LOSS, progress: Progress |
     if not len(shown):
         raise ZooError(
             f"{zoo.name}: networks: expected at least one that is finite, did not diverge and has a training loss of "
-            f"at most {loss:g}, got none of {len(last)}. Choose a higher loss."
+            f"at most {loss:g}, got none of {len(last)}. Select others, or pass a larger loss."
         )
     raw, scaled = (np.concatenate(parts) for parts in zip(*_pairs(shown, symmetry, tensor, progress), strict=True))
     scaled /= norm

@@ -72,7 +72,8 @@ def min_mass(
     ----------
     weights : tensor name to (K, *shape), numpy or torch; half precisions give float32. Whatever shares both of its
         channels adds up: means and standard deviations of a variational network, stacked along a last axis of every
-        tensor, are scaled for the least ``sum of mean^2 + deviation^2`` (with a table as ``arch``).
+        tensor, are scaled for the least ``sum of mean^2 + deviation^2`` (with a table as ``arch``; leave out the
+        output's bias, which the table does not name and which has two axes then).
     arch : as in ``canonicalize``.
     formulation : ``"pinned"``, ``"volume"`` or ``"eval_chain"``; without running variances all are the same.
     engine : ``"newton"``, or ``"cvxpy"`` for one checkpoint after the other by Clarabel, to compare with.

@@ -16,8 +16,14 @@ import ckptzoo
 HEAVY = ("numpy", "pyarrow", "torch", "matplotlib", "pandas", "datasets", "safetensors")
 
 
+def listening() -> None:
+    """Before a child starts: interrupts reach it, though background jobs of a shell inherit that they are ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def process(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, *map(str, arguments)]
+    options = {"preexec_fn": listening, **options}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
 
 
@@ -88,7 +94,7 @@ def test_ctrl_c_at_any_moment_leaves_no_half(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ckptzoo", "export", str(tmp_path / "wide"), "a", "-o", str(target)]
     whole, codes = 0, []
     for delay in (None, 0.4, 0.6):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listening) as running:
             if delay is not None:
                 time.sleep(delay)
                 running.send_signal(signal.SIGINT)

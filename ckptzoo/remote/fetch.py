@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from itertools import accumulate
 from typing import Any, Self
@@ -63,7 +64,7 @@ def checked(
         source.close()
 
 
-class Fetching:
+class Fetching(ABC):
     """Requests in threads of their own, and the blocks that they brought until the reader takes them.
 
     Leaving its ``with`` block stops everything that still runs.
@@ -105,9 +106,9 @@ class Fetching:
         with self._turn:
             self._turn.notify_all()
 
+    @abstractmethod
     def _admitted(self, place: int) -> bool:
         """Whether a block may be received now; the lock is held."""
-        raise NotImplementedError
 
     def _wait(self, there: Callable[[], bool]) -> None:
         """Until it is there or something went wrong, which is raised; the lock is held."""

@@ -9,6 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from ckptzoo.studies.discrepancy.measured import Measured, Side
+from ckptzoo.studies.reading.sample import thinned
 from ckptzoo.studies.shown.style import (
     DERIVED_COLOUR,
     INK,
@@ -18,7 +19,6 @@ from ckptzoo.studies.shown.style import (
     head,
     shortened,
     styled,
-    thinned,
 )
 from ckptzoo.studies.shown.words import counted
 

@@ -16,7 +16,8 @@ from ckptzoo.studies.marginals.exchange import Compared
 from ckptzoo.studies.marginals.variation import Variation
 from ckptzoo.studies.overview import pictures
 from ckptzoo.studies.reading.histograms import Histogram
-from ckptzoo.studies.shown.style import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled, thinned
+from ckptzoo.studies.reading.sample import thinned
+from ckptzoo.studies.shown.style import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
 from ckptzoo.studies.shown.words import counted
 
 MAX_PANELS = 24

@@ -16,6 +16,7 @@ from ckptzoo.studies.marginals.variation import Variation, bytes_to_read, variat
 from ckptzoo.studies.overview.inventory import sound
 from ckptzoo.studies.reading.batches import Progress, parameter_names
 from ckptzoo.studies.reading.histograms import Histogram, histograms
+from ckptzoo.studies.reading.sample import thinned
 from ckptzoo.studies.reading.variants import table_of
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
 from ckptzoo.studies.shown.tables import columns
@@ -159,7 +160,7 @@ class Marginals:
             table.add_column(printable(variant), justify="right", no_wrap=True)
             table.add_column("median", justify="right", no_wrap=True)
         rows = [item for item in self.tensors if getattr(item, kind).pairs]
-        shown = _thinned(rows)
+        shown, _ = thinned(rows, MAX_ROWS)
         for item in shown:
             size = int(np.prod(item.histogram.shape, dtype=np.int64))
             first = [printable(item.histogram.tensor), f"{item.orbits:,}", f"{size:,}"]
@@ -174,7 +175,7 @@ class Marginals:
         for variant in variants:
             table.add_column(printable(variant), justify="right", no_wrap=True)
             table.add_column("90 %", justify="right", no_wrap=True)
-        shown = _thinned(self.layers)
+        shown, _ = thinned(self.layers, MAX_ROWS)
         for item in shown:
             figures: list[str] = []
             for variant in variants:
@@ -280,11 +281,6 @@ def _figures(found: Compared, variants: Sequence[str]) -> list[str]:
     for variant in variants:
         figures += [f"{found.share(variant):.1%}", f"{found.median(variant):.2g}"]
     return figures
-
-
-def _thinned(items: Sequence[Any]) -> list[Any]:
-    places = np.linspace(0, len(items) - 1, min(len(items), MAX_ROWS)).round().astype(int)
-    return [items[at] for at in np.unique(places)]
 
 
 def _more(number: int, noun: str) -> list[str]:

@@ -14,8 +14,8 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.studies.mass.largest import QUANTILES, Largest, largest_of, quantiles
 from ckptzoo.studies.overview.inventory import sound
 from ckptzoo.studies.reading.batches import Progress, parameter_names
-from ckptzoo.studies.reading.sample import evenly
-from ckptzoo.studies.reading.tables import own_table
+from ckptzoo.studies.reading.sample import thinned
+from ckptzoo.studies.reading.variants import own_table
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
 from ckptzoo.studies.shown.tables import columns, facts
 from ckptzoo.studies.shown.words import counted, printable
@@ -103,7 +103,7 @@ class Masses:
         rows = {"mass as trained": self.before, "least mass": self.after, "excess (%)": excess}
         for name, values in rows.items():
             masses.add_row(name, *_figures(values))
-        shown, left = _thinned(self.layers)
+        shown, left = thinned(self.layers, MAX_ROWS)
         largest = columns("largest element", *_SHARES)
         for item in shown:
             largest.add_row(f"{printable(item.layer)}, as trained", *_figures(item.before))
@@ -132,7 +132,7 @@ class Masses:
         need_matplotlib()
         from ckptzoo.studies.mass import pictures
 
-        shown, left = _thinned(self.layers)
+        shown, left = thinned(self.layers, MAX_ROWS)
         figure = pictures.masses(self.name, self.before, self.after, self.excess, peak(self.excess), shown, left)
         return write(folder, {"mass.png": figure}, "mass.json", self.to_json())
 
@@ -258,11 +258,6 @@ def peak(values: Values) -> float | None:
     apart = np.abs(np.subtract.outer(centres, np.concatenate([centres, -centres])))
     heights = np.exp(-0.5 * (apart / width) ** 2) @ np.concatenate([counts, counts])
     return float(centres[heights.argmax()])
-
-
-def _thinned(layers: tuple[Largest, ...]) -> tuple[list[Largest], int]:
-    places = evenly(len(layers), MAX_ROWS)
-    return [layers[at] for at in places], len(layers) - len(places)
 
 
 def _figures(values: Values) -> list[str]:

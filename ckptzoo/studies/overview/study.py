@@ -16,6 +16,7 @@ from ckptzoo.studies.overview.inventory import Inventory, inventory, sound
 from ckptzoo.studies.overview.pair import Pair, pair_of
 from ckptzoo.studies.reading.batches import Progress, weight_names
 from ckptzoo.studies.reading.histograms import Histogram, histograms
+from ckptzoo.studies.reading.sample import evenly
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
 from ckptzoo.studies.shown.spread import Spread
 
@@ -157,8 +158,7 @@ def overview(zoo: Zoo, variant: str | None = None, *, seed: int = 0, progress: P
     derived = [name for name in zoo.variants if name != layout.RAW][:1] if variant is None else [variant]
     names = tuple(dict.fromkeys([layout.RAW, *derived]))
     tensors = weight_names(zoo.arch)
-    places = np.linspace(0, len(tensors) - 1, min(len(tensors), MAX_PANELS)).round().astype(int)
-    chosen = [tensors[at] for at in np.unique(places)]
+    chosen = [tensors[at] for at in evenly(len(tensors), MAX_PANELS)]
     accuracy = last.metadata["test_accuracy"].to_numpy().astype(np.float64)
     return Overview(
         inventory=held,

@@ -9,7 +9,8 @@ from matplotlib.lines import Line2D
 
 from ckptzoo.measure.ranks import random_transpositions
 from ckptzoo.studies.permutations.movement import Movement
-from ckptzoo.studies.shown.style import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled, thinned
+from ckptzoo.studies.reading.sample import thinned
+from ckptzoo.studies.shown.style import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
 from ckptzoo.studies.shown.words import counted
 
 MAX_ORDERS = 4

@@ -33,3 +33,21 @@ def table_of(zoo: Zoo, variant: str) -> Symmetry:
         had = ", ".join(zoo.variants)
         raise ZooError(f"{zoo.name}: variants: expected {variant!r} among them, got {had}. Run {command}.")
     return zoo.symmetry
+
+
+def own_table(zoo: Zoo) -> Symmetry:
+    """The zoo's table, or where it has none that of its architecture in ``ckptzoo.archs``.
+
+    Raises
+    ------
+    SymmetryError
+        There is neither.
+    """
+    if zoo.symmetry is not None:
+        return zoo.symmetry
+    if archs.known(zoo.arch.forward):
+        return archs.symmetry(zoo.arch.forward)
+    raise SymmetryError(
+        f"{zoo.name}: symmetry table: expected one, got none. "
+        f"Declare one with ckptzoo.derive.declare({str(zoo.path)!r}, table)."
+    )

@@ -2,12 +2,11 @@
 
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
 
 RAW_COLOUR, DERIVED_COLOUR, INK, MUTED = "#0072B2", "#D55E00", "#222222", "#6A6A6A"
@@ -39,7 +38,6 @@ _STYLE: dict[str, Any] = {
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_T = TypeVar("_T")
 
 
 def styled(draw: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -82,9 +80,3 @@ def head(figure: Figure, title: str, handles: list[Any]) -> None:
 def shortened(text: str, most: int) -> str:
     """The text with its middle left out where it is longer than ``most``."""
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"
-
-
-def thinned(items: Sequence[_T], most: int) -> tuple[list[_T], int]:
-    """At most so many of the items, evenly spaced from the first to the last, and how many are left out."""
-    places = np.unique(np.linspace(0, len(items) - 1, min(len(items), most)).round().astype(int))
-    return [items[at] for at in places], len(items) - len(places)

@@ -11,7 +11,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from ckptzoo.studies.shown.style import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled, thinned
+from ckptzoo.studies.reading.sample import thinned
+from ckptzoo.studies.shown.style import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
 from ckptzoo.studies.shown.words import counted
 from ckptzoo.studies.symmetries.moves import Moves, Scaling
 

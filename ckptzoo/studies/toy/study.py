@@ -16,7 +16,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.spec.symmetry import Sym, Symmetry
 from ckptzoo.studies.overview.inventory import sound
 from ckptzoo.studies.reading.batches import BATCH_BYTES, Progress
-from ckptzoo.studies.reading.tables import own_table
+from ckptzoo.studies.reading.variants import own_table
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
 from ckptzoo.studies.shown.tables import facts
 from ckptzoo.studies.shown.words import counted

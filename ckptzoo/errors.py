@@ -6,6 +6,7 @@
     |-- SpecError                 a declaration (architecture, card, symmetry, rows) is not valid; has .problems
     |-- IntegrityError            bytes on disk disagree with what was promised; has .problems
     |-- UnknownNameError          no such tensor, variant, column or checkpoint; has .name, .near (also a KeyError)
+    |-- HubError                  a hub refused what was asked, or cannot be asked; has .problem
     |-- StateError                a saved stream position does not belong to this stream
     |-- MissingExtraError         an optional dependency is not installed; names the install command
     '-- SymmetryError             a network's symmetries or a gauge cannot be used
@@ -69,6 +70,17 @@ class UnknownNameError(ZooError, KeyError):
         return (
             f"{self.where}: {self.kind} {self.name!r}: expected one of {shown or '(none)'}, got {self.name!r}. {hint}"
         )
+
+
+class HubError(ZooError):
+    """A hub refused what was asked, or cannot be asked; ``problem`` holds the facts of the message."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        super().__init__(problem)
+
+    def __str__(self) -> str:
+        return str(self.problem)
 
 
 class StateError(ZooError):

@@ -1,0 +1,1 @@
+"""Zoos between people: publish, find, fetch, contribute, review."""

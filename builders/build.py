@@ -17,6 +17,7 @@ from builders.train import unit_size as usual_size
 from builders.work import Plan, Unit, Work, held
 from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.spec import layout
 
@@ -104,7 +105,7 @@ def build(
         plan = work.settled(wanted if seeds or unfinished else None)
         if plan is None:
             return Built(root, None, 0, 0, 0, 0.0)
-        present = set(contents.raw.metadata["unit"].to_pylist())
+        present = set(contents.raw.rows["unit"].to_pylist())
         units = [unit for unit in plan.units if unit.name not in present]
         with trainer(recipe, source, device=device, engine=name) as crew:
             job = _Job(work, plan, crew, name, save_seconds, asked)
@@ -138,7 +139,7 @@ def _make(root: Path, recipe: Recipe) -> None:
 def _opened(root: Path, recipe: Recipe) -> Contents:
     """The zoo as it is; its architecture must be the recipe's."""
     arch = archs.architecture(recipe.architecture)
-    contents = read_contents(root)
+    contents = read_contents(Folder(root))
     if contents.architecture.digest != arch.digest:
         found, step = contents.architecture.name, "Build into another folder."
         raise IntegrityError(Problem(root.name, "architecture", f"{arch.name}, the recipe's", found, step))

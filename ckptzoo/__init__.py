@@ -26,7 +26,7 @@ _PUBLIC = {
     "Card": "ckptzoo.spec.card",
     "ZooError": "ckptzoo.errors",
 }
-_ROOMS = ("archs", "derive", "errors", "symmetry", "measure", "spec", "studies")
+_ROOMS = ("archs", "derive", "errors", "hub", "symmetry", "measure", "spec", "studies")
 
 __all__ = ["__version__", *_PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -6,7 +6,10 @@
     |-- SpecError                 a declaration (architecture, card, symmetry, rows) is not valid; has .problems
     |-- IntegrityError            bytes on disk disagree with what was promised; has .problems
     |-- UnknownNameError          no such tensor, variant, column or checkpoint; has .name, .near (also a KeyError)
-    |-- HubError                  a hub refused what was asked, or cannot be asked; has .problem
+    |-- RemoteError               another machine gives no answer, or one that cannot be used; has .problem
+    |   |-- AbsentError           it has no such zoo, revision or file
+    |   |-- OfflineError          the cache has it not, and the network is not to be used
+    |   '-- HubError              a hub refused what was asked
     |-- StateError                a saved stream position does not belong to this stream
     |-- MissingExtraError         an optional dependency is not installed; names the install command
     '-- SymmetryError             a network's symmetries or a gauge cannot be used
@@ -72,8 +75,8 @@ class UnknownNameError(ZooError, KeyError):
         )
 
 
-class HubError(ZooError):
-    """A hub refused what was asked, or cannot be asked; ``problem`` holds the facts of the message."""
+class RemoteError(ZooError):
+    """Another machine gives no answer, or one that cannot be used; ``problem`` holds the facts of the message."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -81,6 +84,18 @@ class HubError(ZooError):
 
     def __str__(self) -> str:
         return str(self.problem)
+
+
+class AbsentError(RemoteError):
+    """There is no such zoo, revision or file."""
+
+
+class OfflineError(RemoteError):
+    """It is not in the cache, and the network is not to be used."""
+
+
+class HubError(RemoteError):
+    """A hub refused what was asked, or cannot be asked."""
 
 
 class StateError(ZooError):

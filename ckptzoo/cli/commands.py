@@ -71,7 +71,7 @@ def show(
     chosen = opened(zoo, where)
     with bar("reading weights", nbytes=True) as progress:
         found = overview(chosen, variant, progress=progress)
-    files = found.plot(output if output is not None else f"{chosen.path.name}-pictures")
+    files = found.plot(output if output is not None else f"{chosen.name}-pictures")
     if as_json:
         emit({**found.to_json(), "files": [str(path) for path in files]})
         return

@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from ckptzoo.errors import IntegrityError, MissingExtraError, SpecError, SymmetryError, ZooError
+from ckptzoo.errors import (
+    AbsentError,
+    IntegrityError,
+    MissingExtraError,
+    RemoteError,
+    SpecError,
+    SymmetryError,
+    ZooError,
+)
 
 
 @dataclass(frozen=True)
@@ -19,13 +27,14 @@ PROBLEMS, USAGE, INTERRUPTED = 1, 2, 130
 OUTCOMES = (
     Outcome(0, "it is done, and nothing wrong was found"),
     Outcome(PROBLEMS, "problems were found"),
-    Outcome(USAGE, "wrong usage, or no such zoo, checkpoint, column or variant", (ZooError,)),
+    Outcome(USAGE, "wrong usage, or no such zoo, checkpoint, column or variant", (ZooError, AbsentError)),
     Outcome(3, "the zoo cannot be read: it is damaged, or not a zoo", (IntegrityError, SpecError)),
     Outcome(
         4,
         "it cannot be done: unknown symmetries, a missing extra, a full disk",
         (SymmetryError, MissingExtraError, OSError, MemoryError),
     ),
+    Outcome(5, "another machine refused, or gave no usable answer", (RemoteError,)),
     Outcome(70, "a mistake in ckptzoo itself", (Exception,)),
     Outcome(INTERRUPTED, "interrupted; nothing is left half-written", (KeyboardInterrupt,)),
 )

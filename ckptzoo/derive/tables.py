@@ -5,6 +5,7 @@ from pathlib import Path
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
 from ckptzoo.format import durable
+from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import Contents, read_documents
 from ckptzoo.spec.document import seal
 from ckptzoo.spec.layout import SYMMETRY
@@ -25,9 +26,9 @@ def symmetry_of(contents: Contents) -> Symmetry:
         return contents.symmetry
     arch = contents.architecture
     if not archs.known(arch.forward):
-        path = str(contents.root)
+        path = contents.files.name if contents.files.here is None else str(contents.files.here)
         raise SymmetryError(
-            f"{contents.root.name}/{SYMMETRY}: symmetry table of {arch.name}: expected one, got none. Declare it with "
+            f"{contents.files.name}/{SYMMETRY}: symmetry table of {arch.name}: expected one, got none. Declare it with "
             f"ckptzoo.derive.declare({path!r}, ckptzoo.symmetry.trace(module, inputs).symmetry)."
         )
     symmetry = archs.symmetry(arch.forward)
@@ -51,10 +52,10 @@ def declare(path: str | Path, symmetry: Symmetry) -> None:
         The zoo has another table.
     """
     root = Path(path).absolute()
-    _, arch, _ = read_documents(root)
+    _, arch, _ = read_documents(Folder(root))
     symmetry.check(arch)
     with durable.locked(root):
-        _, _, found = read_documents(root)
+        _, _, found = read_documents(Folder(root))
         if found is None:
             durable.write_file(root / SYMMETRY, seal(symmetry.to_json()))
         elif found.digest != symmetry.digest:

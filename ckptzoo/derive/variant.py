@@ -15,6 +15,7 @@ from ckptzoo.derive.rule import Rule
 from ckptzoo.derive.tables import declare, symmetry_of
 from ckptzoo.derive.work import Work
 from ckptzoo.errors import UnknownNameError, ZooError
+from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part
 from ckptzoo.format.reader import read_contents
 from ckptzoo.symmetry import GAUGES
@@ -81,7 +82,7 @@ def derive(
         if name not in known:
             raise UnknownNameError("derive", kind, name, known)
     began = time.perf_counter()
-    contents = read_contents(Path(path).absolute())
+    contents = read_contents(Folder(path))
     symmetry, rule = symmetry_of(contents), Rule.of(certify, contents.architecture)
     probes = probes_of(contents.architecture, rule, inputs, module=module)
     if certify in ("all", "sample") and not probes:
@@ -106,7 +107,7 @@ def derive(
         store=store,
         parts=tuple(work.parts),
         checkpoints=tally.checkpoints,
-        already=len(contents.raw.metadata) - tally.checkpoints,
+        already=len(contents.raw.rows) - tally.checkpoints,
         **tally.counts,
         certified=tuple(tally.certified.values()),
         seconds=seconds,

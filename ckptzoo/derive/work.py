@@ -14,6 +14,7 @@ from ckptzoo.derive.result import Tally
 from ckptzoo.derive.rule import PRECISIONS, SMALL_BYTES, Precision, Rule
 from ckptzoo.errors import SymmetryError
 from ckptzoo.format import table
+from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Arrays, Part, PartWriter
 from ckptzoo.format.reader import Contents, list_trees, read_tree
 from ckptzoo.format.variants import variant_dtype
@@ -115,7 +116,7 @@ class Work:
         self._contents, self._symmetry, self._gauge = contents, symmetry, gauge
         self._probes, self._rule, self._module = probes, rule, module
         self._root, self._arch = contents.root, contents.architecture
-        self._zoo = Zoo(contents, {}, np.arange(len(contents.raw.metadata)))
+        self._zoo = Zoo(contents, {}, np.arange(len(contents.raw.rows)))
         self._certifier: Any = None
         self._tree = f"{layout.DERIVED}/{gauge.name}"
         self._facts: Document = {
@@ -137,9 +138,9 @@ class Work:
 
     def catch_up(self) -> None:
         """Learn which raw parts have been derived, and refuse to mix versions or tables."""
-        names = list_trees(self._root).get(self._tree, ())
+        names = list_trees(Folder(self._root)).get(self._tree, ())
         fresh = tuple(name for name in names if name not in self._seen)
-        tree = read_tree(self._root, self._tree, fresh, None)
+        tree = read_tree(Folder(self._root), self._tree, fresh, None)
         for part in tree.parts:
             for key, expected in self._facts.items():
                 if part.facts.get(key) != expected:
@@ -147,7 +148,7 @@ class Work:
                         f"{self._root.name}/{part.path}: {key} of the variant: expected {expected!r}, got "
                         f"{part.facts.get(key)!r}. Remove {self._tree} and derive it anew."
                     )
-        self.held.update(unit for unit in tree.metadata["unit"].unique().to_pylist())
+        self.held.update(unit for unit in tree.rows["unit"].unique().to_pylist())
         self._seen.update(fresh)
 
     def prepare(self) -> None:

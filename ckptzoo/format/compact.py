@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ckptzoo.format import durable, snapshot
+from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
 from ckptzoo.spec.layout import SNAPSHOTS
 
@@ -28,15 +29,16 @@ def compact(path: str | Path) -> Path | None:
     Opening a zoo of 128 parts then reads one file instead of 256. Cost: one read of every part's rows and index.
     """
     root = Path(path).absolute()
-    read_documents(root)
-    trees = {tree: read_tree(root, tree, names, None) for tree, names in list_trees(root).items() if names}
+    files = Folder(root)
+    read_documents(files)
+    trees = {tree: read_tree(files, tree, names, None) for tree, names in list_trees(files).items() if names}
     if not trees:
         return None
-    data = snapshot.encode(trees)
-    target = root / SNAPSHOTS / snapshot.file_name(data, sum(len(tree.parts) for tree in trees.values()))
+    data, tail = snapshot.encode(trees)
+    target = root / SNAPSHOTS / snapshot.file_name(data, tail, sum(len(tree.parts) for tree in trees.values()))
     target.parent.mkdir(exist_ok=True)
     durable.write_file(target, data)
-    for name in snapshot.listed(root):
+    for name in snapshot.listed(files):
         if name != target.name and name[:6] <= target.name[:6]:
             (root / SNAPSHOTS / name).unlink(missing_ok=True)
     return target

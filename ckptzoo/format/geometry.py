@@ -1,11 +1,10 @@
 """What an index promises, checked against the architecture and the files' sizes without reading a shard."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 
 from ckptzoo.errors import Problem
+from ckptzoo.format.files import Files
 from ckptzoo.format.header import CODES
 from ckptzoo.format.part import Part
 from ckptzoo.format.tree import Tree
@@ -16,21 +15,22 @@ from ckptzoo.spec.layout import ELEMENT, INDEX, RAW, SHARD_NAME
 from ckptzoo.spec.symmetry import Symmetry
 
 
-def geometry_problems(root: Path, arch: Architecture, symmetry: Symmetry | None, tree: Tree) -> list[Problem]:
+def geometry_problems(files: Files, arch: Architecture, symmetry: Symmetry | None, tree: Tree) -> list[Problem]:
     """Problems of every part's index: names, sizes, shapes, dtypes, and rows that no block covers."""
     problems: list[Problem] = []
-    numbers = tree.index["part"].to_numpy()
+    outline = tree.outline
+    numbers = outline["part"].to_numpy()
     bounds = np.searchsorted(numbers, np.arange(len(tree.parts) + 1))
     table = symmetry, None if symmetry is None or tree.kind != "variant" else symmetry.digest
     for part, start, stop in zip(tree.parts, bounds[:-1], bounds[1:], strict=True):
-        problems.extend(_of_part(root, arch, table, part, tree.index.slice(start, stop - start)))
+        problems.extend(_of_part(files, arch, table, part, outline.slice(start, stop - start)))
     return problems
 
 
 def _of_part(
-    root: Path, arch: Architecture, table: tuple[Symmetry | None, str | None], part: Part, index: pa.Table
+    files: Files, arch: Architecture, table: tuple[Symmetry | None, str | None], part: Part, index: pa.Table
 ) -> list[Problem]:
-    where = f"{root.name}/{part.path}"
+    where = f"{files.name}/{part.path}"
     problems: list[Problem] = []
 
     def wrong(file: str, what: str, expected: object, got: object) -> None:
@@ -87,10 +87,9 @@ def _of_part(
     if problems:
         return problems
     for file, size in sizes.items():
-        try:
-            found = (root / part.path / file).stat().st_size
-        except OSError as error:
-            wrong(file, "file", f"{size} bytes", error.strerror or "no file")
+        found = files.size(f"{part.path}/{file}")
+        if found is None:
+            wrong(file, "file", f"{size} bytes", "no file")
             continue
         if found != size:
             wrong(file, "size", f"{size} bytes", f"{found} bytes")
@@ -118,8 +117,9 @@ def _of_part(
                 wrong(f"{stem}-*.safetensors", f"tensor {tensor.name!r}", expected, f"{dtype} {shape}")
         for name in sorted(name for found, name in kinds if found == stem and name not in arch):
             wrong(f"{stem}-*.safetensors", f"tensor {name!r}", "a tensor of architecture.json", "another one")
-    if part.facts.get("kind") == RAW and part.rows and RAW not in rows:
-        wrong(INDEX, "shards", "raw-00.safetensors and on", "none")
+    bare = part.facts.get("bare") is True
+    if part.facts.get("kind") == RAW and part.rows and bare == (RAW in rows):
+        wrong(INDEX, "shards", *(("none", "some") if bare else ("raw-00.safetensors and on", "none")))
     if kind == "variant" and part.rows:
         elements = {tensor: found for (stem, tensor), found in kinds.items() if stem == ELEMENT}
         weights = str(part.facts.get("gauge")) in rows

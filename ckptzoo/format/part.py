@@ -10,6 +10,7 @@ import pyarrow as pa
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
 from ckptzoo.format.durable import Staging, locked
+from ckptzoo.format.files import Files
 from ckptzoo.format.shard import Block, ShardWriter
 from ckptzoo.spec.architecture import Tensor
 from ckptzoo.spec.document import REFETCH, Document, digest_of
@@ -152,7 +153,7 @@ def _whole(block: Block, stem: str) -> bool:
     return block.tensor is None and block.file.rpartition("-")[0] == stem
 
 
-def read_part(root: Path, tree: str, name: str) -> tuple[Part, pa.Table]:
+def read_part(files: Files, tree: str, name: str) -> tuple[Part, pa.Table]:
     """A part's facts and its index, the seal checked.
 
     Raises
@@ -160,8 +161,12 @@ def read_part(root: Path, tree: str, name: str) -> tuple[Part, pa.Table]:
     IntegrityError
         The index is missing, unreadable, or is not what its seal says.
     """
-    where = f"{root.name}/{tree}/{name}/{INDEX}"
-    data = table.read_bytes(root / tree / name / INDEX, where=where)
+    path = f"{tree}/{name}/{INDEX}"
+    return decode_index(files.read(path), tree, name, where=f"{files.name}/{path}")
+
+
+def decode_index(data: bytes, tree: str, name: str, *, where: str) -> tuple[Part, pa.Table]:
+    """A part's facts and its index from the bytes of ``index.parquet``."""
     table.check_seal(data, where=where)
     file, footer = table.open_table(data, where=where)
     index = table.read_table(file, table.INDEX_SCHEMA, where=where)
@@ -182,7 +187,7 @@ def part_of(tree: str, name: str, footer: Document, *, where: str) -> Part:
     return Part(tree, name, rows, digest, facts)
 
 
-def kind_of(root: Path, part: Part) -> str:
+def kind_of(part: Part, *, where: str) -> str:
     """What a part is, a key of ``ckptzoo.spec.metadata.KINDS``.
 
     Raises
@@ -192,23 +197,32 @@ def kind_of(root: Path, part: Part) -> str:
     """
     kind = part.facts.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        where = f"{root.name}/{part.path}"
         raise IntegrityError(
             Problem(where, "kind", "one of " + ", ".join(KINDS), repr(kind), "Upgrade ckptzoo to read it.")
         )
     return kind
 
 
-def read_rows(root: Path, part: Part) -> pa.Table:
+def read_rows(files: Files, part: Part) -> pa.Table:
     """A part's rows with every column of its kind, null in those that its file lacks; seal and count are checked."""
-    return table.filled(stored_rows(root, part), table.schema_of(KINDS[kind_of(root, part)]))
+    return filled_rows(stored_rows(files, part), part, where=f"{files.name}/{part.path}")
 
 
-def stored_rows(root: Path, part: Part) -> pa.Table:
+def filled_rows(rows: pa.Table, part: Part, *, where: str) -> pa.Table:
+    """Rows with every column of the part's kind, null in those that they lack."""
+    return table.filled(rows, table.schema_of(KINDS[kind_of(part, where=where)]))
+
+
+def stored_rows(files: Files, part: Part) -> pa.Table:
     """A part's rows with the columns that its file has, which are those that its digest covers."""
-    kind = kind_of(root, part)
-    where = f"{root.name}/{part.path}/{METADATA}"
-    data = table.read_bytes(root / part.path / METADATA, where=where)
+    path = f"{part.path}/{METADATA}"
+    kind_of(part, where=f"{files.name}/{part.path}")
+    return decode_rows(files.read(path), part, where=f"{files.name}/{path}")
+
+
+def decode_rows(data: bytes, part: Part, *, where: str) -> pa.Table:
+    """A part's rows from the bytes of ``metadata.parquet``, with the columns that they have."""
+    kind = kind_of(part, where=where.removesuffix(f"/{METADATA}"))
     table.check_seal(data, where=where)
     file, _ = table.open_table(data, where=where)
     rows = table.read_table(file, table.schema_of(KINDS[kind]), where=where, least=LEAST[kind])

@@ -7,6 +7,7 @@ from typing import Any
 
 from ckptzoo.errors import UnknownNameError
 from ckptzoo.format import table
+from ckptzoo.format.files import Folder
 from ckptzoo.format.part import PartWriter
 from ckptzoo.format.reader import read_contents
 from ckptzoo.spec.layout import DERIVED, RETRACTED
@@ -32,13 +33,13 @@ def retract(path: str | Path, ids: Sequence[str], *, reason: str, contributor: s
         The zoo has no such checkpoint; nothing is withdrawn.
     """
     root = Path(path).absolute()
-    contents = read_contents(root)
-    held = contents.raw.metadata["id"].to_pylist()
+    contents = read_contents(Folder(root))
+    held = contents.ids.to_pylist()
     known = set(held)
     for name in ids:
         if name not in known:
             raise UnknownNameError(root.name, "checkpoint", name, held)
-    gone = set(contents.retracted.metadata["id"].to_pylist())
+    gone = set(contents.retracted.rows["id"].to_pylist())
     fresh = [name for name in dict.fromkeys(ids) if name not in gone]
     if not fresh:
         return 0

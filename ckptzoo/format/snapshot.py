@@ -1,38 +1,99 @@
 """Snapshots: rows and index of many parts in one file, so that a zoo of many parts opens fast.
 
-A snapshot is derived and never needed. Its name holds the number of parts it covers and the sha256 of its
-bytes; a reader uses the newest valid one and reads the parts after it from their folders.
+A snapshot is derived and never needed. Its name holds the number of parts it covers, the number of bytes in its tail
+and their sha256. The tail is what opening needs: the raw index without the blocks' digests, and the footer, which holds
+the sha256 of every other column. So a reader fetches the tail, and later the columns that it is asked for, and each
+is checked. A reader uses the newest valid snapshot and reads the parts after it from their folders.
 """
 
 import hashlib
-from collections.abc import Iterable
-from pathlib import Path
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
+from ckptzoo.format.files import Files, Span
 from ckptzoo.format.part import part_of
-from ckptzoo.format.tree import INDEX_SCHEMA, Tree
+from ckptzoo.format.tree import DIGEST, INDEX_SCHEMA, Rows, Tree
 from ckptzoo.spec.document import REFETCH, Document, digest_of
-from ckptzoo.spec.layout import SNAPSHOT_NAME, SNAPSHOTS
+from ckptzoo.spec.layout import PARTS, SNAPSHOT_NAME, SNAPSHOTS
 from ckptzoo.spec.metadata import KINDS, LEAST
+
+_MAGIC = b"PAR1"
+_INDEX = "index:"
+_STEP = "Remove it and run ckptzoo compact --index."
+
+
+class _Chunk(NamedTuple):
+    """One column of one row group: its bytes in the file, and their sha256."""
+
+    start: int
+    stop: int
+    sha256: bytes
 
 
 class Snapshot:
-    """One snapshot file, its bytes checked; trees are read when asked for."""
+    """One snapshot file whose tail was checked; columns are read, and checked, when they are asked for.
 
-    def __init__(self, file: pq.ParquetFile, facts: Document, *, where: str) -> None:
-        self._file, self.where = file, where
-        if facts.get("version") != 1 or not isinstance(facts.get("trees"), list):
-            raise IntegrityError(Problem(where, "footer", "version 1 and trees", str(facts)[:120], REFETCH))
+    Parameters
+    ----------
+    files : of the zoo.
+    name : the snapshot's.
+
+    Raises
+    ------
+    IntegrityError
+        The bytes are not those that the name promises, or they cannot be read.
+    """
+
+    def __init__(self, files: Files, name: str) -> None:
+        self._files, self._path = files, f"{SNAPSHOTS}/{name}"
+        self.where = f"{files.name}/{self._path}"
+        self._tail = self._last(name)
+        self._bytes: bytearray | None = None
+        self._there: set[_Chunk] = set()
+        self._file: pq.ParquetFile | None = None
+        _, facts = table.open_table(self._held(), where=self.where)
+        if facts.get("version") not in (1, 2) or not isinstance(facts.get("trees"), list):
+            raise IntegrityError(Problem(self.where, "footer", "version 1 or 2, and trees", str(facts)[:120], REFETCH))
+        self._rest = str(facts.get("rest"))
         self._trees: dict[str, Document] = {str(item["tree"]): item for item in facts["trees"]}
+        self._chunks = _chunks(facts.get("chunks", {}), self._size - len(self._tail), where=self.where)
+
+    def _last(self, name: str) -> bytes:
+        """The tail; the whole file for a snapshot of before there were tails."""
+        named = SNAPSHOT_NAME.fullmatch(name)
+        assert named is not None
+        size, promised = self._files.size(self._path) or 0, named[3]
+        tail = int(named[2] or size)
+        if not 0 < tail <= size <= table.MAX_FILE:
+            expected = f"{tail} to {table.MAX_FILE} bytes"
+            raise IntegrityError(Problem(self.where, "size", expected, str(size), _STEP))
+        self._size = size
+        span = Span(self._path, size - tail, size, bytes.fromhex(promised))
+        try:
+            return self._files.spans([span])[0]
+        except IntegrityError as error:
+            problem = error.problems[0]
+            raise IntegrityError(Problem(self.where, DIGEST, problem.expected, problem.got, _STEP)) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        afar = self._files.here is None  # where it can be read again
+        return {**self.__dict__, "_file": None, **({"_bytes": None, "_there": set()} if afar else {})}
 
     @property
     def parts(self) -> dict[str, tuple[str, ...]]:
         """Every tree it covers, with the names of the parts in order."""
         return {tree: tuple(part["name"] for part in item["parts"]) for tree, item in self._trees.items()}
+
+    def kind(self, tree: str) -> str | None:
+        """What the parts of a tree are; None for a tree that it does not cover."""
+        return str(self._trees[tree]["kind"]) if tree in self._trees else None
 
     def tree(self, name: str) -> Tree:
         """Rows and index of one tree."""
@@ -47,52 +108,150 @@ class Snapshot:
             for part in item["parts"]
         )
         kind = item["kind"]
-        metadata = self._section(item["metadata"], f"{kind}:", table.schema_of(KINDS[kind]), LEAST[kind])
-        index = self._section(item["index"], "index:", INDEX_SCHEMA, len(INDEX_SCHEMA))
-        if len(metadata) != sum(part.rows for part in parts):
-            raise IntegrityError(
-                Problem(self.where, f"rows of {name}", "those of its parts", str(len(metadata)), REFETCH)
-            )
-        return Tree(parts, metadata, index)
+        schema = table.schema_of(KINDS[kind])
+        rows = self._rows(item["metadata"], f"{kind}:", schema, LEAST[kind])
+        index = self._rows(item["index"], _INDEX, INDEX_SCHEMA, len(INDEX_SCHEMA))
+        if len(rows) != sum(part.rows for part in parts):
+            raise IntegrityError(Problem(self.where, f"rows of {name}", "those of its parts", str(len(rows)), REFETCH))
+        return Tree(parts, rows, index)
 
-    def _section(self, group: int, prefix: str, schema: pa.Schema, least: int) -> pa.Table:
-        held = set(self._file.schema_arrow.names)
+    def check(self) -> None:
+        """Read every byte.
+
+        Raises
+        ------
+        IntegrityError
+            One is not what it was when the snapshot was written.
+        """
+        self._bring(self._chunks)
+        before = self._size - len(self._tail)
+        if before:
+            spans = sorted((chunk.start, chunk.stop) for chunk in self._chunks.values())
+            cuts = [0, *itertools.chain.from_iterable(spans), before]
+            found = hashlib.sha256(_outside(self._files.read(self._path), cuts)).hexdigest()
+            if found != self._rest:
+                raise IntegrityError(Problem(self.where, f"{DIGEST} of the other bytes", self._rest, found, _STEP))
+
+    def _rows(self, group: int, prefix: str, schema: pa.Schema, least: int) -> Rows:
+        file = self._opened()
+        try:
+            count = file.metadata.row_group(group).num_rows
+        except (IndexError, OSError, TypeError) as error:
+            raise IntegrityError(Problem(self.where, "row groups", "those of its trees", str(group), _STEP)) from error
+        held = set(file.schema_arrow.names)
         own = [name for name in schema.names if prefix + name in held]
         known = pa.schema(list(schema)[: max(least, len(own))])
-        names = [prefix + name for name in known.names]
+        return Rows(schema, [(count, partial(self._columns, group, prefix, schema, known))])
+
+    def _columns(self, group: int, prefix: str, schema: pa.Schema, known: pa.Schema, names: Sequence[str]) -> pa.Table:
+        """Columns of a row group; those that an older snapshot lacks are null."""
+        own = [name for name in names if name in known.names]
+        self._bring((group, prefix + name) for name in own)
+        fields = pa.schema([known.field(name) for name in own])
         try:
-            found = self._file.read_row_group(group, columns=names, use_threads=False).select(names)
-            return table.filled(found.rename_columns(known.names).cast(known), schema).combine_chunks()
+            file = self._opened()
+            wide = [prefix + name for name in own]
+            found = file.read_row_group(group, columns=wide, use_threads=False).select(wide)
+            found = found.rename_columns(own).cast(fields)
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
             raise IntegrityError(
                 Problem(self.where, "table", "the columns of docs/format.md", str(error)[:160], REFETCH)
             ) from error
+        count = file.metadata.row_group(group).num_rows
+        columns = [found[name] if name in own else pa.nulls(count, schema.field(name).type) for name in names]
+        return pa.Table.from_arrays(columns, schema=pa.schema([schema.field(name) for name in names]))
+
+    def _bring(self, wanted: Iterable[tuple[int, str]]) -> None:
+        """Put the bytes of columns in their places."""
+        held = self._held()
+        chunks = {chunk for key in wanted if (chunk := self._chunks.get(key)) is not None} - self._there
+        spans = [Span(self._path, chunk.start, chunk.stop, chunk.sha256) for chunk in sorted(chunks)]
+        for span, data in zip(spans, self._files.spans(spans), strict=True):
+            held[span.start : span.stop] = data
+        self._there |= chunks
+
+    def _held(self) -> bytearray:
+        """The file with what was fetched of it; the rest is zero, and costs no memory."""
+        if self._bytes is None:
+            self._bytes, self._there = bytearray(self._size), set()
+            self._bytes[: len(_MAGIC)] = _MAGIC
+            self._bytes[self._size - len(self._tail) :] = self._tail
+        return self._bytes
+
+    def _opened(self) -> pq.ParquetFile:
+        if self._file is None:
+            self._file, _ = table.open_table(self._held(), where=self.where)
+        return self._file
 
 
-def encode(trees: dict[str, Tree]) -> bytes:
-    """A snapshot's bytes: two row groups a tree, and in the footer which parts they hold."""
-    fields = [pa.field(f"index:{item.name}", item.type) for item in INDEX_SCHEMA]
-    for kind in sorted({str(tree.kind) for tree in trees.values()}):
-        fields += [pa.field(f"{kind}:{item.name}", item.type) for item in table.schema_of(KINDS[kind])]
-    schema = pa.schema(fields)
-    groups: list[pa.Table] = []
+def _chunks(listed: Any, most: int, *, where: str) -> dict[tuple[int, str], _Chunk]:
+    """Columns outside the tail by row group and name."""
+    made: dict[tuple[int, str], _Chunk] = {}
+    try:
+        for group, columns in listed.items():
+            for name, (start, nbytes, digest) in columns.items():
+                if type(start) is not int or type(nbytes) is not int or not 4 <= start < start + nbytes <= most:
+                    raise ValueError(f"{start} and {nbytes}")
+                made[int(group), name] = _Chunk(start, start + nbytes, bytes.fromhex(digest))
+    except (AttributeError, TypeError, ValueError) as error:
+        problem = Problem(where, "columns in the footer", "[offset, bytes, sha256]", str(error)[:120], REFETCH)
+        raise IntegrityError(problem) from error
+    return made
+
+
+def encode(trees: dict[str, Tree]) -> tuple[bytes, int]:
+    """A snapshot's bytes, and how many of them are its tail.
+
+    There are two row groups a tree; the raw index comes last, its digests before its other columns.
+    """
+    kinds = sorted({str(tree.kind) for tree in trees.values()})
+    fields = [pa.field(f"{kind}:{item.name}", item.type) for kind in kinds for item in table.schema_of(KINDS[kind])]
+    index = sorted(INDEX_SCHEMA, key=lambda item: item.name != DIGEST)
+    schema = pa.schema([*fields, *(pa.field(_INDEX + item.name, item.type) for item in index)])
+    groups: list[tuple[str, pa.Table]] = []
     listed: list[Document] = []
-    for name, tree in trees.items():
-        sections = ((f"{tree.kind}:", tree.metadata), ("index:", tree.index))
-        listed.append(
-            {
-                "tree": name,
-                "kind": tree.kind,
-                "metadata": len(groups),
-                "index": len(groups) + 1,
-                "parts": [
-                    {"name": part.name, "digest": part.digest, "rows": part.rows, "facts": part.facts}
-                    for part in tree.parts
-                ],
-            }
-        )
-        groups += [_widened(found, prefix, schema) for prefix, found in sections]
-    return table.encode(groups, {"version": 1, "trees": listed}, sealed=False)
+    for name in sorted(trees, key=lambda name: (name == PARTS, name)):
+        tree = trees[name]
+        parts = [
+            {"name": part.name, "digest": part.digest, "rows": part.rows, "facts": part.facts} for part in tree.parts
+        ]
+        here = {"metadata": len(groups), "index": len(groups) + 1}
+        listed.append({"tree": name, "kind": tree.kind, "parts": parts, **here})
+        groups += [(f"{tree.kind}:", tree.metadata), (_INDEX, tree.index)]
+    wide = [_widened(found, prefix, schema) for prefix, found in groups]
+    draft = table.encode(wide, {}, sealed=False)
+    # what the footer says of the columns does not move them, so they are written twice and lie where they lay
+    chunks, rest, cut = _described(draft, [prefix for prefix, _ in groups], first=_INDEX + index[1].name)
+    data = table.encode(wide, {"version": 2, "trees": listed, "chunks": chunks, "rest": rest}, sealed=False)
+    return data, len(data) - cut
+
+
+def _described(draft: bytes, prefixes: list[str], *, first: str) -> tuple[dict[str, Document], str, int]:
+    """Place and digest of every column before the tail, the digest of all between them, and where the tail starts."""
+    metadata = pq.read_metadata(pa.BufferReader(draft))
+    chunks: dict[str, Document] = {}
+    cuts = [0]
+    for group, prefix in enumerate(prefixes):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            name = column.path_in_schema.partition(".")[0]
+            start = column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
+            if group == len(prefixes) - 1 and name == first:
+                return chunks, hashlib.sha256(_outside(draft, [*cuts, start])).hexdigest(), start
+            if name.startswith(prefix):
+                stop = start + column.total_compressed_size
+                chunks.setdefault(str(group), {})[name] = [
+                    start,
+                    stop - start,
+                    hashlib.sha256(draft[start:stop]).hexdigest(),
+                ]
+                cuts += [start, stop]
+    raise AssertionError(first)
+
+
+def _outside(data: bytes, cuts: list[int]) -> bytes:
+    """The bytes between the columns that are listed."""
+    return b"".join(data[start:stop] for start, stop in zip(cuts[::2], cuts[1::2], strict=True))
 
 
 def _widened(found: pa.Table, prefix: str, schema: pa.Schema) -> pa.Table:
@@ -103,42 +262,23 @@ def _widened(found: pa.Table, prefix: str, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def file_name(data: bytes, parts: int) -> str:
-    """``000128-<sha256>.parquet`` for a snapshot of 128 parts."""
-    return f"{parts:06d}-{hashlib.sha256(data).hexdigest()}.parquet"
+def file_name(data: bytes, tail: int, parts: int) -> str:
+    """``000128-20817-<sha256>.parquet`` for a snapshot of 128 parts whose tail has 20,817 bytes."""
+    return f"{parts:06d}-{tail}-{hashlib.sha256(data[-tail:]).hexdigest()}.parquet"
 
 
-def listed(root: Path) -> list[str]:
-    """Names of the snapshots in a zoo's folder, the one that covers most parts first."""
-    folder = root / SNAPSHOTS
-    if not folder.is_dir():
-        return []
-    return sorted((path.name for path in folder.iterdir() if SNAPSHOT_NAME.fullmatch(path.name)), reverse=True)
+def listed(files: Files) -> list[str]:
+    """Names of the snapshots of a zoo, the one that covers most parts first."""
+    return sorted((name for name in files.listed(SNAPSHOTS) if SNAPSHOT_NAME.fullmatch(name)), reverse=True)
 
 
-def read(root: Path, name: str) -> Snapshot:
-    """Read one snapshot, its bytes checked against its name.
-
-    Raises
-    ------
-    IntegrityError
-        The bytes are not those that the name promises, or they cannot be read.
-    """
-    where = f"{root.name}/{SNAPSHOTS}/{name}"
-    data = table.read_bytes(root / SNAPSHOTS / name, where=where)
-    promised, found = name[7:71], hashlib.sha256(data).hexdigest()
-    if promised != found:
-        step = "Remove it and run ckptzoo compact --index."
-        raise IntegrityError(Problem(where, "sha256", promised, found, step))
-    file, facts = table.open_table(data, where=where)
-    return Snapshot(file, facts, where=where)
-
-
-def newest(root: Path, trees: dict[str, tuple[str, ...]]) -> Snapshot | None:
+def newest(files: Files, trees: Mapping[str, tuple[str, ...]]) -> Snapshot | None:
     """The newest valid snapshot all of whose parts are there; invalid ones are for ``verify`` to report."""
-    for name in listed(root):
+    for name in listed(files):
         try:
-            found = read(root, name)
+            found = Snapshot(files, name)
+            if files.here is not None:
+                found.check()
         except IntegrityError:
             continue
         if all(set(parts) <= set(trees.get(tree, ())) for tree, parts in found.parts.items()):

@@ -140,7 +140,7 @@ def read_bytes(path: Path, *, where: str, max_bytes: int = MAX_FILE) -> bytes:
     return data
 
 
-def open_table(data: bytes, *, where: str) -> tuple[pq.ParquetFile, Document]:
+def open_table(data: bytes | bytearray, *, where: str) -> tuple[pq.ParquetFile, Document]:
     """Parquet bytes that were checked, as a file and the facts of its footer; sizes are bounded first."""
     try:
         file = pq.ParquetFile(

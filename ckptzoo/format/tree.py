@@ -1,5 +1,6 @@
 """A tree of parts in memory: all raw parts of a zoo, or all parts of one derived thing."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,55 @@ from ckptzoo.format.part import Part
 
 INDEX_SCHEMA = table.INDEX_SCHEMA.append(pa.field("part", pa.int32(), nullable=False))
 """The index of a part and, for each row, the part's position in the tree."""
+DIGEST = "sha256"
+
+
+Read = Callable[[Sequence[str]], pa.Table]
+"""Names of columns, to a table of them in this order."""
+
+
+class Rows:
+    """A table of some pieces, one behind the other, whose columns are read when they are first asked for.
+
+    Parameters
+    ----------
+    schema : of the whole table.
+    pieces : the number of rows and the reader of each.
+    """
+
+    def __init__(self, schema: pa.Schema, pieces: Sequence[tuple[int, Read]]) -> None:
+        self.schema, self._pieces = schema, tuple(pieces)
+        self._count = sum(count for count, _ in pieces)
+        self._held: dict[str, pa.ChunkedArray] = {}
+
+    @classmethod
+    def of(cls, *tables: pa.Table) -> "Rows":
+        """Of tables with one schema that are in memory."""
+        return cls(tables[0].schema, [(len(table), table.select) for table in tables])
+
+    @classmethod
+    def joined(cls, pieces: Sequence["Rows"]) -> "Rows":
+        """Of others with one schema, at least one."""
+        return cls(pieces[0].schema, [(len(piece), piece.select) for piece in pieces])
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, name: str) -> pa.ChunkedArray:
+        return self.select([name])[name]
+
+    def select(self, names: Sequence[str]) -> pa.Table:
+        """Some columns; those that were not read before are read at once."""
+        lacking = [name for name in dict.fromkeys(names) if name not in self._held]
+        if lacking:
+            found = pa.concat_tables([read(lacking) for _, read in self._pieces]).combine_chunks()
+            self._held.update(zip(lacking, found.columns, strict=True))
+        fields = [self.schema.field(name) for name in names]
+        return pa.Table.from_arrays([self._held[name] for name in names], schema=pa.schema(fields))
+
+    def table(self) -> pa.Table:
+        """Every column."""
+        return self.select(self.schema.names)
 
 
 @dataclass(frozen=True)
@@ -19,18 +69,33 @@ class Tree:
     """Parts with the rows of all of them in zoo order, and their index rows with their part's position."""
 
     parts: tuple[Part, ...]
-    metadata: pa.Table
-    index: pa.Table
+    rows: Rows
+    blocks: Rows
 
     @property
     def kind(self) -> str | None:
         """``raw``, ``variant``, ``retracted``, or None for an empty tree."""
         return self.parts[0].facts.get("kind") if self.parts else None
 
+    @property
+    def metadata(self) -> pa.Table:
+        """Every column of the rows."""
+        return self.rows.table()
+
+    @property
+    def index(self) -> pa.Table:
+        """Every column of the index."""
+        return self.blocks.table()
+
+    @property
+    def outline(self) -> pa.Table:
+        """The index without the digests, which make up most of its bytes."""
+        return self.blocks.select([name for name in self.blocks.schema.names if name != DIGEST])
+
 
 def empty_tree() -> Tree:
     """A tree without parts, as that of a new zoo."""
-    return Tree((), table.METADATA_SCHEMA.empty_table(), INDEX_SCHEMA.empty_table())
+    return Tree((), Rows.of(table.METADATA_SCHEMA.empty_table()), Rows.of(INDEX_SCHEMA.empty_table()))
 
 
 def places_of(ids: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:

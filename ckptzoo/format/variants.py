@@ -1,11 +1,11 @@
 """What the parts of a variant must hold: group elements of the zoo's table, and weights or none."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 
 from ckptzoo.errors import Problem
+from ckptzoo.format.files import Files
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.spec.document import REFETCH, Document
 from ckptzoo.spec.layout import INDEX, SYMMETRY
@@ -60,10 +60,10 @@ def element_problems(
             yield Problem(f"{where}/g-*.safetensors", f"tensor {name!r}", wanted, got, REFETCH)
 
 
-def origin_problems(root: Path, raw: Tree, tree: Tree) -> Iterator[Problem]:
+def origin_problems(files: Files, raw: Tree, tree: Tree) -> Iterator[Problem]:
     """Parts of a variant whose rows stand in another raw part than the one that they were derived from."""
     bounds = np.cumsum([0, *(part.rows for part in raw.parts)])
-    owner = np.searchsorted(bounds, places_of(tree.metadata["id"], raw.metadata["id"]), side="right") - 1
+    owner = np.searchsorted(bounds, places_of(tree.rows["id"], raw.rows["id"]), side="right") - 1
     at = 0
     for part in tree.parts:
         held = np.unique(owner[at : at + part.rows])
@@ -72,4 +72,4 @@ def origin_problems(root: Path, raw: Tree, tree: Tree) -> Iterator[Problem]:
         others = {raw.parts[number].digest for number in held[held >= 0].tolist()} - {named}
         if others:
             step = "Remove the part and derive it anew."
-            yield Problem(f"{root.name}/{part.path}", "raw part of its rows", named, min(others), step)
+            yield Problem(f"{files.name}/{part.path}", "raw part of its rows", named, min(others), step)

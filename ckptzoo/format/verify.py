@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.format import snapshot
+from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.geometry import geometry_problems
 from ckptzoo.format.header import Entry, header_length, read_header
 from ckptzoo.format.part import Part, part_digest, stored_rows
 from ckptzoo.format.reader import list_trees, read_documents, read_tree, repeated
-from ckptzoo.format.tree import Tree, empty_tree
+from ckptzoo.format.tree import Rows, Tree, empty_tree
 from ckptzoo.format.variants import origin_problems
 from ckptzoo.spec import layout
 from ckptzoo.spec.document import REFETCH
@@ -41,49 +42,50 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
     (whole files and blocks), in bounded memory, on all cores. ``tests/refuse`` holds what must be found.
     """
     root = Path(path).absolute()
+    files = Folder(root)
     try:
-        _, arch, symmetry = read_documents(root)
+        _, arch, symmetry = read_documents(files)
     except (IntegrityError, SpecError) as error:
         return list(error.problems)
     problems = list(_strays(root))
     trees: dict[str, Tree] = {}
     read: list[tuple[Part, pa.Table]] = []
     sound: list[tuple[Part, pa.Table]] = []
-    for tree, names in list_trees(root).items():
-        found = _readable(root, tree, names, problems)
+    for tree, names in list_trees(files).items():
+        found = _readable(files, tree, names, problems)
         trees[tree] = found
         for number, part in enumerate(found.parts):
             index = found.index.filter(pa.array(found.index["part"].to_numpy() == number))
             zeros = pa.repeat(pa.scalar(0, pa.int32()), len(index))
-            single = Tree((part,), found.metadata, index.drop_columns(["part"]).append_column("part", zeros))
-            wrong = geometry_problems(root, arch, symmetry, single)
+            single = Tree((part,), found.rows, Rows.of(index.drop_columns(["part"]).append_column("part", zeros)))
+            wrong = geometry_problems(files, arch, symmetry, single)
             problems += wrong
             read.append((part, index))
             if not wrong:
                 sound.append((part, index.drop_columns(["part"])))
     raw = trees.get(layout.PARTS, empty_tree())
-    problems += repeated(root, raw)
-    problems += _strangers(root, raw, trees)
-    problems += _snapshots(root, trees, deep=deep)
+    problems += repeated(files, raw)
+    problems += _strangers(files, raw, trees)
+    problems += _snapshots(files, trees, deep=deep)
     if deep:
-        problems += _digests(root, sound)
+        problems += _digests(files, sound)
         problems += _headers(root, read)
         problems += _shards(root, sound, progress)
     return problems
 
 
-def _readable(root: Path, tree: str, names: tuple[str, ...], problems: list[Problem]) -> Tree:
+def _readable(files: Files, tree: str, names: tuple[str, ...], problems: list[Problem]) -> Tree:
     """The tree of those parts that can be read; the others' problems are noted."""
     good: list[str] = []
     for name in names:
         try:
-            read_tree(root, tree, (name,), None)
+            read_tree(files, tree, (name,), None)
         except IntegrityError as error:
             problems += error.problems
         else:
             good.append(name)
     try:
-        return read_tree(root, tree, tuple(good), None)
+        return read_tree(files, tree, tuple(good), None)
     except IntegrityError as error:
         problems += error.problems
         return empty_tree()
@@ -115,27 +117,27 @@ def _strays(root: Path) -> Iterator[Problem]:
             yield Problem(where, "a snapshot", "<6 digits>-<sha256>.parquet", repr(path.name), step)
 
 
-def _strangers(root: Path, raw: Tree, trees: dict[str, Tree]) -> Iterator[Problem]:
+def _strangers(files: Folder, raw: Tree, trees: dict[str, Tree]) -> Iterator[Problem]:
     """Derived rows of checkpoints that the zoo lacks or that were derived twice, and shards no index names."""
-    ids = set(raw.metadata["id"].to_pylist())
+    ids = set(raw.rows["id"].to_pylist())
     for tree, found in trees.items():
         for number, part in enumerate(found.parts):
             index = found.index.filter(pa.array(found.index["part"].to_numpy() == number))
             named = set(index["file"].to_pylist())
-            folder = root / part.path
+            folder = files.here / part.path
             for file in sorted(path.name for path in folder.iterdir() if layout.SHARD_NAME.fullmatch(path.name)):
                 if file not in named:
                     yield Problem(
-                        f"{root.name}/{part.path}/{file}",
+                        f"{files.name}/{part.path}/{file}",
                         "shard",
                         "one that the index names",
                         "a stray",
                         "Remove it.",
                     )
-        if tree == layout.PARTS or not found.parts or len(raw.parts) < len(list_trees(root)[layout.PARTS]):
+        if tree == layout.PARTS or not found.parts or len(raw.parts) < len(list_trees(files)[layout.PARTS]):
             continue  # what cannot be read of the raw parts must not be held against the derived ones
-        own = found.metadata["id"].combine_chunks()
-        where = f"{root.name}/{tree}"
+        own = found.rows["id"].combine_chunks()
+        where = f"{files.name}/{tree}"
         unknown = [name for name in own.to_pylist() if name not in ids]
         if len(unknown):
             got = f"{len(unknown)} others, such as {unknown[0]!r}"
@@ -143,15 +145,17 @@ def _strangers(root: Path, raw: Tree, trees: dict[str, Tree]) -> Iterator[Proble
         if tree != f"{layout.DERIVED}/{layout.RETRACTED}" and len(own.unique()) != len(own):
             yield Problem(where, "ids", "each id once", "some twice", "Remove the part that came later.")
         if found.kind == "variant":
-            yield from origin_problems(root, raw, found)
+            yield from origin_problems(files, raw, found)
 
 
-def _snapshots(root: Path, trees: dict[str, Tree], *, deep: bool) -> Iterator[Problem]:
+def _snapshots(files: Folder, trees: dict[str, Tree], *, deep: bool) -> Iterator[Problem]:
     step = "Remove it and run ckptzoo compact --index."
-    for name in snapshot.listed(root):
-        where = f"{root.name}/{layout.SNAPSHOTS}/{name}"
+    for name in snapshot.listed(files):
+        where = f"{files.name}/{layout.SNAPSHOTS}/{name}"
         try:
-            found = snapshot.read(root, name)
+            found = snapshot.Snapshot(files, name)
+            if deep:
+                found.check()
             for tree, parts in found.parts.items():
                 held = {part.name: part for part in trees.get(tree, empty_tree()).parts}
                 missing = [part for part in parts if part not in held]
@@ -171,15 +175,15 @@ def _snapshots(root: Path, trees: dict[str, Tree], *, deep: bool) -> Iterator[Pr
             yield from error.problems
 
 
-def _digests(root: Path, sound: list[tuple[Part, pa.Table]]) -> Iterator[Problem]:
+def _digests(files: Folder, sound: list[tuple[Part, pa.Table]]) -> Iterator[Problem]:
     for part, index in sound:
         try:
-            found = part_digest(stored_rows(root, part), index, part.facts)
+            found = part_digest(stored_rows(files, part), index, part.facts)
         except IntegrityError as error:
             yield from error.problems
             continue
         if found != part.digest:
-            yield Problem(f"{root.name}/{part.path}", "digest of the part", part.digest, found, REFETCH)
+            yield Problem(f"{files.name}/{part.path}", "digest of the part", part.digest, found, REFETCH)
 
 
 def _headers(root: Path, read: list[tuple[Part, pa.Table]]) -> Iterator[Problem]:

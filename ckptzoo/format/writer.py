@@ -13,16 +13,18 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.format import table
 from ckptzoo.format.durable import Staging
+from ckptzoo.format.files import Folder
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.format.part import SHARD_BYTES, Arrays, PartWriter
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
 from ckptzoo.format.snapshot import newest
 from ckptzoo.spec import layout
 from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.card import Card
+from ckptzoo.spec.card import FILE, Card
 from ckptzoo.spec.document import parse, seal
 from ckptzoo.spec.identity import Identity
 from ckptzoo.spec.metadata import value_problems
+from ckptzoo.spec.readme import first_readme
 from ckptzoo.spec.symmetry import Symmetry
 
 
@@ -68,7 +70,8 @@ def create(
         files = {layout.ZOO: seal(identity.to_json()), layout.ARCHITECTURE: seal(arch.to_json())}
         if symmetry is not None:
             files[layout.SYMMETRY] = seal(symmetry.to_json())
-        files[layout.CARD] = card.readme(arch).encode()
+        files[FILE] = card.to_toml().encode()
+        files[layout.CARD] = first_readme(card, arch).encode()
         for name, data in files.items():
             (staging.path / name).write_bytes(data)
         staging.publish(root)
@@ -87,7 +90,7 @@ def append(path: str | Path) -> "Writer":
         ``path`` is not a zoo, or not a readable one.
     """
     root = Path(path).absolute()
-    _, arch, _ = read_documents(root)
+    _, arch, _ = read_documents(Folder(root))
     return Writer(root, arch)
 
 
@@ -204,12 +207,13 @@ class Writer:
 
     def _catch_up(self) -> None:
         """Learn the ids and units of parts that came since the last look; parts never change."""
-        trees = list_trees(self.path)
+        files = Folder(self.path)
+        trees = list_trees(files)
         fresh = tuple(name for name in trees[layout.PARTS] if name not in self._seen)
-        known = None if self._seen else newest(self.path, trees)
-        tree = read_tree(self.path, layout.PARTS, fresh, known)
+        known = None if self._seen else newest(files, trees)
+        tree = read_tree(files, layout.PARTS, fresh, known)
         for column, held in self._held.items():
-            held.update(name for name in tree.metadata[column].to_pylist() if name is not None)
+            held.update(name for name in tree.rows[column].to_pylist() if name is not None)
         self._seen.update(fresh)
 
     def _checked(self, weights: Arrays, count: int, *, single: bool) -> dict[str, NDArray[Any]]:

@@ -1,12 +1,13 @@
 """A stack whose rows are computed when they are read: a group element acting on raw weights."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.format.files import Span
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.format.shard import BLOCK_BYTES
 from ckptzoo.format.variants import variant_dtype
@@ -84,6 +85,11 @@ class Computed:
     def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
         """Rows in order, ``PIECE_BYTES`` of raw rows at a time."""
         return (self._made(rows[start : start + self._step]) for start in range(0, len(rows), self._step))
+
+    def needs(self, rows: NDArray[np.int64]) -> Sequence[Span]:
+        """The blocks on other machines from which raw rows and group elements are read."""
+        element = (span for stack in self._element.values() for span in stack.needs(rows))
+        return [*self._raw.needs(self._origins[rows]), *element]
 
     @property
     def _step(self) -> int:

@@ -1,17 +1,17 @@
 """Where every stacked tensor of a tree lies, and the maps that its arrays are views of."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import UnknownNameError
+from ckptzoo.format.files import Files, Span
 from ckptzoo.format.shard import ShardMap
-from ckptzoo.format.tree import Tree
+from ckptzoo.format.tree import DIGEST, Tree
 from ckptzoo.loader.stack import Maps
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.layout import RAW
@@ -30,6 +30,7 @@ class Extents:
     shards : (S,) numbers of the shards in the directory.
     offsets : (S,) bytes from the start of each shard to its first row.
     pages : (P,) int64, first row of every block of rows that has a digest.
+    places : (P,) int64, where each block stands in the index.
     """
 
     dtype: str
@@ -40,26 +41,29 @@ class Extents:
     shards: tuple[int, ...]
     offsets: tuple[int, ...]
     pages: NDArray[np.int64]
+    places: NDArray[np.int64]
 
 
 class Directory:
     """The shards of a tree, opened when first needed."""
 
-    def __init__(self, root: Path, tree: Tree, arch: Architecture) -> None:
-        self._where = f"{root.name}/{tree.parts[0].tree if tree.parts else 'parts'}"
-        index = tree.index
+    def __init__(self, files: Files, tree: Tree, arch: Architecture) -> None:
+        self._where = f"{files.name}/{tree.parts[0].tree if tree.parts else 'parts'}"
+        self._here, self._index = files.here, tree.blocks
+        index = tree.outline
         starts = np.cumsum([0, *(part.rows for part in tree.parts)], dtype=np.int64)
         whole = index["tensor"].is_null().to_numpy()
         number = np.cumsum(whole) - 1  # every row belongs to the shard whose own row came last
         parts = index["part"].to_numpy()
         base = starts[parts]
-        files = index["file"].to_pylist()
+        names = index["file"].to_pylist()
         heads = np.flatnonzero(whole)
-        self._paths = [f"{root}/{tree.parts[parts[at]].path}/{files[at]}" for at in heads]
+        self._paths = [f"{tree.parts[parts[at]].path}/{names[at]}" for at in heads]
+        self._shards = number
         self._sizes = index["nbytes"].to_numpy()[heads]
-        self._stems = [(int(parts[at]), files[at].rpartition("-")[0]) for at in heads]
+        self._stems = [(int(parts[at]), names[at].rpartition("-")[0]) for at in heads]
         self._rows = np.diff(starts)
-        self._extents = _extents(index, base, whole, number, files) if tree.parts else _none(arch)
+        self._extents = _extents(index, base, whole, number, names) if tree.parts else _none(arch)
         self._maps: OrderedDict[str, ShardMap] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -84,13 +88,22 @@ class Directory:
 
     def map(self, shard: int, *, private: Maps | None = None) -> ShardMap:
         """The shard's map: the shared one, whose arrays are handed out read-only, or one of the caller's own."""
-        path = self._paths[shard]
+        path = f"{self._here}/{self._paths[shard]}"
         kept: MutableMapping[str, ShardMap] = self._maps if private is None else private
         found = kept.pop(path, None) or ShardMap(path, nbytes=int(self._sizes[shard]))
         kept[path] = found  # the one that was used last stands last
         if len(self._maps) > MAX_MAPS:
             self._maps.popitem(last=False)
         return found
+
+    def spans(self, extents: Extents, blocks: Sequence[int]) -> list[Span]:
+        """Where some of a tensor's blocks lie, and their digests."""
+        index = self._index.select(["offset", "nbytes", DIGEST])
+        made: list[Span] = []
+        for at in extents.places[np.asarray(blocks, np.int64)].tolist():
+            offset, nbytes, digest = (column[at].as_py() for column in index.columns)
+            made.append(Span(self._paths[self._shards[at]], offset, offset + nbytes, digest))
+        return made
 
     def will_need(self, stem: str, row: int) -> None:
         """Ask the kernel to read one row of a stem's tensors ahead."""
@@ -128,6 +141,7 @@ def _extents(index: Any, base: Any, whole: Any, number: Any, files: list[str]) -
             tuple(number[heads].tolist()),
             tuple(offset[heads].tolist()),
             first[rows],
+            rows,
         )
     return made
 
@@ -136,6 +150,6 @@ def _none(arch: Architecture) -> dict[tuple[str, str], Extents]:
     """The raw tensors of a zoo without checkpoints."""
     none = np.zeros(0, np.int64)
     return {
-        (RAW, tensor.name): Extents(tensor.dtype, tensor.shape, tensor.nbytes, none, none, (), (), none)
+        (RAW, tensor.name): Extents(tensor.dtype, tensor.shape, tensor.nbytes, none, none, (), (), none, none)
         for tensor in arch.tensors
     }

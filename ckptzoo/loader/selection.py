@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
+from ckptzoo.loader.afar import Afar
 from ckptzoo.loader.checkpoint import Checkpoint
 from ckptzoo.loader.stack import Maps
 from ckptzoo.loader.stacked import StackedTensor
 from ckptzoo.loader.stream import Source
 from ckptzoo.loader.variant import Variant
-from ckptzoo.loader.where import Filters, expression
+from ckptzoo.loader.where import Filters, expression, used
 from ckptzoo.spec import layout
 
 
@@ -32,6 +33,7 @@ class Selection:
 
     def __init__(self, contents: Contents, variants: dict[str, Variant], rows: NDArray[np.int64]) -> None:
         self.contents, self.variants, self.rows = contents, variants, rows
+        self._columns: dict[str, pa.ChunkedArray] = {}
         self._places: dict[str, NDArray[np.int64]] = {layout.RAW: rows}
 
     @property
@@ -39,32 +41,49 @@ class Selection:
         """The zoo's name."""
         return self.contents.identity.name
 
-    @cached_property
+    @property
     def metadata(self) -> pa.Table:
         """One row per checkpoint."""
-        table = self.contents.raw.metadata
-        everything = np.array_equal(self.rows, np.arange(len(table)))
-        return table if everything else table.take(pa.array(self.rows))
+        return self.columns(self.contents.raw.rows.schema.names)
+
+    def columns(self, names: Sequence[str]) -> pa.Table:
+        """Some columns of the metadata, one row per checkpoint; no others are read."""
+        _ = self.contents.ids
+        lacking = [name for name in names if name not in self._columns]
+        if lacking:
+            table = self.contents.raw.rows.select(lacking)
+            everything = np.array_equal(self.rows, np.arange(len(table)))
+            taken = table if everything else table.take(pa.array(self.rows))
+            self._columns.update(zip(lacking, taken.columns, strict=True))
+        fields = [self.contents.raw.rows.schema.field(name) for name in names]
+        return pa.Table.from_arrays([self._columns[name] for name in names], schema=pa.schema(fields))
+
+    @property
+    def ids(self) -> pa.ChunkedArray:
+        """(N,) the checkpoints' ids."""
+        return self.columns(["id"])["id"]
 
     @cached_property
     def gauges(self) -> tuple[str, ...]:
         """``raw`` and every gauge that was derived."""
         names = self.contents.derived_parts
-        return (layout.RAW, *(name for name in names if self.contents.derived(name).kind == "variant"))
+        return (layout.RAW, *(name for name in names if self.contents.kind(name) == "variant"))
 
     def matching(self, filters: Filters) -> NDArray[np.int64]:
         """The places of the checkpoints whose metadata satisfy a condition."""
-        table = self.metadata
-        condition = expression(filters, table.column_names)
+        known = self.contents.raw.rows.schema.names
+        condition = expression(filters, known)
         try:
-            numbered = table.append_column("__row", pa.array(np.arange(len(table))))
+            numbered = self.columns(used(condition, known) or ["id"]).append_column(
+                "__row", pa.array(np.arange(len(self.rows)))
+            )
             return numbered.filter(condition)["__row"].to_numpy()
         except pa.ArrowException as error:
             raise ZooError(f"{self.name}: where: expected a condition on the columns, got {error}.") from error
 
     def last_steps(self) -> NDArray[np.int64]:
         """The place of each member's checkpoint of the last step, in order."""
-        table = self.metadata
+        table = self.columns(["member", "step"])
         steps = table["step"].fill_null(-1).to_numpy()
         members = table["member"].combine_chunks().dictionary_encode().indices.to_numpy()
         order = np.lexsort((steps, members))
@@ -87,11 +106,11 @@ class Selection:
             self.variants[variant] = Variant(self.contents, variant, raw)
         found = self.variants[variant]
         if variant not in self._places:
-            rows = places_of(self.metadata["id"], found.tree.metadata["id"])
+            rows = places_of(self.ids, found.tree.rows["id"])
             if missing := int((rows < 0).sum()):
                 raise ZooError(
                     f"{self.name}: variant {variant!r}: expected all {len(rows)} checkpoints, got "
-                    f"{len(rows) - missing}. Run ckptzoo derive {self.contents.root.name} --gauge {variant}."
+                    f"{len(rows) - missing}. Run ckptzoo derive {self.contents.files.name} --gauge {variant}."
                 )
             self._places[variant] = rows
         return found, self._places[variant]
@@ -114,7 +133,9 @@ class Selection:
         for name in names:
             wanted += arch.layers[name] if name in arch.layers and name not in arch else (self.tensor(name),)
         stacks = {name: held.stack(name) for name in wanted or arch.names}
-        return Source(stacks, rows, self.metadata["id"].combine_chunks(), self.contents.revision, self.name)
+        files = self.contents.files
+        bring = files.bring if isinstance(files, Afar) else None
+        return Source(stacks, rows, self.ids.combine_chunks(), self.contents.revision, self.name, bring)
 
     def checkpoint(self, id: str, variant: str) -> Checkpoint:
         """One checkpoint by its id."""
@@ -141,11 +162,11 @@ class Selection:
         raise UnknownNameError(self.name, "tensor", name, arch.layers.get(name, known))
 
     def _place(self, id: str) -> int:
-        at = self.metadata["id"].index(id).as_py()
+        at = self.ids.index(id).as_py()
         if at < 0:
             for tomb in self.contents.retracted.metadata.to_pylist():
                 if tomb["id"] == id:
                     step = "Its bytes stay in the zoo."
                     raise ZooError(f"{self.name}: checkpoint {id!r}: retracted, because {tomb['reason']!r}. {step}")
-            raise UnknownNameError(self.name, "checkpoint", id, self.metadata["id"].to_pylist())
+            raise UnknownNameError(self.name, "checkpoint", id, self.ids.to_pylist())
         return at

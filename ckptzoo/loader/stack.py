@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.format.files import Span
 from ckptzoo.format.shard import ShardMap
 
 Maps = dict[str, ShardMap]
@@ -60,6 +61,10 @@ class Stack(Protocol):
         """Rows in order, piece by piece."""
         ...
 
+    def needs(self, rows: NDArray[np.int64]) -> Sequence[Span]:
+        """The blocks on other machines from which these rows are read; none where all is on this one."""
+        ...
+
 
 class Joined:
     """A stack whose rows come from several others.
@@ -95,6 +100,11 @@ class Joined:
         """Rows in order, piece by piece."""
         for at, start, stop in consecutive(self._owner(rows)):
             yield from self._stacks[at].runs(rows[start:stop])
+
+    def needs(self, rows: NDArray[np.int64]) -> Sequence[Span]:
+        """The blocks on other machines from which these rows are read."""
+        owner = self._owner(rows)
+        return [span for at in np.unique(owner) for span in self._stacks[at].needs(rows[owner == at])]
 
     def _owner(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return self._owners[self._bounds.searchsorted(rows, side="right") - 1]

@@ -1,11 +1,12 @@
 """A stack whose rows lie in shards: views of their maps, or copies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.format.files import Span
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.loader.directory import Directory, Extents
 from ckptzoo.loader.stack import Maps, assembled, by_owner, consecutive, evenly
@@ -46,6 +47,10 @@ class Stored:
             if whole.nbytes <= RUN_BYTES:
                 self._directory.map(extents.shards[at]).will_need(extents.offsets[at], whole.nbytes)
             yield whole[evenly(rows[start:stop] - extents.starts[at])]
+
+    def needs(self, rows: NDArray[np.int64]) -> Sequence[Span]:
+        """None: the shards are on this machine."""
+        return ()
 
     def _whole(self, at: int, *, private: Maps | None = None) -> NDArray[Any]:
         """The tensor's rows in one shard, all of them, as a view."""

@@ -1,7 +1,11 @@
 """Batches of checkpoints, layer by layer, in an order that resumes exactly."""
 
 import hashlib
-from collections.abc import Iterator
+import itertools
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.errors import StateError, ZooError
+from ckptzoo.format.files import Span
 from ckptzoo.loader.plan import (
     RAGGED,
     SHUFFLES,
@@ -24,6 +29,9 @@ from ckptzoo.loader.plan import (
 )
 from ckptzoo.loader.stack import Stack
 from ckptzoo.spec.document import digest_of
+
+TURNS_AHEAD = 2
+"""Batches of a zoo on another machine that are fetched before they are asked for."""
 
 State = dict[str, Any]
 """``{revision, plan, seed, epoch, position}``: where a stream stands; small, and JSON as it is."""
@@ -60,13 +68,28 @@ class Batch:
 
 @dataclass(frozen=True)
 class Source:
-    """What a stream reads: the tensors' stacks, the rows of the tree in order, and their checkpoints' ids."""
+    """What a stream reads.
+
+    Parameters
+    ----------
+    stacks : the tensors.
+    rows : (N,) rows of the tree, in order.
+    ids : their checkpoints' ids.
+    revision, where : of the zoo.
+    bring : fetches blocks of a zoo on another machine ahead; None for one on this.
+    """
 
     stacks: dict[str, Stack]
     rows: NDArray[np.int64]
     ids: pa.Array
     revision: str
     where: str
+    bring: Callable[[Iterable[Span]], None] | None = None
+
+    def prepare(self, rows: NDArray[np.int64]) -> None:
+        """Fetch what these rows need from another machine."""
+        if self.bring is not None:
+            self.bring([span for stack in self.stacks.values() for span in stack.needs(self.rows[rows])])
 
 
 class Stream:
@@ -138,10 +161,20 @@ class Stream:
                 f"{self._batch_size}. Choose ragged='keep', 'drop' or 'pad'."
             )
         plan = Plan(self._pages, self._window, self._shuffle, start["seed"], start["epoch"])
-        for first, size, behind in self._rounds():
-            rows = plan.rows(np.arange(first, first + size, dtype=np.int64) % count)
-            self._now = self._at(start, behind)
-            yield self._read(rows, self._now)
+        turns = self._rounds()
+
+        def rows_of(turn: int) -> NDArray[np.int64]:
+            first, size, _ = turns[turn]
+            return plan.rows(np.arange(first, first + size, dtype=np.int64) % count)
+
+        if self._source.bring is None:
+            batches = (rows_of(turn) for turn in range(len(turns)))
+        else:
+            batches = prepared(range(len(turns)), rows_of, self._source.prepare)
+        with closing(batches):
+            for rows, (_, _, behind) in zip(batches, turns, strict=True):
+                self._now = self._at(start, behind)
+                yield self._read(rows, self._now)
         self._start = self._now = self._at(start, count)
 
     def _at(self, start: State, position: int) -> State:
@@ -188,6 +221,27 @@ class Stream:
         if not 0 <= epoch < 2**64:
             raise ZooError(f"{self._source.where}: epoch: expected 0 to 2**64 - 1, got {epoch}. Choose another.")
         self._start = self._now = {**self._start, "epoch": epoch, "position": 0}
+
+
+def prepared(
+    turns: Iterable[int], rows_of: Callable[[int], NDArray[np.int64]], prepare: Callable[[NDArray[np.int64]], None]
+) -> Generator[NDArray[np.int64]]:
+    """The rows of every turn, once they were prepared; the next ``TURNS_AHEAD`` are being prepared meanwhile."""
+    with ThreadPoolExecutor(1, thread_name_prefix="ckptzoo-ahead") as pool:
+        coming: deque[tuple[NDArray[np.int64], Future[None]]] = deque()
+        left = iter(turns)
+        try:
+            while True:
+                for turn in itertools.islice(left, TURNS_AHEAD + 1 - len(coming)):
+                    rows = rows_of(turn)
+                    coming.append((rows, pool.submit(prepare, rows)))
+                if not coming:
+                    return
+                rows, done = coming.popleft()
+                done.result()
+                yield rows
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _digest(rows: NDArray[np.int64]) -> str:

@@ -6,12 +6,14 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.errors import IntegrityError
+from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.format.part import rows_a_shard
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
 from ckptzoo.format.variants import origin_problems, variant_dtype
+from ckptzoo.loader.afar import Afar
 from ckptzoo.loader.directory import Directory
+from ckptzoo.loader.fetched import Fetched
 from ckptzoo.loader.stack import Joined, Stack
 from ckptzoo.loader.stored import Stored
 from ckptzoo.spec import layout
@@ -37,11 +39,12 @@ class Variant:
     def __init__(self, contents: Contents, name: str, raw: "Variant | None") -> None:
         self.name, self.tree = name, contents.raw if raw is None else contents.derived(name)
         self._contents, self._raw = contents, raw
-        self._directory = Directory(contents.root, self.tree, contents.architecture)
+        self._directory = Directory(contents.files, self.tree, contents.architecture)
         self._bounds = np.cumsum([0, *(part.rows for part in self.tree.parts)], dtype=np.int64)
         self._bare = self._directory.lacks(name)
         self._stacks: dict[str, Stack] = {}
-        if self._bare.any() and (problems := list(origin_problems(contents.root, contents.raw, self.tree))):
+        computed = raw is not None and bool(self._bare.any())
+        if computed and (problems := list(origin_problems(contents.files, contents.raw, self.tree))):
             raise IntegrityError(problems)
 
     def stack(self, tensor: str) -> Stack:
@@ -56,14 +59,21 @@ class Variant:
         return {name: self._stored(layout.ELEMENT, name) for name in names}
 
     def will_need(self, row: int) -> None:
-        """Ask the kernel to read one checkpoint ahead."""
-        if self._raw is None or not self._bare[self._bounds.searchsorted(row, side="right") - 1]:
+        """Have one checkpoint read ahead: by the kernel, or in few requests."""
+        files = self._contents.files
+        if isinstance(files, Afar):
+            stacks = (self.stack(name) for name in self._contents.architecture.names)
+            files.bring(span for stack in stacks for span in stack.needs(np.array([row])))
+        elif self._raw is None or not self._bare[self._bounds.searchsorted(row, side="right") - 1]:
             self._directory.will_need(self.name, row)
         else:
             self._directory.will_need(layout.ELEMENT, row)
             self._raw.will_need(int(self._origins[row]))
 
     def _made(self, tensor: str) -> Stack:
+        if self._raw is None and self._bare.any():
+            step = f"Read a variant ({', '.join(self._contents.derived_parts)}), or pull the zoo with its raw weights."
+            raise ZooError(f"{self._contents.files.name}: raw weights: expected some, got none in some parts. {step}")
         if not self._bare.any():
             return self._stored(self.name, tensor)
         computed = self._computed(tensor)
@@ -71,8 +81,11 @@ class Variant:
             return computed
         return Joined((self._stored(self.name, tensor), computed), self._bounds, self._bare.astype(np.int64))
 
-    def _stored(self, stem: str, tensor: str) -> Stored:
-        return Stored(self._directory, self._directory.extents(stem, tensor))
+    def _stored(self, stem: str, tensor: str) -> Stack:
+        files, extents = self._contents.files, self._directory.extents(stem, tensor)
+        if isinstance(files, Afar):
+            return Fetched(self._directory, extents, files)
+        return Stored(self._directory, extents)
 
     def _computed(self, tensor: str) -> Stack:
         from ckptzoo.loader.computed import Computed  # with all of ckptzoo.symmetry, which nobody else here needs
@@ -86,7 +99,7 @@ class Variant:
     @cached_property
     def _origins(self) -> NDArray[np.int64]:
         """(N,) for each row its row of the raw tree, -1 where there is none."""
-        return places_of(self.tree.metadata["id"], self._contents.raw.metadata["id"])
+        return places_of(self.tree.rows["id"], self._contents.ids)
 
     @cached_property
     def _shards(self) -> NDArray[np.int64]:

@@ -51,6 +51,12 @@ def expression(filters: Filters, columns: list[str]) -> pc.Expression:
         ) from error
 
 
+def used(condition: pc.Expression, columns: list[str]) -> list[str]:
+    """The columns that a condition may read: those whose names stand in it."""
+    words = set(re.findall(r"\w+", str(condition)))
+    return [name for name in columns if name in words]
+
+
 def parse(text: str, columns: list[str]) -> pc.Expression:
     """A condition in Python's syntax: columns, numbers, strings, comparisons, ``in``, and, or, not. Never evaluated."""
     if len(text) > 10_000:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.errors import UnknownNameError, ZooError
+from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
@@ -26,39 +27,48 @@ from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import Symmetry
 
 
-def open(address: str | os.PathLike[str]) -> "Zoo":
-    """Open a zoo: a folder on this machine.
+def open(address: str | os.PathLike[str], *, endpoint: str | None = None) -> "Zoo":
+    """Open a zoo: a folder on this machine, a dataset repository on a hub, or a folder behind a web server.
 
     Parameters
     ----------
-    address : the zoo's folder.
+    address : a folder, ``org/zoo``, ``hf://datasets/org/zoo@revision``, ``https://host/path/zoo`` (any server with
+        ranges; ``ckptzoo compact`` writes the listing it needs) or an fsspec address such as ``s3://bucket/zoo``.
+        A folder that exists wins over a repository of the same name.
+    endpoint : the hub's address, if it is not the one that huggingface_hub uses (``HF_ENDPOINT``).
 
     Raises
     ------
-    ZooError
-        No such folder.
+    AbsentError
+        There is no such zoo; the message names every place that was tried.
+    RemoteError
+        Another machine gives no answer, for longer than patience lasts.
     IntegrityError
         It is not a zoo, or what can be seen without reading the shards is wrong.
 
     Notes
     -----
-    Reads rows and index of every part, or of a snapshot, and no weights. Retracted checkpoints are left out, with
-    a warning.
+    Reads the documents, and the index and rows of every part; of a snapshot afar only the index, and columns of the
+    rows when they are asked for. No weights are read. The revision is pinned: what is published later is seen by
+    ``refresh`` alone. Retracted checkpoints are left out, with a warning. Requests and bytes are held by
+    ``tests/loader/test_afar.py``.
     """
-    root = Path(address).absolute()
-    if not root.is_dir():
-        raise ZooError(
-            f"{address}: a zoo: expected a folder, got {'a file' if root.exists() else 'nothing'}. "
-            "Make one with ckptzoo.create or python -m builders build."
-        )
-    contents = read_contents(root)
-    ids, gone = (tree.metadata["id"] for tree in (contents.raw, contents.retracted))
-    rows = np.arange(len(ids), dtype=np.int64)
-    if len(gone):
-        rows = rows[places_of(ids, gone) < 0]
-        left = f"{len(ids) - len(rows)} of {len(ids)} checkpoints retracted and left out"
-        warnings.warn(f"{root.name}: {left}; zoo.retracted lists them.", UserWarning, stacklevel=2)
+    contents = read_contents(_files(address, endpoint))
+    rows = np.arange(len(contents.raw.rows), dtype=np.int64)
+    if len(contents.retracted.rows):
+        rows = rows[places_of(contents.ids, contents.retracted.rows["id"]) < 0]
+        left = f"{len(contents.raw.rows) - len(rows)} of {len(contents.raw.rows)} checkpoints retracted and left out"
+        warnings.warn(f"{contents.files.name}: {left}; zoo.retracted lists them.", UserWarning, stacklevel=2)
     return Zoo(contents, {}, rows)
+
+
+def _files(address: str | os.PathLike[str], endpoint: str | None) -> Files:
+    if Path(address).is_dir():
+        return Folder(address)
+    from ckptzoo.loader.afar import Afar  # with all of ckptzoo.remote
+    from ckptzoo.remote import open_remote
+
+    return Afar(open_remote(address, endpoint=endpoint), os.fspath(address), endpoint)
 
 
 class Zoo:
@@ -86,8 +96,14 @@ class Zoo:
 
     @property
     def path(self) -> Path:
-        """The zoo's folder."""
+        """The zoo's folder; ZooError where it is on another machine."""
         return self._contents.root
+
+    @property
+    def address(self) -> str:
+        """The zoo's folder, or its address where it is on another machine."""
+        files = self._contents.files
+        return files.name if files.here is None else str(files.here)
 
     @property
     def arch(self) -> Architecture:
@@ -122,7 +138,7 @@ class Zoo:
     @property
     def ids(self) -> list[str]:
         """The checkpoints' ids, in the zoo's order."""
-        return self.metadata["id"].to_pylist()
+        return self._selection.ids.to_pylist()
 
     @property
     def retracted(self) -> pa.Table:
@@ -293,7 +309,10 @@ class Zoo:
 
     def refresh(self) -> "Zoo":
         """The zoo as it is now, parts that came since it was opened included; a selection is not carried over."""
-        return open(self.path)
+        from ckptzoo.loader.afar import Afar
+
+        files = self._contents.files
+        return open(files.address, endpoint=files.endpoint) if isinstance(files, Afar) else open(self.path)
 
     def _source(self, names: Sequence[str], variant: str) -> Source:
         return self._selection.source(names, variant)

@@ -4,8 +4,8 @@
 each checked against its digest. It knows nothing of what the files hold.
 """
 
+from ckptzoo.errors import AbsentError, OfflineError, RemoteError
 from ckptzoo.remote.address import candidates
-from ckptzoo.remote.errors import AbsentError, OfflineError, RemoteError
 from ckptzoo.remote.held import Held, Pruned, bytes_of, cache_limit, cache_root, held, prune
 from ckptzoo.remote.opening import open_remote
 from ckptzoo.remote.plan import Wanted

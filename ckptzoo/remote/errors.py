@@ -1,34 +1,6 @@
-"""What can go wrong on the way to another machine.
+"""What passes: caught within this room, and raised as a RemoteError when patience has ended."""
 
-::
-
-    ZooError
-    '-- RemoteError            no answer, or one that cannot be used; has .problem
-        |-- AbsentError        there is no such zoo, revision or file
-        |-- OfflineError       it is not in the cache, and the network is not to be used
-        '-- TransientError     another try may succeed; has .wait; retried before anybody sees it
-"""
-
-from ckptzoo.errors import Problem, ZooError
-
-
-class RemoteError(ZooError):
-    """No answer from another machine, or one that cannot be used; ``problem`` holds the facts of the message."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        super().__init__(problem)
-
-    def __str__(self) -> str:
-        return str(self.problem)
-
-
-class AbsentError(RemoteError):
-    """There is no such zoo, revision or file."""
-
-
-class OfflineError(RemoteError):
-    """It is not in the cache, and the network is not to be used."""
+from ckptzoo.errors import Problem, RemoteError
 
 
 class TransientError(RemoteError):

@@ -4,8 +4,8 @@ from collections.abc import Generator
 from functools import cached_property
 from typing import Any
 
-from ckptzoo.errors import MissingExtraError, Problem
-from ckptzoo.remote.errors import AbsentError, RemoteError, TransientError
+from ckptzoo.errors import AbsentError, MissingExtraError, Problem, RemoteError
+from ckptzoo.remote.errors import TransientError
 from ckptzoo.remote.folder import revision_of
 from ckptzoo.remote.listing import LISTING, decode
 from ckptzoo.remote.store import Entry, Halt, found, listed

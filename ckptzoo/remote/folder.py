@@ -5,8 +5,8 @@ import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from ckptzoo.errors import Problem
-from ckptzoo.remote.errors import AbsentError, RemoteError, TransientError
+from ckptzoo.errors import AbsentError, Problem, RemoteError
+from ckptzoo.remote.errors import TransientError
 from ckptzoo.remote.store import Entry, Halt, found, listed
 
 PIECE_BYTES = 2**20

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urljoin
 
-from ckptzoo.errors import Problem
+from ckptzoo.errors import AbsentError, Problem, RemoteError
 from ckptzoo.remote import web
 from ckptzoo.remote.address import HubAddress
 from ckptzoo.remote.connections import Connections
-from ckptzoo.remote.errors import AbsentError, RemoteError, TransientError
+from ckptzoo.remote.errors import TransientError
 from ckptzoo.remote.patience import Patience, persisting
 from ckptzoo.remote.store import Entry, Halt, listed
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Generator
 
-from ckptzoo.errors import Problem
-from ckptzoo.remote.errors import OfflineError
+from ckptzoo.errors import OfflineError, Problem
 from ckptzoo.remote.store import Entry, Halt
 
 

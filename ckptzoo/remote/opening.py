@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from ckptzoo.errors import Problem
+from ckptzoo.errors import AbsentError, OfflineError, Problem, RemoteError
 from ckptzoo.remote.address import Address, FolderAddress, HubAddress, WebAddress, candidates
 from ckptzoo.remote.cache import Cache, Remembered
-from ckptzoo.remote.errors import AbsentError, OfflineError
 from ckptzoo.remote.filesystem import FilesystemStore
 from ckptzoo.remote.folder import FolderStore
 from ckptzoo.remote.held import cache_limit, cache_root, is_offline
@@ -18,6 +18,8 @@ from ckptzoo.remote.remote import Remote
 from ckptzoo.remote.static import StaticStore
 from ckptzoo.remote.store import Store
 
+GUESS_SECONDS = 8.0
+"""So long a hub is asked for a repository whose address may as well be that of a folder."""
 LATEST = "latest"
 """What the cache calls the revision of places that have no names for revisions."""
 
@@ -46,23 +48,29 @@ def open_remote(
     """
     places = [FolderAddress(Path(address))] if isinstance(address, os.PathLike) else candidates(address)
     patience = patience or Patience()
+    # what may be a folder's name mistyped nobody wants to wait for
+    first = patience if len(places) == 1 else replace(patience, grace=min(patience.grace, GUESS_SECONDS))
     tried: list[str] = []
+    kind: type[RemoteError] = AbsentError
     for place in places:
         try:
-            return _opened(place, endpoint, patience)
-        except AbsentError as error:
+            return _opened(place, endpoint, patience, first)
+        except RemoteError as error:
             if len(places) == 1:
                 raise
+            kind = type(error)
             tried.append(f"{place} ({error.problem.got})")
     step = "Check the name; make a zoo of your own with ckptzoo.create."
-    raise AbsentError(Problem(str(address), "a zoo", "a folder or a repository", f"neither: {'; '.join(tried)}", step))
+    if kind is OfflineError:
+        step = "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to look for it."
+    raise kind(Problem(str(address), "a zoo", "a folder or a repository", f"neither: {'; '.join(tried)}", step))
 
 
-def _opened(place: Address, endpoint: str | None, patience: Patience) -> Remote:
+def _opened(place: Address, endpoint: str | None, patience: Patience, first: Patience) -> Remote:
     match place:
         case FolderAddress(path=path):
             if not path.is_dir():
-                got = "a file" if path.exists() else "no such folder"
+                got = "a file" if path.exists() else "nothing"
                 step = "Make one with ckptzoo.create or python -m builders build."
                 raise AbsentError(Problem(str(path), "a zoo", "a folder", got, step))
             return Remote(FolderStore(path), None, patience=patience)
@@ -73,7 +81,7 @@ def _opened(place: Address, endpoint: str | None, patience: Patience) -> Remote:
                 known = cache.remembered(place.revision)
                 if known is not None and known.revision == place.revision:
                     return HubStore(place, known.revision, known.entries, endpoint=hub)
-                return HubStore.opened(place, patience=patience, endpoint=hub)
+                return HubStore.opened(place, patience=first, endpoint=hub)
 
             return _through(hub_address(place, hub), place.revision, from_hub, patience)
         case WebAddress(url=url):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ckptzoo.errors import Problem
-from ckptzoo.remote.errors import RemoteError, TransientError
+from ckptzoo.errors import Problem, RemoteError
+from ckptzoo.remote.errors import TransientError
 from ckptzoo.remote.store import Halt, Store
 
 T = TypeVar("T")

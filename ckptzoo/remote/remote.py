@@ -5,9 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
-from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.errors import IntegrityError, OfflineError, Problem
 from ckptzoo.remote.cache import Cache, is_right
-from ckptzoo.remote.errors import OfflineError
 from ckptzoo.remote.fetch import AsReady, InOrder
 from ckptzoo.remote.patience import Patience, received
 from ckptzoo.remote.plan import Wanted, plan

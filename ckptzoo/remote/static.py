@@ -3,10 +3,9 @@
 from collections.abc import Generator
 from urllib.parse import quote
 
-from ckptzoo.errors import Problem
+from ckptzoo.errors import AbsentError, Problem
 from ckptzoo.remote import web
 from ckptzoo.remote.connections import Connections
-from ckptzoo.remote.errors import AbsentError
 from ckptzoo.remote.listing import LISTING, decode
 from ckptzoo.remote.patience import Patience, persisting
 from ckptzoo.remote.store import Entry, Halt, found

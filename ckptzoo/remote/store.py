@@ -8,8 +8,7 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.remote.errors import AbsentError
+from ckptzoo.errors import AbsentError, IntegrityError, Problem
 
 _BAD = re.compile(r"[\x00-\x1f\x7f\\]|(^|/)(\.{0,2}|[^/]{256,})(/|$)")
 """Control characters, backslashes, and path segments that are empty, ``.``, ``..`` or too long."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urljoin, urlsplit
 
-from ckptzoo.errors import Problem
+from ckptzoo.errors import AbsentError, Problem, RemoteError
 from ckptzoo.remote.connections import Connections, origin_of, target_of
-from ckptzoo.remote.errors import AbsentError, RemoteError, TransientError
+from ckptzoo.remote.errors import TransientError
 from ckptzoo.remote.store import Halt
 
 PIECE_BYTES = 256 * 1024

@@ -1,15 +1,23 @@
-"""The card: facts about a zoo that a person wrote, and the README.md made from them."""
+"""The card: facts about a zoo that a person wrote, kept as ``card.toml``."""
 
-import json
+import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
 from ckptzoo.errors import Problem, SpecError
-from ckptzoo.spec.architecture import Architecture
 
+FILE = "card.toml"
+"""Where a zoo keeps what a person wrote, beside the README.md that is made from it."""
+MAX_TEXT = 100_000
+MAX_BYTES = 2**20
+MAX_TAGS, MAX_TAG = 40, 100
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _LISTS = {"authors", "tags"}
+_STEP = "Correct it in the card."
+_SHORT = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\r": "\\r", "\n": "\\n", "\b": "\\b", "\f": "\\f"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,15 @@ class Card:
     authors : who made it.
     citation : BibTeX, or empty.
     tags : further tags for the hub's search.
+    title : the heading; the name where there is none.
+    repository : where the zoo lives on a hub, ``organisation/name``.
+    training : how the members were trained, in Markdown.
+    notes : what a user should know besides, such as known gaps, in Markdown.
+
+    Raises
+    ------
+    SpecError
+        With every field that is not what it should be.
     """
 
     name: str
@@ -34,10 +51,14 @@ class Card:
     authors: tuple[str, ...] = ()
     citation: str = ""
     tags: tuple[str, ...] = ()
+    title: str = ""
+    repository: str = ""
+    training: str = ""
+    notes: str = ""
 
     def __post_init__(self) -> None:
         problems = [
-            Problem("card", spec.name, expected, repr(getattr(self, spec.name)), "Correct it in the card.")
+            Problem("card", spec.name, expected, _shown(getattr(self, spec.name)), _STEP)
             for spec in fields(self)
             if (expected := _misfit(spec.name, getattr(self, spec.name))) is not None
         ]
@@ -46,71 +67,86 @@ class Card:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Card":
-        """Read ``card.toml``; unknown keys are refused by name."""
+        """Read a ``card.toml``; unknown keys are refused by name."""
         try:
-            content: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-            raise SpecError(Problem(str(path), "file", "a card in TOML", str(error), "Correct the card.")) from error
-        known = {spec.name for spec in fields(cls)}
+            with Path(path).open("rb") as file:
+                return cls.from_bytes(file.read(MAX_BYTES), where=str(path))
+        except OSError as error:
+            step = "Correct the card."
+            raise SpecError(Problem(str(path), "file", "a card in TOML", str(error), step)) from error
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, where: str = FILE) -> "Card":
+        """Read the content of a ``card.toml``."""
+        try:
+            content: dict[str, Any] = tomllib.loads(data.decode())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise SpecError(Problem(where, "file", "a card in TOML", str(error), "Correct the card.")) from error
+        known = [spec.name for spec in fields(cls)]
         unknown = [key for key in content if key not in known]
         if unknown or "name" not in content:
-            raise SpecError(
-                Problem(
-                    str(path),
-                    "keys",
-                    "name and any of " + ", ".join(sorted(known)),
-                    ", ".join(unknown) or "no name",
-                    "Correct it in the card.",
-                )
-            )
+            expected = f"name and any of {', '.join(known[1:])}"
+            raise SpecError(Problem(where, "keys", expected, ", ".join(unknown) or "no name", _STEP))
         made: dict[str, Any] = {key: _frozen(value) for key, value in content.items()}
         return cls(**made)
 
-    def readme(self, arch: Architecture) -> str:
-        """README.md: front matter that the hub's viewer and ``load_dataset`` understand, then the text."""
-        tags = (
-            "ckptzoo",
-            f"arch:{arch.name}",
-            *((f"dataset:{self.dataset}",) if self.dataset else ()),
-            *self.tags,
-        )
-        text = [
-            "---",
-            f"license: {json.dumps(self.license)}",
-            f"pretty_name: {json.dumps(self.name)}",
-            f"tags: {json.dumps(list(tags))}",
-            "configs:",
-            "- config_name: metadata",
-            "  data_files: parts/*/metadata.parquet",
-            "  default: true",
-            "---",
-            f"# {self.name}",
-            "",
-            self.summary or "Checkpoints of one architecture, stored layer-major.",
-            "",
-            f"Architecture `{arch.name}`: {arch.parameters:,} parameters, {arch.nbytes:,} bytes a checkpoint.",
-            *((f"Trained on {self.dataset}.",) if self.dataset else ()),
-            *((f"Made by {', '.join(self.authors)}.",) if self.authors else ()),
-            "",
-            "```python",
-            "import ckptzoo",
-            'zoo = ckptzoo.open("path/to/this/folder")',
-            f'weights = zoo["{arch.names[0]}"]  # every checkpoint\'s, stacked along the first axis',
-            "```",
-        ]
-        if self.citation:
-            text += ["", "## Citation", "", "```bibtex", self.citation.strip(), "```"]
-        return "\n".join(text) + "\n"
+    def to_toml(self) -> str:
+        """The text of a ``card.toml`` that reads back as this card; what is empty is left out."""
+        lines: list[str] = []
+        for spec in fields(self):
+            value: str | tuple[str, ...] = getattr(self, spec.name)
+            if isinstance(value, tuple) and value:
+                lines.append(f"{spec.name} = [{', '.join(map(_line, value))}]")
+            elif isinstance(value, str) and (value or spec.default):
+                lines.append(f"{spec.name} = {_paragraphs(value) if chr(10) in value else _line(value)}")
+        return "\n".join(lines) + "\n"
+
+
+def _line(text: str) -> str:
+    """A basic string of TOML, on one line."""
+    return '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _paragraphs(text: str) -> str:
+    """A basic string of TOML that keeps its line breaks."""
+    lines = ["".join(map(_escaped, line)) for line in text.split("\n")]
+    return '"""\n' + "\n".join(lines) + '"""'
+
+
+def _escaped(character: str) -> str:
+    if character in _SHORT:
+        return _SHORT[character]
+    return f"\\u{ord(character):04x}" if ord(character) < 0x20 or ord(character) == 0x7F else character
 
 
 def _misfit(name: str, value: Any) -> str | None:
     """What a field should be when it is not that."""
     if name in _LISTS:
-        fits = isinstance(value, tuple) and all(isinstance(item, str) for item in cast(tuple[Any, ...], value))
-        return None if fits else "a list of strings"
-    if not isinstance(value, str):
-        return "a string"
-    return "a name" if name == "name" and not value.strip() else None
+        items = cast(tuple[Any, ...], value if isinstance(value, tuple) else (None,))
+        expected = "a list of strings"
+    else:
+        items, expected = (value,), "a string"
+    texts = [item for item in items if isinstance(item, str)]
+    if len(texts) < len(items):
+        return expected
+    if sum(map(len, texts)) > MAX_TEXT or any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):
+        return f"at most {MAX_TEXT:,} characters of Unicode"
+    if name == "name" and not texts[0].strip():
+        return "a name"
+    if name == "repository" and texts[0] and not _REPOSITORY.fullmatch(texts[0]):
+        return "organisation/name"
+    if name == "tags" and (len(texts) > MAX_TAGS or any(not _is_tag(text) for text in texts)):
+        return f"at most {MAX_TAGS} tags of at most {MAX_TAG} printable characters"
+    return None
+
+
+def _is_tag(text: str) -> bool:
+    return text.isprintable() and 0 < len(text) <= MAX_TAG
+
+
+def _shown(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 160 else f"{text[:160]}..."
 
 
 def _frozen(value: Any) -> Any:

@@ -24,7 +24,8 @@ RETRACTED = "retracted"
 
 PART_NAME = re.compile(r"(\d{6})-([0-9a-f]{8})")
 SHARD_NAME = re.compile(r"([a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?)-(\d{2,6})\.safetensors")
-SNAPSHOT_NAME = re.compile(r"(\d{6})-([0-9a-f]{64})\.parquet")
+SNAPSHOT_NAME = re.compile(r"(\d{6})-(?:([1-9]\d{0,9})-)?([0-9a-f]{64})\.parquet")
+"""Parts covered, bytes of the tail (none in those whose digest is the whole file's), sha256 of the tail."""
 DERIVED_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 
 

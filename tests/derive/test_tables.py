@@ -9,6 +9,7 @@ import ckptzoo
 from ckptzoo.derive import declare, dedupe, derive
 from ckptzoo.derive.tables import symmetry_of
 from ckptzoo.errors import SpecError, SymmetryError, ZooError
+from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
 from tests.derive.zoos import ARCH, TABLE, files_of, weights_of, written
 
@@ -18,7 +19,7 @@ UNKNOWN = replace(ARCH, forward=None)
 def test_a_zoo_without_a_table_gets_the_registrys_when_it_is_derived(tmp_path: Path) -> None:
     path = written(tmp_path / "zoo", ARCH, weights_of(2, 0))
     before = files_of(path)
-    assert symmetry_of(read_contents(path)) == TABLE
+    assert symmetry_of(read_contents(Folder(path))) == TABLE
     dedupe(ckptzoo.open(path))
     assert files_of(path) == before
     derive(path, certify="none")

@@ -11,6 +11,7 @@ import pytest
 
 import ckptzoo
 from ckptzoo.format.header import lay_out
+from ckptzoo.format.files import Folder
 from ckptzoo.format.part import PartWriter, read_part, read_rows, stored_rows
 from ckptzoo.format.table import schema_of
 from ckptzoo.spec.document import seal
@@ -64,7 +65,7 @@ def test_columns_that_came_later_are_null_in_the_golden_variant(zoo):
     assert rows.schema.equals(schema_of(VARIANT_COLUMNS)) and rows["ties"].null_count == 0
     assert all(rows[column.name].null_count == 2 for column in VARIANT_COLUMNS[8:])
     for part in zoo.contents.derived("first-weight").parts:
-        assert stored_rows(GOLDEN, part).column_names == [column.name for column in VARIANT_COLUMNS[:8]]
+        assert stored_rows(Folder(GOLDEN), part).column_names == [column.name for column in VARIANT_COLUMNS[:8]]
 
 
 @pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
@@ -171,7 +172,7 @@ def test_the_shard_of_the_golden_zoo_is_written_the_same_today(zoo, tmp_path):
     with pytest.warns(UserWarning, match="retracted"):
         everything = ckptzoo.open(GOLDEN).contents
     part = everything.raw.parts[0]
-    rows = read_rows(GOLDEN, part).to_pylist()
+    rows = read_rows(Folder(GOLDEN), part).to_pylist()
     weights, at = {}, 0
     shard = GOLDEN / part.path / "raw-00.safetensors"
     header, data = shard.read_bytes()[:4096], shard.read_bytes()[4096:]
@@ -183,7 +184,7 @@ def test_the_shard_of_the_golden_zoo_is_written_the_same_today(zoo, tmp_path):
     again = next((tmp_path / "again" / "parts").iterdir())
     assert again.name == part.name
     assert (again / "raw-00.safetensors").read_bytes() == header + data
-    assert read_part(tmp_path / "again", "parts", again.name)[0].digest == part.digest
+    assert read_part(Folder(tmp_path / "again"), "parts", again.name)[0].digest == part.digest
 
 
 def test_the_page_names_every_column():

@@ -9,6 +9,7 @@ import numpy as np
 import ckptzoo
 from ckptzoo.format import table
 from ckptzoo.format.part import PartWriter
+from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
 from ckptzoo.format.writer import Writer
 from ckptzoo.spec.metadata import VARIANT_COLUMNS
@@ -115,7 +116,7 @@ def write_variant(
     element : of every checkpoint of the zoo, in its order.
     bare : for each raw part whether the weights are left out.
     """
-    contents, zoo = read_contents(path), ckptzoo.open(path)
+    contents, zoo = read_contents(Folder(path)), ckptzoo.open(path)
     starts = np.cumsum([0, *(part.rows for part in contents.raw.parts)]).tolist()
     for number in order or range(len(contents.raw.parts)):
         rows = slice(starts[number], starts[number + 1])
@@ -136,7 +137,7 @@ def write_part(
     **facts: Any,
 ) -> Path:
     """One part of the variant ``made`` with these shards, derived from a raw part; returns its folder."""
-    raw = read_contents(path).raw.parts[number]
+    raw = read_contents(Folder(path)).raw.parts[number]
     own = {"kind": "variant", "gauge": "made", "version": 1, "symmetry": TABLE.digest, "raw": raw.digest}
     sets = {
         stem: [ckptzoo.Tensor(name, array.shape[1:], array.dtype.name) for name, array in stacked.items()]

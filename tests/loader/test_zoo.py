@@ -251,7 +251,7 @@ def test_load_dataset_reads_the_metadata(zoo, tmp_path):
 def test_a_shard_that_went_away_or_shrank_is_named(zoo):
     shard = next(zoo.path.glob("parts/000002-*/raw-00.safetensors"))
     data = shard.read_bytes()
-    for broken, word in ((None, "No such file"), (data[:-1], f"expected {len(data)} bytes, got {len(data) - 1}")):
+    for broken, word in ((None, "no file"), (data[:-1], f"expected {len(data)} bytes, got {len(data) - 1}")):
         shard.unlink() if broken is None else shard.write_bytes(broken)
         with pytest.raises(IntegrityError, match=rf"000002-.*raw-00.safetensors: .*{word}"):
             ckptzoo.open(zoo.path) if broken is None else zoo["flag"][7]

@@ -10,6 +10,7 @@ import pytest
 import ckptzoo
 from ckptzoo.errors import IntegrityError, SymmetryError, ZooError
 from ckptzoo.format import table
+from ckptzoo.format.files import Folder
 from ckptzoo.format.part import part_digest, read_part, stored_rows
 from ckptzoo.spec.document import digest_of, seal
 from ckptzoo.spec.layout import part_name
@@ -67,7 +68,7 @@ def test_a_truncated_or_missing_shard_is_refused(bare):
     with pytest.raises(IntegrityError, match=r"g-00\.safetensors: size"):
         zoo["conv.weight", "made"][5]
     shard.unlink()
-    refused(bare, "g-00.safetensors: file", "No such file")
+    refused(bare, "g-00.safetensors: file", "no file")
 
 
 def g_of(rows):
@@ -160,8 +161,8 @@ def test_checkpoints_that_were_not_derived_are_named(path):
 
 def rewritten(path, part, change):
     """Other columns in a derived part, sealed, digested and named anew."""
-    held, index = read_part(path, "derived/made", part.name)
-    rows = change(stored_rows(path, held))
+    held, index = read_part(Folder(path), "derived/made", part.name)
+    rows = change(stored_rows(Folder(path), held))
     digest = part_digest(rows, index, held.facts)
     footer = {"version": 1, "digest": digest, "rows": held.rows, "facts": held.facts}
     (part / "index.parquet").write_bytes(table.encode([index], footer, sealed=True))

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptzoo.errors import IntegrityError
+from ckptzoo.errors import IntegrityError, RemoteError
 from ckptzoo.remote.connections import Connections
-from ckptzoo.remote.errors import RemoteError
 from ckptzoo.remote.patience import Patience
 from ckptzoo.remote.plan import Wanted
 from ckptzoo.remote.remote import Remote

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from ckptzoo.errors import AbsentError, RemoteError
 from ckptzoo.remote.address import HubAddress
-from ckptzoo.remote.errors import AbsentError, RemoteError
 from ckptzoo.remote.hub import HubStore, expiry
 from ckptzoo.remote.patience import Patience, received
 from ckptzoo.remote.store import Halt

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptzoo.errors import IntegrityError
+from ckptzoo.errors import AbsentError, IntegrityError, OfflineError, RemoteError
 from ckptzoo.remote.cache import blobs_of
-from ckptzoo.remote.errors import AbsentError, OfflineError, RemoteError
 from ckptzoo.remote.held import held
 from ckptzoo.remote.listing import LISTING, decode, describe, encode
 from ckptzoo.remote.opening import open_remote
@@ -64,9 +63,9 @@ def test_when_neither_is_there_both_are_named(
     front: Served, quick: Patience, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(AbsentError, match=r"org/none \(no such folder\); hf://datasets/org/none \(status 404\)"):
+    with pytest.raises(AbsentError, match=r"org/none \(nothing\); hf://datasets/org/none \(status 404\)"):
         open_remote("org/none", endpoint=front.url, patience=quick)
-    with pytest.raises(AbsentError, match="no such folder"):
+    with pytest.raises(AbsentError, match="got nothing"):
         open_remote("nothing", patience=quick)
     (tmp_path / "file").write_text("")
     with pytest.raises(AbsentError, match="a file"):

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
+from ckptzoo.errors import AbsentError, RemoteError
 from ckptzoo.remote.connections import Connections
-from ckptzoo.remote.errors import AbsentError, RemoteError
 from ckptzoo.remote.patience import MAX_STRANGE, HaltedError, Patience, received
 from ckptzoo.remote.static import StaticStore
 from ckptzoo.remote.store import Entry, Halt

@@ -12,9 +12,8 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 import ckptzoo
-from ckptzoo.errors import IntegrityError
+from ckptzoo.errors import IntegrityError, RemoteError
 from ckptzoo.format import table
-from ckptzoo.remote.errors import RemoteError
 from ckptzoo.remote.opening import open_remote
 from ckptzoo.remote.patience import Patience
 from ckptzoo.remote.plan import Wanted

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptzoo.errors import IntegrityError
+from ckptzoo.errors import AbsentError, IntegrityError, RemoteError
 from ckptzoo.remote.address import HubAddress
-from ckptzoo.remote.errors import AbsentError, RemoteError
 from ckptzoo.remote.filesystem import FilesystemStore
 from ckptzoo.remote.folder import FolderStore
 from ckptzoo.remote.hub import HubStore

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ckptzoo.errors import RemoteError
 from ckptzoo.remote import web
 from ckptzoo.remote.connections import Connections
-from ckptzoo.remote.errors import RemoteError, TransientError
+from ckptzoo.remote.errors import TransientError
 from ckptzoo.remote.store import Halt
 from tests.remote.serving import Fault, RangeHandler, Served, running
 

@@ -145,13 +145,13 @@ def inventory(zoo: Zoo) -> Inventory:
     variants += [_variant(name, contents.derived(name)) for name in zoo.variants if name != layout.RAW]
     return Inventory(
         name=zoo.name,
-        path=str(zoo.path),
+        path=zoo.address,
         architecture=arch.name,
         parameters=arch.parameters,
         layers=layers,
         checkpoint_bytes=arch.nbytes,
         checkpoints=len(zoo),
-        total=len(contents.raw.metadata) - len(zoo.retracted["id"].unique()),
+        total=len(contents.raw.rows) - len(zoo.retracted["id"].unique()),
         members=len(table["member"].unique()),
         retracted=len(zoo.retracted["id"].unique()),
         diverged=int(_flag(table, "diverged").sum()),
@@ -172,13 +172,13 @@ def _flag(table: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.
 
 
 def _variant(name: str, tree: Tree) -> Variant:
-    whole = tree.index.filter(tree.index["tensor"].is_null())
-    nbytes = sum(whole["nbytes"].to_pylist())
+    index = tree.blocks.select(["tensor", "nbytes"])
+    nbytes = sum(index.filter(index["tensor"].is_null())["nbytes"].to_pylist())
     largest = [
-        _largest(tree.metadata, column) if name != layout.RAW else None
+        _largest(tree.rows.select([column]), column) if name != layout.RAW else None
         for column in ("certificate_random", "certificate_real")
     ]
-    return Variant(name, len(tree.metadata), len(tree.parts), nbytes, *largest)
+    return Variant(name, len(tree.rows), len(tree.parts), nbytes, *largest)
 
 
 def _largest(table: pa.Table, column: str) -> float | None:

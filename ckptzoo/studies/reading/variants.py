@@ -23,11 +23,11 @@ def table_of(zoo: Zoo, variant: str) -> Symmetry:
     derived = [name for name in zoo.variants if name != layout.RAW]
     if variant not in derived and variant not in GAUGES:
         raise UnknownNameError(zoo.name, "variant", variant, list(dict.fromkeys([*derived, *GAUGES])))
-    command = f"ckptzoo derive {zoo.path} --gauge {variant}"
+    command = f"ckptzoo derive {zoo.address} --gauge {variant}"
     if zoo.symmetry is None:
         step = f"Run {command}"
         if not archs.known(zoo.arch.forward):
-            step = f"Declare one with ckptzoo.derive.declare({str(zoo.path)!r}, table), then run {command}"
+            step = f"Declare one with ckptzoo.derive.declare({zoo.address!r}, table), then run {command}"
         raise SymmetryError(f"{zoo.name}: symmetry table: expected one, got none. {step}.")
     if variant not in derived:
         had = ", ".join(zoo.variants)
@@ -49,5 +49,5 @@ def own_table(zoo: Zoo) -> Symmetry:
         return archs.symmetry(zoo.arch.forward)
     raise SymmetryError(
         f"{zoo.name}: symmetry table: expected one, got none. "
-        f"Declare one with ckptzoo.derive.declare({str(zoo.path)!r}, table)."
+        f"Declare one with ckptzoo.derive.declare({zoo.address!r}, table)."
     )

@@ -1,0 +1,105 @@
+"""Where a zoo's files are: everything that the format reads of a zoo, it reads through this."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.format import table
+from ckptzoo.spec.document import REFETCH
+
+
+class Span(NamedTuple):
+    """Bytes ``start`` to ``stop`` of a file, and their sha256."""
+
+    name: str
+    start: int
+    stop: int
+    sha256: bytes
+
+
+class Files(Protocol):
+    """The files of one zoo, by their paths from its folder, with slashes."""
+
+    @property
+    def name(self) -> str:
+        """What messages call the zoo."""
+        ...
+
+    @property
+    def here(self) -> Path | None:
+        """The zoo's folder where it is on this machine, so that shards can be mapped."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file, or None where there is none."""
+        ...
+
+    def listed(self, folder: str) -> tuple[str, ...]:
+        """Names of the files and folders in a folder, in order; none where there is no such folder."""
+        ...
+
+    def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
+        """A whole file; one that is missing or larger is an IntegrityError."""
+        ...
+
+    def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
+        """Several whole files, in the order of their names."""
+        ...
+
+    def spans(self, wanted: Sequence[Span]) -> list[bytes]:
+        """Pieces of files; one with another digest is an IntegrityError."""
+        ...
+
+
+class Folder:
+    """A zoo's folder on this machine."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.here = Path(root).absolute()
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.here.name
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file, or None where there is none."""
+        try:
+            return (self.here / name).stat().st_size
+        except OSError:
+            return None
+
+    def listed(self, folder: str) -> tuple[str, ...]:
+        """Names of the files and folders in a folder, in order."""
+        try:
+            return tuple(sorted(path.name for path in (self.here / folder).iterdir()))
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+
+    def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
+        """A whole file."""
+        return table.read_bytes(self.here / name, where=f"{self.name}/{name}", max_bytes=max_bytes)
+
+    def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
+        """Several whole files."""
+        return [self.read(name, max_bytes=max_bytes) for name in names]
+
+    def spans(self, wanted: Sequence[Span]) -> list[bytes]:
+        """Pieces of files."""
+        return [self._span(span) for span in wanted]
+
+    def _span(self, span: Span) -> bytes:
+        where = f"{self.name}/{span.name}"
+        try:
+            with (self.here / span.name).open("rb", buffering=0) as file:
+                data = os.pread(file.fileno(), span.stop - span.start, span.start)
+        except OSError as error:
+            found = error.strerror or "none"
+            raise IntegrityError(Problem(where, "file", "a readable file", found, REFETCH)) from error
+        if (found := hashlib.sha256(data).digest()) != span.sha256:
+            what = f"sha256 of bytes {span.start} to {span.stop}"
+            raise IntegrityError(Problem(where, what, span.sha256.hex(), found.hex(), REFETCH))
+        return data

@@ -212,9 +212,10 @@ def compact(
     zoo: ZooAddress,
     index: Annotated[bool, typer.Option("--index", help="Write rows and index of all parts into one file.")] = True,
 ) -> None:
-    """Make a zoo of many parts open fast.
+    """Make a zoo of many parts open fast, and ready for a web server.
 
-    Writes rows and index of all parts into one snapshot; the parts stay as they are.
+    Writes rows and index of all parts into one snapshot, and listing.json, which says to readers of a web server which
+    files there are. The parts stay as they are.
     """
     import ckptzoo
 

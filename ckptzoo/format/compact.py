@@ -1,15 +1,17 @@
-"""Write a snapshot of everything a zoo holds now."""
+"""Write a snapshot and a listing of everything a zoo holds now."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from ckptzoo.format import durable, snapshot
+from ckptzoo.format import durable, listing, snapshot
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
+from ckptzoo.format.tree import Tree
 from ckptzoo.spec.layout import SNAPSHOTS
 
 
 def compact(path: str | Path) -> Path | None:
-    """Write rows and index of all parts into one snapshot, and remove the snapshots it replaces.
+    """Write rows and index of all parts into one snapshot, remove those it replaces, and list the files.
 
     Parameters
     ----------
@@ -26,7 +28,8 @@ def compact(path: str | Path) -> Path | None:
 
     Notes
     -----
-    Opening a zoo of 128 parts then reads one file instead of 256. Cost: one read of every part's rows and index.
+    Opening a zoo of 128 parts then reads one file instead of 256, and any web server that serves ranges can serve it:
+    ``listing.json`` says which files there are. Cost: one read of every part's rows and index.
     """
     root = Path(path).absolute()
     files = Folder(root)
@@ -41,4 +44,15 @@ def compact(path: str | Path) -> Path | None:
     for name in snapshot.listed(files):
         if name != target.name and name[:6] <= target.name[:6]:
             (root / SNAPSHOTS / name).unlink(missing_ok=True)
+    durable.write_file(root / listing.LISTING, listing.describe(root, _shards(trees.values())))
     return target
+
+
+def _shards(trees: Iterable[Tree]) -> dict[str, str]:
+    """The sha256 of every shard, as the indices have it."""
+    known: dict[str, str] = {}
+    for tree in trees:
+        index = tree.blocks.select(["file", "tensor", "sha256", "part"])
+        for row in index.filter(index["tensor"].is_null()).to_pylist():
+            known[f"{tree.parts[row['part']].path}/{row['file']}"] = row["sha256"].hex()
+    return known

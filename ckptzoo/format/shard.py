@@ -17,7 +17,7 @@ from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.header import lay_out, numpy_dtype
 from ckptzoo.spec.architecture import Tensor
 
-BLOCK_BYTES = 4 * 2**20
+BLOCK_BYTES = 2**19
 """A block is as many whole rows as fit in this, and at least one."""
 _COPY = 8 * 2**20
 _ADVICE = 2**20

@@ -8,8 +8,8 @@ import numpy as np
 
 import ckptzoo
 from ckptzoo.format import table
-from ckptzoo.format.part import PartWriter
 from ckptzoo.format.files import Folder
+from ckptzoo.format.part import PartWriter
 from ckptzoo.format.reader import read_contents
 from ckptzoo.format.writer import Writer
 from ckptzoo.spec.metadata import VARIANT_COLUMNS

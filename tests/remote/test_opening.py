@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from ckptzoo.errors import AbsentError, IntegrityError, OfflineError, RemoteError
+from ckptzoo.format.listing import LISTING, describe
 from ckptzoo.remote.cache import blobs_of
 from ckptzoo.remote.held import held
-from ckptzoo.remote.listing import LISTING, decode, describe, encode
+from ckptzoo.remote.listing import decode
 from ckptzoo.remote.opening import open_remote
 from ckptzoo.remote.patience import Patience
 from ckptzoo.remote.plan import Wanted
 from ckptzoo.remote.remote import Remote
 from ckptzoo.spec.document import seal
 from tests.remote.serving import COMMIT, Served, hub, running
-from tests.remote.test_stores import entries_of, write
+from tests.remote.test_stores import entries_of, listing_of, write
 
 Files = dict[str, bytes]
 SHARD = "parts/000001-0123abcd/raw-00.safetensors"
@@ -41,7 +42,7 @@ def front(files: Files) -> Iterator[Served]:
 @pytest.fixture
 def static(files: Files) -> Iterator[Served]:
     served = {f"/zoo/{name}": data for name, data in files.items()}
-    with running(Served({**served, f"/zoo/{LISTING}": encode(entries_of(files))})) as server:
+    with running(Served({**served, f"/zoo/{LISTING}": listing_of(files)})) as server:
         yield server
 
 
@@ -103,7 +104,7 @@ def test_what_was_read_once_is_not_fetched_again_and_serves_offline(
     address = {"hub": "hf://datasets/org/zoo", "static": f"{static.url}/zoo", "s3-like": f"file://{tmp_path}/there"}[
         kind
     ]
-    for name, data in {**files, LISTING: encode(entries_of(files))}.items():
+    for name, data in {**files, LISTING: listing_of(files)}.items():
         (tmp_path / "there" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "there" / name).write_bytes(data)
     first = open_remote(address, endpoint=front.url, patience=quick)
@@ -192,19 +193,19 @@ def test_several_files_at_once_and_spans(static: Served, files: Files, quick: Pa
 def test_a_folder_is_described_as_it_is(files: Files, tmp_path: Path) -> None:
     root = write(files, tmp_path / "zoo")
     data = describe(root, {})
-    assert data == encode(entries_of(files))
+    assert data == listing_of(files)
     (root / LISTING).write_bytes(data)
     assert describe(root, {}) == data
-    claimed = "sha256:" + "0" * 64
-    assert decode(describe(root, {SHARD: claimed}), where="zoo")[0][SHARD].digest == claimed
+    claimed = "0" * 64
+    assert decode(describe(root, {SHARD: claimed}), where="zoo")[0][SHARD].digest == f"sha256:{claimed}"
 
 
 def test_a_listing_is_sealed_and_says_what_it_holds(files: Files) -> None:
-    data = encode(entries_of(files))
+    data = listing_of(files)
     entries, digest = decode(data, where="zoo")
     assert list(entries.values()) == sorted(entries_of(files), key=lambda entry: entry.name)
     assert digest.startswith("sha256:") and digest.encode() in data
-    assert encode(reversed(entries_of(files))) == data
+    assert listing_of(dict(reversed(files.items()))) == data
     with pytest.raises(IntegrityError, match="digest"):
         decode(data.replace(b'"empty":[0', b'"empty":[1'), where="zoo")
     for bad in (

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ckptzoo.errors import AbsentError, IntegrityError, RemoteError
+from ckptzoo.format.listing import LISTING, encode
 from ckptzoo.remote.address import HubAddress
 from ckptzoo.remote.filesystem import FilesystemStore
 from ckptzoo.remote.folder import FolderStore
 from ckptzoo.remote.hub import HubStore
-from ckptzoo.remote.listing import LISTING, encode
 from ckptzoo.remote.patience import Patience, received
 from ckptzoo.remote.static import StaticStore
 from ckptzoo.remote.store import Entry, Halt, Store, listed
@@ -25,6 +25,10 @@ SHARD = "parts/000001-0123abcd/raw-00.safetensors"
 
 def entries_of(files: Files) -> list[Entry]:
     return [Entry(name, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}") for name, data in files.items()]
+
+
+def listing_of(files: Files) -> bytes:
+    return encode({name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()})
 
 
 def write(files: Files, root: Path) -> Path:
@@ -55,7 +59,7 @@ def of_memory(files: Files, root: Path, patience: Patience) -> Iterator[Store]:
 
 def of_static(files: Files, root: Path, patience: Patience) -> Iterator[Store]:
     served = {f"/some/zoo/{name}": data for name, data in files.items()}
-    served[f"/some/zoo/{LISTING}"] = encode(entries_of(files))
+    served[f"/some/zoo/{LISTING}"] = listing_of(files)
     with running(Served(served)) as server:
         yield StaticStore.opened(f"{server.url}/some/zoo", patience=patience)
 

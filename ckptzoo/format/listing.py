@@ -1,0 +1,58 @@
+"""``listing.json``: what a zoo's folder holds, for web servers that cannot list.
+
+A sealed document beside ``zoo.json``, as docs/format.md describes those, with
+
+    {"digest": "sha256:...", "files": {"<name>": [<size>, "<hex sha256>" or null], ...}, "version": 1}
+
+It names every file of the zoo but itself and names that begin with a dot; the sha256 is null where it is not known, and
+for the card, which may change. Parts are only ever added, so an old listing is that of the zoo as it was, and stays
+right.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ckptzoo.spec.document import seal
+from ckptzoo.spec.layout import CARD
+
+LISTING = "listing.json"
+VERSION = 1
+
+
+def encode(files: Mapping[str, tuple[int, str | None]]) -> bytes:
+    """The bytes of a listing: for each file its size and the hex sha256, in canonical form."""
+    return seal({"files": {name: list(facts) for name, facts in files.items()}, "version": VERSION})
+
+
+def describe(root: Path, known: Mapping[str, str]) -> bytes:
+    """The listing of a folder.
+
+    Parameters
+    ----------
+    root : the zoo's folder.
+    known : hex sha256 of files that need not be read, such as those of shards, which the index has.
+
+    Notes
+    -----
+    Reads every file that is not known.
+    """
+    held = {path.relative_to(root).as_posix(): path for path in _files(root)}
+    return encode({name: (path.stat().st_size, _digest(name, path, known)) for name, path in sorted(held.items())})
+
+
+def _files(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        at = Path(folder)
+        yield from (at / name for name in files if not name.startswith(".") and at / name != root / LISTING)
+
+
+def _digest(name: str, path: Path, known: Mapping[str, str]) -> str | None:
+    if name == CARD:
+        return None
+    if name in known:
+        return known[name]
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

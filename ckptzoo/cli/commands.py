@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptzoo.cli.exits import PROBLEMS
-from ckptzoo.cli.options import AsJson, VariantName, Where, ZooAddress, complete_gauges, complete_ids, folder, opened
+from ckptzoo.cli.options import (
+    AsJson,
+    VariantName,
+    Where,
+    ZooAddress,
+    ZooFolder,
+    complete_gauges,
+    complete_ids,
+    folder,
+    opened,
+)
 from ckptzoo.cli.output import bar, console, emit
 
 if TYPE_CHECKING:
@@ -26,7 +36,7 @@ def info(zoo: ZooAddress, where: Where = None, as_json: AsJson = False) -> None:
 
 
 def verify(
-    zoo: ZooAddress,
+    zoo: ZooFolder,
     shallow: Annotated[bool, typer.Option("--shallow", help="Check what opening reads; leave the weights.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -82,7 +92,7 @@ def show(
 
 
 def derive(
-    zoo: ZooAddress,
+    zoo: ZooFolder,
     gauge: Annotated[
         str, typer.Option(metavar="NAME", help="The gauge to bring them into.", autocompletion=complete_gauges)
     ] = "canonical",
@@ -209,7 +219,7 @@ def _inputs(path: Path) -> "np.ndarray":
 
 
 def compact(
-    zoo: ZooAddress,
+    zoo: ZooFolder,
     index: Annotated[bool, typer.Option("--index", help="Write rows and index of all parts into one file.")] = True,
 ) -> None:
     """Make a zoo of many parts open fast, and ready for a web server.
@@ -224,7 +234,7 @@ def compact(
 
 
 def retract(
-    zoo: ZooAddress,
+    zoo: ZooFolder,
     ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=False, autocompletion=complete_ids)],
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, in a sentence.", show_default=False)],
     contributor: Annotated[str | None, typer.Option(metavar="NAME", help="Who withdraws them.")] = None,

@@ -31,8 +31,10 @@ def opened(address: str, where: str | None = None) -> "Zoo":
 
 
 def _quietly(context: typer.Context) -> "Zoo | None":
-    """The zoo named on the line that is being completed, if it can be opened."""
+    """The zoo named on the line that is being completed, if it is a folder and can be opened; others would take long."""
     address = context.params.get("zoo") or next(iter(context.args), "")
+    if not Path(str(address)).is_dir():
+        return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -61,7 +63,9 @@ def complete_gauges(incomplete: str) -> Iterable[str]:
     return [name for name in GAUGES if name.startswith(incomplete)]
 
 
-ZooAddress = Annotated[str, typer.Argument(metavar="ZOO", help="The zoo's folder.", show_default=False)]
+ADDRESS = "A folder, org/name on the hub, hf://datasets/org/name@revision, https://..., or s3://..."
+ZooAddress = Annotated[str, typer.Argument(metavar="ZOO", help=ADDRESS, show_default=False)]
+ZooFolder = Annotated[str, typer.Argument(metavar="ZOO", help="The zoo's folder.", show_default=False)]
 Where = Annotated[
     str | None,
     typer.Option(

@@ -1,5 +1,6 @@
 """A zoo on another machine: its files for the format, its blocks for the stacks."""
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Sequence
@@ -28,8 +29,18 @@ class Afar:
 
     def __init__(self, remote: Remote, address: str, endpoint: str | None) -> None:
         self.remote, self.address, self.endpoint = remote, address, endpoint
+        self._begin()
+
+    def _begin(self) -> None:
         self._held = OrderedDict[bytes, memoryview]()
-        self._bytes, self._lock = 0, threading.Lock()
+        self._bytes, self._lock, self._process = 0, threading.Lock(), os.getpid()
+
+    @property
+    def _guard(self) -> threading.Lock:
+        """The lock of this process: one that was forked may have found the other's taken, for ever."""
+        if self._process != os.getpid():
+            self._begin()
+        return self._lock
 
     def __getstate__(self) -> dict[str, Any]:
         return {"remote": self.remote, "address": self.address, "endpoint": self.endpoint}
@@ -92,7 +103,7 @@ class Afar:
         wanted : each once.
         hold : places of the blocks that will soon be read again.
         """
-        with self._lock:
+        with self._guard:
             ready = [(place, self._held.get(span.sha256)) for place, span in enumerate(wanted)]
         for place, data in ready:
             if data is not None:
@@ -112,7 +123,7 @@ class Afar:
                 pass
 
     def _hold(self, key: bytes, data: memoryview) -> None:
-        with self._lock:
+        with self._guard:
             if key not in self._held:
                 self._held[key] = data
                 self._bytes += len(data)

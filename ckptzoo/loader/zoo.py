@@ -84,7 +84,8 @@ class Zoo:
 
     def __repr__(self) -> str:
         parts = len(self._contents.raw.parts)
-        return f"<zoo {self.name}: {len(self):,} checkpoints of {self.arch.name}, {parts} parts>"
+        counted = "1 part" if parts == 1 else f"{parts} parts"
+        return f"<zoo {self.name}: {len(self):,} checkpoints of {self.arch.name}, {counted}>"
 
     def __len__(self) -> int:
         return len(self._selection.rows)

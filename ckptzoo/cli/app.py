@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ckptzoo.cli.card import card
 from ckptzoo.cli.commands import compact, dedupe, derive, info, retract, show, verify
 from ckptzoo.cli.exits import listed
 from ckptzoo.cli.export import export
@@ -27,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for _command in (info, verify, show, export, derive, dedupe, mmd, compact, retract):
+for _command in (info, verify, show, export, derive, dedupe, mmd, compact, retract, card):
     app.command()(_command)
 app.add_typer(study)
 app.add_typer(serve)

@@ -45,7 +45,7 @@ def verify(
     Prints every problem found, with what was expected, what is there and what to do, and exits with 1 if there is one.
     """
     import ckptzoo
-    from ckptzoo.studies.shown.words import counted, printable
+    from ckptzoo.words import counted, printable
 
     root = folder(zoo)
     with bar("verifying", nbytes=True) as progress:
@@ -126,7 +126,7 @@ def derive(
     killed is carried on by the next from the last part it finished.
     """
     from ckptzoo.derive import derive as derive_variant
-    from ckptzoo.studies.shown.words import counted
+    from ckptzoo.words import counted
 
     root = folder(zoo)
     given = None if inputs is None else _inputs(inputs)
@@ -180,7 +180,7 @@ def dedupe(
     written; the exit code is 0 whether or not there are any.
     """
     from ckptzoo.derive import dedupe as find
-    from ckptzoo.studies.shown.words import counted, printable
+    from ckptzoo.words import counted, printable
 
     chosen = opened(zoo, where)
     with bar("comparing") as progress:
@@ -244,7 +244,7 @@ def retract(
     Readers leave them out from now on and say so; their bytes stay.
     """
     import ckptzoo
-    from ckptzoo.studies.shown.words import counted
+    from ckptzoo.words import counted
 
     made = ckptzoo.retract(folder(zoo), ids, reason=reason, contributor=contributor)
     print(f"{zoo}: {counted(made, 'checkpoint')} retracted.")

@@ -31,7 +31,7 @@ def opened(address: str, where: str | None = None) -> "Zoo":
 
 
 def _quietly(context: typer.Context) -> "Zoo | None":
-    """The zoo named on the line that is being completed, if it is a folder and can be opened; others would take long."""
+    """The zoo named on the line that is being completed, where it is a folder that can be opened: others take long."""
     address = context.params.get("zoo") or next(iter(context.args), "")
     if not Path(str(address)).is_dir():
         return None

@@ -29,7 +29,7 @@ def emit(value: dict[str, Any]) -> None:
 
 def complain(kind: str, text: str) -> None:
     """Print one line on the standard error."""
-    from ckptzoo.studies.shown.words import printable
+    from ckptzoo.words import printable
 
     print(f"ckptzoo: {kind}: {printable(' '.join(text.split()))}", file=sys.stderr)
 

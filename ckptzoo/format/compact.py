@@ -41,10 +41,12 @@ def compact(path: str | Path) -> Path | None:
     target = root / SNAPSHOTS / snapshot.file_name(data, tail, sum(len(tree.parts) for tree in trees.values()))
     target.parent.mkdir(exist_ok=True)
     durable.write_file(target, data)
-    for name in snapshot.listed(files):
-        if name != target.name and name[:6] <= target.name[:6]:
-            (root / SNAPSHOTS / name).unlink(missing_ok=True)
-    durable.write_file(root / listing.LISTING, listing.describe(root, _shards(trees.values())))
+    older = [name for name in snapshot.listed(files) if name != target.name and name[:6] <= target.name[:6]]
+    leaving = {f"{SNAPSHOTS}/{name}" for name in older}
+    listed = listing.describe(root, _shards(trees.values()), without=leaving)
+    durable.write_file(root / listing.LISTING, listed)  # before they leave, so that it never names one that has left
+    for name in leaving:
+        (root / name).unlink(missing_ok=True)
     return target
 
 

@@ -5,15 +5,15 @@ A sealed document beside ``zoo.json``, as docs/format.md describes those, with
     {"digest": "sha256:...", "files": {"<name>": [<size>, "<hex sha256>" or null], ...}, "version": 1}
 
 It names every file of the zoo but itself and names that begin with a dot; the sha256 is null where it is not known, and
-for the card, which may change. Parts are only ever added, so an old listing is that of the zoo as it was, and stays
-right.
+for README.md and card.toml, which may change. Parts are only ever added, so an old listing stays right.
 """
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from ckptzoo.spec.card import FILE
 from ckptzoo.spec.document import seal
 from ckptzoo.spec.layout import CARD
 
@@ -26,20 +26,22 @@ def encode(files: Mapping[str, tuple[int, str | None]]) -> bytes:
     return seal({"files": {name: list(facts) for name, facts in files.items()}, "version": VERSION})
 
 
-def describe(root: Path, known: Mapping[str, str]) -> bytes:
+def describe(root: Path, known: Mapping[str, str], *, without: Collection[str] = ()) -> bytes:
     """The listing of a folder.
 
     Parameters
     ----------
     root : the zoo's folder.
     known : hex sha256 of files that need not be read, such as those of shards, which the index has.
+    without : files to leave out.
 
     Notes
     -----
     Reads every file that is not known.
     """
     held = {path.relative_to(root).as_posix(): path for path in _files(root)}
-    return encode({name: (path.stat().st_size, _digest(name, path, known)) for name, path in sorted(held.items())})
+    shown = sorted((name, path) for name, path in held.items() if name not in without)
+    return encode({name: (path.stat().st_size, _digest(name, path, known)) for name, path in shown})
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -50,7 +52,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _digest(name: str, path: Path, known: Mapping[str, str]) -> str | None:
-    if name == CARD:
+    if name in (CARD, FILE):
         return None
     if name in known:
         return known[name]

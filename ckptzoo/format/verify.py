@@ -14,12 +14,14 @@ from ckptzoo.format import snapshot
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.geometry import geometry_problems
 from ckptzoo.format.header import Entry, header_length, read_header
+from ckptzoo.format.listing import LISTING
 from ckptzoo.format.part import Part, part_digest, stored_rows
 from ckptzoo.format.reader import list_trees, read_documents, read_tree, repeated
 from ckptzoo.format.tree import Rows, Tree, empty_tree
 from ckptzoo.format.variants import origin_problems
 from ckptzoo.spec import layout
-from ckptzoo.spec.document import REFETCH
+from ckptzoo.spec.card import FILE
+from ckptzoo.spec.document import REFETCH, unseal
 
 _CHUNK = 8 * 2**20
 
@@ -67,6 +69,7 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
     problems += repeated(files, raw)
     problems += _strangers(files, raw, trees)
     problems += _snapshots(files, trees, deep=deep)
+    problems += _listing(files)
     if deep:
         problems += _digests(files, sound)
         problems += _headers(root, read)
@@ -173,6 +176,22 @@ def _snapshots(files: Folder, trees: dict[str, Tree], *, deep: bool) -> Iterator
                         yield Problem(where, f"rows of {tree}", "those of its parts", "others", step)
         except IntegrityError as error:
             yield from error.problems
+
+
+def _listing(files: Folder) -> Iterator[Problem]:
+    """What listing.json says of files, where there is one; it need not name all."""
+    if files.size(LISTING) is None:
+        return
+    where, step = f"{files.name}/{LISTING}", "Run ckptzoo compact."
+    try:
+        content, _ = unseal(files.read(LISTING), where=where)
+        named: dict[str, Any] = content["files"]
+        for name, facts in named.items():
+            if name not in (layout.CARD, FILE) and files.size(name) != facts[0]:
+                got = str(files.size(name) or "no such file")
+                yield Problem(where, f"size of {name[:200]!r}", str(facts[0]), got, step)
+    except (IntegrityError, KeyError, TypeError, AttributeError, IndexError) as error:
+        yield Problem(where, "listing", "what docs/format.md says", str(error)[:200], step)
 
 
 def _digests(files: Folder, sound: list[tuple[Part, pa.Table]]) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.measure.mmd import p_value
-from ckptzoo.studies.shown.words import counted
+from ckptzoo.words import counted
 
 Values = NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from ckptzoo.studies.shown.style import (
     shortened,
     styled,
 )
-from ckptzoo.studies.shown.words import counted
+from ckptzoo.words import counted
 
 MAX_ROWS = 80
 """More layers than this are thinned out evenly."""

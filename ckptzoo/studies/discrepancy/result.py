@@ -12,7 +12,7 @@ from ckptzoo.measure.mmd import p_value
 from ckptzoo.studies.discrepancy.measured import Measured, Side, Values
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
 from ckptzoo.studies.shown.tables import facts
-from ckptzoo.studies.shown.words import counted, printable
+from ckptzoo.words import counted, printable
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from ckptzoo.studies.discrepancy.measured import Measured, Side
 from ckptzoo.studies.discrepancy.result import Discrepancy
 from ckptzoo.studies.reading.batches import Progress, parameter_names
 from ckptzoo.studies.reading.variants import table_of
-from ckptzoo.studies.shown.words import counted
+from ckptzoo.words import counted
 
 BLOCK_BYTES = 256 * 2**20
 """Weights of both zoos that are held at a time, where their rows are no views of a file."""

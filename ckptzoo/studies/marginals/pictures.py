@@ -18,7 +18,7 @@ from ckptzoo.studies.overview import pictures
 from ckptzoo.studies.reading.histograms import Histogram
 from ckptzoo.studies.reading.sample import thinned
 from ckptzoo.studies.shown.style import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
-from ckptzoo.studies.shown.words import counted
+from ckptzoo.words import counted
 
 MAX_PANELS = 24
 _BAND = 1.3581

@@ -20,8 +20,8 @@ from ckptzoo.studies.reading.sample import thinned
 from ckptzoo.studies.reading.variants import table_of
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
 from ckptzoo.studies.shown.tables import columns
-from ckptzoo.studies.shown.words import counted, printable
 from ckptzoo.symmetry.orbits import orbits
+from ckptzoo.words import counted, printable
 
 MAX_ROWS = 24
 """Tables of more tensors or layers are thinned out evenly."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.studies.mass.largest import Largest
 from ckptzoo.studies.shown.style import DERIVED_COLOUR, INK, RAW_COLOUR, WIDTH, head, shortened, styled
-from ckptzoo.studies.shown.words import counted
+from ckptzoo.words import counted
 
 Values = NDArray[np.float64]
 

@@ -18,8 +18,8 @@ from ckptzoo.studies.reading.sample import thinned
 from ckptzoo.studies.reading.variants import own_table
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
 from ckptzoo.studies.shown.tables import columns, facts
-from ckptzoo.studies.shown.words import counted, printable
 from ckptzoo.symmetry import min_mass
+from ckptzoo.words import counted, printable
 
 BATCH_BYTES = 64 * 2**20
 """Raw weights that are solved for at a time, as far as whole checkpoints allow."""

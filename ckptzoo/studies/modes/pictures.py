@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ckptzoo.studies.modes.shifts import Curve, Space
 from ckptzoo.studies.shown.style import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
-from ckptzoo.studies.shown.words import counted
+from ckptzoo.words import counted
 
 DEFAULT = 0.3
 """The quantile from which scikit-learn estimates a bandwidth unless another is asked for."""

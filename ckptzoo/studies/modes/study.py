@@ -20,8 +20,8 @@ from ckptzoo.studies.reading.sample import evenly
 from ckptzoo.studies.reading.variants import table_of
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
 from ckptzoo.studies.shown.tables import facts
-from ckptzoo.studies.shown.words import counted, printable
 from ckptzoo.symmetry.counts import Counts, count
+from ckptzoo.words import counted, printable
 
 MAX_MEMBERS = 200
 MAX_LAYERS = 11

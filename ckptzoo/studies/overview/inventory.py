@@ -14,7 +14,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.spec import layout
 from ckptzoo.studies.shown.spread import Spread
 from ckptzoo.studies.shown.tables import facts
-from ckptzoo.studies.shown.words import counted, printable, size
+from ckptzoo.words import counted, printable, size
 
 TOLD = ("recipe", "dataset", "precision", "license", "contributor")
 """Columns whose distinct values say where the checkpoints come from."""

@@ -16,7 +16,7 @@ from ckptzoo.studies.overview.pair import Pair
 from ckptzoo.studies.reading.histograms import Histogram
 from ckptzoo.studies.shown.spread import Spread
 from ckptzoo.studies.shown.style import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
-from ckptzoo.studies.shown.words import counted
+from ckptzoo.words import counted
 
 MASSES = (0.9, 0.6, 0.3)
 """A contour holds so much of the estimated density."""

@@ -11,7 +11,7 @@ from ckptzoo.measure.ranks import random_transpositions
 from ckptzoo.studies.permutations.movement import Movement
 from ckptzoo.studies.reading.sample import thinned
 from ckptzoo.studies.shown.style import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
-from ckptzoo.studies.shown.words import counted
+from ckptzoo.words import counted
 
 MAX_ORDERS = 4
 """More orders than this are thinned out evenly."""

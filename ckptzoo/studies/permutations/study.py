@@ -22,8 +22,8 @@ from ckptzoo.studies.reading.batches import BATCH_BYTES, Progress
 from ckptzoo.studies.reading.orders import Order, orders
 from ckptzoo.studies.reading.variants import table_of
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
-from ckptzoo.studies.shown.words import counted, printable
 from ckptzoo.symmetry import GAUGES
+from ckptzoo.words import counted, printable
 
 _ALL = 0.9995
 """More than this rounds to all."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from ckptzoo.studies.shown.words import printable
+from ckptzoo.words import printable
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ckptzoo.studies.reading.sample import thinned
 from ckptzoo.studies.shown.style import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
-from ckptzoo.studies.shown.words import counted
 from ckptzoo.studies.symmetries.moves import Moves, Scaling
+from ckptzoo.words import counted
 
 MAX_ROWS = 24
 """More groups than this are thinned out evenly."""

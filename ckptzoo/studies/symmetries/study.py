@@ -17,9 +17,9 @@ from ckptzoo.studies.reading.variants import table_of
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
 from ckptzoo.studies.shown.spread import Spread
 from ckptzoo.studies.shown.tables import columns, facts
-from ckptzoo.studies.shown.words import counted, printable
 from ckptzoo.studies.symmetries.moves import Distance, Moves, Scaling, differences
 from ckptzoo.symmetry.counts import Counts, count
+from ckptzoo.words import counted, printable
 
 _EXACT = 15
 """Counts of up to so many digits are shown as they are, larger ones as a power of ten."""

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ckptzoo.studies.shown.style import INK, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
-from ckptzoo.studies.shown.words import counted
 from ckptzoo.studies.toy.panel import Panel
+from ckptzoo.words import counted
 
 MASSES = (0.9, 0.6, 0.3)
 """A contour holds so much of the estimated density."""

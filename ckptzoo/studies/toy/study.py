@@ -19,11 +19,11 @@ from ckptzoo.studies.reading.batches import BATCH_BYTES, Progress
 from ckptzoo.studies.reading.variants import own_table
 from ckptzoo.studies.shown.drawn import need_matplotlib, write
 from ckptzoo.studies.shown.tables import facts
-from ckptzoo.studies.shown.words import counted
 from ckptzoo.studies.toy.hills import FEW, SIGMAS, density
 from ckptzoo.studies.toy.panel import Panel
 from ckptzoo.symmetry import canonicalize
 from ckptzoo.symmetry.tables import last_layer
+from ckptzoo.words import counted
 
 LOSS = 0.1
 """Nats. Two separable classes are told apart far below it; a network that tells nothing stays near ln 2 = 0.69."""

@@ -1,0 +1,6 @@
+"""The README.md of a zoo: made from what a person wrote and from the zoo itself."""
+
+from ckptzoo.hub.card.files import Written, card_of, write
+from ckptzoo.hub.card.page import readme
+
+__all__ = ["Written", "card_of", "readme", "write"]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +10,7 @@ from rich.console import Console
 import ckptzoo
 from builders import engines, rows, sources
 from builders.progress import Progress
-from builders.recipe import Recipe
+from builders.recipe import Recipe, names
 from builders.stopping import Interrupted, Stopping, stopping
 from builders.train import Trainer, checked, trainer
 from builders.train import unit_size as usual_size
@@ -19,9 +19,12 @@ from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import Contents, read_contents
+from ckptzoo.hub import card
 from ckptzoo.spec import layout
+from ckptzoo.spec.card import FILE
 
 SAVE_SECONDS = 20.0
+CARDS = Path(__file__).parents[1] / "cards"
 _SPAN_SECONDS = 1.0
 
 
@@ -112,7 +115,14 @@ def build(
             taken, seconds = job.train(units, console)
         part, count = _merged(root, work, units, steps)
         work.remove()
+    describe(root)
     return Built(root, part, count, sum(len(unit.seeds) for unit in units), taken, seconds)
+
+
+def describe(root: Path) -> None:
+    """Make the page of a zoo anew, where it keeps a card."""
+    if (root / FILE).is_file():
+        card.write(root)
 
 
 def _checked_steps(recipe: Recipe, keep_steps: Sequence[int]) -> tuple[int, ...]:
@@ -131,9 +141,17 @@ def _make(root: Path, recipe: Recipe) -> None:
         ckptzoo.create(
             root,
             arch=archs.architecture(recipe.architecture),
-            card=ckptzoo.Card(root.name, summary=recipe.summary, dataset=recipe.dataset),
+            card=_card(root, recipe),
             symmetry=archs.symmetry(recipe.architecture),
         )
+
+
+def _card(root: Path, recipe: Recipe) -> ckptzoo.Card:
+    """The card that was written for the recipe, as long as it is trained in full."""
+    path = CARDS / recipe.name / FILE
+    if path.is_file() and recipe.name in names() and Recipe.load(recipe.name).digest == recipe.digest:
+        return replace(ckptzoo.Card.from_toml(path), name=root.name)
+    return ckptzoo.Card(root.name, summary=recipe.summary, dataset=recipe.dataset)
 
 
 def _opened(root: Path, recipe: Recipe) -> Contents:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 import ckptzoo
 from builders import data
-from builders.build import build
+from builders.build import build, describe
 from builders.recipe import Recipe
 from ckptzoo.derive import derive
 from ckptzoo.errors import IntegrityError
@@ -97,6 +97,7 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
                 f"{made.checkpoints / seconds:,.0f} checkpoints/s",
             ),
         )
+    describe(root)
     with _bar(console, "bytes") as bar:
         task = bar.add_task("verify", total=None)
         problems = steps.run(

@@ -1,0 +1,149 @@
+"""``ckptzoo cache``: what of zoos on other machines lies on this one, and making room."""
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ckptzoo.cli.options import AsJson
+from ckptzoo.cli.output import console, emit
+
+if TYPE_CHECKING:
+    from ckptzoo.remote import Held, Pruned
+
+cache = typer.Typer(
+    name="cache", help="What was fetched of zoos on other machines: list it, make room.", rich_markup_mode=None
+)
+
+
+def _complete_zoos(incomplete: str) -> Iterable[str]:
+    """Addresses of the zoos in the cache."""
+    from ckptzoo.remote import cache_root, held
+
+    return [item.address for item in held(cache_root()) if item.address.startswith(incomplete)]
+
+
+@cache.command()
+def ls(as_json: AsJson = False) -> None:
+    """List the zoos in the cache, the one used last first.
+
+    The folder is $CKPTZOO_CACHE, else $HF_HOME/ckptzoo, else ~/.cache/ckptzoo; the limit is $CKPTZOO_CACHE_SIZE.
+    """
+    from ckptzoo.remote import cache_limit, cache_root, held
+    from ckptzoo.studies.shown.tables import columns
+    from ckptzoo.words import counted, printable, size
+
+    root, limit = cache_root(), cache_limit()
+    found = held(root)
+    total = sum(item.nbytes for item in found)
+    if as_json:
+        listed = [_described(item) for item in found]
+        emit({"folder": str(root), "nbytes": total, "limit": limit, "zoos": listed})
+        return
+    if found:
+        shown = columns("zoo", "size", "last used (UTC)", "revisions")
+        for item in found:
+            facts = _described(item)
+            revisions = ", ".join(revision["revision"].removeprefix("sha256:")[:8] for revision in facts["revisions"])
+            name = printable(item.address) + (" (no longer there)" if item.gone else "")
+            used = (facts["used"] or "never")[:16].replace("T", " ")
+            shown.add_row(name, size(item.nbytes), used, printable(revisions))
+        console().print(shown)
+    print(f"{root}: {counted(len(found), 'zoo')}, {size(total)} of at most {size(limit)}.")
+
+
+@cache.command()
+def prune(
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="SIZE", help="Remove what was not used for longest until so much is left: 10GB."),
+    ] = None,
+    zoo: Annotated[
+        str | None,
+        typer.Option(
+            "--zoo", metavar="ADDRESS", help="Remove all that belongs to this zoo.", autocompletion=_complete_zoos
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove from the cache what can be fetched again."""
+    from ckptzoo.remote import bytes_of, cache_root
+    from ckptzoo.remote import prune as remove
+    from ckptzoo.words import counted, size
+
+    if to is None and zoo is None:
+        raise typer.BadParameter("expected --to SIZE or --zoo ADDRESS, got neither.")
+    root = cache_root()
+    most = None if to is None else bytes_of(to, where="--to")
+    address = None if zoo is None else _known(root, zoo)
+    pruned = _would(root, address, most) if dry_run else remove(root, address=address, most=most)
+    if as_json:
+        emit({"folder": str(root), "files": pruned.files, "nbytes": pruned.nbytes, "removed": not dry_run})
+        return
+    done = "would be removed" if dry_run else "removed"
+    print(f"{root}: {counted(pruned.files, 'file')} with {size(pruned.nbytes)} {done}.")
+
+
+def _known(root: Path, text: str) -> str:
+    """The address under which the cache has a zoo, from what a person typed."""
+    from ckptzoo.errors import UnknownNameError, ZooError
+    from ckptzoo.remote import candidates, held
+
+    known = [item.address for item in held(root)]
+    if text in known:
+        return text
+    try:
+        names = {str(place) for place in candidates(text)}
+    except ZooError:
+        names = set()
+    found = [name for name in known if name in names or name.partition(" at ")[0] in names]
+    if len(found) > 1:
+        raise typer.BadParameter(f"{text}: expected one zoo, got {len(found)}: {'; '.join(found)}. Write one in full.")
+    if not found:
+        raise UnknownNameError(str(root), "zoo", text, known)
+    return found[0]
+
+
+def _would(root: Path, address: str | None, most: int | None) -> "Pruned":
+    """What ``ckptzoo.remote.prune`` would remove."""
+    from ckptzoo.remote import Pruned, held
+    from ckptzoo.remote.cache import blobs_of
+
+    own = next((item.folder for item in held(root) if item.address == address), None)
+    gone = [] if own is None else list(blobs_of(own))
+    total = sum(blob.nbytes for blob in blobs_of(root)) - sum(blob.nbytes for blob in gone)
+    for blob in sorted(blobs_of(root, kept=False), key=lambda blob: (blob.used, blob.path)):
+        if most is not None and total > most and not (own is not None and blob.path.is_relative_to(own)):
+            gone.append(blob)
+            total -= blob.nbytes
+    return Pruned(len(gone), sum(blob.nbytes for blob in gone))
+
+
+def _described(item: "Held") -> dict[str, Any]:
+    used = datetime.fromtimestamp(item.used, UTC).isoformat(timespec="seconds") if item.used else None
+    return {
+        "zoo": item.address,
+        "files": item.files,
+        "nbytes": item.nbytes,
+        "used": used,
+        "gone": item.gone,
+        "revisions": _revisions(item.folder),
+    }
+
+
+def _revisions(folder: Path) -> list[dict[str, str]]:
+    """What was asked for and what it was found to be, each revision once, the one looked up last first."""
+    found: dict[str, tuple[float, str]] = {}
+    for path in sorted((folder / "revisions").glob("*.json")):
+        try:
+            content = json.loads(path.read_bytes())
+            revision, asked, saved = str(content["revision"]), str(content["asked"]), float(content["saved"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        found[revision] = max(found.get(revision, (0.0, "")), (saved, asked))
+    newest = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
+    return [{"revision": revision, "asked": asked} for revision, (_, asked) in newest]

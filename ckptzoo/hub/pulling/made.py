@@ -1,0 +1,216 @@
+"""Parts that are written anew from some of what a zoo holds: some tensors, some variants, some checkpoints."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.format import table
+from ckptzoo.format.part import Part, PartWriter
+from ckptzoo.format.tree import places_of
+from ckptzoo.format.variants import variant_dtype
+from ckptzoo.hub.pulling.asked import Asked
+from ckptzoo.hub.pulling.meter import Meter
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.spec import layout
+from ckptzoo.spec.architecture import Architecture, Tensor
+from ckptzoo.spec.document import Document
+from ckptzoo.spec.metadata import COLUMNS, RETRACTED_COLUMNS, VARIANT_COLUMNS
+
+BATCH_BYTES = 64 * 2**20
+"""At most so many bytes, or one checkpoint, are held at a time."""
+
+Refuse = Callable[[str, list[dict[str, Any]]], None]
+"""Told the tree and the rows of a part before it appears; raises if they must not go in."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One part that is to be written.
+
+    Parameters
+    ----------
+    tree : where it goes.
+    source : the part that it is made from.
+    places : (K,) int64, its checkpoints among those that were selected.
+    weights, element : the tensors that it stores of the weights, and of the group element.
+    """
+
+    tree: str
+    source: Part
+    places: NDArray[np.int64]
+    weights: tuple[Tensor, ...]
+    element: tuple[Tensor, ...] = ()
+
+    @property
+    def variant(self) -> str:
+        """``raw`` or a gauge."""
+        return layout.RAW if self.tree == layout.PARTS else self.tree.removeprefix(f"{layout.DERIVED}/")
+
+    @property
+    def nbytes(self) -> int:
+        """Of what it stores."""
+        return len(self.places) * sum(tensor.nbytes for tensor in (*self.weights, *self.element))
+
+
+class Cuts:
+    """What is to be written of a zoo, and its writing.
+
+    Parameters
+    ----------
+    zoo : the checkpoints that were selected.
+    asked : which variants and tensors.
+
+    Raises
+    ------
+    UnknownNameError
+        The zoo has no such variant, module or tensor.
+    ZooError
+        No checkpoint is left, or some would have no weights at all.
+    """
+
+    def __init__(self, zoo: Zoo, asked: Asked) -> None:
+        self._zoo, self._contents = zoo, zoo.contents
+        self._gauges = asked.gauges(zoo.variants[1:], where=zoo.address)
+        tensors = asked.tensors(zoo.arch, where=zoo.address)
+        self._whole, self._raw = len(tensors) == len(zoo.arch.tensors), asked.raw
+        self.arch = zoo.arch if self._whole else Architecture(zoo.arch.name, tensors)
+        if not len(zoo):
+            step = "Ask for others."
+            raise ZooError(str(Problem(zoo.address, "checkpoints to pull", "some", f"none where {asked.where}", step)))
+        self.cuts = self._all()
+        if not self._raw:
+            self._complete()
+
+    @property
+    def whole(self) -> bool:
+        """Whether every tensor is asked for; then groups and their elements are kept too."""
+        return self._whole
+
+    def write(self, cut: Cut, root: Path, raw: str | None, *, refuse: Refuse, meter: Meter) -> Part:
+        """Write one part.
+
+        Parameters
+        ----------
+        root : the new zoo's folder.
+        raw : for a variant's part, the digest of the new raw part of its checkpoints.
+        """
+        zoo = self._zoo.take(cut.places)
+        facts: Document = {**cut.source.facts, "pulled": {"zoo": zoo.name, "part": cut.source.digest}}
+        if raw is None:
+            rows, columns = zoo.metadata, COLUMNS
+            if not cut.weights:
+                facts["bare"] = True
+        else:
+            rows, columns = zoo.variant_metadata(cut.variant), VARIANT_COLUMNS
+            rows = rows.set_column(
+                rows.schema.get_field_index("unit"), "unit", pa.array([raw] * len(rows), pa.string())
+            )
+            facts["raw"] = raw
+        stems: dict[str, Sequence[Tensor]] = {}
+        if cut.element:
+            stems[layout.ELEMENT] = cut.element
+        if cut.weights:
+            stems[cut.variant] = cut.weights
+        writer = PartWriter(
+            root / cut.tree, sets=stems, schema=table.schema_of(columns), facts=facts, rows=len(cut.places)
+        )
+        try:
+            at, each = 0, cut.nbytes // len(cut.places)
+            for arrays, count in _batches(zoo, cut):
+                writer.add(arrays, rows.slice(at, count).to_pylist())
+                meter.moved(count * each)
+                at += count
+            return writer.commit(root, refuse=lambda found: refuse(cut.tree, found))
+        except BaseException:
+            writer.discard()
+            raise
+
+    def _all(self) -> list[list[Cut]]:
+        """The parts to write: for every raw part its own, and those of its variants behind it."""
+        contents, ids = self._contents, self._zoo.contents.ids
+        selected = places_of(pa.chunked_array([pa.array(self._zoo.ids, pa.string())]), ids)
+        starts = np.cumsum([0, *(part.rows for part in contents.raw.parts)])
+        derived = [cut for gauge in self._gauges for cut in self._derived(gauge)]
+        made: list[list[Cut]] = []
+        for start, source in zip(starts.tolist(), contents.raw.parts, strict=False):
+            places = np.flatnonzero((selected >= start) & (selected < start + source.rows))
+            if len(places):
+                mine = [self._stores(cut, source) for cut in derived if cut.source.facts.get("raw") == source.digest]
+                kept = self._raw and source.facts.get("bare") is not True
+                made.append([Cut(layout.PARTS, source, places, self.arch.tensors if kept else ()), *mine])
+        return made
+
+    def _derived(self, gauge: str) -> Iterator[Cut]:
+        """The parts of a variant that hold selected checkpoints, with the tensors that they store afar."""
+        tree = self._contents.derived(gauge)
+        places = places_of(tree.rows["id"], pa.chunked_array([pa.array(self._zoo.ids, pa.string())]))
+        outline = tree.outline.select(["part", "file", "tensor", "dtype", "shape"]).to_pylist()
+        at = 0
+        for number, part in enumerate(tree.parts):
+            mine = places[at : at + part.rows]
+            at += part.rows
+            held: dict[str, dict[str, Tensor]] = {}
+            for row in (row for row in outline if row["part"] == number and row["tensor"] is not None):
+                kind = Tensor(row["tensor"], tuple(row["shape"][1:]), row["dtype"])
+                held.setdefault(row["file"].rpartition("-")[0], {}).setdefault(kind.name, kind)
+            if len(mine := mine[mine >= 0]):
+                element = tuple(held.get(layout.ELEMENT, {}).values())
+                yield Cut(f"{layout.DERIVED}/{gauge}", part, mine, tuple(held.get(gauge, {}).values()), element)
+
+    def _stores(self, cut: Cut, raw: Part) -> Cut:
+        """What a variant's part stores here: weights wherever they cannot be computed from raw ones beside them."""
+        if self._whole and self._raw and raw.facts.get("bare") is not True and not cut.weights:
+            return cut
+        stored = tuple(replace(tensor, dtype=variant_dtype(tensor.dtype)) for tensor in self.arch.tensors)
+        return replace(cut, weights=stored, element=cut.element if self._whole else ())
+
+    def _complete(self) -> None:
+        """Raise unless every checkpoint has weights in one of the variants that are asked for."""
+        places = [cut.places for cuts in self.cuts for cut in cuts[1:]]
+        having = len(np.unique(np.concatenate(places))) if places else 0
+        if having < len(self._zoo):
+            what, expected = f"variants {', '.join(self._gauges) or 'none'}", f"all {len(self._zoo):,} checkpoints"
+            step = "Ask for raw too, or for other checkpoints."
+            raise ZooError(str(Problem(self._zoo.address, what, expected, f"{having:,} of them", step)))
+
+
+def _batches(zoo: Zoo, cut: Cut) -> Iterator[tuple[dict[str, Mapping[str, Any]], int]]:
+    """The arrays of a part, some checkpoints at a time."""
+    count = len(cut.places)
+    step = min(count, max(1, BATCH_BYTES // max(1, cut.nbytes // count)))
+    element = zoo.element(cut.variant) if cut.element else {}
+    names = [tensor.name for tensor in cut.weights]
+    stream = iter(zoo.stream(*names, variant=cut.variant, batch_size=step)) if names else None
+    with ThreadPoolExecutor(8, "ckptzoo-element") as pool:
+        for start in range(0, count, step):
+            some = slice(start, min(start + step, count))
+            arrays: dict[str, Mapping[str, Any]] = {}
+            if element:
+                found = pool.map(lambda tensor, some=some: element[tensor.name][some], cut.element)
+                arrays[layout.ELEMENT] = {tensor.name: data for tensor, data in zip(cut.element, found, strict=True)}
+            if stream is not None:
+                arrays[cut.variant] = next(stream).tensors
+            yield arrays, some.stop - start
+
+
+def write_tombstones(rows: pa.Table, root: Path, *, refuse: Refuse) -> Part:
+    """Write retractions as one part."""
+    writer = PartWriter(
+        root / layout.DERIVED / layout.RETRACTED,
+        sets={},
+        schema=table.schema_of(RETRACTED_COLUMNS),
+        facts={"kind": layout.RETRACTED},
+    )
+    try:
+        writer.add({}, rows.to_pylist())
+        return writer.commit(root, refuse=lambda found: refuse(f"{layout.DERIVED}/{layout.RETRACTED}", found))
+    except BaseException:
+        writer.discard()
+        raise

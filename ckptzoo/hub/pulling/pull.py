@@ -1,0 +1,111 @@
+"""Fetch a zoo, or a part of one that is itself a zoo."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ckptzoo.format.files import Folder
+from ckptzoo.format.reader import read_contents
+from ckptzoo.format.tree import places_of
+from ckptzoo.hub.pulling.asked import Asked
+from ckptzoo.hub.pulling.copying import copied
+from ckptzoo.hub.pulling.cutting import cut_out
+from ckptzoo.hub.pulling.meter import Progress
+from ckptzoo.hub.pulling.result import Pulled
+from ckptzoo.loader.afar import Afar
+from ckptzoo.remote import open_remote
+from ckptzoo.spec import layout
+
+
+def pull(
+    address: str | os.PathLike[str],
+    folder: str | Path,
+    *,
+    variants: Sequence[str] | None = None,
+    layers: Sequence[str] | None = None,
+    where: Any = None,
+    endpoint: str | None = None,
+    token: str | None = None,
+    progress: Progress | None = None,
+) -> Pulled:
+    """Fetch a zoo, or a part of one that is itself a zoo.
+
+    Without ``layers`` and ``where``, and with the weights as trained, every part is the same bytes as afar. Otherwise
+    parts are written anew: they hold the checkpoints, tensors and variants that were asked for, each with its metadata,
+    and name the part that they were cut from. A pull that is repeated later brings what has been added since.
+
+    Parameters
+    ----------
+    address : as ``ckptzoo.open`` takes it.
+    folder : where to; it is not there, is empty, or holds what an earlier call with the same options brought.
+    variants : ``raw`` and gauges; all without. Without ``raw`` the weights as trained stay behind.
+    layers : modules and tensors, as ``Zoo.stream`` takes them; all without. What is made then has no forward function
+        and no table of symmetries, and its variants hold weights and no group elements.
+    where : a condition on the metadata, as ``Zoo.where`` takes it. Checkpoints that were retracted stay behind.
+    endpoint, token : of the hub; by default those of huggingface_hub. The token is kept nowhere.
+    progress : called with the bytes that this call has brought to their place, and the bytes it has to bring in all.
+
+    Raises
+    ------
+    AbsentError
+        There is no such zoo.
+    UnknownNameError
+        The zoo has no such variant, layer or column.
+    ZooError
+        The folder holds something else or another selection, or another pull is at work there; or nothing is selected.
+    IntegrityError
+        What came is not what was promised. None of it is in the zoo.
+    RemoteError
+        The network is gone for longer than patience lasts. What was fetched is kept.
+    OSError
+        The disk is full; the message says how many bytes are needed. What was fetched is kept.
+
+    Notes
+    -----
+    The folder is a zoo at every moment from the first part on. A call that was interrupted, however that came about,
+    is carried on by the same call, which fetches only the blocks that are missing. Every block, file and table is
+    compared with its digest before the part that holds it appears. Memory: some blocks, and rows and index of the
+    zoo. Disk: what is written, and where parts are written anew the blocks of one part beside it. A token is handed to
+    huggingface_hub in this process's environment while the call lasts. Held by ``tests/hub/pulling``.
+    """
+    asked, root = Asked.of(variants, layers, where), Path(folder).absolute()
+    with _handed_over(token):
+        remote = open_remote(address, endpoint=endpoint)
+        files = Afar(remote, os.fspath(address), endpoint)
+        bring = copied if asked.raw and layers is None and where is None else cut_out
+        parts, there, fetched = bring(files, asked, root, progress)
+    contents = read_contents(Folder(root))
+    gone = places_of(contents.retracted.rows["id"], contents.ids) if len(contents.retracted.rows) else np.zeros(0)
+    raw = [part for part in contents.raw.parts if part.facts.get("bare") is not True]
+    gauges = [name for name in contents.derived_parts if contents.kind(name) == "variant"]
+    return Pulled(
+        remote.name,
+        remote.revision,
+        root,
+        len(contents.ids) - len(np.unique(gone[gone >= 0])),
+        (*((layout.RAW,) if raw else ()), *gauges),
+        tuple(parts),
+        there,
+        fetched,
+    )
+
+
+@contextmanager
+def _handed_over(token: str | None) -> Iterator[None]:
+    """Let huggingface_hub find a token where it looks for one."""
+    if token is None:
+        yield
+        return
+    before = os.environ.get("HF_TOKEN")
+    os.environ["HF_TOKEN"] = token
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_TOKEN"]
+        else:
+            os.environ["HF_TOKEN"] = before

@@ -22,6 +22,10 @@ class Outcome:
     errors: tuple[type[BaseException], ...] = ()
 
 
+class InterruptedCommand(Exception):
+    """Ctrl-C, with what to do next."""
+
+
 PROBLEMS, USAGE, INTERRUPTED = 1, 2, 130
 
 OUTCOMES = (

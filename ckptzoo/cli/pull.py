@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ckptzoo.cli.exits import INTERRUPTED
+from ckptzoo.cli.exits import InterruptedCommand
 from ckptzoo.cli.options import AsJson, Where, complete_variants
-from ckptzoo.cli.output import Progress, complain, emit
+from ckptzoo.cli.output import Progress, emit
 
 _LINE_SECONDS = 5.0
 
@@ -79,8 +79,7 @@ def pull(
         with moving("pulling") as progress:
             made = fetch(zoo, output, variants=_split(variant), layers=_split(layers), where=where, progress=progress)
     except KeyboardInterrupt:
-        complain("interrupted", "what was fetched is kept; carry on with the same command.")
-        raise typer.Exit(INTERRUPTED) from None
+        raise InterruptedCommand("what was fetched is kept; carry on with the same command.") from None
     if as_json:
         emit(made.to_json())
         return

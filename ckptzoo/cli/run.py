@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import typer
 
 from ckptzoo.cli.app import Settings, app
-from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of
+from ckptzoo.cli.exits import INTERRUPTED, USAGE, InterruptedCommand, code_of
 from ckptzoo.cli.output import complain
 
 _UsageError = typer.BadParameter.__mro__[1]
@@ -29,6 +29,9 @@ def run(arguments: Sequence[str]) -> int:
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show
             code = app(list(arguments) or ["--help"], prog_name="ckptzoo", standalone_mode=False, obj=settings)
+    except InterruptedCommand as error:
+        complain("interrupted", str(error))
+        return INTERRUPTED
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:

@@ -22,13 +22,13 @@ class Afar:
     Parameters
     ----------
     remote : where they are, pinned to a revision.
-    address, endpoint : how it was opened, so that it can be opened anew.
+    address, endpoint, token : how it was opened, so that it can be opened anew; the token stays in this process.
     """
 
     here = None
 
-    def __init__(self, remote: Remote, address: str, endpoint: str | None) -> None:
-        self.remote, self.address, self.endpoint = remote, address, endpoint
+    def __init__(self, remote: Remote, address: str, endpoint: str | None, token: str | None = None) -> None:
+        self.remote, self.address, self.endpoint, self.token = remote, address, endpoint, token
         self._begin()
 
     def _begin(self) -> None:

@@ -27,7 +27,7 @@ from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import Symmetry
 
 
-def open(address: str | os.PathLike[str], *, endpoint: str | None = None) -> "Zoo":
+def open(address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None) -> "Zoo":
     """Open a zoo: a folder on this machine, a dataset repository on a hub, or a folder behind a web server.
 
     Parameters
@@ -35,7 +35,8 @@ def open(address: str | os.PathLike[str], *, endpoint: str | None = None) -> "Zo
     address : a folder, ``org/zoo``, ``hf://datasets/org/zoo@revision``, ``https://host/path/zoo`` (any server with
         ranges; ``ckptzoo compact`` writes the listing it needs) or an fsspec address such as ``s3://bucket/zoo``.
         A folder that exists wins over a repository of the same name.
-    endpoint : the hub's address, if it is not the one that huggingface_hub uses (``HF_ENDPOINT``).
+    endpoint, token : of the hub, if they are not those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``). The
+        token stays in this process; others that the zoo is sent to use huggingface_hub's.
 
     Raises
     ------
@@ -53,7 +54,7 @@ def open(address: str | os.PathLike[str], *, endpoint: str | None = None) -> "Zo
     ``refresh`` alone. Retracted checkpoints are left out, with a warning. Requests and bytes are held by
     ``tests/loader/test_afar.py``.
     """
-    contents = read_contents(_files(address, endpoint))
+    contents = read_contents(_files(address, endpoint, token))
     rows = np.arange(len(contents.raw.rows), dtype=np.int64)
     if len(contents.retracted.rows):
         rows = rows[places_of(contents.ids, contents.retracted.rows["id"]) < 0]
@@ -62,13 +63,13 @@ def open(address: str | os.PathLike[str], *, endpoint: str | None = None) -> "Zo
     return Zoo(contents, {}, rows)
 
 
-def _files(address: str | os.PathLike[str], endpoint: str | None) -> Files:
+def _files(address: str | os.PathLike[str], endpoint: str | None, token: str | None) -> Files:
     if Path(address).is_dir():
         return Folder(address)
     from ckptzoo.loader.afar import Afar  # with all of ckptzoo.remote
     from ckptzoo.remote import open_remote
 
-    return Afar(open_remote(address, endpoint=endpoint), os.fspath(address), endpoint)
+    return Afar(open_remote(address, endpoint=endpoint, token=token), os.fspath(address), endpoint, token)
 
 
 class Zoo:
@@ -313,7 +314,9 @@ class Zoo:
         from ckptzoo.loader.afar import Afar
 
         files = self._contents.files
-        return open(files.address, endpoint=files.endpoint) if isinstance(files, Afar) else open(self.path)
+        if isinstance(files, Afar):
+            return open(files.address, endpoint=files.endpoint, token=files.token)
+        return open(self.path)
 
     def _source(self, names: Sequence[str], variant: str) -> Source:
         return self._selection.source(names, variant)

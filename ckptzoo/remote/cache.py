@@ -148,10 +148,14 @@ class Cache:
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            if not self._broken:
-                self._broken = True
-                said = f"{self.root}: the cache cannot be written ({error.strerror or error}); reading goes on without"
-                warnings.warn(f"{said}. Make room, or name another folder in CKPTZOO_CACHE.", UserWarning, stacklevel=2)
+            self._unwritten(error)
+
+    def _unwritten(self, error: OSError) -> None:
+        """Told of what could not be written: say so once, and go on without."""
+        if not self._broken:
+            self._broken = True
+            said = f"{self.root}: the cache cannot be written ({error.strerror or error}); reading goes on without"
+            warnings.warn(f"{said}. Make room, or name another folder in CKPTZOO_CACHE.", UserWarning, stacklevel=3)
 
     def _make_room(self, nbytes: int) -> None:
         """Remove what was not used for longest; one process at a time, the others go on."""

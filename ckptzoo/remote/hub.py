@@ -31,7 +31,11 @@ MARGIN_SECONDS = 30.0
 
 
 class HubStore:
-    """The files of one commit, or of a folder in it. The token is asked for when it is needed, and never kept."""
+    """The files of one commit, or of a folder in it.
+
+    Where no token is given, that of huggingface_hub is asked for whenever one is needed. One that is given stays in
+    this process: a store that is sent to another takes huggingface_hub's there.
+    """
 
     def __init__(
         self,
@@ -40,20 +44,24 @@ class HubStore:
         entries: dict[str, Entry],
         *,
         endpoint: str,
+        token: str | None = None,
         connections: Connections | None = None,
     ) -> None:
         self.place, self.revision, self.entries, self.endpoint = place, commit, entries, endpoint
+        self._token = token
         self._connections = connections or Connections()
         self._signed: dict[str, str] = {}
         self._locks: dict[tuple[int, str], threading.Lock] = {}
 
     @classmethod
-    def opened(cls, place: HubAddress, *, patience: Patience, endpoint: str | None = None) -> "HubStore":
+    def opened(
+        cls, place: HubAddress, *, patience: Patience, endpoint: str | None = None, token: str | None = None
+    ) -> "HubStore":
         """Pin a revision to its commit and read what it holds, by one request.
 
         Parameters
         ----------
-        endpoint : the hub's address; by default the one that huggingface_hub uses (``HF_ENDPOINT``).
+        endpoint, token : of the hub; by default those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``).
 
         Raises
         ------
@@ -63,8 +71,8 @@ class HubStore:
             huggingface_hub is not installed.
         """
         endpoint, connections = (endpoint or default_endpoint()).rstrip("/"), Connections(patience.attempt)
-        commit, entries = read_listing(place, endpoint, connections, bearer(endpoint), patience)
-        return cls(place, commit, entries, endpoint=endpoint, connections=connections)
+        commit, entries = read_listing(place, endpoint, connections, bearer(endpoint, token), patience)
+        return cls(place, commit, entries, endpoint=endpoint, token=token, connections=connections)
 
     @property
     def address(self) -> str:
@@ -72,7 +80,7 @@ class HubStore:
         return hub_address(self.place, self.endpoint)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_signed": {}, "_locks": {}}
+        return {**self.__dict__, "_signed": {}, "_locks": {}, "_token": None}
 
     def get(self, name: str, start: int, stop: int, halt: Halt) -> Generator[bytes]:
         """Bytes ``start`` to ``stop`` of a file, as ``Store.get``; the first of a file resolves it."""
@@ -81,9 +89,8 @@ class HubStore:
         with contextlib.ExitStack() as open_until_read:
 
             def ask(url: str) -> web.Answer:
-                asked = web.get(
-                    self._connections, url, where=where, halt=halt, headers=sent, authorize=bearer(self.endpoint)
-                )
+                authorize = bearer(self.endpoint, self._token)
+                asked = web.get(self._connections, url, where=where, halt=halt, headers=sent, authorize=authorize)
                 return open_until_read.enter_context(asked)
 
             answer = None
@@ -141,8 +148,8 @@ def default_endpoint() -> str:
     return ENDPOINT
 
 
-def bearer(endpoint: str) -> web.Authorize:
-    """The headers with the token of huggingface_hub for addresses of this hub, and none for others."""
+def bearer(endpoint: str, token: str | None = None) -> web.Authorize:
+    """The headers with this token, or that of huggingface_hub, for addresses of this hub, and none for others."""
     try:
         from huggingface_hub import get_token
     except ImportError:
@@ -151,7 +158,7 @@ def bearer(endpoint: str) -> web.Authorize:
     def authorize(url: str) -> Mapping[str, str]:
         if origin_of(url) != origin_of(endpoint):
             return {}
-        token = get_token()
-        return {"Authorization": f"Bearer {token}"} if token else {}
+        found = token or get_token()
+        return {"Authorization": f"Bearer {found}"} if found else {}
 
     return authorize

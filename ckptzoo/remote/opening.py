@@ -25,7 +25,11 @@ LATEST = "latest"
 
 
 def open_remote(
-    address: str | os.PathLike[str], *, endpoint: str | None = None, patience: Patience | None = None
+    address: str | os.PathLike[str],
+    *,
+    endpoint: str | None = None,
+    token: str | None = None,
+    patience: Patience | None = None,
 ) -> Remote:
     """The zoo at an address, pinned to the revision that it has now.
 
@@ -33,7 +37,7 @@ def open_remote(
     ----------
     address : a folder, ``org/zoo``, ``hf://datasets/org/zoo@revision``, ``https://host/path/zoo`` or an fsspec address.
         A folder that exists wins over a repository of the same name.
-    endpoint : the hub's address, if it is not the one that huggingface_hub uses.
+    endpoint, token : of the hub, if they are not those that huggingface_hub uses.
 
     Raises
     ------
@@ -54,7 +58,7 @@ def open_remote(
     kind: type[RemoteError] = AbsentError
     for place in places:
         try:
-            return _opened(place, endpoint, patience, first)
+            return _opened(place, endpoint, token, patience, first)
         except RemoteError as error:
             if len(places) == 1:
                 raise
@@ -66,7 +70,7 @@ def open_remote(
     raise kind(Problem(str(address), "a zoo", "a folder or a repository", f"neither: {'; '.join(tried)}", step))
 
 
-def _opened(place: Address, endpoint: str | None, patience: Patience, first: Patience) -> Remote:
+def _opened(place: Address, endpoint: str | None, token: str | None, patience: Patience, first: Patience) -> Remote:
     match place:
         case FolderAddress(path=path):
             if not path.is_dir():
@@ -80,8 +84,8 @@ def _opened(place: Address, endpoint: str | None, patience: Patience, first: Pat
             def from_hub(cache: Cache) -> Store:
                 known = cache.remembered(place.revision)
                 if known is not None and known.revision == place.revision:
-                    return HubStore(place, known.revision, known.entries, endpoint=hub)
-                return HubStore.opened(place, patience=first, endpoint=hub)
+                    return HubStore(place, known.revision, known.entries, endpoint=hub, token=token)
+                return HubStore.opened(place, patience=first, endpoint=hub, token=token)
 
             return _through(hub_address(place, hub), place.revision, from_hub, patience)
         case WebAddress(url=url):

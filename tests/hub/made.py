@@ -1,5 +1,6 @@
 """Small zoos of OptuNets with random weights, and servers that misbehave for a while."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,6 +75,18 @@ def same_but_for_snapshots(zoo: Path, down: Path) -> None:
     """Two folders hold the same files with the same bytes, but for snapshots."""
     own, theirs = ({k: v for k, v in files_of(p).items() if not k.startswith("snapshots/")} for p in (zoo, down))
     assert own == theirs
+
+
+def repeated_uploads(server: Hosted) -> list[str]:
+    """Contents that were received whole more than once."""
+    done = [entry.path for entry in server.ledger.entries if entry.operation == "upload" and entry.status == 200]
+    return [path for path, count in Counter(done).items() if count > 1]
+
+
+def own_commits(server: Hosted) -> list[str]:
+    """Titles of the commits on main, without those that the hub makes by itself."""
+    found = server.api().list_repo_commits(ZOO, repo_type="dataset")
+    return [item.title for item in found if item.title.startswith(("Add ", "Write "))]
 
 
 def files_of(path: Path) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from rich.console import Console
 import ckptzoo
 from ckptzoo.studies.overview.inventory import inventory
 from ckptzoo.studies.shown.spread import Spread
-from ckptzoo.studies.shown.words import counted, printable, size
+from ckptzoo.words import counted, printable, size
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 

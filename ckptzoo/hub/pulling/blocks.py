@@ -44,6 +44,10 @@ class Blocks(Cache):
         if self._keeps:
             super().write(digest, data)
 
+    def _unwritten(self, error: OSError) -> None:
+        """A pull ends here: what it fetches and does not keep it would have to fetch again."""
+        raise error
+
     def count(self, nbytes: int) -> None:
         """So many bytes more came from afar."""
         with self._lock:

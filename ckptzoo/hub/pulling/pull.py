@@ -1,8 +1,7 @@
 """Fetch a zoo, or a part of one that is itself a zoo."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +68,14 @@ def pull(
     The folder is a zoo at every moment from the first part on. A call that was interrupted, however that came about,
     is carried on by the same call, which fetches only the blocks that are missing. Every block, file and table is
     compared with its digest before the part that holds it appears. Memory: some blocks, and rows and index of the
-    zoo. Disk: what is written, and where parts are written anew the blocks of one part beside it. A token is handed to
-    huggingface_hub in this process's environment while the call lasts. Held by ``tests/hub/pulling``.
+    zoo. Disk: what is written, and where parts are written anew the blocks of one part beside it. Held by
+    ``tests/hub/pulling``.
     """
     asked, root = Asked.of(variants, layers, where), Path(folder).absolute()
-    with _handed_over(token):
-        remote = open_remote(address, endpoint=endpoint)
-        files = Afar(remote, os.fspath(address), endpoint)
-        bring = copied if asked.raw and layers is None and where is None else cut_out
-        parts, there, fetched = bring(files, asked, root, progress)
+    remote = open_remote(address, endpoint=endpoint, token=token)
+    files = Afar(remote, os.fspath(address), endpoint, token)
+    bring = copied if asked.raw and layers is None and where is None else cut_out
+    parts, there, fetched = bring(files, asked, root, progress)
     contents = read_contents(Folder(root))
     gone = places_of(contents.retracted.rows["id"], contents.ids) if len(contents.retracted.rows) else np.zeros(0)
     raw = [part for part in contents.raw.parts if part.facts.get("bare") is not True]
@@ -92,20 +90,3 @@ def pull(
         there,
         fetched,
     )
-
-
-@contextmanager
-def _handed_over(token: str | None) -> Iterator[None]:
-    """Let huggingface_hub find a token where it looks for one."""
-    if token is None:
-        yield
-        return
-    before = os.environ.get("HF_TOKEN")
-    os.environ["HF_TOKEN"] = token
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HF_TOKEN"]
-        else:
-            os.environ["HF_TOKEN"] = before

@@ -1,0 +1,313 @@
+"""A hub as the rest of this room sees it; the one place that knows the client library's ``HfApi``."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from ckptzoo.errors import IntegrityError, MissingExtraError, Problem
+from ckptzoo.hub.answers import (
+    Account,
+    Committed,
+    Discussion,
+    Listing,
+    PullRequest,
+    RepoFound,
+    Stored,
+    discussion_of,
+    found_of,
+    is_stored,
+    stored_of,
+)
+from ckptzoo.hub.asking import Bounds, NotThereError, RaceError, ask
+from ckptzoo.hub.sending import Progress, Sending
+from ckptzoo.remote.address import MAIN, HubAddress
+from ckptzoo.remote.hub import PUBLIC, hub_address
+
+T = TypeVar("T")
+
+_DATASET = "dataset"
+_AT_ONCE = 8
+"""Small files that are read at a time."""
+
+
+class Client:
+    """A hub's dataset repositories, asked with one token.
+
+    Every method raises ``HubError``, whose message says what to do, when the hub refuses or gives no answer within
+    ``bounds``. What fails in passing is asked again; a question that changes something is looked up before it is
+    asked again, so that nothing is done twice.
+
+    Parameters
+    ----------
+    endpoint : the hub's address; None is the one that huggingface_hub uses (``HF_ENDPOINT``).
+    token : None is the one that huggingface_hub uses (``HF_TOKEN``, or that of ``hf auth login``). It is kept in this
+        object alone, and stands in no message.
+    """
+
+    def __init__(self, endpoint: str | None = None, token: str | None = None, *, bounds: Bounds | None = None) -> None:
+        try:
+            from huggingface_hub import HfApi
+        except ImportError:
+            raise MissingExtraError("huggingface_hub", "hub") from None
+        self._api = HfApi(endpoint=endpoint and endpoint.rstrip("/"), token=token, library_name="ckptzoo")
+        self.endpoint = self._api.endpoint.rstrip("/")
+        self.bounds = bounds or Bounds()
+        self._xet = self.endpoint == PUBLIC
+
+    def __repr__(self) -> str:
+        return f"Client({self.endpoint!r})"
+
+    def address(self, repo: str) -> str:
+        """What messages call a repository."""
+        return hub_address(HubAddress(repo), self.endpoint)
+
+    def url(self, repo: str) -> str:
+        """The page of a repository."""
+        return f"{self.endpoint}/datasets/{repo}"
+
+    def whoami(self) -> Account:
+        """Whom the token belongs to."""
+        said = self._ask(self._api.whoami, self.endpoint, "token")
+        role = said.get("auth", {}).get("accessToken", {}).get("role")
+        return Account(said["name"], role, tuple(item["name"] for item in said.get("orgs", ())))
+
+    def create(self, repo: str, *, private: bool = False) -> None:
+        """Make a dataset repository; one that is there stays as it is."""
+
+        def call() -> Any:
+            return self._api.create_repo(repo, repo_type=_DATASET, private=private, exist_ok=True)
+
+        self._ask(call, self.address(repo), "new repository")
+
+    def listing(self, repo: str, revision: str = MAIN) -> Listing:
+        """The commit that a revision is, and its files, by one request; ``NotThereError`` where there is none."""
+
+        def call() -> Listing:
+            found = self._api.dataset_info(repo, revision=revision, files_metadata=True)
+            if not found.sha or found.siblings is None:
+                raise ValueError("no commit")
+            files = {item.rfilename: stored_of(item) for item in found.siblings}
+            return Listing(found.sha, files)
+
+        return self._ask(call, self.address(repo), f"revision {revision}")
+
+    def find(self, repo: str, revision: str = MAIN) -> Listing | None:
+        """As ``listing``; None where there is none."""
+        with contextlib.suppress(NotThereError):
+            return self.listing(repo, revision)
+        return None
+
+    def files(self, repo: str, revision: str = MAIN) -> dict[str, Stored]:
+        """The files of a revision by name."""
+        return self.listing(repo, revision).files
+
+    def head(self, repo: str, revision: str = MAIN) -> str:
+        """The commit that a revision is."""
+        return self.listing(repo, revision).commit
+
+    def commits(self, repo: str, revision: str = MAIN) -> list[str]:
+        """The commits of a revision, the last first."""
+
+        def call() -> list[str]:
+            return [item.commit_id for item in self._api.list_repo_commits(repo, repo_type=_DATASET, revision=revision)]
+
+        return self._ask(call, self.address(repo), f"commits of {revision}")
+
+    def read(self, repo: str, name: str, listing: Listing, *, max_bytes: int = 64 * 2**20) -> bytes:
+        """A whole small file of a commit, compared with its digest.
+
+        Raises
+        ------
+        IntegrityError
+            It is larger than ``max_bytes``.
+        """
+        where, stored = f"{self.address(repo)}/{name}", listing.files[name]
+        if stored.size > max_bytes:
+            step = "Tell whoever publishes the zoo."
+            raise IntegrityError(Problem(where, "size", f"at most {max_bytes} bytes", str(stored.size), step))
+
+        def call() -> bytes:
+            from huggingface_hub import get_session
+            from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+            url = f"{self.url(repo)}/resolve/{listing.commit}/{quote(name)}"
+            headers = {**build_hf_headers(token=self._api.token), "Accept-Encoding": "identity"}
+            data = bytearray()
+            with get_session().stream("GET", url, headers=headers) as response:
+                hf_raise_for_status(response)
+                for piece in response.iter_bytes():
+                    data += piece
+                    if len(data) > stored.size:
+                        break
+            if not is_stored(bytes(data), stored):
+                raise ValueError(f"{len(data)} bytes with another digest")
+            return bytes(data)
+
+        return self._ask(call, where, "file")
+
+    def read_many(self, repo: str, names: Sequence[str], listing: Listing) -> list[bytes]:
+        """Several whole small files, in the order of their names."""
+        with ThreadPoolExecutor(_AT_ONCE, "ckptzoo-hub") as pool:
+            return list(pool.map(lambda name: self.read(repo, name, listing), names))
+
+    def commit(
+        self,
+        repo: str,
+        files: Mapping[str, Path | bytes],
+        *,
+        title: str,
+        parent: str,
+        description: str = "",
+        revision: str = MAIN,
+        delete: Iterable[str] = (),
+        sha256: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> Committed:
+        """Add files to a branch or a pull request, and remove some, by one commit.
+
+        Parameters
+        ----------
+        files : where they go, and their bytes or the file that holds them.
+        parent : the commit that the branch must still be at.
+        sha256 : what files must be, in hex; a file that is not is not sent.
+        progress : called as bytes are sent, from several threads in turn.
+
+        Raises
+        ------
+        RaceError
+            The branch is no longer at ``parent``.
+        IntegrityError
+            A file is not what it should be.
+        """
+        unanswered = False
+
+        def lost() -> None:
+            nonlocal unanswered
+            unanswered = True
+
+        message: Any = {"commit_message": title, "commit_description": description, "revision": revision}
+        with Sending(files, sha256 or {}, progress, paths=self._xet) as sending:
+            self._upload(repo, sending, revision=revision)
+
+            def call() -> str:
+                operations = sending.operations(delete)
+                return self._api.create_commit(
+                    repo, operations, repo_type=_DATASET, parent_commit=parent, **message
+                ).oid
+
+            try:
+                made = self._ask(call, self.address(repo), "commit", lost)
+            except RaceError as error:
+                error.unanswered, error.sent = unanswered, sending.finished()
+                raise
+            return Committed(made, sending.finished())
+
+    def pull_request(
+        self,
+        repo: str,
+        files: Mapping[str, Path | bytes],
+        *,
+        title: str,
+        description: str,
+        parent: str | None = None,
+        sha256: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> PullRequest:
+        """Propose files by a pull request; as ``commit``."""
+        before = {item.number for item in self.pull_requests(repo)}
+
+        def opened() -> PullRequest | None:
+            """The one that was opened although its answer was lost."""
+            mine = [item for item in self.pull_requests(repo) if item.number not in before and item.title == title]
+            me = self.whoami().name if mine else ""
+            return next((PullRequest(item.number, item.url) for item in mine if item.author == me), None)
+
+        with Sending(files, sha256 or {}, progress, paths=self._xet) as sending:
+            self._upload(repo, sending, revision=MAIN, create_pr=True)
+
+            def call() -> PullRequest:
+                made = self._api.create_commit(
+                    repo,
+                    sending.operations(),
+                    repo_type=_DATASET,
+                    commit_message=title,
+                    commit_description=description,
+                    parent_commit=parent,
+                    create_pr=True,
+                )
+                number = int(str(made.pr_url).rstrip("/").rpartition("/")[2])
+                return PullRequest(number, f"{self.url(repo)}/discussions/{number}")
+
+            made = self._ask(call, self.address(repo), "pull request", opened)
+            sending.finished()
+            return made
+
+    def pull_requests(self, repo: str, *, status: str = "open") -> list[Discussion]:
+        """Pull requests without what was written in them, the last first; ``status`` is open, closed or all."""
+
+        def call() -> list[Discussion]:
+            how: Any = {"discussion_type": "pull_request", "discussion_status": status, "repo_type": _DATASET}
+            return [discussion_of(item) for item in self._api.get_repo_discussions(repo, **how)]
+
+        return self._ask(call, self.address(repo), "pull requests")
+
+    def discussion(self, repo: str, number: int) -> Discussion:
+        """A discussion or a pull request with everything that was written in it."""
+
+        def call() -> Discussion:
+            return discussion_of(self._api.get_discussion_details(repo, number, repo_type=_DATASET))
+
+        return self._ask(call, self.address(repo), f"discussion {number}")
+
+    def merge(self, repo: str, number: int, comment: str | None = None) -> str | None:
+        """Merge a pull request; returns the commit where the hub says which."""
+
+        def call() -> Discussion:
+            self._api.merge_pull_request(repo, number, comment=comment, repo_type=_DATASET)
+            return self.discussion(repo, number)
+
+        def merged() -> Discussion | None:
+            found = self.discussion(repo, number)
+            return found if found.status == "merged" else None
+
+        return self._ask(call, self.address(repo), f"merge of pull request {number}", merged).merged
+
+    def comment(self, repo: str, number: int, text: str) -> None:
+        """Write into a discussion or a pull request."""
+
+        def written() -> bool | None:
+            return (text.strip() in {item.text.strip() for item in self.discussion(repo, number).comments}) or None
+
+        def call() -> bool:
+            self._api.comment_discussion(repo, number, text, repo_type=_DATASET)
+            return True
+
+        self._ask(call, self.address(repo), f"comment on {number}", written)
+
+    def search(self, tags: Sequence[str], *, text: str | None = None, limit: int = 50) -> list[RepoFound]:
+        """Dataset repositories that have every tag, and ``text`` in their names; those changed last come first."""
+        facts: Any = ["cardData", "downloads", "lastModified", "likes", "private", "sha", "tags"]
+
+        def call() -> list[RepoFound]:
+            how: Any = {"filter": list(tags), "search": text, "sort": "last_modified", "limit": limit}
+            return [found_of(item) for item in self._api.list_datasets(expand=facts, **how)]
+
+        return self._ask(call, self.endpoint, "search")
+
+    def _ask(self, call: Callable[[], T], where: str, what: str, done: Callable[[], T | None] = lambda: None) -> T:
+        return ask(call, where=where, what=what, bounds=self.bounds, done=done)
+
+    def _upload(self, repo: str, sending: Sending, *, revision: str, create_pr: bool = False) -> None:
+        """Bring the large files to the hub, those that it lacks."""
+        how: Any = {"repo_type": _DATASET, "revision": revision, "create_pr": create_pr, "free_memory": False}
+        for group in sending.groups():
+
+            def call(group: list[Any] = group) -> bool:
+                sending.interruptible(lambda: self._api.preupload_lfs_files(repo, group, **how))
+                return True
+
+            self._ask(call, self.address(repo), "upload")
+            sending.sent(group)

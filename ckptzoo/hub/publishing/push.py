@@ -1,0 +1,248 @@
+"""Bring a zoo to a repository."""
+
+import random
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from ckptzoo.errors import HubError, IntegrityError, Problem, ZooError
+from ckptzoo.format.files import Folder
+from ckptzoo.format.reader import list_trees
+from ckptzoo.format.verify import verify
+from ckptzoo.hub.answers import Listing
+from ckptzoo.hub.asking import Bounds, NotThereError, RaceError
+from ckptzoo.hub.client import Client
+from ckptzoo.hub.publishing.difference import Difference, Group, difference, is_there
+from ckptzoo.hub.publishing.gathered import Afar
+from ckptzoo.hub.publishing.local import LocalZoo, read_local
+from ckptzoo.hub.publishing.result import Planned, Pushed
+from ckptzoo.hub.sending import Progress
+from ckptzoo.remote.address import MAIN, HubAddress, candidates
+
+RACES = 16
+"""Races that may be lost one after another."""
+_MAY_NOT = ("read", "contribute")
+
+
+def push(
+    zoo: str | Path,
+    address: str,
+    *,
+    private: bool = False,
+    message: str | None = None,
+    snapshot: bool = True,
+    endpoint: str | None = None,
+    token: str | None = None,
+    bounds: Bounds | None = None,
+    progress: Progress | None = None,
+) -> Pushed:
+    """Publish a zoo: upload what its repository lacks.
+
+    Parameters
+    ----------
+    zoo : its folder.
+    address : ``org/zoo`` or ``hf://datasets/org/zoo``; the repository is made where there is none.
+    private : make it one that needs a token to be read; one that is there stays as it is.
+    message : the commits' title; by default says what they add.
+    snapshot : also write a snapshot of all the repository will hold, so that opening it from afar is cheap, in place
+        of those that it has.
+    endpoint, token : by default those of huggingface_hub (``HF_ENDPOINT``, ``HF_TOKEN``).
+    bounds : how long to go on asking.
+    progress : called with the bytes sent and the bytes in all.
+
+    Raises
+    ------
+    IntegrityError
+        The zoo is damaged; nothing is uploaded. A shard's digest is compared with its index before it is sent.
+    HubError
+        The hub refuses or gives no answer; the repository holds another zoo, or checkpoints of the same ids in other
+        parts. The message says what to do. Repeated, a push sends only what is lacking.
+
+    Notes
+    -----
+    Documents come first, then raw parts in order, then derived ones, then the card and the snapshot, at most 100
+    files a commit; every commit is a valid zoo, so a part of more files is a commit of its own. Each names the commit
+    that it was made for, so of two pushes at once the later one looks again and goes on from there. Parts that others
+    added stay. What a snapshot needs of them is read: their rows and indices, no weights. Held by
+    ``tests/hub/test_push*.py``.
+    """
+    client, repo = Client(endpoint, token, bounds=bounds), _repo(address)
+    return _Push(_sound(Path(zoo).absolute()), client, repo, snapshot).carry_out(private, message, progress)
+
+
+def plan(
+    zoo: str | Path,
+    address: str,
+    *,
+    snapshot: bool = True,
+    endpoint: str | None = None,
+    token: str | None = None,
+    bounds: Bounds | None = None,
+) -> Planned:
+    """What ``push`` would do now; nothing is changed.
+
+    Raises
+    ------
+    IntegrityError, HubError
+        As ``push``, but for what the hub refuses only when it is asked to change something.
+    """
+    client, repo = Client(endpoint, token, bounds=bounds), _repo(address)
+    return _Push(_sound(Path(zoo).absolute()), client, repo, snapshot).planned()
+
+
+def _repo(address: str) -> str:
+    for place in candidates(address):
+        if isinstance(place, HubAddress) and place.revision == MAIN and not place.folder:
+            return place.repo
+    raise ZooError(f"{address}: where to publish: expected org/zoo, got {address}. Name a repository of a hub.")
+
+
+def _sound(root: Path) -> LocalZoo:
+    """What is to be published; parts that come while it is verified are left for the next time."""
+    if not root.is_dir():
+        found = "a file" if root.exists() else "nothing"
+        raise ZooError(f"{root}: a zoo: expected a folder, got {found}. Make one with ckptzoo.create.")
+    trees = list_trees(Folder(root))
+    if problems := verify(root, deep=False):
+        raise IntegrityError(problems)
+    return read_local(root, trees)
+
+
+class _Push:
+    """One zoo on its way to one repository."""
+
+    def __init__(self, local: LocalZoo, client: Client, repo: str, snapshot: bool) -> None:
+        self._local, self._client, self._repo, self._snapshot = local, client, repo, snapshot
+        self._afar = Afar(client, repo)
+        self._commits: list[str] = []
+        self._groups: list[Group] = []
+        self._sent = 0
+
+    def _look(self, listing: Listing | None) -> Difference:
+        """What a commit of the repository lacks."""
+        return difference(self._local, self._afar, listing, snapshot=self._snapshot)
+
+    def planned(self) -> Planned:
+        """What it lacks now, as people read it."""
+        found = self._look(self._client.find(self._repo))
+        groups = found.groups
+        return Planned(
+            self._afar.name,
+            self._client.url(self._repo),
+            found.head is None,
+            len(groups),
+            tuple(name for group in groups for name in group.parts),
+            found.already,
+            _documents(groups),
+            tuple(name for group in groups for name in group.delete),
+            sum(group.nbytes for group in groups),
+        )
+
+    def carry_out(self, private: bool, message: str | None, progress: Progress | None) -> Pushed:
+        """Commit until nothing is lacking."""
+        found = self._look(self._client.find(self._repo))
+        created, already = found.head is None, found.already
+        if found.groups:
+            self._refuse_role()
+        if created:
+            self._client.create(self._repo, private=private)
+            found = self._look(self._client.listing(self._repo))
+        total = sum(group.nbytes for group in found.groups)
+        for _ in range(RACES):
+            lost = self._commit_all(found, message, total, progress)
+            if lost is None:
+                break
+            time.sleep(random.uniform(0.0, self._client.bounds.pause))
+            found = self._again(lost)
+        else:
+            step = "Others publish to it at the same time: try again later. What was uploaded is not sent again."
+            raise HubError(Problem(self._afar.name, "commit", f"one of {RACES} races won", "none", step))
+        self._check()
+        return Pushed(
+            self._afar.name,
+            self._client.url(self._repo),
+            created,
+            tuple(self._commits),
+            tuple(name for group in self._groups for name in group.parts),
+            already,
+            _documents(self._groups),
+            sum(group.nbytes for group in self._groups),
+            self._sent,
+        )
+
+    def _refuse_role(self) -> None:
+        """Refuse before anything is sent where the token may not commit."""
+        try:
+            account = self._client.whoami()
+        except NotThereError:  # a hub that does not tell
+            return
+        if account.role in _MAY_NOT:
+            got = f"one of {account.name} that may {account.role}"
+            step = "Use another token, or open a pull request with ckptzoo contribute."
+            raise HubError(Problem(self._afar.name, "token", "one that may write", got, step))
+
+    def _commit_all(
+        self, found: Difference, message: str | None, total: int, progress: Progress | None
+    ) -> tuple[Group, RaceError] | None:
+        """Make the commits in order; the one whose race was lost, or None."""
+        head, count = found.head or "", len(found.groups)
+        for number, group in enumerate(found.groups, 1):
+            title = message or _title(group)
+            if count > 1:
+                title = f"{title} ({number} of {count})"
+            done = sum(made.nbytes for made in self._groups)
+
+            def moved(now: int, _: int, done: int = done) -> None:
+                if progress is not None:
+                    progress(min(done + now, total), total)
+
+            try:
+                made = self._client.commit(
+                    self._repo,
+                    group.files,
+                    title=title,
+                    parent=head,
+                    delete=group.delete,
+                    sha256=group.sha256,
+                    progress=moved,
+                )
+            except RaceError as error:
+                self._sent += error.sent
+                return group, error
+            head = made.commit
+            self._sent += made.sent
+            self._made(head, group)
+        return None
+
+    def _again(self, lost: tuple[Group, RaceError]) -> Difference:
+        """A fresh look after a race; a commit that was made although its answer was lost is counted."""
+        group, error = lost
+        listing = self._client.listing(self._repo)
+        if error.unanswered and is_there(group, listing):
+            self._made(listing.commit, group)
+        return self._look(listing)
+
+    def _made(self, commit: str, group: Group) -> None:
+        self._commits.append(commit)
+        self._groups.append(group)
+
+    def _check(self) -> None:
+        """Compare the last commit with what was sent."""
+        if not self._commits:
+            return
+        listing = self._client.listing(self._repo, self._commits[-1])
+        if not all(is_there(group, listing) for group in self._groups):
+            step = "Push again; if that does not help, see whether its .gitignore leaves some out."
+            raise HubError(Problem(self._afar.name, "files after the push", "those of the zoo", "fewer", step))
+
+
+def _documents(groups: Iterable[Group]) -> tuple[str, ...]:
+    """The files that lie in no part."""
+    return tuple(name for group in groups for name in group.files if name.rpartition("/")[0] not in group.parts)
+
+
+def _title(group: Group) -> str:
+    first, others = next(iter(group.parts), None), len(group.parts) - 1
+    if first is None:
+        return f"Write {', '.join(group.files)}"[:200]
+    return f"Add {first}" + (f" and {others} more" if others else "")

@@ -5,11 +5,17 @@ from typing import Annotated
 
 import typer
 
+from ckptzoo.cli.cache import cache
 from ckptzoo.cli.card import card
 from ckptzoo.cli.commands import compact, dedupe, derive, info, retract, show, verify
+from ckptzoo.cli.contribute import contribute
 from ckptzoo.cli.exits import listed
 from ckptzoo.cli.export import export
 from ckptzoo.cli.mmd import mmd
+from ckptzoo.cli.pull import pull
+from ckptzoo.cli.push import push
+from ckptzoo.cli.review import review
+from ckptzoo.cli.search import search
 from ckptzoo.cli.serve import serve
 from ckptzoo.cli.study import study
 
@@ -28,9 +34,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for _command in (info, verify, show, export, derive, dedupe, mmd, compact, retract, card):
+for _command in (info, show, verify, export, derive, dedupe, mmd):
     app.command()(_command)
 app.add_typer(study)
+for _command in (search, pull, push, card, contribute, review, compact, retract):
+    app.command()(_command)
+app.add_typer(cache)
 app.add_typer(serve)
 
 

@@ -1,6 +1,5 @@
 """``ckptzoo cache``: what of zoos on other machines lies on this one, and making room."""
 
-import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +11,7 @@ from ckptzoo.cli.options import AsJson
 from ckptzoo.cli.output import console, emit
 
 if TYPE_CHECKING:
-    from ckptzoo.remote import Held, Pruned
+    from ckptzoo.remote import Held
 
 cache = typer.Typer(
     name="cache", help="What was fetched of zoos on other machines: list it, make room.", rich_markup_mode=None
@@ -71,7 +70,7 @@ def prune(
     as_json: AsJson = False,
 ) -> None:
     """Remove from the cache what can be fetched again."""
-    from ckptzoo.remote import bytes_of, cache_root
+    from ckptzoo.remote import Pruned, bytes_of, cache_root, prunable
     from ckptzoo.remote import prune as remove
     from ckptzoo.words import counted, size
 
@@ -80,7 +79,10 @@ def prune(
     root = cache_root()
     most = None if to is None else bytes_of(to, where="--to")
     address = None if zoo is None else _known(root, zoo)
-    pruned = _would(root, address, most) if dry_run else remove(root, address=address, most=most)
+    if dry_run:
+        pruned = Pruned.of(prunable(root, address=address, most=most))
+    else:
+        pruned = remove(root, address=address, most=most)
     if as_json:
         emit({"folder": str(root), "files": pruned.files, "nbytes": pruned.nbytes, "removed": not dry_run})
         return
@@ -108,21 +110,6 @@ def _known(root: Path, text: str) -> str:
     return found[0]
 
 
-def _would(root: Path, address: str | None, most: int | None) -> "Pruned":
-    """What ``ckptzoo.remote.prune`` would remove."""
-    from ckptzoo.remote import Pruned, held
-    from ckptzoo.remote.cache import blobs_of
-
-    own = next((item.folder for item in held(root) if item.address == address), None)
-    gone = [] if own is None else list(blobs_of(own))
-    total = sum(blob.nbytes for blob in blobs_of(root)) - sum(blob.nbytes for blob in gone)
-    for blob in sorted(blobs_of(root, kept=False), key=lambda blob: (blob.used, blob.path)):
-        if most is not None and total > most and not (own is not None and blob.path.is_relative_to(own)):
-            gone.append(blob)
-            total -= blob.nbytes
-    return Pruned(len(gone), sum(blob.nbytes for blob in gone))
-
-
 def _described(item: "Held") -> dict[str, Any]:
     used = datetime.fromtimestamp(item.used, UTC).isoformat(timespec="seconds") if item.used else None
     return {
@@ -131,19 +118,5 @@ def _described(item: "Held") -> dict[str, Any]:
         "nbytes": item.nbytes,
         "used": used,
         "gone": item.gone,
-        "revisions": _revisions(item.folder),
+        "revisions": [{"revision": revision, "asked": asked} for revision, asked in item.revisions],
     }
-
-
-def _revisions(folder: Path) -> list[dict[str, str]]:
-    """What was asked for and what it was found to be, each revision once, the one looked up last first."""
-    found: dict[str, tuple[float, str]] = {}
-    for path in sorted((folder / "revisions").glob("*.json")):
-        try:
-            content = json.loads(path.read_bytes())
-            revision, asked, saved = str(content["revision"]), str(content["asked"]), float(content["saved"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        found[revision] = max(found.get(revision, (0.0, "")), (saved, asked))
-    newest = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
-    return [{"revision": revision, "asked": asked} for revision, (_, asked) in newest]

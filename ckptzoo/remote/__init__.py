@@ -6,7 +6,7 @@ each checked against its digest. It knows nothing of what the files hold.
 
 from ckptzoo.errors import AbsentError, OfflineError, RemoteError
 from ckptzoo.remote.address import candidates
-from ckptzoo.remote.held import Held, Pruned, bytes_of, cache_limit, cache_root, held, prune
+from ckptzoo.remote.held import Held, Pruned, bytes_of, cache_limit, cache_root, held, prunable, prune
 from ckptzoo.remote.opening import open_remote
 from ckptzoo.remote.plan import Wanted
 from ckptzoo.remote.remote import Remote
@@ -25,5 +25,6 @@ __all__ = [
     "candidates",
     "held",
     "open_remote",
+    "prunable",
     "prune",
 ]

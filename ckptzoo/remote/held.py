@@ -61,6 +61,7 @@ class Held:
     files, nbytes : blocks and whole files, and their bytes.
     used : when one of them was last used, in seconds since 1970; 0 where there is none.
     gone : the zoo was not where it had been when it was last opened; its blobs are kept when room is made.
+    revisions : what was found when it was looked up and what had been asked for, the last first.
     """
 
     address: str
@@ -69,14 +70,20 @@ class Held:
     nbytes: int
     used: float
     gone: bool
+    revisions: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was removed."""
+    """What was removed, or would be."""
 
     files: int
     nbytes: int
+
+    @classmethod
+    def of(cls, blobs: list[Blob]) -> "Pruned":
+        """These blobs."""
+        return cls(len(blobs), sum(blob.nbytes for blob in blobs))
 
 
 def held(root: Path) -> list[Held]:
@@ -87,12 +94,28 @@ def held(root: Path) -> list[Held]:
             blobs = list(blobs_of(folder))
             used = max((blob.used for blob in blobs), default=0.0)
             nbytes = sum(blob.nbytes for blob in blobs)
-            made.append(Held(_address(folder), folder, len(blobs), nbytes, used, (folder / GONE).exists()))
+            gone, revisions = (folder / GONE).exists(), _revisions(folder)
+            made.append(Held(_address(folder), folder, len(blobs), nbytes, used, gone, revisions))
     return sorted(made, key=lambda item: (-item.used, item.address))
 
 
 def prune(root: Path, *, address: str | None = None, most: int | None = None, before: float | None = None) -> Pruned:
-    """Remove from the cache what was asked for.
+    """Remove from the cache what was asked for; parameters and errors are those of ``prunable``."""
+    gone = prunable(root, address=address, most=most, before=before)
+    for item in held(root):
+        if item.address == address:
+            shutil.rmtree(item.folder, ignore_errors=True)
+    for blob in gone:
+        with contextlib.suppress(OSError):
+            blob.path.unlink(missing_ok=True)
+    sweep(root)
+    return Pruned.of(gone)
+
+
+def prunable(
+    root: Path, *, address: str | None = None, most: int | None = None, before: float | None = None
+) -> list[Blob]:
+    """What would be removed from the cache, in the order in which it would be.
 
     Parameters
     ----------
@@ -115,17 +138,27 @@ def prune(root: Path, *, address: str | None = None, most: int | None = None, be
         if address not in known:
             raise UnknownNameError(str(root), "zoo", address, list(known))
         gone += blobs_of(known[address].folder)
-        shutil.rmtree(known[address].folder, ignore_errors=True)
-    blobs = sorted(blobs_of(root, kept=False), key=lambda blob: (blob.used, blob.path))
-    total = sum(blob.nbytes for blob in blobs_of(root))
-    for blob in blobs:
-        if (before is not None and blob.used < before) or (most is not None and total > most):
-            with contextlib.suppress(OSError):
-                blob.path.unlink(missing_ok=True)
-                gone.append(blob)
-                total -= blob.nbytes
-    sweep(root)
-    return Pruned(len(gone), sum(blob.nbytes for blob in gone))
+    own = {blob.path for blob in gone}
+    total = sum(blob.nbytes for blob in blobs_of(root)) - sum(blob.nbytes for blob in gone)
+    for blob in sorted(blobs_of(root, kept=False), key=lambda blob: (blob.used, blob.path)):
+        late = (before is not None and blob.used < before) or (most is not None and total > most)
+        if late and blob.path not in own:
+            gone.append(blob)
+            total -= blob.nbytes
+    return gone
+
+
+def _revisions(folder: Path) -> tuple[tuple[str, str], ...]:
+    found: dict[str, tuple[float, str]] = {}
+    for path in sorted((folder / "revisions").glob("*.json")):
+        try:
+            content = json.loads(path.read_bytes())
+            revision, asked, saved = str(content["revision"]), str(content["asked"]), float(content["saved"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        found[revision] = max(found.get(revision, (0.0, "")), (saved, asked))
+    newest = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
+    return tuple((revision, asked) for revision, (_, asked) in newest)
 
 
 def _address(folder: Path) -> str:

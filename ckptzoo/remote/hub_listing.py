@@ -16,6 +16,7 @@ from ckptzoo.remote.store import Entry, Halt, listed
 
 MAX_PAGES = 200
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
+_HEX = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next"?')
 _STEP = "Check the name and the revision; private zoos need hf auth login."
 
@@ -59,7 +60,7 @@ def read_listing(
         else:
             tree = _pages(read, f"{api}/tree/{commit}?recursive=true")
             entries = [_entry(item["path"], item, item.get("oid")) for item in tree if item["type"] == "file"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RemoteError(_unreadable(where, f"{type(error).__name__}: {error}")) from error
     prefix = f"{place.folder}/" if place.folder else ""
     inside = [
@@ -84,10 +85,24 @@ def _pages(read: Any, url: str) -> Iterator[Any]:
 
 
 def _entry(name: Any, item: Any, oid: Any) -> Entry:
+    """One file; raises ValueError where what is said of it makes no sense."""
     lfs = item.get("lfs")
     if lfs:
-        return Entry(str(name), int(lfs["size"]), f"sha256:{lfs.get('sha256') or lfs['oid']}".replace(":sha256:", ":"))
-    return Entry(str(name), int(item["size"]), f"git:{oid}" if oid else None)
+        sha256 = str(lfs.get("sha256") or lfs["oid"]).removeprefix("sha256:")
+        return Entry(str(name), _whole(lfs["size"]), _digest("sha256", sha256))
+    return Entry(str(name), _whole(item["size"]), _digest("git", str(oid)) if oid else None)
+
+
+def _whole(size: Any) -> int:
+    if type(size) is not int:
+        raise ValueError(f"size {size!r}"[:80])
+    return size
+
+
+def _digest(kind: str, digits: str) -> str:
+    if not _HEX.fullmatch(digits):
+        raise ValueError(f"digest {digits[:80]!r}")
+    return f"{kind}:{digits}"
 
 
 def _refused(answer: web.Answer, where: str) -> RemoteError:

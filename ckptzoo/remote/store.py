@@ -10,8 +10,8 @@ from typing import Protocol
 
 from ckptzoo.errors import AbsentError, IntegrityError, Problem
 
-_BAD = re.compile(r"[\x00-\x1f\x7f\\]|(^|/)(\.{0,2}|[^/]{256,})(/|$)")
-"""Control characters, backslashes, and path segments that are empty, ``.``, ``..`` or too long."""
+_BAD = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\\]|(^|/)(\.{0,2}|[^/]{256,})(/|$)")
+"""Control characters, halves of letters, backslashes, and path segments that are empty, ``.``, ``..`` or too long."""
 MAX_NAME = 1024
 
 

@@ -1,6 +1,7 @@
 """A stack whose rows lie in shards on another machine: blocks that are fetched, checked and copied from."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,19 @@ class Fetched:
         return assembled(len(rows), found())
 
     def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
-        """Rows in order, ``RUN_BYTES`` at a time."""
+        """Rows in order, ``RUN_BYTES`` at a time; the next run is fetched while one is used."""
         step = max(1, RUN_BYTES // self.row_bytes)
-        return (self.gather(rows[start : start + step]) for start in range(0, len(rows), step))
+        with ThreadPoolExecutor(1, thread_name_prefix="ckptzoo-run") as pool:
+            coming: Future[NDArray[Any]] | None = None
+            try:
+                for start in range(0, len(rows), step):
+                    found, coming = coming, pool.submit(self.gather, rows[start : start + step])
+                    if found is not None:
+                        yield found.result()
+                if coming is not None:
+                    yield coming.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def needs(self, rows: NDArray[np.int64]) -> Sequence[Span]:
         """The blocks that hold these rows."""

@@ -132,7 +132,8 @@ class Remote:
         This is the faster way to fill an array, because every request runs at full speed.
         """
         missing = self._lacking(wanted)
-        with AsReady(self.store, wanted, plan(wanted, missing, longest=2**63), **self._how) as fetching:
+        runs = sorted(plan(wanted, missing, longest=2**63), key=lambda run: run.start - run.stop)  # longest first
+        with AsReady(self.store, wanted, runs, **self._how) as fetching:
             fetched = set(missing)
             for place, block in enumerate(wanted):
                 if place not in fetched:

@@ -34,6 +34,7 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
     """A listening socket and its address; port 0 is any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.create_server((host, port), family=family, backlog=1024)
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it where the protocol number is known
     shown = f"[{host}]" if ":" in host else host
     return bound, f"http://{shown}:{bound.getsockname()[1]}"
 

@@ -1,7 +1,6 @@
 """Data sets of images, as arrays of pixels and labels, checked before they are used."""
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,14 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from builders import idx
 from builders.recipe import ImageRecipe, Recipe
 from ckptzoo.errors import IntegrityError, MissingExtraError, Problem, UnknownNameError, ZooError
+from ckptzoo.hub.heldout import FOLDER_VARIABLE, folder_of, idx
 from ckptzoo.loader.order import derive_key, keyed_permutation
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
-FOLDER_VARIABLE = "CKPTZOO_DATA"
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +55,6 @@ class Data:
             total.update(f"{name} {array.shape} {array.dtype.str}\n".encode())
             total.update(array.tobytes())
         return "sha256:" + total.hexdigest()
-
-
-def folder_of(folder: str | Path | None) -> Path | None:
-    """The folder, else the one that the environment names, else none."""
-    folder = folder if folder is not None else os.environ.get(FOLDER_VARIABLE) or None
-    return None if folder is None else Path(folder)
 
 
 def load(recipe: Recipe, folder: str | Path | None = None) -> Data:

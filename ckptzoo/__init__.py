@@ -21,6 +21,11 @@ _PUBLIC = {
     "verify": "ckptzoo.format.verify",
     "compact": "ckptzoo.format.compact",
     "retract": "ckptzoo.format.retract",
+    "search": "ckptzoo.hub.searching",
+    "pull": "ckptzoo.hub.pulling",
+    "push": "ckptzoo.hub.publishing",
+    "contribute": "ckptzoo.hub.contributing",
+    "review": "ckptzoo.hub.reviewing",
     "Architecture": "ckptzoo.spec.architecture",
     "Tensor": "ckptzoo.spec.architecture",
     "Card": "ckptzoo.spec.card",
@@ -37,6 +42,11 @@ if TYPE_CHECKING:
     from ckptzoo.format.verify import verify as verify
     from ckptzoo.format.writer import append as append
     from ckptzoo.format.writer import create as create
+    from ckptzoo.hub.contributing import contribute as contribute
+    from ckptzoo.hub.publishing import push as push
+    from ckptzoo.hub.pulling import pull as pull
+    from ckptzoo.hub.reviewing import review as review
+    from ckptzoo.hub.searching import search as search
     from ckptzoo.loader.zoo import Zoo as Zoo
     from ckptzoo.loader.zoo import open as open
     from ckptzoo.spec.architecture import Architecture as Architecture

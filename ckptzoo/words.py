@@ -16,6 +16,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def shortened(text: str, most: int) -> str:
+    """At most so many characters, with dots where some are left out."""
+    return text if len(text) <= most else text[: max(0, most - 3)] + "..."
+
+
 def printable(text: str) -> str:
     """Text on one line, with whatever a terminal would obey written out as an escape."""
     return "".join(

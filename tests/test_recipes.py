@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from builders import data, gaussians, idx, sources
+from builders import data, gaussians, sources
 from builders.__main__ import run
 from builders.recipe import FOLDER, GaussianRecipe, Recipe, TableRecipe, names
 from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
+from ckptzoo.hub.heldout import idx
 
 REAL = Path(os.environ.get(data.FOLDER_VARIABLE) or Path(__file__).parents[2] / "shared" / "data")
 TINY = dataclasses.replace(Recipe.load("mnist-optunet"), train=7, test=5)

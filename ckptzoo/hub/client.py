@@ -54,7 +54,7 @@ class Client:
             raise MissingExtraError("huggingface_hub", "hub") from None
         self._api = HfApi(endpoint=endpoint and endpoint.rstrip("/"), token=token, library_name="ckptzoo")
         self.endpoint = self._api.endpoint.rstrip("/")
-        self.bounds = bounds or Bounds()
+        self.token, self.bounds = token, bounds or Bounds()
         self._xet = self.endpoint == PUBLIC
 
     def __repr__(self) -> str:

@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
         ("import ckptzoo; ckptzoo.open; ckptzoo.create; ckptzoo.verify", "torch datasets huggingface_hub matplotlib"),
         ("import ckptzoo.archs, ckptzoo.symmetry, ckptzoo.measure, ckptzoo.studies, ckptzoo.derive", "torch datasets"),
         ("import ckptzoo.cli", "numpy pyarrow torch datasets matplotlib"),
+        ("import ckptzoo; ckptzoo.push, ckptzoo.pull, ckptzoo.search", "torch datasets huggingface_hub matplotlib"),
+        ("import ckptzoo; ckptzoo.contribute, ckptzoo.review", "torch datasets huggingface_hub matplotlib"),
     ],
 )
 def test_imports_are_light(program, absent):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 STUDIES = ROOT / "docs/studies.md"
 PROGRAMS = [text for kind, text in BLOCKS if kind == "python"]
+WALK = next(text for kind, text in BLOCKS if kind == "sh" and "ckptzoo serve" in text)
 PROGRAMS += re.findall(r"```python\n(.*?)```", STUDIES.read_text(), re.DOTALL)
 
 
@@ -56,11 +58,40 @@ def test_python_blocks_run(folder, program):
         line
         for kind, text in BLOCKS
         for line in text.splitlines()
-        if kind == "sh" and line.startswith(("ckptzoo", "python -m builders"))
+        if kind == "sh" and text != WALK and line.startswith(("ckptzoo", "python -m builders"))
     ],
 )
 def test_shell_lines_run(folder, line):
     run(["sh", "-c", line], folder)
+
+
+def test_the_walk_over_a_hub(tmp_path):
+    """Build, push, stream, pull, contribute, review, merge, and the rows as a table, against a server of one's own."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "CKPTZOO_"))}
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HF_HOME": str(tmp_path / "hf"),
+        "HOME": str(tmp_path),
+    }
+    script = f"set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{WALK.replace('8000', port)}"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    for said in (
+        "2 parts uploaded",
+        "(4, 2, 1, 4, 4)",
+        "8 checkpoints (canonical)",
+        "pull request 1 adds 1",
+        "Merged:",
+    ):
+        assert said in done.stdout, f"{said}\n{done.stdout}\n{done.stderr}"
+    assert "'id': 'ada', 'license': 'cc-by-4.0'" in done.stdout
+    assert ckptzoo.verify(tmp_path / "zoos/layers") == []
 
 
 def test_the_make_lines_are_targets_and_the_extras_exist():
@@ -71,7 +102,7 @@ def test_the_make_lines_are_targets_and_the_extras_exist():
         assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", STUDIES])
+@pytest.mark.parametrize("page", [ROOT / "README.md", STUDIES, ROOT / "docs/hub.md"])
 def test_pictures_and_links_exist(page):
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert (page.parent / link).exists(), link

@@ -1,0 +1,94 @@
+"""A new zoo from the first contribution of an architecture."""
+
+from pathlib import Path
+
+import ckptzoo
+from ckptzoo import archs
+from ckptzoo.errors import Problem, SpecError, ZooError
+from ckptzoo.hub.checks.measuring import Factory, factory_of, traced
+from ckptzoo.hub.contributing.naming import renamed, unwrapped
+from ckptzoo.hub.contributing.submission import NewZoo, Submission
+from ckptzoo.hub.contributing.taking import Taker, whole
+from ckptzoo.spec.architecture import Architecture, Tensor
+from ckptzoo.spec.card import Card
+from ckptzoo.spec.symmetry import Symmetry
+
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def found(
+    folder: Path, submission: Submission, taker: Taker, paths: list[Path], module: str | Factory | None
+) -> Architecture:
+    """Make a zoo without checkpoints for the architecture of the first file.
+
+    Parameters
+    ----------
+    folder : of the new zoo.
+    submission : names the zoo, and its forward function where ``ckptzoo.archs`` has it.
+    module : a network of one's own, whose symmetries are traced where no others are known.
+
+    Raises
+    ------
+    SpecError
+        The forward function is not one of ``ckptzoo.archs``, or the file's tensors make no architecture.
+    """
+    assert submission.zoo is not None
+    arch, symmetry = _architecture(submission.zoo, taker, paths)
+    if symmetry is None and (factory := factory_of(arch, module)) is not None:
+        symmetry = traced(arch, factory)
+    told = submission.zoo
+    card = Card(
+        name=told.name,
+        summary=told.summary,
+        license=submission.license,
+        dataset=submission.defaults.get("dataset", ""),
+        authors=told.authors or (submission.defaults["contributor"],),
+        citation=told.citation,
+        tags=told.tags,
+    )
+    ckptzoo.create(folder, arch=arch, card=card, symmetry=symmetry)
+    return arch
+
+
+def _architecture(told: NewZoo, taker: Taker, paths: list[Path]) -> tuple[Architecture, Symmetry | None]:
+    if told.forward is not None:
+        declared = archs.architecture(told.forward)
+        if told.architecture is None:
+            return declared, archs.symmetry(told.forward)
+        named = Architecture(told.architecture, declared.tensors, declared.forward, declared.input_shape)
+        return named, archs.symmetry(told.forward)
+    for path in paths:
+        if (path / "zoo.json").is_file():
+            zoo = ckptzoo.open(path)
+            return zoo.arch, zoo.symmetry
+    first = next((item for _, item in taker.read(paths[:1])), None)
+    if first is None:
+        raise SpecError(taker.problems or [Problem("contribution", "files", "checkpoints", "none", "Name some files.")])
+    state = whole(first)
+    names, _ = renamed(tuple(state), taker.names)
+    shared = {old: unwrapped(new) for old, new in names.items()}
+    if len(set(shared.values())) < len(shared):
+        shared = names
+    tied: dict[str, list[str]] = {}
+    for name, other in first.aliases.items():
+        tied.setdefault(other, []).append(shared[name])
+    tensors = tuple(
+        Tensor(
+            shared[name],
+            tuple(array.shape),
+            array.dtype.name,
+            "buffer" if name.rpartition(".")[2] in _BUFFERS else "parameter",
+            tuple(tied.get(name, ())),
+        )
+        for name, array in first.tensors.items()
+        if name not in first.aliases
+    )
+    return Architecture(told.architecture or told.name, tensors, None, told.input_shape), None
+
+
+def needed(repository: str) -> ZooError:
+    """Why nothing can be made without a name for the zoo."""
+    return ZooError(
+        f"{repository}: the zoo: expected one that is there and may be seen, got none. Check the name; to begin a new "
+        "zoo with these checkpoints, add a table [zoo] with a name to contribution.toml."
+    )

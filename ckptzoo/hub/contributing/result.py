@@ -1,0 +1,104 @@
+"""What a contribution came to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ckptzoo.hub.checks import entries as listing
+from ckptzoo.hub.checks.check import Check, failures, shown
+from ckptzoo.hub.checks.entries import Entry
+from ckptzoo.words import counted, printable, size
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What ``contribute`` made of files, and where it went.
+
+    Parameters
+    ----------
+    repository : the zoo's, ``org/zoo``.
+    zoo : its name.
+    part : the folder of the new part, from the zoo's.
+    nbytes : of the part.
+    entries : the checkpoints.
+    checks : what was looked at.
+    notes : what was done to make files fit, and which of them.
+    left_out : what files hold besides the weights.
+    license, source : as the contributor says.
+    folder : where the part lies on this machine, if it was kept.
+    number, url : of the pull request, if one was opened or was open already.
+    status : ``proposed`` (a pull request was opened), ``published`` (a new zoo), ``open`` or ``merged`` (there
+        already), ``dry run``, or ``refused`` (a check failed, and nothing was uploaded).
+    """
+
+    repository: str
+    zoo: str
+    part: str
+    nbytes: int
+    entries: tuple[Entry, ...]
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    license: str = ""
+    source: str = ""
+    folder: Path | None = None
+    number: int | None = None
+    url: str | None = None
+    status: str = "dry run"
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return not failures(self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON-ready values."""
+        return {
+            "repository": self.repository,
+            "zoo": self.zoo,
+            "status": self.status,
+            "number": self.number,
+            "url": self.url,
+            "part": self.part,
+            "nbytes": self.nbytes,
+            "folder": None if self.folder is None else str(self.folder),
+            "license": self.license,
+            "source": self.source,
+            "checkpoints": [entry.to_json() for entry in self.entries],
+            "checks": [check.to_json() for check in self.checks],
+            "notes": list(self.notes),
+            "left_out": list(self.left_out),
+        }
+
+    def print(self, console: Console | None = None) -> None:
+        """Print it as tables on a rich console, by default the standard output."""
+        out = console or Console()
+
+        def say(text: str = "") -> None:
+            out.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+        out.print(listing.shown(self.entries), markup=False, highlight=False)
+        say()
+        out.print(shown(self.checks), markup=False, highlight=False)
+        say()
+        for text in self._remarks():
+            say(text)
+        say(f"{self.repository}: {self._ending()}")
+
+    def _remarks(self) -> Sequence[str]:
+        return [f"note: {text}" for text in self.notes] + [f"left out: {text}" for text in self.left_out]
+
+    def _ending(self) -> str:
+        what = f"{counted(len(self.entries), 'checkpoint')} ({size(self.nbytes)})"
+        where = "" if self.folder is None else f" The part lies in {self.folder / self.part}."
+        return {
+            "proposed": f"pull request {self.number} adds {what}: {self.url}",
+            "published": f"published with {what}: {self.url}{where}",
+            "open": f"pull request {self.number} adds the same already: {self.url}",
+            "merged": "the same checkpoints are in the zoo already; nothing was uploaded.",
+            "dry run": f"nothing was uploaded; it would be {what}.{where}",
+            "refused": f"{counted(len(failures(self.checks)), 'check')} failed; nothing was uploaded.{where}",
+        }[self.status]

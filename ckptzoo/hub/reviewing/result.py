@@ -1,0 +1,92 @@
+"""What a review found."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from ckptzoo.hub.checks import entries as listing
+from ckptzoo.hub.checks.check import Check, failures, shown
+from ckptzoo.hub.checks.entries import Entry
+from ckptzoo.words import counted, printable
+
+
+@dataclass(frozen=True)
+class Review:
+    """What was found in a pull request.
+
+    Parameters
+    ----------
+    repository, number : where it is.
+    title, author, status, url : as the hub says; ``status`` before anything was merged.
+    base, head, main : the commits that it starts from, that was reviewed, and that the zoo was at.
+    parts : names of the new parts.
+    nbytes : of their files.
+    entries : the checkpoints.
+    checks : what was looked at.
+    merged : the commit that merged it, or that it was merged where the hub says no more; None where it was not.
+    """
+
+    repository: str
+    number: int
+    title: str
+    author: str
+    status: str
+    url: str
+    base: str | None = None
+    head: str | None = None
+    main: str | None = None
+    parts: tuple[str, ...] = ()
+    nbytes: int = 0
+    entries: tuple[Entry, ...] = ()
+    checks: tuple[Check, ...] = ()
+    merged: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return not failures(self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON-ready values."""
+        return {
+            "repository": self.repository,
+            "number": self.number,
+            "title": self.title,
+            "author": self.author,
+            "status": self.status,
+            "url": self.url,
+            "base": self.base,
+            "head": self.head,
+            "main": self.main,
+            "parts": list(self.parts),
+            "nbytes": self.nbytes,
+            "passed": self.passed,
+            "checkpoints": [entry.to_json() for entry in self.entries],
+            "checks": [check.to_json() for check in self.checks],
+            "merged": self.merged,
+        }
+
+    def print(self, console: Console | None = None) -> None:
+        """Print it as tables on a rich console, by default the standard output."""
+        out = console or Console()
+
+        def say(text: str = "") -> None:
+            out.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+        say(f"{self.repository} pull request {self.number}: {self.title} (by {self.author}, {self.status})")
+        say(self.url)
+        say()
+        if self.entries:
+            out.print(listing.shown(self.entries), markup=False, highlight=False)
+            say()
+        out.print(shown(self.checks), markup=False, highlight=False)
+        say()
+        failed = failures(self.checks)
+        undone = sum(check.outcome == "not done" for check in self.checks)
+        told = f"; {counted(undone, 'check')} not done" if undone else ""
+        if failed:
+            say(f"{counted(len(failed), 'check')} of {len(self.checks)} failed{told}. Nothing was merged.")
+        else:
+            done = "" if self.merged is None else f" Merged: {self.merged}."
+            say(f"nothing failed{told}.{done}")

@@ -60,9 +60,9 @@ def contribute(
     hand, checks everything that a reviewer will check, and opens a pull request with one new part. Exits with 1 if a
     check failed; nothing is uploaded then. Where there is no such zoo yet, a table [zoo] in the card begins one.
     """
+    from ckptzoo.hub.client.session import quietly
     from ckptzoo.hub.contributing import NamesError
     from ckptzoo.hub.contributing import contribute as bring
-    from ckptzoo.hub.session import quietly
 
     try:
         with quietly(), stages() as progress:

@@ -24,9 +24,9 @@ def push(
     Uploads what the repository lacks, which is made where there is none. A push that was interrupted is carried on by
     the next: nothing is sent twice. The hub is that of HF_ENDPOINT, the token that of HF_TOKEN or hf auth login.
     """
+    from ckptzoo.hub.client.session import quietly
     from ckptzoo.hub.publishing import plan
     from ckptzoo.hub.publishing import push as publish
-    from ckptzoo.hub.session import quietly
 
     root = folder(zoo)
     with quietly():

@@ -23,8 +23,8 @@ def review(
     It may add new parts and nothing else. Everything is checked against the zoo as it is now, and accuracies are
     measured again where the test set is at hand. Exits with 1 if a check failed.
     """
+    from ckptzoo.hub.client.session import quietly
     from ckptzoo.hub.reviewing import review as look
-    from ckptzoo.hub.session import quietly
 
     with quietly(), stages() as progress:
         made = look(repository, number, merge=merge, module=module, data=data, progress=progress)

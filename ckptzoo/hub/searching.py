@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any, cast
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.hub.answers import RepoFound
-from ckptzoo.hub.asking import Bounds
 from ckptzoo.hub.client import Client
+from ckptzoo.hub.client.answers import RepoFound
+from ckptzoo.hub.client.asking import Bounds
 from ckptzoo.spec.document import Document
 
 TAG = "ckptzoo"

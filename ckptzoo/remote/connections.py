@@ -5,13 +5,17 @@ retry and deadline decided here. It needs no package, so a zoo on a web server c
 """
 
 import http.client
+import io
+import math
 import os
+import socket
 import ssl
 import threading
 import time
 import urllib.request
 import weakref
 from base64 import b64encode
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 CONNECT_SECONDS = 10.0
@@ -33,12 +37,54 @@ def origin_of(url: str) -> Origin:
     return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 
 
+class _Timed(io.RawIOBase):
+    """A socket as a file that is read until a deadline, however few bytes come at a time."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw, self.deadline = raw, math.inf
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        """Whatever has come; TimeoutError after the deadline."""
+        if time.monotonic() > self.deadline:
+            raise TimeoutError("no end of it")
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        """Let the socket go."""
+        self._raw.close()
+        super().close()
+
+
+class Response(http.client.HTTPResponse):
+    """An answer whose head, and whatever is read of its body at once, comes within the timeout of its socket.
+
+    The standard library bounds the silence between two bytes alone: answers of status 100, headers, sizes of chunks
+    and trailers that never end, or come byte by byte, would be waited for without end.
+    """
+
+    def __init__(self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, url: str | None = None):
+        super().__init__(sock, debuglevel, method, url)
+        self._seconds = sock.gettimeout() or math.inf
+        self.fp.close()
+        self._timed = _Timed(sock.makefile("rb", buffering=0))
+        self.fp = io.BufferedReader(self._timed)
+        self.renew()
+
+    def renew(self) -> None:
+        """Give what is read next its own time."""
+        self._timed.deadline = time.monotonic() + self._seconds
+
+
 class Connections:
     """Connections by origin, shared by the threads of one process; after a fork the child starts with none.
 
     Parameters
     ----------
-    silence : seconds, the longest within an answer.
+    silence : seconds, the longest within an answer, and for its head.
     """
 
     def __init__(self, silence: float = SILENCE_SECONDS) -> None:
@@ -79,6 +125,7 @@ class Connections:
                 connection.set_tunnel(host, port, _credentials(proxy))
         else:
             connection = http.client.HTTPConnection(at, door, timeout=min(CONNECT_SECONDS, self._silence))
+        connection.response_class = Response
         try:
             connection.connect()
         except BaseException:

@@ -107,7 +107,7 @@ class HubStore:
                 self._signed.pop(name, None)
                 raise TransientError(web.refused(answer, where).problem, strange=True)
             if (commit := answer.headers.get("x-repo-commit", self.revision)) != self.revision:
-                problem = Problem(where, "commit", self.revision, commit[:80], "Open the zoo again.")
+                problem = Problem(where, "commit", self.revision, web.shown(commit), "Open the zoo again.")
                 raise TransientError(problem, strange=True)
             yield from web.body(answer, start, stop, size, where=where)
 

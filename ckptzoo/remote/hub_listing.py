@@ -42,7 +42,7 @@ def read_listing(
             with web.get(connections, url, where=where, halt=halt, headers=sent, authorize=authorize) as answer:
                 if answer.status in (401, 403, 404):
                     raise _refused(answer, where)
-                data = web.document(answer, where=where)
+                data = web.document(answer, where=where, patience=patience)
                 try:
                     return json.loads(data), answer.headers.get("link", "")
                 except (ValueError, RecursionError) as error:
@@ -107,7 +107,7 @@ def _digest(kind: str, digits: str) -> str:
 
 def _refused(answer: web.Answer, where: str) -> RemoteError:
     code = answer.headers.get("x-error-code", "")
-    said = answer.headers.get("x-error-message", "")[:160] or f"status {answer.status}"
+    said = web.shown(answer.headers.get("x-error-message", "")) or f"status {answer.status}"
     if code == "GatedRepo":
         step = "Ask for access on its page, then log in with hf auth login."
         return RemoteError(Problem(where, "access", "leave to read it", said, step))
@@ -120,4 +120,4 @@ def _refused(answer: web.Answer, where: str) -> RemoteError:
 
 
 def _unreadable(where: str, said: str) -> Problem:
-    return Problem(where, "answer of the hub", "a commit and its files", said[:160], "Try again later.")
+    return Problem(where, "answer of the hub", "a commit and its files", web.shown(said), "Try again later.")

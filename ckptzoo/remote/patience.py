@@ -79,8 +79,7 @@ def received(store: Store, name: str, start: int, stop: int, *, patience: Patien
                 at += len(piece)
                 yield piece
                 if at < stop and used > patience.attempt + (at - begin) / patience.slowest:
-                    got = f"{at - begin} in {used:.1f} s"
-                    raise TransientError(_slow(store, name, patience, got))
+                    raise TransientError(slow(store.address, name, patience, at - begin, used))
                 if halt.called:
                     raise HaltedError
         except TransientError as error:
@@ -125,6 +124,7 @@ def _cut(store: Store, name: str, start: int, stop: int, at: int) -> Problem:
     return Problem(store.address, name, expected, got, "Try again later.")
 
 
-def _slow(store: Store, name: str, patience: Patience, got: str) -> Problem:
-    expected = f"at least {patience.slowest:.0f} bytes a second"
-    return Problem(store.address, name, expected, got, "Try again on a better connection.")
+def slow(where: str, what: str, patience: Patience, count: int, seconds: float) -> Problem:
+    """What is wrong with so many bytes in so many seconds."""
+    expected, got = f"at least {patience.slowest:.0f} bytes a second", f"{count} in {seconds:.1f} s"
+    return Problem(where, what, expected, got, "Try again on a better connection.")

@@ -41,7 +41,7 @@ class StaticStore:
         def ask() -> bytes:
             sent = {"Accept-Encoding": "gzip"}
             with web.get(connections, where, where=where, halt=halt, headers=sent) as answer:
-                return web.document(answer, where=where)
+                return web.document(answer, where=where, patience=patience)
 
         try:
             data = persisting(ask, name=where, patience=patience, halt=halt)

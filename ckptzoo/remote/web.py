@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from urllib.parse import urljoin, urlsplit
 
 from ckptzoo.errors import AbsentError, Problem, RemoteError
-from ckptzoo.remote.connections import Connections, origin_of, target_of
+from ckptzoo.remote.connections import Connections, Response, origin_of, target_of
 from ckptzoo.remote.errors import TransientError
+from ckptzoo.remote.patience import Patience, slow
 from ckptzoo.remote.store import Halt
 
 PIECE_BYTES = 256 * 1024
@@ -50,7 +51,7 @@ class Answer:
     url: str
     status: int
     headers: Mapping[str, str]
-    _response: http.client.HTTPResponse = field(repr=False)
+    _response: Response = field(repr=False)
     _keep: Callable[[], None] = field(repr=False)
 
     @property
@@ -65,6 +66,7 @@ class Answer:
         try:
             while piece := self._response.read1(PIECE_BYTES):
                 got += len(piece)
+                self._response.renew()
                 if got == self.length:
                     self._keep()
                 yield piece
@@ -170,20 +172,22 @@ def _asked(connections: Connections, url: str, where: str, halt: Halt, headers: 
 
 def _answered(
     connection: http.client.HTTPConnection, target: str, host: str, headers: Mapping[str, str], halt: Halt
-) -> http.client.HTTPResponse:
+) -> Response:
     with halt.watching(connection.sock):
         connection.putrequest("GET", target, skip_host=True, skip_accept_encoding=True)
         for name, value in {"Host": host, **headers}.items():
             connection.putheader(name, value)
         connection.endheaders()
-        return connection.getresponse()
+        response = connection.getresponse()
+        assert isinstance(response, Response)
+        return response
 
 
 def refused(answer: Answer, where: str) -> RemoteError:
     """The error of an answer that does not hold what was asked for."""
     said = f"status {answer.status}"
     if detail := answer.headers.get("x-error-message") or answer.headers.get("x-error-code"):
-        said += f" ({detail[:120]})"
+        said += f" ({shown(detail, 120)})"
     if answer.status in _BUSY:
         return TransientError(_problem(where, "an answer", said), wait=waiting(answer.headers))
     if answer.status in (404, 410):
@@ -242,15 +246,26 @@ def body(answer: Answer, start: int, stop: int, size: int, *, where: str) -> Gen
         raise TransientError(_problem(where, f"{stop - start} bytes", f"{stop - start - left} and then an end"))
 
 
-def document(answer: Answer, *, where: str, max_bytes: int = MAX_DOCUMENT) -> bytes:
-    """A whole answer of unknown size, bounded, unpacked where it came as gzip."""
+def document(answer: Answer, *, where: str, patience: Patience | None = None, max_bytes: int = MAX_DOCUMENT) -> bytes:
+    """A whole answer of unknown size, bounded, unpacked where it came as gzip.
+
+    Raises
+    ------
+    TransientError
+        It breaks off, or comes more slowly than one attempt may take.
+    RemoteError
+        It is too large, or no such answer.
+    """
     if answer.status != 200:
         raise refused(answer, where)
     packed = answer.headers.get("content-encoding") == "gzip"
-    unpack = zlib.decompressobj(31)
-    made = bytearray()
+    unpack, patience = zlib.decompressobj(31), patience or Patience()
+    made, came, began = bytearray(), 0, time.monotonic()
     try:
         for piece in answer.pieces(where):
+            came, used = came + len(piece), time.monotonic() - began
+            if used > patience.attempt + came / patience.slowest:
+                raise TransientError(slow(where, "answer", patience, came, used))
             made += unpack.decompress(piece, max_bytes + 1 - len(made)) if packed else piece
             if len(made) > max_bytes:
                 raise RemoteError(_problem(where, f"at most {max_bytes} bytes", "more", _CHECK))
@@ -272,9 +287,14 @@ def _strange(where: str, expected: str, got: str) -> TransientError:
     return TransientError(_problem(where, expected, got, "Use a server that serves ranges as asked."), strange=True)
 
 
+def shown(text: str, most: int = 160) -> str:
+    """A text of a stranger within a message: one line, bounded, nothing in it that a terminal obeys."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:most]).strip()
+
+
 def _problem(where: str, expected: str, got: str, step: str = _AGAIN) -> Problem:
-    return Problem(where, "answer", expected, got, step)
+    return Problem(where, "answer", expected, shown(got), step)
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:160]
+    return f"{type(error).__name__}: {error}"

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from ckptzoo.errors import HubError, IntegrityError
-from ckptzoo.hub.answers import Stored
-from ckptzoo.hub.asking import Bounds, NotThereError, RaceError
 from ckptzoo.hub.client import Client
+from ckptzoo.hub.client.answers import Stored
+from ckptzoo.hub.client.asking import Bounds, NotThereError, RaceError
 from tests.hub.made import planned
 from tests.server.hosted import ZOO, Hosted
 

@@ -9,7 +9,7 @@ import pytest
 
 import ckptzoo
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.asking import Bounds
+from ckptzoo.hub.client.asking import Bounds
 from ckptzoo.hub.contributing import Contribution, contribute
 from ckptzoo.hub.reviewing import Review, review
 from ckptzoo.server.faults import KINDS

@@ -10,7 +10,7 @@ import pytest
 
 import ckptzoo
 from ckptzoo.errors import HubError, ZooError
-from ckptzoo.hub.asking import Bounds
+from ckptzoo.hub.client.asking import Bounds
 from ckptzoo.hub.publishing import push
 from ckptzoo.server.faults import KINDS
 from tests.hub.made import (

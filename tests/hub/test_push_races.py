@@ -14,8 +14,8 @@ import pytest
 
 import ckptzoo
 from ckptzoo.errors import HubError
-from ckptzoo.hub.asking import Bounds
 from ckptzoo.hub.client import Client
+from ckptzoo.hub.client.asking import Bounds
 from ckptzoo.hub.publishing import Pushed
 from tests.hub.made import (
     downloaded,

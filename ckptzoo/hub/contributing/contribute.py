@@ -11,13 +11,13 @@ from pathlib import Path
 import ckptzoo
 from ckptzoo.errors import HubError, Problem, SpecError
 from ckptzoo.format.part import Part
-from ckptzoo.hub.asking import Bounds
 from ckptzoo.hub.checks.accuracy import Bench
 from ckptzoo.hub.checks.looking import Progress, look
 from ckptzoo.hub.checks.measuring import Factory
 from ckptzoo.hub.checks.place import opened, repository, skeleton
 from ckptzoo.hub.checks.standing import Standing
 from ckptzoo.hub.client import Client, Listing
+from ckptzoo.hub.client.asking import Bounds
 from ckptzoo.hub.contributing import founding, making, telling
 from ckptzoo.hub.contributing.naming import NamesError
 from ckptzoo.hub.contributing.result import Contribution

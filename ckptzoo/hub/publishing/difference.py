@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptzoo.errors import HubError, Problem
-from ckptzoo.hub.answers import Listing, Stored, is_stored
+from ckptzoo.hub.client.answers import Listing, Stored, is_stored
 from ckptzoo.hub.publishing.gathered import Afar
 from ckptzoo.hub.publishing.joined import (
     known_under_another_name,

@@ -8,8 +8,8 @@ from pathlib import Path
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
 from ckptzoo.format.files import Span
-from ckptzoo.hub.answers import Listing
 from ckptzoo.hub.client import Client
+from ckptzoo.hub.client.answers import Listing
 from ckptzoo.spec.document import REFETCH
 
 

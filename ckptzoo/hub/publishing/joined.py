@@ -9,7 +9,7 @@ from ckptzoo.errors import HubError, Problem
 from ckptzoo.format import snapshot
 from ckptzoo.format.reader import list_trees, read_tree
 from ckptzoo.format.tree import Tree
-from ckptzoo.hub.answers import Listing
+from ckptzoo.hub.client.answers import Listing
 from ckptzoo.hub.publishing.gathered import Afar, Gathered
 from ckptzoo.hub.publishing.local import LocalPart
 from ckptzoo.spec import layout

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part, read_part, read_rows
-from ckptzoo.hub.answers import Stored, is_stored
+from ckptzoo.hub.client.answers import Stored, is_stored
 from ckptzoo.spec import layout
 
 DOCUMENTS = (layout.ZOO, layout.ARCHITECTURE, layout.SYMMETRY)

@@ -9,14 +9,14 @@ from ckptzoo.errors import HubError, IntegrityError, Problem, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import list_trees
 from ckptzoo.format.verify import verify
-from ckptzoo.hub.answers import Listing
-from ckptzoo.hub.asking import Bounds, NotThereError, RaceError
 from ckptzoo.hub.client import Client
+from ckptzoo.hub.client.answers import Listing
+from ckptzoo.hub.client.asking import Bounds, NotThereError, RaceError
+from ckptzoo.hub.client.sending import Progress
 from ckptzoo.hub.publishing.difference import Difference, Group, difference, is_there
 from ckptzoo.hub.publishing.gathered import Afar
 from ckptzoo.hub.publishing.local import LocalZoo, read_local
 from ckptzoo.hub.publishing.result import Planned, Pushed
-from ckptzoo.hub.sending import Progress
 from ckptzoo.remote.address import MAIN, HubAddress, candidates
 
 RACES = 16

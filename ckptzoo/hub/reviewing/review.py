@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 from ckptzoo.errors import HubError, Problem
-from ckptzoo.hub.asking import Bounds
 from ckptzoo.hub.checks.accuracy import Bench
 from ckptzoo.hub.checks.check import Check
 from ckptzoo.hub.checks.looking import Looked, Progress, look
@@ -14,6 +13,7 @@ from ckptzoo.hub.checks.measuring import Factory
 from ckptzoo.hub.checks.place import opened, repository, skeleton
 from ckptzoo.hub.checks.standing import Standing
 from ckptzoo.hub.client import Client, Discussion
+from ckptzoo.hub.client.asking import Bounds
 from ckptzoo.hub.reviewing.changes import Changes, changes
 from ckptzoo.hub.reviewing.fetching import fetch
 from ckptzoo.hub.reviewing.result import Review

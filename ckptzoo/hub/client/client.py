@@ -1,4 +1,4 @@
-"""A hub as the rest of this room sees it; the one place that knows the client library's ``HfApi``."""
+"""A hub as the rest of this room sees it."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from ckptzoo.errors import IntegrityError, MissingExtraError, Problem
-from ckptzoo.hub.answers import (
+from ckptzoo.hub.client.answers import (
     Account,
     Committed,
     Discussion,
@@ -21,8 +21,8 @@ from ckptzoo.hub.answers import (
     is_stored,
     stored_of,
 )
-from ckptzoo.hub.asking import Bounds, NotThereError, RaceError, ask
-from ckptzoo.hub.sending import Progress, Sending
+from ckptzoo.hub.client.asking import Bounds, NotThereError, RaceError, ask
+from ckptzoo.hub.client.sending import Progress, Sending
 from ckptzoo.remote.address import MAIN, HubAddress
 from ckptzoo.remote.hub import PUBLIC, hub_address
 

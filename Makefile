@@ -19,7 +19,7 @@ quickstart: $(READY)  ## train a zoo of OptuNets on handwritten digits, derive, 
 	@$(PY) -m builders quickstart --members $(MEMBERS) --to $(ZOO)
 
 test: $(READY)  ## the whole test suite, offline, on a CPU
-	@$(PY) -m pytest -q
+	@$(PY) -m pytest -q -n auto --dist loadfile
 
 lint: $(READY)  ## format, lint, types and the architecture's contracts
 	@$(VENV)/bin/ruff format --check .

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import ckptzoo
-from ckptzoo.format.header import lay_out
 from ckptzoo.format.files import Folder
+from ckptzoo.format.header import lay_out
 from ckptzoo.format.part import PartWriter, read_part, read_rows, stored_rows
 from ckptzoo.format.table import schema_of
 from ckptzoo.spec.document import seal

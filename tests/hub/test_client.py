@@ -245,7 +245,7 @@ def test_an_interrupt_ends_an_upload_soon(client: Client, server: Hosted, tmp_pa
                 deadline.wait(0.05)
             time.sleep(0.3)
             process.send_signal(signal.SIGINT)
-            out, _ = process.communicate(timeout=20)
+            out, _ = process.communicate(timeout=60)
         finally:
             process.kill()
     assert "interrupted" in out and "a.safetensors" not in client.files(ZOO)

@@ -49,7 +49,9 @@ def sound(make_zoo):
 
 @pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
 def test_every_flipped_byte_is_found(sound):
-    files = [path for path in sorted(sound.rglob("*")) if path.is_file() and path.name not in ("README.md", "card.toml")]
+    files = [
+        path for path in sorted(sound.rglob("*")) if path.is_file() and path.name not in ("README.md", "card.toml")
+    ]
     assert {path.name.partition("-")[0] for path in files} == {
         "zoo.json", "architecture.json", "listing.json", "metadata.parquet", "index.parquet", "raw", "000003",
     }  # fmt: skip
@@ -68,7 +70,9 @@ def test_every_flipped_byte_is_found(sound):
 
 @pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
 def test_every_missing_truncated_or_longer_file_is_found(sound):
-    for path in sorted(path for path in sound.rglob("*") if path.is_file() and path.name not in ("README.md", "card.toml")):
+    for path in sorted(
+        path for path in sound.rglob("*") if path.is_file() and path.name not in ("README.md", "card.toml")
+    ):
         data = path.read_bytes()
         for broken in (None, b"", data[: len(data) // 2], data[:-1], data + b"\0"):
             path.unlink() if broken is None else path.write_bytes(broken)

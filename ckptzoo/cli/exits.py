@@ -32,7 +32,7 @@ OUTCOMES = (
     Outcome(0, "it is done, and nothing wrong was found"),
     Outcome(PROBLEMS, "problems were found"),
     Outcome(USAGE, "wrong usage, or no such zoo, checkpoint, column or variant", (ZooError, AbsentError)),
-    Outcome(3, "the zoo cannot be read: it is damaged, or not a zoo", (IntegrityError, SpecError)),
+    Outcome(3, "a zoo, card or file cannot be read: damaged, or not what it should be", (IntegrityError, SpecError)),
     Outcome(
         4,
         "it cannot be done: unknown symmetries, a missing extra, a full disk",

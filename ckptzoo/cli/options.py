@@ -18,7 +18,8 @@ def folder(address: str) -> Path:
     path = Path(address)
     if not path.is_dir():
         found = "a file" if path.exists() else "nothing"
-        raise typer.BadParameter(f"{address}: expected a zoo's folder, got {found}.")
+        step = "" if path.exists() else " A zoo on another machine is fetched with ckptzoo pull."
+        raise typer.BadParameter(f"{address}: expected a zoo's folder, got {found}.{step}")
     return path
 
 

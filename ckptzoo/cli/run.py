@@ -11,7 +11,10 @@ import typer
 from ckptzoo.cli.app import Settings, app
 from ckptzoo.cli.exits import INTERRUPTED, USAGE, InterruptedCommand, code_of
 from ckptzoo.cli.output import complain
+from ckptzoo.errors import SpecError
 
+SHOWN = 8
+"""Problems of a card or of rows, which no other command lists, that are shown at once."""
 _UsageError = typer.BadParameter.__mro__[1]
 """The class of everything that is wrong with a command line; Typer exports only this child of it."""
 
@@ -63,10 +66,13 @@ def _line(error: Exception) -> str:
     code = code_of(error)
     problems = getattr(error, "problems", ())
     if problems:
-        more = f" ({len(problems) - 1} more: ckptzoo verify lists them.)" if len(problems) > 1 else ""
-        return f"{problems[0]}{more}"
+        if len(problems) == 1:
+            return str(problems[0])
+        shown = SHOWN if isinstance(error, SpecError) else 1
+        more = f" ({len(problems) - shown} more: ckptzoo verify lists them.)" if len(problems) > shown else ""
+        return " ".join(str(problem) for problem in problems[:shown]) + more
     if code == code_of(Exception()):
         return f"{type(error).__name__}: {error} (a mistake in ckptzoo; ckptzoo --debug ... shows where.)"
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror is not None:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return str(error) or type(error).__name__

@@ -161,7 +161,7 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
         indices.append(Rows.of(index.append_column(INDEX_SCHEMA.field("part"), number)))
         parts.append(part)
     if not parts:
-        return empty_tree()
+        return empty_tree(layout.RETRACTED if tree == f"{layout.DERIVED}/{layout.RETRACTED}" else layout.RAW)
     kinds = {str(part.facts.get("kind")) for part in parts}
     if len(kinds) > 1:
         where = f"{files.name}/{tree}"

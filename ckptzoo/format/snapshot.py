@@ -58,11 +58,11 @@ class Snapshot:
         self._bytes: bytearray | None = None
         self._there: set[_Chunk] = set()
         self._file: pq.ParquetFile | None = None
-        _, facts = table.open_table(self._held(), where=self.where)
-        if facts.get("version") not in (1, 2) or not isinstance(facts.get("trees"), list):
-            raise IntegrityError(Problem(self.where, "footer", "version 1 or 2, and trees", str(facts)[:120], REFETCH))
+        file, facts = table.open_table(self._held(), where=self.where)
+        if facts.get("version") not in (1, 2):
+            raise IntegrityError(Problem(self.where, "footer", "version 1 or 2", str(facts)[:120], REFETCH))
         self._rest = str(facts.get("rest"))
-        self._trees: dict[str, Document] = {str(item["tree"]): item for item in facts["trees"]}
+        self._trees = _trees(facts.get("trees"), file.num_row_groups, where=self.where)
         self._chunks = _chunks(facts.get("chunks", {}), self._size - len(self._tail), where=self.where)
 
     def _last(self, name: str) -> bytes:
@@ -151,7 +151,7 @@ class Snapshot:
         try:
             file = self._opened()
             wide = [prefix + name for name in own]
-            found = file.read_row_group(group, columns=wide, use_threads=False).select(wide)
+            found = table.read_bounded(file, where=self.where, group=group, columns=wide).select(wide)
             found = found.rename_columns(own).cast(fields)
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
             raise IntegrityError(
@@ -182,6 +182,28 @@ class Snapshot:
         if self._file is None:
             self._file, _ = table.open_table(self._held(), where=self.where)
         return self._file
+
+
+def _trees(listed: Any, groups: int, *, where: str) -> dict[str, Document]:
+    """What the footer says of each tree, by its name."""
+    made: dict[str, Document] = {}
+    for item in listed if isinstance(listed, list) else [listed]:
+        match item:
+            case {"tree": str(name), "kind": str(kind), "metadata": int(rows), "index": int(index), "parts": [*parts]}:
+                fits = kind in KINDS and name not in made and 0 <= rows < groups and 0 <= index < groups
+                if fits and all(_is_part(part) for part in parts):
+                    made[name] = item
+                    continue
+        expected = "trees, each once, with their kinds, row groups and parts"
+        raise IntegrityError(Problem(where, "footer", expected, repr(item)[:120], REFETCH))
+    return made
+
+
+def _is_part(said: Any) -> bool:
+    match said:
+        case {"name": str(), "digest": str(), "rows": int(), "facts": {}}:
+            return True
+    return False
 
 
 def _chunks(listed: Any, most: int, *, where: str) -> dict[tuple[int, str], _Chunk]:

@@ -21,6 +21,7 @@ from ckptzoo.spec.metadata import COLUMNS, Column
 KEY = b"ckptzoo"
 MAX_FILE = 2**30
 MAX_TABLE = 4 * 2**30
+_PIECE = 2**28
 _MARK = b'"seal":"'
 _BLANK = b"0" * 64
 
@@ -166,10 +167,43 @@ def read_table(file: pq.ParquetFile, schema: pa.Schema, *, where: str, least: in
             newer = len(found) > len(schema) and found.names[: len(schema)] == schema.names
             step = "Upgrade ckptzoo to read it." if newer else REFETCH
             raise IntegrityError(Problem(where, "columns", "those of docs/format.md", _difference(found, schema), step))
-        table = file.read(use_threads=False)
-        return table.replace_schema_metadata(None).combine_chunks()
+        return read_bounded(file, where=where).replace_schema_metadata(None).combine_chunks()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise IntegrityError(Problem(where, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
+
+
+def read_bounded(
+    file: pq.ParquetFile, *, where: str, group: int | None = None, columns: list[str] | None = None
+) -> pa.Table:
+    """Some columns of a table, or of one row group of it, whose size in memory is bounded.
+
+    Equal values are packed by their number, so a few kilobytes may stand for any number of rows: where the table might
+    be larger than ``MAX_TABLE``, it is read in pieces, and no further.
+
+    Raises
+    ------
+    IntegrityError
+        It is too large.
+    """
+    groups = list(range(file.num_row_groups)) if group is None else [group]
+    names = set(file.schema_arrow.names if columns is None else columns)
+    worst = longest = 0
+    for number in groups:
+        for place in range(file.metadata.num_columns):
+            chunk = file.metadata.row_group(number).column(place)
+            if chunk.path_in_schema.partition(".")[0] in names:
+                each = chunk.total_uncompressed_size if chunk.physical_type == "BYTE_ARRAY" else 32
+                worst, longest = worst + chunk.num_values * each, max(longest, each)
+    if worst <= MAX_TABLE:
+        return file.read_row_groups(groups, columns=columns, use_threads=False)
+    pieces: list[pa.RecordBatch] = []
+    held, most = 0, max(1, min(2**16, _PIECE // max(1, longest)))
+    for piece in file.iter_batches(batch_size=most, row_groups=groups, columns=columns, use_threads=False):
+        held += piece.nbytes
+        if held > MAX_TABLE:
+            raise IntegrityError(Problem(where, "size of the table", f"at most {MAX_TABLE} bytes", "more", REFETCH))
+        pieces.append(piece)
+    return pa.Table.from_batches(pieces, file.schema_arrow if columns is None else None)
 
 
 def has_columns(found: pa.Schema, schema: pa.Schema, least: int | None = None) -> bool:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from ckptzoo.format import table
 from ckptzoo.format.part import Part
+from ckptzoo.spec.layout import RAW
+from ckptzoo.spec.metadata import KINDS
 
 INDEX_SCHEMA = table.INDEX_SCHEMA.append(pa.field("part", pa.int32(), nullable=False))
 """The index of a part and, for each row, the part's position in the tree."""
@@ -93,9 +95,10 @@ class Tree:
         return self.blocks.select([name for name in self.blocks.schema.names if name != DIGEST])
 
 
-def empty_tree() -> Tree:
-    """A tree without parts, as that of a new zoo."""
-    return Tree((), Rows.of(table.METADATA_SCHEMA.empty_table()), Rows.of(INDEX_SCHEMA.empty_table()))
+def empty_tree(kind: str = RAW) -> Tree:
+    """A tree without parts, as that of a new zoo, with the columns of a kind."""
+    rows = table.schema_of(KINDS[kind]).empty_table()
+    return Tree((), Rows.of(rows), Rows.of(INDEX_SCHEMA.empty_table()))
 
 
 def places_of(ids: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:

@@ -106,6 +106,7 @@ class Writer:
         self._pending: set[str] = set()
         self._held: dict[str, set[str]] = {"id": set(), "unit": set()}
         self._seen: set[str] = set()
+        self._ended = False
 
     def add(self, weights: Mapping[str, Any] | Any, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
         """Add checkpoints, in memory bounded by what is passed in.
@@ -121,8 +122,14 @@ class Writer:
         Raises
         ------
         SpecError
-            Tensors are missing or have another shape or dtype; rows lack ids or repeat one.
+            Tensors are missing or have another shape or dtype; rows lack ids or repeat one, also one
+            that the zoo has.
+        ZooError
+            The writer's ``with`` block has ended.
         """
+        if self._ended:
+            step = f"Use ckptzoo.append({str(self.path)!r})."
+            raise ZooError(f"{self.path.name}: writer: expected one in use, got one whose with block has ended. {step}")
         listed = [dict(rows)] if isinstance(rows, Mapping) else [dict(row) for row in rows]
         if not listed:
             return
@@ -147,6 +154,9 @@ class Writer:
             raise SpecError(
                 Problem(self.path.name, "id", "each id once", f"{twice!r} twice", "Give every checkpoint its own.")
             )
+        if self._part is None:
+            self._catch_up()
+        self._refuse_held(listed)
         if self._part is None:
             self._part = PartWriter(
                 self.path / layout.PARTS,
@@ -184,6 +194,7 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended = True
         if kind is not None:
             self.discard()
             return
@@ -195,6 +206,10 @@ class Writer:
 
     def _refuse(self, rows: list[dict[str, Any]]) -> None:
         self._catch_up()
+        self._refuse_held(rows)
+
+    def _refuse_held(self, rows: list[dict[str, Any]]) -> None:
+        """Raise where the zoo has some of the ids or units, as far as it was looked at."""
         problems: list[Problem] = []
         for column, what in (("id", "checkpoint"), ("unit", "unit")):
             again = sorted({str(row[column]) for row in rows if row.get(column) in self._held[column]})

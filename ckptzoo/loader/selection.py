@@ -65,9 +65,15 @@ class Selection:
 
     @cached_property
     def gauges(self) -> tuple[str, ...]:
-        """``raw`` and every gauge that was derived."""
-        names = self.contents.derived_parts
-        return (layout.RAW, *(name for name in names if self.contents.kind(name) == "variant"))
+        """Every gauge that was derived."""
+        return tuple(name for name in self.contents.derived_parts if self.contents.kind(name) == "variant")
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """``raw``, where the zoo holds such weights or no checkpoints, and every gauge that was derived."""
+        parts = self.contents.raw.parts
+        bare = bool(parts) and all(part.facts.get("bare") is True for part in parts)
+        return self.gauges if bare else (layout.RAW, *self.gauges)
 
     def matching(self, filters: Filters) -> NDArray[np.int64]:
         """The places of the checkpoints whose metadata satisfy a condition."""
@@ -89,6 +95,14 @@ class Selection:
         order = np.lexsort((steps, members))
         return np.sort(order[np.flatnonzero(np.diff(members[order], append=-1))])
 
+    def having(self, variant: str) -> NDArray[np.int64]:
+        """The places of the checkpoints that were derived in a gauge."""
+        if variant not in self.names:
+            raise UnknownNameError(self.name, "variant", variant, self.names)
+        if variant == layout.RAW:
+            return np.arange(len(self.rows))
+        return np.flatnonzero(places_of(self.ids, self.contents.derived(variant).rows["id"]) >= 0)
+
     def placed(self, variant: str) -> tuple[Variant, NDArray[np.int64]]:
         """A variant, and where these checkpoints are in it.
 
@@ -100,7 +114,7 @@ class Selection:
             Not every checkpoint has been derived.
         """
         if variant != layout.RAW and variant not in self.gauges:
-            raise UnknownNameError(self.name, "variant", variant, self.gauges)
+            raise UnknownNameError(self.name, "variant", variant, self.names)
         if variant not in self.variants:
             raw = None if variant == layout.RAW else self.placed(layout.RAW)[0]
             self.variants[variant] = Variant(self.contents, variant, raw)
@@ -108,9 +122,11 @@ class Selection:
         if variant not in self._places:
             rows = places_of(self.ids, found.tree.rows["id"])
             if missing := int((rows < 0).sum()):
+                files = self.contents.files
+                step = "" if files.here is None else f", or run ckptzoo derive {files.here} --gauge {variant}"
                 raise ZooError(
                     f"{self.name}: variant {variant!r}: expected all {len(rows)} checkpoints, got "
-                    f"{len(rows) - missing}. Run ckptzoo derive {self.contents.files.name} --gauge {variant}."
+                    f"{len(rows) - missing}. Take those with zoo.having({variant!r}){step}."
                 )
             self._places[variant] = rows
         return found, self._places[variant]

@@ -64,7 +64,7 @@ def open(address: str | os.PathLike[str], *, endpoint: str | None = None, token:
 
 
 def _files(address: str | os.PathLike[str], endpoint: str | None, token: str | None) -> Files:
-    if Path(address).is_dir():
+    if os.fspath(address) and Path(address).is_dir():
         return Folder(address)
     from ckptzoo.loader.afar import Afar  # with all of ckptzoo.remote
     from ckptzoo.remote import open_remote
@@ -149,7 +149,15 @@ class Zoo:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """``raw`` and every gauge that was derived, whether its weights are stored or computed when read."""
+        """``raw`` and every gauge that was derived, whether its weights are stored or computed when read.
+
+        ``raw`` is missing where the weights as trained were left behind when the zoo was pulled.
+        """
+        return self._selection.names
+
+    @property
+    def gauges(self) -> tuple[str, ...]:
+        """Every gauge that was derived."""
         return self._selection.gauges
 
     def where(self, filters: Filters) -> "Zoo":
@@ -172,6 +180,19 @@ class Zoo:
         """The checkpoints at these places: a slice, integers in any order, or a mask."""
         held = self._selection
         return Zoo(self._contents, held.variants, np.atleast_1d(held.rows[rows]))
+
+    def having(self, *variants: str) -> "Zoo":
+        """The checkpoints that were derived in all of these gauges; parts that came later may not be yet.
+
+        Raises
+        ------
+        UnknownNameError
+            No such variant.
+        """
+        zoo = self
+        for variant in variants:
+            zoo = zoo.take(zoo._selection.having(variant))
+        return zoo
 
     def last_steps(self) -> "Zoo":
         """Each member's checkpoint of the last step, in zoo order."""

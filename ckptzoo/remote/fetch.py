@@ -4,6 +4,7 @@ import hashlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from itertools import accumulate
 from typing import Any, Self
 
@@ -141,11 +142,12 @@ class Fetching(ABC):
             blocks = checked(
                 self._store, self._wanted, run, patience=self._patience, halt=self._halt, before=self._before
             )
-            for place, block in blocks:
-                self._keep(self._wanted[place], block)
-                with self._turn:
-                    self._ready[place] = block
-                    self._turn.notify_all()
+            with closing(blocks):  # also where a block cannot be kept
+                for place, block in blocks:
+                    self._keep(self._wanted[place], block)
+                    with self._turn:
+                        self._ready[place] = block
+                        self._turn.notify_all()
         except HaltedError:
             pass
         except BaseException as error:

@@ -4,8 +4,9 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from ckptzoo.errors import AbsentError, OfflineError, Problem, RemoteError
+from ckptzoo.errors import AbsentError, OfflineError, Problem, RemoteError, ZooError
 from ckptzoo.remote.address import Address, FolderAddress, HubAddress, WebAddress, candidates
 from ckptzoo.remote.cache import Cache, Remembered
 from ckptzoo.remote.filesystem import FilesystemStore
@@ -20,6 +21,8 @@ from ckptzoo.remote.store import Store
 
 GUESS_SECONDS = 8.0
 """So long a hub is asked for a repository whose address may as well be that of a folder."""
+OPENING_SECONDS = 20.0
+"""So long any machine is asked for what it holds, before it is said that it gives no answer."""
 LATEST = "latest"
 """What the cache calls the revision of places that have no names for revisions."""
 
@@ -53,7 +56,7 @@ def open_remote(
     places = [FolderAddress(Path(address))] if isinstance(address, os.PathLike) else candidates(address)
     patience = patience or Patience()
     # what may be a folder's name mistyped nobody wants to wait for
-    first = patience if len(places) == 1 else replace(patience, grace=min(patience.grace, GUESS_SECONDS))
+    first = replace(patience, grace=min(patience.grace, OPENING_SECONDS if len(places) == 1 else GUESS_SECONDS))
     tried: list[str] = []
     kind: type[RemoteError] = AbsentError
     for place in places:
@@ -64,9 +67,10 @@ def open_remote(
                 raise
             kind = type(error)
             tried.append(f"{place} ({error.problem.got})")
-    step = "Check the name; make a zoo of your own with ckptzoo.create."
-    if kind is OfflineError:
-        step = "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to look for it."
+    step = {
+        AbsentError: "Check the name; make a zoo of your own with ckptzoo.create.",
+        OfflineError: "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to look for it.",
+    }.get(kind, "Check the name and the network.")
     raise kind(Problem(str(address), "a zoo", "a folder or a repository", f"neither: {'; '.join(tried)}", step))
 
 
@@ -79,7 +83,7 @@ def _opened(place: Address, endpoint: str | None, token: str | None, patience: P
                 raise AbsentError(Problem(str(path), "a zoo", "a folder", got, step))
             return Remote(FolderStore(path), None, patience=patience)
         case HubAddress():
-            hub = (endpoint or default_endpoint()).rstrip("/")
+            hub = _checked(endpoint or default_endpoint())
 
             def from_hub(cache: Cache) -> Store:
                 known = cache.remembered(place.revision)
@@ -89,9 +93,19 @@ def _opened(place: Address, endpoint: str | None, token: str | None, patience: P
 
             return _through(hub_address(place, hub), place.revision, from_hub, patience)
         case WebAddress(url=url):
-            return _through(url, LATEST, lambda _: StaticStore.opened(url, patience=patience), patience)
+            return _through(url, LATEST, lambda _: StaticStore.opened(url, patience=first), patience)
         case _:
             return _through(place.url, LATEST, lambda _: FilesystemStore(place.url), patience)
+
+
+def _checked(endpoint: str) -> str:
+    """A hub's address, without a final slash."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ZooError(
+            f"HF_ENDPOINT: address of the hub: expected http://... or https://..., got {endpoint}. Correct it."
+        )
+    return endpoint.rstrip("/")
 
 
 def _through(address: str, asked: str, ask: Callable[[Cache], Store], patience: Patience) -> Remote:

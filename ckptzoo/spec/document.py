@@ -87,6 +87,8 @@ def parse(data: bytes, *, where: str, max_bytes: int = MAX_BYTES) -> Document:
 
     try:
         value = json.loads(data.decode(), object_pairs_hook=pairs, parse_constant=constant)
+        if b"\\u" in data:
+            canonical(value)  # raises where an escape is half of a letter
     except (ValueError, RecursionError) as error:
         _refuse(where, "JSON", "an object", f"{type(error).__name__}: {str(error)[:120]}")
     if not isinstance(value, dict):

@@ -98,7 +98,7 @@ def test_an_interrupted_call_leaves_nothing_half_written(tmp_path: Path, monkeyp
     assert len(names_in(path / "derived/canonical")) == 1
     assert threading.active_count() == threads
     assert ckptzoo.verify(path) == []
-    with pytest.raises(ZooError, match="ckptzoo derive zoo --gauge canonical"):
+    with pytest.raises(ZooError, match=r"ckptzoo derive .*zoo --gauge canonical"):
         ckptzoo.open(path)["fc.weight", "canonical"]
     assert derive(path, certify="none").checkpoints == 3
 

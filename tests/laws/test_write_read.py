@@ -210,12 +210,26 @@ def test_ids_and_units_go_in_once(make_zoo):
     path, _ = make_zoo((4, 3))
     writer = ckptzoo.append(path)
     for rows, message in ((rows_of(1, 2, unit="new"), "checkpoint ids"), (rows_of(1, 9, unit="unit-1"), "unit ids")):
+        with pytest.raises(SpecError, match=message):
+            writer.add(weights_of(MIXED, 1), rows)
+    for rows, message in ((rows_of(1, 20), "checkpoint ids"), (rows_of(1, 21, unit="other"), "unit ids")):
         writer.add(weights_of(MIXED, 1), rows)
+        with ckptzoo.append(path) as faster:
+            faster.add(weights_of(MIXED, 1), rows if message == "checkpoint ids" else rows_of(1, 22, unit="other"))
         with pytest.raises(SpecError, match=message):
             writer.commit()
         writer.discard()
-    assert len(ckptzoo.open(path)) == 7
+    assert len(ckptzoo.open(path)) == 9
     assert [name.name for name in (path / "parts").iterdir() if name.name.startswith(".")] == []
+
+
+def test_a_writer_whose_block_has_ended_takes_no_more(make_zoo):
+    path, _ = make_zoo((4,))
+    with ckptzoo.append(path) as writer:
+        writer.add(weights_of(MIXED, 1), rows_of(1, 20))
+    with pytest.raises(ZooError, match=r"with block has ended.*ckptzoo\.append"):
+        writer.add(weights_of(MIXED, 1), rows_of(1, 21))
+    assert len(ckptzoo.open(path)) == 5
 
 
 def test_an_exception_discards_and_an_existing_zoo_is_not_made_again(make_zoo):

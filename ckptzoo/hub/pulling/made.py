@@ -1,5 +1,6 @@
 """Parts that are written anew from some of what a zoo holds: some tensors, some variants, some checkpoints."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -72,12 +73,13 @@ class Cuts:
     UnknownNameError
         The zoo has no such variant, module or tensor.
     ZooError
-        No checkpoint is left, or some would have no weights at all.
+        No checkpoint is left.
     """
 
     def __init__(self, zoo: Zoo, asked: Asked) -> None:
+        self._gauges = asked.gauges(zoo.gauges, where=zoo.address)
+        zoo = zoo if asked.raw else _derived(zoo, self._gauges)
         self._zoo, self._contents = zoo, zoo.contents
-        self._gauges = asked.gauges(zoo.variants[1:], where=zoo.address)
         tensors = asked.tensors(zoo.arch, where=zoo.address)
         self._whole, self._raw = len(tensors) == len(zoo.arch.tensors), asked.raw
         self.arch = zoo.arch if self._whole else Architecture(zoo.arch.name, tensors)
@@ -85,8 +87,6 @@ class Cuts:
             step = "Ask for others."
             raise ZooError(str(Problem(zoo.address, "checkpoints to pull", "some", f"none where {asked.where}", step)))
         self.cuts = self._all()
-        if not self._raw:
-            self._complete()
 
     @property
     def whole(self) -> bool:
@@ -171,14 +171,15 @@ class Cuts:
         stored = tuple(replace(tensor, dtype=variant_dtype(tensor.dtype)) for tensor in self.arch.tensors)
         return replace(cut, weights=stored, element=cut.element if self._whole else ())
 
-    def _complete(self) -> None:
-        """Raise unless every checkpoint has weights in one of the variants that are asked for."""
-        places = [cut.places for cuts in self.cuts for cut in cuts[1:]]
-        having = len(np.unique(np.concatenate(places))) if places else 0
-        if having < len(self._zoo):
-            what, expected = f"variants {', '.join(self._gauges) or 'none'}", f"all {len(self._zoo):,} checkpoints"
-            step = "Ask for raw too, or for other checkpoints."
-            raise ZooError(str(Problem(self._zoo.address, what, expected, f"{having:,} of them", step)))
+
+def _derived(zoo: Zoo, gauges: Sequence[str]) -> Zoo:
+    """The checkpoints that have weights in one of these gauges; others, which have none to write, are left out."""
+    known = {name for gauge in gauges for name in zoo.having(gauge).ids}
+    having = np.array([name in known for name in zoo.ids], dtype=np.bool_)
+    if not having.all():
+        left = f"{len(zoo) - int(having.sum())} of {len(zoo)} checkpoints are not derived in {', '.join(gauges)}"
+        warnings.warn(f"{zoo.address}: {left}, and left out.", UserWarning, stacklevel=5)
+    return zoo.take(having)
 
 
 def _batches(zoo: Zoo, cut: Cut) -> Iterator[tuple[dict[str, Mapping[str, Any]], int]]:

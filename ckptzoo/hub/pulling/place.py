@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
-from ckptzoo.format.durable import sync, write_file
+from ckptzoo.format.durable import TEMPORARY, sync, write_file
 from ckptzoo.hub.pulling.asked import described
 from ckptzoo.spec import layout
 from ckptzoo.spec.document import Document, seal, unseal
@@ -17,6 +17,8 @@ from ckptzoo.spec.document import Document, seal, unseal
 OWN = ".ckptzoo-pull"
 """A pull's own folder inside the zoo's, whose name keeps it from being a part of the zoo."""
 ASKED = "asked.json"
+_BEFORE = (layout.ARCHITECTURE, layout.SYMMETRY)
+"""What is written before zoo.json."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -40,12 +42,13 @@ class Place:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def refuse(root: Path, zoo: bytes) -> None:
+def refuse(root: Path, zoo: bytes, *, begun: bool) -> None:
     """Raise unless a zoo may be pulled into a folder: it is not there, empty, or holds this zoo or a beginning of it.
 
     Parameters
     ----------
     zoo : the bytes of zoo.json, as they are to be there.
+    begun : the folder notes this pull, which may have ended before zoo.json was there.
 
     Raises
     ------
@@ -55,11 +58,15 @@ def refuse(root: Path, zoo: bytes) -> None:
     step = "Name another folder."
     if root.exists() and not root.is_dir():
         raise ZooError(str(Problem(str(root), "a folder to pull into", "a folder or none", "a file", step)))
+    if (root / OWN).is_symlink():  # what lies there is removed in the end
+        raise ZooError(str(Problem(f"{root}/{OWN}", "a pull's own folder", "a folder", "a link", "Remove it.")))
     there = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
     held = root / layout.ZOO
     if held.is_file() and held.read_bytes() != zoo:
         raise ZooError(str(Problem(str(root), layout.ZOO, "that of the zoo to pull", "that of another", step)))
-    if not held.is_file() and (others := [name for name in there if name != OWN]):
+    own = {OWN, *(_BEFORE if begun else ())}
+    others = [name for name in there if name not in own and not name.startswith(TEMPORARY)]
+    if not held.is_file() and others:
         got = f"one with {others[0]}" + (f" and {len(others) - 1} more" if len(others) > 1 else "")
         raise ZooError(str(Problem(str(root), "a folder to pull into", "a zoo or an empty folder", got, step)))
 
@@ -81,8 +88,7 @@ def taken(root: Path, zoo: bytes, selection: Document, *, partial: bool) -> Iter
         Another pull is at work there, or the folder holds something else, or another selection of the zoo.
     """
     place = Place(root)
-    _same(place, selection)
-    refuse(root, zoo)
+    refuse(root, zoo, begun=_same(place, selection))
     place.own.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(place.own, os.O_RDONLY)
     try:
@@ -91,8 +97,9 @@ def taken(root: Path, zoo: bytes, selection: Document, *, partial: bool) -> Iter
         except BlockingIOError:
             step = "Wait until it has ended, or name another folder."
             raise ZooError(str(Problem(str(root), "pull", "one at a time", "another at work", step))) from None
-        refuse(root, zoo)
-        if not _same(place, selection):
+        begun = _same(place, selection)
+        refuse(root, zoo, begun=begun)
+        if not begun:
             if partial and (root / layout.ZOO).is_file():
                 got, step = "one that was not pulled with these options", "Name another folder."
                 raise ZooError(str(Problem(str(root), "a folder to pull into", "an empty folder", got, step)))

@@ -23,15 +23,16 @@ def table_of(zoo: Zoo, variant: str) -> Symmetry:
     derived = [name for name in zoo.variants if name != layout.RAW]
     if variant not in derived and variant not in GAUGES:
         raise UnknownNameError(zoo.name, "variant", variant, list(dict.fromkeys([*derived, *GAUGES])))
-    command = f"ckptzoo derive {zoo.address} --gauge {variant}"
+    folder = zoo.contents.files.here
+    command = f"{'Run' if folder else 'Pull the zoo, then run'} ckptzoo derive {folder or 'FOLDER'} --gauge {variant}"
     if zoo.symmetry is None:
-        step = f"Run {command}"
+        step = command
         if not archs.known(zoo.arch.forward):
-            step = f"Declare one with ckptzoo.derive.declare({zoo.address!r}, table), then run {command}"
+            step = f"Declare one with ckptzoo.derive.declare({str(folder or 'FOLDER')!r}, table). {command}"
         raise SymmetryError(f"{zoo.name}: symmetry table: expected one, got none. {step}.")
     if variant not in derived:
         had = ", ".join(zoo.variants)
-        raise ZooError(f"{zoo.name}: variants: expected {variant!r} among them, got {had}. Run {command}.")
+        raise ZooError(f"{zoo.name}: variants: expected {variant!r} among them, got {had}. {command}.")
     return zoo.symmetry
 
 
@@ -49,5 +50,5 @@ def own_table(zoo: Zoo) -> Symmetry:
         return archs.symmetry(zoo.arch.forward)
     raise SymmetryError(
         f"{zoo.name}: symmetry table: expected one, got none. "
-        f"Declare one with ckptzoo.derive.declare({zoo.address!r}, table)."
+        f"Declare one with ckptzoo.derive.declare({str(zoo.contents.files.here or 'FOLDER')!r}, table)."
     )

@@ -47,7 +47,7 @@ def ls(as_json: AsJson = False) -> None:
         for item in found:
             facts = _described(item)
             revisions = ", ".join(revision["revision"].removeprefix("sha256:")[:8] for revision in facts["revisions"])
-            name = printable(item.address) + (" (no longer there)" if item.gone else "")
+            name = printable(item.address) + (" (not found when last opened; kept)" if item.gone else "")
             used = (facts["used"] or "never")[:16].replace("T", " ")
             shown.add_row(name, size(item.nbytes), used, printable(revisions))
         console().print(shown)

@@ -81,7 +81,7 @@ def test_a_cache_that_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch, tm
 
 def test_a_zoo_that_is_gone_is_marked_and_kept(cli: Cli, command: Path) -> None:
     Cache(command, HUB, limit=10**6).mark_gone()
-    assert f"{HUB} (no longer there)" in cli("cache", "ls").out
+    assert f"{HUB} (not found when last opened; kept)" in cli("cache", "ls").out
     assert cli("cache", "prune", "--to", "0B").code == 0
     assert left(command) == [1000, 1000, 1000]
     assert "3 files with 3 kB removed" in cli("cache", "prune", "--zoo", HUB).out

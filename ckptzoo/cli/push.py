@@ -14,7 +14,7 @@ def push(
         str,
         typer.Argument(metavar="ORG/NAME", help="The repository; also as hf://datasets/org/name.", show_default=False),
     ],
-    private: Annotated[bool, typer.Option("--private", help="If it is made, one that only you can read.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="If it is made, one that is not public.")] = False,
     message: Annotated[str | None, typer.Option(metavar="TEXT", help="The title of the commits.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be uploaded, and stop.")] = False,
     as_json: AsJson = False,

@@ -28,7 +28,7 @@ class Card:
     ----------
     name : the zoo's name, such as ``digits-optunet``.
     summary : one or two plain sentences.
-    license : SPDX identifier of the weights' licence.
+    license : SPDX identifier of the weights' licence; empty where none is stated.
     dataset : what the members were trained on.
     authors : who made it.
     citation : BibTeX, or empty.
@@ -46,7 +46,7 @@ class Card:
 
     name: str
     summary: str = ""
-    license: str = "apache-2.0"
+    license: str = ""
     dataset: str = ""
     authors: tuple[str, ...] = ()
     citation: str = ""

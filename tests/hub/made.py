@@ -1,8 +1,10 @@
 """Small zoos of OptuNets with random weights, and servers that misbehave for a while."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from huggingface_hub import snapshot_download
 
 import ckptzoo
 from ckptzoo import archs
+from ckptzoo.hub.card import card_of, readme
 from ckptzoo.hub.publishing import Pushed, push
 from ckptzoo.server.faults import FaultPlan
 from ckptzoo.spec.card import Card
@@ -71,10 +74,21 @@ def downloaded(server: Hosted, folder: Path, revision: str = "main") -> Path:
     return Path(snapshot_download(ZOO, token=server.tokens["read"], **how))
 
 
-def same_but_for_snapshots(zoo: Path, down: Path) -> None:
-    """Two folders hold the same files with the same bytes, but for snapshots."""
-    own, theirs = ({k: v for k, v in files_of(p).items() if not k.startswith("snapshots/")} for p in (zoo, down))
+def same_but_for_what_is_made(zoo: Path, down: Path) -> None:
+    """Two folders hold the same files with the same bytes, but for page and snapshot, which a push makes."""
+    made = ("snapshots/", "README.md")
+    own, theirs = ({k: v for k, v in files_of(p).items() if not k.startswith(made)} for p in (zoo, down))
     assert own == theirs
+
+
+def has_its_page(down: Path) -> str:
+    """A downloaded zoo has the page of what it holds, at the address of its repository; returns it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*retracted", category=UserWarning)
+        zoo = ckptzoo.open(down)
+    text = (down / "README.md").read_text(encoding="utf-8")
+    assert text == readme(zoo, replace(card_of(zoo), repository=ZOO))
+    return text
 
 
 def repeated_uploads(server: Hosted) -> list[str]:

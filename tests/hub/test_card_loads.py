@@ -55,7 +55,7 @@ def grown(tmp_path: Path) -> Path:
     part = PartWriter(path / "derived/first-weight", sets={"g": tensors}, schema=schema, facts=facts)
     part.add({"g": element}, [{"id": f"new-{at}", "unit": raw, "clamped": at} for at in range(2)])
     part.commit(path, refuse=lambda _: None)
-    write(path, Card("golden-v1", summary='A "quoted": summary.', repository=ZOO))
+    write(path, Card("golden-v1", summary='A "quoted": summary.', license="apache-2.0", repository=ZOO))
     assert ckptzoo.verify(path) == []
     return path
 

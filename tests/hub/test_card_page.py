@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 import ckptzoo
 from ckptzoo.errors import SpecError
 from ckptzoo.hub.card import card_of, readme, write
+from ckptzoo.hub.pulling import pull
 from ckptzoo.server.cards import front_matter as parsed
 from ckptzoo.spec.card import Card
 from tests.hub.made import ARCH, TABLE, grown, weights_of, zoo_of
@@ -26,6 +27,7 @@ CARD = Card(
     "golden-v1",
     title="The golden zoo",
     summary="Three OptuNets with random weights, kept to be read for ever.",
+    license="apache-2.0",
     authors=("The ckptzoo authors",),
     repository="lab/golden",
     training="They were *not* trained.",
@@ -145,6 +147,43 @@ def test_licences_and_contributors(tmp_path: Path) -> None:
     assert parsed(text)["license"] == ["apache-2.0", "mit"]
 
 
+def test_no_licence_is_nobodys_choice(tmp_path: Path) -> None:
+    text = readme(zoo_with(tmp_path / "a", [{"id": "a"}]), Card("a"))
+    assert sections(text)["Licence"] == "No licence is stated." and "license" not in parsed(text)
+    text = readme(zoo_with(tmp_path / "b", [{"id": "a"}, {"id": "b", "license": "mit"}]), Card("b"))
+    assert sections(text)["Licence"].startswith(
+        "No licence is stated for the whole zoo. Checkpoints whose rows name one"
+    )
+    assert parsed(text)["license"] == "mit"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_part_of_a_zoo_says_so_and_what_it_lacks(tmp_path: Path, whole: bool) -> None:
+    """Also when the page is made anew, which takes away what the pull wrote there."""
+    from ckptzoo.derive import derive
+
+    derive(zoo_of(tmp_path / "zoo", (3, 2)), gauge="canonical", certify="none")
+    pull(str(tmp_path / "zoo"), tmp_path / "part", variants=["canonical"], layers=None if whole else ["fc"])
+    text = write(tmp_path / "part").text
+    assert "This is a part of another zoo, `zoo`, taken by `ckptzoo pull`." in text
+    assert "; raw weights are not held |" in text and " a checkpoint" not in text.split("\n## ")[0]
+    assert "Raw weights are not held here; `raw` are those as trained." in sections(text)["Variants"]
+    program = text.split("```python\n")[1].split("```")[0].replace("path/to/zoo", str(tmp_path / "part"))
+    assert ('variant="canonical"' in program) == whole
+    exec(program, {})  # what the page promises
+
+
+def test_what_was_added_to_a_part_counts_as_its_own(tmp_path: Path) -> None:
+    from ckptzoo.derive import derive
+
+    derive(zoo_of(tmp_path / "zoo", (3, 2)), gauge="canonical", certify="none")
+    pull(str(tmp_path / "zoo"), tmp_path / "part", variants=["canonical"])
+    text = readme(ckptzoo.open(grown(tmp_path / "part", (1,), start=7)), Card("zoo"))
+    assert "2 of the 3 parts of this zoo are a part of another zoo, `zoo`" in text
+    assert "1.57 kB a checkpoint; raw weights of 5 checkpoints are not held |" in text
+    assert "Raw weights of 5 checkpoints are not held here" in sections(text)["Variants"]
+
+
 def test_an_empty_zoo_has_a_page(tmp_path: Path) -> None:
     ckptzoo.create(tmp_path / "zoo", arch=ARCH)
     found = write(tmp_path / "zoo")
@@ -179,7 +218,7 @@ def test_strangers_strings_stay_what_they_are(
 
     text = page(texts)
     assert parsed(text)["pretty_name"] == "zoo" and len(text) < 60_000
-    assert all(letter.isprintable() or letter in "\n\u00a0" for letter in text)
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
     body = text.split("\n---\n", 1)[1]
     tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(body)
     inline = [child.type for token in tokens for child in token.children or ()]

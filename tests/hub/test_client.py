@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ckptzoo.cli.exits import code_of
 from ckptzoo.errors import HubError, IntegrityError
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.answers import Stored
@@ -106,7 +107,7 @@ def test_pull_requests_are_opened_once_read_discussed_and_merged(client: Client,
     assert (stranger.whoami().name, stranger.whoami().role) == ("stranger", "contribute")
     with planned(server, at=(0,), kinds=("lost",), operations=("commit",)):
         number, url = stranger.pull_request(ZOO, {"p/a.safetensors": noise(500)}, title="Mine", description="**Why**")
-    assert (number, url) == (1, f"{server.url}/datasets/{ZOO}/discussions/1")
+    assert (number, url) == (1, None)  # no hub but the public one is known to have pages
     assert [item.number for item in client.pull_requests(ZOO)] == [1]
     found = client.discussion(ZOO, 1)
     assert (found.title, found.author, found.status, found.revision) == ("Mine", "stranger", "open", "refs/pr/1")
@@ -159,17 +160,23 @@ def test_refusals_say_what_to_do(client: Client, server: Hosted) -> None:
             of.commit(repo, {"a.safetensors": noise(10)}, title="a", parent="0" * 40)
         return refusal(caught.value, server)
 
-    assert "may read). Use a token that may write, or open a pull request" in said(client_of(server, "read"))
+    assert "may read). Use a token that may write there." in said(client_of(server, "read"))
     assert "Log in with hf auth login" in said(Client(server.url, "hf_wrong"))
     assert "Log in with hf auth login" in said(Client(server.url))
     assert "Check the name" in said(client, "lab/none")
-    with pytest.raises(NotThereError, match="revision gone: expected something that is there"):
+    with pytest.raises(NotThereError, match="revision gone: expected something that is there") as gone:
         client.listing(ZOO, "gone")
+    assert code_of(gone.value) == 2 and code_of(HubError(gone.value.problem)) == 5
     with pytest.raises(HubError, match="token: expected a token, got none"):
         Client(server.url).whoami()
     with pytest.raises(HubError, match="expected leave to do so, got status 403"):
         client_of(server, "read").create("lab/mine")
     assert repr(client) == f"Client({server.url!r})"
+
+
+def test_only_the_public_hub_is_known_to_have_pages(client: Client) -> None:
+    assert Client("https://huggingface.co/").page(ZOO) == f"https://huggingface.co/datasets/{ZOO}"
+    assert client.page(ZOO) is None and client.listing(ZOO).private is False
 
 
 def test_no_server_is_said_in_time() -> None:

@@ -15,7 +15,7 @@ import ckptzoo
 from ckptzoo.derive import derive
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.publishing import Planned, plan
-from tests.hub.made import ARCH, downloaded, files_of, grown, pushed, same_but_for_snapshots, zoo_of
+from tests.hub.made import ARCH, downloaded, files_of, grown, pushed, same_but_for_what_is_made, zoo_of
 from tests.server.hosted import ZOO, Hosted
 
 Make = Callable[..., Path]
@@ -32,14 +32,14 @@ def test_a_first_push_then_added_parts_then_nothing(server: Hosted, make_zoo: Ma
     assert first.created and len(first.commits) == 1 and len(first.parts) == 2 and first.already == 0
     assert first.sent == first.nbytes == told[-1][0] == told[-1][1]
     assert {"zoo.json", "architecture.json", "symmetry.json", "README.md"} < set(first.documents)
-    same_but_for_snapshots(zoo, downloaded(server, tmp_path))
+    same_but_for_what_is_made(zoo, downloaded(server, tmp_path))
     grown(zoo, (4,), start=2)
     sent = server.ledger.count("upload")
     second = pushed(server, zoo)
     assert not second.created and len(second.commits) == 1 and len(second.parts) == 1 and second.already == 2
     assert server.ledger.count("upload") - sent == 4  # two tables, a shard, a snapshot
     down = downloaded(server, tmp_path)
-    same_but_for_snapshots(zoo, down)
+    same_but_for_what_is_made(zoo, down)
     assert ckptzoo.verify(down) == [] and len(list((down / "snapshots").iterdir())) == 1
     before, entries = files_of(zoo), len(server.ledger.entries)
     third = pushed(server, zoo)
@@ -75,7 +75,7 @@ def test_variants_tombstones_and_late_tables_come_along(server: Hosted, tmp_path
     trees = [name.rpartition("/")[0] for name in found.parts]
     assert sorted(trees) == ["derived/canonical", "derived/canonical", "derived/retracted"]
     down = downloaded(server, tmp_path)
-    same_but_for_snapshots(zoo, down)
+    same_but_for_what_is_made(zoo, down)
     assert ckptzoo.verify(down) == []
 
 
@@ -88,13 +88,15 @@ def test_a_zoo_without_parts_is_a_beginning(server: Hosted, tmp_path: Path) -> N
     assert ckptzoo.verify(downloaded(server, tmp_path)) == []
 
 
-def test_a_new_card_is_a_commit_of_its_own(server: Hosted, make_zoo: Make) -> None:
+def test_a_new_card_is_a_commit_of_its_own(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo()
     pushed(server, zoo)
-    text = (zoo / "README.md").read_text() + "\nMore words.\n"
-    (zoo / "README.md").write_text(text)
+    card = (zoo / "card.toml").read_bytes() + b'notes = "More words."\n'
+    (zoo / "card.toml").write_bytes(card)
     found = pushed(server, zoo, message="Better words")
-    assert found.documents == ("README.md",) and found.parts == () and found.sent == len(text.encode())
+    assert found.documents == ("card.toml", "README.md") and found.parts == ()
+    page = (downloaded(server, tmp_path) / "README.md").read_bytes()
+    assert found.sent == found.nbytes == len(card) + len(page) and b"More words." in page
     assert server.api().list_repo_commits(ZOO, repo_type="dataset")[0].title == "Better words"
 
 

@@ -40,11 +40,12 @@ def test_push_says_what_it_did(run: Run, server: Hosted, make_zoo: Make) -> None
     shown = run(zoo, ZOO, "--dry-run")
     assert "2 parts to upload in a new repository, 0 there." in shown.stdout and Client(server.url).find(ZOO) is None
     first = run(zoo, f"hf://datasets/{ZOO}", "--message", "First light", "--private")
-    assert "2 parts uploaded, 0 there already." in first.stdout and f"{server.url}/datasets/{ZOO}" in first.stdout
+    assert "2 parts uploaded, 0 there already." in first.stdout and f"{ZOO} at {server.url}" in first.stdout
     assert first.stderr == ""  # no bars, no log lines
     titles = [item.title for item in server.api().list_repo_commits(ZOO, repo_type="dataset")]
     assert titles[0] == "First light" and not server.api(None).repo_exists(ZOO, repo_type="dataset")
     assert "nothing to do, 2 parts there already." in run(zoo, ZOO).stdout
+    assert "one that is not public" in " ".join(run("--help").stdout.split())
 
 
 def test_push_in_json(run: Run, server: Hosted, make_zoo: Make) -> None:

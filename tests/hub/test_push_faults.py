@@ -20,7 +20,7 @@ from tests.hub.made import (
     planned,
     pushed,
     repeated_uploads,
-    same_but_for_snapshots,
+    same_but_for_what_is_made,
 )
 from tests.server.hosted import ZOO, Hosted
 
@@ -54,7 +54,7 @@ def test_a_server_that_cannot_write_says_so(server: Hosted, make_zoo: Make, tmp_
     assert "/_uploads" not in str(caught.value)
     del server.service.blobs.arrive
     assert len(pushed(server, zoo).parts) == 2 and repeated_uploads(server) == []
-    same_but_for_snapshots(zoo, downloaded(server, tmp_path))
+    same_but_for_what_is_made(zoo, downloaded(server, tmp_path))
 
 
 MEETING = sorted(KINDS)
@@ -76,7 +76,7 @@ def test_faults_now_and_then_cost_nothing(server: Hosted, make_zoo: Make, tmp_pa
     assert ckptzoo.verify(down) == []
     pushed(server, zoo)
     down = downloaded(server, tmp_path)
-    same_but_for_snapshots(zoo, down)
+    same_but_for_what_is_made(zoo, down)
     assert ckptzoo.verify(down) == [] and len(own_commits(server)) <= 3
 
 

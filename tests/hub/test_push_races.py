@@ -21,11 +21,12 @@ from tests.hub.made import (
     downloaded,
     files_of,
     grown,
+    has_its_page,
     own_commits,
     planned,
     pushed,
     repeated_uploads,
-    same_but_for_snapshots,
+    same_but_for_what_is_made,
 )
 from tests.server.hosted import ZOO, Hosted
 
@@ -65,6 +66,7 @@ def test_pushes_at_once_all_succeed(server: Hosted, make_zoo: Make, tmp_path: Pa
     assert ckptzoo.verify(down) == [] and len(ckptzoo.open(down)) == 2 + 3 * 3
     assert all(len(found.commits) == 1 for found in results.values())
     assert sum(len(found.parts) for found in results.values()) == 6 + new
+    has_its_page(down)
     assert len(list((down / "snapshots").iterdir())) == 1
 
 
@@ -73,7 +75,7 @@ def test_a_race_that_is_lost_is_run_again(server: Hosted, make_zoo: Make, tmp_pa
     with planned(server, at=(0, 1, 2), kinds=("conflict",)):
         found = pushed(server, zoo, bounds=QUICK)
     assert len(found.commits) == 1 and len(found.parts) == 2 and repeated_uploads(server) == []
-    same_but_for_snapshots(zoo, downloaded(server, tmp_path))
+    same_but_for_what_is_made(zoo, downloaded(server, tmp_path))
 
 
 def test_races_without_end_are_given_up(server: Hosted, make_zoo: Make) -> None:
@@ -91,7 +93,7 @@ def test_a_lost_answer_doubles_nothing(server: Hosted, make_zoo: Make, tmp_path:
     client = Client(server.url)
     assert found.commits == (client.head(ZOO),) and len(found.parts) == 2 and found.created
     assert len(own_commits(server)) == 1
-    same_but_for_snapshots(zoo, downloaded(server, tmp_path))
+    same_but_for_what_is_made(zoo, downloaded(server, tmp_path))
 
 
 def test_what_another_pushes_meanwhile_is_not_pushed_again(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_killed_amid_uploads_and_repeated_nothing_is_sent_twice(server: Hosted, 
     found = pushed(server, zoo)
     assert len(found.parts) == 4 and 0 < found.sent < found.nbytes and stored() - before == 13 - before
     assert repeated_uploads(server) == []
-    same_but_for_snapshots(zoo, downloaded(server, tmp_path))
+    same_but_for_what_is_made(zoo, downloaded(server, tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["stall", "lost"])
@@ -159,8 +161,7 @@ def test_killed_amid_a_commit_and_repeated_it_is_there_once(
         killed(server, zoo, lambda: bool(server.faults.injected))
     found = pushed(server, zoo)
     assert len(own_commits(server)) == 1 and repeated_uploads(server) == []
-    assert found.sent in (
-        0,
-        sum(map(len, (b for n, b in files_of(zoo).items() if n.endswith((".json", ".md", ".toml"))))),
-    )
-    same_but_for_snapshots(zoo, downloaded(server, tmp_path))
+    down = downloaded(server, tmp_path)
+    texts = sum(len(data) for name, data in files_of(down).items() if name.endswith((".json", ".md", ".toml")))
+    assert found.sent in (0, texts)
+    same_but_for_what_is_made(zoo, down)

@@ -44,8 +44,8 @@ def test_a_card_is_read_as_it_was_written(card: Card) -> None:
 
 
 def test_paragraphs_stay_readable_in_the_file() -> None:
-    card = Card("a", training='First "line".\n\nSecond \\ line.', license="")
-    assert card.to_toml() == 'name = "a"\nlicense = ""\ntraining = """\nFirst \\"line\\".\n\nSecond \\\\ line."""\n'
+    card = Card("a", training='First "line".\n\nSecond \\ line.', license="mit")
+    assert card.to_toml() == 'name = "a"\nlicense = "mit"\ntraining = """\nFirst \\"line\\".\n\nSecond \\\\ line."""\n'
 
 
 def test_every_problem_of_a_card_is_reported() -> None:
@@ -89,3 +89,9 @@ def test_the_template_has_every_key_and_each_zoo_s_card_is_its_own() -> None:
         card = Card.from_toml(path)
         assert card.summary and card.training
         assert path.parent.name in ("template", card.name)
+
+
+def test_a_licence_is_stated_or_there_is_none() -> None:
+    assert Card("a").license == "" and "license" not in Card("a").to_toml()
+    cards = sorted(CARDS.glob("*/card.toml"))
+    assert len(cards) > 4 and {Card.from_toml(path).license for path in cards} == {"apache-2.0"}

@@ -57,25 +57,56 @@ def glance(zoo: Zoo, card: Card) -> str:
         facts.append(quality)
     if left := _left(zoo):
         facts.append(("note", left))
-    trees = {name: Stored.of(zoo.contents.derived(name)) for name in zoo.variants[1:]}
+    trees = {name: Stored.of(zoo.contents.derived(name)) for name in zoo.gauges}
     sizes = [("raw", Stored.of(zoo.contents.raw)), *trees.items()]
     total = sum(stored.weights + stored.elements for _, stored in sizes)
-    more = f", {size(sizes[0][1].weights)} as trained" if trees else ""
+    lacking = len(bare(zoo))
+    more = f", {size(sizes[0][1].weights)} as trained" if trees and not lacking else ""
+    told = [size(total) + more]
+    told += [f"{size(arch.nbytes)} a checkpoint"] if lacking < len(zoo) or not len(zoo) else []
+    told += [_not_held(zoo)] if lacking else []
     if trees:
         facts.append(("variants", listed(list(trees), most=6)))
-    facts.append(("size", f"{size(total)}{more}; {size(arch.nbytes)} a checkpoint"))
+    facts.append(("size", "; ".join(told)))
     facts.append(("revision", f"{code(zoo.revision[:19])} in {counted(len(zoo.contents.raw.parts), 'part')}"))
     return table(("checkpoints", held), facts)
+
+
+def bare(zoo: Zoo) -> frozenset[str]:
+    """Ids of the checkpoints whose raw weights the zoo does not hold, as of what was pulled without them."""
+    raw = zoo.contents.raw
+    ids, at, found = raw.rows["id"], 0, set[str]()
+    for part in raw.parts:
+        if part.facts.get("bare") is True:
+            found.update(ids.slice(at, part.rows).to_pylist())
+        at += part.rows
+    return frozenset(found.intersection(zoo.ids)) if found else frozenset()
+
+
+def origin(zoo: Zoo) -> str:
+    """A sentence that says which zoo this one is a part of, as its parts say; empty for others."""
+    parts = zoo.contents.raw.parts
+    told = [part.facts.get("pulled") for part in parts]
+    names = [str(item["zoo"]) for item in told if isinstance(item, dict) and isinstance(item.get("zoo"), str)]
+    if not names:
+        return ""
+    first = "This is" if len(names) == len(parts) else f"{len(names):,} of the {len(parts):,} parts of this zoo are"
+    return f"{first} a part of another zoo, {listed(list(dict.fromkeys(names)), most=3)}, taken by `ckptzoo pull`."
 
 
 def variants(zoo: Zoo) -> str:
     """What was derived, a line for each variant."""
     header = ("variant", "rule", "version", "checkpoints", "in the gauge", "unresolved", "size", "certificate")
-    lines = [_variant(zoo, name) for name in zoo.variants[1 : MAX_VARIANTS + 1]]
-    more = len(zoo.variants) - 1 - len(lines)
+    lines = [_variant(zoo, name) for name in zoo.gauges[:MAX_VARIANTS]]
+    more = len(zoo.gauges) - len(lines)
     text = table(header, lines, right=range(2, 8))
+    held = (
+        f"{_not_held(zoo).capitalize()} here; `raw` are those as trained."
+        if bare(zoo)
+        else "`raw` are the weights as trained."
+    )
     note = (
-        "`raw` are the weights as trained. *Unresolved*: channels with equal keys that a bounded search could not tell "
+        f"{held} *Unresolved*: channels with equal keys that a bounded search could not tell "
         "apart. *Certificate*: the largest difference of the outputs from those of `raw`, over their norm."
     )
     return "\n\n".join([note, text, *([f"And {more:,} more."] if more else [])])
@@ -103,6 +134,13 @@ def tensors(arch: Architecture) -> str:
     return f"{text}\n\n{folded(shown, listing)}"
 
 
+def _not_held(zoo: Zoo) -> str:
+    """That raw weights are not held, and of how many."""
+    lacking = len(bare(zoo))
+    of = "" if lacking == len(zoo) else f" of {counted(lacking, 'checkpoint')}"
+    return f"raw weights{of} are not held"
+
+
 def _left(zoo: Zoo) -> str:
     """Checkpoints that a user should know of."""
     rows = zoo.metadata
@@ -120,7 +158,7 @@ def _variant(zoo: Zoo, name: str) -> Sequence[str]:
     rows = rows.filter(pa.array(places_of(tree.rows["id"], zoo.metadata["id"]) >= 0))
     versions = sorted({str(part.facts.get("version")) for part in tree.parts})
     stored = Stored.of(tree)
-    nbytes = size(stored.weights + stored.elements).replace(" ", "\u00a0")
+    nbytes = size(stored.weights + stored.elements)
     nbytes += "" if stored.weights else ", computed when read"
     return (
         code(name),

@@ -37,13 +37,14 @@ def readme(zoo: Zoo, card: Card) -> str:
         licenses=counts(rows["license"]),
         checkpoints=len(zoo),
         members=len(rows["member"].unique()),
-        variants=zoo.variants[1:],
+        variants=zoo.gauges,
         retracted=len(zoo.retracted) > 0,
     )
     blocks = [
         MARK,
         f"# {plain(card.title or card.name)}",
         plain(card.summary),
+        holds.origin(zoo),
         holds.glance(zoo, card),
         _loading(zoo, card),
     ]
@@ -58,7 +59,7 @@ def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
         ("How good they are", accuracy.accuracy(zoo)),
         ("How they were trained", trained),
         ("Notes", _markdown(card.notes)),
-        ("Variants", holds.variants(zoo) if len(zoo.variants) > 1 else ""),
+        ("Variants", holds.variants(zoo) if zoo.gauges else ""),
         ("Tensors", holds.tensors(zoo.arch)),
         ("Metadata", columns.columns(rows) if len(rows) else ""),
         ("Licence", people.licence(card, rows)),
@@ -70,7 +71,7 @@ def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
 def _loading(zoo: Zoo, card: Card) -> str:
     """Three lines for the weights, and one for the metadata."""
     place = card.repository or f"path/to/{_folder(card.name)}"
-    full = [name for name in zoo.variants[1:] if len(zoo.contents.derived(name).rows) >= len(zoo)]
+    full = [name for name in zoo.gauges if len(zoo.contents.derived(name).rows) >= len(zoo)]
     first = zoo.arch.tensors[0]
     gauge = "canonical" if "canonical" in full else next(iter(full), None)
     key = f'"{first.name}"' + (f', "{gauge}"' if gauge else "")
@@ -81,14 +82,16 @@ def _loading(zoo: Zoo, card: Card) -> str:
         f'zoo = ckptzoo.open("{place}")',
         f"weights = zoo[{key}]  # lazy, {shape}: indexing reads",
     ]
-    if zoo.arch.forward is not None and len(zoo):
-        lines.append("model = zoo.checkpoint(zoo.ids[0]).model()  # a torch module")
+    lacking = len(zoo) > 0 and zoo.ids[0] in holds.bare(zoo)
+    if zoo.arch.forward is not None and len(zoo) and (gauge or not lacking):
+        which = f', variant="{gauge}"' if lacking else ""
+        lines.append(f"model = zoo.checkpoint(zoo.ids[0]{which}).model()  # a torch module")
     rows = [
         "from datasets import load_dataset",
         "",
         f'rows = load_dataset("{place}", "{METADATA}", split="train")  # a row for each checkpoint',
     ]
-    others = ", ".join(f'`"{config_of(name)}"`' for name in zoo.variants[1:])
+    others = ", ".join(f'`"{config_of(name)}"`' for name in zoo.gauges)
     notes = [f'In place of `"{METADATA}"`: {others}, for what was measured of a variant.'] if others else []
     if len(zoo.retracted):
         notes.append(

@@ -13,13 +13,15 @@ MAX_CONTRIBUTORS = 40
 def licence(card: Card, rows: pa.Table) -> str:
     """The zoo's licence, and those that contributed checkpoints have instead."""
     own = card.license.strip()
-    text = f"{code(own)}." if own else "The card names no licence."
+    text = f"{code(own)}." if own else "No licence is stated."
     others = {name: number for name, number in counts(rows["license"]).items() if name.lower() != own.lower()}
     if not others:
         return text
     lines = [(code(name), f"{number:,}") for name, number in list(others.items())[:MAX_CONTRIBUTORS]]
     more = len(others) - len(lines)
-    said = "" if not own else "Checkpoints whose rows name another licence have that one:"
+    said = "Checkpoints whose rows name another licence have that one:"
+    if not own:
+        text, said = "No licence is stated for the whole zoo.", "Checkpoints whose rows name one have that one:"
     blocks = [f"{text} {said}".strip(), table(("licence", "checkpoints"), lines, right=(1,))]
     return "\n\n".join([*blocks, *([f"And {more:,} more."] if more else [])])
 

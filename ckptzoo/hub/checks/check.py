@@ -6,7 +6,10 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from ckptzoo.words import printable
+from ckptzoo.words import printable, shortened
+
+MAX_DETAIL = 200
+"""Characters of a detail where the output is no terminal, which would fold it."""
 
 Outcome = Literal["passed", "failed", "not done"]
 
@@ -42,11 +45,15 @@ def failures(checks: Sequence[Check]) -> tuple[Check, ...]:
     return tuple(check for check in checks if check.outcome == "failed")
 
 
-def shown(checks: Sequence[Check]) -> Table:
-    """The checks as a table for a terminal."""
+def shown(checks: Sequence[Check], *, most: int | None = None) -> Table:
+    """The checks as a table, whose details are folded to the width of a terminal, or have at most so many characters.
+
+    JSON has them in full.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in ("check", "outcome", "detail"):
-        table.add_column(name, no_wrap=name != "detail")
+        table.add_column(name, no_wrap=name != "detail", overflow="fold")
     for check in checks:
-        table.add_row(check.name, check.outcome, printable(check.detail))
+        detail = printable(check.detail)
+        table.add_row(check.name, check.outcome, detail if most is None else shortened(detail, most))
     return table

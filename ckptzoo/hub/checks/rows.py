@@ -1,5 +1,6 @@
 """What the rows of a contribution say, held against the weights and against the zoo."""
 
+import difflib
 import json
 import re
 from collections import Counter
@@ -12,6 +13,7 @@ from ckptzoo.hub.checks.check import Check, judged
 from ckptzoo.hub.checks.standing import Standing, batches
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.spec.metadata import value_problems
+from ckptzoo.spec.readme import LICENSES
 from ckptzoo.words import counted
 
 MAX_TEXT = 4_000
@@ -19,7 +21,10 @@ MAX_TEXT = 4_000
 MAX_EXTRA = 64_000
 """Characters of the JSON object in ``extra``."""
 SPDX = re.compile(r"\(*[A-Za-z0-9][A-Za-z0-9.+-]*\)*(?: (?:AND|OR|WITH) \(*[A-Za-z0-9][A-Za-z0-9.+-]*\)*)*")
-_NO_LICENCE = ("none", "noassertion", "unknown", "unlicensed", "proprietary", "other")
+_NO_LICENCE = ("none", "noassertion", "unknown", "unlicensed", "proprietary")
+_PIECES = re.compile(r"[()\s]+")
+_EXTENT = re.compile(r"(-only|-or-later|\+)$")
+"""What may stand behind the name of a licence of several versions."""
 
 Row = dict[str, Any]
 
@@ -60,12 +65,17 @@ def finiteness(submitted: Zoo) -> Check:
 
 
 def licence(submitted: Zoo) -> Check:
-    """Every row names a licence by an SPDX identifier."""
+    """Every row names a licence by an SPDX identifier; of those that hubs do not know nothing is said."""
     found = submitted.metadata["license"].to_pylist()
     lacking = [name for name, text in zip(submitted.ids, found, strict=True) if not is_licence(text)]
-    named = ", ".join(sorted({str(text) for text in found if is_licence(text)}))
-    wrong = [f"{name} has no licence that is an SPDX identifier" for name in lacking]
-    return judged("licence", wrong, named)
+    if lacking:
+        return judged("licence", [f"{name} has no licence that is an SPDX identifier" for name in lacking], "")
+    named = sorted({str(text) for text in found})
+    odd = list(dict.fromkeys(name for text in named for name in strange_licences(text)))
+    if odd:
+        told = "; ".join(f"{name!r} is none that hubs know{_near(name)}" for name in odd[:4])
+        return Check("licence", "not done", f"{told}; see for yourself whether it is the name of a licence")
+    return Check("licence", "passed", ", ".join(named))
 
 
 def is_licence(text: object) -> bool:
@@ -76,6 +86,26 @@ def is_licence(text: object) -> bool:
         and SPDX.fullmatch(text) is not None
         and text.lower() not in _NO_LICENCE
     )
+
+
+def strange_licences(text: str) -> tuple[str, ...]:
+    """The names in an SPDX expression that hubs do not know, as they stand there; ``LicenseRef-...`` is anybody's own.
+
+    Hubs know fewer licences than SPDX does, so a name among these may be right.
+    """
+    names = [name for name in _PIECES.split(text) if name]
+    exceptions = {at + 1 for at, name in enumerate(names) if name == "WITH"}
+    asked = [name for at, name in enumerate(names) if at not in exceptions and name not in ("AND", "OR", "WITH")]
+    return tuple(name for name in asked if not _is_known(name.lower()))
+
+
+def _is_known(name: str) -> bool:
+    return name in LICENSES or _EXTENT.sub("", name) in LICENSES or name == "other" or name.startswith("licenseref-")
+
+
+def _near(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), sorted(LICENSES), n=3, cutoff=0.6)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
 def values(submitted: Zoo) -> Check:

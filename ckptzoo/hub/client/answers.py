@@ -16,10 +16,11 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """A commit and the files it holds by name."""
+    """A commit, the files it holds by name, and whether the repository is private where the hub says so."""
 
     commit: str
     files: dict[str, Stored]
+    private: bool | None = None
 
 
 class Committed(NamedTuple):
@@ -30,10 +31,10 @@ class Committed(NamedTuple):
 
 
 class PullRequest(NamedTuple):
-    """A pull request that was opened, and its page."""
+    """A pull request that was opened, and its page where the hub has pages."""
 
     number: int
-    url: str
+    url: str | None
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Discussion:
     Parameters
     ----------
     status : ``draft``, ``open``, ``closed`` or ``merged``.
+    url : its page; None where the hub has no pages.
     revision : ``refs/pr/7`` of a pull request, else None.
     comments : what was written; empty in listings.
     conflicts : files that were changed on both sides; empty in listings.
@@ -70,7 +72,7 @@ class Discussion:
     title: str
     author: str
     status: str
-    url: str
+    url: str | None
     revision: str | None
     comments: tuple[Comment, ...] = ()
     conflicts: tuple[str, ...] = ()
@@ -108,8 +110,8 @@ def is_stored(data: bytes, stored: Stored | None) -> bool:
     return stored.oid is None or hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == stored.oid
 
 
-def discussion_of(item: Any) -> Discussion:
-    """A discussion as the client library describes it, with details or without."""
+def discussion_of(item: Any, *, pages: bool) -> Discussion:
+    """A discussion as the client library describes it, with details or without; ``pages`` says if the hub has some."""
     said = [event for event in getattr(item, "events", ()) if event.type == "comment"]
     conflicts = getattr(item, "conflicting_files", None) or ()
     return Discussion(
@@ -117,7 +119,7 @@ def discussion_of(item: Any) -> Discussion:
         item.title,
         item.author,
         item.status,
-        item.url,
+        item.url if pages else None,
         f"refs/pr/{item.num}" if item.is_pull_request else None,
         tuple(Comment(event.author, event.content) for event in said),
         ("some files",) if conflicts is True else tuple(conflicts),

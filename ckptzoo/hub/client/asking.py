@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ckptzoo.errors import HubError, Problem
-from ckptzoo.remote.web import waiting
+from ckptzoo.errors import AbsentError, HubError, Problem
+from ckptzoo.remote.web import shown, waiting
 
 T = TypeVar("T")
 
 _AGAIN = "Try again later; nothing is sent twice."
 _LOGIN = "Log in with hf auth login, or set HF_TOKEN."
+READ, PROPOSE, WRITE = "may read it", "may open pull requests there", "may write there"
+"""What a token is needed for."""
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _OUTDATED = frozenset({409, 412})
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
@@ -44,7 +46,7 @@ class Bounds:
         return min(30.0, self.pause * 2.0 ** min(vain - 1, 20)) * (0.5 + 0.5 * spread)
 
 
-class NotThereError(HubError):
+class NotThereError(HubError, AbsentError):
     """There is no such repository, revision or file, as far as the token may know."""
 
 
@@ -75,6 +77,7 @@ def ask(
     what: str,
     bounds: Bounds,
     done: Callable[[], T | None] = lambda: None,
+    needs: str = READ,
 ) -> T:
     """The result of a question to the client library, asked again while it fails in passing.
 
@@ -83,6 +86,7 @@ def ask(
     where, what : the repository and what was wanted of it, for messages.
     done : called before another try; what it returns, if not None, is the result, because the failed try was carried
         out although its answer was lost.
+    needs : what the token must be one for, said where the hub refuses.
 
     Raises
     ------
@@ -99,7 +103,7 @@ def ask(
             with bounded(bounds):
                 return call()
         except Exception as error:
-            failure = failure_of(error, where=where, what=what)
+            failure = failure_of(error, where=where, what=what, needs=needs)
             vain, waited = vain + 1, waited + (failure.wait or 0.0)
             if not failure.passing or vain >= bounds.tries or waited > bounds.asked:
                 raise failure.error from error
@@ -108,7 +112,7 @@ def ask(
             return result
 
 
-def failure_of(error: Exception, *, where: str, what: str) -> Failure:
+def failure_of(error: Exception, *, where: str, what: str, needs: str = READ) -> Failure:
     """What an exception of the client library means; any other is raised as it is."""
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
     from huggingface_hub.utils import httpx
@@ -122,7 +126,7 @@ def failure_of(error: Exception, *, where: str, what: str) -> Failure:
     if isinstance(error, HubError):
         return Failure(error)
     if isinstance(error, HfHubHTTPError):
-        return _answered(error, where, what)
+        return _answered(error, where, what, needs)
     if isinstance(error, LocalTokenNotFoundError):
         return Failure(HubError(problem("a token", "none", _LOGIN)))
     if isinstance(error, OfflineModeIsEnabled):
@@ -131,6 +135,8 @@ def failure_of(error: Exception, *, where: str, what: str) -> Failure:
         got = f"{type(error).__name__}: {error}"[:160]
         reached = not isinstance(error, httpx.ConnectError)  # the library has tried for long
         return Failure(HubError(problem("an answer", got, f"Check the network and the address. {_AGAIN}")), reached)
+    if _lost_its_session(error):
+        return Failure(HubError(problem("an answer", "a closed connection", _AGAIN)), passing=True)
     if isinstance(error, ValueError | KeyError | TypeError) and not isinstance(error, UnicodeError):
         got = f"{type(error).__name__}: {error}"[:300]
         passing = not str(error).startswith("LFS batch API")
@@ -138,19 +144,33 @@ def failure_of(error: Exception, *, where: str, what: str) -> Failure:
     raise error
 
 
-def _answered(error: Any, where: str, what: str) -> Failure:
+def _lost_its_session(error: Exception) -> bool:
+    """Whether another thread closed the library's session meanwhile, as it does where nobody answers."""
+    gone = isinstance(error, AttributeError) and error.obj is None and error.name in ("request", "stream")
+    return gone or (isinstance(error, RuntimeError) and "closed" in str(error))
+
+
+def _is_storage(response: Any, what: str) -> bool:
+    """Whether an answer came from a signed address: a new one is asked for, and what it lost is sent again."""
+    request, path = response.request, response.request.url.path
+    if what == "upload" and request.method == "POST":  # parts to be joined, or a file to be looked for
+        return "/api/" not in path and not path.endswith("/objects/batch")
+    return request.method == "PUT" or bool(response.history)
+
+
+def _answered(error: Any, where: str, what: str, needs: str) -> Failure:
     """The meaning of a status; the library's own message is not repeated, because it holds the address asked."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     status = error.response.status_code
-    text = " ".join((error.server_message or "").split())[:300]
+    text = shown(" ".join((error.server_message or "").split()), 300)
     said = f"status {status}" + (f" ({text})" if text else "")
 
     def failed(expected: str, step: str, kind: type[HubError] = HubError) -> HubError:
         return kind(Problem(where, what, expected, said, step))
 
-    if error.response.request.method == "PUT" and status in _EXPIRED:
-        return Failure(failed("an address that is good for uploads", _AGAIN), passing=True)
+    if status in _EXPIRED and _is_storage(error.response, what):
+        return Failure(failed("an address that has not expired", _AGAIN), passing=True)
     if status == 401 and "credentials" in text:
         return Failure(failed("a token that the hub knows", _LOGIN))
     if status == 404 or isinstance(error, RepositoryNotFoundError):
@@ -159,8 +179,7 @@ def _answered(error: Any, where: str, what: str) -> Failure:
     if status == 401:
         return Failure(failed("a token", _LOGIN))
     if status == 403:
-        step = "Use a token that may write, or open a pull request with ckptzoo contribute."
-        return Failure(failed("leave to do so", step))
+        return Failure(failed("leave to do so", f"Use a token that {needs}."))
     if status in _OUTDATED:
         return Failure(failed("a head that has not moved", "Try again.", RaceError))
     if status == 413:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from ckptzoo.errors import IntegrityError, MissingExtraError, Problem
+from ckptzoo.errors import IntegrityError, MissingExtraError, OfflineError, Problem
 from ckptzoo.hub.client.answers import (
     Account,
     Committed,
@@ -21,9 +21,10 @@ from ckptzoo.hub.client.answers import (
     is_stored,
     stored_of,
 )
-from ckptzoo.hub.client.asking import Bounds, NotThereError, RaceError, ask
+from ckptzoo.hub.client.asking import PROPOSE, READ, WRITE, Bounds, NotThereError, RaceError, ask
 from ckptzoo.hub.client.sending import Progress, Sending
 from ckptzoo.remote.address import MAIN, HubAddress
+from ckptzoo.remote.held import is_offline
 from ckptzoo.remote.hub import PUBLIC, hub_address
 
 T = TypeVar("T")
@@ -45,6 +46,11 @@ class Client:
     endpoint : the hub's address; None is the one that huggingface_hub uses (``HF_ENDPOINT``).
     token : None is the one that huggingface_hub uses (``HF_TOKEN``, or that of ``hf auth login``). It is kept in this
         object alone, and stands in no message.
+
+    Raises
+    ------
+    OfflineError
+        The network is not to be used (``CKPTZOO_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``).
     """
 
     def __init__(self, endpoint: str | None = None, token: str | None = None, *, bounds: Bounds | None = None) -> None:
@@ -55,7 +61,10 @@ class Client:
         self._api = HfApi(endpoint=endpoint and endpoint.rstrip("/"), token=token, library_name="ckptzoo")
         self.endpoint = self._api.endpoint.rstrip("/")
         self.token, self.bounds = token, bounds or Bounds()
-        self._xet = self.endpoint == PUBLIC
+        self._public = self.endpoint == PUBLIC
+        if is_offline():
+            step = "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to ask it."
+            raise OfflineError(Problem(self.endpoint, "the network", "one that may be used", "offline mode", step))
 
     def __repr__(self) -> str:
         return f"Client({self.endpoint!r})"
@@ -64,9 +73,9 @@ class Client:
         """What messages call a repository."""
         return hub_address(HubAddress(repo), self.endpoint)
 
-    def url(self, repo: str) -> str:
-        """The page of a repository."""
-        return f"{self.endpoint}/datasets/{repo}"
+    def page(self, repo: str) -> str | None:
+        """The page of a repository; None for hubs other than huggingface.co, which may have none."""
+        return f"{self.endpoint}/datasets/{repo}" if self._public else None
 
     def whoami(self) -> Account:
         """Whom the token belongs to."""
@@ -80,7 +89,7 @@ class Client:
         def call() -> Any:
             return self._api.create_repo(repo, repo_type=_DATASET, private=private, exist_ok=True)
 
-        self._ask(call, self.address(repo), "new repository")
+        self._ask(call, self.address(repo), "new repository", needs=WRITE)
 
     def listing(self, repo: str, revision: str = MAIN) -> Listing:
         """The commit that a revision is, and its files, by one request; ``NotThereError`` where there is none."""
@@ -90,7 +99,7 @@ class Client:
             if not found.sha or found.siblings is None:
                 raise ValueError("no commit")
             files = {item.rfilename: stored_of(item) for item in found.siblings}
-            return Listing(found.sha, files)
+            return Listing(found.sha, files, found.private)
 
         return self._ask(call, self.address(repo), f"revision {revision}")
 
@@ -133,7 +142,7 @@ class Client:
             from huggingface_hub import get_session
             from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
-            url = f"{self.url(repo)}/resolve/{listing.commit}/{quote(name)}"
+            url = f"{self.endpoint}/datasets/{repo}/resolve/{listing.commit}/{quote(name)}"
             headers = {**build_hf_headers(token=self._api.token), "Accept-Encoding": "identity"}
             data = bytearray()
             with get_session().stream("GET", url, headers=headers) as response:
@@ -189,8 +198,8 @@ class Client:
             unanswered = True
 
         message: Any = {"commit_message": title, "commit_description": description, "revision": revision}
-        with Sending(files, sha256 or {}, progress, paths=self._xet) as sending:
-            self._upload(repo, sending, revision=revision)
+        with Sending(files, sha256 or {}, progress, paths=self._public) as sending:
+            self._upload(repo, sending, revision=revision, needs=WRITE)
 
             def call() -> str:
                 operations = sending.operations(delete)
@@ -199,7 +208,7 @@ class Client:
                 ).oid
 
             try:
-                made = self._ask(call, self.address(repo), "commit", lost)
+                made = self._ask(call, self.address(repo), "commit", lost, needs=WRITE)
             except RaceError as error:
                 error.unanswered, error.sent = unanswered, sending.finished()
                 raise
@@ -225,8 +234,8 @@ class Client:
             me = self.whoami().name if mine else ""
             return next((PullRequest(item.number, item.url) for item in mine if item.author == me), None)
 
-        with Sending(files, sha256 or {}, progress, paths=self._xet) as sending:
-            self._upload(repo, sending, revision=MAIN, create_pr=True)
+        with Sending(files, sha256 or {}, progress, paths=self._public) as sending:
+            self._upload(repo, sending, revision=MAIN, create_pr=True, needs=PROPOSE)
 
             def call() -> PullRequest:
                 made = self._api.create_commit(
@@ -239,9 +248,10 @@ class Client:
                     create_pr=True,
                 )
                 number = int(str(made.pr_url).rstrip("/").rpartition("/")[2])
-                return PullRequest(number, f"{self.url(repo)}/discussions/{number}")
+                page = self.page(repo)
+                return PullRequest(number, page and f"{page}/discussions/{number}")
 
-            made = self._ask(call, self.address(repo), "pull request", opened)
+            made = self._ask(call, self.address(repo), "pull request", opened, needs=PROPOSE)
             sending.finished()
             return made
 
@@ -250,7 +260,7 @@ class Client:
 
         def call() -> list[Discussion]:
             how: Any = {"discussion_type": "pull_request", "discussion_status": status, "repo_type": _DATASET}
-            return [discussion_of(item) for item in self._api.get_repo_discussions(repo, **how)]
+            return [discussion_of(item, pages=self._public) for item in self._api.get_repo_discussions(repo, **how)]
 
         return self._ask(call, self.address(repo), "pull requests")
 
@@ -258,7 +268,8 @@ class Client:
         """A discussion or a pull request with everything that was written in it."""
 
         def call() -> Discussion:
-            return discussion_of(self._api.get_discussion_details(repo, number, repo_type=_DATASET))
+            found = self._api.get_discussion_details(repo, number, repo_type=_DATASET)
+            return discussion_of(found, pages=self._public)
 
         return self._ask(call, self.address(repo), f"discussion {number}")
 
@@ -273,7 +284,7 @@ class Client:
             found = self.discussion(repo, number)
             return found if found.status == "merged" else None
 
-        return self._ask(call, self.address(repo), f"merge of pull request {number}", merged).merged
+        return self._ask(call, self.address(repo), f"merge of pull request {number}", merged, needs=WRITE).merged
 
     def comment(self, repo: str, number: int, text: str) -> None:
         """Write into a discussion or a pull request."""
@@ -285,7 +296,7 @@ class Client:
             self._api.comment_discussion(repo, number, text, repo_type=_DATASET)
             return True
 
-        self._ask(call, self.address(repo), f"comment on {number}", written)
+        self._ask(call, self.address(repo), f"comment on {number}", written, needs=PROPOSE)
 
     def search(self, tags: Sequence[str], *, text: str | None = None, limit: int = 50) -> list[RepoFound]:
         """Dataset repositories that have every tag, and ``text`` in their names; those changed last come first."""
@@ -297,10 +308,18 @@ class Client:
 
         return self._ask(call, self.endpoint, "search")
 
-    def _ask(self, call: Callable[[], T], where: str, what: str, done: Callable[[], T | None] = lambda: None) -> T:
-        return ask(call, where=where, what=what, bounds=self.bounds, done=done)
+    def _ask(
+        self,
+        call: Callable[[], T],
+        where: str,
+        what: str,
+        done: Callable[[], T | None] = lambda: None,
+        *,
+        needs: str = READ,
+    ) -> T:
+        return ask(call, where=where, what=what, bounds=self.bounds, done=done, needs=needs)
 
-    def _upload(self, repo: str, sending: Sending, *, revision: str, create_pr: bool = False) -> None:
+    def _upload(self, repo: str, sending: Sending, *, revision: str, create_pr: bool = False, needs: str) -> None:
         """Bring the large files to the hub, those that it lacks."""
         how: Any = {"repo_type": _DATASET, "revision": revision, "create_pr": create_pr, "free_memory": False}
         for group in sending.groups():
@@ -309,5 +328,5 @@ class Client:
                 sending.interruptible(lambda: self._api.preupload_lfs_files(repo, group, **how))
                 return True
 
-            self._ask(call, self.address(repo), "upload")
+            self._ask(call, self.address(repo), "upload", needs=needs)
             sending.sent(group)

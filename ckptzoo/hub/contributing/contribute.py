@@ -60,7 +60,8 @@ def contribute(
     module : ``FILE.py:NAME`` of one's own, called without arguments for the network; by default the forward function
         of ``ckptzoo.archs`` that the zoo names. The file is executed on this machine and goes nowhere.
     data : folder of test sets; by default that of ``CKPTZOO_DATA``.
-    new : folder of a new zoo; by default the repository's name here. It stays, unless a check fails.
+    new : folder of a new zoo; by default the repository's name here. It stays, unless a check fails; where it could
+        not be published the same contribution again carries on from it.
     dry_run : do everything but the upload; the part stays in a folder.
     endpoint, token : by default those of huggingface_hub.
     bounds : how long to go on asking.
@@ -204,19 +205,19 @@ def _founded(
     token: str | None,
     progress: Progress | None,
 ) -> Contribution:
-    """Make a new zoo and publish it."""
+    """Make a new zoo and publish it; one that was made before and not published is taken as it is."""
     folder = Path(new if new is not None else repo.rpartition("/")[2]).absolute()
     if dry_run and new is None:
         folder = Path(tempfile.mkdtemp(prefix="ckptzoo-contribution-")) / folder.name
-    founding.found(folder, taker.submission, taker, paths, module)
-    try:
-        made = _proposal(folder, taker, paths, module, data, None, repo, progress)
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
-    if not made.passed:
-        shutil.rmtree(folder)
-        return replace(made, status="refused", folder=None)
+    founding.refuse(folder, repo)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".ckptzoo-contribution-", dir=folder.parent) as place:
+        fresh = Path(place, folder.name)
+        founding.found(fresh, taker.submission, taker, paths, module)
+        made = replace(_proposal(fresh, taker, paths, module, data, None, repo, progress), folder=folder)
+        if not made.passed:
+            return replace(made, status="refused", folder=None)
+        founding.settle(fresh, folder, repo)
     if dry_run:
         return made
     told = None if progress is None else partial(progress, "uploading")
@@ -224,9 +225,11 @@ def _founded(
         push(folder, repo, endpoint=client.endpoint, token=token, bounds=client.bounds, progress=told)
     except HubError as error:
         problem = error.problem
-        step = f"{problem.next_step} The new zoo is in {folder}: publish it with ckptzoo push {folder} {repo}."
-        raise HubError(replace(problem, next_step=step)) from error
-    return replace(made, status="published", url=client.url(repo))
+        more = (
+            f"The new zoo is in {folder}; the same command carries on from there, as does ckptzoo push {folder} {repo}."
+        )
+        raise HubError(replace(problem, next_step=f"{problem.next_step} {more}")) from error
+    return replace(made, status="published", url=client.page(repo))
 
 
 def _paths(files: Sequence[str | Path]) -> list[Path]:

@@ -1,5 +1,6 @@
 """A new zoo from the first contribution of an architecture."""
 
+import filecmp
 from pathlib import Path
 
 import ckptzoo
@@ -9,8 +10,9 @@ from ckptzoo.hub.checks.measuring import Factory, factory_of, traced
 from ckptzoo.hub.contributing.naming import renamed, unwrapped
 from ckptzoo.hub.contributing.submission import NewZoo, Submission
 from ckptzoo.hub.contributing.taking import Taker, whole
+from ckptzoo.spec import layout
 from ckptzoo.spec.architecture import Architecture, Tensor
-from ckptzoo.spec.card import Card
+from ckptzoo.spec.card import FILE, Card
 from ckptzoo.spec.symmetry import Symmetry
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -84,6 +86,42 @@ def _architecture(told: NewZoo, taker: Taker, paths: list[Path]) -> tuple[Archit
         if name not in first.aliases
     )
     return Architecture(told.architecture or told.name, tensors, None, told.input_shape), None
+
+
+def refuse(folder: Path, repository: str) -> None:
+    """Raise where a new zoo cannot be in a folder: it must be empty, not be there, or be a zoo."""
+    if folder.exists() and not folder.is_dir():
+        raise _occupied(folder, repository, "a file")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / layout.ZOO).is_file():
+        raise _occupied(folder, repository, "one with other files")
+
+
+def settle(fresh: Path, folder: Path, repository: str) -> None:
+    """Put a new zoo in its place; where it is there from an earlier time it stays as it is, cards and variants too.
+
+    Raises
+    ------
+    SpecError
+        There is another zoo, or this one with other checkpoints.
+    """
+    if not folder.exists() or not any(folder.iterdir()):
+        fresh.rename(folder)
+        return
+    refuse(folder, repository)
+    own, theirs = (
+        {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} for root in (fresh, folder)
+    )
+    own -= {layout.CARD, FILE}
+    others = {name for name in theirs - own if name.startswith(f"{layout.PARTS}/")}
+    if others or not own <= theirs or filecmp.cmpfiles(fresh, folder, sorted(own), shallow=False)[0] != sorted(own):
+        raise _occupied(folder, repository, "another zoo")
+
+
+def _occupied(folder: Path, repository: str, got: str) -> SpecError:
+    step = "Name another folder with --new, or remove this one"
+    step += f"; ckptzoo push {folder} {repository} publishes the zoo in it." if got == "another zoo" else "."
+    expected = "none, an empty one, or one with this zoo from before"
+    return SpecError(Problem(str(folder), "folder of the new zoo", expected, got, step))
 
 
 def needed(repository: str) -> ZooError:

@@ -74,8 +74,12 @@ def _names_error(
 ) -> NamesError:
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith(COUNTER)}
     wanted = {item.name: item.shape for item in arch.tensors if not item.name.endswith(COUNTER)}
-    table = pasteable(found) if (found := nearest(shapes, wanted)) else ""
-    step = f"If these are the same tensors, add to contribution.toml:\n{table}" if table else "Add a table [names]."
+    right = {name for name, shape in wanted.items() if shapes.get(name) == shape}
+    found = nearest(*({name: held[name] for name in held if name not in right} for held in (shapes, wanted)))
+    table = pasteable(found) if found else ""
+    step = (
+        f"If these are the same tensors, add to contribution.toml:\n{table}" if table else _other_step(unknown, missing)
+    )
     expected = f"those of {arch.name}: {_some(arch.names)}"
     told = [f"{_some(unknown)} instead of {_some(missing)}" if unknown and missing else ""]
     told += [f"also {_some(unknown)}" if unknown and not missing else ""]
@@ -84,6 +88,17 @@ def _names_error(
     got = "; ".join(item for item in told if item)
     own = [Problem(where, "names of the tensors", expected, got, step)] if got else []
     return NamesError([*problems, *own], table)
+
+
+def _other_step(unknown: list[str], missing: list[str]) -> str:
+    """What to do where no other names would help."""
+    if unknown and missing:
+        return "Add a table [names], if these are the same tensors; check that it is the same architecture."
+    if missing:
+        return "Bring a file that holds every tensor, or bring it to a zoo of its own architecture."
+    if unknown:
+        return "Leave them out of the file, or bring it to a zoo of its own architecture."
+    return "Correct the table [names]."
 
 
 def _some(names: Sequence[str]) -> str:

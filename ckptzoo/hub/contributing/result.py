@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from ckptzoo.hub.checks import entries as listing
-from ckptzoo.hub.checks.check import Check, failures, shown
+from ckptzoo.hub.checks.check import MAX_DETAIL, Check, failures, shown
 from ckptzoo.hub.checks.entries import Entry
 from ckptzoo.words import counted, printable, size
 
@@ -29,7 +29,7 @@ class Contribution:
     left_out : what files hold besides the weights.
     license, source : as the contributor says.
     folder : where the part lies on this machine, if it was kept.
-    number, url : of the pull request, if one was opened or was open already.
+    number, url : of the pull request, if one was opened or was open already; the page where the hub has pages.
     status : ``proposed`` (a pull request was opened), ``published`` (a new zoo), ``open`` or ``merged`` (there
         already), ``dry run``, or ``refused`` (a check failed, and nothing was uploaded).
     """
@@ -82,7 +82,7 @@ class Contribution:
 
         out.print(listing.shown(self.entries), markup=False, highlight=False)
         say()
-        out.print(shown(self.checks), markup=False, highlight=False)
+        out.print(shown(self.checks, most=None if out.is_terminal else MAX_DETAIL), markup=False, highlight=False)
         say()
         for text in self._remarks():
             say(text)
@@ -94,10 +94,12 @@ class Contribution:
     def _ending(self) -> str:
         what = f"{counted(len(self.entries), 'checkpoint')} ({size(self.nbytes)})"
         where = "" if self.folder is None else f" The part lies in {self.folder / self.part}."
+        page = self.url or f"ckptzoo review {self.repository} {self.number}"
+        place = f": {self.url}" if self.url else f"; ckptzoo.open({self.repository!r}) reads it."
         return {
-            "proposed": f"pull request {self.number} adds {what}: {self.url}",
-            "published": f"published with {what}: {self.url}{where}",
-            "open": f"pull request {self.number} adds the same already: {self.url}",
+            "proposed": f"pull request {self.number} adds {what}: {page}",
+            "published": f"published with {what}{place}{where}",
+            "open": f"pull request {self.number} adds the same already: {page}",
             "merged": "the same checkpoints are in the zoo already; nothing was uploaded.",
             "dry run": f"nothing was uploaded; it would be {what}.{where}",
             "refused": f"{counted(len(failures(self.checks)), 'check')} failed; nothing was uploaded.{where}",

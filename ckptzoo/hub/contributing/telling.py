@@ -18,8 +18,8 @@ _AGAIN = (
     "request's number as N:"
 )
 _AFTERWARDS = (
-    "Derived variants and the card are the owner's to bring up to date after the merge: `ckptzoo derive`, "
-    "`ckptzoo card`, `ckptzoo push`."
+    "`--merge` merges it and makes the zoo's page anew. Derived variants are the owner's to bring up to date: "
+    "`ckptzoo pull`, `ckptzoo derive`, `ckptzoo push`."
 )
 
 

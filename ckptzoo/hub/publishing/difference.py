@@ -1,13 +1,14 @@
 """What a repository lacks of a zoo, and in which commits it is to come."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from ckptzoo.errors import HubError, Problem
 from ckptzoo.hub.client.answers import Listing, Stored, is_stored
 from ckptzoo.hub.publishing.gathered import Afar
+from ckptzoo.hub.publishing.group import Group
 from ckptzoo.hub.publishing.joined import (
+    files_of,
     known_under_another_name,
     refuse_clashes,
     snapshot_count,
@@ -16,7 +17,9 @@ from ckptzoo.hub.publishing.joined import (
     trees_of,
 )
 from ckptzoo.hub.publishing.local import LocalFile, LocalPart, LocalZoo
+from ckptzoo.hub.publishing.page import page_or_note
 from ckptzoo.spec import layout
+from ckptzoo.spec.card import FILE
 from ckptzoo.spec.document import unseal
 
 MAX_FILES = 100
@@ -26,45 +29,13 @@ _BESIDE = frozenset({".gitattributes", ".gitignore", layout.CARD})
 
 
 @dataclass(frozen=True)
-class Group:
-    """What one commit adds and removes.
-
-    Parameters
-    ----------
-    files : paths in the zoo, to the file or the bytes.
-    sha256 : of every file that is given as a path.
-    parts : the parts that it adds.
-    """
-
-    files: dict[str, Path | bytes] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
-    sha256: dict[str, str] = field(default_factory=dict)
-    parts: tuple[str, ...] = ()
-    delete: tuple[str, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its files."""
-        return sum(self.sizes.values())
-
-    def joined(self, other: "Group") -> "Group":
-        """Both in one."""
-        return Group(
-            self.files | other.files,
-            self.sizes | other.sizes,
-            self.sha256 | other.sha256,
-            self.parts + other.parts,
-            self.delete + other.delete,
-        )
-
-
-@dataclass(frozen=True)
 class Difference:
-    """What is to be done: the commits in order, upon a head; and how many parts are there already."""
+    """What is to be done: the commits in order, upon a head; how many parts are there already; and what to know."""
 
     head: str | None
     groups: tuple[Group, ...]
     already: int
+    notes: tuple[str, ...] = ()
 
 
 def difference(local: LocalZoo, afar: Afar, listing: Listing | None, *, snapshot: bool) -> Difference:
@@ -90,23 +61,30 @@ def difference(local: LocalZoo, afar: Afar, listing: Listing | None, *, snapshot
         lacking = [part for part in lacking if not known_under_another_name(trees, part)]
         refuse_clashes(afar.name, trees, [part for part in lacking if part.path not in named])
     added = [_group(_lacking(part.files, held), part.path) for part in lacking]
-    last = _group({name: file for name, file in local.cards.items() if not file.is_stored(held.get(name))})
+    last, notes = _cards(local, afar, listing or Listing("", {}), [*there, *lacking])
     if snapshot:
-        last = last.joined(_snapshot(afar, listing, [*there, *lacking], held))
+        last = last.joined(snapshot_group(afar, listing or Listing("", {}), [*there, *lacking]))
     groups = _packed([*documents, *added, last])
-    return Difference(None if listing is None else listing.commit, groups, len(local.parts) - len(lacking))
+    return Difference(None if listing is None else listing.commit, groups, len(local.parts) - len(lacking), notes)
 
 
 def is_there(group: Group, listing: Listing) -> bool:
-    """Whether a commit holds what a group adds; snapshots do not count, because the next push replaces them."""
-    snapshots = snapshots_in(group.files)
-    return all(
-        is_stored(content, listing.files.get(name))
-        if isinstance(content, bytes)
-        else LocalFile(content, group.sizes[name], group.sha256[name]).is_stored(listing.files.get(name))
-        for name, content in group.files.items()
-        if name not in snapshots
-    )
+    """Whether a commit holds what a group adds.
+
+    What was made for the commit (the page, a snapshot) does not count, because the next push replaces it, unless the
+    group adds nothing else.
+    """
+    lasting = [name for name, content in group.files.items() if not isinstance(content, bytes)]
+    for name in lasting or group.files:
+        content, stored = group.files[name], listing.files.get(name)
+        there = (
+            is_stored(content, stored)
+            if isinstance(content, bytes)
+            else LocalFile(content, group.sizes[name], group.sha256[name]).is_stored(stored)
+        )
+        if not there:
+            return False
+    return True
 
 
 def _refuse_strangers(local: LocalZoo, afar: Afar, listing: Listing) -> None:
@@ -160,19 +138,33 @@ def _parts_in(names: Iterable[str]) -> set[str]:
     return found
 
 
-def _snapshot(afar: Afar, listing: Listing | None, parts: list[LocalPart], held: dict[str, Stored]) -> Group:
+def _cards(local: LocalZoo, afar: Afar, listing: Listing, parts: list[LocalPart]) -> tuple[Group, tuple[str, ...]]:
+    """What a person wrote, and the page of what the repository will hold; the folder's own where no card says more."""
+    held, cards = listing.files, dict(local.cards)
+    files = files_of(afar, listing, parts, [*local.documents.values(), *cards.values()])
+    page = page_or_note(files, afar.repo, own=FILE in cards)
+    if page.told and (page.data is not None or layout.CARD in held):
+        cards.pop(layout.CARD, None)
+    group = _group(_lacking(cards, held))
+    if page.data is not None and not is_stored(page.data, held.get(layout.CARD)):
+        group = group.joined(Group.of({layout.CARD: page.data}))
+    return group, page.notes
+
+
+def snapshot_group(afar: Afar, listing: Listing, parts: list[LocalPart]) -> Group:
     """A snapshot of what the repository will hold, in place of those that it has; none where one covers it already."""
+    held = listing.files
     old = snapshots_in(held)
     count = len(_parts_in(held) | {part.path for part in parts})
     if any(snapshot_count(name) == count for name in old) and count == len(_parts_in(held)):
         return Group()
-    trees = trees_of(afar, listing or Listing("", {}), parts)
+    trees = trees_of(afar, listing, parts)
     if not trees:
         return Group()
     name, data = snapshot_of(trees)
     if is_stored(data, held.get(name)):
         return Group()
-    return Group({name: data}, {name: len(data)}, delete=tuple(other for other in old if other != name))
+    return Group.of({name: data}, tuple(other for other in old if other != name))
 
 
 def _group(files: dict[str, LocalFile], part: str | None = None) -> Group:

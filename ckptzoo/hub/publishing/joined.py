@@ -1,7 +1,7 @@
 """What a repository will hold after a push: which parts clash with those of others, and a snapshot of all."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from dataclasses import replace
 
 import pyarrow.compute as pc
 
@@ -11,7 +11,7 @@ from ckptzoo.format.reader import list_trees, read_tree
 from ckptzoo.format.tree import Tree
 from ckptzoo.hub.client.answers import Listing
 from ckptzoo.hub.publishing.gathered import Afar, Gathered
-from ckptzoo.hub.publishing.local import LocalPart
+from ckptzoo.hub.publishing.local import LocalFile, LocalPart
 from ckptzoo.spec import layout
 
 _TOMBS = f"{layout.DERIVED}/{layout.RETRACTED}"
@@ -20,14 +20,25 @@ _SHOWN = 3
 
 def trees_of(afar: Afar, listing: Listing, parts: Iterable[LocalPart]) -> dict[str, Tree]:
     """Rows and indices of a commit together with parts of this machine, which are read here."""
-    local: dict[str, Path] = {}
+    files = files_of(afar, listing, parts)
+    names = {tree: held for tree, held in list_trees(files).items() if held}
+    known = snapshot.newest(files, names)
+    return {tree: read_tree(files, tree, held, known) for tree, held in names.items()}
+
+
+def files_of(afar: Afar, listing: Listing, parts: Iterable[LocalPart], others: Iterable[LocalFile] = ()) -> Gathered:
+    """The files of a commit together with parts and others of this machine, which are read here.
+
+    Where every part lies here no snapshot is among them, because it would have to be fetched.
+    """
+    local = {file.path.name: file.path for file in others}
     for part in parts:
         local |= {name: file.path for name, file in part.files.items()}
-    files = Gathered(afar, listing, local)
-    names = {tree: held for tree, held in list_trees(files).items() if held}
-    indices = (f"{tree}/{name}/{layout.INDEX}" for tree, held in names.items() for name in held)
-    known = None if all(index in local for index in indices) else snapshot.newest(files, names)
-    return {tree: read_tree(files, tree, held, known) for tree, held in names.items()}
+    afar_too = (name for name in listing.files if name.endswith(f"/{layout.INDEX}") and name not in local)
+    if next(afar_too, None) is None:
+        left = set(snapshots_in(listing.files))
+        listing = replace(listing, files={name: held for name, held in listing.files.items() if name not in left})
+    return Gathered(afar, listing, local)
 
 
 def known_under_another_name(trees: dict[str, Tree], part: LocalPart) -> bool:

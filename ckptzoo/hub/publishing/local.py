@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from ckptzoo.errors import Problem
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part, read_part, read_rows
 from ckptzoo.hub.client.answers import Stored, is_stored
@@ -91,6 +92,22 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
         {name: _small(root / name) for name in names if (root / name).is_file()} for names in (DOCUMENTS, CARDS)
     )
     return LocalZoo(root, documents, cards, tuple(parts))
+
+
+def links_outside(zoo: LocalZoo) -> list[Problem]:
+    """Files that would be published but lie elsewhere, behind a link: a zoo of a stranger's may point to anything."""
+    root = zoo.root.resolve()
+    files = [
+        *zoo.documents.values(),
+        *zoo.cards.values(),
+        *(file for part in zoo.parts for file in part.files.values()),
+    ]
+    step = "Put a copy of it there, as cp --dereference makes one."
+    return [
+        Problem(str(file.path), "file", "one in the zoo's folder", f"a link to {where}", step)
+        for file in files
+        if not (where := file.path.resolve()).is_relative_to(root)
+    ]
 
 
 def _small(path: Path) -> LocalFile:

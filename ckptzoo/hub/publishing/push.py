@@ -13,15 +13,17 @@ from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.answers import Listing
 from ckptzoo.hub.client.asking import Bounds, NotThereError, RaceError
 from ckptzoo.hub.client.sending import Progress
-from ckptzoo.hub.publishing.difference import Difference, Group, difference, is_there
+from ckptzoo.hub.publishing.difference import Difference, difference, is_there
 from ckptzoo.hub.publishing.gathered import Afar
-from ckptzoo.hub.publishing.local import LocalZoo, read_local
+from ckptzoo.hub.publishing.group import Group
+from ckptzoo.hub.publishing.local import LocalZoo, links_outside, read_local
 from ckptzoo.hub.publishing.result import Planned, Pushed
 from ckptzoo.remote.address import MAIN, HubAddress, candidates
 
 RACES = 16
 """Races that may be lost one after another."""
 _MAY_NOT = ("read", "contribute")
+_PUBLIC = "the repository was there, is public, and stays so; --private is for one that is made."
 
 
 def push(
@@ -36,13 +38,17 @@ def push(
     bounds: Bounds | None = None,
     progress: Progress | None = None,
 ) -> Pushed:
-    """Publish a zoo: upload what its repository lacks.
+    """Publish a zoo: upload what its repository lacks, and make its page anew.
+
+    The page is README.md for all that the repository then holds, parts of others too, from the folder's card.toml, else
+    from the repository's; without either the folder's README.md is taken as it is. Where the cards of two people differ
+    that of the last push stands.
 
     Parameters
     ----------
     zoo : its folder.
     address : ``org/zoo`` or ``hf://datasets/org/zoo``; the repository is made where there is none.
-    private : make it one that needs a token to be read; one that is there stays as it is.
+    private : where the repository is made, make it one that is not public; one that is there stays as it is.
     message : the commits' title; by default says what they add.
     snapshot : also write a snapshot of all the repository will hold, so that opening it from afar is cheap, in place
         of those that it has.
@@ -54,19 +60,21 @@ def push(
     ------
     IntegrityError
         The zoo is damaged; nothing is uploaded. A shard's digest is compared with its index before it is sent.
+    SpecError
+        The folder's card.toml is not valid, or another zoo's.
     HubError
         The hub refuses or gives no answer; the repository holds another zoo, or checkpoints of the same ids in other
         parts. The message says what to do. Repeated, a push sends only what is lacking.
 
     Notes
     -----
-    Documents come first, then raw parts in order, then derived ones, then the card and the snapshot, at most 100
+    Documents come first, then raw parts in order, then derived ones, then card, page and snapshot, at most 100
     files a commit; every commit is a valid zoo, so a part of more files is a commit of its own. Each names the commit
     that it was made for, so of two pushes at once the later one looks again and goes on from there. Parts that others
-    added stay. What a snapshot needs of them is read: their rows and indices, no weights. Held by
+    added stay. What page and snapshot need of them is read: their rows and indices, no weights. Held by
     ``tests/hub/test_push*.py``.
     """
-    client, repo = Client(endpoint, token, bounds=bounds), _repo(address)
+    client, repo = Client(endpoint, token, bounds=bounds), repository(address)
     return _Push(_sound(Path(zoo).absolute()), client, repo, snapshot).carry_out(private, message, progress)
 
 
@@ -86,11 +94,12 @@ def plan(
     IntegrityError, HubError
         As ``push``, but for what the hub refuses only when it is asked to change something.
     """
-    client, repo = Client(endpoint, token, bounds=bounds), _repo(address)
+    client, repo = Client(endpoint, token, bounds=bounds), repository(address)
     return _Push(_sound(Path(zoo).absolute()), client, repo, snapshot).planned()
 
 
-def _repo(address: str) -> str:
+def repository(address: str) -> str:
+    """``org/zoo`` of an address, which may name no revision and no folder."""
     for place in candidates(address):
         if isinstance(place, HubAddress) and place.revision == MAIN and not place.folder:
             return place.repo
@@ -105,7 +114,10 @@ def _sound(root: Path) -> LocalZoo:
     trees = list_trees(Folder(root))
     if problems := verify(root, deep=False):
         raise IntegrityError(problems)
-    return read_local(root, trees)
+    local = read_local(root, trees)
+    if problems := links_outside(local):
+        raise IntegrityError(problems)
+    return local
 
 
 class _Push:
@@ -128,7 +140,7 @@ class _Push:
         groups = found.groups
         return Planned(
             self._afar.name,
-            self._client.url(self._repo),
+            self._client.page(self._repo),
             found.head is None,
             len(groups),
             tuple(name for group in groups for name in group.parts),
@@ -136,14 +148,16 @@ class _Push:
             _documents(groups),
             tuple(name for group in groups for name in group.delete),
             sum(group.nbytes for group in groups),
+            found.notes,
         )
 
     def carry_out(self, private: bool, message: str | None, progress: Progress | None) -> Pushed:
         """Commit until nothing is lacking."""
-        found = self._look(self._client.find(self._repo))
+        listing = self._client.find(self._repo)
+        found = self._look(listing)
         created, already = found.head is None, found.already
         if found.groups:
-            self._refuse_role()
+            self._refuse_role(new=created)
         if created:
             self._client.create(self._repo, private=private)
             found = self._look(self._client.listing(self._repo))
@@ -158,9 +172,10 @@ class _Push:
             step = "Others publish to it at the same time: try again later. What was uploaded is not sent again."
             raise HubError(Problem(self._afar.name, "commit", f"one of {RACES} races won", "none", step))
         self._check()
+        public = private and listing is not None and listing.private is False
         return Pushed(
             self._afar.name,
-            self._client.url(self._repo),
+            self._client.page(self._repo),
             created,
             tuple(self._commits),
             tuple(name for group in self._groups for name in group.parts),
@@ -168,9 +183,10 @@ class _Push:
             _documents(self._groups),
             sum(group.nbytes for group in self._groups),
             self._sent,
+            (*((_PUBLIC,) if public else ()), *found.notes),
         )
 
-    def _refuse_role(self) -> None:
+    def _refuse_role(self, *, new: bool) -> None:
         """Refuse before anything is sent where the token may not commit."""
         try:
             account = self._client.whoami()
@@ -178,7 +194,8 @@ class _Push:
             return
         if account.role in _MAY_NOT:
             got = f"one of {account.name} that may {account.role}"
-            step = "Use another token, or open a pull request with ckptzoo contribute."
+            other = account.role == "contribute" and not new
+            step = f"Use another token{', or open a pull request with ckptzoo contribute' if other else ''}."
             raise HubError(Problem(self._afar.name, "token", "one that may write", got, step))
 
     def _commit_all(
@@ -187,7 +204,7 @@ class _Push:
         """Make the commits in order; the one whose race was lost, or None."""
         head, count = found.head or "", len(found.groups)
         for number, group in enumerate(found.groups, 1):
-            title = message or _title(group)
+            title = message or group.title
             if count > 1:
                 title = f"{title} ({number} of {count})"
             done = sum(made.nbytes for made in self._groups)
@@ -239,10 +256,3 @@ class _Push:
 def _documents(groups: Iterable[Group]) -> tuple[str, ...]:
     """The files that lie in no part."""
     return tuple(name for group in groups for name in group.files if name.rpartition("/")[0] not in group.parts)
-
-
-def _title(group: Group) -> str:
-    first, others = next(iter(group.parts), None), len(group.parts) - 1
-    if first is None:
-        return f"Write {', '.join(group.files)}"[:200]
-    return f"Add {first}" + (f" and {others} more" if others else "")

@@ -1,9 +1,12 @@
 """What a push did, and what one would do."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
+
+from ckptzoo.words import counted, printable, size
 
 
 @dataclass(frozen=True)
@@ -12,18 +15,20 @@ class Pushed:
 
     Parameters
     ----------
-    repository, url : where the zoo is, and its page.
+    repository, url : where the zoo is, and its page where the hub has pages.
     created : the repository was made.
     commits : in order; none where nothing was lacking.
     parts : those that were uploaded, by their folders in the zoo.
     already : how many parts were there before.
     documents : the other files that were written: documents, cards, a snapshot.
     nbytes : of all these files.
-    sent : bytes that were sent for them; what the hub had from before is not sent again.
+    sent : bytes that were sent; what the hub had from before is not sent again, what was made for a commit that came
+        too late because others published meanwhile was sent in vain.
+    notes : what a person should know.
     """
 
     repository: str
-    url: str
+    url: str | None
     created: bool
     commits: tuple[str, ...]
     parts: tuple[str, ...]
@@ -31,6 +36,7 @@ class Pushed:
     documents: tuple[str, ...]
     nbytes: int
     sent: int
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Everything by name."""
@@ -38,14 +44,19 @@ class Pushed:
 
     def print(self, console: Console | None = None) -> None:
         """Print it on a rich console, by default the standard output."""
-        lines = [f"{self.repository}: nothing to do, {_counted(self.already, 'part')} there already."]
+        lines = [f"{self.repository}: nothing to do, {counted(self.already, 'part')} there already."]
         if self.commits:
             lines = [
-                f"{self.repository}: {_counted(len(self.parts), 'part')} uploaded, {self.already:,} there already.",
-                f"{_size(self.sent)} sent of {_size(self.nbytes)}, in {_counted(len(self.commits), 'commit')}.",
+                f"{self.repository}: {counted(len(self.parts), 'part')} uploaded, {self.already:,} there already.",
+                f"{self._amount()}, in {counted(len(self.commits), 'commit')}.",
             ]
-        for line in (*lines, self.url):
-            (console or Console()).print(line, markup=False, highlight=False, soft_wrap=True)
+        _say([*lines, *([self.url] if self.url else [])], self.notes, console)
+
+    def _amount(self) -> str:
+        """Bytes that were sent, and how many of them are in the commits."""
+        if self.sent <= self.nbytes:
+            return f"{size(self.sent)} sent of {size(self.nbytes)}"
+        return f"{size(self.nbytes)} uploaded ({size(self.sent)} sent in all, because others published meanwhile)"
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ class Planned:
 
     Parameters
     ----------
-    repository, url : where the zoo would be, and its page.
+    repository, url : where the zoo would be, and its page where the hub has pages.
     creates : the repository would be made.
     commits : how many.
     parts : those that would be uploaded.
@@ -62,10 +73,11 @@ class Planned:
     documents : the other files that would be written.
     removed : snapshots that would be replaced.
     nbytes : of the parts and documents; an upper bound of what would be sent.
+    notes : what a person should know.
     """
 
     repository: str
-    url: str
+    url: str | None
     creates: bool
     commits: int
     parts: tuple[str, ...]
@@ -73,6 +85,7 @@ class Planned:
     documents: tuple[str, ...]
     removed: tuple[str, ...]
     nbytes: int
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Everything by name."""
@@ -80,27 +93,18 @@ class Planned:
 
     def print(self, console: Console | None = None) -> None:
         """Print it on a rich console, by default the standard output."""
-        lines = [f"{self.repository}: nothing to do, {_counted(self.already, 'part')} there already."]
+        lines = [f"{self.repository}: nothing to do, {counted(self.already, 'part')} there already."]
         if self.commits:
             made = " in a new repository" if self.creates else ""
             lines = [
-                f"{self.repository}: {_counted(len(self.parts), 'part')} to upload{made}, {self.already:,} there.",
+                f"{self.repository}: {counted(len(self.parts), 'part')} to upload{made}, {self.already:,} there.",
                 *(f"  {name}" for name in (*self.documents, *self.parts)),
                 *(f"  {name} (removed)" for name in self.removed),
-                f"{_size(self.nbytes)} at most, in {_counted(self.commits, 'commit')}; nothing was sent.",
+                f"{size(self.nbytes)} at most, in {counted(self.commits, 'commit')}; nothing was sent.",
             ]
-        for line in lines:
-            (console or Console()).print(line, markup=False, highlight=False, soft_wrap=True)
+        _say(lines, self.notes, console)
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def _size(nbytes: int) -> str:
-    value = float(nbytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 999.5:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:,.3g} TB"
+def _say(lines: Sequence[str], notes: Sequence[str], console: Console | None) -> None:
+    for line in (*lines, *(f"note: {note}" for note in notes)):
+        (console or Console()).print(printable(line), markup=False, highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from ckptzoo.hub.checks import entries as listing
-from ckptzoo.hub.checks.check import Check, failures, shown
+from ckptzoo.hub.checks.check import MAX_DETAIL, Check, failures, shown
 from ckptzoo.hub.checks.entries import Entry
 from ckptzoo.words import counted, printable
 
@@ -18,13 +18,14 @@ class Review:
     Parameters
     ----------
     repository, number : where it is.
-    title, author, status, url : as the hub says; ``status`` before anything was merged.
+    title, author, status, url : as the hub says; ``status`` before anything was merged, ``url`` where it has pages.
     base, head, main : the commits that it starts from, that was reviewed, and that the zoo was at.
     parts : names of the new parts.
     nbytes : of their files.
     entries : the checkpoints.
     checks : what was looked at.
     merged : the commit that merged it, or that it was merged where the hub says no more; None where it was not.
+    notes : what a person should know of what came after the merge.
     """
 
     repository: str
@@ -32,7 +33,7 @@ class Review:
     title: str
     author: str
     status: str
-    url: str
+    url: str | None
     base: str | None = None
     head: str | None = None
     main: str | None = None
@@ -41,6 +42,7 @@ class Review:
     entries: tuple[Entry, ...] = ()
     checks: tuple[Check, ...] = ()
     merged: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -65,6 +67,7 @@ class Review:
             "checkpoints": [entry.to_json() for entry in self.entries],
             "checks": [check.to_json() for check in self.checks],
             "merged": self.merged,
+            "notes": list(self.notes),
         }
 
     def print(self, console: Console | None = None) -> None:
@@ -75,12 +78,13 @@ class Review:
             out.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
         say(f"{self.repository} pull request {self.number}: {self.title} (by {self.author}, {self.status})")
-        say(self.url)
+        if self.url:
+            say(self.url)
         say()
         if self.entries:
             out.print(listing.shown(self.entries), markup=False, highlight=False)
             say()
-        out.print(shown(self.checks), markup=False, highlight=False)
+        out.print(shown(self.checks, most=None if out.is_terminal else MAX_DETAIL), markup=False, highlight=False)
         say()
         failed = failures(self.checks)
         undone = sum(check.outcome == "not done" for check in self.checks)
@@ -90,3 +94,5 @@ class Review:
         else:
             done = "" if self.merged is None else f" Merged: {self.merged}."
             say(f"nothing failed{told}.{done}")
+        for note in self.notes:
+            say(f"note: {note}")

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ckptzoo.errors import HubError, Problem
+from ckptzoo.errors import HubError, Problem, ZooError
 from ckptzoo.hub.checks.accuracy import Bench
 from ckptzoo.hub.checks.check import Check
 from ckptzoo.hub.checks.looking import Looked, Progress, look
@@ -14,6 +14,7 @@ from ckptzoo.hub.checks.place import opened, repository, skeleton
 from ckptzoo.hub.checks.standing import Standing
 from ckptzoo.hub.client import Client, Discussion
 from ckptzoo.hub.client.asking import Bounds
+from ckptzoo.hub.publishing import refresh
 from ckptzoo.hub.reviewing.changes import Changes, changes
 from ckptzoo.hub.reviewing.fetching import fetch
 from ckptzoo.hub.reviewing.result import Review
@@ -46,7 +47,8 @@ def review(
     ----------
     address : ``org/zoo``.
     number : of the pull request.
-    merge : merge it if no check failed, and if neither it nor the zoo has moved on meanwhile.
+    merge : merge it if no check failed, and if neither it nor the zoo has moved on meanwhile; then bring the zoo's page
+        and its snapshot up to date in a commit of their own. Where that cannot be done a note says why.
     module : ``FILE.py:NAME`` of one's own that makes the network; by default that of ``ckptzoo.archs``.
     data : folder of test sets; by default that of ``CKPTZOO_DATA``.
     max_bytes : of the new parts; a larger contribution fails, and is not fetched.
@@ -127,4 +129,13 @@ def _merged(made: Review, client: Client, found: Changes) -> Review:
         step = f"Look at the commits of the zoo: what was merged is not what was reviewed at {made.head}."
         where = client.address(made.repository)
         raise HubError(Problem(where, wrong[0], "the file that was reviewed", "another, or none", step))
-    return replace(made, merged=commit or "yes")
+    return replace(made, merged=commit or "yes", notes=_refreshed(client, made.repository))
+
+
+def _refreshed(client: Client, repo: str) -> tuple[str, ...]:
+    """Bring page and snapshot up to date; what keeps that from being done, as notes."""
+    try:
+        return refresh(client, repo).notes
+    except ZooError as error:
+        step = f"Bring them up to date with ckptzoo card {repo}."
+        return (f"merged, but the page and the snapshot are as they were: {error} {step}",)

@@ -62,7 +62,6 @@ def test_the_nearest_names_are_proposed() -> None:
     assert raised.value.proposal.splitlines() == [
         "[names]",
         '"stem.weight" = "conv1.weight"',
-        '"conv2.weight" = "conv2.weight"',
         '"head.weight" = "fc.weight"',
         '"head.bias" = "fc.bias"',
     ]
@@ -71,10 +70,19 @@ def test_the_nearest_names_are_proposed() -> None:
 
 def test_what_is_missing_or_too_much_is_named() -> None:
     state = state_of(0)
-    with pytest.raises(NamesError, match=r"got none for fc\.bias\."):
+    with pytest.raises(NamesError, match=r"got none for fc\.bias\. Bring a file that holds every tensor") as raised:
         fitted({name: array for name, array in state.items() if name != "fc.bias"})
-    with pytest.raises(NamesError, match=r"got also head\.bias"):
+    assert raised.value.proposal == ""
+    with pytest.raises(NamesError, match=r"got also head\.bias\. Leave them out of the file") as raised:
         fitted({**state, "head.bias": np.zeros(3, np.float32)})
+    assert raised.value.proposal == ""
+    with pytest.raises(NamesError, match=r"head\.bias instead of fc\.bias\. Add a table \[names\], if"):
+        fitted({name.replace("fc.bias", "head.bias"): array[..., None] if name == "fc.bias" else array
+                for name, array in state.items()})  # fmt: skip
+    odd = {name.replace("fc.", "head."): array for name, array in state.items() if name != "fc.bias"}
+    with pytest.raises(NamesError) as raised:
+        fitted(odd)
+    assert raised.value.proposal.splitlines() == ["[names]", '"head.weight" = "fc.weight"']
     with pytest.raises(NamesError):
         fitted({})
 

@@ -1,5 +1,6 @@
 """The first contribution of an architecture makes a zoo."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ from torch import nn
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import HubError, SpecError, ZooError
+from ckptzoo.hub.client import Client
 from ckptzoo.hub.contributing import Contribution, contribute
 from ckptzoo.hub.reviewing import review
+from tests.hub.made import files_of
 from tests.hub.strangers import CARD, card_of, heldout_in, saved, state_of
 from tests.server.hosted import Hosted
 
@@ -115,6 +118,32 @@ def test_what_does_not_make_a_zoo(server: Hosted, tmp_path: Path) -> None:
 
 def test_without_leave_to_write_the_zoo_stays_here(server: Hosted, tmp_path: Path) -> None:
     files = [saved(tmp_path / "one.safetensors", state_of(1))]
-    with pytest.raises(HubError, match="publish it with ckptzoo push"):
+    with pytest.raises(HubError, match="the same command carries on from there"):
         bring(server, tmp_path, files, zoo_table(name="nets"), token=server.tokens["contribute"])
-    assert ckptzoo.open(tmp_path / "nets").ids == ["one"]
+    folder = tmp_path / "nets"
+    assert ckptzoo.open(folder).ids == ["one"]
+    (folder / "card.toml").write_text((folder / "card.toml").read_text() + 'notes = "Mine."\n')
+    before = files_of(folder)
+
+    made = bring(server, tmp_path, files, zoo_table(name="nets"))  # the same again, from the same folder
+    assert made.status == "published" and made.folder == folder and files_of(folder) == before
+    assert ckptzoo.open(NEW, endpoint=server.url).ids == ["one"]
+    assert "Mine." in Client(server.url).read(NEW, "README.md", Client(server.url).listing(NEW)).decode()
+
+
+def test_a_folder_of_something_else_is_left_alone(server: Hosted, tmp_path: Path) -> None:
+    files, folder = [saved(tmp_path / "one.safetensors", state_of(1))], tmp_path / "nets"
+    bring(server, tmp_path, files, zoo_table(name="nets"), dry_run=True)
+    before, others = files_of(folder), [saved(tmp_path / "two.safetensors", state_of(2))]
+    for other in (others, [*files, *others]):
+        with pytest.raises(SpecError, match=r"folder of the new zoo: .* got another zoo\. Name another .*ckptzoo push"):
+            bring(server, tmp_path, other, zoo_table(name="nets"))
+    assert files_of(folder) == before and not list(tmp_path.glob(".ckptzoo*"))
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(SpecError, match=r"got one with other files\. Name another folder with --new"):
+        bring(server, tmp_path, files, zoo_table(name="nets"))
+    assert Client(server.url).find(NEW) is None
+    (folder / "notes.txt").unlink()
+    assert bring(server, tmp_path, files, zoo_table(name="nets")).status == "published"

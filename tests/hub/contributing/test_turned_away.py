@@ -1,5 +1,6 @@
 """What is turned away before anything is uploaded; the tests of this file share one server."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 import ckptzoo
 from ckptzoo.errors import HubError, IntegrityError, SpecError, ZooError
+from ckptzoo.hub.checks.check import Check
 from ckptzoo.hub.contributing import Contribution, NamesError, contribute
 from ckptzoo.hub.publishing import push
 from ckptzoo.symmetry import GroupElement, apply
@@ -106,6 +108,23 @@ def test_ids_that_are_taken(bring: Bring, tmp_path: Path) -> None:
         bring(*files, text=CARD + '\n[[checkpoint]]\nfile = "two.safetensors"\nid = "one"\n')
 
 
+def test_licences_that_hubs_do_not_know_are_for_the_reviewer(bring: Bring, tmp_path: Path) -> None:
+    file = saved(tmp_path / "one.safetensors", state_of(1))
+
+    def judged(license: str) -> Check:
+        made = bring(file, text=CARD.replace("cc-by-4.0", license), dry_run=True)
+        assert made.passed and made.folder is not None
+        shutil.rmtree(made.folder.parent)
+        return next(check for check in made.checks if check.name == "licence")
+
+    assert (
+        judged("mti").outcome == "not done" and "'mti' is none that hubs know (did you mean mit" in judged("mti").detail
+    )
+    for known in ("MIT", "GPL-3.0-only", "(mit OR GPL-2.0-or-later WITH Classpath-exception-2.0)", "other",
+                  "LicenseRef-lab"):  # fmt: skip
+        assert judged(known) == Check("licence", "passed", known)
+
+
 def test_claims_that_are_not_true(bring: Bring, tmp_path: Path) -> None:
     file = saved(tmp_path / "one.safetensors", state_of(1))
     made = bring(file, more=keys(claimed_test_accuracy=0.99))
@@ -136,7 +155,7 @@ def test_a_module_of_ones_own(bring: Bring, tmp_path: Path) -> None:
 
 def test_who_may_not(server: Hosted, bring: Bring, tmp_path: Path) -> None:
     file = saved(tmp_path / "one.safetensors", state_of(1))
-    with pytest.raises(HubError, match="pull request"):
+    with pytest.raises(HubError, match=r"status 403 .*\. Use a token that may open pull requests there\.$"):
         bring(file, token=server.tokens["read"])
     with pytest.raises(SpecError, match="nothing"):
         bring(tmp_path / "none.pt")

@@ -10,7 +10,9 @@ from huggingface_hub import CommitOperationAdd
 
 import ckptzoo
 from ckptzoo.errors import HubError, ZooError
+from ckptzoo.hub.client import Bounds
 from ckptzoo.hub.reviewing import review
+from tests.hub.made import downloaded, files_of, has_its_page, planned
 from tests.hub.reviewing.tampering import Tamper
 from tests.server.hosted import ZOO, Hosted
 
@@ -24,6 +26,35 @@ def test_a_sound_part_is_merged(tamper: Tamper) -> None:
     found = tamper.review(tamper.propose(tamper.part(50, 51)))
     assert found.merged is not None and len(found.entries) == 2 and found.nbytes > 0
     assert found.head != found.base == found.main
+
+
+def test_a_merge_brings_page_and_snapshot_up_to_date(tamper: Tamper, tmp_path: Path) -> None:
+    server = tamper.server
+    found = tamper.review(tamper.propose(tamper.part(50)))
+    assert found.merged is not None and found.notes == ()
+    down = downloaded(server, tmp_path)
+    text = has_its_page(down)
+    assert "**6** of 6 members" in text and "`Ada Stranger`" in text and "cc-by-4.0" in text
+    (snapshot,) = (down / "snapshots").iterdir()
+    assert snapshot.name.startswith("000003-") and ckptzoo.verify(down) == []
+    assert server.api().list_repo_commits(ZOO, repo_type="dataset")[1].commit_id == found.merged
+    before = len(server.ledger.entries)
+    assert len(ckptzoo.open(ZOO, endpoint=server.url)) == 6
+    assert len(server.ledger.entries) - before <= 6
+
+
+def test_a_page_that_cannot_be_made_does_not_undo_a_merge(
+    tamper: Tamper, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    number, page = tamper.propose(tamper.part(50)), files_of(downloaded(tamper.server, tmp_path))["README.md"]
+    with planned(tamper.server, rate=1.0, kinds=("conflict",), operations=("commit",)):
+        found = tamper.review(number, bounds=Bounds(tries=2, pause=0.01))
+    assert found.merged is not None and found.passed
+    assert "the page and the snapshot are as they were" in found.notes[0] and f"ckptzoo card {ZOO}" in found.notes[0]
+    found.print()
+    assert "note: merged, but" in capsys.readouterr().out and found.to_json()["notes"]
+    assert files_of(downloaded(tamper.server, tmp_path))["README.md"] == page
+    assert ckptzoo.open(ZOO, endpoint=tamper.server.url).ids[-1] == "net50"
 
 
 def test_the_pull_request_moves_on_during_the_review(tamper: Tamper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +111,6 @@ def test_what_cannot_be_reviewed(tamper: Tamper) -> None:
 
 def test_who_may_not_merge(tamper: Tamper) -> None:
     number = tamper.propose(tamper.part())
-    with pytest.raises(HubError):
+    with pytest.raises(HubError, match=r"leave to do so, got status 403 .*\. Use a token that may write there\.$"):
         tamper.review(number, token=tamper.server.tokens["contribute"])
     assert tamper.review(number, token=tamper.server.tokens["read"], merge=False).passed

@@ -1,0 +1,86 @@
+"""The page of a hub's zoo: README.md for what the repository holds, or will hold, from what a person wrote."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ckptzoo.errors import IntegrityError, Problem, SpecError
+from ckptzoo.format.files import Files
+from ckptzoo.format.reader import read_contents
+from ckptzoo.format.tree import places_of
+from ckptzoo.hub.card import readme
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.spec.card import FILE, MAX_BYTES, Card
+
+NO_CARD = f"README.md is not made anew, because there is no {FILE} to make it from; cards/template has one."
+NO_LICENCE = f"no licence is stated, so that nobody may use the zoo; add license to {FILE}."
+
+
+@dataclass(frozen=True)
+class Page:
+    """README.md as it should be, and what a person should know.
+
+    Parameters
+    ----------
+    data : what it should hold; None where it cannot be made.
+    told : whether there is a card that says what the page should say.
+    """
+
+    data: bytes | None
+    notes: tuple[str, ...] = ()
+    told: bool = True
+
+
+def page_of(files: Files, repo: str, card: Card) -> Page:
+    """The page of a zoo that lies in a repository, ``org/zoo``.
+
+    Raises
+    ------
+    SpecError
+        The card is another zoo's.
+    IntegrityError
+        The zoo is damaged.
+    """
+    zoo = zoo_of(files)
+    if card.name != zoo.name:
+        step = "Name the zoo in the card, or take the card of this zoo."
+        raise SpecError(Problem(f"{files.name}/{FILE}", "name", repr(zoo.name), repr(card.name), step))
+    stated = bool(card.license.strip()) or (len(zoo) > 0 and zoo.metadata["license"].null_count == 0)
+    return Page(readme(zoo, replace(card, repository=repo)).encode(), () if stated else (NO_LICENCE,))
+
+
+def page_or_note(files: Files, repo: str, *, own: bool) -> Page:
+    """As ``page_of``, from the card among the files; a note where there is no page to make.
+
+    Parameters
+    ----------
+    own : the card lies here, so that it can be corrected.
+
+    Raises
+    ------
+    SpecError
+        The card is not valid, or another zoo's, and lies here.
+    """
+    try:
+        card = card_in(files)
+        return Page(None, (NO_CARD,), told=False) if card is None else page_of(files, repo, card)
+    except (SpecError, IntegrityError) as error:
+        if own and isinstance(error, SpecError):
+            raise
+        return Page(None, (f"README.md stays as it is: {error.problems[0]}",))
+
+
+def card_in(files: Files) -> Card | None:
+    """The card among the files of a zoo."""
+    if files.size(FILE) is None:
+        return None
+    return Card.from_bytes(files.read(FILE, max_bytes=MAX_BYTES), where=f"{files.name}/{FILE}")
+
+
+def zoo_of(files: Files) -> Zoo:
+    """The zoo that some files are, without retracted checkpoints."""
+    contents = read_contents(files)
+    kept = np.ones(len(contents.ids), bool)
+    if len(contents.retracted.rows):
+        kept = places_of(contents.ids, contents.retracted.rows["id"]) < 0
+    return Zoo(contents, {}, np.flatnonzero(kept))

@@ -1,0 +1,137 @@
+"""Bring up to date what a repository holds beside the zoo itself: its page and its snapshot."""
+
+import difflib
+import random
+import time
+from dataclasses import dataclass
+
+from ckptzoo.errors import HubError, Problem, SpecError
+from ckptzoo.format.files import Files
+from ckptzoo.hub.client import Bounds, Client, Listing, RaceError
+from ckptzoo.hub.client.answers import is_stored
+from ckptzoo.hub.publishing.difference import snapshot_group
+from ckptzoo.hub.publishing.gathered import Afar
+from ckptzoo.hub.publishing.group import Group
+from ckptzoo.hub.publishing.joined import files_of
+from ckptzoo.hub.publishing.page import Page, card_in, page_of, page_or_note
+from ckptzoo.hub.publishing.push import RACES, repository
+from ckptzoo.spec import layout
+from ckptzoo.spec.card import FILE, Card
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """What a repository's page is, and how it differed from the one that was there.
+
+    Parameters
+    ----------
+    repository, url : where the zoo is, and its page where the hub has pages.
+    text : what README.md holds now, or would; None where it cannot be made.
+    changes : lines of a unified diff from what was there; none where nothing changed.
+    commit : with what changed, the snapshot too; None where nothing did.
+    notes : what a person should know.
+    """
+
+    repository: str
+    url: str | None
+    text: str | None
+    changes: tuple[str, ...]
+    commit: str | None
+    notes: tuple[str, ...] = ()
+
+
+def rewrite(
+    address: str,
+    card: Card | None = None,
+    *,
+    check: bool = False,
+    endpoint: str | None = None,
+    token: str | None = None,
+    bounds: Bounds | None = None,
+) -> Refreshed:
+    """Make the page of a zoo on a hub anew, and its snapshot, for what it holds.
+
+    Parameters
+    ----------
+    address : ``org/zoo`` or ``hf://datasets/org/zoo``.
+    card : what a person says; by default what the repository keeps. One that is passed in replaces that.
+    check : only say what would change.
+    endpoint, token : by default those of huggingface_hub.
+    bounds : how long to go on asking.
+
+    Raises
+    ------
+    SpecError
+        There is no card, or it is not valid, or another zoo's.
+    IntegrityError
+        The zoo is damaged.
+    HubError
+        The hub refuses or gives no answer.
+    """
+    client, repo = Client(endpoint, token, bounds=bounds), repository(address)
+    return _Refresh(client, repo, card, strict=True).carry_out(check=check)
+
+
+def refresh(client: Client, repo: str) -> Refreshed:
+    """As ``rewrite``, for a repository that was just written to; where no page can be made a note says why.
+
+    Raises
+    ------
+    HubError
+        The hub refuses or gives no answer.
+    """
+    return _Refresh(client, repo, None, strict=False).carry_out(check=False)
+
+
+class _Refresh:
+    """A repository whose page is made anew; ``strict`` where it is an error that this cannot be done."""
+
+    def __init__(self, client: Client, repo: str, card: Card | None, *, strict: bool) -> None:
+        self._client, self._repo, self._card, self._strict = client, repo, card, strict
+        self._afar = Afar(client, repo)
+
+    def carry_out(self, *, check: bool) -> Refreshed:
+        """Commit what is lacking, upon the head that it was made for."""
+        for _ in range(RACES):
+            listing = self._client.listing(self._repo)
+            group, page, changes = self._look(listing)
+            text = None if page.data is None else page.data.decode()
+            made = Refreshed(self._afar.name, self._client.page(self._repo), text, changes, None, page.notes)
+            if check or not group.files:
+                return made
+            try:
+                done = self._client.commit(
+                    self._repo, group.files, title=group.title, parent=listing.commit, delete=group.delete
+                )
+            except RaceError:
+                time.sleep(random.uniform(0.0, self._client.bounds.pause))
+                continue
+            return Refreshed(made.repository, made.url, text, changes, done.commit, page.notes)
+        step = "Others publish to it at the same time: try again later."
+        raise HubError(Problem(self._afar.name, "commit", f"one of {RACES} races won", "none", step))
+
+    def _look(self, listing: Listing) -> tuple[Group, Page, tuple[str, ...]]:
+        """What a commit lacks, its page as it should be, and how that differs from the one that is there."""
+        files = files_of(self._afar, listing, [])
+        page = self._page(files) if self._strict else page_or_note(files, self._repo, own=False)
+        wanted = {} if self._card is None else {FILE: self._card.to_toml().encode()}
+        if page.data is not None:
+            wanted[layout.CARD] = page.data
+        held = listing.files
+        group = Group.of({name: data for name, data in wanted.items() if not is_stored(data, held.get(name))})
+        return group.joined(snapshot_group(self._afar, listing, [])), page, self._changes(listing, page)
+
+    def _page(self, files: Files) -> Page:
+        card = self._card or card_in(files)
+        if card is None:
+            step = "Pass one with --card; cards/template/card.toml shows every key."
+            raise SpecError(Problem(f"{self._afar.name}/{FILE}", "file", "a card in TOML", "none", step))
+        return page_of(files, self._repo, card)
+
+    def _changes(self, listing: Listing, page: Page) -> tuple[str, ...]:
+        if page.data is None or is_stored(page.data, listing.files.get(layout.CARD)):
+            return ()
+        there = layout.CARD in listing.files
+        (before,) = self._afar.read([layout.CARD], listing) if there else (b"",)
+        lines = before.decode("utf-8", "replace").splitlines(), page.data.decode().splitlines()
+        return tuple(difflib.unified_diff(*lines, "README.md", "README.md, made anew", n=1, lineterm=""))

@@ -77,7 +77,7 @@ def build(
     epochs : trains shorter or longer than the recipe says; that is another recipe, with another digest.
     first_seed : the smallest seed to allot.
     unit_size : members trained together; by default ``builders.train.unit_size``.
-    engine : a name in ``builders.engines``.
+    engine : a name in ``builders.engines``; by default that of the unfinished build, else the fastest for the recipe.
     save_seconds : how much training is lost at most when the process is killed.
 
     Raises
@@ -101,9 +101,9 @@ def build(
     _make(root, recipe)
     with held(root, recipe.prefix) as work, stopping() as asked:
         contents = _opened(root, recipe)
-        name = engine or engines.best(recipe)
+        unfinished = work.settled(None)
+        name = engine or (unfinished.engine if unfinished else engines.best(recipe, device))
         seeds = _allotted(contents, recipe, members, first_seed)
-        unfinished = work.settled(None) is not None
         wanted = Plan(recipe.digest, recipe.prefix, members, seeds, size, steps, device, name, source.digest)
         plan = work.settled(wanted if seeds or unfinished else None)
         if plan is None:

@@ -124,9 +124,9 @@ def trainer(
         There is no such device, the engine cannot train the architecture, or it does not fit the data.
     """
     kind = checked(device)
-    name = engine or engines.best(recipe)
+    name = engine or engines.best(recipe, kind)
     advance = engines.get(name)
-    if name not in (able := engines.able(recipe)):
+    if name not in (able := engines.able(recipe, kind)):
         step = "Choose one of them."
         raise ZooError(f"{recipe.architecture}: engine: expected {' or '.join(able)}, got {name}. {step}")
     material = sources.material(recipe, source, device)

@@ -30,7 +30,7 @@ from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, ZooError
 
 ROOT = Path(__file__).parents[1]
-MEMBERS, UNIT, KEPT = 8, 4, (0, 700)
+MEMBERS, UNIT, KEPT = 24, 4, (0, 700)
 RECIPE = Recipe.load("digits-optunet")
 QUICK = RECIPE.shortened(1)
 
@@ -119,7 +119,8 @@ def test_the_rows_say_what_was_done(undisturbed: Path) -> None:
     assert {row["step"] for row in rows} == {0, 700, 1800}
     for row in rows:
         assert row["member"] == f"{prefix}-{row['seed']:06d}"
-        assert row["unit"] == f"{prefix}-{'000000-000003' if row['seed'] < 4 else '000004-000007'}"
+        first = row["seed"] // UNIT * UNIT
+        assert row["unit"] == f"{prefix}-{first:06d}-{first + UNIT - 1:06d}"
         assert row["epoch"] == row["step"] / 45
         assert row["recipe"] == "digits-optunet"
         assert row["recipe_digest"] == RECIPE.digest

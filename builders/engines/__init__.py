@@ -7,21 +7,27 @@ bits by the algorithms of ``builders.philox`` and ``ckptzoo.loader.order``.
 
 import re
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Protocol
 
 from builders.material import Feed
 from builders.recipe import Recipe
 from builders.state import State
-from ckptzoo.errors import UnknownNameError
+from ckptzoo.errors import MissingExtraError, UnknownNameError
 
 GENERAL = "general"
 _MODULES = {
     GENERAL: "builders.engines.general",
     "mlp": "builders.engines.mlp",
     "optunet": "builders.engines.optunet",
+    "compiled": "builders.engines.compiled",
 }
-_MADE_FOR = {"optunet": "optunet", "mlp": "mlp-.*"}
+_MADE_FOR = {"optunet": "optunet", "mlp": "mlp-.*", "compiled": "optunet"}
 """The architectures that an engine can train, a pattern of their names; the general one tries any."""
+_DEVICES = {"compiled": ("cpu",)}
+"""The kinds of devices that an engine knows, where it does not know all."""
+_EXTRAS = {"compiled": ("numba", "fast")}
+"""The package that an engine needs, and the extra that has it."""
 
 
 class Engine(Protocol):
@@ -44,18 +50,32 @@ def get(name: str) -> Engine:
     ------
     UnknownNameError
         No such engine.
+    MissingExtraError
+        A package that it needs is not installed.
     """
     if name not in _MODULES:
         raise UnknownNameError("builders", "engine", name, names())
+    if not _installed(name):
+        raise MissingExtraError(*_EXTRAS[name])
     return import_module(_MODULES[name]).advance
 
 
-def able(recipe: Recipe) -> tuple[str, ...]:
-    """The engines that can train a recipe, the fastest last."""
-    fit = (name for name, pattern in _MADE_FOR.items() if re.fullmatch(pattern, recipe.architecture))
+def able(recipe: Recipe, device: str = "cpu") -> tuple[str, ...]:
+    """The engines that are installed and can train a recipe on a device, the fastest last."""
+    kind = device.partition(":")[0]
+    fit = (
+        name
+        for name, pattern in _MADE_FOR.items()
+        if re.fullmatch(pattern, recipe.architecture) and kind in _DEVICES.get(name, (kind,)) and _installed(name)
+    )
     return (GENERAL, *fit)
 
 
-def best(recipe: Recipe) -> str:
-    """The fastest engine that can train a recipe."""
-    return able(recipe)[-1]
+def best(recipe: Recipe, device: str = "cpu") -> str:
+    """The fastest engine that is installed and can train a recipe on a device."""
+    return able(recipe, device)[-1]
+
+
+def _installed(name: str) -> bool:
+    """Whether the package that an engine needs is there, without importing it."""
+    return name not in _EXTRAS or find_spec(_EXTRAS[name][0]) is not None

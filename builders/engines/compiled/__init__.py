@@ -1,0 +1,84 @@
+"""The compiled engine for OptuNet on a CPU: a member's whole step in the cache of one core (extra ``fast``).
+
+One member at a time, sixteen images at a time, one in each lane of a vector: crop, forward, backward, update, and the
+draws of order and crops, in one loop that Numba compiles and that holds no lock of Python's. It is compiled when it is
+first used and kept on disk: beside these files where they can be written, else in the user's cache or in the folder
+that ``NUMBA_CACHE_DIR`` names. Members are trained one by one, so that a member's bits depend on nothing but its key,
+the recipe, the data and the processor's kind.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from builders.engines.compiled import draws
+from builders.engines.compiled.room import PITCH, Room
+from builders.engines.compiled.training import Images, Rule, Tensors, train
+from builders.material import Material
+from builders.recipe import ImageRecipe
+from builders.state import State
+from ckptzoo.errors import ZooError
+
+_NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
+
+
+def advance(material: Material, state: State, stop: int) -> None:
+    """See ``builders.engines.Engine``.
+
+    Raises
+    ------
+    ZooError
+        The material is not on a CPU, or its images are not of 28x28 pixels.
+    """
+    train(
+        Room.empty(),
+        images(material),
+        rule(material.recipe, state.step, stop),
+        state.keys,
+        _flat(state, momentum=False),
+        _flat(state, momentum=True),
+        state.step,
+        stop,
+    )
+    state.step = stop
+
+
+def images(material: Material) -> Images:
+    """The training set as the compiled loop takes it; raises as ``advance`` does."""
+    recipe = material.recipe
+    size = (material.height - 2 * recipe.crop_pad, material.width - 2 * recipe.crop_pad)
+    if material.device.type != "cpu" or size != (PITCH, PITCH):
+        found = f"{size[0]}x{size[1]} on {material.device.type}"
+        step = "Choose the engine optunet."
+        raise ZooError(f"engine compiled: images: expected 28x28 pixels on cpu, got {found}. {step}")
+    return Images(
+        material.pixels.numpy(),
+        material.labels.numpy(),
+        material.height,
+        material.width,
+        recipe.crop_pad,
+        np.float32(255 * recipe.mean),
+        np.float32(1 / (255 * recipe.std)),
+    )
+
+
+def rule(recipe: ImageRecipe, start: int, stop: int) -> Rule:
+    """How steps from ``start`` to ``stop`` are taken."""
+    epochs = range(start // recipe.epoch_steps, stop // recipe.epoch_steps + 1)
+    return Rule(
+        recipe.train,
+        recipe.batch,
+        draws.side(recipe.train),
+        np.array([recipe.rate(epoch) for epoch in epochs], np.float32),
+        np.float32(recipe.weight_decay),
+        np.float32(recipe.momentum),
+    )
+
+
+def _flat(state: State, *, momentum: bool) -> Tensors:
+    """The same memory as rows, one a member; without columns where there is no momentum."""
+    tensors = state.momentum if momentum else state.weights
+    rows: list[NDArray[np.float32]] = [
+        tensors[name].view(len(state), -1).numpy() if tensors else np.empty((len(state), 0), np.float32)
+        for name in _NAMES
+    ]
+    return rows[0], rows[1], rows[2], rows[3]

@@ -1,0 +1,157 @@
+r"""OptuNet's backward pass over sixteen images: from the shares of softmax to sums for the gradients of the weights.
+
+With the loss :math:`L = -\frac1B \sum_b \log p_{b, y_b}` of B images, :math:`\partial L / \partial z_k = (p_k - [k =
+y]) / B`; from there on each step is a sum of products transposed. A maximum passes its gradient on to the one place
+where it lay, so the first convolution's weights have 2 x 64 patches of 4 x 4 pixels an image to add, of its 2 x 576.
+``tests/builders/test_compiled.py`` holds the gradient against autograd in double precision.
+"""
+
+import numpy as np
+from numba import njit
+
+from builders.engines.compiled.lanes import LANES, load, patch, spread, store, total, where_positive
+from builders.engines.compiled.options import INLINE
+from builders.engines.compiled.room import (
+    CLASSES,
+    GROUP,
+    OUTPUTS,
+    PLACES,
+    WEIGHTS2,
+    WINDOWS,
+    Lanes,
+    Numbers,
+    Pixels,
+    Places,
+    Room,
+)
+
+_L = LANES
+_ZERO, _ONE, _SIXTEENTH = np.float32(0), np.float32(1), np.float32(1 / PLACES)
+
+
+@njit(**INLINE)
+def slopes(room: Room, labels: Places, left: int, size: int) -> None:
+    """Gradients of the outputs, of which only the first ``left`` images count, in a batch of ``size``."""
+    found = room.slope
+    for lane in range(_L):
+        whole = _ZERO
+        for k in range(CLASSES):
+            whole += found[k * _L + lane]
+        for k in range(CLASSES):
+            error = found[k * _L + lane] / whole - (_ONE if k == labels[lane] else _ZERO)
+            found[k * _L + lane] = error / np.float32(size) if lane < left else _ZERO
+
+
+@njit(**INLINE)
+def unclassify(room: Room, head: Numbers) -> None:
+    """Back through the head, the mean and ReLU, to the outputs of the second convolution."""
+    for k in range(CLASSES):
+        slope = load(room.slope, k * _L)
+        _add(room.bias, k * _L, slope)
+        for out in range(OUTPUTS):
+            _add(room.head, (k * OUTPUTS + out) * _L, slope * load(room.features, out * _L))
+    for out in range(OUTPUTS):
+        back = spread(_ZERO)
+        for k in range(CLASSES):
+            back = back + spread(head[k * OUTPUTS + out]) * load(room.slope, k * _L)
+        back = back * spread(_SIXTEENTH)
+        for place in range(PLACES):
+            _where(room.hidden2, (out * PLACES + place) * _L, room.hidden2, back)
+
+
+@njit(**INLINE)
+def _add(sums: Numbers, at: int, value: Lanes) -> None:
+    store(sums, at, load(sums, at) + value)
+
+
+@njit(**INLINE)
+def _where(slopes: Numbers, at: int, hidden: Numbers, value: Lanes) -> None:
+    """Back through ReLU."""
+    store(slopes, at, where_positive(load(hidden, at), value))
+
+
+@njit(**INLINE)
+def weigh(room: Room) -> None:
+    """Sums for the weights of the second convolution, five of a row at a time."""
+    for out in range(OUTPUTS):
+        for i in range(5):
+            at = (out * WEIGHTS2 + 5 * i) * _L
+            s0, s1, s2 = load(room.conv2, at), load(room.conv2, at + _L), load(room.conv2, at + 2 * _L)
+            s3, s4 = load(room.conv2, at + 3 * _L), load(room.conv2, at + 4 * _L)
+            for y in range(4):
+                start, here = (out // GROUP * WINDOWS + (y + i) * 8) * _L, (out * PLACES + 4 * y) * _L
+                x0, x1 = load(room.hidden1, start), load(room.hidden1, start + _L)
+                x2, x3 = load(room.hidden1, start + 2 * _L), load(room.hidden1, start + 3 * _L)
+                for x in range(4):
+                    slope, x4 = load(room.hidden2, here + x * _L), load(room.hidden1, start + (x + 4) * _L)
+                    s0, s1, s2, s3, s4 = (
+                        s0 + slope * x0,
+                        s1 + slope * x1,
+                        s2 + slope * x2,
+                        s3 + slope * x3,
+                        s4 + slope * x4,
+                    )
+                    x0, x1, x2, x3 = x1, x2, x3, x4
+            store(room.conv2, at, s0)
+            store(room.conv2, at + _L, s1)
+            store(room.conv2, at + 2 * _L, s2)
+            store(room.conv2, at + 3 * _L, s3)
+            store(room.conv2, at + 4 * _L, s4)
+
+
+@njit(**INLINE)
+def unconvolve(room: Room, kernel: Numbers, scale: np.float32) -> None:
+    """Back through the second convolution and ReLU to the maxima of the first, times the scale of the pixels."""
+    zero, b = spread(_ZERO), spread(scale)
+    for row in range(16):
+        channel, y = row // 8, row % 8
+        s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
+        for i in range(max(0, y - 3), min(4, y) + 1):
+            for out in range(channel * GROUP, (channel + 1) * GROUP):
+                here, at = (out * PLACES + 4 * (y - i)) * _L, out * WEIGHTS2 + 5 * i
+                d0, d1 = load(room.hidden2, here), load(room.hidden2, here + _L)
+                d2, d3 = load(room.hidden2, here + 2 * _L), load(room.hidden2, here + 3 * _L)
+                w = spread(kernel[at])
+                s0, s1, s2, s3 = s0 + w * d0, s1 + w * d1, s2 + w * d2, s3 + w * d3
+                w = spread(kernel[at + 1])
+                s1, s2, s3, s4 = s1 + w * d0, s2 + w * d1, s3 + w * d2, s4 + w * d3
+                w = spread(kernel[at + 2])
+                s2, s3, s4, s5 = s2 + w * d0, s3 + w * d1, s4 + w * d2, s5 + w * d3
+                w = spread(kernel[at + 3])
+                s3, s4, s5, s6 = s3 + w * d0, s4 + w * d1, s5 + w * d2, s6 + w * d3
+                w = spread(kernel[at + 4])
+                s4, s5, s6, s7 = s4 + w * d0, s5 + w * d1, s6 + w * d2, s7 + w * d3
+        at = row * 8 * _L
+        _where(room.slope1, at, room.hidden1, s0 * b)
+        _where(room.slope1, at + _L, room.hidden1, s1 * b)
+        _where(room.slope1, at + 2 * _L, room.hidden1, s2 * b)
+        _where(room.slope1, at + 3 * _L, room.hidden1, s3 * b)
+        _where(room.slope1, at + 4 * _L, room.hidden1, s4 * b)
+        _where(room.slope1, at + 5 * _L, room.hidden1, s5 * b)
+        _where(room.slope1, at + 6 * _L, room.hidden1, s6 * b)
+        _where(room.slope1, at + 7 * _L, room.hidden1, s7 * b)
+
+
+@njit(**INLINE)
+def unpool(room: Room, pixels: Pixels, corners: Places, width: int, shift: np.float32) -> None:
+    """Sums for the weights of the first convolution, which are their lanes."""
+    a = spread(shift)
+    s0, s1 = load(room.conv1, 0), load(room.conv1, _L)
+    for lane in range(_L):
+        for window in range(WINDOWS):
+            corner, at = corners[lane] + 3 * (window // 8 * width + window % 8), window * _L + lane
+            seen = patch(pixels, corner + np.int64(room.winners[at]), width) - a
+            s0 = s0 + spread(room.slope1[at]) * seen
+            at += WINDOWS * _L
+            seen = patch(pixels, corner + np.int64(room.winners[at]), width) - a
+            s1 = s1 + spread(room.slope1[at]) * seen
+    store(room.conv1, 0, s0)
+    store(room.conv1, _L, s1)
+
+
+@njit(**INLINE)
+def conclude(room: Room) -> None:
+    """Add the lanes up, where they are images."""
+    for sums in (room.conv2, room.head, room.bias):
+        for k in range(len(sums) // _L):
+            sums[k] = total(load(sums, k * _L))

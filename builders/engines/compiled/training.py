@@ -1,0 +1,165 @@
+"""A member's steps, one after another, before the next member's: its weights never leave the cache."""
+
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from builders.engines.compiled import backward, draws, forward
+from builders.engines.compiled.lanes import LANES
+from builders.engines.compiled.options import OPTIONS
+from builders.engines.compiled.room import Numbers, Pixels, Places, Room
+
+Tensors = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
+"""(M, 32), (M, 250), (M, 100) and (M, 10) float32; momentum that there is not is (M, 0)."""
+
+
+class Images(NamedTuple):
+    """A training set of images, padded and one behind the other.
+
+    Parameters
+    ----------
+    pixels, labels : as in ``builders.material.Material``.
+    height, width, pad : of a padded image, and how much of it is padding on each side.
+    shift, scale : the network sees ``(pixel - shift) * scale``.
+    """
+
+    pixels: Pixels
+    labels: Places
+    height: int
+    width: int
+    pad: int
+    shift: np.float32
+    scale: np.float32
+
+
+class Rule(NamedTuple):
+    """How steps are taken.
+
+    Parameters
+    ----------
+    items, batch, side : of an epoch, of a step, and ``draws.side(items)``.
+    rates : the learning rate of each epoch from that of the first step on.
+    decay, friction : weight decay and momentum.
+    """
+
+    items: int
+    batch: int
+    side: int
+    rates: Numbers
+    decay: np.float32
+    friction: np.float32
+
+
+@njit(**OPTIONS)
+def gradients(
+    room: Room, images: Images, weights: tuple[Numbers, ...], corners: Places, labels: Places, size: int
+) -> None:
+    """Gradients of the mean cross-entropy of ``size`` images, into the first numbers of the room's last four arrays.
+
+    ``corners`` and ``labels`` are as many as there are lanes in use, a multiple of sixteen; what stands behind the
+    batch is computed and counts for nothing.
+    """
+    conv1, conv2, head, bias = weights
+    for sums in (room.conv1, room.conv2, room.head, room.bias):
+        sums[:] = 0
+    for first in range(0, size, LANES):
+        places = corners[first : first + LANES]
+        forward.see(room, images.pixels, places, images.width, images.shift, images.scale)
+        forward.pool(room, conv1, images.width)
+        forward.convolve(room, conv2)
+        forward.classify(room, head, bias)
+        backward.slopes(room, labels[first : first + LANES], size - first, size)
+        backward.unclassify(room, head)
+        backward.weigh(room)
+        backward.unconvolve(room, conv2, images.scale)
+        backward.unpool(room, images.pixels, places, images.width, images.shift)
+    backward.conclude(room)
+
+
+@njit(**OPTIONS)
+def _descend(weights: Numbers, momentum: Numbers, slopes: Numbers, rate: np.float32, rule: Rule) -> None:
+    """As ``builders.engines.sgd.update``."""
+    for k in range(len(weights)):
+        slope = slopes[k]
+        if rule.decay:
+            slope += rule.decay * weights[k]
+        if len(momentum):
+            slope += rule.friction * momentum[k]
+            momentum[k] = slope
+        weights[k] -= rate * slope
+
+
+@njit(**OPTIONS)
+def draw(
+    key: Any, epoch: int, first: int, images: Images, rule: Rule, keys: Any, corners: Places, labels: Places
+) -> int:
+    """What a member meets in the step that starts at position ``first`` of an epoch; return how many images.
+
+    The places behind a short batch repeat its first image.
+    """
+    size = min(rule.batch, rule.items - first)
+    draws.items(first, rule.items, rule.side, keys, labels[:size])
+    draws.corners(key, epoch, first, images.pad, images.width, corners[:size])
+    for k in range(size):
+        item = labels[k]
+        corners[k] += item * images.height * images.width
+        labels[k] = images.labels[item]
+    corners[size:] = corners[0]
+    labels[size:] = labels[0]
+    return size
+
+
+def made() -> Callable[..., str]:
+    """The loop, compiled when it is first called; kept in Numba's cache on disk, or in memory where there is no place.
+
+    Numba finds what it keeps by the file of a function and by what the function encloses, not by what it calls;
+    therefore this one encloses a digest of the folder.
+    """
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+    def train(
+        room: Room,
+        images: Images,
+        rule: Rule,
+        keys: NDArray[np.uint64],
+        weights: Tensors,
+        momenta: Tensors,
+        start: int,
+        stop: int,
+    ) -> str:
+        """Every member from step ``start`` to ``stop``, in place; return of what sources this was compiled."""
+        lanes = -(-rule.batch // LANES) * LANES
+        corners, labels = np.empty(lanes, np.int64), np.empty(lanes, np.int64)
+        rounds = np.empty(draws.ROUNDS, np.uint64)
+        steps = -(-rule.items // rule.batch)
+        for member in range(len(keys)):
+            conv1, conv2, head, bias = weights[0][member], weights[1][member], weights[2][member], weights[3][member]
+            epoch = -1
+            for step in range(start, stop):
+                if step // steps != epoch:
+                    epoch = step // steps
+                    draws.round_keys(keys[member], epoch, rounds)
+                first = (step - epoch * steps) * rule.batch
+                size = draw(keys[member], epoch, first, images, rule, rounds, corners, labels)
+                gradients(room, images, (conv1, conv2, head, bias), corners, labels, size)
+                rate = rule.rates[epoch - start // steps]
+                _descend(conv1, momenta[0][member], room.conv1, rate, rule)
+                _descend(conv2, momenta[1][member], room.conv2, rate, rule)
+                _descend(head, momenta[2][member], room.head, rate, rule)
+                _descend(bias, momenta[3][member], room.bias, rate, rule)
+        return sources
+
+    try:
+        return njit(train, nogil=True, cache=True, **OPTIONS)
+    except RuntimeError:
+        return njit(train, nogil=True, **OPTIONS)
+
+
+train = made()
+"""The one that every thread shares."""

@@ -1,0 +1,136 @@
+"""The compiled engine: its gradient, members that diverge, and where it is chosen."""
+
+import dataclasses
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from builders import data, engines
+from builders.engines import compiled
+from builders.engines.compiled import draws, training
+from builders.engines.compiled.room import Room
+from builders.material import Material, steps
+from builders.recipe import Recipe
+from builders.state import State
+from builders.train import trainer
+from ckptzoo import archs
+from ckptzoo.errors import MissingExtraError, ZooError
+
+DIGITS = Recipe.load("digits-optunet")
+FULL = data.load(DIGITS)
+NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
+
+
+def test_it_is_the_fastest_where_it_is_able() -> None:
+    assert engines.best(DIGITS) == engines.best(DIGITS, "cpu") == "compiled"
+    assert engines.best(DIGITS, "cuda") == engines.best(DIGITS, "cuda:1") == "optunet"
+    assert engines.best(Recipe.load("toy")) == "mlp"
+    with trainer(DIGITS, FULL) as crew:
+        assert crew.engine is compiled.advance
+
+
+def test_without_numba_there_are_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert engines.able(DIGITS) == ("general", "optunet")
+    assert engines.best(DIGITS) == "optunet"
+    with pytest.raises(MissingExtraError, match=r"ckptzoo\[fast\]"):
+        engines.get("compiled")
+
+
+def test_numba_is_imported_where_it_is_used_alone() -> None:
+    code = (
+        "import sys; from builders import engines, train; from builders.recipe import Recipe\n"
+        "print(engines.best(Recipe.load('digits-optunet')), engines.best(Recipe.load('toy')), 'numba' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["compiled", "mlp", "False"]
+
+
+def test_what_runs_was_compiled_from_these_files() -> None:
+    files = sorted(Path(training.__file__).parent.glob("*.py"))
+    material, rule, keys = Material.of(DIGITS, FULL, "cpu"), compiled.rule(DIGITS, 0, 1), np.empty(0, np.uint64)
+    nobody = tuple(np.empty((0, size), np.float32) for size in (32, 250, 100, 10))
+    ran = training.train(Room.empty(), compiled.images(material), rule, keys, nobody, nobody, 0, 1)
+    assert ran == sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def test_it_needs_no_place_for_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = "numba.core.caching.ZipCacheLocator"
+    monkeypatch.setattr("numba.core.config.CACHE_LOCATOR_CLASSES", nowhere)
+    assert type(training.made()._cache).__name__ == "NullCache"
+    monkeypatch.undo()
+    assert type(training.made()._cache).__name__ == "FunctionCache"
+
+
+def test_other_images_are_refused() -> None:
+    material = Material.of(DIGITS, FULL, "cpu")
+    with pytest.raises(ZooError, match="expected 28x28 pixels on cpu, got 27x28 on cpu"):
+        compiled.advance(
+            dataclasses.replace(material, height=material.height - 1), State.initial(DIGITS, [0], "cpu"), 1
+        )
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 64, 70])
+def test_the_gradient_is_that_of_double_precision(size: int) -> None:
+    recipe = dataclasses.replace(DIGITS, batch=size)
+    material = Material.of(recipe, FULL, "cpu")
+    for seed in range(4):
+        state = State.initial(recipe, [seed], "cpu")
+        batch = next(material.batches(state.keys, 3, 4))
+        weights = {name: (tensor[0] * 2).double().requires_grad_() for name, tensor in state.weights.items()}
+        model = archs.get("optunet")().double()
+        outputs = torch.func.functional_call(model, weights, (batch.inputs[0].double(),))
+        nn.functional.cross_entropy(outputs, batch.targets[0]).backward()
+
+        step = next(steps(material, state.keys, 3, 4))
+        room, padding = Room.empty(), -size % 16
+        corners, labels = (np.pad(part[0].numpy(), (0, padding), mode="edge") for part in (step.corners, step.labels))
+        flat = tuple(weights[name].detach().float().numpy().reshape(-1) for name in NAMES)
+        training.gradients(room, compiled.images(material), flat, corners, labels, size)
+        for name, found in zip(NAMES, (room.conv1, room.conv2, room.head, room.bias), strict=True):
+            exact = weights[name].grad
+            assert exact is not None
+            expected = exact.numpy().reshape(-1)
+            assert np.abs(found[: expected.size] - expected).max() < 2e-6 * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("rate", [10.0, 1e4, 1e30])
+def test_members_diverge_as_in_the_general_engine(rate: float) -> None:
+    recipe = dataclasses.replace(DIGITS, learning_rate=rate)
+    material = Material.of(recipe, FULL, "cpu")
+    ours, theirs = State.initial(recipe, list(range(6)), "cpu"), State.initial(recipe, list(range(6)), "cpu")
+    for stop in range(1, 6):
+        compiled.advance(material, ours, stop)
+        engines.get(engines.GENERAL)(material, theirs, stop)
+        for name, tensor in theirs.weights.items():
+            assert torch.equal(ours.weights[name].isnan(), tensor.isnan()), (stop, name)
+            assert torch.equal(ours.weights[name].isinf(), tensor.isinf()), (stop, name)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -1e37, 1e20])
+def test_one_weight_that_is_no_number_spreads_as_in_the_general_engine(value: float) -> None:
+    material = Material.of(DIGITS, FULL, "cpu")
+    ours, theirs = State.initial(DIGITS, list(range(8)), "cpu"), State.initial(DIGITS, list(range(8)), "cpu")
+    for state in (ours, theirs):
+        for member, (name, place) in enumerate((name, place) for name in NAMES for place in (0, -1)):
+            state.weights[name][member].view(-1)[place] = value
+    for stop in (1, 2):
+        compiled.advance(material, ours, stop)
+        engines.get(engines.GENERAL)(material, theirs, stop)
+        for name, tensor in theirs.weights.items():
+            assert torch.equal(ours.weights[name].isnan(), tensor.isnan()), (stop, name)
+
+
+@pytest.mark.parametrize("epochs", [(0, 1), (1, 3)])
+def test_sides_and_rates_are_those_of_the_order_and_the_recipe(epochs: tuple[int, int]) -> None:
+    recipe = dataclasses.replace(DIGITS, milestones=(1, 2))
+    first, last = epochs
+    rule = compiled.rule(recipe, first * recipe.epoch_steps, last * recipe.epoch_steps)
+    assert rule.rates[: last - first].tolist() == pytest.approx([recipe.rate(epoch) for epoch in range(first, last)])
+    assert (draws.side(255), draws.side(256), draws.side(257), draws.side(60000)) == (16, 16, 18, 246)

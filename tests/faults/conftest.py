@@ -1,0 +1,109 @@
+"""Time runs faster here: what clients wait between tries is a hundredth of what it is."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("huggingface_hub")
+
+import ckptzoo
+from ckptzoo.hub.client.asking import Bounds
+from ckptzoo.remote.patience import Patience
+from tests.faults.bench import Bench
+from tests.faults.counts import COUNTS
+from tests.faults.material import zoo_of
+from tests.faults.processes import HURRIED, defaults_of, hurry
+from tests.server.hosted import hosted
+
+HERE = Path(__file__).parent
+UNSET = (
+    "CKPTZOO_OFFLINE",
+    "CKPTZOO_CACHE_SIZE",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "HF_TOKEN",
+    "HTTP_PROXY",
+    "http_proxy",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The client library warns of itself when it uploads large files; tests of this folder let it."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where tests run in several processes, each sends what it counted."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["faults"] = COUNTS.plain()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """One of these processes has ended."""
+    COUNTS.add(getattr(node, "workeroutput", {}).get("faults", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How much was tried: two lines, or with CKPTZOO_FAULTS=many everything."""
+    if COUNTS:
+        terminalreporter.section("faults", "-")
+        for line in COUNTS.lines()[: None if many() else 2]:
+            terminalreporter.line(line)
+
+
+def many() -> bool:
+    """Whether the long sweep is asked for."""
+    return os.environ.get("CKPTZOO_FAULTS") == "many"
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Clients keep caches and tokens in the test's folder and draw no bars; nothing of the environment matters."""
+    for name in UNSET:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CKPTZOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_STORED_TOKENS_PATH", str(tmp_path / "no-tokens"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client library sleeps a hundredth of the time, and so do we by default."""
+    monkeypatch.setattr("huggingface_hub.utils._http.time", hurry())
+    for like in HURRIED:
+        defaults(monkeypatch, like)
+
+
+def defaults(monkeypatch: pytest.MonkeyPatch, like: Patience | Bounds) -> None:
+    """Make these what everybody gets who does not say how long to wait."""
+    monkeypatch.setattr(type(like).__init__, "__defaults__", defaults_of(like))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A zoo of tiny networks in two parts, with a snapshot. Tests do not change it."""
+    path = zoo_of(tmp_path_factory.mktemp("tiny") / "zoo")
+    ckptzoo.compact(path)
+    (path / "listing.json").unlink()  # for web servers; it is neither published nor fetched
+    return path
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A server for all tests, where each uses repositories of its own."""
+    folder = tmp_path_factory.mktemp("bench")
+    with hosted(folder / "served") as server:
+        yield Bench(server, folder)

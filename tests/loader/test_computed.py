@@ -254,7 +254,10 @@ def test_a_variant_of_which_parts_are_missing_is_refused(zoos, tmp_path):
     shutil.copytree(zoos["computed"].path, tmp_path / "zoo")
     shutil.rmtree(sorted((tmp_path / "zoo/derived/made").iterdir())[1])
     zoo = ckptzoo.open(tmp_path / "zoo")
-    with pytest.raises(ZooError, match=r"variant 'made': expected all 21 checkpoints, got 20\. Take those with zoo.having\('made'\), or run ckptzoo derive .*zoo"):
+    with pytest.raises(
+        ZooError,
+        match=r"variant 'made': expected all 21 checkpoints, got 20\. Take those with zoo.having\('made'\), or run ckptzoo derive .*zoo",
+    ):
         zoo["conv.weight", "made"]
     some = zoo.take(slice(8, None))
     same(some["conv.weight", "made"], zoos["stored"]["conv.weight", "made"][8:])

@@ -113,13 +113,18 @@ class Sending:
                 yield listed[start : start + size]
 
     def interruptible(self, call: Callable[[], T]) -> T:
-        """The result of an upload in another thread; an interrupt here ends it at its next bytes.
+        """The result of an upload in another thread; an interrupt here ends it at its next bytes or request.
 
         Every file is sent from its start: the library leaves those that failed where they were.
         """
+        from huggingface_hub import get_session
+
         for body in self._bodies:
             body.seek(0)
-        with ThreadPoolExecutor(1, "ckptzoo-push") as pool:
+        with ExitStack() as hooked, ThreadPoolExecutor(1, "ckptzoo-push") as pool:
+            hooks = get_session().event_hooks["request"]
+            hooks.append(self._stop)
+            hooked.callback(hooks.remove, self._stop)
             try:
                 return pool.submit(call).result()
             except Exception:
@@ -152,9 +157,12 @@ class Sending:
             raise IntegrityError(Problem(name, "sha256", str(expected), found, step))
         return made
 
-    def _move(self, count: int) -> None:
+    def _stop(self, _: Any = None) -> None:
         if self._halted:
             raise HaltedError
+
+    def _move(self, count: int) -> None:
+        self._stop()
         with self._lock:
             self._sent += count
             if self._progress is not None:

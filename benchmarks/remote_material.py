@@ -113,6 +113,7 @@ def publish(folder: Path, url: str, token: str, *, members: int, times: int) -> 
     (part,) = (zoo / layout.PARTS).iterdir()
     layers = {tensor.name: _runs(part, tensor.name) for tensor in weights.arch.tensors}
     yield "the zoo, pushed"
+    ckptzoo.compact(zoo)  # as ckptzoo push does
     api.create_repo(ZOO, repo_type="dataset")
     api.upload_folder(repo_id=ZOO, folder_path=zoo, repo_type="dataset")
     yield "a zoo with repeated content"

@@ -227,8 +227,10 @@ def test_plain_hubs_are_not_asked_for_xet_storage(
 
 
 INTERRUPTED = """
+import signal
 import sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started without it
 from ckptzoo.hub.client import Client
 client = Client(sys.argv[1], sys.argv[2])
 print("ready", flush=True)

@@ -4,20 +4,12 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
 from ckptzoo.spec.document import REFETCH
-
-
-class Span(NamedTuple):
-    """Bytes ``start`` to ``stop`` of a file, and their sha256."""
-
-    name: str
-    start: int
-    stop: int
-    sha256: bytes
+from ckptzoo.spec.span import Span
 
 
 class Files(Protocol):

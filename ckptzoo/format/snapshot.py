@@ -17,12 +17,13 @@ import pyarrow.parquet as pq
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
-from ckptzoo.format.files import Files, Span
+from ckptzoo.format.files import Files
 from ckptzoo.format.part import part_of
 from ckptzoo.format.tree import DIGEST, INDEX_SCHEMA, Rows, Tree
 from ckptzoo.spec.document import REFETCH, Document, digest_of
 from ckptzoo.spec.layout import PARTS, SNAPSHOT_NAME, SNAPSHOTS
 from ckptzoo.spec.metadata import KINDS, LEAST
+from ckptzoo.spec.span import Span
 
 _MAGIC = b"PAR1"
 _INDEX = "index:"

@@ -9,8 +9,8 @@ from typing import Any
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
-from ckptzoo.format.files import Span
-from ckptzoo.remote import AbsentError, Remote, Wanted
+from ckptzoo.remote import AbsentError, Remote
+from ckptzoo.spec.span import Span
 
 HELD_BYTES = 256 * 2**20
 """Blocks of which only some rows were read are held in memory up to so many bytes, those read last."""
@@ -93,7 +93,7 @@ class Afar:
                 where, expected = f"{self.name}/{span.name}", f"at most {table.MAX_FILE} bytes"
                 step = "Do not use this zoo; tell whoever publishes it."
                 raise IntegrityError(Problem(where, "size of a piece", expected, "more", step))
-        return [bytes(data) for data in self.remote.in_order([Wanted(*span) for span in wanted])]
+        return [bytes(data) for data in self.remote.in_order(wanted)]
 
     def blocks(self, wanted: Sequence[Span], *, hold: Iterable[int] = ()) -> Generator[tuple[int, memoryview]]:
         """Blocks with their places in ``wanted`` as they come, those in memory first.
@@ -109,7 +109,7 @@ class Afar:
             if data is not None:
                 yield place, data
         lacking, held = [place for place, data in ready if data is None], set(hold)
-        for number, data in self.remote.as_ready([Wanted(*wanted[place]) for place in lacking]):
+        for number, data in self.remote.as_ready([wanted[place] for place in lacking]):
             place = lacking[number]
             if place in held:
                 self._hold(wanted[place].sha256, data)

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.format.files import Span
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.format.shard import BLOCK_BYTES
 from ckptzoo.format.variants import variant_dtype
 from ckptzoo.loader.stack import Maps, Stack, assembled
 from ckptzoo.spec.architecture import Tensor
+from ckptzoo.spec.span import Span
 from ckptzoo.spec.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import UnknownNameError
-from ckptzoo.format.files import Files, Span
+from ckptzoo.format.files import Files
 from ckptzoo.format.shard import ShardMap
 from ckptzoo.format.tree import DIGEST, Tree
 from ckptzoo.loader.stack import Maps
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.layout import RAW
+from ckptzoo.spec.span import Span
 
 MAX_MAPS = 256
 """Shards that are kept mapped at a time; arrays that are in use keep theirs."""

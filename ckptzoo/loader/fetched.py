@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.format.files import Span
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.loader.afar import Afar
 from ckptzoo.loader.directory import Directory, Extents
 from ckptzoo.loader.stack import Maps, assembled, evenly
+from ckptzoo.spec.span import Span
 
 RUN_BYTES = 64 * 2**20
 """Runs of rows are fetched so many bytes at a time."""

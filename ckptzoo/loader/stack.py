@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.format.files import Span
 from ckptzoo.format.shard import ShardMap
+from ckptzoo.spec.span import Span
 
 Maps = dict[str, ShardMap]
 """Maps of the caller's own, by the path of the file: what it writes into their arrays is seen by nobody else."""

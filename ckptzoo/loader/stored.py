@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.format.files import Span
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.loader.directory import Directory, Extents
 from ckptzoo.loader.stack import Maps, assembled, by_owner, consecutive, evenly
+from ckptzoo.spec.span import Span
 
 RUN_BYTES = 2**20
 """Runs of rows of up to so many bytes are asked for at once; the kernel reads longer ones faster by itself."""

@@ -14,7 +14,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.errors import StateError, ZooError
-from ckptzoo.format.files import Span
 from ckptzoo.loader.plan import (
     RAGGED,
     SHUFFLES,
@@ -29,6 +28,7 @@ from ckptzoo.loader.plan import (
 )
 from ckptzoo.loader.stack import Stack
 from ckptzoo.spec.document import digest_of
+from ckptzoo.spec.span import Span
 
 TURNS_AHEAD = 2
 """Batches of a zoo on another machine that are fetched before they are asked for."""

@@ -8,7 +8,6 @@ from ckptzoo.errors import AbsentError, OfflineError, RemoteError
 from ckptzoo.remote.address import candidates
 from ckptzoo.remote.held import Held, Pruned, bytes_of, cache_limit, cache_root, held, prunable, prune
 from ckptzoo.remote.opening import open_remote
-from ckptzoo.remote.plan import Wanted
 from ckptzoo.remote.remote import Remote
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "Pruned",
     "Remote",
     "RemoteError",
-    "Wanted",
     "bytes_of",
     "cache_limit",
     "cache_root",

@@ -10,15 +10,16 @@ from typing import Any, Self
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.remote.patience import HaltedError, Patience, received
-from ckptzoo.remote.plan import Run, Wanted
+from ckptzoo.remote.plan import Run
 from ckptzoo.remote.store import Halt, Store
+from ckptzoo.spec.span import Span
 
-Keep = Callable[[Wanted, memoryview], None]
+Keep = Callable[[Span, memoryview], None]
 """Told every block that was fetched and found right, in the thread that fetched it."""
 
 
 def checked(
-    store: Store, wanted: Sequence[Wanted], run: Run, *, patience: Patience, halt: Halt, before: Callable[[int], None]
+    store: Store, wanted: Sequence[Span], run: Run, *, patience: Patience, halt: Halt, before: Callable[[int], None]
 ) -> Generator[tuple[int, memoryview]]:
     """The blocks of one request with their places, each once its digest was found right.
 
@@ -81,7 +82,7 @@ class Fetching(ABC):
     def __init__(
         self,
         store: Store,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[Span],
         runs: Sequence[Run],
         *,
         patience: Patience,
@@ -175,7 +176,7 @@ class InOrder(Fetching):
     block, and no block that the reader waits for stands behind one that waits for the reader.
     """
 
-    def __init__(self, store: Store, wanted: Sequence[Wanted], runs: Sequence[Run], **how: Any) -> None:
+    def __init__(self, store: Store, wanted: Sequence[Span], runs: Sequence[Run], **how: Any) -> None:
         super().__init__(store, wanted, runs, **how)
         self._owner = {place: number for number, run in enumerate(runs) for place in run.places}
         places = sorted(self._owner)
@@ -198,7 +199,7 @@ class InOrder(Fetching):
 class AsReady(Fetching):
     """Blocks for a reader who takes whatever has come; at most ``ahead`` bytes, or one block, are on their way."""
 
-    def __init__(self, store: Store, wanted: Sequence[Wanted], runs: Sequence[Run], **how: Any) -> None:
+    def __init__(self, store: Store, wanted: Sequence[Span], runs: Sequence[Run], **how: Any) -> None:
         super().__init__(store, wanted, runs, **how)
         self._asked = 0
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ckptzoo.spec.span import Span
+
 WASTE_SHARE = 0.02
 """Of the wanted bytes of a file: so many between them are fetched too, where that saves requests."""
 WASTE_BYTES = 200_000
@@ -12,23 +14,6 @@ SPLIT_BYTES = 32 * 2**20
 """Requests of at least twice this are cut in two, where a file has only one."""
 MOST = 2
 """Requests a file that are few: up to these long ones are cut, and down to these ``WASTE_BYTES`` are spent."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A block of a file.
-
-    Parameters
-    ----------
-    name : the file.
-    start, stop : bytes; at least one.
-    sha256 : of these bytes.
-    """
-
-    name: str
-    start: int
-    stop: int
-    sha256: bytes
 
 
 @dataclass(frozen=True)
@@ -48,7 +33,7 @@ class Run:
     places: tuple[int, ...]
 
 
-def plan(wanted: Sequence[Wanted], places: Sequence[int], *, longest: int) -> list[Run]:
+def plan(wanted: Sequence[Span], places: Sequence[int], *, longest: int) -> list[Run]:
     """Requests for some of the blocks, by the first block that each brings.
 
     A request brings blocks of one file whose order in the file is the order in which they are wanted, so that a
@@ -75,7 +60,7 @@ def plan(wanted: Sequence[Wanted], places: Sequence[int], *, longest: int) -> li
     return sorted(runs, key=lambda run: run.places[0])
 
 
-def _file(wanted: Sequence[Wanted], order: list[int], longest: int) -> list[Run]:
+def _file(wanted: Sequence[Span], order: list[int], longest: int) -> list[Run]:
     gaps: list[tuple[int, int]] = []
     cuts = set[int]()
     for at, (before, after) in enumerate(pairwise(order), start=1):
@@ -104,7 +89,7 @@ def _file(wanted: Sequence[Wanted], order: list[int], longest: int) -> list[Run]
     ]
 
 
-def _halved(wanted: Sequence[Wanted], piece: list[int], longest: int) -> list[list[int]]:
+def _halved(wanted: Sequence[Span], piece: list[int], longest: int) -> list[list[int]]:
     start, stop = wanted[piece[0]].start, wanted[piece[-1]].stop
     if len(piece) < 2 or not 2 * SPLIT_BYTES <= stop - start <= longest:
         return [piece]

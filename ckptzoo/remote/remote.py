@@ -9,8 +9,9 @@ from ckptzoo.errors import IntegrityError, OfflineError, Problem
 from ckptzoo.remote.cache import Cache, is_right
 from ckptzoo.remote.fetch import AsReady, InOrder
 from ckptzoo.remote.patience import Patience, received
-from ckptzoo.remote.plan import Wanted, plan
+from ckptzoo.remote.plan import plan
 from ckptzoo.remote.store import Entry, Halt, Store, found
+from ckptzoo.spec.span import Span
 
 WORKERS = 8
 AHEAD = 256 * 2**20
@@ -108,7 +109,7 @@ class Remote:
         with closing(received(self.store, name, start, stop, patience=self._patience, halt=Halt())) as pieces:
             return b"".join(pieces)
 
-    def in_order(self, wanted: Sequence[Wanted]) -> Generator[memoryview]:
+    def in_order(self, wanted: Sequence[Span]) -> Generator[memoryview]:
         """Blocks in the order in which they are asked for, fetched ahead; closing the generator stops all requests.
 
         Raises
@@ -126,7 +127,7 @@ class Remote:
             for place, block in enumerate(wanted):
                 yield fetching.take(place) if place in fetched else self._cached(block)
 
-    def as_ready(self, wanted: Sequence[Wanted]) -> Generator[tuple[int, memoryview]]:
+    def as_ready(self, wanted: Sequence[Span]) -> Generator[tuple[int, memoryview]]:
         """Blocks with their places as they come, those in the cache first; else as ``in_order``.
 
         This is the faster way to fill an array, because every request runs at full speed.
@@ -145,11 +146,11 @@ class Remote:
     def _how(self) -> dict[str, Any]:
         return {"patience": self._patience, "workers": self._workers, "ahead": self._ahead, "keep": self._keep}
 
-    def _keep(self, block: Wanted, data: memoryview) -> None:
+    def _keep(self, block: Span, data: memoryview) -> None:
         if self.cache is not None:
             self.cache.write(f"sha256:{block.sha256.hex()}", data)
 
-    def _lacking(self, wanted: Sequence[Wanted]) -> list[int]:
+    def _lacking(self, wanted: Sequence[Span]) -> list[int]:
         """Places of the blocks that are to be fetched; raises where they may not be."""
         for block in wanted:
             entry = found(self.store.entries, block.name, where=self.name)
@@ -169,7 +170,7 @@ class Remote:
             raise self._missing(sorted({block.name for block in lacking}), nbytes, len(lacking))
         return missing
 
-    def _cached(self, block: Wanted) -> memoryview:
+    def _cached(self, block: Span) -> memoryview:
         """A block that the cache had, fetched after all if it has gone or is not right."""
         if self.cache is not None and (data := self.cache.read(f"sha256:{block.sha256.hex()}")) is not None:
             return memoryview(data)

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from ckptzoo.errors import IntegrityError, RemoteError
 from ckptzoo.remote.connections import Connections
 from ckptzoo.remote.patience import Patience
-from ckptzoo.remote.plan import Wanted
 from ckptzoo.remote.remote import Remote
 from ckptzoo.remote.static import StaticStore
 from ckptzoo.remote.store import Entry, Halt
+from ckptzoo.spec.span import Span
 from tests.remote.serving import Fault, Served, running
 
 BLOCK = 50_000
 SHARDS = {f"shard-{number}": random.Random(number).randbytes(20 * BLOCK) for number in range(5)}
 
 
-def block(name: str, at: int, count: int = 1) -> Wanted:
+def block(name: str, at: int, count: int = 1) -> Span:
     start, stop = at * BLOCK, (at + count) * BLOCK
-    return Wanted(name, start, stop, hashlib.sha256(SHARDS[name][start:stop]).digest())
+    return Span(name, start, stop, hashlib.sha256(SHARDS[name][start:stop]).digest())
 
 
 LAYER = [block(name, at) for name in SHARDS for at in range(4, 16)]
@@ -43,7 +43,7 @@ def remote_of(served: Served, **how: int) -> Remote:
     return Remote(StaticStore(served.url, "x", entries, Connections(0.5)), None, patience=patience, **how)
 
 
-def right(wanted: Wanted, data: memoryview) -> bool:
+def right(wanted: Span, data: memoryview) -> bool:
     return data == SHARDS[wanted.name][wanted.start : wanted.stop]
 
 
@@ -159,7 +159,7 @@ def test_a_server_that_fails_fails_the_reader(served: Served) -> None:
 
 def test_blocks_outside_a_file_are_refused_before_any_request(served: Served) -> None:
     with pytest.raises(IntegrityError, match="blocks within 1000000 bytes"):
-        list(remote_of(served).in_order([*LAYER, Wanted("shard-0", 999_999, 1_000_001, bytes(32))]))
+        list(remote_of(served).in_order([*LAYER, Span("shard-0", 999_999, 1_000_001, bytes(32))]))
     assert not served.seen
 
 

@@ -14,9 +14,9 @@ from ckptzoo.remote.held import held
 from ckptzoo.remote.listing import decode
 from ckptzoo.remote.opening import open_remote
 from ckptzoo.remote.patience import Patience
-from ckptzoo.remote.plan import Wanted
 from ckptzoo.remote.remote import Remote
 from ckptzoo.spec.document import seal
+from ckptzoo.spec.span import Span
 from tests.remote.serving import COMMIT, Served, hub, running
 from tests.remote.test_stores import entries_of, listing_of, write
 
@@ -25,10 +25,10 @@ SHARD = "parts/000001-0123abcd/raw-00.safetensors"
 INDEX = "parts/000001-0123abcd/index.parquet"
 
 
-def blocks_of(files: Files, count: int = 4) -> list[Wanted]:
+def blocks_of(files: Files, count: int = 4) -> list[Span]:
     step = len(files[SHARD]) // count
     return [
-        Wanted(SHARD, at, at + step, hashlib.sha256(files[SHARD][at : at + step]).digest())
+        Span(SHARD, at, at + step, hashlib.sha256(files[SHARD][at : at + step]).digest())
         for at in range(0, len(files[SHARD]), step)
     ]
 
@@ -126,7 +126,7 @@ def test_what_was_read_once_is_not_fetched_again_and_serves_offline(
     assert (len(front.seen), len(static.seen)) == asked
     with pytest.raises(OfflineError, match=r"a name with.*3 bytes missing"):
         offline.read("a name with spaces & signs %.txt", max_bytes=10)
-    lacking = [Wanted(SHARD, 0, 100, bytes(32)), *blocks_of(files), Wanted(INDEX, 0, 50, bytes(32))]
+    lacking = [Span(SHARD, 0, 100, bytes(32)), *blocks_of(files), Span(INDEX, 0, 50, bytes(32))]
     with pytest.raises(OfflineError, match=r"2 blocks: expected in the cache, got 150 bytes missing of parts.*raw-00"):
         next(offline.in_order(lacking))
     with pytest.raises(OfflineError, match="revision v2: expected in the cache"):

@@ -5,16 +5,17 @@ from itertools import combinations, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptzoo.remote.plan import MOST, SPLIT_BYTES, WASTE_BYTES, WASTE_SHARE, Run, Wanted, plan
+from ckptzoo.remote.plan import MOST, SPLIT_BYTES, WASTE_BYTES, WASTE_SHARE, Run, plan
+from ckptzoo.spec.span import Span
 
 MIB = 2**20
 NONE = bytes(32)
 
 
 @st.composite
-def blocks(draw: st.DrawFn) -> list[Wanted]:
+def blocks(draw: st.DrawFn) -> list[Span]:
     """Blocks of up to three files that do not overlap, in any order."""
-    made: list[Wanted] = []
+    made: list[Span] = []
     for name in draw(st.lists(st.sampled_from("abc"), unique=True)):
         at = 0
         for gap, size in draw(
@@ -26,14 +27,14 @@ def blocks(draw: st.DrawFn) -> list[Wanted]:
                 max_size=12,
             )
         ):
-            made.append(Wanted(name, at + gap, at + gap + size, NONE))
+            made.append(Span(name, at + gap, at + gap + size, NONE))
             at += gap + size
     return draw(st.permutations(made)) if draw(st.booleans()) else made
 
 
 @settings(deadline=None)
 @given(blocks(), st.data())
-def test_laws(wanted: list[Wanted], data: st.DataObject) -> None:
+def test_laws(wanted: list[Span], data: st.DataObject) -> None:
     places = sorted(data.draw(st.sets(st.sampled_from(range(len(wanted)))))) if wanted else []
     runs = plan(wanted, places, longest=256 * MIB)
     # every wanted block is brought once, inside its request
@@ -59,9 +60,9 @@ def test_laws(wanted: list[Wanted], data: st.DataObject) -> None:
     st.lists(st.sampled_from([0, 1000, 60_000, 90_000, 150_000, 250_000]), max_size=7), st.sampled_from([1000, 3 * MIB])
 )
 def test_no_other_choice_of_gaps_gives_fewer_requests(gaps: list[int], size: int) -> None:
-    wanted, at = [Wanted("a", 0, size, NONE)], size
+    wanted, at = [Span("a", 0, size, NONE)], size
     for gap in gaps:
-        wanted.append(Wanted("a", at + gap, at + gap + size, NONE))
+        wanted.append(Span("a", at + gap, at + gap + size, NONE))
         at += gap + size
 
     def fewest(waste: float) -> int:
@@ -74,8 +75,8 @@ def test_no_other_choice_of_gaps_gives_fewer_requests(gaps: list[int], size: int
 
 
 def test_a_layer_of_one_tensor_is_one_request_or_two() -> None:
-    def layer(count: int) -> list[Wanted]:
-        return [Wanted("raw-00", at * 4 * MIB, (at + 1) * 4 * MIB, NONE) for at in range(count)]
+    def layer(count: int) -> list[Span]:
+        return [Span("raw-00", at * 4 * MIB, (at + 1) * 4 * MIB, NONE) for at in range(count)]
 
     assert plan(layer(15), range(15), longest=256 * MIB) == [Run("raw-00", 0, 60 * MIB, tuple(range(15)))]
     halves = plan(layer(16), range(16), longest=256 * MIB)
@@ -86,11 +87,11 @@ def test_a_layer_of_one_tensor_is_one_request_or_two() -> None:
 
 def test_a_layer_of_weight_and_bias_is_two_requests() -> None:
     far = 900 * MIB
-    wanted: list[Wanted] = []
+    wanted: list[Span] = []
     for at in range(20):  # a reader that takes weight and bias in turn
         wanted += [
-            Wanted("s", far + at * 4 * MIB, far + (at + 1) * 4 * MIB, NONE),
-            Wanted("s", at * 40, at * 40 + 40, NONE),
+            Span("s", far + at * 4 * MIB, far + (at + 1) * 4 * MIB, NONE),
+            Span("s", at * 40, at * 40 + 40, NONE),
         ]
     assert [run.places for run in plan(wanted, range(40), longest=2**40)] == [
         tuple(range(0, 40, 2)),

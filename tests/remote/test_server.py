@@ -16,11 +16,11 @@ from ckptzoo.errors import IntegrityError, RemoteError
 from ckptzoo.format import table
 from ckptzoo.remote.opening import open_remote
 from ckptzoo.remote.patience import Patience
-from ckptzoo.remote.plan import Wanted
 from ckptzoo.remote.remote import Remote
 from ckptzoo.server.faults import KINDS, FaultPlan
 from ckptzoo.server.limits import Limits
 from ckptzoo.spec import layout
+from ckptzoo.spec.span import Span
 from tests.conftest import rows_of, weights_of
 from tests.server.hosted import Hosted, hosted
 
@@ -71,20 +71,20 @@ def opened(server: Hosted, name: str = "lab/zoo", **how: float) -> Remote:
     return open_remote(f"hf://datasets/{name}", endpoint=server.url, patience=patience)
 
 
-def blocks_of(remote: Remote, names: tuple[str, ...], parts: int = PARTS) -> list[Wanted]:
+def blocks_of(remote: Remote, names: tuple[str, ...], parts: int = PARTS) -> list[Span]:
     """The blocks of some tensors in the shards of the first parts, from their indices."""
-    made: list[Wanted] = []
+    made: list[Span] = []
     indices = [name for name in remote.entries if name.endswith(layout.INDEX)]
     for name in indices[:parts]:
         file, _ = table.open_table(remote.read(name, max_bytes=2**20), where=name)
         for row in file.read(use_threads=False).to_pylist():
             if row["tensor"] in names:
                 path = f"{name.removesuffix(layout.INDEX)}{row['file']}"
-                made.append(Wanted(path, row["offset"], row["offset"] + row["nbytes"], row["sha256"]))
+                made.append(Span(path, row["offset"], row["offset"] + row["nbytes"], row["sha256"]))
     return made
 
 
-def weights_in(remote: Remote, wanted: list[Wanted]) -> np.ndarray:
+def weights_in(remote: Remote, wanted: list[Span]) -> np.ndarray:
     weights = [block for block in wanted if block.stop - block.start == ROWS * 128 * 64 * 4]
     return np.concatenate([np.frombuffer(data, np.float32) for data in remote.in_order(weights)]).reshape(-1, 128, 64)
 

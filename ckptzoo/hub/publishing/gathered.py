@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
-from ckptzoo.format.files import Span
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.answers import Listing
 from ckptzoo.spec.document import REFETCH
+from ckptzoo.spec.span import Span
 
 
 class Afar:

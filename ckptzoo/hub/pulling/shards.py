@@ -13,8 +13,8 @@ import pyarrow as pa
 from ckptzoo.format.header import lay_out
 from ckptzoo.format.part import Part
 from ckptzoo.hub.pulling.meter import Meter
-from ckptzoo.remote import Wanted
 from ckptzoo.spec.architecture import Tensor
+from ckptzoo.spec.span import Span
 
 _PIECE = 8 * 2**20
 
@@ -34,7 +34,7 @@ class Shard:
     name: str
     nbytes: int
     sha256: bytes
-    blocks: tuple[Wanted, ...]
+    blocks: tuple[Span, ...]
     header: bytes
 
     @property
@@ -54,14 +54,14 @@ class Shard:
 def shards_of(part: Part, index: pa.Table) -> list[Shard]:
     """The shards of a part whose index was found sound."""
     whole: dict[str, Mapping[str, Any]] = {}
-    blocks: dict[str, list[Wanted]] = {}
+    blocks: dict[str, list[Span]] = {}
     tensors: dict[str, dict[str, Tensor]] = {}
     for row in index.to_pylist():
         file, name = row["file"], f"{part.path}/{row['file']}"
         if row["tensor"] is None:
             whole[file], blocks[file], tensors[file] = row, [], {}
         else:
-            blocks[file].append(Wanted(name, row["offset"], row["offset"] + row["nbytes"], row["sha256"]))
+            blocks[file].append(Span(name, row["offset"], row["offset"] + row["nbytes"], row["sha256"]))
             tensors[file].setdefault(row["tensor"], Tensor(row["tensor"], tuple(row["shape"][1:]), row["dtype"]))
     made: list[Shard] = []
     for file, row in whole.items():
@@ -72,7 +72,7 @@ def shards_of(part: Part, index: pa.Table) -> list[Shard]:
     return made
 
 
-def lacking(shard: Shard, path: Path, meter: Meter) -> list[Wanted]:
+def lacking(shard: Shard, path: Path, meter: Meter) -> list[Span]:
     """The blocks that are not in their places; the file gets its whole size, and its room on the disk."""
     if not path.is_file() or path.stat().st_size != shard.nbytes:
         with path.open("wb") as file:
@@ -83,7 +83,7 @@ def lacking(shard: Shard, path: Path, meter: Meter) -> list[Wanted]:
                     raise
                 file.truncate(shard.nbytes)
         return list(shard.blocks)
-    made: list[Wanted] = []
+    made: list[Span] = []
     for block in shard.blocks:
         if sha256(path, block.start, block.stop) == block.sha256:
             meter.there(block.stop - block.start)

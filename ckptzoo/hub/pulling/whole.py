@@ -17,8 +17,9 @@ from ckptzoo.format.tree import INDEX_SCHEMA, Rows, Tree
 from ckptzoo.hub.pulling.blocks import Blocks
 from ckptzoo.hub.pulling.meter import Meter
 from ckptzoo.hub.pulling.shards import Shard, lacking, put, sha256, shards_of
-from ckptzoo.remote import Remote, Wanted
+from ckptzoo.remote import Remote
 from ckptzoo.spec.layout import INDEX, METADATA, SHARD_NAME
+from ckptzoo.spec.span import Span
 
 GROUP_BYTES = 256 * 2**20
 GROUP_PARTS = 64
@@ -112,7 +113,7 @@ class Copier:
         """Bring shards into their places: blocks as they come, then what lies between; then the whole is checked."""
         with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
             try:
-                wanted: list[Wanted] = []
+                wanted: list[Span] = []
                 for some in pool.map(lambda shard: lacking(shard, self._root / shard.name, self._meter), shards):
                     wanted += some
                 with closing(self._remote.as_ready(wanted)) as coming:

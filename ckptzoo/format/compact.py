@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckptzoo.format import durable, listing, snapshot
+from ckptzoo.format import durable, listing, snapshot, snapshot_writer
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
 from ckptzoo.format.tree import Tree
@@ -37,8 +37,8 @@ def compact(path: str | Path) -> Path | None:
     trees = {tree: read_tree(files, tree, names, None) for tree, names in list_trees(files).items() if names}
     if not trees:
         return None
-    data, tail = snapshot.encode(trees)
-    target = root / SNAPSHOTS / snapshot.file_name(data, tail, sum(len(tree.parts) for tree in trees.values()))
+    place, data = snapshot_writer.encode(trees)
+    target = root / place
     target.parent.mkdir(exist_ok=True)
     durable.write_file(target, data)
     older = [name for name in snapshot.listed(files) if name != target.name and name[:6] <= target.name[:6]]

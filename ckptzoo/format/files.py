@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -91,7 +91,23 @@ class Folder:
         except OSError as error:
             found = error.strerror or "none"
             raise IntegrityError(Problem(where, "file", "a readable file", found, REFETCH)) from error
-        if (found := hashlib.sha256(data).digest()) != span.sha256:
-            what = f"sha256 of bytes {span.start} to {span.stop}"
-            raise IntegrityError(Problem(where, what, span.sha256.hex(), found.hex(), REFETCH))
+        check_span(data, span, where=where)
         return data
+
+
+def check_span(data: bytes, span: Span, *, where: str, step: str = REFETCH) -> None:
+    """Raise IntegrityError unless these are the bytes of a piece of a file."""
+    if (found := hashlib.sha256(data).digest()) != span.sha256:
+        what = f"sha256 of bytes {span.start} to {span.stop}"
+        raise IntegrityError(Problem(where, what, span.sha256.hex(), found.hex(), step))
+
+
+def folders_of(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The names in every folder, in order, from the paths of all files; that of the zoo itself is ``""``."""
+    made: dict[str, set[str]] = {}
+    for name in names:
+        while name:
+            above, _, last = name.rpartition("/")
+            made.setdefault(above, set()).add(last)
+            name = above
+    return {folder: tuple(sorted(held)) for folder, held in made.items()}

@@ -17,16 +17,17 @@ import pyarrow.parquet as pq
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
-from ckptzoo.format.files import Files
+from ckptzoo.format.files import Files, check_span
 from ckptzoo.format.part import part_of
 from ckptzoo.format.tree import DIGEST, INDEX_SCHEMA, Rows, Tree
 from ckptzoo.spec.document import REFETCH, Document, digest_of
-from ckptzoo.spec.layout import PARTS, SNAPSHOT_NAME, SNAPSHOTS
+from ckptzoo.spec.layout import SNAPSHOT_NAME, SNAPSHOTS
 from ckptzoo.spec.metadata import KINDS, LEAST
 from ckptzoo.spec.span import Span
 
 _MAGIC = b"PAR1"
-_INDEX = "index:"
+INDEX = "index:"
+"""What names of the index's columns begin with; those of rows begin with their kind."""
 _STEP = "Remove it and run ckptzoo compact --index."
 
 
@@ -111,7 +112,7 @@ class Snapshot:
         kind = item["kind"]
         schema = table.schema_of(KINDS[kind])
         rows = self._rows(item["metadata"], f"{kind}:", schema, LEAST[kind])
-        index = self._rows(item["index"], _INDEX, INDEX_SCHEMA, len(INDEX_SCHEMA))
+        index = self._rows(item["index"], INDEX, INDEX_SCHEMA, len(INDEX_SCHEMA))
         if len(rows) != sum(part.rows for part in parts):
             raise IntegrityError(Problem(self.where, f"rows of {name}", "those of its parts", str(len(rows)), REFETCH))
         return Tree(parts, rows, index)
@@ -124,14 +125,19 @@ class Snapshot:
         IntegrityError
             One is not what it was when the snapshot was written.
         """
-        self._bring(self._chunks)
         before = self._size - len(self._tail)
-        if before:
-            spans = sorted((chunk.start, chunk.stop) for chunk in self._chunks.values())
-            cuts = [0, *itertools.chain.from_iterable(spans), before]
-            found = hashlib.sha256(_outside(self._files.read(self._path), cuts)).hexdigest()
-            if found != self._rest:
-                raise IntegrityError(Problem(self.where, f"{DIGEST} of the other bytes", self._rest, found, _STEP))
+        if not before:
+            return
+        whole, held = self._files.read(self._path), self._held()
+        chunks = sorted(set(self._chunks.values()))
+        for start, stop, sha256 in chunks:
+            check_span(data := whole[start:stop], Span(self._path, start, stop, sha256), where=self.where)
+            held[start:stop] = data
+        self._there.update(chunks)
+        cuts = [0, *itertools.chain.from_iterable((chunk.start, chunk.stop) for chunk in chunks), before]
+        found = hashlib.sha256(outside(whole, cuts)).hexdigest()
+        if found != self._rest:
+            raise IntegrityError(Problem(self.where, f"{DIGEST} of the other bytes", self._rest, found, _STEP))
 
     def _rows(self, group: int, prefix: str, schema: pa.Schema, least: int) -> Rows:
         file = self._opened()
@@ -222,72 +228,9 @@ def _chunks(listed: Any, most: int, *, where: str) -> dict[tuple[int, str], _Chu
     return made
 
 
-def encode(trees: dict[str, Tree]) -> tuple[bytes, int]:
-    """A snapshot's bytes, and how many of them are its tail.
-
-    There are two row groups a tree; the raw index comes last, its digests before its other columns.
-    """
-    kinds = sorted({str(tree.kind) for tree in trees.values()})
-    fields = [pa.field(f"{kind}:{item.name}", item.type) for kind in kinds for item in table.schema_of(KINDS[kind])]
-    index = sorted(INDEX_SCHEMA, key=lambda item: item.name != DIGEST)
-    schema = pa.schema([*fields, *(pa.field(_INDEX + item.name, item.type) for item in index)])
-    groups: list[tuple[str, pa.Table]] = []
-    listed: list[Document] = []
-    for name in sorted(trees, key=lambda name: (name == PARTS, name)):
-        tree = trees[name]
-        parts = [
-            {"name": part.name, "digest": part.digest, "rows": part.rows, "facts": part.facts} for part in tree.parts
-        ]
-        here = {"metadata": len(groups), "index": len(groups) + 1}
-        listed.append({"tree": name, "kind": tree.kind, "parts": parts, **here})
-        groups += [(f"{tree.kind}:", tree.metadata), (_INDEX, tree.index)]
-    wide = [_widened(found, prefix, schema) for prefix, found in groups]
-    draft = table.encode(wide, {}, sealed=False)
-    # what the footer says of the columns does not move them, so they are written twice and lie where they lay
-    chunks, rest, cut = _described(draft, [prefix for prefix, _ in groups], first=_INDEX + index[1].name)
-    data = table.encode(wide, {"version": 2, "trees": listed, "chunks": chunks, "rest": rest}, sealed=False)
-    return data, len(data) - cut
-
-
-def _described(draft: bytes, prefixes: list[str], *, first: str) -> tuple[dict[str, Document], str, int]:
-    """Place and digest of every column before the tail, the digest of all between them, and where the tail starts."""
-    metadata = pq.read_metadata(pa.BufferReader(draft))
-    chunks: dict[str, Document] = {}
-    cuts = [0]
-    for group, prefix in enumerate(prefixes):
-        for number in range(metadata.num_columns):
-            column = metadata.row_group(group).column(number)
-            name = column.path_in_schema.partition(".")[0]
-            start = column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
-            if group == len(prefixes) - 1 and name == first:
-                return chunks, hashlib.sha256(_outside(draft, [*cuts, start])).hexdigest(), start
-            if name.startswith(prefix):
-                stop = start + column.total_compressed_size
-                chunks.setdefault(str(group), {})[name] = [
-                    start,
-                    stop - start,
-                    hashlib.sha256(draft[start:stop]).hexdigest(),
-                ]
-                cuts += [start, stop]
-    raise AssertionError(first)
-
-
-def _outside(data: bytes, cuts: list[int]) -> bytes:
+def outside(data: bytes, cuts: list[int]) -> bytes:
     """The bytes between the columns that are listed."""
     return b"".join(data[start:stop] for start, stop in zip(cuts[::2], cuts[1::2], strict=True))
-
-
-def _widened(found: pa.Table, prefix: str, schema: pa.Schema) -> pa.Table:
-    columns = [
-        found[item.name.removeprefix(prefix)] if item.name.startswith(prefix) else pa.nulls(len(found), item.type)
-        for item in schema
-    ]
-    return pa.table(columns, schema=schema)
-
-
-def file_name(data: bytes, tail: int, parts: int) -> str:
-    """``000128-20817-<sha256>.parquet`` for a snapshot of 128 parts whose tail has 20,817 bytes."""
-    return f"{parts:06d}-{tail}-{hashlib.sha256(data[-tail:]).hexdigest()}.parquet"
 
 
 def listed(files: Files) -> list[str]:

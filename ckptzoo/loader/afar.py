@@ -9,6 +9,7 @@ from typing import Any
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
+from ckptzoo.format.files import folders_of
 from ckptzoo.remote import AbsentError, Remote
 from ckptzoo.spec.span import Span
 
@@ -58,14 +59,8 @@ class Afar:
         return {name: entry.size for name, entry in self.remote.entries.items()}
 
     @cached_property
-    def _folders(self) -> dict[str, set[str]]:
-        made: dict[str, set[str]] = {}
-        for name in self._sizes:
-            while name:
-                above, _, last = name.rpartition("/")
-                made.setdefault(above, set()).add(last)
-                name = above
-        return made
+    def _folders(self) -> dict[str, tuple[str, ...]]:
+        return folders_of(self._sizes)
 
     def size(self, name: str) -> int | None:
         """Bytes of a file, or None where there is none."""
@@ -73,7 +68,7 @@ class Afar:
 
     def listed(self, folder: str) -> tuple[str, ...]:
         """Names of the files and folders in a folder, in order."""
-        return tuple(sorted(self._folders.get(folder, ())))
+        return self._folders.get(folder, ())
 
     def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
         """A whole file."""

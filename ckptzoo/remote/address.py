@@ -103,6 +103,20 @@ def candidates(text: str) -> tuple[Address, ...]:
             return (FilesystemAddress(text.rstrip("/") if not text.endswith("://") else text),)
 
 
+def repository(text: str) -> str:
+    """``org/zoo`` of the address of a repository, in which it names no revision and no folder.
+
+    Raises
+    ------
+    ZooError
+        It is another address.
+    """
+    for place in candidates(text):
+        if isinstance(place, HubAddress) and place.revision == MAIN and not place.folder:
+            return place.repo
+    raise ZooError(f"{text}: repository: expected org/zoo, got another address. Name a repository of a hub.")
+
+
 def _hub(text: str) -> HubAddress:
     matched = (
         _HUB.fullmatch(unquote(text[len("hf://datasets/") :])) if text.lower().startswith("hf://datasets/") else None

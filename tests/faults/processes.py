@@ -3,8 +3,6 @@
 import json
 import multiprocessing
 import os
-import time
-import types
 import warnings
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -24,6 +22,7 @@ from ckptzoo.server.run import serve
 from ckptzoo.server.service import Service, database_of
 from ckptzoo.server.store.tokens import make_token
 from tests.faults.operations import Call
+from tests.hub.clients import hurry
 from tests.server.hosted import SMALL
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -31,11 +30,6 @@ _CONTEXT.set_forkserver_preload(["tests.faults.processes"])
 _START = 60.0
 HURRIED = (Patience(grace=4.0, attempt=3.0, backoff=0.0025), Bounds(pause=0.01, silence=5.0))
 """How long clients here wait by default, in processes of their own as in that of the tests."""
-
-
-def hurry(sleep: Any = time.sleep) -> types.SimpleNamespace:
-    """A clock for the client library by which its pauses are a hundredth of what they are."""
-    return types.SimpleNamespace(sleep=lambda seconds: sleep(seconds / 100))
 
 
 def defaults_of(like: Patience | Bounds) -> tuple[Any, ...]:

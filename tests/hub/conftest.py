@@ -9,40 +9,27 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("huggingface_hub")
 
+from tests.hub.clients import hurry, keep_to, large_uploads_may_warn
 from tests.hub.made import zoo_of
 from tests.server.hosted import Hosted, hosted
 
 HERE = Path(__file__).parent
-UNSET = (
-    "CKPTZOO_OFFLINE",
-    "CKPTZOO_CACHE_SIZE",
-    "HF_ENDPOINT",
-    "HF_HUB_OFFLINE",
-    "HF_TOKEN",
-    "HTTP_PROXY",
-    "http_proxy",
-)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The client library warns of itself when it uploads large files; tests of this folder let it."""
-    for item in items:
-        if item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"))
+    large_uploads_may_warn(items, HERE)
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Clients keep caches and tokens in the test's folder and draw no bars; nothing of the environment matters."""
-    for name in UNSET:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("CKPTZOO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_STORED_TOKENS_PATH", str(tmp_path / "no-tokens"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
+    """Every test's clients keep to its folder."""
+    keep_to(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client library waits for milliseconds where it would for seconds."""
+    monkeypatch.setattr("huggingface_hub.utils._http.time", hurry())
 
 
 @pytest.fixture

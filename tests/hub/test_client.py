@@ -106,28 +106,30 @@ def test_pull_requests_are_opened_once_read_discussed_and_merged(client: Client,
     stranger = client_of(server, "contribute")
     assert (stranger.whoami().name, stranger.whoami().role) == ("stranger", "contribute")
     with planned(server, at=(0,), kinds=("lost",), operations=("commit",)):
-        number, url = stranger.pull_request(ZOO, {"p/a.safetensors": noise(500)}, title="Mine", description="**Why**")
+        number, url = stranger.pull_requests.propose(
+            ZOO, {"p/a.safetensors": noise(500)}, title="Mine", description="**Why**"
+        )
     assert (number, url) == (1, None)  # no hub but the public one is known to have pages
-    assert [item.number for item in client.pull_requests(ZOO)] == [1]
-    found = client.discussion(ZOO, 1)
+    assert [item.number for item in client.pull_requests.listed(ZOO)] == [1]
+    found = client.pull_requests.read(ZOO, 1)
     assert (found.title, found.author, found.status, found.revision) == ("Mine", "stranger", "open", "refs/pr/1")
     assert found.comments[0].text == "**Why**" and found.conflicts == () and found.merged is None
     assert "p/a.safetensors" in client.files(ZOO, "refs/pr/1") and "p/a.safetensors" not in client.files(ZOO)
     with planned(server, at=(0,), kinds=("lost",), operations=("discussion",)):
-        client.comment(ZOO, 1, "Looks right.")
-    assert [item.text for item in client.discussion(ZOO, 1).comments] == ["**Why**", "Looks right."]
+        client.pull_requests.comment(ZOO, 1, "Looks right.")
+    assert [item.text for item in client.pull_requests.read(ZOO, 1).comments] == ["**Why**", "Looks right."]
     with planned(server, at=(0,), kinds=("lost",), operations=("merge",)):
-        merged = client.merge(ZOO, 1)
-    assert merged == client.head(ZOO) and client.discussion(ZOO, 1).status == "merged"
-    assert client.pull_requests(ZOO) == [] and len(client.pull_requests(ZOO, status="all")) == 1
+        merged = client.pull_requests.merge(ZOO, 1)
+    assert merged == client.head(ZOO) and client.pull_requests.read(ZOO, 1).status == "merged"
+    assert client.pull_requests.listed(ZOO) == [] and len(client.pull_requests.listed(ZOO, status="all")) == 1
 
 
 def test_a_conflict_is_named(client: Client, server: Hosted) -> None:
-    number, _ = client.pull_request(ZOO, {"a.txt": b"theirs"}, title="Theirs", description="")
+    number, _ = client.pull_requests.propose(ZOO, {"a.txt": b"theirs"}, title="Theirs", description="")
     client.commit(ZOO, {"a.txt": b"ours"}, title="ours", parent=client.head(ZOO))
-    assert client.discussion(ZOO, number).conflicts == ("a.txt",)
+    assert client.pull_requests.read(ZOO, number).conflicts == ("a.txt",)
     with pytest.raises(HubError, match=r"merge of pull request 1: .*conflicts in a\.txt"):
-        client.merge(ZOO, number)
+        client.pull_requests.merge(ZOO, number)
 
 
 def test_repositories_are_found_by_tags_and_text(client: Client) -> None:

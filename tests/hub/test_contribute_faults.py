@@ -1,9 +1,7 @@
 """Contributions, reviews and merges that meet every fault: done once, or an error that says what to do."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,12 +19,9 @@ QUICK = Bounds(pause=0.01, silence=5.0)
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The client library waits for milliseconds where it would for seconds."""
-    hurried = SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 200), time=time.time)
-    monkeypatch.setattr("huggingface_hub.utils._http.time", hurried)
+def hasty(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So do readers of the zoo."""
     monkeypatch.setattr("ckptzoo.remote.patience.Patience.pause", lambda *_: 0.01)
-    yield
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

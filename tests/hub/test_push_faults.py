@@ -2,9 +2,8 @@
 
 import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -26,14 +25,7 @@ from tests.server.hosted import ZOO, Hosted
 
 Make = Callable[..., Path]
 QUICK = Bounds(pause=0.01, silence=5.0)
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The client library waits for milliseconds where it would for seconds."""
-    hurried = SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 200), time=time.time)
-    monkeypatch.setattr("huggingface_hub.utils._http.time", hurried)
-    yield
+pytestmark = pytest.mark.usefixtures("hasty")
 
 
 @pytest.mark.parametrize("full", [True, False])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import ZooError
-from ckptzoo.remote.address import FilesystemAddress, FolderAddress, HubAddress, WebAddress, candidates
+from ckptzoo.remote.address import FilesystemAddress, FolderAddress, HubAddress, WebAddress, candidates, repository
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -110,3 +110,14 @@ def test_any_text_is_an_address_or_refused(text: str) -> None:
     except ZooError:
         return
     assert 1 <= len(found) <= 2
+
+
+@pytest.mark.parametrize("text", ["org/zoo", "hf://datasets/org/zoo/", "https://huggingface.co/datasets/org/zoo"])
+def test_a_repository_is_the_whole_of_its_main_branch(text: str) -> None:
+    assert repository(text) == "org/zoo"
+
+
+@pytest.mark.parametrize("text", ["zoo", "/org/zoo", "org/zoo@v1", "hf://datasets/org/zoo/in", "https://host/org/zoo"])
+def test_other_addresses_are_no_repository(text: str) -> None:
+    with pytest.raises(ZooError, match="repository: expected org/zoo, got another address"):
+        repository(text)

@@ -1,41 +1,26 @@
 """A hub as the rest of this room sees it."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
-from ckptzoo.errors import IntegrityError, MissingExtraError, OfflineError, Problem
-from ckptzoo.hub.client.answers import (
-    Account,
-    Committed,
-    Discussion,
-    Listing,
-    PullRequest,
-    RepoFound,
-    Stored,
-    discussion_of,
-    found_of,
-    is_stored,
-    stored_of,
-)
-from ckptzoo.hub.client.asking import PROPOSE, READ, WRITE, Bounds, NotThereError, RaceError, ask
+from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.hub.client.answers import Committed, Listing, RepoFound, Stored, found_of, is_stored, stored_of
+from ckptzoo.hub.client.asking import WRITE, NotThereError, RaceError
+from ckptzoo.hub.client.connection import DATASET, Connection
+from ckptzoo.hub.client.pull_requests import PullRequests
 from ckptzoo.hub.client.sending import Progress, Sending
-from ckptzoo.remote.address import MAIN, HubAddress
-from ckptzoo.remote.held import is_offline
-from ckptzoo.remote.hub import PUBLIC, hub_address
+from ckptzoo.remote.address import MAIN
 
-T = TypeVar("T")
-
-_DATASET = "dataset"
 _AT_ONCE = 8
 """Small files that are read at a time."""
 
 
-class Client:
-    """A hub's dataset repositories, asked with one token.
+class Client(Connection):
+    """A hub's dataset repositories, asked with one token, and ``pull_requests`` to them.
 
     Every method raises ``HubError``, whose message says what to do, when the hub refuses or gives no answer within
     ``bounds``. What fails in passing is asked again; a question that changes something is looked up before it is
@@ -53,55 +38,30 @@ class Client:
         The network is not to be used (``CKPTZOO_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``).
     """
 
-    def __init__(self, endpoint: str | None = None, token: str | None = None, *, bounds: Bounds | None = None) -> None:
-        try:
-            from huggingface_hub import HfApi
-        except ImportError:
-            raise MissingExtraError("huggingface_hub", "hub") from None
-        self._api = HfApi(endpoint=endpoint and endpoint.rstrip("/"), token=token, library_name="ckptzoo")
-        self.endpoint = self._api.endpoint.rstrip("/")
-        self.token, self.bounds = token, bounds or Bounds()
-        self._public = self.endpoint == PUBLIC
-        if is_offline():
-            step = "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to ask it."
-            raise OfflineError(Problem(self.endpoint, "the network", "one that may be used", "offline mode", step))
-
-    def __repr__(self) -> str:
-        return f"Client({self.endpoint!r})"
-
-    def address(self, repo: str) -> str:
-        """What messages call a repository."""
-        return hub_address(HubAddress(repo), self.endpoint)
-
-    def page(self, repo: str) -> str | None:
-        """The page of a repository; None for hubs other than huggingface.co, which may have none."""
-        return f"{self.endpoint}/datasets/{repo}" if self._public else None
-
-    def whoami(self) -> Account:
-        """Whom the token belongs to."""
-        said = self._ask(self._api.whoami, self.endpoint, "token")
-        role = said.get("auth", {}).get("accessToken", {}).get("role")
-        return Account(said["name"], role, tuple(item["name"] for item in said.get("orgs", ())))
+    @property
+    def pull_requests(self) -> PullRequests:
+        """Its pull requests."""
+        return PullRequests(self)
 
     def create(self, repo: str, *, private: bool = False) -> None:
         """Make a dataset repository; one that is there stays as it is."""
 
         def call() -> Any:
-            return self._api.create_repo(repo, repo_type=_DATASET, private=private, exist_ok=True)
+            return self.api.create_repo(repo, repo_type=DATASET, private=private, exist_ok=True)
 
-        self._ask(call, self.address(repo), "new repository", needs=WRITE)
+        self.ask(call, self.address(repo), "new repository", needs=WRITE)
 
     def listing(self, repo: str, revision: str = MAIN) -> Listing:
         """The commit that a revision is, and its files, by one request; ``NotThereError`` where there is none."""
 
         def call() -> Listing:
-            found = self._api.dataset_info(repo, revision=revision, files_metadata=True)
+            found = self.api.dataset_info(repo, revision=revision, files_metadata=True)
             if not found.sha or found.siblings is None:
                 raise ValueError("no commit")
             files = {item.rfilename: stored_of(item) for item in found.siblings}
             return Listing(found.sha, files, found.private)
 
-        return self._ask(call, self.address(repo), f"revision {revision}")
+        return self.ask(call, self.address(repo), f"revision {revision}")
 
     def find(self, repo: str, revision: str = MAIN) -> Listing | None:
         """As ``listing``; None where there is none."""
@@ -121,9 +81,9 @@ class Client:
         """The commits of a revision, the last first."""
 
         def call() -> list[str]:
-            return [item.commit_id for item in self._api.list_repo_commits(repo, repo_type=_DATASET, revision=revision)]
+            return [item.commit_id for item in self.api.list_repo_commits(repo, repo_type=DATASET, revision=revision)]
 
-        return self._ask(call, self.address(repo), f"commits of {revision}")
+        return self.ask(call, self.address(repo), f"commits of {revision}")
 
     def read(self, repo: str, name: str, listing: Listing, *, max_bytes: int = 64 * 2**20) -> bytes:
         """A whole small file of a commit, compared with its digest.
@@ -143,7 +103,7 @@ class Client:
             from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
             url = f"{self.endpoint}/datasets/{repo}/resolve/{listing.commit}/{quote(name)}"
-            headers = {**build_hf_headers(token=self._api.token), "Accept-Encoding": "identity"}
+            headers = {**build_hf_headers(token=self.api.token), "Accept-Encoding": "identity"}
             data = bytearray()
             with get_session().stream("GET", url, headers=headers) as response:
                 hf_raise_for_status(response)
@@ -155,7 +115,7 @@ class Client:
                 raise ValueError(f"{len(data)} bytes with another digest")
             return bytes(data)
 
-        return self._ask(call, where, "file")
+        return self.ask(call, where, "file")
 
     def read_many(self, repo: str, names: Sequence[str], listing: Listing) -> list[bytes]:
         """Several whole small files, in the order of their names."""
@@ -198,105 +158,19 @@ class Client:
             unanswered = True
 
         message: Any = {"commit_message": title, "commit_description": description, "revision": revision}
-        with Sending(files, sha256 or {}, progress, paths=self._public) as sending:
-            self._upload(repo, sending, revision=revision, needs=WRITE)
+        with Sending(files, sha256 or {}, progress, paths=self.public) as sending:
+            self.upload(repo, sending, revision=revision, needs=WRITE)
 
             def call() -> str:
                 operations = sending.operations(delete)
-                return self._api.create_commit(
-                    repo, operations, repo_type=_DATASET, parent_commit=parent, **message
-                ).oid
+                return self.api.create_commit(repo, operations, repo_type=DATASET, parent_commit=parent, **message).oid
 
             try:
-                made = self._ask(call, self.address(repo), "commit", lost, needs=WRITE)
+                made = self.ask(call, self.address(repo), "commit", lost, needs=WRITE)
             except RaceError as error:
                 error.unanswered, error.sent = unanswered, sending.finished()
                 raise
             return Committed(made, sending.finished())
-
-    def pull_request(
-        self,
-        repo: str,
-        files: Mapping[str, Path | bytes],
-        *,
-        title: str,
-        description: str,
-        parent: str | None = None,
-        sha256: Mapping[str, str] | None = None,
-        progress: Progress | None = None,
-    ) -> PullRequest:
-        """Propose files by a pull request; as ``commit``."""
-        before = {item.number for item in self.pull_requests(repo)}
-
-        def opened() -> PullRequest | None:
-            """The one that was opened although its answer was lost."""
-            mine = [item for item in self.pull_requests(repo) if item.number not in before and item.title == title]
-            me = self.whoami().name if mine else ""
-            return next((PullRequest(item.number, item.url) for item in mine if item.author == me), None)
-
-        with Sending(files, sha256 or {}, progress, paths=self._public) as sending:
-            self._upload(repo, sending, revision=MAIN, create_pr=True, needs=PROPOSE)
-
-            def call() -> PullRequest:
-                made = self._api.create_commit(
-                    repo,
-                    sending.operations(),
-                    repo_type=_DATASET,
-                    commit_message=title,
-                    commit_description=description,
-                    parent_commit=parent,
-                    create_pr=True,
-                )
-                number = int(str(made.pr_url).rstrip("/").rpartition("/")[2])
-                page = self.page(repo)
-                return PullRequest(number, page and f"{page}/discussions/{number}")
-
-            made = self._ask(call, self.address(repo), "pull request", opened, needs=PROPOSE)
-            sending.finished()
-            return made
-
-    def pull_requests(self, repo: str, *, status: str = "open") -> list[Discussion]:
-        """Pull requests without what was written in them, the last first; ``status`` is open, closed or all."""
-
-        def call() -> list[Discussion]:
-            how: Any = {"discussion_type": "pull_request", "discussion_status": status, "repo_type": _DATASET}
-            return [discussion_of(item, pages=self._public) for item in self._api.get_repo_discussions(repo, **how)]
-
-        return self._ask(call, self.address(repo), "pull requests")
-
-    def discussion(self, repo: str, number: int) -> Discussion:
-        """A discussion or a pull request with everything that was written in it."""
-
-        def call() -> Discussion:
-            found = self._api.get_discussion_details(repo, number, repo_type=_DATASET)
-            return discussion_of(found, pages=self._public)
-
-        return self._ask(call, self.address(repo), f"discussion {number}")
-
-    def merge(self, repo: str, number: int, comment: str | None = None) -> str | None:
-        """Merge a pull request; returns the commit where the hub says which."""
-
-        def call() -> Discussion:
-            self._api.merge_pull_request(repo, number, comment=comment, repo_type=_DATASET)
-            return self.discussion(repo, number)
-
-        def merged() -> Discussion | None:
-            found = self.discussion(repo, number)
-            return found if found.status == "merged" else None
-
-        return self._ask(call, self.address(repo), f"merge of pull request {number}", merged, needs=WRITE).merged
-
-    def comment(self, repo: str, number: int, text: str) -> None:
-        """Write into a discussion or a pull request."""
-
-        def written() -> bool | None:
-            return (text.strip() in {item.text.strip() for item in self.discussion(repo, number).comments}) or None
-
-        def call() -> bool:
-            self._api.comment_discussion(repo, number, text, repo_type=_DATASET)
-            return True
-
-        self._ask(call, self.address(repo), f"comment on {number}", written, needs=PROPOSE)
 
     def search(self, tags: Sequence[str], *, text: str | None = None, limit: int = 50) -> list[RepoFound]:
         """Dataset repositories that have every tag, and ``text`` in their names; those changed last come first."""
@@ -304,29 +178,6 @@ class Client:
 
         def call() -> list[RepoFound]:
             how: Any = {"filter": list(tags), "search": text, "sort": "last_modified", "limit": limit}
-            return [found_of(item) for item in self._api.list_datasets(expand=facts, **how)]
+            return [found_of(item) for item in self.api.list_datasets(expand=facts, **how)]
 
-        return self._ask(call, self.endpoint, "search")
-
-    def _ask(
-        self,
-        call: Callable[[], T],
-        where: str,
-        what: str,
-        done: Callable[[], T | None] = lambda: None,
-        *,
-        needs: str = READ,
-    ) -> T:
-        return ask(call, where=where, what=what, bounds=self.bounds, done=done, needs=needs)
-
-    def _upload(self, repo: str, sending: Sending, *, revision: str, create_pr: bool = False, needs: str) -> None:
-        """Bring the large files to the hub, those that it lacks."""
-        how: Any = {"repo_type": _DATASET, "revision": revision, "create_pr": create_pr, "free_memory": False}
-        for group in sending.groups():
-
-            def call(group: list[Any] = group) -> bool:
-                sending.interruptible(lambda: self._api.preupload_lfs_files(repo, group, **how))
-                return True
-
-            self._ask(call, self.address(repo), "upload", needs=needs)
-            sending.sent(group)
+        return self.ask(call, self.endpoint, "search")

@@ -14,7 +14,7 @@ from ckptzoo.format.part import Part
 from ckptzoo.hub.checks.accuracy import Bench
 from ckptzoo.hub.checks.looking import Progress, look
 from ckptzoo.hub.checks.measuring import Factory
-from ckptzoo.hub.checks.place import opened, repository, skeleton
+from ckptzoo.hub.checks.place import opened, skeleton
 from ckptzoo.hub.checks.standing import Standing
 from ckptzoo.hub.client import Client, Listing
 from ckptzoo.hub.client.asking import Bounds
@@ -24,6 +24,7 @@ from ckptzoo.hub.contributing.result import Contribution
 from ckptzoo.hub.contributing.submission import Submission
 from ckptzoo.hub.contributing.taking import Taker
 from ckptzoo.hub.publishing import push
+from ckptzoo.remote.address import repository
 from ckptzoo.spec import layout
 
 MAX_PROBLEMS = 200
@@ -155,7 +156,7 @@ def _known(made: Contribution, client: Client, repo: str, standing: Standing, li
     if not made.passed:
         return replace(made, status="refused")
     mine = _index_of(made)
-    for item in client.pull_requests(repo):
+    for item in client.pull_requests.listed(repo):
         theirs = client.find(repo, item.revision) if item.revision is not None else None
         for name, stored in {} if theirs is None else theirs.files.items():
             ours = name not in listing.files and name.endswith(f"-{mine.digest[7:15]}/{layout.INDEX}")
@@ -182,7 +183,7 @@ def _sent(
     assert made.folder is not None
     folder = made.folder / made.part
     files: dict[str, Path | bytes] = {f"{made.part}/{path.name}": path for path in sorted(folder.iterdir())}
-    request = client.pull_request(
+    request = client.pull_requests.propose(
         repo,
         files,
         title=telling.title(made, submission),

@@ -1,16 +1,16 @@
 """What a contribution came to."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from ckptzoo.hub.checks import entries as listing
-from ckptzoo.hub.checks.check import MAX_DETAIL, Check, failures, shown
+from ckptzoo.hub.checks.check import Check, failures
 from ckptzoo.hub.checks.entries import Entry
-from ckptzoo.words import counted, printable, size
+from ckptzoo.hub.checks.showing import show
+from ckptzoo.hub.saying import say
+from ckptzoo.words import counted, size
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,9 @@ class Contribution:
     def print(self, console: Console | None = None) -> None:
         """Print it as tables on a rich console, by default the standard output."""
         out = console or Console()
-
-        def say(text: str = "") -> None:
-            out.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-        out.print(listing.shown(self.entries), markup=False, highlight=False)
-        say()
-        out.print(shown(self.checks, most=None if out.is_terminal else MAX_DETAIL), markup=False, highlight=False)
-        say()
-        for text in self._remarks():
-            say(text)
-        say(f"{self.repository}: {self._ending()}")
-
-    def _remarks(self) -> Sequence[str]:
-        return [f"note: {text}" for text in self.notes] + [f"left out: {text}" for text in self.left_out]
+        show(out, self.entries, self.checks)
+        remarks = [f"note: {text}" for text in self.notes] + [f"left out: {text}" for text in self.left_out]
+        say(out, *remarks, f"{self.repository}: {self._ending()}")
 
     def _ending(self) -> str:
         what = f"{counted(len(self.entries), 'checkpoint')} ({size(self.nbytes)})"

@@ -4,15 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ckptzoo.errors import HubError, Problem
+from ckptzoo.format import snapshot_writer
 from ckptzoo.hub.client.answers import Listing, Stored, is_stored
-from ckptzoo.hub.publishing.gathered import Afar
+from ckptzoo.hub.publishing.gathered import Repository
 from ckptzoo.hub.publishing.group import Group
 from ckptzoo.hub.publishing.joined import (
     files_of,
     known_under_another_name,
     refuse_clashes,
     snapshot_count,
-    snapshot_of,
     snapshots_in,
     trees_of,
 )
@@ -38,7 +38,7 @@ class Difference:
     notes: tuple[str, ...] = ()
 
 
-def difference(local: LocalZoo, afar: Afar, listing: Listing | None, *, snapshot: bool) -> Difference:
+def difference(local: LocalZoo, repository: Repository, listing: Listing | None, *, snapshot: bool) -> Difference:
     """Compare a zoo with a commit of its repository, or with none.
 
     Raises
@@ -48,22 +48,22 @@ def difference(local: LocalZoo, afar: Afar, listing: Listing | None, *, snapshot
     """
     held = {} if listing is None else listing.files
     if listing is not None:
-        _refuse_strangers(local, afar, listing)
+        _refuse_strangers(local, repository, listing)
     documents = [_group(_lacking(local.documents, held))]
     there, lacking = list[LocalPart](), list[LocalPart]()
     for part in local.parts:
         missing = _lacking(part.files, held)
-        _refuse_others(afar.name, missing, held)
+        _refuse_others(repository.name, missing, held)
         (lacking if missing else there).append(part)
     named = _parts_in(held)
     if listing is not None and not named <= {part.path for part in local.parts}:
-        trees = trees_of(afar, listing, [part for part in local.parts if part.path in named])
+        trees = trees_of(repository, listing, [part for part in local.parts if part.path in named])
         lacking = [part for part in lacking if not known_under_another_name(trees, part)]
-        refuse_clashes(afar.name, trees, [part for part in lacking if part.path not in named])
+        refuse_clashes(repository.name, trees, [part for part in lacking if part.path not in named])
     added = [_group(_lacking(part.files, held), part.path) for part in lacking]
-    last, notes = _cards(local, afar, listing or Listing("", {}), [*there, *lacking])
+    last, notes = _cards(local, repository, listing or Listing("", {}), [*there, *lacking])
     if snapshot:
-        last = last.joined(snapshot_group(afar, listing or Listing("", {}), [*there, *lacking]))
+        last = last.joined(snapshot_group(repository, listing or Listing("", {}), [*there, *lacking]))
     groups = _packed([*documents, *added, last])
     return Difference(None if listing is None else listing.commit, groups, len(local.parts) - len(lacking), notes)
 
@@ -87,23 +87,23 @@ def is_there(group: Group, listing: Listing) -> bool:
     return True
 
 
-def _refuse_strangers(local: LocalZoo, afar: Afar, listing: Listing) -> None:
+def _refuse_strangers(local: LocalZoo, repository: Repository, listing: Listing) -> None:
     """Refuse a repository of another zoo, and one that holds something else."""
     held = listing.files
     if layout.ZOO not in held:
         others = [name for name in held if name not in _BESIDE]
         if others:
             got, step = f"{len(others)} files, such as {others[0]}", "Choose another repository."
-            raise HubError(Problem(afar.name, "repository", "a zoo, or an empty one", got, step))
+            raise HubError(Problem(repository.name, "repository", "a zoo, or an empty one", got, step))
         return
     for name, file in local.documents.items():
         if name in held and not file.is_stored(held[name]):
-            own, theirs = _digest(file.path.read_bytes(), name), _digest(afar.read([name], listing)[0], name)
+            own, theirs = _digest(file.path.read_bytes(), name), _digest(repository.read([name], listing)[0], name)
             what = "zoo" if name == layout.ZOO else name
             step = "Push to another repository: this one holds another zoo."
             if name != layout.ZOO:
                 step = "Fetch the repository's with ckptzoo pull; documents of a zoo are never replaced."
-            raise HubError(Problem(afar.name, what, f"digest {own}", theirs, step))
+            raise HubError(Problem(repository.name, what, f"digest {own}", theirs, step))
 
 
 def _digest(data: bytes, name: str) -> str:
@@ -138,11 +138,13 @@ def _parts_in(names: Iterable[str]) -> set[str]:
     return found
 
 
-def _cards(local: LocalZoo, afar: Afar, listing: Listing, parts: list[LocalPart]) -> tuple[Group, tuple[str, ...]]:
+def _cards(
+    local: LocalZoo, repository: Repository, listing: Listing, parts: list[LocalPart]
+) -> tuple[Group, tuple[str, ...]]:
     """What a person wrote, and the page of what the repository will hold; the folder's own where no card says more."""
     held, cards = listing.files, dict(local.cards)
-    files = files_of(afar, listing, parts, [*local.documents.values(), *cards.values()])
-    page = page_or_note(files, afar.repo, own=FILE in cards)
+    files = files_of(repository, listing, parts, [*local.documents.values(), *cards.values()])
+    page = page_or_note(files, repository.repo, own=FILE in cards)
     if page.told and (page.data is not None or layout.CARD in held):
         cards.pop(layout.CARD, None)
     group = _group(_lacking(cards, held))
@@ -151,17 +153,17 @@ def _cards(local: LocalZoo, afar: Afar, listing: Listing, parts: list[LocalPart]
     return group, page.notes
 
 
-def snapshot_group(afar: Afar, listing: Listing, parts: list[LocalPart]) -> Group:
+def snapshot_group(repository: Repository, listing: Listing, parts: list[LocalPart]) -> Group:
     """A snapshot of what the repository will hold, in place of those that it has; none where one covers it already."""
     held = listing.files
     old = snapshots_in(held)
     count = len(_parts_in(held) | {part.path for part in parts})
     if any(snapshot_count(name) == count for name in old) and count == len(_parts_in(held)):
         return Group()
-    trees = trees_of(afar, listing, parts)
+    trees = trees_of(repository, listing, parts)
     if not trees:
         return Group()
-    name, data = snapshot_of(trees)
+    name, data = snapshot_writer.encode(trees)
     if is_stored(data, held.get(name)):
         return Group()
     return Group.of({name: data}, tuple(other for other in old if other != name))

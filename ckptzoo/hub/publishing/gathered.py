@@ -1,19 +1,19 @@
 """The files of a zoo of which some lie here and some in its repository, as the format reads them."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
+from ckptzoo.format.files import check_span, folders_of
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.answers import Listing
 from ckptzoo.spec.document import REFETCH
 from ckptzoo.spec.span import Span
 
 
-class Afar:
+class Repository:
     """A repository whose small files are read once, whatever commit they are asked of."""
 
     def __init__(self, client: Client, repo: str) -> None:
@@ -34,29 +34,23 @@ class Gathered:
 
     Parameters
     ----------
-    afar, listing : the repository, and one of its commits.
+    repository, listing : the repository, and one of its commits.
     local : paths in the zoo to files of this machine.
     """
 
     here = None
 
-    def __init__(self, afar: Afar, listing: Listing, local: Mapping[str, Path]) -> None:
-        self._afar, self._listing, self._local = afar, listing, local
+    def __init__(self, repository: Repository, listing: Listing, local: Mapping[str, Path]) -> None:
+        self._repository, self._listing, self._local = repository, listing, local
 
     @property
     def name(self) -> str:
         """The repository's address."""
-        return self._afar.name
+        return self._repository.name
 
     @cached_property
-    def _folders(self) -> dict[str, set[str]]:
-        made: dict[str, set[str]] = {}
-        for name in (*self._listing.files, *self._local):
-            while name:
-                above, _, last = name.rpartition("/")
-                made.setdefault(above, set()).add(last)
-                name = above
-        return made
+    def _folders(self) -> dict[str, tuple[str, ...]]:
+        return folders_of([*self._listing.files, *self._local])
 
     def size(self, name: str) -> int | None:
         """Bytes of a file, or None where there is none."""
@@ -67,7 +61,7 @@ class Gathered:
 
     def listed(self, folder: str) -> tuple[str, ...]:
         """Names of the files and folders in a folder, in order."""
-        return tuple(sorted(self._folders.get(folder, ())))
+        return self._folders.get(folder, ())
 
     def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
         """A whole file."""
@@ -82,7 +76,7 @@ class Gathered:
                     Problem(f"{self.name}/{name}", "file", f"one of at most {max_bytes} bytes", got, REFETCH)
                 )
         away = [name for name in names if name not in self._local]
-        held = dict(zip(away, self._afar.read(away, self._listing), strict=True))
+        held = dict(zip(away, self._repository.read(away, self._listing), strict=True))
         return [held[name] if name in held else self._local[name].read_bytes() for name in names]
 
     def spans(self, wanted: Sequence[Span]) -> list[bytes]:
@@ -91,9 +85,5 @@ class Gathered:
 
     def _span(self, span: Span) -> bytes:
         data = self.read(span.name)[span.start : span.stop]
-        if (found := hashlib.sha256(data).digest()) != span.sha256:
-            what = f"sha256 of bytes {span.start} to {span.stop}"
-            raise IntegrityError(
-                Problem(f"{self.name}/{span.name}", what, span.sha256.hex(), found.hex(), "Push a new snapshot.")
-            )
+        check_span(data, span, where=f"{self.name}/{span.name}", step="Push a new snapshot.")
         return data

@@ -10,7 +10,7 @@ from ckptzoo.format import snapshot
 from ckptzoo.format.reader import list_trees, read_tree
 from ckptzoo.format.tree import Tree
 from ckptzoo.hub.client.answers import Listing
-from ckptzoo.hub.publishing.gathered import Afar, Gathered
+from ckptzoo.hub.publishing.gathered import Gathered, Repository
 from ckptzoo.hub.publishing.local import LocalFile, LocalPart
 from ckptzoo.spec import layout
 
@@ -18,15 +18,17 @@ _TOMBS = f"{layout.DERIVED}/{layout.RETRACTED}"
 _SHOWN = 3
 
 
-def trees_of(afar: Afar, listing: Listing, parts: Iterable[LocalPart]) -> dict[str, Tree]:
+def trees_of(repository: Repository, listing: Listing, parts: Iterable[LocalPart]) -> dict[str, Tree]:
     """Rows and indices of a commit together with parts of this machine, which are read here."""
-    files = files_of(afar, listing, parts)
+    files = files_of(repository, listing, parts)
     names = {tree: held for tree, held in list_trees(files).items() if held}
     known = snapshot.newest(files, names)
     return {tree: read_tree(files, tree, held, known) for tree, held in names.items()}
 
 
-def files_of(afar: Afar, listing: Listing, parts: Iterable[LocalPart], others: Iterable[LocalFile] = ()) -> Gathered:
+def files_of(
+    repository: Repository, listing: Listing, parts: Iterable[LocalPart], others: Iterable[LocalFile] = ()
+) -> Gathered:
     """The files of a commit together with parts and others of this machine, which are read here.
 
     Where every part lies here no snapshot is among them, because it would have to be fetched.
@@ -38,7 +40,7 @@ def files_of(afar: Afar, listing: Listing, parts: Iterable[LocalPart], others: I
     if next(afar_too, None) is None:
         left = set(snapshots_in(listing.files))
         listing = replace(listing, files={name: held for name, held in listing.files.items() if name not in left})
-    return Gathered(afar, listing, local)
+    return Gathered(repository, listing, local)
 
 
 def known_under_another_name(trees: dict[str, Tree], part: LocalPart) -> bool:
@@ -80,13 +82,6 @@ def _clashes(where: str, trees: dict[str, Tree], part: LocalPart) -> Iterator[Pr
         if held := {str(other.facts.get(fact)) for other in tree.parts} - {own}:
             step = "Derive it anew with the ckptzoo that the others were derived with, or under another name."
             yield Problem(where, f"{fact} of {part.path}", ", ".join(sorted(held)), own, step)
-
-
-def snapshot_of(trees: dict[str, Tree]) -> tuple[str, bytes]:
-    """Name and bytes of a snapshot of everything."""
-    data, tail = snapshot.encode(trees)
-    count = sum(len(tree.parts) for tree in trees.values())
-    return f"{layout.SNAPSHOTS}/{snapshot.file_name(data, tail, count)}", data
 
 
 def snapshots_in(names: Iterable[str]) -> list[str]:

@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.format.files import Files
 from ckptzoo.format.reader import read_contents
-from ckptzoo.format.tree import places_of
 from ckptzoo.hub.card import readme
+from ckptzoo.loader.retracted import standing
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.spec.card import FILE, MAX_BYTES, Card
 
@@ -41,7 +39,8 @@ def page_of(files: Files, repo: str, card: Card) -> Page:
     IntegrityError
         The zoo is damaged.
     """
-    zoo = zoo_of(files)
+    contents = read_contents(files)
+    zoo = Zoo(contents, {}, standing(contents))
     if card.name != zoo.name:
         step = "Name the zoo in the card, or take the card of this zoo."
         raise SpecError(Problem(f"{files.name}/{FILE}", "name", repr(zoo.name), repr(card.name), step))
@@ -75,12 +74,3 @@ def card_in(files: Files) -> Card | None:
     if files.size(FILE) is None:
         return None
     return Card.from_bytes(files.read(FILE, max_bytes=MAX_BYTES), where=f"{files.name}/{FILE}")
-
-
-def zoo_of(files: Files) -> Zoo:
-    """The zoo that some files are, without retracted checkpoints."""
-    contents = read_contents(files)
-    kept = np.ones(len(contents.ids), bool)
-    if len(contents.retracted.rows):
-        kept = places_of(contents.ids, contents.retracted.rows["id"]) < 0
-    return Zoo(contents, {}, np.flatnonzero(kept))

@@ -14,11 +14,11 @@ from ckptzoo.hub.client.answers import Listing
 from ckptzoo.hub.client.asking import Bounds, NotThereError, RaceError
 from ckptzoo.hub.client.sending import Progress
 from ckptzoo.hub.publishing.difference import Difference, difference, is_there
-from ckptzoo.hub.publishing.gathered import Afar
+from ckptzoo.hub.publishing.gathered import Repository
 from ckptzoo.hub.publishing.group import Group
 from ckptzoo.hub.publishing.local import LocalZoo, links_outside, read_local
 from ckptzoo.hub.publishing.result import Planned, Pushed
-from ckptzoo.remote.address import MAIN, HubAddress, candidates
+from ckptzoo.remote.address import repository
 
 RACES = 16
 """Races that may be lost one after another."""
@@ -98,14 +98,6 @@ def plan(
     return _Push(_sound(Path(zoo).absolute()), client, repo, snapshot).planned()
 
 
-def repository(address: str) -> str:
-    """``org/zoo`` of an address, which may name no revision and no folder."""
-    for place in candidates(address):
-        if isinstance(place, HubAddress) and place.revision == MAIN and not place.folder:
-            return place.repo
-    raise ZooError(f"{address}: where to publish: expected org/zoo, got {address}. Name a repository of a hub.")
-
-
 def _sound(root: Path) -> LocalZoo:
     """What is to be published; parts that come while it is verified are left for the next time."""
     if not root.is_dir():
@@ -125,21 +117,21 @@ class _Push:
 
     def __init__(self, local: LocalZoo, client: Client, repo: str, snapshot: bool) -> None:
         self._local, self._client, self._repo, self._snapshot = local, client, repo, snapshot
-        self._afar = Afar(client, repo)
+        self._repository = Repository(client, repo)
         self._commits: list[str] = []
         self._groups: list[Group] = []
         self._sent = 0
 
     def _look(self, listing: Listing | None) -> Difference:
         """What a commit of the repository lacks."""
-        return difference(self._local, self._afar, listing, snapshot=self._snapshot)
+        return difference(self._local, self._repository, listing, snapshot=self._snapshot)
 
     def planned(self) -> Planned:
         """What it lacks now, as people read it."""
         found = self._look(self._client.find(self._repo))
         groups = found.groups
         return Planned(
-            self._afar.name,
+            self._repository.name,
             self._client.page(self._repo),
             found.head is None,
             len(groups),
@@ -170,11 +162,11 @@ class _Push:
             found = self._again(lost)
         else:
             step = "Others publish to it at the same time: try again later. What was uploaded is not sent again."
-            raise HubError(Problem(self._afar.name, "commit", f"one of {RACES} races won", "none", step))
+            raise HubError(Problem(self._repository.name, "commit", f"one of {RACES} races won", "none", step))
         self._check()
         public = private and listing is not None and listing.private is False
         return Pushed(
-            self._afar.name,
+            self._repository.name,
             self._client.page(self._repo),
             created,
             tuple(self._commits),
@@ -196,7 +188,7 @@ class _Push:
             got = f"one of {account.name} that may {account.role}"
             other = account.role == "contribute" and not new
             step = f"Use another token{', or open a pull request with ckptzoo contribute' if other else ''}."
-            raise HubError(Problem(self._afar.name, "token", "one that may write", got, step))
+            raise HubError(Problem(self._repository.name, "token", "one that may write", got, step))
 
     def _commit_all(
         self, found: Difference, message: str | None, total: int, progress: Progress | None
@@ -250,7 +242,7 @@ class _Push:
         listing = self._client.listing(self._repo, self._commits[-1])
         if not all(is_there(group, listing) for group in self._groups):
             step = "Push again; if that does not help, see whether its .gitignore leaves some out."
-            raise HubError(Problem(self._afar.name, "files after the push", "those of the zoo", "fewer", step))
+            raise HubError(Problem(self._repository.name, "files after the push", "those of the zoo", "fewer", step))
 
 
 def _documents(groups: Iterable[Group]) -> tuple[str, ...]:

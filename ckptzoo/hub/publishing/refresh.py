@@ -10,11 +10,12 @@ from ckptzoo.format.files import Files
 from ckptzoo.hub.client import Bounds, Client, Listing, RaceError
 from ckptzoo.hub.client.answers import is_stored
 from ckptzoo.hub.publishing.difference import snapshot_group
-from ckptzoo.hub.publishing.gathered import Afar
+from ckptzoo.hub.publishing.gathered import Repository
 from ckptzoo.hub.publishing.group import Group
 from ckptzoo.hub.publishing.joined import files_of
 from ckptzoo.hub.publishing.page import Page, card_in, page_of, page_or_note
-from ckptzoo.hub.publishing.push import RACES, repository
+from ckptzoo.hub.publishing.push import RACES
+from ckptzoo.remote.address import repository
 from ckptzoo.spec import layout
 from ckptzoo.spec.card import FILE, Card
 
@@ -88,7 +89,7 @@ class _Refresh:
 
     def __init__(self, client: Client, repo: str, card: Card | None, *, strict: bool) -> None:
         self._client, self._repo, self._card, self._strict = client, repo, card, strict
-        self._afar = Afar(client, repo)
+        self._repository = Repository(client, repo)
 
     def carry_out(self, *, check: bool) -> Refreshed:
         """Commit what is lacking, upon the head that it was made for."""
@@ -96,7 +97,7 @@ class _Refresh:
             listing = self._client.listing(self._repo)
             group, page, changes = self._look(listing)
             text = None if page.data is None else page.data.decode()
-            made = Refreshed(self._afar.name, self._client.page(self._repo), text, changes, None, page.notes)
+            made = Refreshed(self._repository.name, self._client.page(self._repo), text, changes, None, page.notes)
             if check or not group.files:
                 return made
             try:
@@ -108,30 +109,30 @@ class _Refresh:
                 continue
             return Refreshed(made.repository, made.url, text, changes, done.commit, page.notes)
         step = "Others publish to it at the same time: try again later."
-        raise HubError(Problem(self._afar.name, "commit", f"one of {RACES} races won", "none", step))
+        raise HubError(Problem(self._repository.name, "commit", f"one of {RACES} races won", "none", step))
 
     def _look(self, listing: Listing) -> tuple[Group, Page, tuple[str, ...]]:
         """What a commit lacks, its page as it should be, and how that differs from the one that is there."""
-        files = files_of(self._afar, listing, [])
+        files = files_of(self._repository, listing, [])
         page = self._page(files) if self._strict else page_or_note(files, self._repo, own=False)
         wanted = {} if self._card is None else {FILE: self._card.to_toml().encode()}
         if page.data is not None:
             wanted[layout.CARD] = page.data
         held = listing.files
         group = Group.of({name: data for name, data in wanted.items() if not is_stored(data, held.get(name))})
-        return group.joined(snapshot_group(self._afar, listing, [])), page, self._changes(listing, page)
+        return group.joined(snapshot_group(self._repository, listing, [])), page, self._changes(listing, page)
 
     def _page(self, files: Files) -> Page:
         card = self._card or card_in(files)
         if card is None:
             step = "Pass one with --card; cards/template/card.toml shows every key."
-            raise SpecError(Problem(f"{self._afar.name}/{FILE}", "file", "a card in TOML", "none", step))
+            raise SpecError(Problem(f"{self._repository.name}/{FILE}", "file", "a card in TOML", "none", step))
         return page_of(files, self._repo, card)
 
     def _changes(self, listing: Listing, page: Page) -> tuple[str, ...]:
         if page.data is None or is_stored(page.data, listing.files.get(layout.CARD)):
             return ()
         there = layout.CARD in listing.files
-        (before,) = self._afar.read([layout.CARD], listing) if there else (b"",)
+        (before,) = self._repository.read([layout.CARD], listing) if there else (b"",)
         lines = before.decode("utf-8", "replace").splitlines(), page.data.decode().splitlines()
         return tuple(difflib.unified_diff(*lines, "README.md", "README.md, made anew", n=1, lineterm=""))

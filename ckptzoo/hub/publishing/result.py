@@ -1,12 +1,12 @@
 """What a push did, and what one would do."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
 
-from ckptzoo.words import counted, printable, size
+from ckptzoo.hub.saying import say
+from ckptzoo.words import counted, size
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Pushed:
                 f"{self.repository}: {counted(len(self.parts), 'part')} uploaded, {self.already:,} there already.",
                 f"{self._amount()}, in {counted(len(self.commits), 'commit')}.",
             ]
-        _say([*lines, *([self.url] if self.url else [])], self.notes, console)
+        told = (f"note: {note}" for note in self.notes)
+        say(console or Console(), *lines, *([self.url] if self.url else []), *told)
 
     def _amount(self) -> str:
         """Bytes that were sent, and how many of them are in the commits."""
@@ -102,9 +103,4 @@ class Planned:
                 *(f"  {name} (removed)" for name in self.removed),
                 f"{size(self.nbytes)} at most, in {counted(self.commits, 'commit')}; nothing was sent.",
             ]
-        _say(lines, self.notes, console)
-
-
-def _say(lines: Sequence[str], notes: Sequence[str], console: Console | None) -> None:
-    for line in (*lines, *(f"note: {note}" for note in notes)):
-        (console or Console()).print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        say(console or Console(), *lines, *(f"note: {note}" for note in self.notes))

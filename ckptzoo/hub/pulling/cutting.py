@@ -3,11 +3,8 @@
 import warnings
 from pathlib import Path
 
-import numpy as np
-
 from ckptzoo.format.durable import write_file
 from ckptzoo.format.reader import read_contents
-from ckptzoo.format.tree import places_of
 from ckptzoo.hub.pulling.asked import Asked
 from ckptzoo.hub.pulling.blocks import Blocks
 from ckptzoo.hub.pulling.copying import CARD, read_some, write_card
@@ -16,6 +13,7 @@ from ckptzoo.hub.pulling.made import Cuts, write_tombstones
 from ckptzoo.hub.pulling.meter import Meter, Progress
 from ckptzoo.hub.pulling.place import need_room, saying_what_is_needed, taken
 from ckptzoo.loader.afar import Afar
+from ckptzoo.loader.retracted import left_out, standing
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.spec import layout
 from ckptzoo.spec.document import digest_of, seal
@@ -67,9 +65,7 @@ def cut_out(files: Afar, asked: Asked, root: Path, progress: Progress | None) ->
 def _standing(files: Afar) -> Zoo:
     """The checkpoints that were not retracted."""
     contents = read_contents(files)
-    rows = np.arange(len(contents.raw.rows), dtype=np.int64)
-    if len(contents.retracted.rows):
-        rows = rows[places_of(contents.ids, contents.retracted.rows["id"]) < 0]
-        left = f"{len(contents.raw.rows) - len(rows)} of {len(contents.raw.rows)} checkpoints retracted and left out"
-        warnings.warn(f"{files.name}: {left}.", UserWarning, stacklevel=4)
+    rows = standing(contents)
+    if told := left_out(contents, rows):
+        warnings.warn(f"{files.name}: {told}.", UserWarning, stacklevel=4)
     return Zoo(contents, {}, rows)

@@ -5,17 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
-from ckptzoo.format.tree import places_of
 from ckptzoo.hub.pulling.asked import Asked
 from ckptzoo.hub.pulling.copying import copied
 from ckptzoo.hub.pulling.cutting import cut_out
 from ckptzoo.hub.pulling.meter import Progress
 from ckptzoo.hub.pulling.result import Pulled
 from ckptzoo.loader.afar import Afar
+from ckptzoo.loader.retracted import standing
 from ckptzoo.remote import open_remote
 from ckptzoo.spec import layout
 
@@ -77,14 +75,13 @@ def pull(
     bring = copied if asked.raw and layers is None and where is None else cut_out
     parts, there, fetched = bring(files, asked, root, progress)
     contents = read_contents(Folder(root))
-    gone = places_of(contents.retracted.rows["id"], contents.ids) if len(contents.retracted.rows) else np.zeros(0)
     raw = [part for part in contents.raw.parts if part.facts.get("bare") is not True]
     gauges = [name for name in contents.derived_parts if contents.kind(name) == "variant"]
     return Pulled(
         remote.name,
         remote.revision,
         root,
-        len(contents.ids) - len(np.unique(gone[gone >= 0])),
+        len(standing(contents)),
         (*((layout.RAW,) if raw else ()), *gauges),
         tuple(parts),
         there,

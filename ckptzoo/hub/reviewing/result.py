@@ -5,10 +5,11 @@ from typing import Any
 
 from rich.console import Console
 
-from ckptzoo.hub.checks import entries as listing
-from ckptzoo.hub.checks.check import MAX_DETAIL, Check, failures, shown
+from ckptzoo.hub.checks.check import Check, failures
 from ckptzoo.hub.checks.entries import Entry
-from ckptzoo.words import counted, printable
+from ckptzoo.hub.checks.showing import show
+from ckptzoo.hub.saying import say
+from ckptzoo.words import counted
 
 
 @dataclass(frozen=True)
@@ -73,26 +74,13 @@ class Review:
     def print(self, console: Console | None = None) -> None:
         """Print it as tables on a rich console, by default the standard output."""
         out = console or Console()
-
-        def say(text: str = "") -> None:
-            out.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-        say(f"{self.repository} pull request {self.number}: {self.title} (by {self.author}, {self.status})")
-        if self.url:
-            say(self.url)
-        say()
-        if self.entries:
-            out.print(listing.shown(self.entries), markup=False, highlight=False)
-            say()
-        out.print(shown(self.checks, most=None if out.is_terminal else MAX_DETAIL), markup=False, highlight=False)
-        say()
+        head = f"{self.repository} pull request {self.number}: {self.title} (by {self.author}, {self.status})"
+        say(out, head, *([self.url] if self.url else []), "")
+        show(out, self.entries, self.checks)
         failed = failures(self.checks)
         undone = sum(check.outcome == "not done" for check in self.checks)
         told = f"; {counted(undone, 'check')} not done" if undone else ""
+        ending = f"nothing failed{told}." + ("" if self.merged is None else f" Merged: {self.merged}.")
         if failed:
-            say(f"{counted(len(failed), 'check')} of {len(self.checks)} failed{told}. Nothing was merged.")
-        else:
-            done = "" if self.merged is None else f" Merged: {self.merged}."
-            say(f"nothing failed{told}.{done}")
-        for note in self.notes:
-            say(f"note: {note}")
+            ending = f"{counted(len(failed), 'check')} of {len(self.checks)} failed{told}. Nothing was merged."
+        say(out, ending, *(f"note: {note}" for note in self.notes))

@@ -10,7 +10,7 @@ from ckptzoo.hub.checks.accuracy import Bench
 from ckptzoo.hub.checks.check import Check
 from ckptzoo.hub.checks.looking import Looked, Progress, look
 from ckptzoo.hub.checks.measuring import Factory
-from ckptzoo.hub.checks.place import opened, repository, skeleton
+from ckptzoo.hub.checks.place import opened, skeleton
 from ckptzoo.hub.checks.standing import Standing
 from ckptzoo.hub.client import Client, Discussion
 from ckptzoo.hub.client.asking import Bounds
@@ -18,6 +18,7 @@ from ckptzoo.hub.publishing import refresh
 from ckptzoo.hub.reviewing.changes import Changes, changes
 from ckptzoo.hub.reviewing.fetching import fetch
 from ckptzoo.hub.reviewing.result import Review
+from ckptzoo.remote.address import repository
 
 MAX_BYTES = 64 * 2**30
 """Of new parts that are fetched."""
@@ -67,7 +68,7 @@ def review(
     weights. What must be turned away is in tests/hub/reviewing/test_tampered.py.
     """
     client, repo = Client(endpoint, token, bounds=bounds), repository(address)
-    about = client.discussion(repo, number)
+    about = client.pull_requests.read(repo, number)
     made = Review(repo, number, about.title, about.author, about.status, about.url)
     if about.revision is None or about.status not in ("open", "draft"):
         got = about.status if about.revision is not None else "a discussion without changes"
@@ -122,7 +123,7 @@ def _merged(made: Review, client: Client, found: Changes) -> Review:
         told = f"{' and '.join(moved)} moved on during the review; review it again"
         return replace(made, checks=(*made.checks, Check("merged", "failed", told)))
     comment = f"Reviewed at {made.head}: {len(made.checks)} checks, none failed."
-    commit = client.merge(made.repository, made.number, comment)
+    commit = client.pull_requests.merge(made.repository, made.number, comment)
     now = client.files(made.repository)
     wrong = sorted(name for name, stored in found.files.items() if now.get(name) != stored)
     if wrong:

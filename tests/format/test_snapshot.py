@@ -1,0 +1,82 @@
+"""A snapshot is checked to the last byte, by one read of the file; and the folders that paths lie in."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptzoo
+from ckptzoo.errors import IntegrityError
+from ckptzoo.format.files import Folder, folders_of
+from ckptzoo.format.reader import list_trees, read_contents, read_tree
+from ckptzoo.format.snapshot import Snapshot
+from ckptzoo.format.snapshot_writer import encode
+from ckptzoo.spec.span import Span
+
+
+class Counting(Folder):
+    """A folder that counts what is read of each file."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.spans_of, self.wholes = Counter[str](), Counter[str]()
+
+    def read(self, name: str, **how: int) -> bytes:
+        self.wholes[name] += 1
+        return super().read(name, **how)
+
+    def spans(self, wanted: Sequence[Span]) -> list[bytes]:
+        self.spans_of.update(span.name for span in wanted)
+        return super().spans(wanted)
+
+
+@pytest.fixture
+def compacted(make_zoo: Callable[..., tuple[Path, object]]) -> Path:
+    """A snapshot of three parts and a tombstone."""
+    path, _ = make_zoo((3, 2, 2))
+    ckptzoo.retract(path, ["m00001"], reason="a test")
+    made = ckptzoo.compact(path)
+    assert made is not None
+    return made
+
+
+def test_a_check_reads_the_tail_and_then_the_whole_file_once(compacted: Path) -> None:
+    files = Counting(compacted.parents[1])
+    contents = read_contents(files)
+    name = f"snapshots/{compacted.name}"
+    assert contents.snapshot is not None and len(contents.raw.metadata) == 7 and len(contents.raw.index) > 0
+    assert (files.spans_of[name], files.wholes[name]) == (1, 1)
+    assert not [part for part in files.wholes if part.startswith("parts/")]
+
+
+def test_a_byte_that_flipped_anywhere_is_found(compacted: Path) -> None:
+    whole = compacted.read_bytes()
+    places = np.random.default_rng(5).permutation(len(whole))[:200]
+    for place in [0, len(whole) - 1, *places.tolist()]:
+        wrong = bytearray(whole)
+        wrong[place] ^= 1
+        compacted.write_bytes(wrong)
+        with pytest.raises(IntegrityError, match="sha256"):
+            Snapshot(Folder(compacted.parents[1]), compacted.name).check()
+    compacted.write_bytes(whole)
+    Snapshot(Folder(compacted.parents[1]), compacted.name).check()
+
+
+def test_the_same_parts_give_the_same_snapshot(compacted: Path) -> None:
+    files = Folder(compacted.parents[1])
+    trees = {tree: read_tree(files, tree, names, None) for tree, names in list_trees(files).items()}
+    assert encode(trees) == (f"snapshots/{compacted.name}", compacted.read_bytes())
+
+
+def test_folders_are_told_from_paths(tmp_path: Path) -> None:
+    """What is told of the paths of all files is what a folder lists."""
+    names = ["zoo.json", "parts/1/b", "parts/1/a", "parts/2/a", "derived/x/1/a"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    told = folders_of(names)
+    assert told["parts/1"] == ("a", "b") and told[""] == ("derived", "parts", "zoo.json")
+    assert told == {folder: Folder(tmp_path).listed(folder) for folder in told}
+    assert len(told) == 1 + sum(path.is_dir() for path in tmp_path.rglob("*"))

@@ -26,6 +26,7 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 
+from benchmarks.train_limits import Limits, limits
 from builders import data
 from builders.engines import GENERAL, able
 from builders.material import Material, steps
@@ -185,8 +186,10 @@ def machine(device: str) -> dict[str, Any]:
     }
 
 
-def show(console: Console, found: list[Contender], facts: dict[str, Any], recipe: Recipe, gap: float) -> None:
-    """The table."""
+def show(
+    console: Console, found: list[Contender], facts: dict[str, Any], recipe: Recipe, gap: float, bounds: Limits
+) -> None:
+    """The table, and how far the fastest is from what the machine could do."""
     place = facts["gpu"] or f"{facts['cpu']}, {facts['cores']} cores"
     console.print(f"{place}, {facts['system']}, Python {facts['python']}, torch {facts['torch']}")
     console.print(f"{recipe.name}, batch {recipe.batch}; the weights agree with the plain loop's to {gap:.0e}")
@@ -200,6 +203,22 @@ def show(console: Console, found: list[Contender], facts: dict[str, Any], recipe
         numbers = [f"{value:,.0f}" for value in (middle, min(contender.rates), max(contender.rates))]
         table.add_row(contender.name, str(contender.members), *numbers, f"{middle / base:.2f}x")
     console.print(table)
+    best = max(found, key=lambda contender: statistics.median(contender.rates))
+    speed = statistics.median(best.rates)
+    for name, need, unit, rate, bound in (
+        (
+            "arithmetic",
+            bounds.flop / 1e6,
+            "MFLOP",
+            f"{bounds.flop_rate / 1e9:,.0f} GFLOP/s in a product",
+            bounds.arithmetic,
+        ),
+        ("memory", bounds.nbytes / 1e3, "kB", f"{bounds.byte_rate / 1e9:,.1f} GB/s in a copy", bounds.memory),
+    ):
+        console.print(
+            f"{name}: {need:.1f} {unit} a member-step, {rate}: at most {bound:,.0f} member-steps a second; "
+            f"{best.name} of {best.members} reaches {100 * speed / bound:.1f} %"
+        )
 
 
 def arguments() -> argparse.Namespace:
@@ -229,14 +248,21 @@ def main() -> None:
     gap = check(recipe, source, chosen.device)
     if gap > 1e-3:
         raise ZooError(f"benchmark: weights after 20 steps: expected equal to 1e-3, got {gap:.0e} apart. Stop.")
+    bounds = limits(recipe.batch, chosen.device)
     with ExitStack() as stack:
         found = list(contenders(recipe, source, chosen.device, stack))
         measure(found, chosen.repeats, chosen.seconds, console)
     facts = machine(chosen.device)
-    show(console, found, facts, recipe, gap)
+    show(console, found, facts, recipe, gap, bounds)
     results = [{"name": item.name, "members": item.members, "member_steps_per_second": item.rates} for item in found]
     chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    content = {"machine": facts, "recipe": recipe.facts(), "largest_difference": gap, "results": results}
+    content = {
+        "machine": facts,
+        "recipe": recipe.facts(),
+        "largest_difference": gap,
+        "limits": bounds.to_json(),
+        "results": results,
+    }
     chosen.json.write_text(json.dumps(content, indent=1) + "\n")
     console.print(f"Figures: {chosen.json}")
 

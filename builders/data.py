@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from builders.recipe import ImageRecipe, Recipe
 from ckptzoo.errors import IntegrityError, MissingExtraError, Problem, UnknownNameError, ZooError
-from ckptzoo.hub.heldout import FOLDER_VARIABLE, folder_of, idx
-from ckptzoo.loader.order import derive_key, keyed_permutation
+from ckptzoo.hub.heldout import FOLDER_VARIABLE, digits, folder_of, idx
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -112,32 +111,12 @@ def checked(recipe: Recipe) -> ImageRecipe:
 
 def _digits(recipe: Recipe, folder: Path | None) -> Data:
     """scikit-learn's 1,797 digits, enlarged from 8x8 to 28x28; a fixed shuffled split."""
-    try:
-        datasets = import_module("sklearn.datasets")
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", "build") from error
-    bunch = datasets.load_digits()
-    small, labels = bunch.images.astype(np.int64), bunch.target.astype(np.int64)
-    images = enlarged(small, 28, 16)
-    where = np.asarray(keyed_permutation(np.arange(len(images)), len(images), derive_key(0)))
-    train, test = where[: recipe.train], where[recipe.train :]
+    found = digits.load()
+    if found is None:
+        raise MissingExtraError("scikit-learn", "build")
+    images, labels = found[0][:, 0], found[1]
+    train, test = slice(recipe.train), slice(recipe.train, None)
     return Data("digits", images[train], labels[train], images[test], labels[test])
-
-
-def enlarged(small: NDArray[np.int64], size: int, top: int) -> Images:
-    """Bilinear enlargement of (N, s, s) integers 0..top to (N, size, size) pixels 0..255, exact up to one rounding.
-
-    Pixel centres are aligned, as in ``torch.nn.functional.interpolate(mode="bilinear", align_corners=False)``: output i
-    looks at ``(i + 1/2) s / size - 1/2``, clamped to the picture. Integer arithmetic, halves rounded up.
-    """
-    old = small.shape[-1]
-    place = np.clip((2 * np.arange(size) + 1) * old - size, 0, 2 * size * (old - 1))
-    low = np.minimum(place // (2 * size), old - 2)
-    weight = place - low * 2 * size
-    rows = small[:, low] * (2 * size - weight)[:, None] + small[:, low + 1] * weight[:, None]
-    both = rows[:, :, low] * (2 * size - weight) + rows[:, :, low + 1] * weight
-    unit = (2 * size) ** 2 * top
-    return ((both * 510 + unit) // (2 * unit)).astype(np.uint8)
 
 
 def _mnist(recipe: Recipe, folder: Path | None) -> Data:

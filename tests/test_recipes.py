@@ -15,7 +15,7 @@ from builders import data, gaussians, sources
 from builders.__main__ import run
 from builders.recipe import FOLDER, GaussianRecipe, Recipe, TableRecipe, names
 from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
-from ckptzoo.hub.heldout import idx
+from ckptzoo.hub.heldout import digits, idx
 
 REAL = Path(os.environ.get(data.FOLDER_VARIABLE) or Path(__file__).parents[2] / "shared" / "data")
 TINY = dataclasses.replace(Recipe.load("mnist-optunet"), train=7, test=5)
@@ -166,9 +166,9 @@ def test_the_digits_are_always_the_same() -> None:
 def test_enlarging_is_bilinear_with_one_rounding() -> None:
     small = np.random.default_rng(0).integers(0, 17, size=(20, 8, 8))
     exact = torch.nn.functional.interpolate(torch.from_numpy(small[:, None]).double(), size=28, mode="bilinear")
-    error = data.enlarged(small, 28, 16) - exact[:, 0].numpy() * 255 / 16
+    error = digits.enlarged(small, 28, 16) - exact[:, 0].numpy() * 255 / 16
     assert np.abs(error).max() <= 0.5 + 1e-9
-    assert np.array_equal(data.enlarged(np.full((1, 8, 8), 16), 28, 16), np.full((1, 28, 28), 255))
+    assert np.array_equal(digits.enlarged(np.full((1, 8, 8), 16), 28, 16), np.full((1, 28, 28), 255))
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:

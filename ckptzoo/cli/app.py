@@ -12,6 +12,7 @@ from ckptzoo.cli.contribute import contribute
 from ckptzoo.cli.exits import listed
 from ckptzoo.cli.export import export
 from ckptzoo.cli.mmd import mmd
+from ckptzoo.cli.predict import predict
 from ckptzoo.cli.pull import pull
 from ckptzoo.cli.push import push
 from ckptzoo.cli.review import review
@@ -34,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for _command in (info, show, verify, export, derive, dedupe, mmd):
+for _command in (info, show, verify, export, derive, predict, dedupe, mmd):
     app.command()(_command)
 app.add_typer(study)
 for _command in (search, pull, push, card, contribute, review, compact, retract):

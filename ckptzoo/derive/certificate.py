@@ -1,25 +1,18 @@
 """Certificates: do two sets of stacked weights compute the same functions? Answered with torch."""
 
-import copy
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ckptzoo import archs
+from ckptzoo.derive.forward import Forward, Weights
 from ckptzoo.derive.rule import Precision
 from ckptzoo.errors import SymmetryError
 from ckptzoo.spec.architecture import Architecture
 from ckptzoo.spec.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
-
-Weights = Mapping[str, NDArray[Any]]
 
 TABLE_TOLERANCE = 1e-9
 """Largest relative difference of float64 outputs under a group element of a table that is right."""
@@ -41,14 +34,8 @@ class Certifier:
 
     def __init__(self, arch: Architecture, module: torch.nn.Module | None = None) -> None:
         self._arch = arch
-        if module is not None:
-            held = copy.deepcopy(module).to("meta")
-            self._factory = partial(copy.deepcopy, held)
-        else:
-            assert arch.forward is not None
-            self._factory = archs.get(arch.forward)
+        self._forward = Forward(arch, module)
         self._stack = max(1, min(_STACK, _STACK_BYTES // arch.nbytes))
-        self._local = threading.local()
 
     def gaps(
         self, one: Weights, two: Weights, inputs: NDArray[Any], *, precision: Precision = "float64"
@@ -111,32 +98,9 @@ class Certifier:
 
     def _outputs(self, weights: Weights, rows: slice, batches: tuple[torch.Tensor, ...]) -> NDArray[np.float64]:
         """Outputs (K, B, features) of some checkpoints, in the precision of the inputs."""
-        dtype, module = batches[0].dtype, self._module()
-        state: dict[str, torch.Tensor] = {}
-        for tensor in self._arch.tensors:
-            array = weights[tensor.name][rows]
-            with np.errstate(over="ignore"):
-                held = torch.from_numpy(np.array(array, None if array.dtype.kind in "iub" else str(dtype)[6:]))
-            for name in (tensor.name, *tensor.aliases):
-                state[name] = held
-
-        def forward(member: dict[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
-            return torch.func.functional_call(module, member, (batch,), tie_weights=False).flatten(1)
-
-        with torch.no_grad():
-            if self._stack > 1:
-                made = [torch.func.vmap(forward, in_dims=(0, None))(state, batch) for batch in batches]
-            else:
-                member = {name: tensor[0] for name, tensor in state.items()}
-                made = [forward(member, batch)[None] for batch in batches]
-        return torch.cat(made, dim=1).double().numpy()
-
-    def _module(self) -> torch.nn.Module:
-        """The thread's own module, without values: a call puts those of a checkpoint in their places."""
-        if not hasattr(self._local, "module"):
-            with torch.device("meta"):
-                self._local.module = self._factory().eval()
-        return self._local.module
+        some = {tensor.name: weights[tensor.name][rows] for tensor in self._arch.tensors}
+        made = self._forward.outputs(some, batches, stacked=self._stack > 1)
+        return torch.cat(list(made), dim=1).double().numpy()
 
 
 def _relative(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -150,14 +114,3 @@ def _relative(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.
         gap, norm = np.linalg.norm((second - first) / size, axis=2), np.linalg.norm(first / size, axis=2)
     ratio = np.divide(gap, norm, out=np.where(gap == 0, 0.0, np.inf), where=norm != 0)
     return np.where(good, ratio.max(axis=1, initial=0.0), np.where(whole, np.inf, np.nan))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Have torch use one thread an operation, as checkpoints are spread over threads instead."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -14,15 +14,15 @@ _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
 
-def in_order(work: Callable[[_Item], _Made], items: Iterable[_Item]) -> Generator[_Made]:
-    """``work`` of every item, in the order of the items, as many at a time as there are cores, at most four.
+def in_order(work: Callable[[_Item], _Made], items: Iterable[_Item], *, most: int = MOST_THREADS) -> Generator[_Made]:
+    """``work`` of every item, in the order of the items, as many at a time as there are cores, at most ``most``.
 
     Parameters
     ----------
     work : called in other threads.
     items : taken one by one in the caller's thread, as they are needed.
     """
-    count = min(_cores(), MOST_THREADS)
+    count = min(_cores(), most)
     waiting: deque[Future[_Made]] = deque()
     with ThreadPoolExecutor(count) as pool:
         try:

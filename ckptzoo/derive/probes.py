@@ -41,10 +41,10 @@ def probes_of(
     return found
 
 
-def certificate_module() -> Any:
-    """torch's side of derive, or an error that names the install command."""
+def torch_side(name: str) -> Any:
+    """A module of this room that imports torch, or an error that names the install command."""
     try:
-        return import_module("ckptzoo.derive.certificate")
+        return import_module(f"ckptzoo.derive.{name}")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ckptzoo.derive.pipeline import Behind, in_order
-from ckptzoo.derive.probes import certificate_module, probes_of
+from ckptzoo.derive.probes import probes_of, torch_side
 from ckptzoo.derive.result import Derived
 from ckptzoo.derive.rule import Rule
 from ckptzoo.derive.tables import declare, symmetry_of
@@ -91,11 +91,11 @@ def derive(
             "is not in ckptzoo.archs. Pass derive(..., module=..., inputs=...) from Python, or certify none."
         )
     work = Work(contents, symmetry, GAUGES[gauge], probes, rule, module, weights=store == "weights")
-    work.catch_up()
-    todo = work.todo()
+    work.tree.catch_up()
+    todo = work.tree.todo()
     share = 0.0
     if todo:
-        with certificate_module().one_thread() if probes else nullcontext():
+        with torch_side("forward").one_thread() if probes else nullcontext():
             work.prepare()
             if contents.symmetry is None:
                 declare(contents.root, symmetry)
@@ -105,7 +105,7 @@ def derive(
         gauge=gauge,
         version=GAUGES[gauge].version,
         store=store,
-        parts=tuple(work.parts),
+        parts=tuple(work.tree.parts),
         checkpoints=tally.checkpoints,
         already=len(contents.raw.rows) - tally.checkpoints,
         **tally.counts,
@@ -126,5 +126,5 @@ def _written(work: Work, parts: Sequence[tuple[int, Part]], progress: Progress |
                 if progress is not None:
                     progress(done, total)
     finally:
-        work.discard()
+        work.tree.discard()
     return certifying / spent if spent else 0.0

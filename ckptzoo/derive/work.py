@@ -1,28 +1,25 @@
-"""One variant of one zoo while it is being written: what is done to a batch, and how a part gets to its place."""
+"""One variant of one zoo while it is being written: what is done to a batch of its checkpoints."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.derive.probes import certificate_module, described
+from ckptzoo.derive.growing import Growing, Row, Run
+from ckptzoo.derive.probes import described, torch_side
 from ckptzoo.derive.result import Tally
 from ckptzoo.derive.rule import PRECISIONS, SMALL_BYTES, Precision, Rule
 from ckptzoo.errors import SymmetryError
-from ckptzoo.format import table
-from ckptzoo.format.files import Folder
-from ckptzoo.format.part import Arrays, Part, PartWriter
-from ckptzoo.format.reader import Contents, list_trees, read_tree
+from ckptzoo.format.part import Arrays, Part
+from ckptzoo.format.reader import Contents
 from ckptzoo.format.variants import variant_dtype
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.spec import layout
 from ckptzoo.spec.architecture import Tensor
 from ckptzoo.spec.document import Document
-from ckptzoo.spec.metadata import VARIANT_COLUMNS
 from ckptzoo.spec.symmetry import Symmetry
 from ckptzoo.symmetry import Canonical, Gauge, GroupElement, canonicalize
 from ckptzoo.symmetry.fingerprint import fingerprint
@@ -31,12 +28,15 @@ BATCH_BYTES = 96 * 2**20
 BATCH_ROWS = 2048
 """At most so many bytes of raw weights, and so many checkpoints, are taken at a time."""
 
-Row = dict[str, Any]
+
+def rows_at_a_time(nbytes: int) -> int:
+    """How many checkpoints of ``nbytes`` each are taken at a time."""
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // nbytes))
 
 
 def batches(rows: int, nbytes: int) -> Iterator[slice]:
     """Rows of checkpoints of ``nbytes`` each, in runs of at most ``BATCH_BYTES`` or one."""
-    step = max(1, min(BATCH_ROWS, BATCH_BYTES // nbytes))
+    step = rows_at_a_time(nbytes)
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
@@ -46,19 +46,16 @@ class Batch:
 
     Parameters
     ----------
-    raw : the part.
+    run : their rows.
     ids : of the rows.
     weights : as trained.
     precisions : of the rows' certificates.
-    first, last : whether the part begins, and ends, with these rows.
     """
 
-    raw: Part
+    run: Run
     ids: Sequence[str]
     weights: Mapping[str, NDArray[Any]]
     precisions: Sequence[Precision | None]
-    first: bool
-    last: bool
 
 
 @dataclass(frozen=True)
@@ -80,10 +77,6 @@ class Made:
     certifying: float
 
 
-class _TakenError(Exception):
-    """Another process derived the part meanwhile."""
-
-
 class Work:
     """One variant of one zoo.
 
@@ -98,8 +91,8 @@ class Work:
 
     Attributes
     ----------
-    held : digests of the raw parts that have been derived.
-    parts, tally : names of the parts that were written, and what was found in their checkpoints.
+    tree : the variant's.
+    tally : what was found in the checkpoints of the parts that were written.
     """
 
     def __init__(
@@ -115,11 +108,10 @@ class Work:
     ) -> None:
         self._contents, self._symmetry, self._gauge = contents, symmetry, gauge
         self._probes, self._rule, self._module = probes, rule, module
-        self._root, self._arch = contents.root, contents.architecture
+        self._arch = contents.architecture
         self._zoo = Zoo(contents, {}, np.arange(len(contents.raw.rows)))
         self._certifier: Any = None
-        self._tree = f"{layout.DERIVED}/{gauge.name}"
-        self._facts: Document = {
+        facts: Document = {
             "kind": "variant",
             "gauge": gauge.name,
             "version": gauge.version,
@@ -130,26 +122,8 @@ class Work:
         if weights:
             stored = (replace(tensor, dtype=variant_dtype(tensor.dtype)) for tensor in self._arch.tensors)
             self._sets[gauge.name] = list(stored)
-        self._seen: set[str] = set()
-        self._writer: PartWriter | None = None
-        self.held: set[str] = set()
-        self.parts: list[str] = []
+        self.tree = Growing(contents, gauge.name, facts, self._sets, what="variant", error=SymmetryError)
         self.tally = Tally()
-
-    def catch_up(self) -> None:
-        """Learn which raw parts have been derived, and refuse to mix versions or tables."""
-        names = list_trees(Folder(self._root)).get(self._tree, ())
-        fresh = tuple(name for name in names if name not in self._seen)
-        tree = read_tree(Folder(self._root), self._tree, fresh, None)
-        for part in tree.parts:
-            for key, expected in self._facts.items():
-                if part.facts.get(key) != expected:
-                    raise SymmetryError(
-                        f"{self._root.name}/{part.path}: {key} of the variant: expected {expected!r}, got "
-                        f"{part.facts.get(key)!r}. Remove {self._tree} and derive it anew."
-                    )
-        self.held.update(unit for unit in tree.rows["unit"].unique().to_pylist())
-        self._seen.update(fresh)
 
     def prepare(self) -> None:
         """Load torch where certificates are wanted, and hold the symmetry table against the forward function.
@@ -158,7 +132,7 @@ class Work:
         """
         if not self._probes:
             return
-        self._certifier = certificate_module().Certifier(self._arch, self._module)
+        self._certifier = torch_side("certificate").Certifier(self._arch, self._module)
         small = self._arch.nbytes <= SMALL_BYTES
         rows = np.flatnonzero(self._zoo.metadata["finite"].fill_null(False).to_numpy())[: 4 if small else 1]
         if len(rows):
@@ -166,26 +140,21 @@ class Work:
             inputs = next(iter(self._probes.values()))
             self._certifier.check_table(self._symmetry, weights, inputs if small else inputs[:2])
 
-    def todo(self) -> list[tuple[int, Part]]:
-        """The raw parts that have not been derived, each behind the number of its first row."""
-        starts = np.cumsum([0, *(part.rows for part in self._contents.raw.parts)]).tolist()
-        listed = zip(starts, self._contents.raw.parts, strict=False)
-        return [(start, part) for start, part in listed if part.rows and part.digest not in self.held]
-
     def batches(self, parts: Sequence[tuple[int, Part]]) -> Iterator[Batch]:
         """The checkpoints of parts that are not held when their turn comes, batch by batch."""
         metadata = self._contents.raw.metadata
-        for start, raw in parts:
-            if raw.digest in self.held:
-                continue
-            held = metadata.slice(start, raw.rows)
-            ids, finite = held["id"].to_pylist(), held["finite"].fill_null(False).to_numpy()
-            precisions = self._rule.precisions(finite) if self._probes else [None] * raw.rows
-            for some in batches(raw.rows, self._arch.nbytes):
-                rows = slice(start + some.start, start + some.stop)
-                weights = {name: self._zoo[name][rows] for name in self._arch.names}
-                first, last = some.start == 0, some.stop == raw.rows
-                yield Batch(raw, ids[some], weights, precisions[some], first, last)
+        precisions: list[Precision | None] = []
+        done = 0
+        for run in self.tree.runs(parts, rows_at_a_time(self._arch.nbytes)):
+            if run.first:
+                finite = metadata["finite"].slice(run.rows.start, run.raw.rows).fill_null(False).to_numpy()
+                precisions = self._rule.precisions(finite) if self._probes else [None] * run.raw.rows
+                done = 0
+            count = run.rows.stop - run.rows.start
+            ids = metadata["id"].slice(run.rows.start, count).to_pylist()
+            weights = {name: self._zoo[name][run.rows] for name in self._arch.names}
+            yield Batch(run, ids, weights, precisions[done : done + count])
+            done += count
 
     def solve(self, batch: Batch) -> Made:
         """Bring a batch into the gauge and certify it; called by several threads."""
@@ -207,7 +176,6 @@ class Work:
         columns |= self._certificates(batch, made)
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         for row in rows:
-            row["unit"] = batch.raw.digest
             if not row["gauged"]:
                 row.update(ties=None, margin=None, dead=None, unresolved=None, clamped=None)
         arrays = {self._gauge.name: made.weights, layout.ELEMENT: made.element.to_tensors()}
@@ -216,38 +184,9 @@ class Work:
         return Made(batch, kept, rows, ended - started, ended - solved)
 
     def store(self, made: Made) -> None:
-        """Write a batch; with its last one a part appears, unless another process wrote it meanwhile."""
-        batch = made.batch
-        if batch.first:
-            self._writer = PartWriter(
-                self._root / self._tree,
-                sets=self._sets,
-                schema=table.schema_of(VARIANT_COLUMNS),
-                facts={**self._facts, "raw": batch.raw.digest, "certificate": self._described()},
-                rows=batch.raw.rows,
-            )
-        assert self._writer is not None
-        self._writer.add(made.arrays, made.rows)
-        if not batch.last:
-            return
-        try:
-            self.parts.append(self._writer.commit(self._root, refuse=partial(self._refuse, batch.raw)).name)
-        except _TakenError:
-            self.discard()
-        else:
-            self.tally.add(self._writer.rows)
-            self._writer = None
-
-    def discard(self) -> None:
-        """Give up the part that is being written; nothing of it stays."""
-        if self._writer is not None:
-            self._writer.discard()
-            self._writer = None
-
-    def _refuse(self, raw: Part, rows: object) -> None:
-        self.catch_up()
-        if raw.digest in self.held:
-            raise _TakenError
+        """Write a batch; with the last one of a part the part appears."""
+        facts = {"certificate": self._described()}
+        self.tally.add(self.tree.store(made.batch.run, made.arrays, made.rows, facts))
 
     def _described(self) -> Document:
         """The inputs of the certificates and the rule; nothing where there are none."""

@@ -7,11 +7,12 @@ from ckptzoo.errors import Problem
 from ckptzoo.format.files import Files
 from ckptzoo.format.header import CODES
 from ckptzoo.format.part import Part
+from ckptzoo.format.predictions import differing, prediction_problems
 from ckptzoo.format.tree import Tree
 from ckptzoo.format.variants import element_problems, variant_dtype
 from ckptzoo.spec.architecture import ITEMSIZE, Architecture, name_problem
 from ckptzoo.spec.document import REFETCH
-from ckptzoo.spec.layout import ELEMENT, INDEX, RAW, SHARD_NAME
+from ckptzoo.spec.layout import ELEMENT, INDEX, PREDICTIONS, RAW, SHARD_NAME, predictions_name
 from ckptzoo.spec.symmetry import Symmetry
 
 
@@ -24,7 +25,7 @@ def geometry_problems(files: Files, arch: Architecture, symmetry: Symmetry | Non
     table = symmetry, None if symmetry is None or tree.kind != "variant" else symmetry.digest
     for part, start, stop in zip(tree.parts, bounds[:-1], bounds[1:], strict=True):
         problems.extend(_of_part(files, arch, table, part, outline.slice(start, stop - start)))
-    return problems
+    return [*problems, *differing(files, tree)]
 
 
 def _of_part(
@@ -104,10 +105,17 @@ def _of_part(
     for (stem, tensor), covered in spans.items():
         if not _covers(covered, part.rows):
             wrong(f"{stem}-*.safetensors", f"rows of {tensor!r}", f"all of 0 to {part.rows}, once", covered[:4])
-    home = {"raw": "parts", "retracted": "derived/retracted", "variant": f"derived/{part.facts.get('gauge')}"}
     kind = str(part.facts.get("kind"))
+    home = {
+        "raw": "parts",
+        "retracted": "derived/retracted",
+        "variant": f"derived/{part.facts.get('gauge')}",
+        "predictions": f"derived/{predictions_name(str(part.facts.get('set')))}",
+    }
     if part.tree != home.get(kind, part.tree):
         wrong(INDEX, f"folder of a part of kind {kind!r}", home[kind], part.tree)
+    if kind == PREDICTIONS:
+        return problems + list(prediction_problems(where, part, rows, kinds))
     for stem in sorted(set(rows) - {ELEMENT}):
         for tensor in arch.tensors:
             dtype, shape = kinds.get((stem, tensor.name), ("no such tensor", ()))

@@ -55,6 +55,11 @@ class Contents:
         """Digest of the ordered list of raw parts and tombstones."""
         return snapshot.revision_of(part.digest for tree in (self.raw, self.retracted) for part in tree.parts)
 
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Names of derived trees that are not predictions."""
+        return tuple(name for name in self.derived_parts if layout.set_name(name) is None)
+
     @cached_property
     def ids(self) -> pa.ChunkedArray:
         """The ids of all raw rows; IntegrityError where one stands twice, or a unit was written twice."""
@@ -64,7 +69,7 @@ class Contents:
     def derived(self, name: str) -> Tree:
         """The parts under ``derived/<name>`` that were there at opening, read on first use."""
         if name not in self.derived_parts:
-            raise UnknownNameError(self.files.name, "variant", name, [layout.RAW, *self.derived_parts])
+            raise UnknownNameError(self.files.name, "variant", name, [layout.RAW, *self.variants])
         if name not in self._trees:
             where = f"{layout.DERIVED}/{name}"
             self._trees[name] = read_tree(self.files, where, self.derived_parts[name], self.snapshot)

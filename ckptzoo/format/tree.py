@@ -76,7 +76,7 @@ class Tree:
 
     @property
     def kind(self) -> str | None:
-        """``raw``, ``variant``, ``retracted``, or None for an empty tree."""
+        """A key of ``ckptzoo.spec.metadata.KINDS``, or None for an empty tree."""
         return self.parts[0].facts.get("kind") if self.parts else None
 
     @property

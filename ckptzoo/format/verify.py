@@ -16,11 +16,12 @@ from ckptzoo.format.geometry import geometry_problems
 from ckptzoo.format.header import Entry, header_length, read_header
 from ckptzoo.format.listing import LISTING
 from ckptzoo.format.part import Part, part_digest, stored_rows
+from ckptzoo.format.predictions import differing
 from ckptzoo.format.reader import list_trees, read_documents, read_tree, repeated
 from ckptzoo.format.tree import Rows, Tree, empty_tree
 from ckptzoo.format.variants import origin_problems
 from ckptzoo.spec import layout
-from ckptzoo.spec.card import FILE
+from ckptzoo.spec.card import may_change
 from ckptzoo.spec.document import REFETCH, unseal
 
 _CHUNK = 8 * 2**20
@@ -40,8 +41,8 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
 
     Notes
     -----
-    A flipped byte anywhere but in the card is found. Deep verification reads every byte of the shards twice
-    (whole files and blocks), in bounded memory, on all cores. ``tests/refuse`` holds what must be found.
+    A flipped byte anywhere but in the card and its pictures is found. Deep verification reads every byte of the shards
+    twice (whole files and blocks), in bounded memory, on all cores. ``tests/refuse`` holds what must be found.
     """
     root = Path(path).absolute()
     files = Folder(root)
@@ -67,6 +68,7 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
                 sound.append((part, index.drop_columns(["part"])))
     raw = trees.get(layout.PARTS, empty_tree())
     problems += repeated(files, raw)
+    problems += [problem for tree in trees.values() for problem in differing(files, tree)]
     problems += _strangers(files, raw, trees)
     problems += _snapshots(files, trees, deep=deep)
     problems += _listing(files)
@@ -147,7 +149,7 @@ def _strangers(files: Folder, raw: Tree, trees: dict[str, Tree]) -> Iterator[Pro
             yield Problem(where, "ids", "checkpoints of this zoo", got, "Remove the part.")
         if tree != f"{layout.DERIVED}/{layout.RETRACTED}" and len(own.unique()) != len(own):
             yield Problem(where, "ids", "each id once", "some twice", "Remove the part that came later.")
-        if found.kind == "variant":
+        if found.kind in ("variant", layout.PREDICTIONS):
             yield from origin_problems(files, raw, found)
 
 
@@ -187,7 +189,7 @@ def _listing(files: Folder) -> Iterator[Problem]:
         content, _ = unseal(files.read(LISTING), where=where)
         named: dict[str, Any] = content["files"]
         for name, facts in named.items():
-            if name not in (layout.CARD, FILE) and files.size(name) != facts[0]:
+            if not may_change(name) and files.size(name) != facts[0]:
                 got = str(files.size(name) or "no such file")
                 yield Problem(where, f"size of {name[:200]!r}", str(facts[0]), got, step)
     except (IntegrityError, KeyError, TypeError, AttributeError, IndexError) as error:

@@ -13,6 +13,7 @@ from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.afar import Afar
 from ckptzoo.loader.checkpoint import Checkpoint
+from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.stack import Maps
 from ckptzoo.loader.stacked import StackedTensor
 from ckptzoo.loader.stream import Source
@@ -66,7 +67,8 @@ class Selection:
     @cached_property
     def gauges(self) -> tuple[str, ...]:
         """Every gauge that was derived."""
-        return tuple(name for name in self.contents.derived_parts if self.contents.kind(name) == "variant")
+        contents = self.contents
+        return tuple(name for name in contents.variants if contents.kind(name) == "variant")
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -95,13 +97,40 @@ class Selection:
         order = np.lexsort((steps, members))
         return np.sort(order[np.flatnonzero(np.diff(members[order], append=-1))])
 
-    def having(self, variant: str) -> NDArray[np.int64]:
-        """The places of the checkpoints that were derived in a gauge."""
-        if variant not in self.names:
-            raise UnknownNameError(self.name, "variant", variant, self.names)
-        if variant == layout.RAW:
+    @cached_property
+    def predicted(self) -> tuple[str, ...]:
+        """Every set of inputs that was predicted."""
+        contents = self.contents
+        found = {layout.set_name(name): name for name in contents.derived_parts}
+        return tuple(
+            inputs for inputs, name in found.items() if inputs is not None and contents.kind(name) == layout.PREDICTIONS
+        )
+
+    def having(self, name: str) -> NDArray[np.int64]:
+        """The places of the checkpoints that were derived in a gauge, or predicted on a set of inputs."""
+        if name == layout.RAW and layout.RAW in self.names:
             return np.arange(len(self.rows))
-        return np.flatnonzero(places_of(self.ids, self.contents.derived(variant).rows["id"]) >= 0)
+        if name in self.predicted:
+            name = layout.predictions_name(name)
+        elif name not in self.names:
+            raise UnknownNameError(self.name, "variant or set", name, (*self.names, *self.predicted))
+        return np.flatnonzero(places_of(self.ids, self.contents.derived(name).rows["id"]) >= 0)
+
+    def predictions(self, inputs: str) -> Predictions:
+        """The outputs of these checkpoints on a set of inputs.
+
+        Raises
+        ------
+        UnknownNameError
+            No such set.
+        ZooError
+            Not every checkpoint has been evaluated on it.
+        """
+        if inputs not in self.predicted:
+            raise UnknownNameError(self.name, "set of predictions", inputs, self.predicted)
+        rows = places_of(self.ids, self.contents.derived(layout.predictions_name(inputs)).rows["id"])
+        self._all(rows, "predictions", inputs, f"predict {{}} {inputs}")
+        return Predictions(self.contents, inputs, self.ids, rows)
 
     def placed(self, variant: str) -> tuple[Variant, NDArray[np.int64]]:
         """A variant, and where these checkpoints are in it.
@@ -121,13 +150,7 @@ class Selection:
         found = self.variants[variant]
         if variant not in self._places:
             rows = places_of(self.ids, found.tree.rows["id"])
-            if missing := int((rows < 0).sum()):
-                files = self.contents.files
-                step = "" if files.here is None else f", or run ckptzoo derive {files.here} --gauge {variant}"
-                raise ZooError(
-                    f"{self.name}: variant {variant!r}: expected all {len(rows)} checkpoints, got "
-                    f"{len(rows) - missing}. Take those with zoo.having({variant!r}){step}."
-                )
+            self._all(rows, "variant", variant, f"derive {{}} --gauge {variant}")
             self._places[variant] = rows
         return found, self._places[variant]
 
@@ -176,6 +199,16 @@ class Selection:
                 return tensor.name
         known = [other for tensor in arch.tensors for other in (tensor.name, *tensor.aliases)]
         raise UnknownNameError(self.name, "tensor", name, arch.layers.get(name, known))
+
+    def _all(self, rows: NDArray[np.int64], what: str, name: str, command: str) -> None:
+        """Refuse a derived thing that some of these checkpoints lack; ``command`` with the zoo's folder makes it."""
+        if missing := int((rows < 0).sum()):
+            here = self.contents.files.here
+            step = "" if here is None else f", or run ckptzoo {command.format(here)}"
+            raise ZooError(
+                f"{self.name}: {what} {name!r}: expected all {len(rows)} checkpoints, got {len(rows) - missing}. "
+                f"Take those with zoo.having({name!r}){step}."
+            )
 
     def _place(self, id: str) -> int:
         at = self.ids.index(id).as_py()

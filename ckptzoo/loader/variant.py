@@ -72,7 +72,7 @@ class Variant:
 
     def _made(self, tensor: str) -> Stack:
         if self._raw is None and self._bare.any():
-            step = f"Read a variant ({', '.join(self._contents.derived_parts)}), or pull the zoo with its raw weights."
+            step = f"Read a variant ({', '.join(self._contents.variants)}), or pull the zoo with its raw weights."
             raise ZooError(f"{self._contents.files.name}: raw weights: expected some, got none in some parts. {step}")
         if not self._bare.any():
             return self._stored(self.name, tensor)

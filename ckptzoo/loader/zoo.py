@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents
-from ckptzoo.format.tree import places_of
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
 from ckptzoo.loader.plan import Ragged, Share, Shuffle
+from ckptzoo.loader.predictions import Predictions
+from ckptzoo.loader.retracted import left_out, standing
 from ckptzoo.loader.selection import Selection
 from ckptzoo.loader.stack import Maps
 from ckptzoo.loader.stacked import StackedTensor
@@ -55,11 +56,9 @@ def open(address: str | os.PathLike[str], *, endpoint: str | None = None, token:
     ``tests/loader/test_afar.py``.
     """
     contents = read_contents(_files(address, endpoint, token))
-    rows = np.arange(len(contents.raw.rows), dtype=np.int64)
-    if len(contents.retracted.rows):
-        rows = rows[places_of(contents.ids, contents.retracted.rows["id"]) < 0]
-        left = f"{len(contents.raw.rows) - len(rows)} of {len(contents.raw.rows)} checkpoints retracted and left out"
-        warnings.warn(f"{contents.files.name}: {left}; zoo.retracted lists them.", UserWarning, stacklevel=2)
+    rows = standing(contents)
+    if told := left_out(contents, rows):
+        warnings.warn(f"{contents.files.name}: {told}; zoo.retracted lists them.", UserWarning, stacklevel=2)
     return Zoo(contents, {}, rows)
 
 
@@ -160,6 +159,27 @@ class Zoo:
         """Every gauge that was derived."""
         return self._selection.gauges
 
+    @property
+    def predicted(self) -> tuple[str, ...]:
+        """Every set of inputs whose outputs are stored, such as ``mnist/test``; ``derive.predict`` adds to them."""
+        return self._selection.predicted
+
+    def predictions(self, set: str) -> Predictions:
+        """The stored outputs of these checkpoints on a set of inputs, in this zoo's order.
+
+        Parameters
+        ----------
+        set : a name in ``predicted``.
+
+        Raises
+        ------
+        UnknownNameError
+            No such set.
+        ZooError
+            Not every checkpoint has been evaluated on it; the message says what to do.
+        """
+        return self._selection.predictions(set)
+
     def where(self, filters: Filters) -> "Zoo":
         """The checkpoints whose metadata satisfy a condition.
 
@@ -181,17 +201,17 @@ class Zoo:
         held = self._selection
         return Zoo(self._contents, held.variants, np.atleast_1d(held.rows[rows]))
 
-    def having(self, *variants: str) -> "Zoo":
-        """The checkpoints that were derived in all of these gauges; parts that came later may not be yet.
+    def having(self, *names: str) -> "Zoo":
+        """The checkpoints that have all of these gauges and predicted sets; parts that came later may lack them yet.
 
         Raises
         ------
         UnknownNameError
-            No such variant.
+            No such variant and no such set.
         """
         zoo = self
-        for variant in variants:
-            zoo = zoo.take(zoo._selection.having(variant))
+        for name in names:
+            zoo = zoo.take(zoo._selection.having(name))
         return zoo
 
     def last_steps(self) -> "Zoo":

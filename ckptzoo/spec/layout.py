@@ -12,6 +12,7 @@ CARD = "README.md"
 PARTS = "parts"
 DERIVED = "derived"
 SNAPSHOTS = "snapshots"
+PICTURES = "pictures"
 METADATA = "metadata.parquet"
 INDEX = "index.parquet"
 
@@ -21,12 +22,27 @@ ELEMENT = "g"
 """The stem of the shards that hold a variant's group element."""
 RETRACTED = "retracted"
 """The derived tree of tombstones."""
+PREDICTIONS = "predictions"
+"""How the names of derived trees of predictions begin; also the stem of their shards."""
 
 PART_NAME = re.compile(r"(\d{6})-([0-9a-f]{8})")
 SHARD_NAME = re.compile(r"([a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?)-(\d{2,6})\.safetensors")
 SNAPSHOT_NAME = re.compile(r"(\d{6})-(?:([1-9]\d{0,9})-)?([0-9a-f]{64})\.parquet")
 """Parts covered, bytes of the tail (none in those whose digest is the whole file's), sha256 of the tail."""
 DERIVED_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+SET_NAME = re.compile(r"(?=.{3,51}\Z)([a-z0-9]+(?:-[a-z0-9]+)*)/([a-z0-9]+(?:-[a-z0-9]+)*)")
+"""A set of inputs: a data set and which of its examples, as ``fashion-mnist/test``."""
+
+
+def predictions_name(inputs: str) -> str:
+    """``predictions-fashion-mnist--test`` for ``fashion-mnist/test``: each name follows from the other."""
+    return f"{PREDICTIONS}-{inputs.replace('/', '--')}"
+
+
+def set_name(tree: str) -> str | None:
+    """The set of inputs of a derived tree of predictions, by its name; None where that is no such name."""
+    found = tree.removeprefix(f"{PREDICTIONS}-").replace("--", "/")
+    return found if SET_NAME.fullmatch(found) and predictions_name(found) == tree else None
 
 
 def part_name(sequence: int, digest: str) -> str:

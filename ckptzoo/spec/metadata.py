@@ -77,10 +77,22 @@ RETRACTED_COLUMNS = (
 )  # fmt: skip
 """Every column of a tombstone."""
 
-KINDS = {"raw": COLUMNS, "variant": VARIANT_COLUMNS, "retracted": RETRACTED_COLUMNS}
+PREDICTION_COLUMNS = (
+    Column("id", "string", "the checkpoint whose outputs they are"),
+    Column("unit", "string", "digest of the raw part whose weights gave them; a unit is written once"),
+    Column("finite", "bool", "every output is finite as it is stored"),
+)  # fmt: skip
+"""Every column of the ``metadata.parquet`` of predictions."""
+
+KINDS = {
+    "raw": COLUMNS,
+    "variant": VARIANT_COLUMNS,
+    "retracted": RETRACTED_COLUMNS,
+    "predictions": PREDICTION_COLUMNS,
+}
 """What a part can be, and the columns of its rows. Columns are only ever added at the end."""
 
-LEAST = {"raw": 31, "variant": 8, "retracted": 4}
+LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3}
 """How many of its kind's columns every file has; it may lack the last of the others, which are then null."""
 
 

@@ -11,7 +11,8 @@ from torch import nn
 
 from ckptzoo import archs
 from ckptzoo.derive import certificate
-from ckptzoo.derive.certificate import Certifier, one_thread
+from ckptzoo.derive.certificate import Certifier
+from ckptzoo.derive.forward import one_thread
 from ckptzoo.errors import SymmetryError
 from ckptzoo.spec.architecture import Architecture, Tensor
 from ckptzoo.symmetry import canonicalize

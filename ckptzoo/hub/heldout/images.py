@@ -6,6 +6,7 @@ import os
 import re
 import struct
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.hub.heldout import idx
+from ckptzoo.hub.heldout import digits, idx
 
 FOLDER_VARIABLE = "CKPTZOO_DATA"
 MAX_BYTES = 8 * 2**30
@@ -53,6 +54,21 @@ class HeldOut:
             total.update(np.ascontiguousarray(array).tobytes())
         return "sha256:" + total.hexdigest()
 
+    def seen(self, mean: Sequence[float], std: Sequence[float], limit: int | None = None) -> NDArray[np.float32]:
+        """(N, C, H, W): ``(pixel / 255 - mean) / std``, computed in float64 and rounded once.
+
+        Parameters
+        ----------
+        mean, std : one number for all channels or one a channel.
+        limit : only the first so many images.
+        """
+        images = self.images[:limit]
+        scale = [np.broadcast_to(np.array(values, np.float64), images.shape[1]) for values in (mean, std)]
+        made = np.empty(images.shape, np.float32)
+        for channel, (centre, width) in enumerate(zip(*scale, strict=True)):
+            made[:, channel] = ((np.arange(256) / 255 - centre) / width).astype(np.float32)[images[:, channel]]
+        return made
+
 
 def folder_of(folder: str | Path | None) -> Path | None:
     """The folder, else the one that the environment names, else none."""
@@ -67,8 +83,9 @@ def find(name: str, folder: str | Path | None = None) -> HeldOut | None:
     ----------
     name : such as ``mnist`` or ``ylecun/mnist``; case does not matter, and what is no plain name is not looked for.
     folder : holds ``<name>_test.npz`` with ``images`` (uint8; NHW, NHWC or NCHW) and ``labels``, or MNIST's idx files
-        ``t10k-images-idx3-ubyte.gz`` and ``t10k-labels-idx1-ubyte.gz``; or a folder ``<name>`` that does. By default
-        the one that the environment variable ``CKPTZOO_DATA`` names.
+        ``t10k-images-idx3-ubyte.gz`` and ``t10k-labels-idx1-ubyte.gz``, which Fashion-MNIST has too; or a folder
+        ``<name>`` that does. By default the one that the environment variable ``CKPTZOO_DATA`` names. ``digits``
+        needs no folder where scikit-learn is installed.
 
     Raises
     ------
@@ -80,18 +97,21 @@ def find(name: str, folder: str | Path | None = None) -> HeldOut | None:
     The arrays are held in memory, 8 GiB at most.
     """
     name, place = name.lower().rpartition("/")[2], folder_of(folder)
-    if place is None or not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         return None
-    for here in (place / name, place):
+    for here in () if place is None else (place / name, place):
         if (packed := here / f"{name}_test.npz").is_file():
             return _unpacked(packed, name)
-        own = here.name == name or name == "mnist"
+        own = here.name == name or (name == "mnist" and here.name != "fashion-mnist")
         if own and all(any((here / f"{file}{end}").is_file() for end in ("", ".gz")) for file in _IDX):
             count = _count(here)
             images = idx.read(here, _IDX[0], (count, 28, 28))
             labels = idx.read(here, _IDX[1], (count,), largest=9)
             return HeldOut(name, images[:, None], labels.astype(np.int64))
-    return None
+    if name != "digits" or (found := digits.load()) is None:
+        return None
+    images, labels = found
+    return HeldOut(name, images[-digits.TEST :], labels[-digits.TEST :])
 
 
 def _count(folder: Path) -> int:

@@ -1,0 +1,115 @@
+"""Outputs of many checkpoints at once, with torch."""
+
+import copy
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ckptzoo import archs
+from ckptzoo.errors import ZooError
+from ckptzoo.spec.architecture import Architecture
+
+Weights = Mapping[str, NDArray[Any]]
+
+
+class Forward:
+    """A network in evaluation mode, for any of its checkpoints; threads may share one.
+
+    Parameters
+    ----------
+    arch : an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
+    module : the network; by default that of ``ckptzoo.archs``. It is copied.
+    """
+
+    def __init__(self, arch: Architecture, module: torch.nn.Module | None = None) -> None:
+        self._arch = arch
+        if module is not None:
+            held = copy.deepcopy(module).to("meta")
+            self._factory = partial(copy.deepcopy, held)
+        else:
+            assert arch.forward is not None
+            self._factory = archs.get(arch.forward)
+        self._local = threading.local()
+
+    def features(self, shape: Sequence[int]) -> int:
+        """How many outputs an input of this shape has; nothing is computed.
+
+        Raises
+        ------
+        ZooError
+            The network does not take such inputs, or an input has no list of outputs.
+        """
+        module = self._module()
+        try:
+            with torch.no_grad():
+                found: Any = module(torch.empty(2, *shape, device="meta"))
+            if isinstance(found, torch.Tensor) and found.ndim > 1 and len(found) == 2 and found.numel():
+                return found[0].numel()
+            got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+            got = f"{type(error).__name__}: {error}"[:300]
+        raise ZooError(
+            f"{self._arch.name}: outputs for inputs (2, {str(tuple(shape))[1:]}: expected (2, features), got {got}. "
+            "Pass inputs, or a module, that fit."
+        )
+
+    def batches(self, inputs: NDArray[np.float32], most: int) -> list[torch.Tensor]:
+        """Inputs in equal batches of at most ``most``, the last one filled up with zeros."""
+        size = -(-len(inputs) // -(-len(inputs) // most))
+        last = np.zeros((size, *inputs.shape[1:]), inputs.dtype)
+        last[: len(inputs) - (len(inputs) - 1) // size * size] = inputs[(len(inputs) - 1) // size * size :]
+        return [*torch.from_numpy(inputs).split(size)[:-1], torch.from_numpy(last)]
+
+    def outputs(self, weights: Weights, batches: Sequence[torch.Tensor], *, stacked: bool) -> Iterator[torch.Tensor]:
+        """Outputs (K, B, features) of K checkpoints for each batch, in the precision of the inputs.
+
+        Parameters
+        ----------
+        weights : tensor name to (K, *shape), of any floating dtype.
+        batches : inputs (B, *input_shape).
+        stacked : whether all checkpoints are evaluated at once, or the only one alone.
+        """
+        dtype, module = str(batches[0].dtype)[6:], self._module()
+        state: dict[str, torch.Tensor] = {}
+        for tensor in self._arch.tensors:
+            array = weights[tensor.name]
+            with np.errstate(over="ignore"):
+                held = torch.from_numpy(np.array(array, None if array.dtype.kind in "iub" else dtype))
+            for name in (tensor.name, *tensor.aliases):
+                state[name] = held
+
+        def forward(member: dict[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(module, member, (batch,), tie_weights=False).flatten(1)
+
+        with torch.no_grad():
+            if stacked:
+                for batch in batches:
+                    yield torch.func.vmap(forward, in_dims=(0, None))(state, batch)
+            else:
+                member = {name: tensor[0] for name, tensor in state.items()}
+                for batch in batches:
+                    yield forward(member, batch)[None]
+
+    def _module(self) -> torch.nn.Module:
+        """The thread's own module, without values: a call puts those of a checkpoint in their places."""
+        if not hasattr(self._local, "module"):
+            with torch.device("meta"):
+                self._local.module = self._factory().eval()
+        return self._local.module
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch use one thread an operation, as checkpoints are spread over threads instead."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

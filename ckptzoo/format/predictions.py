@@ -1,0 +1,113 @@
+"""What the parts of predictions must hold: the outputs of checkpoints on one set of inputs, and the labels."""
+
+import base64
+import binascii
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.errors import Problem
+from ckptzoo.format.files import Files
+from ckptzoo.format.part import Part
+from ckptzoo.format.tree import Tree
+from ckptzoo.spec.document import REFETCH, Document
+from ckptzoo.spec.layout import INDEX, PREDICTIONS, SET_NAME
+
+LOGITS = "logits"
+"""The tensor of a part: (K, examples, classes)."""
+DTYPE = "float16"
+SHARED = ("set", "outputs", "examples", "classes", "inputs", "targets")
+"""Facts in which all parts of a tree agree."""
+_WIDTHS = (1, 2, 4)
+
+Kinds = Mapping[tuple[str, str], tuple[str, tuple[int, ...]]]
+"""By stem and name the dtype and the shape of a tensor in one checkpoint."""
+
+
+def encoded(targets: NDArray[np.integer]) -> str:
+    """Labels as base64 of unsigned integers, little-endian, of the fewest bytes (1, 2 or 4) that hold them all."""
+    width = next(width for width in _WIDTHS if int(targets.max(initial=0)) < 256**width)
+    return base64.b64encode(targets.astype(f"<u{width}").tobytes()).decode()
+
+
+def decoded(text: object, examples: int, classes: int) -> NDArray[np.int64]:
+    """(N,) labels from their base64.
+
+    Raises
+    ------
+    ValueError
+        It is not what ``encoded`` makes of so many labels of so many classes.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"a {type(text).__name__}")
+    try:
+        data = base64.b64decode(text.encode(), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise ValueError("no base64") from error
+    width = len(data) // examples
+    if width not in _WIDTHS or len(data) != examples * width:
+        raise ValueError(f"{len(data)} bytes")
+    found = np.frombuffer(data, f"<u{width}").astype(np.int64)
+    if int(found.max()) >= classes:
+        raise ValueError(f"a label {int(found.max())}")
+    if encoded(found) != text:
+        raise ValueError("more bytes than they need")
+    return found
+
+
+def targets_of(facts: Document) -> NDArray[np.int64] | None:
+    """(N,) the labels that a part's facts hold; None where they have none."""
+    text = facts["targets"]
+    return None if text is None else decoded(text, facts["examples"], facts["classes"])
+
+
+def prediction_problems(where: str, part: Part, stems: Iterable[str], kinds: Kinds) -> Iterator[Problem]:
+    """What is wrong with one part of predictions: its facts, and the tensor that they promise.
+
+    Parameters
+    ----------
+    where : the part.
+    stems, kinds : of its shards, and what they hold.
+    """
+    facts = part.facts
+    index = f"{where}/{INDEX}"
+    name, outputs, digest = facts.get("set"), facts.get("outputs"), facts.get("inputs")
+    examples, classes = facts.get("examples"), facts.get("classes")
+    if not isinstance(name, str) or not SET_NAME.fullmatch(name):
+        yield Problem(index, "set of inputs", "<data set>/<split>", repr(name)[:80], REFETCH)
+    if outputs != LOGITS:
+        yield Problem(index, "outputs", repr(LOGITS), repr(outputs)[:80], "Upgrade ckptzoo to read them.")
+    if not isinstance(digest, str) or not isinstance(facts.get("raw"), str):
+        yield Problem(index, "digests", "those of the inputs and of the raw part", repr(digest)[:80], REFETCH)
+    if type(examples) is not int or type(classes) is not int or examples < 1 or classes < 1:
+        got = repr((examples, classes))[:80]
+        yield Problem(index, "examples and classes", "positive integers", got, REFETCH)
+        return
+    if (targets := facts.get("targets")) is not None:
+        try:
+            decoded(targets, examples, classes)
+        except ValueError as error:
+            expected = f"{examples} labels below {classes}, in base64, or null"
+            yield Problem(index, "targets", expected, str(error), REFETCH)
+    for stem in sorted(set(stems) - {PREDICTIONS}):
+        yield Problem(index, "stem of its shards", repr(PREDICTIONS), repr(stem), REFETCH)
+    expected = {(PREDICTIONS, LOGITS): (DTYPE, (examples, classes))} if part.rows else {}
+    for key in sorted({*expected, *kinds}):
+        if expected.get(key) != kinds.get(key):
+            wanted, got = (
+                "no such tensor" if side.get(key) is None else "{} {}".format(*side[key]) for side in (expected, kinds)
+            )
+            yield Problem(f"{where}/{key[0]}-*.safetensors", f"tensor {key[1]!r}", wanted, got, REFETCH)
+
+
+def differing(files: Files, tree: Tree) -> Iterator[Problem]:
+    """Parts of predictions that were not made on the same inputs as the first of their tree."""
+    if tree.kind != PREDICTIONS:
+        return
+    first = tree.parts[0].facts
+    for part in tree.parts[1:]:
+        for fact in SHARED:
+            if (own := part.facts.get(fact)) != first.get(fact):
+                where, step = f"{files.name}/{part.path}/{INDEX}", "Remove the part and predict it anew."
+                yield Problem(where, fact, repr(first.get(fact))[:80], repr(own)[:80], step)

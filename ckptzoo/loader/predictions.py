@@ -1,0 +1,113 @@
+"""The stored outputs of a zoo's checkpoints on one set of inputs, read as its tensors are."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ckptzoo.format.predictions import LOGITS, targets_of
+from ckptzoo.format.reader import Contents
+from ckptzoo.loader.afar import Afar
+from ckptzoo.loader.checkpoint import import_torch
+from ckptzoo.loader.directory import Directory
+from ckptzoo.loader.fetched import Fetched
+from ckptzoo.loader.plan import Ragged, Share, Shuffle
+from ckptzoo.loader.stack import Stack
+from ckptzoo.loader.stacked import StackedTensor
+from ckptzoo.loader.stored import Stored
+from ckptzoo.loader.stream import Source, Stream
+from ckptzoo.spec.layout import PREDICTIONS, predictions_name
+
+
+class Predictions:
+    """Outputs of checkpoints on one set of inputs; made by ``Zoo.predictions``, in the zoo's order.
+
+    Parameters
+    ----------
+    contents : of the zoo.
+    inputs : the set's name.
+    ids : (K,) of the checkpoints.
+    rows : (K,) int64, the checkpoints' rows of the predictions' tree.
+
+    Attributes
+    ----------
+    set : the name of the set, such as ``mnist/test``.
+    """
+
+    def __init__(self, contents: Contents, inputs: str, ids: pa.ChunkedArray, rows: NDArray[np.int64]) -> None:
+        self.set, self._contents, self._ids, self._rows = inputs, contents, ids, rows
+        self._tree = contents.derived(predictions_name(inputs))
+        self._facts = self._tree.parts[0].facts
+        directory, files = Directory(contents.files, self._tree, contents.architecture), contents.files
+        extents = directory.extents(PREDICTIONS, LOGITS)
+        self._stack: Stack = (
+            Fetched(directory, extents, files) if isinstance(files, Afar) else Stored(directory, extents)
+        )
+
+    def __len__(self) -> int:
+        """Checkpoints."""
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"<predictions {self.set}: {LOGITS} {self.logits.shape} of {self._contents.identity.name}>"
+
+    @property
+    def ids(self) -> list[str]:
+        """The checkpoints' ids, in order."""
+        return self._ids.to_pylist()
+
+    @property
+    def logits(self) -> StackedTensor:
+        """(K, N, C) float16: the outputs of K checkpoints for N examples, read when indexed."""
+        return StackedTensor(self._stack, self._rows, name=LOGITS)
+
+    @property
+    def targets(self) -> NDArray[np.int64] | None:
+        """(N,) the labels of the examples; None where they are not among the networks' classes."""
+        return targets_of(self._facts)
+
+    @property
+    def finite(self) -> NDArray[np.bool_]:
+        """(K,) whether every output of a checkpoint is finite; those beyond 65,504 are infinities."""
+        return self._tree.rows["finite"].take(pa.array(self._rows)).to_numpy()
+
+    @property
+    def inputs(self) -> str:
+        """The digest of the inputs as the networks saw them: equal for zoos that were shown the same."""
+        return self._facts["inputs"]
+
+    def stream(
+        self,
+        *,
+        batch_size: int = 256,
+        shuffle: Shuffle = False,
+        seed: int = 0,
+        ragged: Ragged = "error",
+        rank: int = 0,
+        world: int = 1,
+        device: Any = None,
+    ) -> Any:
+        """Batches of ``{"logits": (batch_size, N, C)}``, in an order that resumes exactly.
+
+        Parameters
+        ----------
+        batch_size, shuffle, seed, ragged, rank, world, device : as in ``Zoo.stream``.
+
+        Returns
+        -------
+        Stream, or TorchStream where a device is given: an iterable of Batch.
+        """
+        files = self._contents.files
+        bring = files.bring if isinstance(files, Afar) else None
+        source = Source(
+            {LOGITS: self._stack},
+            self._rows,
+            self._ids.combine_chunks(),
+            f"{self._contents.revision} {self.set}",
+            self._contents.identity.name,
+            bring,
+        )
+        share = Share(rank, world)
+        stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, ragged=ragged, share=share)
+        return stream if device is None else import_torch().TorchStream(stream, device)

@@ -1,0 +1,68 @@
+"""Predictions are published and fetched with the zoo that they belong to."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptzoo
+from ckptzoo.derive import predict
+from ckptzoo.errors import HubError
+from ckptzoo.hub.pulling import pull
+from tests.hub.made import ARCH, downloaded, files_of, grown, pushed, same_but_for_what_is_made, zoo_of
+from tests.server.hosted import ZOO, Hosted
+
+INPUTS = np.random.default_rng(0).standard_normal((9, *(ARCH.input_shape or ()))).astype(np.float32)
+TREE = "derived/predictions-mnist--test"
+
+
+def predicted(path: Path) -> ckptzoo.Zoo:
+    predict(path, INPUTS, set="mnist/test", targets=np.arange(9))
+    return ckptzoo.open(path)
+
+
+def test_push_and_pull_bring_them(server: Hosted, tmp_path: Path) -> None:
+    path = zoo_of(tmp_path / "zoo", (3, 2))
+    predicted(path)
+    first = pushed(server, path)
+    assert len(first.parts) == 4
+    same_but_for_what_is_made(path, down := downloaded(server, tmp_path))
+    assert ckptzoo.verify(down) == []
+    pull(ZOO, tmp_path / "got", endpoint=server.url)
+    same_but_for_what_is_made(path, tmp_path / "got")
+
+    grown(path, (4,), start=2)
+    near = predicted(path)
+    assert [part.rpartition("/")[0] for part in pushed(server, path).parts] == ["parts", TREE]
+    made = pull(ZOO, tmp_path / "got", endpoint=server.url)
+    assert len(made.parts) == 2 and made.there == 4 and made.variants == ("raw",)
+    got = ckptzoo.open(tmp_path / "got").predictions("mnist/test")
+    np.testing.assert_array_equal(np.asarray(got.logits), np.asarray(near.predictions("mnist/test").logits))
+    assert ckptzoo.verify(tmp_path / "got") == []
+    assert pushed(server, path).parts == ()
+
+
+def test_a_part_of_a_zoo_leaves_them_behind_and_can_be_predicted_anew(server: Hosted, tmp_path: Path) -> None:
+    path = zoo_of(tmp_path / "zoo", (3, 2))
+    whole = predicted(path)
+    pushed(server, path)
+    pull(ZOO, tmp_path / "few", endpoint=server.url, where="test_accuracy > 0.905")
+    few = ckptzoo.open(tmp_path / "few")
+    assert few.predicted == () and 0 < len(few) < 5
+    again = predicted(tmp_path / "few").predictions("mnist/test")
+    theirs = whole.take([whole.ids.index(name) for name in again.ids]).predictions("mnist/test")
+    np.testing.assert_array_equal(np.asarray(again.logits), np.asarray(theirs.logits))
+    assert ckptzoo.verify(tmp_path / "few") == []
+
+
+def test_checkpoints_that_somebody_else_predicted_meanwhile_are_refused(server: Hosted, tmp_path: Path) -> None:
+    path = zoo_of(tmp_path / "zoo", (3,))
+    pushed(server, path)
+    pull(ZOO, tmp_path / "other", endpoint=server.url)
+    predicted(path)
+    pushed(server, path)
+    predict(tmp_path / "other", INPUTS + 1, set="mnist/test")
+    before = files_of(downloaded(server, tmp_path))
+    with pytest.raises(HubError, match=r"checkpoints of derived/predictions-mnist--test/.*which it has"):
+        pushed(server, tmp_path / "other")
+    assert files_of(downloaded(server, tmp_path)) == before

@@ -138,6 +138,49 @@ def toy(zoo: ZooAddress, output: Output = None, where: Where = None, as_json: As
     told(found, output, as_json)
 
 
+@study.command()
+def ensembles(
+    zoo: ZooAddress,
+    set: Annotated[
+        str | None,
+        typer.Option(
+            "--set",
+            metavar="SET",
+            help="The predictions to score; by default the first set with labels.",
+        ),
+    ] = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ood",
+            metavar="SET",
+            help="A set of other inputs, to be told from these; more than one is possible. By default all without "
+            "labels.",
+        ),
+    ] = None,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reference", metavar="NAME=ACCURACY", help="An accuracy from elsewhere, 0 to 1, to be shown beside."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the order that makes ensembles.")] = 0,
+    output: Output = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """How good are ensembles, and from which size on do they gain no more?
+
+    Single members and averages of 2, 4, 8, ... of them, from stored predictions; ckptzoo predict makes these.
+    """
+    from ckptzoo.studies.ensembles import ensembles as ask
+
+    references = dict(_reference(text) for text in reference or ())
+    with bar("reading predictions", nbytes=True) as progress:
+        found = ask(opened(zoo, where), set, ood=ood, references=references, seed=seed, progress=progress)
+    told(found, output, as_json)
+
+
 class Found(Protocol):
     """The result of a study."""
 
@@ -168,3 +211,11 @@ def told(found: Found, output: Path | None, as_json: bool) -> None:
 
 
 _FORMULATIONS = ("pinned", "eval_chain", "volume")
+
+
+def _reference(text: str) -> tuple[str, float]:
+    name, _, value = text.rpartition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise typer.BadParameter(f"--reference: expected NAME=ACCURACY, got {text!r}.") from None

@@ -97,7 +97,7 @@ def test_help_lists_the_studies(cli: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("study ", ["marginals", "mass", "modes", "permutations", "symmetries", "toy"]),
+        ("study ", ["ensembles", "marginals", "mass", "modes", "permutations", "symmetries", "toy"]),
         ("study perm", ["permutations"]),
         ("study mass ZOO --formulation p", ["pinned"]),
         ("study symmetries ZOO --variant f", ["first-weight"]),

@@ -1,9 +1,10 @@
 """``python -m builders``: train zoos from recipes."""
 
+import json
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -44,50 +45,111 @@ def _options(
         context.obj["debug"] = debug
 
 
+Members = Annotated[int, typer.Option(min=1, help="How many members of this recipe the zoo is to hold.")]
+KeepSteps = Annotated[str, typer.Option(metavar="STEPS", help="Optimiser steps to keep besides the last: 0,100,938.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+UnitSize = Annotated[
+    int | None, typer.Option(min=1, help="Members trained together; for images by default 64, on a GPU 1024.")
+]
+Engine = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="How steps are taken; by default the fastest for the recipe."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
 @app.command()
 def build(
     recipe: RecipeName,
-    members: Annotated[int, typer.Option(min=1, help="How many members of this recipe the zoo is to hold.")],
+    members: Members,
     to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder; made where there is none.")],
     data: DataFolder = None,
-    keep_steps: Annotated[
-        str, typer.Option(metavar="STEPS", help="Optimiser steps to keep besides the last: 0,100,938.")
-    ] = "",
+    keep_steps: KeepSteps = "",
     epochs: Epochs = None,
     first_seed: Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    unit_size: Annotated[
-        int | None, typer.Option(min=1, help="Members trained together; for images by default 64, on a GPU 1024.")
-    ] = None,
+    device: Device = "cpu",
+    engine: Engine = None,
+    unit_size: UnitSize = None,
     save_every: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How much work is lost at most when killed.")
     ] = 20,
+    predictions: Annotated[
+        bool, typer.Option("--predictions", help="Store outputs on the test set too, and on the recipe's ood set.")
+    ] = False,
 ) -> None:
     """Train members of a recipe together and add them to a zoo.
 
     Stopped or killed at any moment, the same command carries on; when the zoo holds them all, it adds nothing.
     """
+    from builders import predicting
     from builders.build import build as run
+    from builders.recipe import Recipe
 
-    console = _console()
+    console, wanted = _console(), Recipe.of(recipe, epochs)
+    sets = predicting.shown(wanted, data) if predictions else ()
     built = run(
-        recipe,
+        wanted,
         to,
         members=members,
         folder=data,
         keep_steps=_numbers(keep_steps),
-        epochs=epochs,
         first_seed=first_seed,
         device=device,
         unit_size=unit_size,
+        engine=engine,
         save_seconds=save_every,
         console=console,
     )
     if built.part is None:
         console.print(f"{to}: holds {members:,} members of {recipe} already; nothing was added.")
-        return
-    speed = f", {built.member_steps / built.seconds:,.0f} member-steps a second" if built.member_steps else ""
-    console.print(f"{to}: {built.checkpoints:,} checkpoints of {built.members:,} members in part {built.part}{speed}.")
+    else:
+        console.print(f"{to}: {built.checkpoints:,} checkpoints of {built.members:,} members in part {built.part}.")
+    for item in built.cost:
+        console.print(f"{to}: {item.line()}.", highlight=False, soft_wrap=True)
+    predicting.predict(to, sets, console)
+
+
+@app.command()
+def estimate(
+    recipe: RecipeName,
+    members: Annotated[int, typer.Option(min=1, help="How many members are to be trained.")],
+    data: DataFolder = None,
+    keep_steps: KeepSteps = "",
+    epochs: Epochs = None,
+    device: Device = "cpu",
+    engine: Engine = None,
+    unit_size: UnitSize = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how long a build would take and how large the zoo would be, from a few seconds of its first steps.
+
+    Writes nothing.
+    """
+    from builders.estimate import estimate as ask
+
+    found = ask(
+        recipe,
+        members=members,
+        folder=data,
+        keep_steps=_numbers(keep_steps),
+        epochs=epochs,
+        device=device,
+        unit_size=unit_size,
+        engine=engine,
+    )
+    _tell(found, as_json)
+
+
+@app.command()
+def cost(
+    zoo: Annotated[str, typer.Argument(metavar="ZOO", help="A folder, or an address.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Say what a zoo cost: device-hours, members a device-hour and energy, for each recipe, device and engine."""
+    import ckptzoo
+    from builders.cost import cost as ask
+
+    _tell(ask(ckptzoo.open(zoo)), as_json)
 
 
 @app.command()
@@ -138,6 +200,25 @@ def quickstart(
     from builders import quickstart as tour
 
     tour.run(members=members, to=to)
+
+
+class _Told(Protocol):
+    """A result that people and programs can read."""
+
+    def print(self, console: Console | None = None) -> None:
+        """For people."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        ...
+
+
+def _tell(found: _Told, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found.to_json(), indent=2, allow_nan=False))
+    else:
+        found.print(_console())
 
 
 def _console() -> Console:

@@ -5,18 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow.compute as pc
 from rich.console import Console
 
 import ckptzoo
-from builders import engines, rows, sources
+from builders import rows, sources
+from builders.cost import Spending, spendings
+from builders.energy import Counter, counter_of, spent
+from builders.estimate import SECONDS, Estimate, at_least, warm_up
 from builders.progress import Progress
 from builders.recipe import Recipe, names
 from builders.stopping import Interrupted, Stopping, stopping
-from builders.train import Trainer, checked, trainer
+from builders.train import Trainer, checked, chosen, trainer
 from builders.train import unit_size as usual_size
 from builders.work import Plan, Unit, Work, held
 from ckptzoo import archs
-from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.hub import card
@@ -37,7 +41,9 @@ class Built:
     zoo : its folder.
     part : the name of the new part; None where nothing was to be done.
     checkpoints, members : how many were added.
-    member_steps, seconds : optimiser steps of all members taken by this process, and the time they took.
+    member_steps, seconds : optimiser steps of all members taken by this process, and the time they took, measuring
+        the checkpoints included.
+    cost : what the added members cost.
     """
 
     zoo: Path
@@ -46,6 +52,7 @@ class Built:
     members: int
     member_steps: int
     seconds: float
+    cost: tuple[Spending, ...]
 
 
 def build(
@@ -61,6 +68,7 @@ def build(
     unit_size: int | None = None,
     engine: str | None = None,
     save_seconds: float = SAVE_SECONDS,
+    counter: Counter | None = None,
     console: Console | None = None,
 ) -> Built:
     """Train members until a zoo holds so many of a recipe, and add them as one part.
@@ -79,6 +87,7 @@ def build(
     unit_size : members trained together; by default ``builders.train.unit_size``.
     engine : a name in ``builders.engines``; by default that of the unfinished build, else the fastest for the recipe.
     save_seconds : how much training is lost at most when the process is killed.
+    counter : of the joules that the device uses; by default NVML's for a CUDA device, and none for a CPU.
 
     Raises
     ------
@@ -87,14 +96,12 @@ def build(
     ZooError
         The arguments do not fit each other, the zoo, or an unfinished build there.
     """
-    recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
-    recipe = recipe if epochs is None else recipe.shortened(epochs)
+    recipe = Recipe.of(recipe, epochs)
     console = console or Console()
-    steps = _checked_steps(recipe, keep_steps)
-    checked(device)
-    for name, value, least in (("members", members, 1), ("unit size", unit_size, 1), ("first seed", first_seed, 0)):
-        if value is not None and value < least:
-            raise ZooError(f"build: {name}: expected at least {least}, got {value}. Give a larger one.")
+    steps = recipe.kept(keep_steps)
+    best = chosen(recipe, checked(device), engine)
+    at_least(members=members, unit_size=unit_size)
+    at_least(0, first_seed=first_seed)
     source = sources.load(recipe, folder)
     size = unit_size or usual_size(source, device)
     root = Path(to).absolute()
@@ -102,37 +109,27 @@ def build(
     with held(root, recipe.prefix) as work, stopping() as asked:
         contents = _opened(root, recipe)
         unfinished = work.settled(None)
-        name = engine or (unfinished.engine if unfinished else engines.best(recipe, device))
+        name = engine or (unfinished.engine if unfinished else best)
         seeds = _allotted(contents, recipe, members, first_seed)
         wanted = Plan(recipe.digest, recipe.prefix, members, seeds, size, steps, device, name, source.digest)
         plan = work.settled(wanted if seeds or unfinished else None)
         if plan is None:
-            return Built(root, None, 0, 0, 0, 0.0)
+            return Built(root, None, 0, 0, 0, 0.0, ())
         present = set(contents.raw.rows["unit"].to_pylist())
         units = [unit for unit in plan.units if unit.name not in present]
-        with trainer(recipe, source, device=device, engine=name) as crew:
-            job = _Job(work, plan, crew, name, save_seconds, asked)
+        with trainer(recipe, source, device=device, engine=name) as crew, counter_of(device) as own:
+            job = _Job(work, plan, crew, name, save_seconds, asked, counter or own)
             taken, seconds = job.train(units, console)
         part, count = _merged(root, work, units, steps)
         work.remove()
     describe(root)
-    return Built(root, part, count, sum(len(unit.seeds) for unit in units), taken, seconds)
+    return Built(root, part, count, sum(len(unit.seeds) for unit in units), taken, seconds, _cost(root, units))
 
 
 def describe(root: Path) -> None:
     """Make the page of a zoo anew, where it keeps a card."""
     if (root / FILE).is_file():
         card.write(root)
-
-
-def _checked_steps(recipe: Recipe, keep_steps: Sequence[int]) -> tuple[int, ...]:
-    wrong = [step for step in keep_steps if not 0 <= step <= recipe.steps]
-    if wrong:
-        raise ZooError(
-            f"build: steps to keep: expected 0 to {recipe.steps} ({recipe.epochs} epochs of {recipe.epoch_steps} "
-            f"steps), got {wrong[0]}. Choose steps of the training."
-        )
-    return tuple(sorted({*keep_steps, recipe.steps}))
 
 
 def _make(root: Path, recipe: Recipe) -> None:
@@ -174,6 +171,14 @@ def _allotted(contents: Contents, recipe: Recipe, members: int, first_seed: int)
     return tuple(seed for seed in candidates if seed not in present)[:missing]
 
 
+def _cost(root: Path, units: list[Unit]) -> tuple[Spending, ...]:
+    """What these units cost, from their rows in the zoo."""
+    if not units:
+        return ()
+    rows = read_contents(Folder(root)).raw.metadata
+    return spendings(rows.filter(pc.field("unit").isin([unit.name for unit in units])))
+
+
 def _merged(root: Path, work: Work, units: list[Unit], steps: tuple[int, ...]) -> tuple[str | None, int]:
     """Put what is kept of the units into the zoo as one part; whether a member diverged is told by its last step."""
     count = 0
@@ -197,6 +202,7 @@ class _Job:
     engine: str
     save_seconds: float
     asked: Stopping
+    counter: Counter
 
     def train(self, units: list[Unit], console: Console) -> tuple[int, float]:
         """Train what is not finished; return the member-steps taken and the seconds they took."""
@@ -213,29 +219,30 @@ class _Job:
             done=ready * recipe.steps,
             finished=ready,
         ) as progress:
-            for unit in units:
-                if unit not in finished:
-                    self._train(unit, progress)
-                    progress.finish(len(unit.seeds))
+            left = [unit for unit in units if unit not in finished]
+            if left:
+                warm_up(self.crew, left[0].seeds)
+            for unit in left:
+                self._train(unit, progress)
+                progress.finish(len(unit.seeds))
         return progress.taken, time.monotonic() - started
 
     def _train(self, unit: Unit, progress: Progress) -> None:
         """Train one unit from where it was saved to its end."""
         state = self.crew.start(unit.seeds)
-        seconds = self.work.restore(unit, state)
+        total = self.work.restore(unit, state)
         progress.resume(state.step * len(state))
         span, saved = 8, time.monotonic()
         for stop in self.plan.keep_steps:
             while state.step < stop:
-                first, began = state.step, time.monotonic()
-                self.crew.advance(state, min(stop, first + span))
-                now = time.monotonic()
-                seconds += now - began
-                progress.advance((state.step - first) * len(state), now - began)
-                span = max(1, round((state.step - first) * _SPAN_SECONDS / max(now - began, 1e-6)))
-                stop_now = self.asked()
+                first, end = state.step, min(stop, state.step + span)
+                took = spent(lambda end=end: self.crew.advance(state, end), self.counter)
+                total += took
+                self._tell(progress, (end - first) * len(state), took.seconds)
+                span = max(1, round((end - first) * _SPAN_SECONDS / max(took.seconds, 1e-6)))
+                stop_now, now = self.asked(), time.monotonic()
                 if stop_now or now - saved >= self.save_seconds:
-                    self.work.save(unit, state, seconds)
+                    self.work.save(unit, state, total)
                     saved = now
                 if stop_now:
                     raise Interrupted(
@@ -249,9 +256,17 @@ class _Job:
                     unit=unit.name,
                     seeds=unit.seeds,
                     step=stop,
-                    seconds=seconds,
+                    spent=total,
                     device=self.plan.device,
                     engine=self.engine,
                 )
                 self.work.keep(unit, stop, state, made)
         self.work.forget_state(unit)
+
+    def _tell(self, progress: Progress, member_steps: int, seconds: float) -> None:
+        """Count steps; when there are enough of them to know the speed, say how long the whole will take."""
+        known = progress.seconds >= SECONDS
+        progress.advance(member_steps, seconds)
+        if not known and progress.seconds >= SECONDS:
+            kept, speed = len(self.plan.keep_steps), progress.taken / progress.seconds
+            progress.note(Estimate.of(self.crew, self.engine, len(self.plan.seeds), kept, speed).line())

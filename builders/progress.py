@@ -20,6 +20,10 @@ class Progress:
     members, member_steps : all there is to do.
     done : member-steps done before, which do not count for the speed.
     finished : members done before.
+
+    Attributes
+    ----------
+    taken, seconds : member-steps of this process, and how long it took them.
     """
 
     def __init__(
@@ -28,6 +32,7 @@ class Progress:
         self._console, self._name = console, name
         self._members, self._total = members, member_steps
         self.done, self.finished, self.taken = done, finished, 0
+        self.seconds = 0.0
         self._started = self._line = time.monotonic()
         self._printed = (done, -1)
         self._bar = progress.Progress(
@@ -62,7 +67,12 @@ class Progress:
             self._started = time.monotonic() - seconds
         self.done += member_steps
         self.taken += member_steps
+        self.seconds += seconds
         self._show()
+
+    def note(self, text: str) -> None:
+        """Print a line of its own."""
+        self._console.print(f"{self._name}: {text}", soft_wrap=True, highlight=False)
 
     def finish(self, members: int) -> None:
         """So many more members are done."""
@@ -76,8 +86,10 @@ class Progress:
         if not self.taken or not seconds:
             return text
         hourly = self.taken / self._total * self._members / seconds * 3600
-        left = round((self._total - self.done) * seconds / self.taken)
-        return f"{text}, {hourly:,.0f} members an hour, {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+        text = f"{text}, {rate(hourly)} members an hour"
+        if self.done == self._total and self.finished < self._members:
+            return f"{text}, measuring the last"
+        return f"{text}, {duration((self._total - self.done) * seconds / self.taken)} left"
 
     def _show(self) -> None:
         self._bar.update(self._task, completed=self.done, facts=self.facts())
@@ -88,4 +100,15 @@ class Progress:
 
     def _print(self) -> None:
         self._printed = (self.done, self.finished)
-        self._console.print(f"{self._name}: {self.facts()}", soft_wrap=True, highlight=False)
+        self.note(self.facts())
+
+
+def duration(seconds: float) -> str:
+    """``h:mm:ss``."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def rate(value: float) -> str:
+    """A whole number, or three digits of one below 100."""
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from builders import draws
 from ckptzoo import archs
-from ckptzoo.errors import Problem, SpecError, UnknownNameError
+from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.spec.document import digest_of
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -96,6 +96,12 @@ class Recipe:
         made: dict[str, Any] = {key: _frozen(value) for key, value in content.items()}
         return made_by(**made)
 
+    @classmethod
+    def of(cls, recipe: "Recipe | str | Path", epochs: int | None = None) -> "Recipe":
+        """A recipe, or the one of this name or file, for another number of epochs where one is given."""
+        found = recipe if isinstance(recipe, Recipe) else cls.load(recipe)
+        return found if epochs is None else found.shortened(epochs)
+
     def shortened(self, epochs: int) -> "Recipe":
         """The same recipe for another number of epochs; another digest, so that the two are never mixed up."""
         if epochs == self.epochs:
@@ -123,6 +129,22 @@ class Recipe:
     def steps(self) -> int:
         """Optimiser steps of the whole training."""
         return self.epochs * self.epoch_steps
+
+    def kept(self, steps: Sequence[int]) -> tuple[int, ...]:
+        """Rising optimiser steps at which checkpoints are kept: these and the last.
+
+        Raises
+        ------
+        ZooError
+            One of them is not a step of the training.
+        """
+        wrong = [step for step in steps if not 0 <= step <= self.steps]
+        if wrong:
+            raise ZooError(
+                f"build: steps to keep: expected 0 to {self.steps} ({self.epochs} epochs of {self.epoch_steps} "
+                f"steps), got {wrong[0]}. Choose steps of the training."
+            )
+        return tuple(sorted({*steps, self.steps}))
 
     def rate(self, epoch: int) -> float:
         """The learning rate during an epoch, counted from 0."""
@@ -156,11 +178,13 @@ class ImageRecipe(Recipe):
     ----------
     crop_pad : raw pixels of 0 added on every side before a crop of the original size.
     mean, std : of the training pixels divided by 255; inputs are ``(pixel / 255 - mean) / std``.
+    ood : a data set of other things, whose test images can be shown to the networks; not part of the digest.
     """
 
     crop_pad: int
     mean: float
     std: float
+    ood: str | None = None
 
     def input_problems(self) -> Iterator[Problem]:
         """See ``Recipe``."""
@@ -170,6 +194,14 @@ class ImageRecipe(Recipe):
             yield self.wrong("mean", "a finite number")
         if not _positive(self.std):
             yield self.wrong("std", "a finite number above 0")
+        if self.ood is not None and (not isinstance(self.ood, str) or self.ood == self.dataset):
+            yield self.wrong("ood", "the name of another data set")
+
+    def _content(self) -> dict[str, Any]:
+        """See ``Recipe``; what is only looked at is left out."""
+        content = super()._content()
+        del content["ood"]
+        return content
 
 
 @dataclass(frozen=True, kw_only=True)

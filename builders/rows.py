@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 import ckptzoo
+from builders.energy import Spent
 from builders.recipe import Recipe
 from builders.sources import Source
 
@@ -31,7 +32,7 @@ def rows(
     unit: str,
     seeds: Sequence[int],
     step: int,
-    seconds: float,
+    spent: Spent,
     device: str,
     engine: str,
 ) -> list[dict[str, Any]]:
@@ -40,8 +41,10 @@ def rows(
     Parameters
     ----------
     measured : ``{column: (M,)}`` from ``Trainer.measure``.
-    seconds : how long the unit has been training, of which each member bears an equal share.
+    spent : what the unit's training took, of which each member bears an equal share; energy stands in ``extra``, where
+        it is known.
     """
+    energy = {} if spent.joules is None else {"energy_joules": spent.joules / len(seeds)}
     common = {
         "step": step,
         "epoch": step / recipe.epoch_steps,
@@ -52,12 +55,12 @@ def rows(
         "commit": commit(),
         "dataset": source.name,
         "dataset_digest": source.digest,
-        "wall_seconds": seconds / len(seeds),
+        "wall_seconds": spent.seconds / len(seeds),
         "device": describe(device),
         "precision": "float32",
         "source": f"python -m builders build {recipe.name}",
         "created": datetime.now(UTC),
-        "extra": {**recipe.facts(), "engine": engine, "trained_together": len(seeds)},
+        "extra": {**recipe.facts(), "engine": engine, "trained_together": len(seeds), **energy},
     }
     made: list[dict[str, Any]] = []
     for number, seed in enumerate(seeds):

@@ -124,11 +124,7 @@ def trainer(
         There is no such device, the engine cannot train the architecture, or it does not fit the data.
     """
     kind = checked(device)
-    name = engine or engines.best(recipe, kind)
-    advance = engines.get(name)
-    if name not in (able := engines.able(recipe, kind)):
-        step = "Choose one of them."
-        raise ZooError(f"{recipe.architecture}: engine: expected {' or '.join(able)}, got {name}. {step}")
+    advance = engines.get(chosen(recipe, kind, engine))
     material = sources.material(recipe, source, device)
     _check(recipe, source)
     if kind == "cuda":
@@ -147,6 +143,27 @@ def trainer(
             yield Trainer(material, source, advance, workers, count)
     finally:
         torch.set_num_threads(before_threads)
+
+
+def chosen(recipe: Recipe, device: str, engine: str | None = None) -> str:
+    """The name of the engine that trains a recipe on a device: the one that is asked for, else the fastest.
+
+    Raises
+    ------
+    UnknownNameError
+        No such engine.
+    MissingExtraError
+        A package that it needs is not installed.
+    ZooError
+        It cannot train the architecture on the device.
+    """
+    if engine is None:
+        return engines.best(recipe, device)
+    engines.get(engine)
+    if engine not in (able := engines.able(recipe, device)):
+        step = "Choose one of them."
+        raise ZooError(f"{recipe.architecture}: engine: expected {' or '.join(able)}, got {engine}. {step}")
+    return engine
 
 
 def unit_size(source: Source, device: str) -> int:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from builders.energy import Spent
 from builders.state import State
 from ckptzoo.errors import ZooError
 from ckptzoo.format.durable import TEMPORARY, write_file
@@ -119,24 +120,24 @@ class Work:
                 )
         return found
 
-    def save(self, unit: Unit, state: State, seconds: float) -> None:
+    def save(self, unit: Unit, state: State, spent: Spent) -> None:
         """Replace the unit's saved state."""
         arrays = {f"weights/{name}": _array(tensor) for name, tensor in state.weights.items()}
         arrays |= {f"momentum/{name}": _array(tensor) for name, tensor in state.momentum.items()}
-        facts = {"step": str(state.step), "seconds": repr(seconds)}
+        facts = {"step": str(state.step), "seconds": repr(spent.seconds), "joules": json.dumps(spent.joules)}
         write_file(self._state(unit), save(arrays, metadata=facts))
 
-    def restore(self, unit: Unit, state: State) -> float:
-        """Bring a fresh state to where the unit was saved, if it was; return the seconds it took to get there."""
+    def restore(self, unit: Unit, state: State) -> Spent:
+        """Bring a fresh state to where the unit was saved, if it was; return what it took to get there."""
         path = self._state(unit)
         if not path.exists():
-            return 0.0
+            return Spent()
         arrays, facts = _read(path)
         for kind, tensors in (("weights", state.weights), ("momentum", state.momentum)):
             for name, tensor in tensors.items():
                 tensor.copy_(torch.from_numpy(arrays[f"{kind}/{name}"]))
         state.step = int(facts["step"])
-        return float(facts["seconds"])
+        return Spent(float(facts["seconds"]), json.loads(facts.get("joules", "null")))
 
     def keep(self, unit: Unit, step: int, state: State, rows: list[Row]) -> None:
         """Store the unit's checkpoints of a step, with their rows."""

@@ -257,6 +257,18 @@ def test_progress_counts_what_this_process_did() -> None:
     assert lines.getvalue() == "name: 2/4 members, 50/80 steps, 1 members an hour, 1:30:00 left\n"
 
 
+def test_while_the_last_members_are_measured_nothing_is_left() -> None:
+    progress = Progress(Console(file=io.StringIO()), "name", members=4, member_steps=80, done=0, finished=0)
+    progress.advance(40, 3600.0)
+    assert progress.facts() == "0/4 members, 40/80 steps, 2 members an hour, 1:00:00 left"
+    progress.advance(40, 3600.0)
+    assert progress.facts().startswith("0/4 members, 80/80 steps, ")
+    assert progress.facts().endswith(" members an hour, measuring the last")
+    assert progress.seconds == 7200
+    progress.finish(4)
+    assert progress.facts().endswith(", 0:00:00 left")
+
+
 def test_the_last_line_says_that_all_is_done_and_is_written_once() -> None:
     lines = io.StringIO()
     with Progress(Console(file=lines), "name", members=2, member_steps=10, done=0, finished=0) as progress:

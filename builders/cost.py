@@ -1,0 +1,190 @@
+"""What did a zoo cost? Device-hours and energy, from the metadata alone."""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+
+from builders.progress import rate
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.words import counted, printable
+
+_COLUMNS = ["member", "step", "recipe", "recipe_digest", "device", "wall_seconds", "extra"]
+_JOULES_PER_KWH = 3.6e6
+_Key = tuple[str | None, str | None, str | None]
+"""Recipe, device and engine."""
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What the members of one recipe took on one kind of device with one engine.
+
+    Parameters
+    ----------
+    recipe : its name and the first 8 digits of its digest; None, as for device and engine, where unknown.
+    members, checkpoints : how many there are.
+    timed : members of whom it is known how long they were trained.
+    member_steps, seconds : of those: optimiser steps, and the shares of their units' time on the device, both up to
+        each one's last checkpoint. Measuring the checkpoints is not counted.
+    metered : members of whom it is known how much energy their training took.
+    joules : the shares of those.
+    """
+
+    recipe: str | None
+    device: str | None
+    engine: str | None
+    members: int
+    checkpoints: int
+    timed: int
+    member_steps: int
+    seconds: float
+    metered: int
+    joules: float
+
+    @property
+    def device_hours(self) -> float | None:
+        """Of the members whose time is known."""
+        return self.seconds / 3600 if self.timed else None
+
+    @property
+    def members_per_device_hour(self) -> float | None:
+        """Trained from beginning to end."""
+        return self.timed / self.seconds * 3600 if self.seconds else None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Optimiser steps of all members together."""
+        return self.member_steps / self.seconds if self.seconds else None
+
+    @property
+    def kilowatt_hours(self) -> float | None:
+        """Of the members whose energy is known."""
+        return self.joules / _JOULES_PER_KWH if self.metered else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything by name; what is unknown is None."""
+        names = ("recipe", "device", "engine", "members", "checkpoints", "timed", "member_steps", "device_hours")
+        names += ("members_per_device_hour", "steps_per_second", "metered", "kilowatt_hours")
+        return {name: getattr(self, name) for name in names}
+
+    def line(self) -> str:
+        """The figures in a sentence's length."""
+        parts = [counted(self.members, "member")]
+        if (hours := self.device_hours) is not None:
+            parts.append(f"{hours:,.3g} device-hours on {self.device or 'an unknown device'} with {self.engine or '?'}")
+        if (hourly := self.members_per_device_hour) is not None:
+            parts.append(f"{rate(hourly)} members a device-hour")
+        if (speed := self.steps_per_second) is not None:
+            parts.append(f"{rate(speed)} member-steps a second")
+        if (energy := self.kilowatt_hours) is not None:
+            parts.append(f"{energy:,.3g} kWh{self._partly}")
+        return printable(", ".join(parts))
+
+    def cells(self) -> list[str]:
+        """The figures as a row of a table."""
+        hours, energy = self.device_hours, self.kilowatt_hours
+        return [
+            printable(self.recipe or "-"),
+            printable(self.device or "-"),
+            printable(self.engine or "-"),
+            f"{self.members:,}",
+            f"{self.checkpoints:,}",
+            "-" if hours is None else f"{hours:,.3g}" + (f" (of {self.timed:,})" if self.timed < self.members else ""),
+            "-" if (hourly := self.members_per_device_hour) is None else rate(hourly),
+            "-" if (speed := self.steps_per_second) is None else rate(speed),
+            "-" if energy is None else f"{energy:,.3g}{self._partly}",
+        ]
+
+    @property
+    def _partly(self) -> str:
+        return f" (of {self.metered:,})" if self.metered < self.members else ""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a zoo, or a selection of one, cost.
+
+    Parameters
+    ----------
+    zoo : its name.
+    spendings : one a recipe, device and engine, in the order of their names.
+    """
+
+    zoo: str
+    spendings: tuple[Spending, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything by name; what is unknown is None."""
+        return {"zoo": self.zoo, "spendings": [item.to_json() for item in self.spendings]}
+
+    def print(self, console: Console | None = None) -> None:
+        """Print it as a table on a rich console, by default the standard output."""
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        for name in ("recipe", "device", "engine"):
+            table.add_column(name, overflow="fold")
+        for name in (
+            *("members", "checkpoints", "device-hours", "members a device-hour", "member-steps a second", "kWh"),
+        ):
+            table.add_column(name, justify="right")
+        for item in self.spendings:
+            table.add_row(*item.cells())
+        (console or Console()).print(table, markup=False, highlight=False)
+
+
+def cost(zoo: Zoo) -> Cost:
+    """What the members of a zoo, or of a selection of one, cost.
+
+    Parameters
+    ----------
+    zoo : what ``ckptzoo.open`` gives, or a selection of it.
+
+    Notes
+    -----
+    Reads metadata; no weights. A member's last checkpoint holds all its time (``wall_seconds``) and energy
+    (``energy_joules`` of the ``extra`` column), each an equal share of its unit's, so that the sum over members is the
+    time of the device.
+    """
+    return Cost(zoo.name, spendings(zoo.metadata))
+
+
+def spendings(metadata: pa.Table) -> tuple[Spending, ...]:
+    """The same from rows of raw metadata."""
+    groups: dict[_Key, dict[str, dict[str, Any]]] = {}
+    counts: dict[_Key, int] = {}
+    for row in metadata.select(_COLUMNS).to_pylist():
+        row["extra"] = _facts(row["extra"])
+        engine, digest = row["extra"].get("engine"), (row["recipe_digest"] or "").removeprefix("sha256:")[:8]
+        recipe = "-".join(part for part in (row["recipe"], digest) if part) or None
+        key: _Key = (recipe, row["device"], engine if isinstance(engine, str) else None)
+        counts[key] = counts.get(key, 0) + 1
+        last = groups.setdefault(key, {}).setdefault(row["member"], row)
+        if (row["step"] or 0) > (last["step"] or 0):
+            groups[key][row["member"]] = row
+    order = sorted(groups, key=lambda key: tuple(part or "" for part in key))
+    return tuple(_spending(key, counts[key], groups[key].values()) for key in order)
+
+
+def _spending(key: _Key, checkpoints: int, last: Iterable[dict[str, Any]]) -> Spending:
+    rows = list(last)
+    timed = [row for row in rows if _amount(row["wall_seconds"])]
+    joules = [energy for row in rows if _amount(energy := row["extra"].get("energy_joules"))]
+    steps, seconds = (sum(row[name] or 0 for row in timed) for name in ("step", "wall_seconds"))
+    return Spending(*key, len(rows), checkpoints, len(timed), steps, seconds, len(joules), sum(joules))
+
+
+def _amount(value: object) -> bool:
+    """Whether a stranger's figure can be added up."""
+    return isinstance(value, int | float) and value is not True and 0 <= value < math.inf
+
+
+def _facts(extra: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(extra or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,96 @@
+"""Time and energy that a device spends on training."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+
+Counter = Callable[[], float | None]
+"""Joules that a device has used since some moment in the past; None where nobody counts them."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What training took; ``+`` adds up, and what is unknown of one is unknown of the sum.
+
+    Parameters
+    ----------
+    seconds : of the device.
+    joules : of the device, whoever else used it at the time; None where unknown.
+    """
+
+    seconds: float = 0.0
+    joules: float | None = 0.0
+
+    def __add__(self, other: "Spent") -> "Spent":
+        """Both together."""
+        joules = None if self.joules is None or other.joules is None else self.joules + other.joules
+        return Spent(self.seconds + other.seconds, joules)
+
+
+def spent(work: Callable[[], object], counter: Counter) -> Spent:
+    """Do some work, which ends when the device is done with it, and say what it took."""
+    first, began = counter(), time.monotonic()
+    work()
+    seconds, last = time.monotonic() - began, counter()
+    return Spent(seconds, None if first is None or last is None else last - first)
+
+
+@contextmanager
+def counter_of(device: str) -> Iterator[Counter]:
+    """The counter of a CUDA device, read through NVML (extra ``gpu``).
+
+    Parameters
+    ----------
+    device : ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. The counter says None for a CPU, without the package or the
+        driver's library, and for a device that does not count (those before Volta, and slices of one).
+
+    Notes
+    -----
+    ``nvmlDeviceGetTotalEnergyConsumption``: millijoules of the whole board since the driver was loaded.
+    """
+    nvml = _library() if device.startswith("cuda") else None
+    if nvml is None:
+        yield _unknown
+        return
+    try:
+        yield _reader(nvml, device)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _library() -> Any | None:
+    """NVML, started; None where there is none."""
+    try:
+        nvml: Any = import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    return nvml
+
+
+def _reader(nvml: Any, device: str) -> Counter:
+    """By the device's name of its own: torch and NVML may number devices differently."""
+
+    def read() -> float | None:
+        try:
+            return nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+        except nvml.NVMLError:
+            return None
+
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except nvml.NVMLError:
+        return _unknown
+    return read
+
+
+def _unknown() -> None:
+    return None

@@ -1,0 +1,227 @@
+"""How long will a build take, and how large will the zoo be? From real steps on the device, before it starts."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from builders import rows, sources
+from builders.energy import Spent, counter_of, spent
+from builders.progress import duration, rate
+from builders.recipe import Recipe
+from builders.state import State
+from builders.train import Trainer, checked, chosen, trainer
+from builders.train import unit_size as usual_size
+from ckptzoo import archs
+from ckptzoo.errors import ZooError
+from ckptzoo.studies.shown.tables import facts
+from ckptzoo.words import counted, printable, size
+
+WARM_UP = 2
+"""Steps that are taken and not counted: an engine is compiled, memory is allotted."""
+SECONDS = 3.0
+_MEASURED = 8
+"""Members a core that are measured together; see ``Trainer.measure``."""
+_PART_BYTES, _ROW_BYTES = 18_000, 55
+"""Metadata and index of a part, and of each checkpoint in it, about; measured on zoos of 64 to 10,000 networks."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a build will take.
+
+    Parameters
+    ----------
+    recipe : its name and the first 8 digits of its digest.
+    device, engine : where and how it is trained.
+    members, checkpoints : how many will be added.
+    parameter_bytes : of the weights of one checkpoint.
+    member_steps : optimiser steps of all members together.
+    steps_per_second : of those.
+    measuring : seconds that the checkpoints' losses and accuracies take; None where unknown.
+    joules_per_step : of a member-step; None where unknown.
+    """
+
+    recipe: str
+    device: str
+    engine: str
+    members: int
+    checkpoints: int
+    parameter_bytes: int
+    member_steps: int
+    steps_per_second: float
+    measuring: float | None = None
+    joules_per_step: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        crew: Trainer,
+        engine: str,
+        members: int,
+        kept: int,
+        steps_per_second: float,
+        *,
+        measuring: float | None = None,
+        joules_per_step: float | None = None,
+    ) -> "Estimate":
+        """For so many members, of each of which so many checkpoints are kept, at a measured speed."""
+        recipe = crew.recipe
+        return cls(
+            recipe.prefix,
+            rows.describe(str(crew.material.device)),
+            engine,
+            members,
+            members * kept,
+            archs.architecture(recipe.architecture).nbytes,
+            members * recipe.steps,
+            steps_per_second,
+            measuring,
+            joules_per_step,
+        )
+
+    @property
+    def device_hours(self) -> float:
+        """Of training alone, as ``builders.cost`` counts them."""
+        return self.member_steps / self.steps_per_second / 3600
+
+    @property
+    def hours(self) -> float:
+        """From beginning to end: training and, where it is known, measuring."""
+        return self.device_hours + (self.measuring or 0.0) / 3600
+
+    @property
+    def members_per_device_hour(self) -> float:
+        """Trained from beginning to end."""
+        return self.members / self.device_hours
+
+    @property
+    def kilowatt_hours(self) -> float | None:
+        """Of training alone."""
+        return None if self.joules_per_step is None else self.joules_per_step * self.member_steps / 3.6e6
+
+    @property
+    def nbytes(self) -> int:
+        """Of the new part, about: raw weights, metadata and index."""
+        return self.checkpoints * (self.parameter_bytes + _ROW_BYTES) + _PART_BYTES
+
+    @property
+    def _hourly(self) -> str:
+        return f"{rate(self.members_per_device_hour)} members"
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything by name; what is unknown is None."""
+        derived = ("hours", "device_hours", "members_per_device_hour", "kilowatt_hours", "nbytes")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+    def line(self) -> str:
+        """What is known when a build has begun, in a sentence's length."""
+        what = f"{counted(self.members, 'member')} on {self.device} with {self.engine}"
+        speed = f"{self._hourly} a device-hour, {rate(self.steps_per_second)} member-steps a second"
+        return printable(
+            f"{what}: about {duration(3600 * self.device_hours)} of training, {size(self.nbytes)} ({speed})"
+        )
+
+    def print(self, console: Console | None = None) -> None:
+        """Print it as a table on a rich console, by default the standard output."""
+        measuring = "" if self.measuring is None else f", of which {duration(self.measuring)} measuring"
+        told = [
+            ("recipe", self.recipe),
+            ("device, engine", f"{self.device}, {self.engine}"),
+            ("members", f"{self.members:,} ({counted(self.checkpoints, 'checkpoint')})"),
+            ("speed", f"{rate(self.steps_per_second)} member-steps a second"),
+            ("time", f"{duration(3600 * self.hours)} ({self.hours:,.3g} hours{measuring})"),
+            ("training", f"{self.device_hours:,.3g} device-hours, {self._hourly} a device-hour"),
+            ("size", f"{size(self.nbytes)}, about"),
+        ]
+        if (energy := self.kilowatt_hours) is not None:
+            told.append(("energy", f"{energy:,.3g} kWh"))
+        (console or Console()).print(facts(told), highlight=False)
+
+
+def estimate(
+    recipe: Recipe | str | Path,
+    *,
+    members: int,
+    folder: str | Path | None = None,
+    keep_steps: Sequence[int] = (),
+    epochs: int | None = None,
+    device: str = "cpu",
+    unit_size: int | None = None,
+    engine: str | None = None,
+    seconds: float = SECONDS,
+) -> Estimate:
+    """Train one unit for a few seconds, measure some of it, and say what ``builders.build.build`` would take.
+
+    Parameters
+    ----------
+    recipe, folder, keep_steps, epochs, device, unit_size, engine : as for ``builders.build.build``.
+    members : how many are to be added.
+    seconds : how long steps are taken; compiling comes before, and measuring after.
+
+    Raises
+    ------
+    ZooError
+        As in ``builders.build.build``.
+
+    Notes
+    -----
+    Nothing is written. Steps are those that a build takes first; a unit's members are measured on the whole data set,
+    more and more of them until that takes a second or they are all measured.
+    """
+    at_least(members=members, unit_size=unit_size)
+    recipe = Recipe.of(recipe, epochs)
+    kept = len(recipe.kept(keep_steps))
+    name = chosen(recipe, checked(device), engine)
+    source = sources.load(recipe, folder)
+    seeds = range(min(members, unit_size or usual_size(source, device)))
+    with trainer(recipe, source, device=device, engine=name) as crew, counter_of(device) as counter:
+        warm_up(crew, seeds)
+        taken, total, state = 0, Spent(), crew.start(seeds)
+        span = 8
+        while total.seconds < seconds:
+            first = state.step
+            stop = min(recipe.steps, first + span)
+            took = spent(lambda state=state, stop=stop: crew.advance(state, stop), counter)
+            taken, total = taken + (stop - first) * len(state), total + took
+            span = max(1, round((stop - first) * min(1.0, seconds / 3) / max(took.seconds, 1e-6)))
+            if stop == recipe.steps:
+                state = crew.start(seeds)
+        each = _measuring(crew, state)
+    return Estimate.of(
+        crew,
+        name,
+        members,
+        kept,
+        taken / total.seconds,
+        measuring=each * members * kept,
+        joules_per_step=None if total.joules is None else total.joules / taken,
+    )
+
+
+def at_least(least: int = 1, **values: int | None) -> None:
+    """Refuse numbers that are too small."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            what = name.replace("_", " ")
+            raise ZooError(f"build: {what}: expected at least {least}, got {value}. Give a larger one.")
+
+
+def warm_up(crew: Trainer, seeds: Sequence[int]) -> None:
+    """Take a step or two that count for nothing, so that what is done once is done."""
+    crew.advance(crew.start(seeds), min(WARM_UP, crew.recipe.steps))
+
+
+def _measuring(crew: Trainer, state: State) -> float:
+    """Seconds that it takes to measure a checkpoint."""
+    count = min(len(state), _MEASURED * crew.threads)
+    while True:
+        began = time.monotonic()
+        crew.measure({name: tensor[:count] for name, tensor in state.weights.items()})
+        took = time.monotonic() - began
+        if took >= 1 or count == len(state):
+            return took / count
+        count = min(len(state), 4 * count)

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from ckptzoo.spec import layout
 from ckptzoo.studies.overview.pair import Pair
+from ckptzoo.studies.overview.trajectories import Trajectories
 from ckptzoo.studies.reading.histograms import Histogram
 from ckptzoo.studies.shown.spread import Spread
+from ckptzoo.studies.shown.steps import step_axis
 from ckptzoo.studies.shown.style import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
 from ckptzoo.words import counted
 
@@ -115,6 +117,29 @@ def scatter(name: str, shown: int, pair: Pair) -> Figure:
     if shown >= _FEW:
         handles.append(Line2D([], [], color=MUTED, lw=1.0, label=f"{masses} % of the estimated density"))
     head(figure, f"{shortened(name, 32)}: two weights of one output neuron in {counted(shown, 'network')}", handles)
+    return figure
+
+
+@styled
+def trajectories(name: str, found: Trajectories) -> Figure:
+    """The test accuracy of every member at the steps that were kept, and the median over members."""
+    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    alpha = float(np.clip(12 / len(found.accuracies), 0.03, 0.5))
+    for line in found.accuracies:
+        there = np.isfinite(line)
+        axes.plot(found.steps[there], 100 * line[there], "-", color=RAW_COLOUR, lw=1.0, alpha=alpha)
+    median = 100 * np.nanmedian(found.accuracies, axis=0)
+    axes.plot(found.steps, median, "o-", color=INK, ms=4, lw=1.6)
+    step_axis(axes, found.steps.tolist())
+    axes.set_ylim(0, 100)
+    axes.set_ylabel("test accuracy (%)")
+    handles: list[Any] = [
+        Line2D([], [], color=RAW_COLOUR, lw=1.0, alpha=0.7, label="one member"),
+        Line2D([], [], color=INK, marker="o", ms=4, lw=1.6, label="median"),
+    ]
+    who = counted(len(found.accuracies), "member")
+    head(figure, f"{shortened(name, 32)}: {who} at {counted(len(found.steps), 'step')} of the training", handles)
     return figure
 
 

@@ -14,6 +14,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.spec import layout
 from ckptzoo.studies.overview.inventory import Inventory, inventory, sound
 from ckptzoo.studies.overview.pair import Pair, pair_of
+from ckptzoo.studies.overview.trajectories import Trajectories, trajectories_of
 from ckptzoo.studies.reading.batches import Progress, weight_names
 from ckptzoo.studies.reading.histograms import Histogram, histograms
 from ckptzoo.studies.reading.sample import evenly
@@ -37,6 +38,7 @@ class Overview:
     marginals : of the weight tensors, in the architecture's order.
     left_out : weight tensors beyond ``MAX_PANELS``, which are evenly spaced through the network.
     pair : two output weights; None where no tensor has an output neuron with two incoming weights.
+    trajectories : accuracies along the training; None where no member has several steps.
     """
 
     inventory: Inventory
@@ -47,6 +49,7 @@ class Overview:
     marginals: tuple[Histogram, ...]
     left_out: tuple[str, ...]
     pair: Pair | None
+    trajectories: Trajectories | None
 
     def to_json(self) -> dict[str, Any]:
         """Every figure by name, without the densities and the points."""
@@ -71,6 +74,7 @@ class Overview:
                 "above_diagonal": {name: pair.above(name) for name in self.variants},
                 "correlation": {name: pair.correlation(name) for name in self.variants},
             },
+            "trajectories": None if self.trajectories is None else self.trajectories.to_json(),
         }
 
     def print(self, console: Console | None = None) -> None:
@@ -93,7 +97,7 @@ class Overview:
         console.print(Group(*lines), markup=False, highlight=False)
 
     def plot(self, folder: str | Path) -> list[Path]:
-        """Write ``accuracy.png``, ``marginals.png``, ``scatter.png`` and ``summary.json``.
+        """Write ``accuracy.png``, ``marginals.png``, ``scatter.png``, ``trajectories.png`` and ``summary.json``.
 
         A picture for which the zoo has nothing to show is left out. Equal overviews give equal bytes at equal
         versions of matplotlib.
@@ -118,6 +122,8 @@ class Overview:
             figures["marginals.png"] = pictures.marginals(name, shown, self.marginals, left_out=len(self.left_out))
         if self.pair is not None:
             figures["scatter.png"] = pictures.scatter(name, shown, self.pair)
+        if self.trajectories is not None:
+            figures["trajectories.png"] = pictures.trajectories(name, self.trajectories)
         return write(folder, figures, "summary.json", self.to_json())
 
 
@@ -169,4 +175,5 @@ def overview(zoo: Zoo, variant: str | None = None, *, seed: int = 0, progress: P
         marginals=histograms(good, chosen, names, progress),
         left_out=tuple(name for name in tensors if name not in chosen),
         pair=pair_of(good, names, seed=seed),
+        trajectories=trajectories_of(zoo.metadata),
     )

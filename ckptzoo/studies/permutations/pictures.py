@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from ckptzoo.measure.ranks import random_transpositions
 from ckptzoo.studies.permutations.movement import Movement
 from ckptzoo.studies.reading.sample import thinned
+from ckptzoo.studies.shown.steps import step_axis
 from ckptzoo.studies.shown.style import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
 from ckptzoo.words import counted
 
@@ -48,7 +49,7 @@ def orders(name: str, members: int, held: Mapping[str, Series]) -> Figure:
             steps = [item.first if what.startswith("to the last") else item.second for item in items]
             _taus(above, steps, items)
             _transpositions(below, steps, items)
-            _steps(below, [step for item in items for step in (item.first, item.second)])
+            step_axis(below, [step for item in items for step in (item.first, item.second)])
     more = f"; {left_out:,} more orders not shown" if left_out else ""
     title = f"{shortened(name, 40)}: order of the neurons of {counted(members, 'member')}{more}"
     head(figure, title, _key())
@@ -71,19 +72,6 @@ def _transpositions(axes: Axes, steps: Sequence[int], items: Sequence[Movement])
     found = [item.transpositions for item in items]
     axes.errorbar(steps, found, errors, fmt="o-", color=RAW_COLOUR, ms=4, lw=1.4, capsize=2)
     axes.set_ylim(0, 1.15 * max(random, *found))
-
-
-def _steps(axes: Axes, steps: Sequence[int]) -> None:
-    """A logarithmic axis of steps, linear from 0 to the first step after it."""
-    shown = sorted(set(steps))
-    least = next(step for step in shown if step > 0)
-    decades = [10**power for power in range(12) if least <= 10**power <= shown[-1]]
-    ticks = shown if len(shown) <= 5 else [*([0] if shown[0] == 0 else []), *decades]
-    axes.set_xscale("symlog", linthresh=least, linscale=0.6)
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.set_xlim(-0.15 * least if shown[0] == 0 else 0.8 * least, 1.4 * shown[-1])
-    axes.set_xlabel("step")
 
 
 def _key() -> list[Any]:

@@ -21,12 +21,17 @@ _MODULES = {
     "mlp": "builders.engines.mlp",
     "optunet": "builders.engines.optunet",
     "compiled": "builders.engines.compiled",
+    "fused": "builders.engines.fused",
 }
-_MADE_FOR = {"optunet": "optunet", "mlp": "mlp-.*", "compiled": "optunet"}
-"""The architectures that an engine can train, a pattern of their names; the general one tries any."""
-_DEVICES = {"compiled": ("cpu",)}
+_MADE_FOR = {"fused": "optunet", "optunet": "optunet", "mlp": "mlp-.*", "compiled": "optunet"}
+"""The architectures that an engine can train, a pattern of their names; the general one tries any.
+
+The faster one stands behind the slower. One that no device has measured yet stands before those that were, so that it
+is taken where somebody asks for it and never by itself: today that is ``fused``, which is tested on a CPU.
+"""
+_DEVICES = {"compiled": ("cpu",), "fused": ("cuda",)}
 """The kinds of devices that an engine knows, where it does not know all."""
-_EXTRAS = {"compiled": ("numba", "fast")}
+_EXTRAS = {"compiled": ("numba", "fast"), "fused": ("triton", "gpu")}
 """The package that an engine needs, and the extra that has it."""
 
 
@@ -61,7 +66,7 @@ def get(name: str) -> Engine:
 
 
 def able(recipe: Recipe, device: str = "cpu") -> tuple[str, ...]:
-    """The engines that are installed and can train a recipe on a device, the fastest last."""
+    """The engines that are installed and can train a recipe on a device, the fastest of the measured last."""
     kind = device.partition(":")[0]
     fit = (
         name
@@ -72,7 +77,7 @@ def able(recipe: Recipe, device: str = "cpu") -> tuple[str, ...]:
 
 
 def best(recipe: Recipe, device: str = "cpu") -> str:
-    """The fastest engine that is installed and can train a recipe on a device."""
+    """The fastest of the measured engines that are installed and can train a recipe on a device."""
     return able(recipe, device)[-1]
 
 

@@ -1,0 +1,123 @@
+"""The fused engine for OptuNet on a GPU (extra ``gpu``): one program a member, many steps a launch, in Triton.
+
+A lane is an image. A program draws its batch, and then goes through the network layer by layer; each sum of a layer
+stays in the registers of one lane, and what the next layer reads, or another lane, goes through 124 kB of memory of
+the member's own that the caches hold, with a barrier in between. Around the first convolution a lane is a pooling
+window instead: its 6x6 pixels, fetched from where they lie, give nine sums for each of the two kernels, of which only
+the largest is kept. Gradients of the weights are added up in each lane, and over the lanes once a step, always in the
+same order: nothing is atomic, all is float32 (no TF32), and a member's bits do not depend on its company.
+
+Counted for a member-step of 64 images: 2.10 million multiplications with addition, of which the first convolution has
+1.18 million, its gradient 0.13, the second convolution and its two gradients 0.26 each. 47 kB of pixels are new;
+0.15 MB are written to the member's own memory, 0.44 MB read from it, and 0.28 million single pixels from caches.
+Compiled by Triton 3.9 for compute capability 9.0 that is 128 registers a lane with one number spilled, 16 warps of a
+multiprocessor, and about 150,000 instructions of a warp.
+
+So on paper an H200 (132 multiprocessors, four instructions a cycle each, about 1.7 GHz, 4.8 TB/s) could take 13 million
+member-steps a second by its arithmetic, 6 million by its instructions, and 7 million by its memory if no cache held
+anything. These are bounds and no measurements; how fast its caches answer is not in them.
+
+``tests/builders/test_fused.py`` compiles it, runs it in Triton's interpreter, and on a GPU where there is one.
+"""
+
+from typing import Any
+
+import torch
+import triton
+
+from builders.engines.fused import draws, training
+from builders.material import Material
+from builders.state import State, Tensors
+from ckptzoo.errors import ZooError
+
+_NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
+_PIXELS, _LARGEST = 28, 256
+
+
+def advance(material: Material, state: State, stop: int) -> None:
+    """See ``builders.engines.Engine``.
+
+    Raises
+    ------
+    ZooError
+        The material is not on a CUDA device, its images are not of 28x28 pixels, or a batch has more than 256.
+    """
+    recipe, device, start = material.recipe, material.device, state.step
+    _check(material)
+    lanes, members = _lanes(recipe.batch), len(state)
+    weights, momenta = _rows(state.weights), _rows(state.momentum or state.weights)
+    epochs = range(start // recipe.epoch_steps, stop // recipe.epoch_steps + 1)
+    with torch.cuda.device_of(material.pixels):
+        launch: Any = training.train[(members,)]
+        launch(
+            material.pixels,
+            material.labels,
+            torch.from_numpy(state.keys.view("int64")).to(device),
+            torch.tensor([recipe.rate(epoch) for epoch in epochs], dtype=torch.float32, device=device),
+            weights,
+            momenta,
+            torch.empty(members, lanes, dtype=torch.int64, device=device),
+            torch.empty(members, training.WINNERS.value, lanes, dtype=torch.int8, device=device),
+            torch.zeros(members, training.NUMBERS.value, lanes, device=device),
+            torch.empty(members, training.WORDS.value, lanes, dtype=torch.int32, device=device),
+            start,
+            stop,
+            255 * recipe.mean,
+            1 / (255 * recipe.std),
+            **constants(material),
+            **options(lanes),
+        )
+    _return(weights, state.weights)
+    _return(momenta, state.momentum)
+    state.step = stop
+
+
+def constants(material: Material) -> dict[str, Any]:
+    """What is compiled into the kernel: another recipe is another compilation, of some ten seconds, kept on disk."""
+    recipe = material.recipe
+    return {
+        "count": recipe.train,
+        "batch": recipe.batch,
+        "side": draws.side(recipe.train),
+        "pad": recipe.crop_pad,
+        "width": material.width,
+        "area": material.height * material.width,
+        "decay": recipe.weight_decay,
+        "friction": recipe.momentum,
+        "lanes": _lanes(recipe.batch),
+    }
+
+
+def options(lanes: int) -> dict[str, Any]:
+    """How Triton compiles: a thread for each lane."""
+    return {"num_warps": lanes // 32, "enable_fp_fusion": True}
+
+
+def _lanes(batch: int) -> int:
+    return max(32, triton.next_power_of_2(batch))
+
+
+def _check(material: Material) -> None:
+    recipe = material.recipe
+    size = (material.height - 2 * recipe.crop_pad, material.width - 2 * recipe.crop_pad)
+    interpreted = not isinstance(training.train, triton.JITFunction)
+    if size != (_PIXELS, _PIXELS) or not (material.device.type == "cuda" or interpreted):
+        found = f"{size[0]}x{size[1]} on {material.device.type}"
+        raise ZooError(f"engine fused: images: expected 28x28 pixels on cuda, got {found}. Choose the engine optunet.")
+    if recipe.batch > _LARGEST:
+        step = "Choose the engine optunet."
+        raise ZooError(f"engine fused: batch: expected 1 to {_LARGEST} images, got {recipe.batch}. {step}")
+
+
+def _rows(tensors: Tensors) -> torch.Tensor:
+    """(M, 392), a copy."""
+    return torch.cat([tensors[name].flatten(1) for name in _NAMES], 1)
+
+
+def _return(rows: torch.Tensor, tensors: Tensors) -> None:
+    """Into the tensors of a state."""
+    at = 0
+    for name in _NAMES if tensors else ():
+        size = tensors[name][0].numel()
+        tensors[name].copy_(rows[:, at : at + size].view_as(tensors[name]))
+        at += size

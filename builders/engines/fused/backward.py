@@ -1,0 +1,159 @@
+"""OptuNet's backward pass: a row of sums, one a lane, for the gradient of each of the 392 weights.
+
+No sum is shared by two lanes before the end, so that nothing is atomic and the order of addition is always the same.
+"""
+
+# Triton's language, of which a type checker knows too little.
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportReturnType=false
+
+import triton
+import triton.language as tl
+
+from builders.engines.fused.forward import row, spot, zeros
+
+CONV2, HEAD, BIAS, WEIGHTS = tl.constexpr(32), tl.constexpr(282), tl.constexpr(382), tl.constexpr(392)
+"""Where a member's second kernels, head and bias begin, behind its first kernels; and where they end."""
+_ROWS = tl.constexpr(32)
+"""Rows that are added up at once."""
+
+
+@triton.jit
+def _slopes(
+    passed: tl.tensor, backs: tl.tensor, out: tl.tensor, y: tl.tensor, lanes: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Back through ReLU: the gradients of one output's four positions in row ``y``."""
+    at = out * lanes + tl.arange(0, lanes)
+    word, back = tl.load(passed + at) >> (4 * y), tl.load(backs + at)
+    return (
+        tl.where((word & 1) != 0, back, 0.0),
+        tl.where((word & 2) != 0, back, 0.0),
+        tl.where((word & 4) != 0, back, 0.0),
+        tl.where((word & 8) != 0, back, 0.0),
+    )
+
+
+@triton.jit
+def weigh(hidden: tl.tensor, passed: tl.tensor, backs: tl.tensor, sums: tl.tensor, lanes: tl.constexpr):
+    """Sums for the second convolution's weights: one row of the kernels of five outputs at a time."""
+    lane = tl.arange(0, lanes)
+    for channel in range(2):
+        for i in range(5):
+            totals = zeros(25, lanes)
+            for y in range(4):
+                seen = row(hidden + (64 * channel + 8 * (y + i)) * lanes + lane, 8, lanes)
+                added = ()
+                for out in tl.static_range(5):
+                    slopes = _slopes(passed, backs, 5 * channel + out, y, lanes)
+                    for j in tl.static_range(5):
+                        total = totals[5 * out + j]
+                        for x in tl.static_range(4):
+                            total += slopes[x] * seen[x + j]
+                        added += (total,)
+                totals = added
+            for k in tl.static_range(25):
+                weight = (5 * channel + k // 5) * 25 + 5 * i + k % 5
+                tl.store(sums + weight * lanes + lane, totals[k])
+
+
+@triton.jit
+def unconvolve(hidden: tl.tensor, kernel: tl.tensor, passed: tl.tensor, backs: tl.tensor, lanes: tl.constexpr):
+    """Back through the second convolution and ReLU: the gradients of the maxima, in place of the maxima."""
+    for at in range(16):
+        channel, y = at // 8, at % 8
+        totals = zeros(8, lanes)
+        for i in range(tl.maximum(0, y - 3), tl.minimum(4, y) + 1):
+            for out in range(5 * channel, 5 * channel + 5):
+                slopes = _slopes(passed, backs, out, y - i, lanes)
+                weights = row(kernel + out * 25 + 5 * i, 5, 1)
+                added = ()
+                for x in tl.static_range(8):
+                    total = totals[x]
+                    for j in tl.static_range(5):
+                        if x - j >= 0 and x - j < 4:
+                            total += weights[j] * slopes[x - j]
+                    added += (total,)
+                totals = added
+        for x in tl.static_range(8):
+            place = hidden + (8 * at + x) * lanes + tl.arange(0, lanes)
+            tl.store(place, tl.where(tl.load(place) <= 0, 0.0, totals[x]))
+
+
+@triton.jit
+def unpool(
+    pixels: tl.tensor,
+    corners: tl.tensor,
+    slopes: tl.tensor,
+    winners: tl.tensor,
+    sums: tl.tensor,
+    shift: tl.tensor,
+    scale: tl.tensor,
+    batch: tl.constexpr,
+    width: tl.constexpr,
+    lanes: tl.constexpr,
+):
+    """Sums for the first convolution's weights, from the 4x4 pixels below each maximum."""
+    for channel in range(2):
+        totals = zeros(16, lanes)
+        for block in range((batch + 3) // 4 * 256 // lanes):
+            image, y, x = spot(block, lanes)
+            at = (64 * channel + 8 * y + x) * lanes + image
+            slope, winner = tl.load(slopes + at) * scale, tl.load(winners + at).to(tl.int32)
+            corner = pixels + tl.load(corners + image) + (3 * y + winner // 3) * width + 3 * x + winner % 3
+            added = ()
+            for k in tl.static_range(16):
+                seen = tl.load(corner + (k // 4 * width + k % 4)).to(tl.float32) - shift
+                added += (totals[k] + slope * seen,)
+            totals = added
+        for k in tl.static_range(16):
+            tl.store(sums + (16 * channel + k) * lanes + tl.arange(0, lanes), totals[k])
+
+
+@triton.jit
+def descend(
+    weights: tl.tensor,
+    momenta: tl.tensor,
+    sums: tl.tensor,
+    features: tl.tensor,
+    slopes: tl.tensor,
+    rate: tl.tensor,
+    decay: tl.constexpr,
+    friction: tl.constexpr,
+    lanes: tl.constexpr,
+):
+    """Add the lanes up, and take the step of ``builders.engines.sgd.update``."""
+    lane = tl.arange(0, lanes)[None, :]
+    for start in range(0, HEAD, _ROWS):
+        at = start + tl.arange(0, _ROWS)
+        there = at < HEAD
+        found = tl.sum(tl.load(sums + at[:, None] * lanes + lane, mask=there[:, None], other=0.0), 1)
+        _move(weights, momenta, at, there, found, rate, decay, friction)
+    for start in range(HEAD, WEIGHTS, _ROWS):
+        at = start + tl.arange(0, _ROWS)
+        there = at < WEIGHTS
+        of_bias = at >= BIAS
+        out = tl.where(of_bias, at - BIAS, (at - HEAD) // 10)
+        slope = tl.load(slopes + out[:, None] * lanes + lane, mask=there[:, None], other=0.0)
+        inputs = features + ((at - HEAD) % 10)[:, None] * lanes + lane
+        found = tl.sum(slope * tl.load(inputs, mask=(at < BIAS)[:, None], other=1.0), 1)
+        _move(weights, momenta, at, there, found, rate, decay, friction)
+
+
+@triton.jit
+def _move(
+    weights: tl.tensor,
+    momenta: tl.tensor,
+    at: tl.tensor,
+    there: tl.tensor,
+    found: tl.tensor,
+    rate: tl.tensor,
+    decay: tl.constexpr,
+    friction: tl.constexpr,
+):
+    weight = tl.load(weights + at, mask=there, other=0.0)
+    if decay != 0:
+        found += decay * weight
+    if friction != 0:
+        found += friction * tl.load(momenta + at, mask=there, other=0.0)
+        tl.store(momenta + at, found, mask=there)
+    tl.store(weights + at, weight - rate * found, mask=there)

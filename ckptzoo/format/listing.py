@@ -5,7 +5,7 @@ A sealed document beside ``zoo.json``, as docs/format.md describes those, with
     {"digest": "sha256:...", "files": {"<name>": [<size>, "<hex sha256>" or null], ...}, "version": 1}
 
 It names every file of the zoo but itself and names that begin with a dot; the sha256 is null where it is not known, and
-for README.md and card.toml, which may change. Parts are only ever added, so an old listing stays right.
+for what may change: README.md, card.toml and the pictures. Parts are only ever added, so an old listing stays right.
 """
 
 import hashlib
@@ -13,9 +13,8 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from ckptzoo.spec.card import FILE
+from ckptzoo.spec.card import may_change
 from ckptzoo.spec.document import seal
-from ckptzoo.spec.layout import CARD
 
 LISTING = "listing.json"
 VERSION = 1
@@ -52,7 +51,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _digest(name: str, path: Path, known: Mapping[str, str]) -> str | None:
-    if name in (CARD, FILE):
+    if may_change(name):
         return None
     if name in known:
         return known[name]

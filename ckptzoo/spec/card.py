@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from ckptzoo.errors import Problem, SpecError
+from ckptzoo.spec import layout
+from ckptzoo.spec.picture import Picture, misfits
 
 FILE = "card.toml"
 """Where a zoo keeps what a person wrote, beside the README.md that is made from it."""
+CARDS = (layout.CARD, FILE)
+"""Written by people, or made from that: replaced by newer ones, as the pictures are."""
 MAX_TEXT = 100_000
 MAX_BYTES = 2**20
 MAX_TAGS, MAX_TAG = 40, 100
@@ -37,6 +41,7 @@ class Card:
     repository : where the zoo lives on a hub, ``organisation/name``.
     training : how the members were trained, in Markdown.
     notes : what a user should know besides, such as known gaps, in Markdown.
+    pictures : shown on the page, in this order.
 
     Raises
     ------
@@ -55,13 +60,16 @@ class Card:
     repository: str = ""
     training: str = ""
     notes: str = ""
+    pictures: tuple[Picture, ...] = ()
 
     def __post_init__(self) -> None:
-        problems = [
-            Problem("card", spec.name, expected, _shown(getattr(self, spec.name)), _STEP)
+        found = [
+            (spec.name, expected, getattr(self, spec.name))
             for spec in fields(self)
-            if (expected := _misfit(spec.name, getattr(self, spec.name))) is not None
+            if spec.name != "pictures" and (expected := _misfit(spec.name, getattr(self, spec.name))) is not None
         ]
+        found += misfits(self.pictures)
+        problems = [Problem("card", what, expected, _shown(value), _STEP) for what, expected, value in found]
         if problems:
             raise SpecError(problems)
 
@@ -70,7 +78,7 @@ class Card:
         """Read a ``card.toml``; unknown keys are refused by name."""
         try:
             with Path(path).open("rb") as file:
-                return cls.from_bytes(file.read(MAX_BYTES), where=str(path))
+                return cls.from_bytes(file.read(MAX_BYTES + 1), where=str(path))
         except OSError as error:
             step = "Correct the card."
             raise SpecError(Problem(str(path), "file", "a card in TOML", str(error), step)) from error
@@ -78,6 +86,8 @@ class Card:
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str = FILE) -> "Card":
         """Read the content of a ``card.toml``."""
+        if len(data) > MAX_BYTES:
+            raise SpecError(Problem(where, "size", f"at most {MAX_BYTES:,} bytes", "more", "Shorten the card."))
         try:
             content: dict[str, Any] = tomllib.loads(data.decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -94,12 +104,19 @@ class Card:
         """The text of a ``card.toml`` that reads back as this card; what is empty is left out."""
         lines: list[str] = []
         for spec in fields(self):
-            value: str | tuple[str, ...] = getattr(self, spec.name)
-            if isinstance(value, tuple) and value:
+            value: str | tuple[Any, ...] = getattr(self, spec.name)
+            if spec.name in _LISTS and value:
                 lines.append(f"{spec.name} = [{', '.join(map(_line, value))}]")
             elif isinstance(value, str) and (value or spec.default):
                 lines.append(f"{spec.name} = {_paragraphs(value) if chr(10) in value else _line(value)}")
+        for picture in self.pictures:
+            lines += ["[[pictures]]", f"file = {_line(picture.file)}", f"caption = {_line(picture.caption)}"]
         return "\n".join(lines) + "\n"
+
+
+def may_change(name: str) -> bool:
+    """Whether a file of a zoo, by its path, may be replaced by a newer one: what people write is, nothing else."""
+    return name in CARDS or name.startswith(f"{layout.PICTURES}/")
 
 
 def _line(text: str) -> str:
@@ -150,4 +167,10 @@ def _shown(value: Any) -> str:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(cast(list[Any], value)) if isinstance(value, list) else value
+    """Lists of TOML as tuples, and tables as pictures where they can be."""
+    if isinstance(value, list):
+        return tuple(map(_frozen, cast(list[Any], value)))
+    if isinstance(value, dict):
+        items = cast(dict[str, Any], value)
+        return Picture(**items) if set(items) == {"file", "caption"} else items
+    return value

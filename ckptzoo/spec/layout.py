@@ -8,6 +8,8 @@ VERSION = 1
 ZOO = "zoo.json"
 ARCHITECTURE = "architecture.json"
 SYMMETRY = "symmetry.json"
+DOCUMENTS = (ARCHITECTURE, SYMMETRY, ZOO)
+"""Written once, in this order, and never replaced: a folder with the last one is a zoo."""
 CARD = "README.md"
 PARTS = "parts"
 DERIVED = "derived"

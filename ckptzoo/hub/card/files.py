@@ -7,7 +7,9 @@ from pathlib import Path
 
 from ckptzoo.errors import Problem, SpecError
 from ckptzoo.format.durable import write_file
+from ckptzoo.format.files import Files
 from ckptzoo.hub.card.page import readme
+from ckptzoo.hub.card.pictures import check_pictures
 from ckptzoo.loader.zoo import Zoo, open
 from ckptzoo.spec import layout
 from ckptzoo.spec.card import FILE, MAX_BYTES, Card
@@ -37,7 +39,11 @@ def card_of(zoo: Zoo) -> Card:
     SpecError
         The zoo has no card.toml, or one that is not valid.
     """
-    files = zoo.contents.files
+    return card_in(zoo.contents.files)
+
+
+def card_in(files: Files) -> Card:
+    """As ``card_of``, from the zoo's files."""
     if files.size(FILE) is None:
         step = "Pass one with --card; cards/template/card.toml shows every key."
         raise SpecError(Problem(f"{files.name}/{FILE}", "file", "a card in TOML", "none", step))
@@ -56,7 +62,7 @@ def write(folder: str | Path, card: Card | None = None, *, check: bool = False) 
     Raises
     ------
     SpecError
-        There is no card, or it is another zoo's.
+        There is no card, or it is another zoo's, or the zoo lacks a picture that it names.
 
     Notes
     -----
@@ -70,6 +76,7 @@ def write(folder: str | Path, card: Card | None = None, *, check: bool = False) 
     if said.name != zoo.name:
         step = "Name the zoo in the card, or take the card of this zoo."
         raise SpecError(Problem("card", "name", repr(zoo.name), repr(said.name), step))
+    check_pictures(zoo.contents.files, said)
     text, path = readme(zoo, said), root / layout.CARD
     before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     changes = difflib.unified_diff(

@@ -5,6 +5,7 @@ import pyarrow as pa
 from ckptzoo.hub.card import accuracy, columns, holds, people, training
 from ckptzoo.hub.card.figures import counts
 from ckptzoo.hub.card.markdown import fenced
+from ckptzoo.hub.card.pictures import pictures
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.spec import layout
 from ckptzoo.spec.card import Card
@@ -56,6 +57,7 @@ def readme(zoo: Zoo, card: Card) -> str:
 def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
     trained = "\n\n".join(filter(None, (_markdown(card.training), training.training(rows))))
     return [
+        ("Pictures", pictures(card)),
         ("How good they are", accuracy.accuracy(zoo)),
         ("How they were trained", trained),
         ("Notes", _markdown(card.notes)),

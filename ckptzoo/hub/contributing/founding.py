@@ -12,7 +12,7 @@ from ckptzoo.hub.contributing.submission import NewZoo, Submission
 from ckptzoo.hub.contributing.taking import Taker, whole
 from ckptzoo.spec import layout
 from ckptzoo.spec.architecture import Architecture, Tensor
-from ckptzoo.spec.card import FILE, Card
+from ckptzoo.spec.card import CARDS, Card
 from ckptzoo.spec.symmetry import Symmetry
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -111,7 +111,7 @@ def settle(fresh: Path, folder: Path, repository: str) -> None:
     own, theirs = (
         {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} for root in (fresh, folder)
     )
-    own -= {layout.CARD, FILE}
+    own -= {*CARDS}
     others = {name for name in theirs - own if name.startswith(f"{layout.PARTS}/")}
     if others or not own <= theirs or filecmp.cmpfiles(fresh, folder, sorted(own), shallow=False)[0] != sorted(own):
         raise _occupied(folder, repository, "another zoo")

@@ -143,7 +143,7 @@ def _cards(
 ) -> tuple[Group, tuple[str, ...]]:
     """What a person wrote, and the page of what the repository will hold; the folder's own where no card says more."""
     held, cards = listing.files, dict(local.cards)
-    files = files_of(repository, listing, parts, [*local.documents.values(), *cards.values()])
+    files = files_of(repository, listing, parts, local.documents | cards)
     page = page_or_note(files, repository.repo, own=FILE in cards)
     if page.told and (page.data is not None or layout.CARD in held):
         cards.pop(layout.CARD, None)

@@ -1,6 +1,6 @@
 """What a repository will hold after a push: which parts clash with those of others, and a snapshot of all."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow.compute as pc
@@ -27,13 +27,13 @@ def trees_of(repository: Repository, listing: Listing, parts: Iterable[LocalPart
 
 
 def files_of(
-    repository: Repository, listing: Listing, parts: Iterable[LocalPart], others: Iterable[LocalFile] = ()
+    repository: Repository, listing: Listing, parts: Iterable[LocalPart], others: Mapping[str, LocalFile] | None = None
 ) -> Gathered:
-    """The files of a commit together with parts and others of this machine, which are read here.
+    """The files of a commit together with parts and others, by their paths, of this machine, which are read here.
 
     Where every part lies here no snapshot is among them, because it would have to be fetched.
     """
-    local = {file.path.name: file.path for file in others}
+    local = {name: file.path for name, file in (others or {}).items()}
     for part in parts:
         local |= {name: file.path for name, file in part.files.items()}
     afar_too = (name for name in listing.files if name.endswith(f"/{layout.INDEX}") and name not in local)

@@ -11,13 +11,10 @@ import pyarrow as pa
 from ckptzoo.errors import Problem
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part, read_part, read_rows
+from ckptzoo.hub.card import card_in, check_pictures
 from ckptzoo.hub.client.answers import Stored, is_stored
 from ckptzoo.spec import layout
-
-DOCUMENTS = (layout.ZOO, layout.ARCHITECTURE, layout.SYMMETRY)
-"""Written once: a repository's are never replaced by others."""
-CARDS = (layout.CARD, "card.toml")
-"""Written by people: replaced by newer ones."""
+from ckptzoo.spec.card import CARDS, FILE
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class LocalPart:
 
 @dataclass(frozen=True)
 class LocalZoo:
-    """Documents and cards by name, and the parts: raw ones first, each tree's in order."""
+    """Documents, cards with their pictures, and the parts: raw ones first, each tree's in order."""
 
     root: Path
     documents: dict[str, LocalFile]
@@ -71,6 +68,8 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
     ------
     IntegrityError
         A part's index cannot be read.
+    SpecError
+        The card is not valid, or the folder lacks a picture that it names.
 
     Notes
     -----
@@ -88,8 +87,10 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
                 held[f"{part.path}/{file}"] = LocalFile(root / part.path / file, nbytes, sha256.hex())
             held[f"{part.path}/{layout.INDEX}"] = _small(root / part.path / layout.INDEX)
             parts.append(LocalPart(part, held, root))
+    pictures = check_pictures(files, card_in(files)) if (root / FILE).is_file() else ()
     documents, cards = (
-        {name: _small(root / name) for name in names if (root / name).is_file()} for names in (DOCUMENTS, CARDS)
+        {name: _small(root / name) for name in names if (root / name).is_file()}
+        for names in (layout.DOCUMENTS, (*CARDS, *pictures))
     )
     return LocalZoo(root, documents, cards, tuple(parts))
 

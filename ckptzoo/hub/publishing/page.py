@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.format.files import Files
 from ckptzoo.format.reader import read_contents
-from ckptzoo.hub.card import readme
+from ckptzoo.hub.card import card_in, check_pictures, readme
 from ckptzoo.loader.retracted import standing
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.spec.card import FILE, MAX_BYTES, Card
+from ckptzoo.spec.card import FILE, Card
 
 NO_CARD = f"README.md is not made anew, because there is no {FILE} to make it from; cards/template has one."
 NO_LICENCE = f"no licence is stated, so that nobody may use the zoo; add license to {FILE}."
@@ -35,7 +35,7 @@ def page_of(files: Files, repo: str, card: Card) -> Page:
     Raises
     ------
     SpecError
-        The card is another zoo's.
+        The card is another zoo's, or names a picture that is not among the files.
     IntegrityError
         The zoo is damaged.
     """
@@ -44,6 +44,7 @@ def page_of(files: Files, repo: str, card: Card) -> Page:
     if card.name != zoo.name:
         step = "Name the zoo in the card, or take the card of this zoo."
         raise SpecError(Problem(f"{files.name}/{FILE}", "name", repr(zoo.name), repr(card.name), step))
+    check_pictures(files, card)
     stated = bool(card.license.strip()) or (len(zoo) > 0 and zoo.metadata["license"].null_count == 0)
     return Page(readme(zoo, replace(card, repository=repo)).encode(), () if stated else (NO_LICENCE,))
 
@@ -58,19 +59,13 @@ def page_or_note(files: Files, repo: str, *, own: bool) -> Page:
     Raises
     ------
     SpecError
-        The card is not valid, or another zoo's, and lies here.
+        The card lies here and is not valid, or another zoo's, or lacks a picture.
     """
     try:
-        card = card_in(files)
-        return Page(None, (NO_CARD,), told=False) if card is None else page_of(files, repo, card)
+        if files.size(FILE) is None:
+            return Page(None, (NO_CARD,), told=False)
+        return page_of(files, repo, card_in(files))
     except (SpecError, IntegrityError) as error:
         if own and isinstance(error, SpecError):
             raise
         return Page(None, (f"README.md stays as it is: {error.problems[0]}",))
-
-
-def card_in(files: Files) -> Card | None:
-    """The card among the files of a zoo."""
-    if files.size(FILE) is None:
-        return None
-    return Card.from_bytes(files.read(FILE, max_bytes=MAX_BYTES), where=f"{files.name}/{FILE}")

@@ -61,14 +61,14 @@ def push(
     IntegrityError
         The zoo is damaged; nothing is uploaded. A shard's digest is compared with its index before it is sent.
     SpecError
-        The folder's card.toml is not valid, or another zoo's.
+        The folder's card.toml is not valid, or another zoo's, or the folder lacks a picture that it names.
     HubError
         The hub refuses or gives no answer; the repository holds another zoo, or checkpoints of the same ids in other
         parts. The message says what to do. Repeated, a push sends only what is lacking.
 
     Notes
     -----
-    Documents come first, then raw parts in order, then derived ones, then card, page and snapshot, at most 100
+    Documents come first, then raw parts in order, then derived ones, then card, pictures, page, snapshot, at most 100
     files a commit; every commit is a valid zoo, so a part of more files is a commit of its own. Each names the commit
     that it was made for, so of two pushes at once the later one looks again and goes on from there. Parts that others
     added stay. What page and snapshot need of them is read: their rows and indices, no weights. Held by

@@ -5,15 +5,15 @@ import random
 import time
 from dataclasses import dataclass
 
-from ckptzoo.errors import HubError, Problem, SpecError
-from ckptzoo.format.files import Files
+from ckptzoo.errors import HubError, Problem
+from ckptzoo.hub.card import card_in
 from ckptzoo.hub.client import Bounds, Client, Listing, RaceError
 from ckptzoo.hub.client.answers import is_stored
 from ckptzoo.hub.publishing.difference import snapshot_group
 from ckptzoo.hub.publishing.gathered import Repository
 from ckptzoo.hub.publishing.group import Group
 from ckptzoo.hub.publishing.joined import files_of
-from ckptzoo.hub.publishing.page import Page, card_in, page_of, page_or_note
+from ckptzoo.hub.publishing.page import Page, page_of, page_or_note
 from ckptzoo.hub.publishing.push import RACES
 from ckptzoo.remote.address import repository
 from ckptzoo.spec import layout
@@ -63,7 +63,7 @@ def rewrite(
     Raises
     ------
     SpecError
-        There is no card, or it is not valid, or another zoo's.
+        There is no card, or it is not valid, or another zoo's, or names a picture that the repository lacks.
     IntegrityError
         The zoo is damaged.
     HubError
@@ -114,20 +114,16 @@ class _Refresh:
     def _look(self, listing: Listing) -> tuple[Group, Page, tuple[str, ...]]:
         """What a commit lacks, its page as it should be, and how that differs from the one that is there."""
         files = files_of(self._repository, listing, [])
-        page = self._page(files) if self._strict else page_or_note(files, self._repo, own=False)
+        if self._strict:
+            page = page_of(files, self._repo, self._card or card_in(files))
+        else:
+            page = page_or_note(files, self._repo, own=False)
         wanted = {} if self._card is None else {FILE: self._card.to_toml().encode()}
         if page.data is not None:
             wanted[layout.CARD] = page.data
         held = listing.files
         group = Group.of({name: data for name, data in wanted.items() if not is_stored(data, held.get(name))})
         return group.joined(snapshot_group(self._repository, listing, [])), page, self._changes(listing, page)
-
-    def _page(self, files: Files) -> Page:
-        card = self._card or card_in(files)
-        if card is None:
-            step = "Pass one with --card; cards/template/card.toml shows every key."
-            raise SpecError(Problem(f"{self._repository.name}/{FILE}", "file", "a card in TOML", "none", step))
-        return page_of(files, self._repo, card)
 
     def _changes(self, listing: Listing, page: Page) -> tuple[str, ...]:
         if page.data is None or is_stored(page.data, listing.files.get(layout.CARD)):

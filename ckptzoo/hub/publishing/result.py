@@ -20,7 +20,7 @@ class Pushed:
     commits : in order; none where nothing was lacking.
     parts : those that were uploaded, by their folders in the zoo.
     already : how many parts were there before.
-    documents : the other files that were written: documents, cards, a snapshot.
+    documents : the other files that were written: documents, cards and pictures, a snapshot.
     nbytes : of all these files.
     sent : bytes that were sent; what the hub had from before is not sent again, what was made for a commit that came
         too late because others published meanwhile was sent in vain.

@@ -1,7 +1,7 @@
 """A pull that leaves no tensor and no checkpoint out: every part is the same bytes as afar."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from ckptzoo.errors import IntegrityError
@@ -12,21 +12,17 @@ from ckptzoo.format.listing import LISTING
 from ckptzoo.format.reader import list_trees, read_documents
 from ckptzoo.hub.pulling.asked import Asked
 from ckptzoo.hub.pulling.blocks import Blocks
+from ckptzoo.hub.pulling.cards import read_cards, read_some, replace, write_cards
 from ckptzoo.hub.pulling.held import Held
 from ckptzoo.hub.pulling.meter import Meter, Progress
-from ckptzoo.hub.pulling.notice import noticed
 from ckptzoo.hub.pulling.place import Place, need_room, publish, saying_what_is_needed, taken
 from ckptzoo.hub.pulling.whole import Copier, groups, nbytes_of
 from ckptzoo.loader.afar import Afar
 from ckptzoo.remote.listing import decode
 from ckptzoo.spec import layout
-from ckptzoo.spec.card import FILE
+from ckptzoo.spec.card import may_change
 from ckptzoo.spec.document import digest_of
 
-DOCUMENTS = (layout.ARCHITECTURE, layout.SYMMETRY, layout.ZOO)
-"""In the order in which they are written: a folder with the last one is a zoo."""
-CARD = (layout.CARD, FILE)
-"""The card, and what a person wrote for it."""
 _RETRACTED = f"{layout.DERIVED}/{layout.RETRACTED}"
 
 
@@ -37,7 +33,7 @@ def copied(files: Afar, asked: Asked, root: Path, progress: Progress | None) -> 
     known = [name.partition("/")[2] for name in trees if name not in (layout.PARTS, _RETRACTED)]
     gauges = asked.gauges(known, where=files.name)
     wanted = [layout.PARTS, _RETRACTED, *(f"{layout.DERIVED}/{gauge}" for gauge in gauges)]
-    documents, card = read_some(files, DOCUMENTS), read_some(files, CARD)
+    documents, cards = read_some(files, layout.DOCUMENTS), read_cards(files)
     listing = read_some(files, (LISTING,)) if asked.everything else {}
     selection = {**asked.to_json(), "zoo": digest_of(identity.to_json())}
     with taken(root, documents[layout.ZOO], selection, partial=not asked.everything) as place:
@@ -62,34 +58,11 @@ def copied(files: Afar, asked: Asked, root: Path, progress: Progress | None) -> 
                         publish(place.parts / part.path, root / part.path)
             if asked.everything:
                 _copy_snapshot(files, place)
-            write_card(files, card, root, asked, of=held.count(layout.PARTS))
+            write_cards(files, cards, root, asked, of=held.count(layout.PARTS))
             if asked.everything:
                 _copy_listing(listing.get(LISTING, b""), root)
         place.finish()
     return paths, len(afar) - len(paths), blocks.fetched
-
-
-def read_some(files: Afar, names: Sequence[str]) -> dict[str, bytes]:
-    """Those of some small files that are there."""
-    there = [name for name in names if files.size(name) is not None]
-    return dict(zip(there, files.read_many(there), strict=True))
-
-
-def write_card(files: Afar, card: dict[str, bytes], root: Path, asked: Asked, *, of: int) -> None:
-    """The card as it is afar, or of a part of it its own; ``of`` is the number of checkpoints afar."""
-    if FILE in card:
-        replace(root / FILE, card[FILE])
-    if not asked.everything:
-        above = card.get(layout.CARD, b"")
-        replace(root / layout.CARD, noticed(root, above, files.remote, asked.to_json(), of=of))
-    elif layout.CARD in card:
-        replace(root / layout.CARD, card[layout.CARD])
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Write a file unless it holds these bytes."""
-    if not path.is_file() or path.read_bytes() != data:
-        write_file(path, data)
 
 
 def _copy_snapshot(files: Afar, place: Place) -> None:
@@ -122,7 +95,7 @@ def _copy_listing(afar: bytes, root: Path) -> None:
             named, _ = decode(data, where=LISTING)
         except IntegrityError:
             continue
-        sizes = {name: entry.size for name, entry in named.items() if name not in CARD}
+        sizes = {name: entry.size for name, entry in named.items() if not may_change(name)}
         if all((root / name).is_file() and (root / name).stat().st_size == size for name, size in sizes.items()):
             replace(path, data)
             return

@@ -7,7 +7,7 @@ from ckptzoo.format.durable import write_file
 from ckptzoo.format.reader import read_contents
 from ckptzoo.hub.pulling.asked import Asked
 from ckptzoo.hub.pulling.blocks import Blocks
-from ckptzoo.hub.pulling.copying import CARD, read_some, write_card
+from ckptzoo.hub.pulling.cards import read_cards, write_cards
 from ckptzoo.hub.pulling.held import Held
 from ckptzoo.hub.pulling.made import Cuts, write_tombstones
 from ckptzoo.hub.pulling.meter import Meter, Progress
@@ -27,7 +27,7 @@ def cut_out(files: Afar, asked: Asked, root: Path, progress: Progress | None) ->
     cuts = Cuts(selected, asked)
     symmetry = zoo.contents.identity.symmetry if cuts.whole else None
     identity = seal(Identity(zoo.name, cuts.arch.digest, symmetry).to_json())
-    card = read_some(files, CARD)
+    cards = read_cards(files)
     documents = {layout.ARCHITECTURE: seal(cuts.arch.to_json())}
     if cuts.whole and files.size(layout.SYMMETRY) is not None:
         documents[layout.SYMMETRY] = files.read(layout.SYMMETRY)
@@ -57,7 +57,7 @@ def cut_out(files: Afar, asked: Asked, root: Path, progress: Progress | None) ->
                 blocks.clear()
             if len(tombs := held.lacking_tombstones(zoo.contents.retracted)):
                 parts.append(write_tombstones(tombs, root, refuse=held.add).path)
-            write_card(files, card, root, asked, of=len(zoo))
+            write_cards(files, cards, root, asked, of=len(zoo))
         place.finish()
     return parts, sum(map(len, cuts.cuts)) - sum(map(len, todo)), blocks.fetched
 

@@ -29,7 +29,8 @@ def noticed(root: Path, above: bytes, remote: Remote, selection: Document, *, of
         warnings.filterwarnings("ignore", message=".*retracted", category=UserWarning)
         zoo = open(root)
     try:
-        text, more = readme(zoo, card_of(zoo)), ""
+        card = card_of(zoo)
+        text, more = readme(zoo, card), " The pictures show the whole." if card.pictures else ""
     except SpecError:
         text, more = above.decode("utf-8", "replace"), " What follows describes the whole."
     options = [

@@ -17,8 +17,6 @@ from ckptzoo.spec.document import Document, seal, unseal
 OWN = ".ckptzoo-pull"
 """A pull's own folder inside the zoo's, whose name keeps it from being a part of the zoo."""
 ASKED = "asked.json"
-_BEFORE = (layout.ARCHITECTURE, layout.SYMMETRY)
-"""What is written before zoo.json."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -64,7 +62,7 @@ def refuse(root: Path, zoo: bytes, *, begun: bool) -> None:
     held = root / layout.ZOO
     if held.is_file() and held.read_bytes() != zoo:
         raise ZooError(str(Problem(str(root), layout.ZOO, "that of the zoo to pull", "that of another", step)))
-    own = {OWN, *(_BEFORE if begun else ())}
+    own = {OWN, *(layout.DOCUMENTS[:-1] if begun else ())}
     others = [name for name in there if name not in own and not name.startswith(TEMPORARY)]
     if not held.is_file() and others:
         got = f"one with {others[0]}" + (f" and {len(others) - 1} more" if len(others) > 1 else "")

@@ -12,6 +12,7 @@ from rich.table import Table
 from ckptzoo.format.tree import Tree
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.spec import layout
+from ckptzoo.spec.layout import predictions_name
 from ckptzoo.studies.shown.spread import Spread
 from ckptzoo.studies.shown.tables import facts
 from ckptzoo.words import counted, printable, size
@@ -37,6 +38,24 @@ class Variant:
     nbytes: int
     certificate_random: float | None = None
     certificate_real: float | None = None
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Outputs of a whole zoo on a set of inputs.
+
+    Parameters
+    ----------
+    set : such as ``mnist/test``.
+    labelled : whether the labels are stored too.
+    """
+
+    set: str
+    checkpoints: int
+    examples: int
+    outputs: int
+    labelled: bool
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -66,13 +85,14 @@ class Inventory:
     diverged: int
     not_finite: int
     variants: tuple[Variant, ...]
+    predictions: tuple[Predicted, ...]
     test_accuracy: Spread | None
     told: dict[str, dict[str, int]]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all shards of the zoo."""
-        return sum(variant.nbytes for variant in self.variants)
+        return sum(item.nbytes for item in (*self.variants, *self.predictions))
 
     def to_json(self) -> dict[str, Any]:
         """Everything by name; what is unknown is None."""
@@ -85,7 +105,8 @@ class Inventory:
     def print(self, console: Console | None = None) -> None:
         """Print it as tables on a rich console, by default the standard output."""
         told = facts(self._facts())
-        (console or Console()).print(Group(told, "", self._variants()), markup=False, highlight=False)
+        predictions = ["", self._predictions()] if self.predictions else []
+        (console or Console()).print(Group(told, "", self._variants(), *predictions), markup=False, highlight=False)
 
     def _facts(self) -> list[tuple[str, str]]:
         part = "" if self.checkpoints == self.total else f" of {self.total:,}"
@@ -126,6 +147,16 @@ class Inventory:
             )
         return table
 
+    def _predictions(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column("predictions", no_wrap=True)
+        for name in ("checkpoints", "examples", "outputs", "labels", "size"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for item in self.predictions:
+            numbers = [f"{number:,}" for number in (item.checkpoints, item.examples, item.outputs)]
+            table.add_row(printable(item.set), *numbers, "yes" if item.labelled else "no", size(item.nbytes))
+        return table
+
 
 def inventory(zoo: Zoo) -> Inventory:
     """Take stock of a zoo or of a selection of one.
@@ -157,6 +188,7 @@ def inventory(zoo: Zoo) -> Inventory:
         diverged=int(_flag(table, "diverged").sum()),
         not_finite=int((~_flag(table, "finite", missing=True)).sum()),
         variants=tuple(variants),
+        predictions=tuple(_predicted(name, contents.derived(predictions_name(name))) for name in zoo.predicted),
         test_accuracy=Spread.of(accuracy[sound(table)].astype(np.float64)),
         told={column: counts for column in TOLD if (counts := _counts(table[column]))},
     )
@@ -172,13 +204,23 @@ def _flag(table: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.
 
 
 def _variant(name: str, tree: Tree) -> Variant:
-    index = tree.blocks.select(["tensor", "nbytes"])
-    nbytes = sum(index.filter(index["tensor"].is_null())["nbytes"].to_pylist())
     largest = [
         _largest(tree.rows.select([column]), column) if name != layout.RAW else None
         for column in ("certificate_random", "certificate_real")
     ]
-    return Variant(name, len(tree.rows), len(tree.parts), nbytes, *largest)
+    return Variant(name, len(tree.rows), len(tree.parts), _nbytes(tree), *largest)
+
+
+def _predicted(name: str, tree: Tree) -> Predicted:
+    told = tree.parts[0].facts
+    shape = told["examples"], told["classes"]
+    return Predicted(name, len(tree.rows), *shape, told["targets"] is not None, _nbytes(tree))
+
+
+def _nbytes(tree: Tree) -> int:
+    """Of all shards."""
+    index = tree.blocks.select(["tensor", "nbytes"])
+    return sum(index.filter(index["tensor"].is_null())["nbytes"].to_pylist())
 
 
 def _largest(table: pa.Table, column: str) -> float | None:

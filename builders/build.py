@@ -144,10 +144,10 @@ def _make(root: Path, recipe: Recipe) -> None:
 
 
 def _card(root: Path, recipe: Recipe) -> ckptzoo.Card:
-    """The card that was written for the recipe, as long as it is trained in full."""
+    """The card that was written for the recipe, as long as it is trained in full; its pictures show another zoo."""
     path = CARDS / recipe.name / FILE
     if path.is_file() and recipe.name in names() and Recipe.load(recipe.name).digest == recipe.digest:
-        return replace(ckptzoo.Card.from_toml(path), name=root.name)
+        return replace(ckptzoo.Card.from_toml(path), name=root.name, pictures=())
     return ckptzoo.Card(root.name, summary=recipe.summary, dataset=recipe.dataset)
 
 

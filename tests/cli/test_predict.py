@@ -124,7 +124,7 @@ def test_every_command_takes_a_zoo_with_predictions(cli: Any, data: Path, tmp_pa
     assert [item["name"] for item in info["variants"]] == ["raw", "canonical"]
     assert [item["set"] for item in info["predictions"]] == ["mnist/test"]
     assert cli("card", path).code == 0 and "canonical" in (path / "README.md").read_text()
-    assert "predictions" not in (path / "README.md").read_text()
+    assert "| `mnist/test` |" in (path / "README.md").read_text()
     assert cli("card", path, "--check").code == 0
     assert cli("dedupe", path).code == 0
     assert cli("export", path, "net-00", "-o", tmp_path / "net.safetensors").code == 0

@@ -66,3 +66,20 @@ def test_checkpoints_that_somebody_else_predicted_meanwhile_are_refused(server: 
     with pytest.raises(HubError, match=r"checkpoints of derived/predictions-mnist--test/.*which it has"):
         pushed(server, tmp_path / "other")
     assert files_of(downloaded(server, tmp_path)) == before
+
+
+def test_outputs_for_other_inputs_are_not_mixed_with_those_that_are_there(server: Hosted, tmp_path: Path) -> None:
+    path = zoo_of(tmp_path / "zoo", (3,))
+    pushed(server, path)
+    pull(ZOO, tmp_path / "other", endpoint=server.url)
+    predicted(path)
+    pushed(server, path)
+    grown(tmp_path / "other", (2,), start=1)
+    part = sorted((tmp_path / "other" / "parts").iterdir())[0]
+    part.rename(tmp_path / "apart")
+    predict(tmp_path / "other", INPUTS + 1, set="mnist/test", targets=np.arange(9))
+    (tmp_path / "apart").rename(part)
+    with pytest.raises(
+        HubError, match=r"inputs of derived/predictions-mnist--test/.*expected sha256:.*same ckptzoo and"
+    ):
+        pushed(server, tmp_path / "other")

@@ -58,15 +58,18 @@ def glance(zoo: Zoo, card: Card) -> str:
     if left := _left(zoo):
         facts.append(("note", left))
     trees = {name: Stored.of(zoo.contents.derived(name)) for name in zoo.gauges}
-    sizes = [("raw", Stored.of(zoo.contents.raw)), *trees.items()]
+    outputs = {name: Stored.of(zoo.contents.derived(layout.predictions_name(name))) for name in zoo.predicted}
+    sizes = [("raw", Stored.of(zoo.contents.raw)), *trees.items(), *outputs.items()]
     total = sum(stored.weights + stored.elements for _, stored in sizes)
     lacking = len(bare(zoo))
-    more = f", {size(sizes[0][1].weights)} as trained" if trees and not lacking else ""
+    more = f", {size(sizes[0][1].weights)} as trained" if len(sizes) > 1 and not lacking else ""
     told = [size(total) + more]
     told += [f"{size(arch.nbytes)} a checkpoint"] if lacking < len(zoo) or not len(zoo) else []
     told += [_not_held(zoo)] if lacking else []
     if trees:
         facts.append(("variants", listed(list(trees), most=6)))
+    if outputs:
+        facts.append(("predictions", listed(list(outputs), most=6)))
     facts.append(("size", "; ".join(told)))
     facts.append(("revision", f"{code(zoo.revision[:19])} in {counted(len(zoo.contents.raw.parts), 'part')}"))
     return table(("checkpoints", held), facts)
@@ -110,6 +113,20 @@ def variants(zoo: Zoo) -> str:
         "apart. *Certificate*: the largest difference of the outputs from those of `raw`, over their norm."
     )
     return "\n\n".join([note, text, *([f"And {more:,} more."] if more else [])])
+
+
+def predictions(zoo: Zoo) -> str:
+    """The outputs that are stored, a line for each set of inputs."""
+    lines: list[Sequence[str]] = []
+    for name in zoo.predicted:
+        tree = zoo.contents.derived(layout.predictions_name(name))
+        told = tree.parts[0].facts
+        labels = "no" if told["targets"] is None else "yes"
+        numbers = (len(tree.rows), told["examples"], told["classes"])
+        lines.append((code(name), *(f"{number:,}" for number in numbers), labels, size(Stored.of(tree).weights)))
+    header = ("set", "checkpoints", "examples", "outputs", "labels", "size")
+    note = f'Outputs in float16, before any softmax: `zoo.predictions("{zoo.predicted[0]}").logits`.'
+    return f"{note}\n\n{table(header, lines, right=range(1, 6))}"
 
 
 def tensors(arch: Architecture) -> str:

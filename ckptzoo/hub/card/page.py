@@ -62,6 +62,7 @@ def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
         ("How they were trained", trained),
         ("Notes", _markdown(card.notes)),
         ("Variants", holds.variants(zoo) if zoo.gauges else ""),
+        ("Predictions", holds.predictions(zoo) if zoo.predicted else ""),
         ("Tensors", holds.tensors(zoo.arch)),
         ("Metadata", columns.columns(rows) if len(rows) else ""),
         ("Licence", people.licence(card, rows)),

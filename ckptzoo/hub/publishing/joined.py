@@ -7,15 +7,20 @@ import pyarrow.compute as pc
 
 from ckptzoo.errors import HubError, Problem
 from ckptzoo.format import snapshot
+from ckptzoo.format.predictions import SHARED
 from ckptzoo.format.reader import list_trees, read_tree
 from ckptzoo.format.tree import Tree
 from ckptzoo.hub.client.answers import Listing
 from ckptzoo.hub.publishing.gathered import Gathered, Repository
 from ckptzoo.hub.publishing.local import LocalFile, LocalPart
 from ckptzoo.spec import layout
+from ckptzoo.words import shortened
 
 _TOMBS = f"{layout.DERIVED}/{layout.RETRACTED}"
 _SHOWN = 3
+_ALIKE = ("gauge", "version", "symmetry", *SHARED)
+"""Facts in which all parts of a derived tree agree, those that it has."""
+_LONG = 80
 
 
 def trees_of(repository: Repository, listing: Listing, parts: Iterable[LocalPart]) -> dict[str, Tree]:
@@ -77,11 +82,12 @@ def _clashes(where: str, trees: dict[str, Tree], part: LocalPart) -> Iterator[Pr
             more = f" and {len(both) - _SHOWN} more" if len(both) > _SHOWN else ""
             step = "Leave them out, or give them other ids; they were written by somebody else, or twice."
             yield Problem(where, f"{what} of {part.path}", "new ones", f"{shown}{more}, which it has", step)
-    for fact in ("gauge", "version", "symmetry"):
+    for fact in _ALIKE:
         own = str(part.part.facts.get(fact))
         if held := {str(other.facts.get(fact)) for other in tree.parts} - {own}:
-            step = "Derive it anew with the ckptzoo that the others were derived with, or under another name."
-            yield Problem(where, f"{fact} of {part.path}", ", ".join(sorted(held)), own, step)
+            step = "Derive it anew as the others were derived, with the same ckptzoo and inputs, or under another name."
+            expected = shortened(", ".join(sorted(held)), _LONG)
+            yield Problem(where, f"{fact} of {part.path}", expected, shortened(own, _LONG), step)
 
 
 def snapshots_in(names: Iterable[str]) -> list[str]:

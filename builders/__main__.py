@@ -16,7 +16,6 @@ from ckptzoo.errors import MissingExtraError
 app = typer.Typer(
     name="builders",
     help="Train zoos of checkpoints from recipes.",
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -237,7 +236,7 @@ def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code; those of ``ckptzoo --help``."""
     settings = {"debug": False}
     try:
-        code = app(arguments, prog_name="python -m builders", standalone_mode=False, obj=settings)
+        code = app(arguments or ["--help"], prog_name="python -m builders", standalone_mode=False, obj=settings)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted", "what was saved is kept. Run the same command to carry on.", INTERRUPTED)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,8 +25,9 @@ PROGRAMS += re.findall(r"```python\n(.*?)```", STUDIES.read_text(), re.DOTALL)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A fresh folder with zoos/digits-optunet: 32 random OptuNets and their canonical variant."""
+    """A fresh folder with the zoos of a clone, and zoos/digits-optunet: 32 random OptuNets with a canonical variant."""
     folder = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "cards", folder / "cards")
     (folder / "zoos").mkdir()
     arch, rng = archs.architecture("optunet"), np.random.default_rng(0)
     weights = {tensor.name: rng.normal(size=(32, *tensor.shape)).astype("f4") for tensor in arch.tensors}

@@ -1,0 +1,117 @@
+"""The zoos in the repository: sound, complete, small, and what stock PyTorch computes from them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import ckptzoo
+from builders.recipe import Recipe
+from ckptzoo.hub import card, heldout
+
+ROOT = Path(__file__).parents[2]
+CARDS = ROOT / "cards"
+DATA = Path(os.environ.get(heldout.FOLDER_VARIABLE) or ROOT.parent / "shared" / "data")
+MEMBERS = CARDS / "mnist-optunet"
+TRAJECTORIES = CARDS / "mnist-optunet-trajectories"
+LAST = 56_280
+SAMPLE = 5
+
+
+class OptuNet(nn.Module):
+    """The network as anybody would write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 2, 4, bias=False)
+        self.conv2 = nn.Conv2d(2, 10, 5, groups=2, bias=False)
+        self.fc = nn.Linear(10, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        pooled = nn.functional.max_pool2d(torch.relu(self.conv1(images)), 3)
+        return self.fc(torch.relu(self.conv2(pooled)).mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], OptuNet]:
+    """A checkpoint by its id, by way of a file that ``ckptzoo export`` wrote."""
+    folder = tmp_path_factory.mktemp("exported")
+
+    def load(name: str, variant: str) -> OptuNet:
+        file = folder / f"{name}-{variant}.safetensors"
+        command = [sys.executable, "-m", "ckptzoo", "export", str(MEMBERS), name, "--variant", variant, "-o", str(file)]
+        subprocess.run(command, check=True, capture_output=True)
+        model = OptuNet().eval()
+        model.load_state_dict(load_file(file))
+        return model
+
+    return load
+
+
+def sample(zoo: ckptzoo.Zoo) -> list[int]:
+    return np.random.default_rng(0).choice(len(zoo), SAMPLE, replace=False).tolist()
+
+
+def seen(images: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(((images / 255 - 0.1307) / 0.3081).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("folder", "members", "steps", "most"), [(MEMBERS, 2048, 1, 8_000_000), (TRAJECTORIES, 32, 22, 4_000_000)]
+)
+def test_sound_complete_and_small(folder: Path, members: int, steps: int, most: int) -> None:
+    assert ckptzoo.verify(folder) == []
+    assert card.write(folder, check=True).changes == (), f"ckptzoo card cards/{folder.name}"
+    assert sum(path.stat().st_size for path in folder.rglob("*")) < most
+    zoo = ckptzoo.open(folder)
+    rows, recipe = zoo.metadata, Recipe.load("mnist-optunet")
+    seeds = rows["seed"].unique().to_pylist()
+    assert sorted(seeds) == list(range(len(seeds))) and len(seeds) >= members
+    assert len(zoo) == len(seeds) * steps and zoo.last_steps().metadata["step"].unique().to_pylist() == [LAST]
+    assert rows["recipe_digest"].unique().to_pylist() == [recipe.digest] and recipe.steps == LAST
+    assert zoo.variants == ("raw", "canonical") and all(rows["finite"].to_pylist())
+    assert not any("+" in commit for commit in rows["commit"].unique().to_pylist())
+
+
+def test_trajectories_end_in_the_members_of_the_other_zoo() -> None:
+    ends, zoo = ckptzoo.open(TRAJECTORIES).last_steps(), ckptzoo.open(MEMBERS)
+    same = zoo.take([zoo.ids.index(name) for name in ends.ids])
+    for name in zoo.arch.names:
+        np.testing.assert_array_equal(np.asarray(ends[name]), np.asarray(same[name]))
+
+
+@pytest.mark.parametrize("variant", ["raw", "canonical"])
+def test_stored_outputs_are_those_of_stock_pytorch(exported: Callable[[str, str], OptuNet], variant: str) -> None:
+    zoo = ckptzoo.open(MEMBERS)
+    outputs, digits = zoo.predictions("digits/test-16"), heldout.find("digits")
+    assert digits is not None
+    images = seen(digits.images[:16])
+    for row in sample(zoo):
+        with torch.inference_mode():
+            found = exported(zoo.ids[row], variant)(images).numpy()
+        np.testing.assert_allclose(outputs.logits[row], found, rtol=2**-10, atol=1e-3)
+
+
+@pytest.mark.skipif(not (DATA / "mnist").is_dir(), reason="MNIST is not at hand")
+def test_accuracies_are_those_of_stock_pytorch(exported: Callable[[str, str], OptuNet]) -> None:
+    zoo = ckptzoo.open(MEMBERS)
+    mnist = heldout.find("mnist", DATA)
+    assert mnist is not None and len(mnist) == 10_000
+    images, labels = seen(mnist.images), torch.from_numpy(mnist.labels)
+    for row in sample(zoo):
+        with torch.inference_mode():
+            right = (exported(zoo.ids[row], "raw")(images).argmax(1) == labels).sum().item()
+        assert abs(right - 10_000 * zoo.metadata["test_accuracy"][row].as_py()) <= 1, "a tie may fall either way"
+
+
+def test_the_rows_tell_how_they_were_trained() -> None:
+    told = {json.loads(text)["engine"] for text in ckptzoo.open(MEMBERS).metadata["extra"].to_pylist()}
+    assert told == {"compiled"}

@@ -55,7 +55,7 @@ def verify(
     else:
         for problem in problems:
             print(printable(str(problem)))
-        read = "only what opening reads was checked" if shallow else "every byte was checked"
+        read = "only what opening reads was checked" if shallow else "every byte but the page's was checked"
         print(f"{zoo}: {counted(len(problems), 'problem')} found." if problems else f"{zoo}: no problem found; {read}.")
     if problems:
         raise typer.Exit(PROBLEMS)

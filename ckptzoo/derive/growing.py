@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ckptzoo.errors import ZooError
+import pyarrow as pa
+
+from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.format import table
 from ckptzoo.format.files import Folder
+from ckptzoo.format.geometry import geometry_problems
 from ckptzoo.format.part import Arrays, Part, PartWriter
 from ckptzoo.format.reader import Contents, list_trees, read_tree
+from ckptzoo.format.verify import damaged
 from ckptzoo.spec import layout
 from ckptzoo.spec.architecture import Tensor
 from ckptzoo.spec.document import Document
@@ -80,6 +84,9 @@ class Growing:
         names = list_trees(Folder(self._root)).get(self._tree, ())
         fresh = tuple(name for name in names if name not in self._seen)
         tree = read_tree(Folder(self._root), self._tree, fresh, None)
+        contents = self._contents
+        if problems := geometry_problems(contents.files, contents.architecture, contents.symmetry, tree):
+            raise IntegrityError(problems)
         for part in tree.parts:
             for key, expected in self._facts.items():
                 if (got := part.facts.get(key)) != expected:
@@ -101,10 +108,20 @@ class Growing:
         return listed
 
     def runs(self, parts: Sequence[tuple[int, Part]], rows: int) -> Iterator[Run]:
-        """The rows of parts that are not held when their turn comes, so many at a time at most."""
+        """The rows of parts that are not held when their turn comes, so many at a time at most.
+
+        Raises
+        ------
+        IntegrityError
+            A raw part's weights are damaged: nothing is derived from those.
+        """
+        tree = self._contents.raw
         for start, raw in parts:
             if raw.digest in self.held:
                 continue
+            index = tree.index.filter(pa.array(tree.index["part"].to_numpy() == tree.parts.index(raw)))
+            if problems := damaged(self._root, raw, index):
+                raise IntegrityError(problems)
             for at in range(0, raw.rows, rows):
                 stop = min(at + rows, raw.rows)
                 yield Run(raw, slice(start + at, start + stop), at == 0, stop == raw.rows)

@@ -263,6 +263,12 @@ def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress |
     return problems
 
 
+def damaged(root: Path, part: Part, index: pa.Table) -> list[Problem]:
+    """What is wrong with the bytes of a part's shards, by the sha256 of each; every byte is read."""
+    shards = index.filter(index["tensor"].is_null()).to_pylist()
+    return [problem for row in shards for problem in _bytes(root, part, row)]
+
+
 def _bytes(root: Path, part: Part, row: dict[str, Any]) -> list[Problem]:
     """One block's or one whole shard's digest, in bounded memory."""
     where = f"{root.name}/{part.path}/{row['file']}"

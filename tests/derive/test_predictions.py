@@ -13,8 +13,8 @@ from torch import nn
 
 import ckptzoo
 from ckptzoo import archs
-from ckptzoo.derive import Predicted, pipeline, predict, predictions
-from ckptzoo.errors import ZooError
+from ckptzoo.derive import Predicted, derive, pipeline, predict, predictions
+from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.spec.architecture import Architecture
 from tests.derive.zoos import ARCH, files_of, fill, inputs_of, weights_of, written, zoo_of
 
@@ -300,3 +300,25 @@ def test_memory_of_a_core_is_a_stack_and_its_outputs(tmp_path: Path, monkeypatch
     predicted(zoo_of(tmp_path / "zoo", (3,)), inputs, targets=None)
     assert set(sizes) == {(8, 50, 1, 28, 28)}
     assert all(stack * batch * 4 * 28 * 28 <= predictions.INPUT_BYTES for stack, batch, *_ in sizes)
+
+
+@pytest.mark.parametrize("gauge", [None, "canonical"])
+def test_nothing_is_derived_from_damaged_weights(tmp_path: Path, gauge: str | None) -> None:
+    path = zoo_of(tmp_path / "zoo")
+    *_, second = sorted((path / "parts").iterdir())
+    shard = second / "raw-00.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-5] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(IntegrityError, match=rf"{second.name}/raw-00.safetensors: sha256 of the whole file"):
+        predict(path, INPUTS, set="mnist/test") if gauge is None else derive(path, gauge=gauge)
+    assert all(str(second.name) in str(problem) for problem in ckptzoo.verify(path)), "what is derived is sound"
+
+
+def test_predictions_that_were_cut_short_are_not_taken_for_whole(tmp_path: Path) -> None:
+    path = zoo_of(tmp_path / "zoo")
+    predict(path, INPUTS, set="mnist/test")
+    shard = next((path / "derived").rglob("predictions-00.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-7])
+    with pytest.raises(IntegrityError, match=r"predictions-00.safetensors: size"):
+        predict(path, INPUTS, set="mnist/test")

@@ -40,14 +40,16 @@ def inputs_of(
     dataset, _, split = name.partition("/")
     cut = _SPLIT.fullmatch(split)
     if not SET_NAME.fullmatch(name) or cut is None:
-        expected, step = "a data set and its split, as mnist/test or mnist/test-100", "Others are for derive.predict."
+        expected, step = "a data set and /test, as mnist/test or mnist/test-100", "Others are for derive.predict."
         raise ZooError(f"{zoo.name}: set of inputs: expected {expected}, got {name!r}. {step}")
     limit = int(cut[1]) if cut[1] else None
     evaluation = _evaluation(zoo)
     found = heldout.find(dataset, data)
     if found is None:
+        place = heldout.folder_of(data)
+        looked = "no folder to look in" if place is None else f"none in {place} nor in {place / dataset}"
         step = f"Name the folder that holds it with --data or {heldout.FOLDER_VARIABLE}."
-        raise ZooError(f"{zoo.name}: set of inputs {name!r}: expected its files at hand, got none. {step}")
+        raise ZooError(f"{zoo.name}: set of inputs {name!r}: expected its files at hand, got {looked}. {step}")
     if limit is not None and limit > len(found):
         expected = f"at most {len(found):,} examples"
         raise ZooError(f"{zoo.name}: set of inputs {name!r}: expected {expected}, got {limit:,}. Ask for fewer.")

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of
 from ckptzoo.errors import MissingExtraError
+from ckptzoo.words import counted
 
 app = typer.Typer(
     name="builders",
@@ -54,6 +55,9 @@ Engine = Annotated[
     str | None,
     typer.Option("--engine", metavar="NAME", help="How steps are taken; by default the fastest for the recipe."),
 ]
+Predictions = Annotated[
+    bool, typer.Option("--predictions", help="Store outputs on the test set too, and on the recipe's ood set.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -72,9 +76,7 @@ def build(
     save_every: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How much work is lost at most when killed.")
     ] = 20,
-    predictions: Annotated[
-        bool, typer.Option("--predictions", help="Store outputs on the test set too, and on the recipe's ood set.")
-    ] = False,
+    predictions: Predictions = False,
 ) -> None:
     """Train members of a recipe together and add them to a zoo.
 
@@ -100,7 +102,7 @@ def build(
         console=console,
     )
     if built.part is None:
-        console.print(f"{to}: holds {members:,} members of {recipe} already; nothing was added.")
+        console.print(f"{to}: holds {counted(built.held, 'member')} of {recipe} already; nothing was added.")
     else:
         console.print(f"{to}: {built.checkpoints:,} checkpoints of {built.members:,} members in part {built.part}.")
     for item in built.cost:
@@ -118,23 +120,28 @@ def estimate(
     device: Device = "cpu",
     engine: Engine = None,
     unit_size: UnitSize = None,
+    predictions: Predictions = False,
     as_json: AsJson = False,
 ) -> None:
     """Say how long a build would take and how large the zoo would be, from a few seconds of its first steps.
 
     Writes nothing.
     """
+    from builders import predicting
     from builders.estimate import estimate as ask
+    from builders.recipe import Recipe
 
+    wanted = Recipe.of(recipe, epochs)
+    sets = predicting.shown(wanted, data) if predictions else ()
     found = ask(
-        recipe,
+        wanted,
         members=members,
         folder=data,
         keep_steps=_numbers(keep_steps),
-        epochs=epochs,
         device=device,
         unit_size=unit_size,
         engine=engine,
+        examples=sum(len(item.inputs) for item in sets),
     )
     _tell(found, as_json)
 
@@ -144,7 +151,10 @@ def cost(
     zoo: Annotated[str, typer.Argument(metavar="ZOO", help="A folder, or an address.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
-    """Say what a zoo cost: device-hours, members a device-hour and energy, for each recipe, device and engine."""
+    """Say what a zoo cost: device-hours, members a device-hour and energy, for each recipe, device and engine.
+
+    Training alone; measuring the checkpoints is not counted.
+    """
     import ckptzoo
     from builders.cost import cost as ask
 

@@ -41,6 +41,7 @@ class Built:
     zoo : its folder.
     part : the name of the new part; None where nothing was to be done.
     checkpoints, members : how many were added.
+    held : members of the recipe that the zoo holds now, retracted ones counted.
     member_steps, seconds : optimiser steps of all members taken by this process, and the time they took, measuring
         the checkpoints included.
     cost : what the added members cost.
@@ -50,6 +51,7 @@ class Built:
     part: str | None
     checkpoints: int
     members: int
+    held: int
     member_steps: int
     seconds: float
     cost: tuple[Spending, ...]
@@ -110,11 +112,14 @@ def build(
         contents = _opened(root, recipe)
         unfinished = work.settled(None)
         name = engine or (unfinished.engine if unfinished else best)
-        seeds = _allotted(contents, recipe, members, first_seed)
-        wanted = Plan(recipe.digest, recipe.prefix, members, seeds, size, steps, device, name, source.digest)
+        there = _seeds(contents, recipe)
+        seeds = _allotted(there, members, first_seed)
+        wanted = Plan(
+            recipe.digest, recipe.prefix, members, seeds, size, steps, device, name, source.digest, first_seed
+        )
         plan = work.settled(wanted if seeds or unfinished else None)
         if plan is None:
-            return Built(root, None, 0, 0, 0, 0.0, ())
+            return Built(root, None, 0, 0, len(there), 0, 0.0, ())
         present = set(contents.raw.rows["unit"].to_pylist())
         units = [unit for unit in plan.units if unit.name not in present]
         with trainer(recipe, source, device=device, engine=name) as crew, counter_of(device) as own:
@@ -123,7 +128,8 @@ def build(
         part, count = _merged(root, work, units, steps)
         work.remove()
     describe(root)
-    return Built(root, part, count, sum(len(unit.seeds) for unit in units), taken, seconds, _cost(root, units))
+    added = sum(len(unit.seeds) for unit in units)
+    return Built(root, part, count, added, len(there) + added, taken, seconds, _cost(root, units))
 
 
 def describe(root: Path) -> None:
@@ -161,11 +167,15 @@ def _opened(root: Path, recipe: Recipe) -> Contents:
     return contents
 
 
-def _allotted(contents: Contents, recipe: Recipe, members: int, first_seed: int) -> tuple[int, ...]:
-    """Seeds that the zoo lacks, as many as it lacks members; retracted ones keep their seed."""
+def _seeds(contents: Contents, recipe: Recipe) -> set[int]:
+    """Seeds of the recipe's members in the zoo; retracted ones keep theirs."""
     table = contents.raw.metadata
     pairs = zip(table["recipe_digest"].to_pylist(), table["seed"].to_pylist(), strict=True)
-    present = {seed for digest, seed in pairs if digest == recipe.digest}
+    return {seed for digest, seed in pairs if digest == recipe.digest}
+
+
+def _allotted(present: set[int], members: int, first_seed: int) -> tuple[int, ...]:
+    """Seeds that the zoo lacks, as many as it lacks members."""
     missing = max(0, members - len(present))
     candidates = range(first_seed, first_seed + missing + len(present))
     return tuple(seed for seed in candidates if seed not in present)[:missing]

@@ -133,7 +133,9 @@ class Cost:
             table.add_column(name, justify="right")
         for item in self.spendings:
             table.add_row(*item.cells())
-        (console or Console()).print(table, markup=False, highlight=False)
+        to = console or Console()
+        to.print(table, markup=False, highlight=False)
+        to.print("Training alone; measuring the checkpoints is not counted.", highlight=False)
 
 
 def cost(zoo: Zoo) -> Cost:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from builders import rows, sources
+from builders import losses, rows, sources
 from builders.energy import Spent, counter_of, spent
 from builders.progress import duration, rate
 from builders.recipe import Recipe
@@ -17,6 +17,8 @@ from builders.train import Trainer, checked, chosen, trainer
 from builders.train import unit_size as usual_size
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
+from ckptzoo.format.predictions import DTYPE
+from ckptzoo.spec.architecture import ITEMSIZE
 from ckptzoo.studies.shown.tables import facts
 from ckptzoo.words import counted, printable, size
 
@@ -43,6 +45,7 @@ class Estimate:
     steps_per_second : of those.
     measuring : seconds that the checkpoints' losses and accuracies take; None where unknown.
     joules_per_step : of a member-step; None where unknown.
+    output_bytes : of the outputs of one checkpoint that are stored too.
     """
 
     recipe: str
@@ -55,6 +58,7 @@ class Estimate:
     steps_per_second: float
     measuring: float | None = None
     joules_per_step: float | None = None
+    output_bytes: int = 0
 
     @classmethod
     def of(
@@ -67,6 +71,7 @@ class Estimate:
         *,
         measuring: float | None = None,
         joules_per_step: float | None = None,
+        examples: int = 0,
     ) -> "Estimate":
         """For so many members, of each of which so many checkpoints are kept, at a measured speed."""
         recipe = crew.recipe
@@ -81,6 +86,7 @@ class Estimate:
             steps_per_second,
             measuring,
             joules_per_step,
+            examples * losses.get(recipe.loss).outputs(crew.source.half("train")[1]) * ITEMSIZE[DTYPE],
         )
 
     @property
@@ -105,8 +111,8 @@ class Estimate:
 
     @property
     def nbytes(self) -> int:
-        """Of the new part, about: raw weights, metadata and index."""
-        return self.checkpoints * (self.parameter_bytes + _ROW_BYTES) + _PART_BYTES
+        """Of the new part, about: raw weights, metadata and index; and of the outputs that are stored too."""
+        return self.checkpoints * (self.parameter_bytes + _ROW_BYTES + self.output_bytes) + _PART_BYTES
 
     @property
     def _hourly(self) -> str:
@@ -137,6 +143,9 @@ class Estimate:
             ("training", f"{self.device_hours:,.3g} device-hours, {self._hourly} a device-hour"),
             ("size", f"{size(self.nbytes)}, about"),
         ]
+        if self.output_bytes:
+            outputs = size(self.checkpoints * self.output_bytes)
+            told.append(("predictions", f"{outputs} of these; their forward passes are not timed"))
         if (energy := self.kilowatt_hours) is not None:
             told.append(("energy", f"{energy:,.3g} kWh"))
         (console or Console()).print(facts(told), highlight=False)
@@ -152,6 +161,7 @@ def estimate(
     device: str = "cpu",
     unit_size: int | None = None,
     engine: str | None = None,
+    examples: int = 0,
     seconds: float = SECONDS,
 ) -> Estimate:
     """Train one unit for a few seconds, measure some of it, and say what ``builders.build.build`` would take.
@@ -160,6 +170,7 @@ def estimate(
     ----------
     recipe, folder, keep_steps, epochs, device, unit_size, engine : as for ``builders.build.build``.
     members : how many are to be added.
+    examples : inputs on which the outputs of every checkpoint are stored too, in float16; that is not timed.
     seconds : how long steps are taken; compiling comes before, and measuring after.
 
     Raises
@@ -173,6 +184,7 @@ def estimate(
     more and more of them until that takes a second or they are all measured.
     """
     at_least(members=members, unit_size=unit_size)
+    at_least(0, examples=examples)
     recipe = Recipe.of(recipe, epochs)
     kept = len(recipe.kept(keep_steps))
     name = chosen(recipe, checked(device), engine)
@@ -199,6 +211,7 @@ def estimate(
         taken / total.seconds,
         measuring=each * members * kept,
         joules_per_step=None if total.joules is None else total.joules / taken,
+        examples=examples,
     )
 
 

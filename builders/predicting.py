@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from builders import data, sources
+from builders import data, losses, sources
 from builders.build import describe
 from builders.recipe import ImageRecipe, Recipe
 from builders.sources import Source
@@ -27,7 +27,7 @@ class Shown:
     ----------
     name : such as ``mnist/test``.
     inputs : (N, ...) float32, as the network sees them.
-    targets : (N,) int64 labels; None where they are not whole numbers, or not the networks' classes.
+    targets : (N,) int64 labels; None where they are not whole numbers, or not among the K outputs of the networks.
     """
 
     name: str
@@ -40,7 +40,8 @@ def shown(recipe: Recipe, folder: str | Path | None = None) -> tuple[Shown, ...]
 
     Parameters
     ----------
-    folder : where the data lies; see ``builders.sources.load``. The other set is a subfolder of its name.
+    folder : where the data lies; see ``builders.sources.load``. The other set is a subfolder of its name, or a folder
+        of its name beside this one.
 
     Raises
     ------
@@ -49,12 +50,9 @@ def shown(recipe: Recipe, folder: str | Path | None = None) -> tuple[Shown, ...]
     """
     source = sources.load(recipe, folder)
     targets = source.half("test")[1]
-    labels = targets.astype(np.int64)
-    own = Shown(
-        f"{recipe.dataset}/test",
-        sources.test_inputs(recipe, source),
-        labels if np.array_equal(labels, targets) and (labels >= 0).all() else None,
-    )
+    labels, outputs = targets.astype(np.int64), losses.get(recipe.loss).outputs(source.half("train")[1])
+    among = np.array_equal(labels, targets) and bool(((labels >= 0) & (labels < outputs)).all())
+    own = Shown(f"{recipe.dataset}/test", sources.test_inputs(recipe, source), labels if among else None)
     if not isinstance(recipe, ImageRecipe) or recipe.ood is None:
         return (own,)
     return own, Shown(f"{recipe.ood}/test", _others(recipe, recipe.ood, source, folder), None)
@@ -63,10 +61,12 @@ def shown(recipe: Recipe, folder: str | Path | None = None) -> tuple[Shown, ...]
 def _others(recipe: Recipe, name: str, source: Source, folder: str | Path | None) -> NDArray[Any]:
     """Images of other things, normalised as the recipe's own."""
     place = heldout.folder_of(folder)
-    found = heldout.find(name, place)
+    places = (None,) if place is None else (place, place.resolve().parent / name)
+    found = next((item for here in places if (item := heldout.find(name, here)) is not None), None)
     if found is None:
-        step = f"Name a folder that has it as {name}/ with --data or {heldout.FOLDER_VARIABLE}."
-        raise ZooError(f"{place or 'data'}: out-of-distribution set: expected {name}, got none. {step}")
+        step = f"Name a folder that has it as {name}/, or beside it, with --data or {heldout.FOLDER_VARIABLE}."
+        got = "none" if place is None else f"none in {place / name} or {places[-1]}"
+        raise ZooError(f"{place or 'data'}: out-of-distribution set: expected {name}, got {got}. {step}")
     expected, shape = source.half("test")[0].shape[1:], found.images.shape[1:]
     if shape != expected:
         step = "Name another set in the recipe."

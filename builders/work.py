@@ -67,6 +67,7 @@ class Plan:
     device : ``cpu`` or ``cuda``.
     engine : its name.
     dataset_digest : of the data.
+    first_seed : the smallest seed that could be allotted; None where that is not known.
     """
 
     recipe: str
@@ -78,6 +79,7 @@ class Plan:
     device: str
     engine: str
     dataset_digest: str
+    first_seed: int | None = None
 
     @property
     def units(self) -> list[Unit]:
@@ -109,7 +111,8 @@ class Work:
         made: dict[str, Any] = {key: tuple(value) if type(value) is list else value for key, value in content.items()}
         found = Plan(**made)
         if wanted is not None:
-            names = [field.name for field in fields(Plan) if field.name != "seeds"]
+            unknown = {"first_seed"} if found.first_seed is None else set[str]()
+            names = [field.name for field in fields(Plan) if field.name not in {"seeds", *unknown}]
             differ = [name for name in names if getattr(found, name) != getattr(wanted, name)]
             if differ:
                 expected = ", ".join(f"{name} {_shown(getattr(found, name))}" for name in differ)

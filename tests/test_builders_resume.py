@@ -1,6 +1,5 @@
 """A build that is killed, interrupted or repeated: nothing lost, nothing twice."""
 
-import dataclasses
 import io
 import itertools
 import os
@@ -11,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,13 @@ from builders.__main__ import run
 from builders.build import Built, build
 from builders.progress import Progress
 from builders.recipe import Recipe
+from builders.sources import load
 from builders.stopping import Interrupted
-from builders.work import FOLDER, held
+from builders.work import FOLDER, Plan, Work, held
 from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, ZooError
+from ckptzoo.format.durable import write_file
+from ckptzoo.spec.document import seal
 
 ROOT = Path(__file__).parents[1]
 MEMBERS, UNIT, KEPT = 24, 4, (0, 700)
@@ -141,6 +144,8 @@ def test_the_same_command_again_adds_nothing(tmp_path: Path, capsys: pytest.Capt
     capsys.readouterr()
     assert run(command) == 0
     assert "holds 2 members of digits-optunet already; nothing was added." in capsys.readouterr().out
+    assert run([*command[:3], "1", *command[4:]]) == 0
+    assert "holds 2 members of digits-optunet already" in capsys.readouterr().out, "not those that were asked for"
     assert sorted((tmp_path / "zoo").rglob("*")) == before
 
 
@@ -202,12 +207,26 @@ def test_another_build_cannot_join_or_change_an_unfinished_one(tmp_path: Path, m
             quick(path)
     with pytest.raises(ZooError, match=r"expected members 4, unit_size 64, got members 6, unit_size 2\. Carry it on"):
         quick(path, members=6, unit_size=2)
+    with pytest.raises(ZooError, match=r"expected first_seed 0, got first_seed 3\. Carry it on"):
+        quick(path, first_seed=3)
     assert quick(path).checkpoints == 4
     assert not (path / FOLDER).exists()
 
 
+def test_a_plan_that_does_not_say_its_first_seed_is_carried_on(tmp_path: Path) -> None:
+    plan = Plan(QUICK.digest, QUICK.prefix, 2, (5, 6), 64, (45,), "cpu", "optunet", load(QUICK).digest)
+    content = asdict(plan)
+    del content["first_seed"]
+    folder = tmp_path / FOLDER / QUICK.prefix
+    folder.mkdir(parents=True)
+    write_file(folder / "plan.json", seal(content))
+    assert Work(folder).settled(replace(plan, seeds=(0, 1), first_seed=0)) == plan
+    with pytest.raises(ZooError, match=r"expected members 2, got members 3\."):
+        Work(folder).settled(replace(plan, members=3, first_seed=0))
+
+
 def test_rows_with_momentum_go_on_where_they_were_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = dataclasses.replace(Recipe.load("toy"), momentum=0.9, learning_rate=0.05, epochs=3)
+    recipe = replace(Recipe.load("toy"), momentum=0.9, learning_rate=0.05, epochs=3)
     quiet = Console(file=io.StringIO())
     build(recipe, tmp_path / "whole", members=6, keep_steps=(50,), console=quiet)
 

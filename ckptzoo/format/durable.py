@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ckptzoo.errors import ZooError
+
 TEMPORARY = ".ckptzoo-tmp-"
 
 
@@ -21,7 +23,15 @@ def sync(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file atomically: a temporary file beside it, flush, rename, flush the folder."""
+    """Write a file atomically: a temporary file beside it, flush, rename, flush the folder.
+
+    Raises
+    ------
+    ZooError
+        There is no such folder.
+    """
+    if not path.parent.is_dir():
+        raise ZooError(f"{path.parent}: folder: expected one to write {path.name} to, got none. Make it first.")
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as file:

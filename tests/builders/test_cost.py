@@ -85,9 +85,10 @@ def test_a_table_of_everything_that_is_known(tmp_path: Path) -> None:
     shown = io.StringIO()
     found = cost(made(tmp_path / "zoo", listed))
     found.print(Console(file=shown, width=200))
-    header, line = shown.getvalue().splitlines()
+    header, line, note = shown.getvalue().splitlines()
     assert header.split("  ")[0] == "recipe"
     assert " ".join(line.split()) == "mine-01234567 cpu fast 2 2 0.5 (of 1) 2 0.0556 2 (of 1)"
+    assert note == "Training alone; measuring the checkpoints is not counted."
 
 
 def test_rows_of_a_unit_add_up_to_what_it_took(tmp_path: Path) -> None:
@@ -124,5 +125,5 @@ def test_the_command(make_zoo: Callable[..., Any], tmp_path: Path, capsys: pytes
     assert f"toys: 5 members, {found['device_hours']:,.3g} device-hours on cpu with mlp, " in told
     other, _ = make_zoo()
     assert run(["cost", str(other)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert len(capsys.readouterr().out.splitlines()) == 3
     assert run(["cost", str(tmp_path / "none")]) != 0

@@ -78,6 +78,18 @@ def test_the_speed_is_that_of_a_build(tmp_path: Path) -> None:
     assert 0.1 < found.steps_per_second / expected.steps_per_second < 10, "as near as a busy machine lets it be"
 
 
+def test_outputs_are_counted_where_they_are_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["toy", "--members", "40", "--epochs", "1", "--keep-steps", "0"]
+    assert run(["estimate", *command, "--predictions"]) == 0
+    assert "64 kB of these; their forward passes are not timed" in capsys.readouterr().out
+    plain, more = (estimate("toy", members=40, keep_steps=(0,), examples=n, seconds=0.1) for n in (0, 400))
+    assert more.nbytes - plain.nbytes == 80 * 400 * 1 * 2
+    assert run(["build", *command, "--predictions", "--to", str(tmp_path)]) == 0
+    assert ckptzoo.open(tmp_path).predictions("two-gaussians/test").logits.nbytes == 80 * 400 * 2
+    with pytest.raises(ZooError, match="examples: expected at least 0, got -1"):
+        estimate("toy", members=1, examples=-1)
+
+
 @pytest.mark.parametrize(("name", "members", "kept"), [("digits-optunet", 64, ()), ("toy", 1000, (0, 20))])
 def test_the_size_is_about_that_of_a_build(name: str, members: int, kept: tuple[int, ...], tmp_path: Path) -> None:
     recipe = Recipe.load(name).shortened(1)

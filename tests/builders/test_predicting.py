@@ -96,7 +96,8 @@ def test_a_set_that_is_missing_or_does_not_fit_stops_the_build_first(
 ) -> None:
     command = ["build", str(recipe), "--to", str(tmp_path / "zoo"), "--members", "1", "--predictions"]
     assert run([*command, "--data", str(tmp_path)]) == 2
-    assert "out-of-distribution set: expected clothes, got none. Name a folder" in capsys.readouterr().err
+    where = f"got none in {tmp_path / 'clothes'} or {tmp_path.parent / 'clothes'}. Name a folder"
+    assert f"out-of-distribution set: expected clothes, {where}" in capsys.readouterr().err
     assert not (tmp_path / "zoo").exists()
     others(tmp_path, size=20)
     with pytest.raises(
@@ -105,9 +106,25 @@ def test_a_set_that_is_missing_or_does_not_fit_stops_the_build_first(
         shown(Recipe.load(recipe), tmp_path)
 
 
-def test_labels_are_whole_numbers() -> None:
+def test_the_other_set_may_lie_beside_the_recipes_own(recipe: Path, tmp_path: Path) -> None:
+    images = others(tmp_path / "data")
+    (tmp_path / "data" / "digits").mkdir()
+    found = shown(Recipe.load(recipe), tmp_path / "data" / "digits")[1]
+    assert np.array_equal(found.inputs, data.inputs(Recipe.load(recipe), images))
+    others(tmp_path / "data" / "digits", size=20)
+    with pytest.raises(ZooError, match=r"got \(1, 20, 20\)"):
+        shown(Recipe.load(recipe), tmp_path / "data" / "digits")  # what lies within comes first
+
+
+def test_labels_that_are_not_among_the_outputs_are_left_out(tmp_path: Path) -> None:
     (points,) = shown(Recipe.load("toy"))
-    assert points.name == "two-gaussians/test"
+    assert (points.name, points.inputs.shape, points.targets) == ("two-gaussians/test", (400, 2), None)
+    assert run(["build", "toy", "--members", "2", "--epochs", "1", "--to", str(tmp_path), "--predictions"]) == 0
+    found = ckptzoo.open(tmp_path).predictions("two-gaussians/test")
+    assert (found.logits.shape, found.targets) == ((2, 400, 1), None)
+    text = (FOLDER / "toy.toml").read_text().replace('"mlp-2-2-1"', '"mlp-2-2-2"').replace('"binary-', '"')
+    (tmp_path / "two.toml").write_text(text)
+    (points,) = shown(Recipe.load(tmp_path / "two.toml"))
     assert points.targets is not None
     assert np.array_equal(np.bincount(points.targets), [200, 200])
 

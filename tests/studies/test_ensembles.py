@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from ckptzoo.measure.uncertainty import accuracy, brier, ece, nll
 from ckptzoo.spec.document import canonical
 from ckptzoo.studies.ensembles import Ensembles, ensembles, pictures
 from ckptzoo.studies.ensembles import study as module
+from ckptzoo.studies.ensembles.result import Size
+from ckptzoo.studies.shown.spread import Spread
 
 OWN, OTHER = 60, 40
 CLASSES = 4
@@ -70,6 +73,7 @@ def looped(p: np.ndarray) -> dict[str, dict[str, float]]:
     information = -(mean * np.log(mean)).sum(-1) + (p * np.log(p)).sum(-1).mean(0)
     doubt = 1 - mean.max(-1)
     own = {name: float(score(np.log(mean[:OWN]), TARGETS)) for name, score in SCORES.items()}
+    own["confidence"] = mean[:OWN].max(-1).mean()
     other = {"auroc": auroc(doubt[OWN:], doubt[:OWN]), "fpr95": fpr(doubt[OWN:], doubt[:OWN])}
     if len(p) > 1:
         own["mutual_information"] = information[:OWN].mean()
@@ -77,6 +81,12 @@ def looped(p: np.ndarray) -> dict[str, dict[str, float]]:
         other["information_auroc"] = auroc(information[OWN:], information[:OWN])
         other["information_fpr95"] = fpr(information[OWN:], information[:OWN])
     return {"own/test": own, "other/test": other}
+
+
+def printed(found: Ensembles) -> str:
+    console = Console(width=100, file=io.StringIO(), record=True)
+    found.print(console)
+    return console.export_text()
 
 
 def assert_is_looped(found: Ensembles, p: np.ndarray, sizes: list[int]) -> None:
@@ -134,21 +144,53 @@ def test_last_steps_count_diverged_too_and_not_finite_ones_do_not(made: Make) ->
     logits[25] = np.nan
     logits[26, OWN + 3, 1] = 1e6
     zoo, held = made(logits, lambda at: {"member": f"m{at % 10}", "step": at, "diverged": at in (3, 21)})
-    assert (~zoo.metadata["finite"].to_numpy()).nonzero()[0].tolist() == [25], "the logits of 26 overflow"
-    found = ensembles(zoo)
-    last = [20, 21, 22, 23, 24, 27, 28, 29]
-    assert (found.members, found.not_finite, found.diverged.sum()) == (8, 2, 1)
+    assert (~zoo.metadata["finite"].to_numpy()).nonzero()[0].tolist() == [25]
+    found = ensembles(zoo, ood=())
+    last = [20, 21, 22, 23, 24, 26, 27, 28, 29]
+    assert (found.members, found.not_finite, found.diverged.sum()) == (9, 1, 1)
     kept = np.random.default_rng(0).permutation(last)
-    assert_is_looped(found, softmax(held[kept], axis=-1), [1, 2, 4, 8])
+    np.testing.assert_allclose(found.accuracies, (held[kept, :OWN].argmax(-1) == TARGETS).mean(-1))
     np.testing.assert_array_equal(found.diverged, kept == 21)
-    assert ensembles(zoo.last_steps().where("diverged == False")).members == 7
+    assert ensembles(zoo.last_steps().where("diverged == False")).members == 8
+
+
+def test_members_not_finite_on_another_set_are_left_out_for_that_set_alone(made: Make, tmp_path: Path) -> None:
+    logits = logits_of(9)
+    logits[4, OWN + 3, 1] = 1e6
+    zoo, held = made(logits)
+    linear = torch.nn.Linear(OWN + OTHER, CLASSES, bias=False)
+    predict(zoo.path, np.eye(OWN + OTHER, dtype=np.float32)[OWN + 4 :], set="third/test", module=linear)
+    predict(zoo.path, np.full((3, OWN + OTHER), np.nan, np.float32), set="zeros/nan", module=linear)
+    zoo = ckptzoo.open(zoo.path)
+    found = ensembles(zoo)
+    assert (found.members, found.not_finite, found.ood) == (9, 0, ("other/test", "third/test"))
+    assert found.ood_not_finite == {"other/test": 1, "zeros/nan": 9}
+    alone = ensembles(zoo, ood=["third/test"])
+    for name in ("own/test", "third/test"):
+        assert all(found.figure(figure, name) == alone.figure(figure, name) for figure in alone.sizes[1].scores[name])
+    order = np.random.default_rng(0).permutation(9)
+    p = softmax(held[order[order != 4]], axis=-1)
+    assert list(found.figure("auroc", "other/test")) == [1, 2, 4, 8]
+    for size, spread in found.figure("auroc", "other/test").items():
+        each = [looped(p[at : at + size])["other/test"]["auroc"] for at in range(0, 8, size)]
+        assert (spread.count, spread.mean) == (len(each), pytest.approx(np.mean(each), abs=1e-9))
+    choices = p[:, OWN:].argmax(-1)
+    apart = np.mean([(choices[s] != choices[t]).mean() for s in range(8) for t in range(s)])
+    assert found.disagreement["other/test"] == pytest.approx(apart)
+    text = printed(found)
+    assert "other/test: 1 of 9 members not finite on it, left out for it" in text
+    assert "zeros/nan: 9 of 9 members not finite on it, so it is left out" in text
+    assert [path.name for path in found.plot(tmp_path / "drawn")][2] == "detection.png"
+    seen: list[tuple[int, int]] = []
+    ensembles(zoo, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1]
 
 
 def test_enough_is_where_the_gain_ends(made: Make) -> None:
     zoo, _ = made(logits_of(64))
     found = ensembles(zoo)
     means = {size: spread.mean for size, spread in found.figure("nll").items()}
-    for share in (0.5, 0.9, 1.0):
+    for share in (0.5, 0.9):
         size = found.enough("nll", share)
         assert size is not None
         gains = {S: (means[1] - mean) / (means[1] - means[64]) for S, mean in means.items()}
@@ -156,16 +198,76 @@ def test_enough_is_where_the_gain_ends(made: Make) -> None:
         smaller = list(gains.values())[: list(gains).index(size)]
         assert not smaller or smaller[-1] < share
     assert found.enough("accuracy", 0.0) == 1
+    assert found.enough("nll", 1.0) is None, "all members are a single ensemble"
     same, _ = made(np.repeat(logits_of(1), 4, axis=0), name="same")
     assert [ensembles(same).enough(name, 0.9) for name in SCORES] == [None] * 4
     assert ensembles(same).disagreement == {"own/test": 0, "other/test": 0}
+
+
+def test_what_noise_hides_is_not_told(made: Make) -> None:
+    found = ensembles(made(logits_of(64))[0], ood=())
+    figures = {1: (0.80, 0.04, 64), 2: (0.881, 0.04, 32), 32: (0.895, 0.0, 2), 64: (0.9, 0.0, 1)}
+
+    def enough(share: float, name: str = "accuracy", **changed: tuple[float, float, int]) -> int | None:
+        told = figures | {int(size[1:]): value for size, value in changed.items()}
+        sizes = [
+            Size(size, count, {found.set: {name: Spread(count, mean, sd, mean, mean, mean)}})
+            for size, (mean, sd, count) in told.items()
+        ]
+        return replace(found, sizes=tuple(sizes)).enough(name, share)
+
+    assert enough(0.8) == 2, "20 % of 0.1 are more than 0.04 / sqrt(32) and than one of 60 inputs"
+    assert enough(0.8, _2=(0.881, 0.2, 32)) is None, "the standard error of that size"
+    assert enough(0.8, _32=(0.895, 0.1, 2)) is None, "and of a larger one"
+    assert enough(0.8, _2=(0.87, 0.04, 32)) == 32
+    assert enough(0.95) is None, "5 % of 0.1 are less than one input"
+    falling = {f"_{size}": (1 - mean, sd, count) for size, (mean, sd, count) in figures.items()}
+    assert enough(0.94, "nll", **falling) == 32
+    assert enough(0.99, "nll", **falling) is None, "a single ensemble"
+
+
+def test_ensembles_that_are_less_sure_than_right_are_no_mistake(made: Make) -> None:
+    logits = logits_of(64, seed=1)
+    found = ensembles(made(logits)[0])
+    ece, confidence, accuracy = (found.figure(name) for name in ("ece", "confidence", "accuracy"))
+    assert ece[64].mean > ece[1].mean and confidence[64].mean < accuracy[64].mean
+    said = f"mean confidence {100 * confidence[64].mean:.2f} %, accuracy {100 * accuracy[64].mean:.2f} %"
+    text = " ".join(printed(found).split())
+    assert "less sure than they are right" in text and said in text
+    same = ensembles(made(np.repeat(logits[:1], 4, axis=0), name="same")[0])
+    assert "less sure" not in printed(same)
+
+
+def test_keys_read_along_their_rows(made: Make) -> None:
+    found = ensembles(made(logits_of(12), lambda at: {"diverged": at == 3})[0])
+    accuracy = found.figure("accuracy")
+    figure = pictures.members("n", "s", found.inputs, found.accuracies, found.diverged, accuracy, {"a": 0.5, "b": 0.6})
+    figure.draw_without_rendering()
+    boxes = {
+        text.get_text().split(":")[0]: text.get_window_extent()
+        for legend in figure.legends
+        for text in legend.get_texts()
+    }
+    left = sorted(boxes, key=lambda name: boxes[name].x0)
+    rows = [
+        ["12 single members", "1 of them diverged", "their mean"],
+        ["10 together", "all 12 together", "a"],
+        ["b"],
+    ]
+    for row in rows:
+        top, low = max(boxes[name].y0 for name in row), min(boxes[name].y1 for name in row)
+        assert top < low, "on one line"
+        assert row == [name for name in left if top < (boxes[name].y0 + boxes[name].y1) / 2 < low]
 
 
 def test_sets_are_chosen_by_their_labels_or_by_name(made: Make) -> None:
     zoo, _ = made(logits_of(4))
     alone = ensembles(zoo, ood=())
     assert alone.ood == () and list(alone.sizes[0].scores) == ["own/test"]
-    assert ensembles(zoo, "own/test", ood=["other/test", "own/test", "other/test"]).ood == ("other/test",)
+    assert ensembles(zoo, "own/test", ood=["other/test", "other/test"]).ood == ("other/test",)
+    for chosen in ("own/test", None):
+        with pytest.raises(ZooError, match="ood: expected other sets than own/test"):
+            ensembles(zoo, chosen, ood=["other/test", "own/test"])
     with pytest.raises(ZooError, match="labels of other/test: expected some"):
         ensembles(zoo, "other/test")
     with pytest.raises(UnknownNameError, match="own/test"):
@@ -178,20 +280,25 @@ def test_what_cannot_be_scored_is_said(made: Make, tmp_path: Path) -> None:
     logits = logits_of(3)
     logits[0, 0] = np.nan
     zoo, _ = made(logits)
-    with pytest.raises(ZooError, match="members: expected 2 or more with finite logits, got 1 of 2"):
+    with pytest.raises(ZooError, match="members: expected 2 or more with finite logits on own/test, got 1 of 2"):
         ensembles(zoo.take(slice(2)))
-    with pytest.raises(ZooError, match="members: expected 2 or more with finite logits, got 0 of 0"):
+    with pytest.raises(ZooError, match="members: expected 2 or more with finite logits on own/test, got 0 of 0"):
         ensembles(zoo.take(slice(0)))
     with pytest.raises(ZooError, match="references: expected accuracies from 0 to 1"):
         ensembles(zoo, references={"percent": 95.3})
     with ckptzoo.create(tmp_path / "plain", arch=zoo.arch) as writer:
         writer.add({"weight": np.asarray(zoo["weight"])}, [{"id": f"{at}"} for at in range(3)])
-    with pytest.raises(ZooError, match=rf"Run ckptzoo predict {tmp_path / 'plain'} SET"):
+    command = rf"Run ckptzoo predict {tmp_path / 'plain'} mnist/test, which writes into that folder"
+    with pytest.raises(ZooError, match=command):
         ensembles(ckptzoo.open(tmp_path / "plain"))
     linear = torch.nn.Linear(OWN + OTHER, CLASSES, bias=False)
     predict(tmp_path / "plain", np.eye(OWN + OTHER, dtype=np.float32), set="own/test", module=linear)
-    with pytest.raises(ZooError, match="expected a set with labels among them, got own/test"):
+    with pytest.raises(ZooError, match=rf"expected a set with labels among them, got own/test. {command}"):
         ensembles(ckptzoo.open(tmp_path / "plain"))
+    with ckptzoo.create(tmp_path / "two words", arch=zoo.arch) as writer:
+        writer.add({"weight": np.asarray(zoo["weight"])}, [{"id": f"{at}", "dataset": "digits"} for at in range(3)])
+    with pytest.raises(ZooError, match=rf"ckptzoo predict '{tmp_path / 'two words'}' digits/test, which"):
+        ensembles(ckptzoo.open(tmp_path / "two words"))
 
 
 def test_networks_with_one_output_are_no_classifiers(tmp_path: Path) -> None:

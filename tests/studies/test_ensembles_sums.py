@@ -61,7 +61,8 @@ def test_scores_of_sets_and_their_signs() -> None:
     sets = {"own": slice(0, 3), "other": slice(3, 6)}
     found = scores(logs, None, sets, targets)
     own = {"accuracy": accuracy, "nll": nll, "brier": brier, "ece": ece}
-    assert found["own"] == {name: float(score(logs[:3], targets)) for name, score in own.items()}
+    right = {name: float(score(logs[:3], targets)) for name, score in own.items()}
+    assert found["own"] == {**right, "confidence": pytest.approx((0.9 + 0.7 + 0.6) / 3)}
     assert found["other"] == {"auroc": pytest.approx(7 / 9), "fpr95": pytest.approx(2 / 3)}, "doubt 0.5, 0.45, 0.2"
     found = scores(logs, information, sets, targets)
     assert found["own"]["mutual_information"] == pytest.approx(0.4 / 3)

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 import ckptzoo
+from ckptzoo.hub.card.accuracy import mean_of
 from ckptzoo.studies.overview.inventory import inventory
 from ckptzoo.studies.shown.spread import Spread
 from ckptzoo.words import counted, printable, size
@@ -43,6 +44,39 @@ def test_retracted_checkpoints_are_not_counted(perceptrons: Make) -> None:
     found = inventory(zoo.where("seed > 10"))
     assert (found.checkpoints, found.total, found.retracted) == (9, 18, 2)
     assert "9 of 18 (9 members, 2 retracted and left out)" in printed(zoo.where("seed > 10"))
+
+
+def test_checkpoints_and_members_are_told_apart(perceptrons: Make) -> None:
+    def rows(at: int) -> dict[str, Any]:
+        member, step = divmod(at, 3)
+        return {"member": f"m{member}", "step": step, "diverged": member == 3, "test_accuracy": 0.1 * step + member / 8}
+
+    zoo, _ = perceptrons(12, rows=rows)
+    found = inventory(zoo)
+    assert (found.checkpoints, found.members, found.diverged) == (12, 4, 3)
+    assert found.test_accuracy == Spread.of([0.2, 0.325, 0.45])
+    text = printed(zoo)
+    assert "12 (4 members, 3 checkpoints diverged)" in text
+    assert "mean 32.50%, sd 12.50%, 20.00% to 45.00% (3 members at their last step)" in text
+    assert "whole zoo" not in text
+    early = zoo.where("step < 2")
+    assert inventory(early).test_accuracy == Spread.of([0.1, 0.225, 0.35])
+    text = printed(early)
+    assert "8 of 12 (4 members, 2 checkpoints diverged)" in text and "(of the whole zoo; 68 B of raw" in text
+    assert text.count("(of the whole zoo)") == 1, "over the variants"
+
+
+def test_the_accuracy_is_that_of_the_page(perceptrons: Make) -> None:
+    def rows(at: int) -> dict[str, Any]:
+        return {"diverged": at == 5, "test_accuracy": None if at == 8 else 0.5 + at / 97}
+
+    for steps in (1, 3):
+        zoo, _ = perceptrons(
+            18, rows=lambda at, n=steps: {**rows(at), "member": f"m{at // n}", "step": at % n}, name=f"every-{steps}"
+        )
+        spread = inventory(zoo).test_accuracy
+        assert spread is not None and spread.count == 18 / steps - 2
+        assert mean_of(zoo) == ("test accuracy", f"{100 * spread.mean:.2f} % on average")
 
 
 def test_distinct_values_come_most_frequent_first(perceptrons: Make) -> None:

@@ -43,7 +43,7 @@ def curves(name: str, set: str, figures: Mapping[str, Curve], references: Mappin
         Patch(color=RAW_COLOUR, alpha=0.2, label="± one standard deviation"),
         *_references(references, INK),
     ]
-    head(figure, f"{shortened(name, 32)}: ensembles on {shortened(set, 24)}", handles)
+    head(figure, f"{shortened(name, 32)}: ensembles on {shortened(set, 24)}", _by_rows(handles))
     return figure
 
 
@@ -110,7 +110,7 @@ def members(
     axes.set_ylabel("members")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.grid(visible=False, axis="x")
-    head(figure, f"{shortened(name, 32)}: members and ensembles on {shortened(set, 24)}", handles)
+    head(figure, f"{shortened(name, 32)}: members and ensembles on {shortened(set, 24)}", _by_rows(handles))
     return figure
 
 
@@ -130,13 +130,18 @@ def _curve(axes: Axes, spreads: Curve, colour: str, scale: float) -> None:
 def _axes(axes: Axes, most: int, *, last: bool) -> None:
     axes.set_xscale("log")
     margin = most**0.05
-    axes.set_xlim(1 / margin, most * margin)
+    axes.set_xlim(1 / margin, most * most**0.09)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if most < 200 else (1, 3) if most < 2000 else (1,)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     if last:
         axes.set_xlabel("members in the ensemble")
+
+
+def _by_rows(handles: list[Any]) -> list[Any]:
+    """In the order in which a key of three columns, filled one after the other, reads along its rows."""
+    return [handle for column in range(3) for handle in handles[column::3]]
 
 
 def _edges(values: Values, step: float) -> Values:

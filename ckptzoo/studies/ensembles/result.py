@@ -35,7 +35,8 @@ class Size:
     Parameters
     ----------
     size : members of each; 1 for the members themselves.
-    subsets : ensembles of this size that were scored, no two of which share a member.
+    subsets : ensembles of this size that were scored, no two of which share a member; a set that some members are
+        left out for may have fewer, the ``count`` of its figures.
     scores : set to figures by name, as in ``ckptzoo.studies.ensembles.scores.scores``, over the subsets.
     """
 
@@ -52,6 +53,10 @@ class Size:
             made[name] = {figure: spread for figure, spread in spreads.items() if spread is not None}
         return cls(size, len(found), made)
 
+    def beside(self, other: "Size | None") -> "Size":
+        """With the figures of another for ensembles of this size, on other sets."""
+        return self if other is None else Size(self.size, other.subsets, other.scores | self.scores)
+
     def to_json(self) -> dict[str, Any]:
         """Every figure by name."""
         scores = [
@@ -67,9 +72,11 @@ class Ensembles:
 
     Parameters
     ----------
-    set, ood : the set that is scored, and those that are to be told from it.
+    set, ood : the set that is scored, and those that are told from it.
+    ood_not_finite : other set to how many of the members are not finite on it, where some are. They are left out for
+        that set; where fewer than two remain, the set is not in ``ood``.
     inputs, classes : of the set.
-    members : those that count; ``not_finite`` more were left out.
+    members : those that are finite on the set; ``not_finite`` more were left out.
     seed : of the order in which members make ensembles.
     accuracies : (members,) on the set, in that order.
     diverged : (members,) which of them diverged.
@@ -81,6 +88,7 @@ class Ensembles:
     name: str
     set: str
     ood: tuple[str, ...]
+    ood_not_finite: dict[str, int]
     inputs: int
     classes: int
     members: int
@@ -94,7 +102,7 @@ class Ensembles:
 
     def figure(self, name: str, set: str | None = None) -> dict[int, Spread]:
         """Size to a figure, on the set that is scored or on another; sizes without it are left out."""
-        found = {item.size: item.scores[set or self.set].get(name) for item in self.sizes}
+        found = {item.size: item.scores.get(set or self.set, {}).get(name) for item in self.sizes}
         return {size: spread for size, spread in found.items() if spread is not None}
 
     def enough(self, name: str, share: float) -> int | None:
@@ -111,14 +119,25 @@ class Ensembles:
 
         Returns
         -------
-        int, or None where the ensemble of all is no better than single members.
+        int, or None where the ensemble of all is no better than single members, or where noise hides the size: the
+        rest of the gain, :math:`(1 - r) |a_M - a_1|`, is below the standard error of a mean from that size on, or for
+        the accuracy below one input, or there is a single ensemble of that size.
         """
-        means = {size: spread.mean for size, spread in self.figure(name).items()}
-        gain = means[self.members] - means[1]
-        if (gain if name == "accuracy" else -gain) <= 0:
+        spreads = self.figure(name)
+        means = {size: spread.mean for size, spread in spreads.items()}
+        if not self._gains(name):
             return None
+        gain = means[self.members] - means[1]
         short = [size for size, mean in means.items() if (mean - means[1]) / gain < share]
-        return min(size for size in means if size > max(short, default=0))
+        found = min(size for size in means if size > max(short, default=0))
+        errors = [item.sd / item.count**0.5 for size, item in spreads.items() if size >= found and item.count > 1]
+        noise = max(*errors, 1 / self.inputs if name == "accuracy" else 0.0, 0.0)
+        return found if spreads[found].count > 1 and (1 - share) * abs(gain) >= noise else None
+
+    def _gains(self, name: str) -> bool:
+        means = self.figure(name)
+        gain = means[self.members].mean - means[1].mean
+        return (gain if name == "accuracy" else -gain) > 0
 
     def to_json(self) -> dict[str, Any]:
         """Every figure by name, without those of each member."""
@@ -126,6 +145,7 @@ class Ensembles:
         return {
             **{name: getattr(self, name) for name in names},
             "ood": list(self.ood),
+            "ood_not_finite": [{"set": name, "members": count} for name, count in self.ood_not_finite.items()],
             "diverged": int(self.diverged.sum()),
             "sizes": [item.to_json() for item in self.sizes],
             "disagreement": [{"set": name, "pairs": share} for name, share in self.disagreement.items()],
@@ -193,9 +213,15 @@ class Ensembles:
             f"mean {spread.mean:.2%}, sd {spread.sd:.2%}, worst {spread.least:.2%}, median {spread.median:.2%}, "
             f"best {spread.most:.2%}"
         )
+        notes = [
+            f"{name}: {count:,} of {counted(self.members, 'member')} not finite on it, "
+            f"{'left out for it' if name in self.ood else 'so it is left out'}"
+            for name, count in self.ood_not_finite.items()
+        ]
         return [
             ("zoo", f"{self.name}: {counted(self.members, 'member')}{apart}{left}"),
             ("set", f"{self.set}: {counted(self.inputs, 'input')}, {self.classes:,} classes"),
+            *(("other set", note) for note in notes),
             ("single members", f"accuracy {accuracy}"),
             ("all members", f"accuracy {self.figure('accuracy')[self.members].mean:.2%}"),
             *(("reference", f"accuracy {value:.2%}: {name}") for name, value in self.references.items()),
@@ -203,20 +229,20 @@ class Ensembles:
 
     def _table(self, name: str, figures: dict[str, str]) -> Table:
         table = columns("members", "ensembles", *figures.values())
-        for item in self.sizes:
-            shown = [_figure(figure, item.scores[name].get(figure)) for figure in figures]
-            table.add_row(f"{item.size:,}", f"{item.subsets:,}", *shown)
+        for size, first in self.figure(next(iter(figures)), name).items():
+            shown = [_figure(figure, self.figure(figure, name).get(size)) for figure in figures]
+            table.add_row(f"{size:,}", f"{first.count:,}", *shown)
         return table
 
     def _diversity(self) -> Table:
         table = columns("diversity of all members", "pairs that disagree", "mutual information")
         for name, share in self.disagreement.items():
-            information = self.figure("mutual_information", name)[self.members].mean
-            table.add_row(printable(name), f"{share:.2%}", f"{information:.4f} nats")
+            information = self.figure("mutual_information", name)
+            table.add_row(printable(name), f"{share:.2%}", f"{information[max(information)].mean:.4f} nats")
         return table
 
     def _reading(self) -> list[str]:
-        """What the tables say of where gains end."""
+        """What the tables say of where gains end, and of a calibration that is worse together."""
         lines: list[str] = []
         for name, unit in (("accuracy", " %"), ("nll", "")):
             one, most = (f"{_mean(name, self.figure(name)[size])}{unit}" for size in (1, self.members))
@@ -225,7 +251,15 @@ class Ensembles:
                 for share in SHARES
                 if (size := self.enough(name, share)) is not None
             ]
-            lines.append(f"{_OWN[name]}: {one} alone, {most} together; {', '.join(told) or 'no gain'}.")
+            none = "where the gain ends is hidden by noise" if self._gains(name) else "no gain"
+            lines.append(f"{_OWN[name]}: {one} alone, {most} together; {', '.join(told) or none}.")
+        one, most = (self.figure("ece")[size].mean for size in (1, self.members))
+        sure, right = (self.figure(name)[self.members].mean for name in ("confidence", "accuracy"))
+        if most > one and sure < right:
+            lines.append(
+                f"ECE: {100 * one:.2f} % alone, {100 * most:.2f} % together: the ensembles are less sure than they are "
+                f"right (all together: mean confidence {100 * sure:.2f} %, accuracy {100 * right:.2f} %)."
+            )
         return lines
 
 

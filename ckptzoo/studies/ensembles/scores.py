@@ -27,13 +27,15 @@ def scores(logs: Values, information: Values | None, sets: Mapping[str, slice], 
 
     Returns
     -------
-    For the first set ``accuracy``, ``nll``, ``brier`` and ``ece`` of ``ckptzoo.measure.uncertainty``. For each other
-    set ``auroc`` and ``fpr95`` of ``ckptzoo.measure.detection``: its inputs are the positives, those of the first set
-    the negatives, and the score is the doubt, -log max_c p_c, which orders inputs as 1 - max_c p_c does. With mutual
-    information, its mean on each set, and ``information_auroc`` and ``information_fpr95`` with it as the score.
+    For the first set ``accuracy``, ``nll``, ``brier`` and ``ece`` of ``ckptzoo.measure.uncertainty``, and
+    ``confidence``, the mean of the largest probability. For each other set ``auroc`` and ``fpr95`` of
+    ``ckptzoo.measure.detection``: its inputs are the positives, those of the first set the negatives, and the score is
+    the doubt, -log max_c p_c, which orders inputs as 1 - max_c p_c does. With mutual information, its mean on each set,
+    and ``information_auroc`` and ``information_fpr95`` with it as the score.
     """
     own, *others = sets
     found: Scores = {own: {name: float(score(logs[sets[own]], targets)) for name, score in RIGHT.items()}}
+    found[own]["confidence"] = float(np.exp(logs[sets[own]].max(-1)).mean())
     doubt = -logs.max(-1)
     for name in others:
         found[name] = _told(doubt[sets[name]], doubt[sets[own]], "")

@@ -19,6 +19,7 @@ from ckptzoo.words import counted, printable, size
 
 TOLD = ("recipe", "dataset", "precision", "license", "contributor")
 """Columns whose distinct values say where the checkpoints come from."""
+_WHOLE = "of the whole zoo"
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,12 @@ class Inventory:
 
     Parameters
     ----------
-    checkpoints, members, diverged, not_finite : of the selection.
+    checkpoints, members : of the selection.
+    diverged, not_finite, retracted : checkpoints too, not members; the last of the whole zoo.
     total : checkpoints of the zoo, the retracted ones left out.
     layers : layer to its tensors' names and shapes.
     checkpoint_bytes : raw weights of one checkpoint.
-    test_accuracy : of the checkpoints that are finite and did not diverge; None where none was measured.
+    test_accuracy : of each member's last step, where it is finite and did not diverge; None where none was measured.
     told : distinct values of the columns in ``TOLD``, with how many checkpoints have each.
     """
 
@@ -109,31 +111,43 @@ class Inventory:
         (console or Console()).print(Group(told, "", self._variants(), *predictions), markup=False, highlight=False)
 
     def _facts(self) -> list[tuple[str, str]]:
-        part = "" if self.checkpoints == self.total else f" of {self.total:,}"
+        part = f" of {self.total:,}" if self._selected else ""
+        several = self.members != self.checkpoints
         counts = [counted(self.members, "member")]
-        for number, what in ((self.diverged, "diverged"), (self.not_finite, "not finite")):
-            counts += [f"{number:,} {what}"] if number else []
-        if self.retracted:
-            counts.append(f"{self.retracted:,} retracted and left out")
+        for number, what in (
+            (self.diverged, "diverged"),
+            (self.not_finite, "not finite"),
+            (self.retracted, "retracted and left out"),
+        ):
+            counts += [f"{counted(number, 'checkpoint') if several else f'{number:,}'} {what}"] if number else []
+        per = f"{size(self.checkpoint_bytes)} of raw weights a checkpoint"
         layers = ", ".join(self.layers) if len(self.layers) <= 8 else f"{len(self.layers)} layers"
         rows = [
             ("zoo", self.name),
             ("path", self.path),
             ("architecture", f"{self.architecture}: {self.parameters:,} parameters in {layers}"),
             ("checkpoints", f"{self.checkpoints:,}{part} ({', '.join(counts)})"),
-            ("size", f"{size(self.nbytes)} ({size(self.checkpoint_bytes)} of raw weights a checkpoint)"),
+            ("size", f"{size(self.nbytes)} ({f'{_WHOLE}; ' if self._selected else ''}{per})"),
         ]
         if (spread := self.test_accuracy) is not None:
             text = f"mean {spread.mean:.2%}, sd {spread.sd:.2%}, {spread.least:.2%} to {spread.most:.2%}"
-            rows.append(("test accuracy", f"{text} ({counted(spread.count, 'checkpoint')})"))
+            whose = f"{counted(spread.count, 'member')} at their last step"
+            rows.append(("test accuracy", f"{text} ({whose if several else counted(spread.count, 'checkpoint')})"))
         for column, values in self.told.items():
             shown = [f"{value} ({count:,})" if len(values) > 1 else value for value, count in list(values.items())[:4]]
             rows.append((column, ", ".join([*shown, *(["..."] if len(values) > 4 else [])])))
         return rows
 
+    @property
+    def _selected(self) -> bool:
+        return self.checkpoints != self.total
+
+    def _headed(self, column: str) -> str:
+        return f"{column}\n({_WHOLE})" if self._selected else column
+
     def _variants(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column("variant", no_wrap=True)
+        table.add_column(self._headed("variant"), no_wrap=True)
         for name in ("checkpoints", "parts", "size"):
             table.add_column(name, justify="right", no_wrap=True)
         for name in ("certificate (random)", "certificate (real)"):
@@ -149,7 +163,7 @@ class Inventory:
 
     def _predictions(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column("predictions", no_wrap=True)
+        table.add_column(self._headed("predictions"), no_wrap=True)
         for name in ("checkpoints", "examples", "outputs", "labels", "size"):
             table.add_column(name, justify="right", no_wrap=True)
         for item in self.predictions:
@@ -170,7 +184,8 @@ def inventory(zoo: Zoo) -> Inventory:
     Reads metadata and indices; no weights. Variants and sizes are those of the whole zoo.
     """
     table, contents, arch = zoo.metadata, zoo.contents, zoo.arch
-    accuracy = table["test_accuracy"].to_numpy()
+    last = zoo.last_steps().metadata
+    accuracy = last["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
     layers = {layer: {name: arch[name].shape for name in names} for layer, names in arch.layers.items()}
     variants = [_variant(layout.RAW, contents.raw)]
     variants += [_variant(name, contents.derived(name)) for name in zoo.variants if name != layout.RAW]
@@ -189,7 +204,7 @@ def inventory(zoo: Zoo) -> Inventory:
         not_finite=int((~_flag(table, "finite", missing=True)).sum()),
         variants=tuple(variants),
         predictions=tuple(_predicted(name, contents.derived(predictions_name(name))) for name in zoo.predicted),
-        test_accuracy=Spread.of(accuracy[sound(table)].astype(np.float64)),
+        test_accuracy=Spread.of(accuracy[sound(last)]),
         told={column: counts for column in TOLD if (counts := _counts(table[column]))},
     )
 

@@ -1,0 +1,28 @@
+"""Whichever engine trains them, networks end up equally good."""
+
+import numpy as np
+import pytest
+
+from builders import engines, sources
+from builders.recipe import Recipe
+from builders.train import trainer
+
+DIGITS = Recipe.load("digits-optunet")
+MEMBERS = {"general": 6, "optunet": 32, "compiled": 96}
+"""As many as each can train in a few seconds."""
+
+
+@pytest.mark.slow
+def test_accuracies_at_the_end_have_one_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    monkeypatch.delenv("CKPTZOO_DATA", raising=False)
+    source, found = sources.load(DIGITS), dict[str, np.ndarray]()
+    for name in engines.able(DIGITS):
+        with trainer(DIGITS, source, engine=name) as crew:
+            state = crew.start(range(1000, 1000 + MEMBERS[name]))
+            crew.advance(state, DIGITS.steps)
+            found[name] = crew.measure(state.weights)["test_accuracy"]
+    last = found[engines.best(DIGITS)]
+    assert 0.9 < last.mean() < 0.95 and last.std() < 0.05
+    for name, accuracies in found.items():
+        assert stats.ks_2samp(accuracies, last).pvalue > 0.01, name

@@ -8,7 +8,7 @@ from builders.recipe import Recipe
 from builders.train import trainer
 
 DIGITS = Recipe.load("digits-optunet")
-MEMBERS = {"general": 6, "optunet": 32, "compiled": 96}
+MEMBERS = {"general": 4, "optunet": 16, "compiled": 96}
 """As many as each can train in a few seconds."""
 
 

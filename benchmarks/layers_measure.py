@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.layers_pages import evict, files_of, resident
 from benchmarks.layers_weights import LAYERS
 from benchmarks.peers.peer import Arrays, Peer
-from ckptzoo.spec.architecture import Architecture
+from ckptzoo.schema.architecture import Architecture
 
 CONSUMED = "the exclusive or of all 32-bit words of every array as the reader hands it out (numpy.bitwise_xor.reduce)"
 WARM_READS = 3

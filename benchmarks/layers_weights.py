@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.spec.architecture import Architecture, Tensor
+from ckptzoo.schema.architecture import Architecture, Tensor
 
 LAYERS = ("bn1.weight", "layer1.0.conv1.weight", "layer4.1.conv2.weight")
 """The layers that are read one by one: 256 B, 147 kB and 9.4 MB a checkpoint at width 64."""

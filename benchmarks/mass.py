@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.layers_report import machine
 from ckptzoo import archs
-from ckptzoo.spec.symmetry import AxisAction, Group, Segment, Sym, Symmetry
+from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
 from ckptzoo.symmetry import MinMass, canonicalize, min_mass
 from ckptzoo.symmetry.tables import Arch
 

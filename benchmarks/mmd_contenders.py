@@ -13,7 +13,7 @@ import numpy as np
 from scipy.spatial.distance import cdist, pdist
 
 from ckptzoo.measure import Distances
-from ckptzoo.measure.bandwidths import bandwidths_of
+from ckptzoo.measure.kernels import bandwidths_of
 
 Blocks = Iterator[tuple[np.ndarray, np.ndarray]]
 

@@ -29,7 +29,7 @@ from benchmarks.peers.zarr_store import chunk_rows
 from ckptzoo import archs
 from ckptzoo.format import table
 from ckptzoo.format.part import part_digest
-from ckptzoo.spec import layout
+from ckptzoo.schema import layout
 
 ARCH = "resnet18-100"
 ZOO, FILES = "lab/zoo", "lab/files"

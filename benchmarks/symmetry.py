@@ -28,8 +28,8 @@ import ckptzoo
 from benchmarks.layers_pages import evict
 from benchmarks.layers_report import machine
 from ckptzoo import archs
-from ckptzoo.derive import Certified, derive
-from ckptzoo.spec import layout
+from ckptzoo.derive import EquivalenceReport, derive
+from ckptzoo.schema import layout
 from ckptzoo.symmetry import canonicalize, trace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -144,7 +144,7 @@ def measure(path: Path, found: list[Contender], repeats: int, progress: Progress
             progress.advance(task)
 
 
-def certificates(path: Path, certify: str) -> tuple[float, list[Certified]]:
+def certificates(path: Path, certify: str) -> tuple[float, list[EquivalenceReport]]:
     """Seconds of a derive that go into certificates, and what they are."""
     shutil.rmtree(path / layout.DERIVED, ignore_errors=True)
     done = derive(path, gauge=GAUGE, certify=certify)

@@ -28,10 +28,10 @@ from torch import nn
 
 from benchmarks.train_limits import Limits, limits
 from builders import data
+from builders.data_source import DataSource, steps
 from builders.engines import GENERAL, able
-from builders.material import Material, steps
 from builders.recipe import Recipe
-from builders.state import State
+from builders.state import TrainingState
 from builders.train import checked, cores, trainer
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
@@ -61,10 +61,10 @@ class Contender:
     rates: list[float] = field(default_factory=list)
 
 
-def plain(material: Material, seed: int, count: int) -> tuple[float, dict[str, torch.Tensor]]:
+def plain(material: DataSource, seed: int, count: int) -> tuple[float, dict[str, torch.Tensor]]:
     """One member the ordinary way: a module, autograd and torch.optim.SGD; the seconds and the weights."""
     recipe = material.recipe
-    state = State.initial(recipe, [seed], str(material.device))
+    state = TrainingState.initial(recipe, [seed], str(material.device))
     model = archs.get(recipe.architecture)().to(material.device)
     model.load_state_dict({name: tensor[0] for name, tensor in state.weights.items()})
     optimiser = torch.optim.SGD(
@@ -84,13 +84,13 @@ def plain(material: Material, seed: int, count: int) -> tuple[float, dict[str, t
     return time.perf_counter() - began, {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 
-_held: list[Material] = []
+_held: list[DataSource] = []
 
 
 def _hold(recipe: Recipe, source: data.Data) -> None:
     """What each process of a pool does first."""
     torch.set_num_threads(1)
-    _held.append(Material.of(recipe, source, "cpu"))
+    _held.append(DataSource.of(recipe, source, "cpu"))
 
 
 def _plain_held(seed: int, count: int) -> float:
@@ -104,7 +104,7 @@ def _wait(device: torch.device) -> None:
 
 def contenders(recipe: Recipe, source: data.Data, device: str, stack: ExitStack) -> Iterator[Contender]:
     """Everything that is compared."""
-    material = Material.of(recipe, source, device)
+    material = DataSource.of(recipe, source, device)
     for threads in sorted({1, cores()}) if checked(device) == "cpu" else (1,):
 
         def alone(count: int, threads: int = threads) -> float:
@@ -144,7 +144,7 @@ def contenders(recipe: Recipe, source: data.Data, device: str, stack: ExitStack)
 
 def check(recipe: Recipe, source: data.Data, device: str) -> float:
     """The largest difference of a weight between the plain loop and any engine after 20 steps."""
-    _, expected = plain(Material.of(recipe, source, device), 3, 20)
+    _, expected = plain(DataSource.of(recipe, source, device), 3, 20)
     gaps: list[float] = []
     for engine in able(recipe, device):
         with trainer(recipe, source, device=device, engine=engine) as crew:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of
 from ckptzoo.errors import MissingExtraError
-from ckptzoo.words import counted
+from ckptzoo.text import counted
 
 app = typer.Typer(
     name="builders",
@@ -257,7 +257,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _failed(error: Exception) -> int:
-    from builders.stopping import Interrupted
+    from builders.checkpointing import Interrupted
 
     if isinstance(error, Interrupted):
         return _complain("interrupted", str(error), INTERRUPTED)

@@ -9,23 +9,22 @@ import pyarrow.compute as pc
 from rich.console import Console
 
 import ckptzoo
-from builders import rows, sources
+from builders import metadata, sources
+from builders.checkpointing import BuildFolder, BuildPlan, Interrupted, Stopping, Unit, held, stopping
 from builders.cost import Spending, spendings
 from builders.energy import Counter, counter_of, spent
 from builders.estimate import SECONDS, Estimate, at_least, warm_up
 from builders.progress import Progress
 from builders.recipe import Recipe, names
-from builders.stopping import Interrupted, Stopping, stopping
 from builders.train import Trainer, checked, chosen, trainer
 from builders.train import unit_size as usual_size
-from builders.work import Plan, Unit, Work, held
 from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.hub import card
-from ckptzoo.spec import layout
-from ckptzoo.spec.card import FILE
+from ckptzoo.schema import layout
+from ckptzoo.schema.card import CARD_TOML
 
 SAVE_SECONDS = 20.0
 CARDS = Path(__file__).parents[1] / "cards"
@@ -114,7 +113,7 @@ def build(
         name = engine or (unfinished.engine if unfinished else best)
         there = _seeds(contents, recipe)
         seeds = _allotted(there, members, first_seed)
-        wanted = Plan(
+        wanted = BuildPlan(
             recipe.digest, recipe.prefix, members, seeds, size, steps, device, name, source.digest, first_seed
         )
         plan = work.settled(wanted if seeds or unfinished else None)
@@ -134,7 +133,7 @@ def build(
 
 def describe(root: Path) -> None:
     """Make the page of a zoo anew, where it keeps a card."""
-    if (root / FILE).is_file():
+    if (root / CARD_TOML).is_file():
         card.write(root)
 
 
@@ -151,7 +150,7 @@ def _make(root: Path, recipe: Recipe) -> None:
 
 def _card(root: Path, recipe: Recipe) -> ckptzoo.Card:
     """The card that was written for the recipe, as long as it is trained in full; its pictures show another zoo."""
-    path = CARDS / recipe.name / FILE
+    path = CARDS / recipe.name / CARD_TOML
     if path.is_file() and recipe.name in names() and Recipe.load(recipe.name).digest == recipe.digest:
         return replace(ckptzoo.Card.from_toml(path), name=root.name, pictures=())
     return ckptzoo.Card(root.name, summary=recipe.summary, dataset=recipe.dataset)
@@ -189,7 +188,7 @@ def _cost(root: Path, units: list[Unit]) -> tuple[Spending, ...]:
     return spendings(rows.filter(pc.field("unit").isin([unit.name for unit in units])))
 
 
-def _merged(root: Path, work: Work, units: list[Unit], steps: tuple[int, ...]) -> tuple[str | None, int]:
+def _merged(root: Path, work: BuildFolder, units: list[Unit], steps: tuple[int, ...]) -> tuple[str | None, int]:
     """Put what is kept of the units into the zoo as one part; whether a member diverged is told by its last step."""
     count = 0
     with ckptzoo.append(root) as writer:
@@ -206,8 +205,8 @@ def _merged(root: Path, work: Work, units: list[Unit], steps: tuple[int, ...]) -
 class _Job:
     """The training of a plan's units."""
 
-    work: Work
-    plan: Plan
+    work: BuildFolder
+    plan: BuildPlan
     crew: Trainer
     engine: str
     save_seconds: float
@@ -259,7 +258,7 @@ class _Job:
                         f"{unit.name}: stopped at step {state.step} and saved. Run the same command to carry on."
                     )
             if state.step == stop and not self.work.is_kept(unit, stop):
-                made = rows.rows(
+                made = metadata.rows(
                     self.crew.recipe,
                     self.crew.source,
                     self.crew.measure(state.weights),

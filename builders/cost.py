@@ -12,7 +12,7 @@ from rich.table import Table
 
 from builders.progress import rate
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.words import counted, printable
+from ckptzoo.text import counted, printable
 
 _COLUMNS = ["member", "step", "recipe", "recipe_digest", "device", "wall_seconds", "extra"]
 _JOULES_PER_KWH = 3.6e6

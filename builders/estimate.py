@@ -8,19 +8,19 @@ from typing import Any
 
 from rich.console import Console
 
-from builders import losses, rows, sources
+from builders import losses, metadata, sources
 from builders.energy import Spent, counter_of, spent
 from builders.progress import duration, rate
 from builders.recipe import Recipe
-from builders.state import State
+from builders.state import TrainingState
 from builders.train import Trainer, checked, chosen, trainer
 from builders.train import unit_size as usual_size
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
 from ckptzoo.format.predictions import DTYPE
-from ckptzoo.spec.architecture import ITEMSIZE
-from ckptzoo.studies.shown.tables import facts
-from ckptzoo.words import counted, printable, size
+from ckptzoo.schema.architecture import ITEMSIZE
+from ckptzoo.studies.shared.report import facts
+from ckptzoo.text import counted, printable, size
 
 WARM_UP = 2
 """Steps that are taken and not counted: an engine is compiled, memory is allotted."""
@@ -77,7 +77,7 @@ class Estimate:
         recipe = crew.recipe
         return cls(
             recipe.prefix,
-            rows.describe(str(crew.material.device)),
+            metadata.describe(str(crew.material.device)),
             engine,
             members,
             members * kept,
@@ -228,7 +228,7 @@ def warm_up(crew: Trainer, seeds: Sequence[int]) -> None:
     crew.advance(crew.start(seeds), min(WARM_UP, crew.recipe.steps))
 
 
-def _measuring(crew: Trainer, state: State) -> float:
+def _measuring(crew: Trainer, state: TrainingState) -> float:
     """Seconds that it takes to measure a checkpoint."""
     count = min(len(state), _MEASURED * crew.threads)
     while True:

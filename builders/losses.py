@@ -11,12 +11,12 @@ from torch.nn import functional
 
 from builders.recipe import CROSS_ENTROPY
 from ckptzoo.errors import UnknownNameError
-from ckptzoo.measure import uncertainty
+from ckptzoo.measure import predictions
 
 Columns = dict[str, NDArray[Any]]
 
 
-class Predicted(NamedTuple):
+class MemberOutputs(NamedTuple):
     """What M networks say of N examples, and what is true.
 
     Parameters
@@ -48,7 +48,7 @@ class Loss(Protocol):
         """
         ...
 
-    def columns(self, train: Predicted, test: Predicted) -> Columns:
+    def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
         """Every column of the metadata that makes sense for it, ``{column: (M,)}``."""
         ...
 
@@ -74,7 +74,7 @@ class CrossEntropy:
         made.scatter_add_(-1, index, made.new_full((1,) * made.ndim, -1.0).expand(index.shape))
         return (made / targets.shape[-1]).to(outputs.dtype)
 
-    def columns(self, train: Predicted, test: Predicted) -> Columns:
+    def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
         """See ``Loss``."""
         logs = [torch.log_softmax(torch.from_numpy(half.outputs), -1).numpy() for half in (train, test)]
         return _of_classes(logs, [half.targets.astype(np.int64) for half in (train, test)])
@@ -99,7 +99,7 @@ class BinaryCrossEntropy:
         r"""See ``Loss``: :math:`(1 / (1 + e^{-z}) - y) / B`."""
         return ((torch.sigmoid(outputs.double()) - targets[..., None]) / targets.shape[-1]).to(outputs.dtype)
 
-    def columns(self, train: Predicted, test: Predicted) -> Columns:
+    def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
         """See ``Loss``."""
         logits = [torch.from_numpy(half.outputs) for half in (train, test)]
         logs = [torch.cat([functional.logsigmoid(-z), functional.logsigmoid(z)], -1).numpy() for z in logits]
@@ -125,7 +125,7 @@ class SquaredError:
         """See ``Loss``: ``2 (f - y) / B``."""
         return (outputs - targets[..., None]) * (2 / targets.shape[-1])
 
-    def columns(self, train: Predicted, test: Predicted) -> Columns:
+    def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
         """See ``Loss``."""
         with np.errstate(over="ignore", invalid="ignore"):
             loss, other = (np.square(half.outputs[..., 0] - half.targets).mean(-1) for half in (train, test))
@@ -155,14 +155,14 @@ def get(name: str) -> Loss:
 def _of_classes(logs: list[NDArray[np.float64]], labels: list[NDArray[np.int64]]) -> Columns:
     """The columns of a classifier, from log-probabilities (M, N, C) of the two halves."""
     train, test = logs
-    loss, test_nll = uncertainty.nll(train, labels[0]), uncertainty.nll(test, labels[1])
+    loss, test_nll = predictions.nll(train, labels[0]), predictions.nll(test, labels[1])
     return {
         "train_loss": loss,
-        "train_accuracy": uncertainty.accuracy(train, labels[0]),
+        "train_accuracy": predictions.accuracy(train, labels[0]),
         "test_loss": test_nll,
-        "test_accuracy": uncertainty.accuracy(test, labels[1]),
+        "test_accuracy": predictions.accuracy(test, labels[1]),
         "test_nll": test_nll,
-        "test_brier": uncertainty.brier(test, labels[1]),
-        "test_ece": uncertainty.ece(test, labels[1]),
+        "test_brier": predictions.brier(test, labels[1]),
+        "test_ece": predictions.ece(test, labels[1]),
         "diverged": ~(loss <= math.log(train.shape[-1])),
     }

@@ -14,9 +14,9 @@ from builders.build import describe
 from builders.recipe import ImageRecipe, Recipe
 from builders.sources import Source
 from ckptzoo import derive
-from ckptzoo.cli.output import bar
+from ckptzoo.cli.options import bar
 from ckptzoo.errors import ZooError
-from ckptzoo.hub import heldout
+from ckptzoo.hub import test_sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +60,11 @@ def shown(recipe: Recipe, folder: str | Path | None = None) -> tuple[Shown, ...]
 
 def _others(recipe: Recipe, name: str, source: Source, folder: str | Path | None) -> NDArray[Any]:
     """Images of other things, normalised as the recipe's own."""
-    place = heldout.folder_of(folder)
+    place = test_sets.folder_of(folder)
     places = (None,) if place is None else (place, place.resolve().parent / name)
-    found = next((item for here in places if (item := heldout.find(name, here)) is not None), None)
+    found = next((item for here in places if (item := test_sets.find(name, here)) is not None), None)
     if found is None:
-        step = f"Name a folder that has it as {name}/, or beside it, with --data or {heldout.FOLDER_VARIABLE}."
+        step = f"Name a folder that has it as {name}/, or beside it, with --data or {test_sets.FOLDER_VARIABLE}."
         got = "none" if place is None else f"none in {place / name} or {places[-1]}"
         raise ZooError(f"{place or 'data'}: out-of-distribution set: expected {name}, got {got}. {step}")
     expected, shape = source.half("test")[0].shape[1:], found.images.shape[1:]

@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from builders import draws
+from builders import rng
 from ckptzoo import archs
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
-from ckptzoo.spec.document import digest_of
+from ckptzoo.schema.documents import digest_of
 
 FOLDER = Path(__file__).parent / "recipes"
 CROSS_ENTROPY = "cross-entropy"
@@ -113,7 +113,7 @@ class Recipe:
         """``sha256:...`` of everything that decides the weights, the summary left out."""
         content = self._content()
         del content["summary"]
-        return digest_of({**content, "draws": draws.VERSION})
+        return digest_of({**content, "draws": rng.VERSION})
 
     @property
     def prefix(self) -> str:

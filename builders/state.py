@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from builders import draws
+from builders import rng
 from builders.recipe import Recipe
 from ckptzoo import archs
 
@@ -15,7 +15,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass
-class State:
+class TrainingState:
     """Everything that training changes; engines change it in place.
 
     Parameters
@@ -34,8 +34,8 @@ class State:
     @classmethod
     def initial(cls, recipe: Recipe, seeds: list[int], device: str) -> Self:
         """Freshly initialised members."""
-        keys = draws.member_keys(recipe.digest, seeds)
-        made = draws.initial_weights(archs.architecture(recipe.architecture), keys)
+        keys = rng.member_keys(recipe.digest, seeds)
+        made = rng.initial_weights(archs.architecture(recipe.architecture), keys)
         weights = {name: torch.from_numpy(array).to(device) for name, array in made.items()}
         return cls(
             keys, weights, {name: torch.zeros_like(weights[name]) for name in weights} if recipe.momentum else {}
@@ -45,10 +45,10 @@ class State:
         """Members."""
         return len(self.keys)
 
-    def split(self, size: int) -> list["State"]:
+    def split(self, size: int) -> list["TrainingState"]:
         """Groups of at most ``size`` members over the same memory: what is done to them is done to this state."""
         return [
-            State(
+            TrainingState(
                 self.keys[at : at + size],
                 {name: tensor[at : at + size] for name, tensor in self.weights.items()},
                 {name: tensor[at : at + size] for name, tensor in self.momentum.items()},

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from builders.data import FOLDER_VARIABLE
 from builders.recipe import TableRecipe
 from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
-from ckptzoo.loader.order import derive_key, keyed_permutation
+from ckptzoo.loader.permutation import derive_key, keyed_permutation
 
 _TOLERANCE = 1e-4
 """How far a mean or deviation may be from the recipe's, in deviations."""

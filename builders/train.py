@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from builders import engines, losses, sources
-from builders.material import Feed
+from builders.data_source import Feed
 from builders.recipe import Recipe
 from builders.sources import Source
-from builders.state import State, Tensors
+from builders.state import Tensors, TrainingState
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
 
@@ -52,11 +52,11 @@ class Trainer:
         """What is trained."""
         return self.material.recipe
 
-    def start(self, seeds: Sequence[int]) -> State:
+    def start(self, seeds: Sequence[int]) -> TrainingState:
         """Freshly initialised members."""
-        return State.initial(self.recipe, list(seeds), str(self.material.device))
+        return TrainingState.initial(self.recipe, list(seeds), str(self.material.device))
 
-    def advance(self, state: State, stop: int) -> None:
+    def advance(self, state: TrainingState, stop: int) -> None:
         """Train every member up to ``stop`` optimiser steps, in place."""
         if self.workers is None:
             self.engine(self.material, state, stop)
@@ -88,7 +88,7 @@ class Trainer:
     def _measured(self, weights: Tensors) -> dict[str, NDArray[Any]]:
         return losses.get(self.recipe.loss).columns(self._predicted(weights, "train"), self._predicted(weights, "test"))
 
-    def _predicted(self, weights: Tensors, half: str) -> losses.Predicted:
+    def _predicted(self, weights: Tensors, half: str) -> losses.MemberOutputs:
         """With the architecture's own forward function, so that no engine is its own judge."""
         device = self.material.device
         model = archs.get(self.recipe.architecture)().to(device).eval()
@@ -103,7 +103,7 @@ class Trainer:
             for at in range(0, len(raw), size):
                 inputs = self.material.seen(torch.from_numpy(raw[at : at + size]).to(device))
                 made.append(torch.func.vmap(outputs, in_dims=(0, None))(weights, inputs).double().cpu().numpy())
-        return losses.Predicted(np.concatenate(made, axis=1), targets)
+        return losses.MemberOutputs(np.concatenate(made, axis=1), targets)
 
 
 @contextmanager

@@ -19,45 +19,45 @@ _PUBLIC = {
     "create": "ckptzoo.format.writer",
     "append": "ckptzoo.format.writer",
     "verify": "ckptzoo.format.verify",
-    "compact": "ckptzoo.format.compact",
-    "retract": "ckptzoo.format.retract",
-    "search": "ckptzoo.hub.searching",
-    "pull": "ckptzoo.hub.pulling",
-    "push": "ckptzoo.hub.publishing",
-    "contribute": "ckptzoo.hub.contributing",
-    "review": "ckptzoo.hub.reviewing",
-    "Architecture": "ckptzoo.spec.architecture",
-    "Tensor": "ckptzoo.spec.architecture",
-    "Card": "ckptzoo.spec.card",
+    "compact": "ckptzoo.format.maintenance",
+    "retract": "ckptzoo.format.maintenance",
+    "search": "ckptzoo.hub.search",
+    "pull": "ckptzoo.hub.pull",
+    "push": "ckptzoo.hub.push",
+    "contribute": "ckptzoo.hub.contributions",
+    "review": "ckptzoo.hub.contributions",
+    "Architecture": "ckptzoo.schema.architecture",
+    "Tensor": "ckptzoo.schema.architecture",
+    "Card": "ckptzoo.schema.card",
     "ZooError": "ckptzoo.errors",
 }
-_ROOMS = ("archs", "derive", "errors", "hub", "symmetry", "measure", "spec", "studies")
+_PACKAGES = ("archs", "derive", "errors", "hub", "symmetry", "measure", "schema", "studies")
 
 __all__ = ["__version__", *_PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from ckptzoo.errors import ZooError as ZooError
-    from ckptzoo.format.compact import compact as compact
-    from ckptzoo.format.retract import retract as retract
+    from ckptzoo.format.maintenance import compact as compact
+    from ckptzoo.format.maintenance import retract as retract
     from ckptzoo.format.verify import verify as verify
     from ckptzoo.format.writer import append as append
     from ckptzoo.format.writer import create as create
-    from ckptzoo.hub.contributing import contribute as contribute
-    from ckptzoo.hub.publishing import push as push
-    from ckptzoo.hub.pulling import pull as pull
-    from ckptzoo.hub.reviewing import review as review
-    from ckptzoo.hub.searching import search as search
+    from ckptzoo.hub.contributions.contribute import contribute as contribute
+    from ckptzoo.hub.contributions.review import review as review
+    from ckptzoo.hub.pull import pull as pull
+    from ckptzoo.hub.push import push as push
+    from ckptzoo.hub.search import search as search
     from ckptzoo.loader.zoo import Zoo as Zoo
     from ckptzoo.loader.zoo import open as open
-    from ckptzoo.spec.architecture import Architecture as Architecture
-    from ckptzoo.spec.architecture import Tensor as Tensor
-    from ckptzoo.spec.card import Card as Card
+    from ckptzoo.schema.architecture import Architecture as Architecture
+    from ckptzoo.schema.architecture import Tensor as Tensor
+    from ckptzoo.schema.card import Card as Card
 
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         value = getattr(import_module(_PUBLIC[name]), name)
-    elif name in _ROOMS:
+    elif name in _PACKAGES:
         value = import_module(f"ckptzoo.{name}")
     else:
         raise AttributeError(f"module 'ckptzoo' has no attribute {name!r}")
@@ -66,4 +66,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC, *_ROOMS})
+    return sorted({*globals(), *_PUBLIC, *_PACKAGES})

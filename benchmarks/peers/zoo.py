@@ -7,7 +7,7 @@ from pathlib import Path
 import ckptzoo
 from benchmarks.layers_weights import Weights
 from benchmarks.peers.peer import Arrays, Shapes
-from ckptzoo.loader.stacked import StackedTensor
+from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.zoo import Zoo
 
 

@@ -1,8 +1,8 @@
 """Engines: how members that stand side by side take their steps.
 
 An engine is a function ``advance(material, state, stop)`` that changes the state in place. It takes its examples from
-``builders.material`` alone, so that every engine sees the same ones in the same order; a compiled one draws the same
-bits by the algorithms of ``builders.philox`` and ``ckptzoo.loader.order``.
+``builders.data_source`` alone, so that every engine sees the same ones in the same order; a compiled one draws the same
+bits by the algorithms of ``builders.rng`` and ``ckptzoo.loader.permutation``.
 """
 
 import re
@@ -10,9 +10,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Protocol
 
-from builders.material import Feed
+from builders.data_source import Feed
 from builders.recipe import Recipe
-from builders.state import State
+from builders.state import TrainingState
 from ckptzoo.errors import MissingExtraError, UnknownNameError
 
 GENERAL = "general"
@@ -38,7 +38,7 @@ _EXTRAS = {"compiled": ("numba", "fast"), "fused": ("triton", "gpu")}
 class Engine(Protocol):
     """The seam."""
 
-    def __call__(self, material: Feed, state: State, stop: int) -> None:
+    def __call__(self, material: Feed, state: TrainingState, stop: int) -> None:
         """Train every member from ``state.step`` to ``stop`` optimiser steps, in place."""
         ...
 

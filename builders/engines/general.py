@@ -3,14 +3,14 @@
 import torch
 
 from builders import losses
+from builders.data_source import Feed
 from builders.engines import sgd
-from builders.material import Feed
-from builders.state import State, Tensors
+from builders.state import Tensors, TrainingState
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
 
 
-def advance(material: Feed, state: State, stop: int) -> None:
+def advance(material: Feed, state: TrainingState, stop: int) -> None:
     """See ``builders.engines.Engine``.
 
     Raises

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import torch
 
 from builders import losses
+from builders.data_source import Feed, TrainingBatch
 from builders.engines import sgd
 from builders.losses import Loss
-from builders.material import Batch, Feed
-from builders.state import State, Tensors
+from builders.state import Tensors, TrainingState
 
 Activation = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]
 """A function in place, and its derivative in terms of its value."""
@@ -24,11 +24,11 @@ _TANH: Activation = (lambda value: value.copy_(torch.tanh(value.double())), lamb
 _RELU: Activation = (torch.relu_, lambda value: (value > 0).to(value.dtype))
 
 
-def advance(material: Feed, state: State, stop: int) -> None:
+def advance(material: Feed, state: TrainingState, stop: int) -> None:
     """See ``builders.engines.Engine``."""
     recipe = material.recipe
     loss, activation = losses.get(recipe.loss), _TANH if recipe.architecture.startswith("mlp-tanh-") else _RELU
-    turned = State(state.keys, _members_last(state.weights), _members_last(state.momentum), state.step)
+    turned = TrainingState(state.keys, _members_last(state.weights), _members_last(state.momentum), state.step)
     for batch in material.batches(state.keys, state.step, stop):
         sgd.update(recipe, turned, _gradients(turned.weights, batch, loss, activation), batch.rate)
     for kept, made in ((state.weights, turned.weights), (state.momentum, turned.momentum)):
@@ -42,7 +42,7 @@ def _members_last(tensors: Tensors) -> Tensors:
     return {name: tensor.movedim(0, -1).contiguous().movedim(-1, 0) for name, tensor in tensors.items()}
 
 
-def _gradients(weights: Tensors, batch: Batch, loss: Loss, activation: Activation) -> Tensors:
+def _gradients(weights: Tensors, batch: TrainingBatch, loss: Loss, activation: Activation) -> Tensors:
     """Gradients of each member's mean loss over its batch, ``{name: (M, *shape)}``."""
     apply, derivative = activation
     layers = [name.removesuffix(".weight") for name in weights if name.endswith(".weight")]

@@ -13,9 +13,9 @@ picks one; this differs only when equal outputs come from unequal patches.
 
 import torch
 
+from builders.data_source import DataSource, steps
 from builders.engines import sgd
-from builders.material import Material, steps
-from builders.state import State, Tensors
+from builders.state import Tensors, TrainingState
 
 _USED = 27
 """Rows and columns of the 28x28 input that pooling leaves in use."""
@@ -24,7 +24,7 @@ _USED = 27
 class _Room:
     """Memory for the large intermediate results, kept from step to step: fresh pages cost as much as the arithmetic."""
 
-    def __init__(self, members: int, batch: int, material: Material) -> None:
+    def __init__(self, members: int, batch: int, material: DataSource) -> None:
         self._material = material
         small = material.pixels.numel() < 2**31
         count, device = members * batch, material.device
@@ -57,7 +57,7 @@ class _Room:
         return self._before[: members * 18 * 64 * batch].view(members, 18, 64 * batch)
 
 
-def advance(material: Material, state: State, stop: int) -> None:
+def advance(material: DataSource, state: TrainingState, stop: int) -> None:
     """See ``builders.engines.Engine``; a group of 4 to 16 members is fastest on one CPU core, all of them on a GPU."""
     room = _Room(len(state), material.recipe.batch, material)
     for step in steps(material, state.keys, state.step, stop):

@@ -1,10 +1,10 @@
 """The optimiser that every engine shares."""
 
 from builders.recipe import Recipe
-from builders.state import State, Tensors
+from builders.state import Tensors, TrainingState
 
 
-def update(recipe: Recipe, state: State, gradients: Tensors, rate: float) -> None:
+def update(recipe: Recipe, state: TrainingState, gradients: Tensors, rate: float) -> None:
     r"""One step of stochastic gradient descent, in place; the gradients are used up.
 
     :math:`g \leftarrow g + \lambda w`, :math:`v \leftarrow \mu v + g`, :math:`w \leftarrow w - \eta v`, as

@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, TypeGuard
 
 from ckptzoo.errors import UnknownNameError
-from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.symmetry import Symmetry
 
 if TYPE_CHECKING:
     from torch import nn

@@ -3,9 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ckptzoo.spec.architecture import Architecture, Tensor
-from ckptzoo.spec.groups import AxisAction, Group, Like, Segment, Sym
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.schema.architecture import Architecture, Tensor
+from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry
 
 _EPS = 1e-5
 """The eps of ``torch.nn.BatchNorm2d``."""

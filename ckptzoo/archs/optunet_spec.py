@@ -1,8 +1,7 @@
 """What OptuNet is, without its forward function: its tensors and its symmetry table."""
 
-from ckptzoo.spec.architecture import Architecture, Tensor
-from ckptzoo.spec.groups import AxisAction, Group, Segment, Wreath
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.schema.architecture import Architecture, Tensor
+from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Symmetry, Wreath
 
 _IN, _OUT = "conv1", "conv2"
 

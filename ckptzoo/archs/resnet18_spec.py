@@ -1,8 +1,8 @@
 """What ResNet-18 for small images is, without its forward function: its tensors and its symmetry table."""
 
 from ckptzoo.archs.draft import Channels, Draft, channels
-from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.symmetry import Symmetry
 
 _STAGES = (64, 128, 256, 512)
 

@@ -37,10 +37,10 @@ class ResNetCIFAR(nn.Module):
 
 def _stage(shortcut: str, depth: int, n_in: int, n: int) -> nn.Sequential:
     others = (depth - 2) // 6 - 1
-    return nn.Sequential(_Block(shortcut, n_in, n), *(_Block(shortcut, n, n) for _ in range(others)))
+    return nn.Sequential(_CIFARBlock(shortcut, n_in, n), *(_CIFARBlock(shortcut, n, n) for _ in range(others)))
 
 
-class _Block(nn.Module):
+class _CIFARBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut."""
 
     def __init__(self, shortcut: str, n_in: int, n: int) -> None:

@@ -1,8 +1,8 @@
 """What a CIFAR ResNet is, without its forward function: its tensors and its symmetry table."""
 
 from ckptzoo.archs.draft import Channels, Draft, channels, padded
-from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.symmetry import Symmetry
 
 _STAGES = (16, 32, 64)
 

@@ -12,7 +12,7 @@ def main() -> NoReturn:
     then abort the process during it (apache/arrow issue 34314), which would spoil the exit code.
     """
     try:
-        from ckptzoo.cli.run import run
+        from ckptzoo.cli.app import run
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:

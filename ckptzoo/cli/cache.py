@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckptzoo.cli.options import AsJson
-from ckptzoo.cli.output import console, emit
+from ckptzoo.cli.options import AsJson, console, emit
 
 if TYPE_CHECKING:
-    from ckptzoo.remote import Held
+    from ckptzoo.remote import CacheEntry
 
 cache = typer.Typer(
     name="cache", help="What was fetched of zoos on other machines: list it, make room.", rich_markup_mode=None
@@ -32,8 +31,8 @@ def ls(as_json: AsJson = False) -> None:
     The folder is $CKPTZOO_CACHE, else $HF_HOME/ckptzoo, else ~/.cache/ckptzoo; the limit is $CKPTZOO_CACHE_SIZE.
     """
     from ckptzoo.remote import cache_limit, cache_root, held
-    from ckptzoo.studies.shown.tables import columns
-    from ckptzoo.words import counted, printable, size
+    from ckptzoo.studies.shared.report import columns
+    from ckptzoo.text import counted, printable, size
 
     root, limit = cache_root(), cache_limit()
     found = held(root)
@@ -70,14 +69,14 @@ def prune(
     as_json: AsJson = False,
 ) -> None:
     """Remove from the cache what can be fetched again."""
-    from ckptzoo.remote import Pruned, bytes_of, cache_root, prunable
+    from ckptzoo.remote import Pruned, cache_root, parse_size, prunable
     from ckptzoo.remote import prune as remove
-    from ckptzoo.words import counted, size
+    from ckptzoo.text import counted, size
 
     if to is None and zoo is None:
         raise typer.BadParameter("expected --to SIZE or --zoo ADDRESS, got neither.")
     root = cache_root()
-    most = None if to is None else bytes_of(to, where="--to")
+    most = None if to is None else parse_size(to, where="--to")
     address = None if zoo is None else _known(root, zoo)
     if dry_run:
         pruned = Pruned.of(prunable(root, address=address, most=most))
@@ -110,7 +109,7 @@ def _known(root: Path, text: str) -> str:
     return found[0]
 
 
-def _described(item: "Held") -> dict[str, Any]:
+def _described(item: "CacheEntry") -> dict[str, Any]:
     used = datetime.fromtimestamp(item.used, UTC).isoformat(timespec="seconds") if item.used else None
     return {
         "zoo": item.address,

@@ -1,8 +1,16 @@
-"""The commands; each is one call of the library. What they need is imported when they run."""
+"""The commands; each is one call of the library. What they need is imported when they run.
 
+``ckptzoo export``: one checkpoint as a file that other programs read.
+
+``ckptzoo predict``: store what every checkpoint answers on sets of inputs.
+"""
+
+import io
+import json
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,20 +21,25 @@ from ckptzoo.cli.options import (
     Where,
     ZooAddress,
     ZooFolder,
+    bar,
     complete_gauges,
     complete_ids,
+    console,
+    emit,
     folder,
     opened,
 )
-from ckptzoo.cli.output import bar, console, emit
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from ckptzoo.loader.checkpoint import Checkpoint
+    from ckptzoo.loader.zoo import Zoo
+
 
 def info(zoo: ZooAddress, where: Where = None, as_json: AsJson = False) -> None:
     """Say what a zoo is: counts, variants, size, accuracies."""
-    from ckptzoo.studies.overview.inventory import inventory
+    from ckptzoo.studies.inventory import inventory
 
     found = inventory(opened(zoo, where))
     if as_json:
@@ -45,7 +58,7 @@ def verify(
     Prints every problem found, with what was expected, what is there and what to do, and exits with 1 if there is one.
     """
     import ckptzoo
-    from ckptzoo.words import counted, printable
+    from ckptzoo.text import counted, printable
 
     root = folder(zoo)
     with bar("verifying", nbytes=True) as progress:
@@ -126,7 +139,7 @@ def derive(
     killed is carried on by the next from the last part it finished.
     """
     from ckptzoo.derive import derive as derive_variant
-    from ckptzoo.words import counted
+    from ckptzoo.text import counted
 
     root = folder(zoo)
     given = None if inputs is None else _inputs(inputs)
@@ -180,7 +193,7 @@ def dedupe(
     written; the exit code is 0 whether or not there are any.
     """
     from ckptzoo.derive import dedupe as find
-    from ckptzoo.words import counted, printable
+    from ckptzoo.text import counted, printable
 
     chosen = opened(zoo, where)
     with bar("comparing") as progress:
@@ -244,7 +257,140 @@ def retract(
     Readers leave them out from now on and say so; their bytes stay.
     """
     import ckptzoo
-    from ckptzoo.words import counted
+    from ckptzoo.text import counted
 
     made = ckptzoo.retract(folder(zoo), ids, reason=reason, contributor=contributor)
     print(f"{zoo}: {counted(made, 'checkpoint')} retracted.")
+
+
+def export(
+    zoo: ZooAddress,
+    id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ID",
+            help="The checkpoint; may be left out where --where leaves only one.",
+            show_default=False,
+            autocompletion=complete_ids,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="A .safetensors or a .pt file; an older one is replaced."),
+    ] = None,
+    variant: VariantName = None,
+    where: Where = None,
+) -> None:
+    """Write one checkpoint to a file.
+
+    A .safetensors file carries the checkpoint's metadata; a .pt file is what torch saves of a state dict.
+    """
+    writers = {".safetensors": _safetensors, ".pt": _torch}
+    if output is None or output.suffix not in writers:
+        raise typer.BadParameter(f"expected -o FILE that ends in {' or '.join(writers)}, got {output or 'none'}.")
+    if not output.parent.is_dir():
+        raise typer.BadParameter(f"{output}: expected an existing folder to write to, got none.")
+    from ckptzoo.format.durable import write_file
+
+    chosen = opened(zoo, where)
+    found = chosen.checkpoint(_only(chosen, id), variant=variant or "raw")
+    data = writers[output.suffix](found, chosen.name)
+    write_file(output, data)
+    print(output)
+
+
+def _only(zoo: "Zoo", id: str | None) -> str:
+    if id is not None:
+        return id
+    if len(zoo) != 1:
+        raise typer.BadParameter(f"expected an ID or a --where that leaves one checkpoint, got {len(zoo):,} of them.")
+    return zoo.ids[0]
+
+
+def _safetensors(checkpoint: "Checkpoint", zoo: str) -> bytes:
+    """The bytes of a safetensors file, the same for the same checkpoint.
+
+    ``__metadata__`` holds the row as strings. Tied tensors stand under each of their names, as stock torch wants them.
+    Larger elements come first, so that nothing is misaligned.
+    """
+    from ckptzoo.format.header import CODES
+    from ckptzoo.schema.architecture import ITEMSIZE
+
+    names = [(name, tensor.name) for tensor in checkpoint.arch.tensors for name in (tensor.name, *tensor.aliases)]
+    arrays = {name: checkpoint[stored] for name, stored in names}
+    order = sorted(arrays, key=lambda name: -ITEMSIZE[str(arrays[name].dtype)])
+    described: dict[str, Any] = {"__metadata__": _metadata(checkpoint, zoo)}
+    start = 0
+    for name in order:
+        stop = start + arrays[name].nbytes
+        dtype, shape = CODES[str(arrays[name].dtype)], list(arrays[name].shape)
+        described[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(described, separators=(",", ":")).encode()
+    length = -(-len(text) // 8) * 8
+    return b"".join([length.to_bytes(8, "little"), text.ljust(length), *(arrays[name].tobytes() for name in order)])
+
+
+def _metadata(checkpoint: "Checkpoint", zoo: str) -> dict[str, str]:
+    facts = {
+        **{name: _text(value) for name, value in checkpoint.row.items() if value is not None},
+        "architecture": checkpoint.arch.name,
+        "format": "pt",
+        "variant": checkpoint.variant,
+        "zoo": zoo,
+    }
+    return dict(sorted(facts.items()))
+
+
+def _text(value: Any) -> str:
+    """A value of a row as text: ISO 8601 times, true and false, floats that read back exactly."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _torch(checkpoint: "Checkpoint", zoo: str) -> bytes:
+    """The bytes that ``torch.save`` makes of the state dict, tied tensors under all their names."""
+    from ckptzoo.loader.checkpoint import import_torch
+
+    data = io.BytesIO()
+    import_torch().torch.save(checkpoint.state_dict(), data)
+    return data.getvalue()
+
+
+def predict(
+    zoo: ZooFolder,
+    sets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SET...",
+            help="mnist/test, or mnist/test-100 for its first 100 examples; fashion-mnist/test, ...",
+            show_default=False,
+        ),
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where test sets lie.  [default: CKPTZOO_DATA]", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Store what every checkpoint answers on sets of images.
+
+    The outputs of all checkpoints, in float16, beside the weights; zoo.predictions("mnist/test") reads them. Pixels are
+    scaled as the zoo's own data set is. What is there already is left alone: a second call adds what is missing.
+    """
+    import ckptzoo
+    from ckptzoo import derive
+    from ckptzoo.hub.inputs import inputs_of
+
+    root = folder(zoo)
+    chosen = ckptzoo.open(root)
+    made = []
+    for name in dict.fromkeys(sets):
+        inputs, targets = inputs_of(chosen, name, data=data)
+        with bar(f"predicting {name}") as progress:
+            made.append(derive.predict(root, inputs, set=name, targets=targets, progress=progress))
+        if not as_json:
+            made[-1].print(console())
+    if as_json:
+        emit({"zoo": zoo, "sets": [found.to_json() for found in made]})

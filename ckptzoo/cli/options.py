@@ -1,13 +1,20 @@
-"""Arguments and options that several commands share, and how the shell completes them."""
+"""Arguments and options that several commands share, and how the shell completes them.
 
+What goes to the standard output and to the standard error.
+"""
+
+import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ckptzoo.loader.zoo import Zoo
 
 MAX_COMPLETIONS = 200
@@ -80,3 +87,42 @@ VariantName = Annotated[
     typer.Option("--variant", metavar="NAME", help="The gauge the weights are in.", autocompletion=complete_variants),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+Progress = Callable[[int, int], None]
+_UNBOUNDED = 100_000
+
+
+def console() -> "Console":
+    """Where tables go; nothing is coloured, wrapped or cut short where the output is not a terminal."""
+    from rich.console import Console
+
+    found = Console()
+    return found if found.is_terminal else Console(width=_UNBOUNDED, color_system=None)
+
+
+def emit(value: dict[str, Any]) -> None:
+    """Print one JSON object on one line; figures that are not finite are the strings ``"NaN"``, ``"Infinity"``."""
+    from ckptzoo.schema.documents import canonical
+
+    print(canonical(value).decode())
+
+
+def complain(kind: str, text: str) -> None:
+    """Print one line on the standard error."""
+    from ckptzoo.text import printable
+
+    print(f"ckptzoo: {kind}: {printable(' '.join(text.split()))}", file=sys.stderr)
+
+
+@contextmanager
+def bar(what: str, *, nbytes: bool = False) -> Iterator[Progress]:
+    """A function that moves a progress bar on the standard error; it draws nothing where that is no terminal."""
+    from rich import progress
+    from rich.console import Console
+
+    amount = progress.DownloadColumn() if nbytes else progress.MofNCompleteColumn()
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), amount, progress.TimeRemainingColumn())
+    screen = Console(stderr=True)
+    with progress.Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as shown:
+        task = shown.add_task(what, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)

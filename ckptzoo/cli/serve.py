@@ -45,10 +45,9 @@ def run(
         raise typer.BadParameter("expected --root FOLDER, got none.")
     _need_server()
     from ckptzoo.server.app import Application
-    from ckptzoo.server.faults import FaultPlan
-    from ckptzoo.server.layers import layered
     from ckptzoo.server.run import serve as run_server
     from ckptzoo.server.service import Service
+    from ckptzoo.server.testing import FaultPlan, layered
 
     plan = None if faults is None else FaultPlan.parse(faults)
     service = Service(root, private=private, url=url)

@@ -1,12 +1,17 @@
-"""``ckptzoo study``: questions that are put to a whole zoo."""
+"""``ckptzoo study``: questions that are put to a whole zoo.
 
+``ckptzoo mmd``: two sets of checkpoints compared layer by layer.
+"""
+
+import warnings
+from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from ckptzoo.cli.options import AsJson, Where, ZooAddress, complete_variants, opened
-from ckptzoo.cli.output import bar, console, emit
+from ckptzoo.cli.options import AsJson, VariantName, Where, ZooAddress, bar, complete_variants, console, emit, opened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +43,7 @@ def symmetries(
 
     with bar("reading weights", nbytes=True) as progress:
         found = ask(opened(zoo, where), variant, progress=progress)
-    told(found, output, as_json)
+    show_result(found, output, as_json)
 
 
 @study.command()
@@ -57,7 +62,7 @@ def permutations(
 
     with bar("following members") as progress:
         found = ask(opened(zoo, where), variant, progress=progress)
-    told(found, output, as_json)
+    show_result(found, output, as_json)
 
 
 @study.command()
@@ -84,7 +89,7 @@ def mass(
 
     with bar("minimising masses") as progress:
         found = ask(opened(zoo, where), formulation=formulation, progress=progress)
-    told(found, output, as_json)
+    show_result(found, output, as_json)
 
 
 @study.command()
@@ -103,7 +108,7 @@ def marginals(
 
     with bar("reading weights", nbytes=True) as progress:
         found = ask(opened(zoo, where), variant, progress=progress)
-    told(found, output, as_json)
+    show_result(found, output, as_json)
 
 
 @study.command()
@@ -122,7 +127,7 @@ def modes(
 
     with bar("shifting means") as progress:
         found = ask(opened(zoo, where), variant, progress=progress)
-    told(found, output, as_json)
+    show_result(found, output, as_json)
 
 
 @study.command()
@@ -135,7 +140,7 @@ def toy(zoo: ZooAddress, output: Output = None, where: Where = None, as_json: As
 
     with bar("reading weights") as progress:
         found = ask(opened(zoo, where), progress=progress)
-    told(found, output, as_json)
+    show_result(found, output, as_json)
 
 
 @study.command()
@@ -178,10 +183,10 @@ def ensembles(
     references = dict(_reference(text) for text in reference or ())
     with bar("reading predictions", nbytes=True) as progress:
         found = ask(opened(zoo, where), set, ood=ood, references=references, seed=seed, progress=progress)
-    told(found, output, as_json)
+    show_result(found, output, as_json)
 
 
-class Found(Protocol):
+class StudyResult(Protocol):
     """The result of a study."""
 
     def to_json(self) -> dict[str, Any]:
@@ -197,7 +202,7 @@ class Found(Protocol):
         ...
 
 
-def told(found: Found, output: Path | None, as_json: bool) -> None:
+def show_result(found: StudyResult, output: Path | None, as_json: bool) -> None:
     """Write a result's pictures where that is asked for, and print it."""
     files = [] if output is None else found.plot(output)
     if as_json:
@@ -219,3 +224,105 @@ def _reference(text: str) -> tuple[str, float]:
         return name, float(value)
     except ValueError:
         raise typer.BadParameter(f"--reference: expected NAME=ACCURACY, got {text!r}.") from None
+
+
+class Kernels(StrEnum):
+    """Which distances the bandwidths come from."""
+
+    paper = "paper"
+    fixed = "fixed"
+
+
+def complete_others(context: typer.Context, incomplete: str) -> Iterable[str]:
+    """Names of the variants of the second zoo on the line, or of the first where there is no second."""
+    given = [context.params.get("zoo"), context.params.get("other"), *context.args]
+    address = [name for name in given if name][-1:]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return [name for zoo in address for name in opened(str(zoo)).variants if name.startswith(incomplete)]
+    except Exception:
+        return []
+
+
+def mmd(
+    zoo: Annotated[str, typer.Argument(metavar="ZOO_X", help="The target's folder.", show_default=False)],
+    other: Annotated[
+        str, typer.Argument(metavar="ZOO_Y", help="The folder of the zoo to compare with it.", show_default=False)
+    ],
+    variant: VariantName = None,
+    variant_y: Annotated[
+        str | None,
+        typer.Option(
+            "--variant-y",
+            metavar="NAME",
+            help="The gauge of the second zoo's weights.  [default: that of the first]",
+            autocompletion=complete_others,
+        ),
+    ] = None,
+    where: Where = None,
+    where_y: Annotated[
+        str | None, typer.Option("--where-y", metavar="CONDITION", help="The same for the second zoo.")
+    ] = None,
+    bandwidths: Annotated[
+        Kernels,
+        typer.Option(
+            help="paper: from distances between both; fixed: within the first, so that several can be compared with it."
+        ),
+    ] = Kernels.paper,
+    permutations: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Exchange checkpoints so often for p-values.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the exchanges.")] = 0,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Compute in torch there, such as cuda or cpu.  [default: numpy]")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Where mmd.png and mmd.json go.  [default: mmd; nowhere without matplotlib]",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how far apart two sets of checkpoints are.
+
+    The maximum mean discrepancy of every layer, with twenty kernels, and its average over layers, as arXiv 2310.08287
+    computes them: of each member's last step, in a gauge or as trained.
+    """
+    from ckptzoo.errors import MissingExtraError
+    from ckptzoo.studies.discrepancy import mmd as compare
+    from ckptzoo.studies.shared.report import need_matplotlib
+
+    drawn = True
+    try:
+        need_matplotlib()
+    except MissingExtraError:
+        if output is not None:
+            raise
+        drawn = False
+    first, second = opened(zoo, where), opened(other, where_y)
+    with bar("reading weights", nbytes=True) as progress:
+        found = compare(
+            first,
+            second,
+            variant or "raw",
+            variant_y,
+            bandwidths=bandwidths.value,
+            permutations=permutations,
+            seed=seed,
+            device=device,
+            progress=progress,
+        )
+    files = found.plot(output or "mmd") if drawn else []
+    if as_json:
+        emit({**found.to_json(), "files": [str(path) for path in files]})
+        return
+    found.print(console())
+    if files:
+        print()
+    for path in files:
+        print(path)

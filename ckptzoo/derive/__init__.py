@@ -2,8 +2,7 @@
 
 from ckptzoo.derive.duplicates import Duplicates, dedupe
 from ckptzoo.derive.predictions import Predicted, predict
-from ckptzoo.derive.result import Certified, Derived
 from ckptzoo.derive.tables import declare
-from ckptzoo.derive.variant import derive
+from ckptzoo.derive.variants import Derived, EquivalenceReport, derive
 
-__all__ = ["Certified", "Derived", "Duplicates", "Predicted", "declare", "dedupe", "derive", "predict"]
+__all__ = ["Derived", "Duplicates", "EquivalenceReport", "Predicted", "declare", "dedupe", "derive", "predict"]

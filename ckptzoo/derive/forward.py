@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
-from ckptzoo.spec.architecture import Architecture
+from ckptzoo.schema.architecture import Architecture
 
 Weights = Mapping[str, NDArray[Any]]
 

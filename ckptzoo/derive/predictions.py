@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from ckptzoo import archs
-from ckptzoo.derive.growing import Growing, Row, Run
-from ckptzoo.derive.pipeline import Behind, in_order
-from ckptzoo.derive.probes import torch_side
+from ckptzoo.derive.checks import torch_side
+from ckptzoo.derive.concurrency import BackgroundWriter, in_order
+from ckptzoo.derive.derived_writer import DerivedTreeWriter, Row, RowRun
 from ckptzoo.errors import ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part
 from ckptzoo.format.predictions import DTYPE, LOGITS, encoded
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.spec.architecture import Architecture, Tensor
-from ckptzoo.spec.document import Document
-from ckptzoo.spec.layout import PREDICTIONS, SET_NAME, predictions_name
-from ckptzoo.words import counted
+from ckptzoo.schema.architecture import Architecture, Tensor
+from ckptzoo.schema.documents import Document
+from ckptzoo.schema.layout import PREDICTIONS, SET_NAME, predictions_name
+from ckptzoo.text import counted
 
 STACK = 8
 STACK_BYTES = 2**20
@@ -125,7 +125,7 @@ def predict(
     began = time.perf_counter()
     contents = read_contents(Folder(path))
     forward, facts, inputs = _prepared(contents, inputs, set, targets, module)
-    work = _Work(contents, forward, facts, inputs)
+    work = _PredictionJob(contents, forward, facts, inputs)
     work.tree.catch_up()
     todo = work.tree.todo()
     if todo:
@@ -194,7 +194,7 @@ def _checked(targets: NDArray[Any], examples: int, classes: int, where: str) -> 
     return encoded(labels)
 
 
-class _Work:
+class _PredictionJob:
     """Evaluates runs of checkpoints and stores what comes of them."""
 
     def __init__(self, contents: Contents, forward: Any, facts: Document, inputs: NDArray[np.float32]) -> None:
@@ -205,12 +205,12 @@ class _Work:
         self._ids = contents.ids
         shape = (facts["examples"], facts["classes"])
         sets = {PREDICTIONS: [Tensor(LOGITS, shape, DTYPE)]}
-        self.tree = Growing(contents, predictions_name(facts["set"]), facts, sets, what="predictions")
+        self.tree = DerivedTreeWriter(contents, predictions_name(facts["set"]), facts, sets, what="predictions")
         self._shape = shape
         self.checkpoints = self.not_finite = self.overflowed = 0
         self._waiting = 0
 
-    def evaluate(self, run: Run) -> tuple[Run, NDArray[np.float16], NDArray[np.int64]]:
+    def evaluate(self, run: RowRun) -> tuple[RowRun, NDArray[np.float16], NDArray[np.int64]]:
         """(K, N, C) outputs of a run, and for each checkpoint how many lie beyond float16; called by several threads.
 
         A short stack is filled up, so that every checkpoint is computed in company of the same size.
@@ -231,7 +231,7 @@ class _Work:
             at += found.shape[1]
         return run, made, beyond
 
-    def store(self, made: tuple[Run, NDArray[np.float16], NDArray[np.int64]]) -> None:
+    def store(self, made: tuple[RowRun, NDArray[np.float16], NDArray[np.int64]]) -> None:
         """Write a run, and count what is in a part when it appears."""
         run, logits, beyond = made
         finite = np.logical_and.reduce(np.isfinite(logits), axis=(1, 2))
@@ -249,12 +249,12 @@ def _stack(arch: Architecture) -> int:
     return max(1, min(STACK, STACK_BYTES // arch.nbytes))
 
 
-def _written(work: _Work, parts: Sequence[tuple[int, Part]], progress: Progress | None) -> None:
+def _written(work: _PredictionJob, parts: Sequence[tuple[int, Part]], progress: Progress | None) -> None:
     """Predict parts, evaluating ahead and writing behind."""
     total, done = sum(part.rows for _, part in parts), 0
     runs = work.tree.runs(parts, work.stack)
     try:
-        with Behind() as behind, closing(in_order(work.evaluate, runs, most=MOST_THREADS)) as evaluated:
+        with BackgroundWriter() as behind, closing(in_order(work.evaluate, runs, most=MOST_THREADS)) as evaluated:
             for made in evaluated:
                 behind(work.store, made)
                 done += len(made[1])

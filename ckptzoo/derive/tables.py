@@ -7,9 +7,9 @@ from ckptzoo.errors import SymmetryError
 from ckptzoo.format import durable
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import Contents, read_documents
-from ckptzoo.spec.document import seal
-from ckptzoo.spec.layout import SYMMETRY
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.schema.documents import seal
+from ckptzoo.schema.layout import SYMMETRY
+from ckptzoo.schema.symmetry import Symmetry
 
 
 def symmetry_of(contents: Contents) -> Symmetry:

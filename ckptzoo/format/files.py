@@ -8,8 +8,8 @@ from typing import Protocol
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
-from ckptzoo.spec.document import REFETCH
-from ckptzoo.spec.span import Span
+from ckptzoo.schema.documents import REFETCH
+from ckptzoo.schema.layout import Span
 
 
 class Files(Protocol):

@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 
 from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.spec.architecture import ITEMSIZE, Tensor, name_problem
-from ckptzoo.spec.document import parse
+from ckptzoo.schema.architecture import ITEMSIZE, Tensor, name_problem
+from ckptzoo.schema.documents import parse
 
 PAGE = 4096
 MAX_HEADER = 100_000_000

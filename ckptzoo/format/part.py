@@ -12,10 +12,10 @@ from ckptzoo.format import table
 from ckptzoo.format.durable import Staging, locked
 from ckptzoo.format.files import Files
 from ckptzoo.format.shard import Block, ShardWriter
-from ckptzoo.spec.architecture import Tensor
-from ckptzoo.spec.document import REFETCH, Document, digest_of
-from ckptzoo.spec.layout import INDEX, METADATA, PART_NAME, part_name, shard_name
-from ckptzoo.spec.metadata import KINDS, LEAST
+from ckptzoo.schema.architecture import Tensor
+from ckptzoo.schema.documents import REFETCH, Document, digest_of
+from ckptzoo.schema.layout import INDEX, METADATA, PART_NAME, part_name, shard_name
+from ckptzoo.schema.metadata import KINDS, LEAST
 
 SHARD_BYTES = 2 * 2**30
 """Target size of a shard."""
@@ -188,7 +188,7 @@ def part_of(tree: str, name: str, footer: Document, *, where: str) -> Part:
 
 
 def kind_of(part: Part, *, where: str) -> str:
-    """What a part is, a key of ``ckptzoo.spec.metadata.KINDS``.
+    """What a part is, a key of ``ckptzoo.schema.metadata.KINDS``.
 
     Raises
     ------

@@ -11,8 +11,8 @@ from ckptzoo.errors import Problem
 from ckptzoo.format.files import Files
 from ckptzoo.format.part import Part
 from ckptzoo.format.tree import Tree
-from ckptzoo.spec.document import REFETCH, Document
-from ckptzoo.spec.layout import INDEX, PREDICTIONS, SET_NAME
+from ckptzoo.schema.documents import REFETCH, Document
+from ckptzoo.schema.layout import INDEX, PREDICTIONS, SET_NAME
 
 LOGITS = "logits"
 """The tensor of a part: (K, examples, classes)."""

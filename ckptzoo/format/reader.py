@@ -8,16 +8,15 @@ import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
 from ckptzoo.format import snapshot
+from ckptzoo.format.checks import geometry_problems
 from ckptzoo.format.files import Files
-from ckptzoo.format.geometry import geometry_problems
 from ckptzoo.format.part import Part, decode_index, decode_rows, filled_rows
 from ckptzoo.format.snapshot import Snapshot
-from ckptzoo.format.tree import INDEX_SCHEMA, Rows, Tree, empty_tree
-from ckptzoo.spec import layout
-from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.document import REFETCH, Document, unseal
-from ckptzoo.spec.identity import Identity
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Tree, empty_tree
+from ckptzoo.schema import layout
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.documents import REFETCH, Document, Identity, unseal
+from ckptzoo.schema.symmetry import Symmetry
 
 MAX_DOCUMENT = 64 * 2**20
 
@@ -149,7 +148,7 @@ def _parts(files: Files, folder: str) -> tuple[str, ...]:
 
 def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot | None) -> Tree:
     """Read a tree's parts, from the snapshot where it has them."""
-    parts, rows, indices = list[Part](), list[Rows](), list[Rows]()
+    parts, rows, indices = list[Part](), list[LazyTable](), list[LazyTable]()
     if known is not None and known.parts.get(tree) == names[: len(known.parts.get(tree, ()))] != ():
         held = known.tree(tree)
         parts, rows, indices = list(held.parts), [held.rows], [held.blocks]
@@ -161,9 +160,9 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
         where = f"{files.name}/{path}"
         part, index = decode_index(data[f"{path}/{layout.INDEX}"], tree, name, where=f"{where}/{layout.INDEX}")
         found = decode_rows(data[f"{path}/{layout.METADATA}"], part, where=f"{where}/{layout.METADATA}")
-        rows.append(Rows.of(filled_rows(found, part, where=where)))
+        rows.append(LazyTable.of(filled_rows(found, part, where=where)))
         number = pa.repeat(pa.scalar(len(parts), pa.int32()), len(index))
-        indices.append(Rows.of(index.append_column(INDEX_SCHEMA.field("part"), number)))
+        indices.append(LazyTable.of(index.append_column(INDEX_SCHEMA.field("part"), number)))
         parts.append(part)
     if not parts:
         return empty_tree(layout.RETRACTED if tree == f"{layout.DERIVED}/{layout.RETRACTED}" else layout.RAW)
@@ -171,7 +170,7 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
     if len(kinds) > 1:
         where = f"{files.name}/{tree}"
         raise IntegrityError(Problem(where, "kinds of its parts", "one", ", ".join(sorted(kinds)), REFETCH))
-    return Tree(tuple(parts), Rows.joined(rows), Rows.joined(indices))
+    return Tree(tuple(parts), LazyTable.joined(rows), LazyTable.joined(indices))
 
 
 def repeated(files: Files, raw: Tree) -> list[Problem]:

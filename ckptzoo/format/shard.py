@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.header import lay_out, numpy_dtype
-from ckptzoo.spec.architecture import Tensor
+from ckptzoo.schema.architecture import Tensor
 
 BLOCK_BYTES = 2**19
 """A block is as many whole rows as fit in this, and at least one."""

@@ -4,6 +4,8 @@ A snapshot is derived and never needed. Its name holds the number of parts it co
 and their sha256. The tail is what opening needs: the raw index without the blocks' digests, and the footer, which holds
 the sha256 of every other column. So a reader fetches the tail, and later the columns that it is asked for, and each
 is checked. A reader uses the newest valid snapshot and reads the parts after it from their folders.
+
+Writing snapshots.
 """
 
 import hashlib
@@ -19,11 +21,10 @@ from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
 from ckptzoo.format.files import Files, check_span
 from ckptzoo.format.part import part_of
-from ckptzoo.format.tree import DIGEST, INDEX_SCHEMA, Rows, Tree
-from ckptzoo.spec.document import REFETCH, Document, digest_of
-from ckptzoo.spec.layout import SNAPSHOT_NAME, SNAPSHOTS
-from ckptzoo.spec.metadata import KINDS, LEAST
-from ckptzoo.spec.span import Span
+from ckptzoo.format.tree import DIGEST, INDEX_SCHEMA, LazyTable, Tree
+from ckptzoo.schema.documents import REFETCH, Document, digest_of
+from ckptzoo.schema.layout import PARTS, SNAPSHOT_NAME, SNAPSHOTS, Span
+from ckptzoo.schema.metadata import KINDS, LEAST
 
 _MAGIC = b"PAR1"
 INDEX = "index:"
@@ -139,7 +140,7 @@ class Snapshot:
         if found != self._rest:
             raise IntegrityError(Problem(self.where, f"{DIGEST} of the other bytes", self._rest, found, _STEP))
 
-    def _rows(self, group: int, prefix: str, schema: pa.Schema, least: int) -> Rows:
+    def _rows(self, group: int, prefix: str, schema: pa.Schema, least: int) -> LazyTable:
         file = self._opened()
         try:
             count = file.metadata.row_group(group).num_rows
@@ -148,7 +149,7 @@ class Snapshot:
         held = set(file.schema_arrow.names)
         own = [name for name in schema.names if prefix + name in held]
         known = pa.schema(list(schema)[: max(least, len(own))])
-        return Rows(schema, [(count, partial(self._columns, group, prefix, schema, known))])
+        return LazyTable(schema, [(count, partial(self._columns, group, prefix, schema, known))])
 
     def _columns(self, group: int, prefix: str, schema: pa.Schema, known: pa.Schema, names: Sequence[str]) -> pa.Table:
         """Columns of a row group; those that an older snapshot lacks are null."""
@@ -255,3 +256,63 @@ def newest(files: Files, trees: Mapping[str, tuple[str, ...]]) -> Snapshot | Non
 def revision_of(digests: Iterable[str]) -> str:
     """Digest of an ordered list of parts."""
     return digest_of(list(digests))
+
+
+def encode(trees: dict[str, Tree]) -> tuple[str, bytes]:
+    """A snapshot of all parts of some trees: its path in the zoo, and its bytes.
+
+    There are two row groups a tree; the raw index comes last, its digests before its other columns. The path is
+    ``snapshots/000128-20817-<sha256>.parquet`` for 128 parts where the tail has 20,817 bytes and that digest.
+    """
+    kinds = sorted({str(tree.kind) for tree in trees.values()})
+    fields = [pa.field(f"{kind}:{item.name}", item.type) for kind in kinds for item in table.schema_of(KINDS[kind])]
+    index = sorted(INDEX_SCHEMA, key=lambda item: item.name != DIGEST)
+    schema = pa.schema([*fields, *(pa.field(INDEX + item.name, item.type) for item in index)])
+    groups: list[tuple[str, pa.Table]] = []
+    listed: list[Document] = []
+    for name in sorted(trees, key=lambda name: (name == PARTS, name)):
+        tree = trees[name]
+        parts = [
+            {"name": part.name, "digest": part.digest, "rows": part.rows, "facts": part.facts} for part in tree.parts
+        ]
+        here = {"metadata": len(groups), "index": len(groups) + 1}
+        listed.append({"tree": name, "kind": tree.kind, "parts": parts, **here})
+        groups += [(f"{tree.kind}:", tree.metadata), (INDEX, tree.index)]
+    wide = [_widened(found, prefix, schema) for prefix, found in groups]
+    draft = table.encode(wide, {}, sealed=False)
+    # what the footer says of the columns does not move them, so they are written twice and lie where they lay
+    chunks, rest, cut = _described(draft, [prefix for prefix, _ in groups], first=INDEX + index[1].name)
+    data = table.encode(wide, {"version": 2, "trees": listed, "chunks": chunks, "rest": rest}, sealed=False)
+    count = sum(len(tree.parts) for tree in trees.values())
+    return f"{SNAPSHOTS}/{count:06d}-{len(data) - cut}-{hashlib.sha256(data[cut:]).hexdigest()}.parquet", data
+
+
+def _described(draft: bytes, prefixes: list[str], *, first: str) -> tuple[dict[str, Document], str, int]:
+    """Place and digest of every column before the tail, the digest of all between them, and where the tail starts."""
+    metadata = pq.read_metadata(pa.BufferReader(draft))
+    chunks: dict[str, Document] = {}
+    cuts = [0]
+    for group, prefix in enumerate(prefixes):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            name = column.path_in_schema.partition(".")[0]
+            start = column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
+            if group == len(prefixes) - 1 and name == first:
+                return chunks, hashlib.sha256(outside(draft, [*cuts, start])).hexdigest(), start
+            if name.startswith(prefix):
+                stop = start + column.total_compressed_size
+                chunks.setdefault(str(group), {})[name] = [
+                    start,
+                    stop - start,
+                    hashlib.sha256(draft[start:stop]).hexdigest(),
+                ]
+                cuts += [start, stop]
+    raise AssertionError(first)
+
+
+def _widened(found: pa.Table, prefix: str, schema: pa.Schema) -> pa.Table:
+    columns = [
+        found[item.name.removeprefix(prefix)] if item.name.startswith(prefix) else pa.nulls(len(found), item.type)
+        for item in schema
+    ]
+    return pa.table(columns, schema=schema)

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError, UnknownNameError
-from ckptzoo.spec.document import REFETCH, Document, parse
-from ckptzoo.spec.metadata import COLUMNS, Column
+from ckptzoo.schema.documents import REFETCH, Document, parse
+from ckptzoo.schema.metadata import COLUMNS, Column
 
 KEY = b"ckptzoo"
 MAX_FILE = 2**30

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ckptzoo.format import table
 from ckptzoo.format.part import Part
-from ckptzoo.spec.layout import RAW
-from ckptzoo.spec.metadata import KINDS
+from ckptzoo.schema.layout import RAW
+from ckptzoo.schema.metadata import KINDS
 
 INDEX_SCHEMA = table.INDEX_SCHEMA.append(pa.field("part", pa.int32(), nullable=False))
 """The index of a part and, for each row, the part's position in the tree."""
@@ -22,7 +22,7 @@ Read = Callable[[Sequence[str]], pa.Table]
 """Names of columns, to a table of them in this order."""
 
 
-class Rows:
+class LazyTable:
     """A table of some pieces, one behind the other, whose columns are read when they are first asked for.
 
     Parameters
@@ -37,12 +37,12 @@ class Rows:
         self._held: dict[str, pa.ChunkedArray] = {}
 
     @classmethod
-    def of(cls, *tables: pa.Table) -> "Rows":
+    def of(cls, *tables: pa.Table) -> "LazyTable":
         """Of tables with one schema that are in memory."""
         return cls(tables[0].schema, [(len(table), table.select) for table in tables])
 
     @classmethod
-    def joined(cls, pieces: Sequence["Rows"]) -> "Rows":
+    def joined(cls, pieces: Sequence["LazyTable"]) -> "LazyTable":
         """Of others with one schema, at least one."""
         return cls(pieces[0].schema, [(len(piece), piece.select) for piece in pieces])
 
@@ -71,12 +71,12 @@ class Tree:
     """Parts with the rows of all of them in zoo order, and their index rows with their part's position."""
 
     parts: tuple[Part, ...]
-    rows: Rows
-    blocks: Rows
+    rows: LazyTable
+    blocks: LazyTable
 
     @property
     def kind(self) -> str | None:
-        """A key of ``ckptzoo.spec.metadata.KINDS``, or None for an empty tree."""
+        """A key of ``ckptzoo.schema.metadata.KINDS``, or None for an empty tree."""
         return self.parts[0].facts.get("kind") if self.parts else None
 
     @property
@@ -98,7 +98,7 @@ class Tree:
 def empty_tree(kind: str = RAW) -> Tree:
     """A tree without parts, as that of a new zoo, with the columns of a kind."""
     rows = table.schema_of(KINDS[kind]).empty_table()
-    return Tree((), Rows.of(rows), Rows.of(INDEX_SCHEMA.empty_table()))
+    return Tree((), LazyTable.of(rows), LazyTable.of(INDEX_SCHEMA.empty_table()))
 
 
 def places_of(ids: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:

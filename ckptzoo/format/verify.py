@@ -11,18 +11,17 @@ import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.format import snapshot
+from ckptzoo.format.checks import geometry_problems, origin_problems
 from ckptzoo.format.files import Files, Folder
-from ckptzoo.format.geometry import geometry_problems
 from ckptzoo.format.header import Entry, header_length, read_header
-from ckptzoo.format.listing import LISTING
+from ckptzoo.format.maintenance import LISTING
 from ckptzoo.format.part import Part, part_digest, stored_rows
 from ckptzoo.format.predictions import differing
 from ckptzoo.format.reader import list_trees, read_documents, read_tree, repeated
-from ckptzoo.format.tree import Rows, Tree, empty_tree
-from ckptzoo.format.variants import origin_problems
-from ckptzoo.spec import layout
-from ckptzoo.spec.card import may_change
-from ckptzoo.spec.document import REFETCH, unseal
+from ckptzoo.format.tree import LazyTable, Tree, empty_tree
+from ckptzoo.schema import layout
+from ckptzoo.schema.card import may_change
+from ckptzoo.schema.documents import REFETCH, unseal
 
 _CHUNK = 8 * 2**20
 
@@ -60,7 +59,7 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
         for number, part in enumerate(found.parts):
             index = found.index.filter(pa.array(found.index["part"].to_numpy() == number))
             zeros = pa.repeat(pa.scalar(0, pa.int32()), len(index))
-            single = Tree((part,), found.rows, Rows.of(index.drop_columns(["part"]).append_column("part", zeros)))
+            single = Tree((part,), found.rows, LazyTable.of(index.drop_columns(["part"]).append_column("part", zeros)))
             wrong = geometry_problems(files, arch, symmetry, single)
             problems += wrong
             read.append((part, index))

@@ -18,14 +18,13 @@ from ckptzoo.format.header import numpy_dtype
 from ckptzoo.format.part import SHARD_BYTES, Arrays, PartWriter
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
 from ckptzoo.format.snapshot import newest
-from ckptzoo.spec import layout
-from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.card import FILE, Card
-from ckptzoo.spec.document import parse, seal
-from ckptzoo.spec.identity import Identity
-from ckptzoo.spec.metadata import value_problems
-from ckptzoo.spec.readme import first_readme
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.schema import layout
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.card import CARD_TOML, Card
+from ckptzoo.schema.documents import Identity, parse, seal
+from ckptzoo.schema.metadata import value_problems
+from ckptzoo.schema.readme import first_readme
+from ckptzoo.schema.symmetry import Symmetry
 
 
 def create(
@@ -70,8 +69,8 @@ def create(
         files = {layout.ZOO: seal(identity.to_json()), layout.ARCHITECTURE: seal(arch.to_json())}
         if symmetry is not None:
             files[layout.SYMMETRY] = seal(symmetry.to_json())
-        files[FILE] = card.to_toml().encode()
-        files[layout.CARD] = first_readme(card, arch).encode()
+        files[CARD_TOML] = card.to_toml().encode()
+        files[layout.README] = first_readme(card, arch).encode()
         for name, data in files.items():
             (staging.path / name).write_bytes(data)
         staging.publish(root)
@@ -116,7 +115,7 @@ class Writer:
         weights : stacked tensors ``{name: (K, *shape)}`` with a sequence of K ``rows``, or one state dict
             ``{name: shape}`` (or torch module) with one row. numpy arrays or torch tensors of the
             architecture's dtypes.
-        rows : values of the columns in ``ckptzoo.spec.metadata.COLUMNS``; ``id`` is required, ``member`` is the
+        rows : values of the columns in ``ckptzoo.schema.metadata.COLUMNS``; ``id`` is required, ``member`` is the
             id where it is not given, ``extra`` may be a dict, and ``finite`` is measured here.
 
         Raises

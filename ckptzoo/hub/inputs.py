@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import ZooError
-from ckptzoo.hub import heldout
-from ckptzoo.hub.checks.evaluation import Evaluation, evaluations
+from ckptzoo.hub import test_sets
+from ckptzoo.hub.contributions.evaluation import Evaluation, evaluations
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.spec.layout import SET_NAME
+from ckptzoo.schema.layout import SET_NAME
 
 _SPLIT = re.compile(r"test(?:-([1-9]\d{0,8}))?")
 """Which examples of a data set there are."""
@@ -26,7 +26,7 @@ def inputs_of(
     zoo : its rows say how pixels are scaled.
     name : the set, ``<data set>/test``, such as ``mnist/test``, ``fashion-mnist/test`` or ``digits/test``; and
         ``mnist/test-100`` for its first 100 examples.
-    data : where test sets lie, as ``ckptzoo.hub.heldout.find`` takes it.
+    data : where test sets lie, as ``ckptzoo.hub.test_sets.find`` takes it.
 
     Returns
     -------
@@ -44,11 +44,11 @@ def inputs_of(
         raise ZooError(f"{zoo.name}: set of inputs: expected {expected}, got {name!r}. {step}")
     limit = int(cut[1]) if cut[1] else None
     evaluation = _evaluation(zoo)
-    found = heldout.find(dataset, data)
+    found = test_sets.find(dataset, data)
     if found is None:
-        place = heldout.folder_of(data)
+        place = test_sets.folder_of(data)
         looked = "no folder to look in" if place is None else f"none in {place} nor in {place / dataset}"
-        step = f"Name the folder that holds it with --data or {heldout.FOLDER_VARIABLE}."
+        step = f"Name the folder that holds it with --data or {test_sets.FOLDER_VARIABLE}."
         raise ZooError(f"{zoo.name}: set of inputs {name!r}: expected its files at hand, got {looked}. {step}")
     if limit is not None and limit > len(found):
         expected = f"at most {len(found):,} examples"

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from ckptzoo.words import printable
+from ckptzoo.text import printable
 
 
 def say(out: Console, *lines: str) -> None:

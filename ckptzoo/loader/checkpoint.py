@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ckptzoo import archs
 from ckptzoo.errors import MissingExtraError, ZooError
-from ckptzoo.spec.architecture import Architecture
+from ckptzoo.schema.architecture import Architecture
 
 Read = Callable[[str, bool], NDArray[Any]]
 """Tensor name and whether a private map is wanted, to the array of one checkpoint."""

@@ -7,20 +7,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.format.checks import variant_dtype
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.format.shard import BLOCK_BYTES
-from ckptzoo.format.variants import variant_dtype
-from ckptzoo.loader.stack import Maps, Stack, assembled
-from ckptzoo.spec.architecture import Tensor
-from ckptzoo.spec.span import Span
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.loader.readers import TensorReader, assembled
+from ckptzoo.loader.shard_index import Maps
+from ckptzoo.schema.architecture import Tensor
+from ckptzoo.schema.layout import Span
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 
 PIECE_BYTES = 32 * 2**20
 """So many bytes of raw rows are computed at a time, with at most a few float64 copies beside them."""
 
 
-class Computed:
+class ComputedReader:
     """One tensor of a variant that stores only its group elements: ``cast(apply(g, raw))``.
 
     Parameters
@@ -39,10 +40,10 @@ class Computed:
         self,
         tensor: str,
         dtype: np.dtype[Any],
-        raw: Stack,
+        raw: TensorReader,
         origins: NDArray[np.int64],
         table: Symmetry,
-        element: Mapping[str, Stack],
+        element: Mapping[str, TensorReader],
         shards: NDArray[np.int64],
     ) -> None:
         self._tensor, self._raw, self._origins, self._table = tensor, raw, origins, table
@@ -56,11 +57,11 @@ class Computed:
         cls,
         tensor: Tensor,
         symmetry: Symmetry,
-        raw: Stack,
+        raw: TensorReader,
         origins: NDArray[np.int64],
-        element: Callable[[str], Stack],
+        element: Callable[[str], TensorReader],
         shards: NDArray[np.int64],
-    ) -> "Computed":
+    ) -> "ComputedReader":
         """A tensor of a zoo with this table; ``element`` gives the stacks of the groups that act on it."""
         table = acting_on(tensor.name, symmetry)
         groups = {name: element(name) for name in GroupElement.identity(table, 1).to_tensors()}

@@ -8,16 +8,13 @@ from numpy.typing import NDArray
 
 from ckptzoo.format.predictions import LOGITS, targets_of
 from ckptzoo.format.reader import Contents
-from ckptzoo.loader.afar import Afar
 from ckptzoo.loader.checkpoint import import_torch
-from ckptzoo.loader.directory import Directory
-from ckptzoo.loader.fetched import Fetched
-from ckptzoo.loader.plan import Ragged, Share, Shuffle
-from ckptzoo.loader.stack import Stack
-from ckptzoo.loader.stacked import StackedTensor
-from ckptzoo.loader.stored import Stored
-from ckptzoo.loader.stream import Source, Stream
-from ckptzoo.spec.layout import PREDICTIONS, predictions_name
+from ckptzoo.loader.lazy_tensor import StackedTensor
+from ckptzoo.loader.readers import MmapReader, RemoteReader, TensorReader
+from ckptzoo.loader.remote_files import RemoteFiles
+from ckptzoo.loader.shard_index import ShardIndex
+from ckptzoo.loader.stream import Ragged, ReaderShard, Shuffle, Source, Stream
+from ckptzoo.schema.layout import PREDICTIONS, predictions_name
 
 
 class Predictions:
@@ -39,10 +36,12 @@ class Predictions:
         self.set, self._contents, self._ids, self._rows = inputs, contents, ids, rows
         self._tree = contents.derived(predictions_name(inputs))
         self._facts = self._tree.parts[0].facts
-        directory, files = Directory(contents.files, self._tree, contents.architecture), contents.files
+        directory, files = ShardIndex(contents.files, self._tree, contents.architecture), contents.files
         extents = directory.extents(PREDICTIONS, LOGITS)
-        self._stack: Stack = (
-            Fetched(directory, extents, files) if isinstance(files, Afar) else Stored(directory, extents)
+        self._stack: TensorReader = (
+            RemoteReader(directory, extents, files)
+            if isinstance(files, RemoteFiles)
+            else MmapReader(directory, extents)
         )
 
     def __len__(self) -> int:
@@ -99,7 +98,7 @@ class Predictions:
         Stream, or TorchStream where a device is given: an iterable of Batch.
         """
         files = self._contents.files
-        bring = files.bring if isinstance(files, Afar) else None
+        bring = files.bring if isinstance(files, RemoteFiles) else None
         source = Source(
             {LOGITS: self._stack},
             self._rows,
@@ -108,6 +107,6 @@ class Predictions:
             self._contents.identity.name,
             bring,
         )
-        share = Share(rank, world)
+        share = ReaderShard(rank, world)
         stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, ragged=ragged, share=share)
         return stream if device is None else import_torch().TorchStream(stream, device)

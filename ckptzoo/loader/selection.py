@@ -1,25 +1,150 @@
-"""Some checkpoints of an opened zoo, and where they are: their rows in every variant, their tensors by name."""
+"""Some checkpoints of an opened zoo, and where they are: their rows in every variant, their tensors by name.
 
+Filters on metadata: as pyarrow and datasets take them, as an expression, or as text from a command line.
+
+The checkpoints of a zoo that were not retracted.
+"""
+
+import ast
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
-from ckptzoo.loader.afar import Afar
 from ckptzoo.loader.checkpoint import Checkpoint
+from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
-from ckptzoo.loader.stack import Maps
-from ckptzoo.loader.stacked import StackedTensor
+from ckptzoo.loader.remote_files import RemoteFiles
+from ckptzoo.loader.shard_index import Maps
 from ckptzoo.loader.stream import Source
 from ckptzoo.loader.variant import Variant
-from ckptzoo.loader.where import Filters, expression, used
-from ckptzoo.spec import layout
+from ckptzoo.schema import layout
+
+Filters = Any
+"""``[("a", ">", 1)]`` (all hold), ``[[...], [...]]`` (any list holds), or a ``pyarrow.compute.Expression``."""
+
+_COMPARE = {
+    ast.Eq: lambda a, b: a == b,
+    ast.NotEq: lambda a, b: a != b,
+    ast.Lt: lambda a, b: a < b,
+    ast.LtE: lambda a, b: a <= b,
+    ast.Gt: lambda a, b: a > b,
+    ast.GtE: lambda a, b: a >= b,
+}
+_STEP = "Write, for example, test_accuracy > 0.8 and seed < 500."
+
+
+def expression(filters: Filters, columns: list[str]) -> pc.Expression:
+    """Any accepted form as one expression over known columns.
+
+    Raises
+    ------
+    UnknownNameError
+        A column that the metadata lacks.
+    ZooError
+        The filters do not have an accepted form.
+    """
+    if isinstance(filters, pc.Expression):
+        return filters
+    if isinstance(filters, str):
+        return parse(filters, columns)
+    if filters == []:
+        return pc.scalar(True)
+    try:
+        for item in filters:
+            for name, *_ in [item] if isinstance(item, tuple) else item:
+                _known(name, columns)
+        return pq.filters_to_expression(filters)
+    except (TypeError, ValueError) as error:
+        raise ZooError(
+            f"where: filters: expected [(column, operator, value), ...], got {filters!r}. {_STEP}"
+        ) from error
+
+
+def used(condition: pc.Expression, columns: list[str]) -> list[str]:
+    """The columns that a condition may read: those whose names stand in it."""
+    words = set(re.findall(r"\w+", str(condition)))
+    return [name for name in columns if name in words]
+
+
+def parse(text: str, columns: list[str]) -> pc.Expression:
+    """A condition in Python's syntax: columns, numbers, strings, comparisons, ``in``, and, or, not. Never evaluated."""
+    if len(text) > 10_000:
+        raise ZooError(f"where: condition: expected at most 10,000 characters, got {len(text)}. {_STEP}")
+    try:
+        return _made(ast.parse(text.strip(), mode="eval").body, columns)
+    except (SyntaxError, RecursionError, MemoryError, ValueError, pa.ArrowException) as error:
+        step = "Compare with ==." if re.search(r"[^=!<>]=[^=]", text) else _STEP
+        raise ZooError(f"where: {text[:200]!r}: expected a condition, got {error}. {step}") from error
+
+
+def _made(node: ast.expr, columns: list[str]) -> pc.Expression:
+    match node:
+        case ast.BoolOp(op=op, values=values):
+            parts = [_made(value, columns) for value in values]
+            made = parts[0]
+            for part in parts[1:]:
+                made = made & part if isinstance(op, ast.And) else made | part
+            return made
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return ~_made(operand, columns)
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            terms = [left, *others]
+            made = None
+            for a, op, b in zip(terms, ops, others, strict=False):
+                part = _compared(a, op, b, columns)
+                made = part if made is None else made & part
+            assert made is not None
+            return made
+        case ast.Name(id=name):
+            return pc.field(_known(name, columns))
+    raise ZooError(f"where: {ast.unparse(node)!r}: expected a comparison, got {type(node).__name__}. {_STEP}")
+
+
+def _compared(a: ast.expr, op: ast.cmpop, b: ast.expr, columns: list[str]) -> pc.Expression:
+    if isinstance(op, ast.In | ast.NotIn) and isinstance(b, ast.List | ast.Tuple):
+        values = [_constant(item) for item in b.elts]
+        found = _term(a, columns).isin(values)
+        return found if isinstance(op, ast.In) else ~found
+    if isinstance(op, ast.Is | ast.IsNot) and isinstance(b, ast.Constant) and b.value is None:
+        found = _term(a, columns).is_null()
+        return found if isinstance(op, ast.Is) else ~found
+    if type(op) not in _COMPARE:
+        step = "To find missing values write: seed is None."
+        raise ZooError(f"where: {ast.unparse(a)!r}: expected < <= == != >= > or in, got {type(op).__name__}. {step}")
+    return _COMPARE[type(op)](_term(a, columns), _term(b, columns))
+
+
+def _term(node: ast.expr, columns: list[str]) -> pc.Expression:
+    if isinstance(node, ast.Name):
+        return pc.field(_known(node.id, columns))
+    return pc.scalar(_constant(node))
+
+
+def _constant(node: ast.expr) -> Any:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_constant(node.operand)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool):
+        return node.value
+    raise ZooError(f"where: {ast.unparse(node)!r}: expected a column, a number or a string, got another thing. {_STEP}")
+
+
+def _known(name: str, columns: list[str]) -> str:
+    if name not in columns:
+        if (meant := {"true": "True", "false": "False", "null": "None", "none": "None"}.get(name.lower())) is not None:
+            hint = "seed is None" if meant == "None" else f"diverged == {meant}"
+            raise ZooError(f"where: {name!r}: expected {meant}, got {name}. Write, for example, {hint}.")
+        raise UnknownNameError("where", "column", name, columns)
+    return name
 
 
 class Selection:
@@ -173,7 +298,7 @@ class Selection:
             wanted += arch.layers[name] if name in arch.layers and name not in arch else (self.tensor(name),)
         stacks = {name: held.stack(name) for name in wanted or arch.names}
         files = self.contents.files
-        bring = files.bring if isinstance(files, Afar) else None
+        bring = files.bring if isinstance(files, RemoteFiles) else None
         return Source(stacks, rows, self.ids.combine_chunks(), self.contents.revision, self.name, bring)
 
     def checkpoint(self, id: str, variant: str) -> Checkpoint:
@@ -219,3 +344,17 @@ class Selection:
                     raise ZooError(f"{self.name}: checkpoint {id!r}: retracted, because {tomb['reason']!r}. {step}")
             raise UnknownNameError(self.name, "checkpoint", id, self.ids.to_pylist())
         return at
+
+
+def standing(contents: Contents) -> NDArray[np.int64]:
+    """Their rows of the raw tree, in order; ids are read only where something was retracted."""
+    rows, tombs = np.arange(len(contents.raw.rows), dtype=np.int64), contents.retracted.rows
+    return rows[places_of(contents.ids, tombs["id"]) < 0] if len(tombs) else rows
+
+
+def left_out(contents: Contents, rows: NDArray[np.int64]) -> str | None:
+    """How many of the checkpoints are not among the standing rows, in words; None where nothing was retracted."""
+    count = len(contents.raw.rows)
+    return (
+        f"{count - len(rows)} of {count} checkpoints retracted and left out" if len(contents.retracted.rows) else None
+    )

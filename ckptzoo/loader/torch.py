@@ -1,4 +1,7 @@
-"""The loader's side of torch: tensors, devices, ensembles, and a dataset for DataLoader and ranks."""
+"""The loader's side of torch: tensors, devices, ensembles, and a dataset for DataLoader and ranks.
+
+The loader's side of Hugging Face datasets.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +13,9 @@ import torch.distributed
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
+from ckptzoo.errors import MissingExtraError
 from ckptzoo.format.header import numpy_dtype
-from ckptzoo.loader.plan import Ragged, Share, Shuffle
-from ckptzoo.loader.stream import Batch, Source, State, Stream
+from ckptzoo.loader.stream import Batch, Ragged, ReaderShard, Shuffle, Source, State, Stream
 
 _BFLOAT16 = numpy_dtype("bfloat16")
 _SHARED = ("seed", "epoch", "position")
@@ -129,7 +132,7 @@ class ZooDataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         rank, world = self._rank()
-        share = Share(rank, world, *((info.id, info.num_workers) if info is not None else (0, 1)))
+        share = ReaderShard(rank, world, *((info.id, info.num_workers) if info is not None else (0, 1)))
         stream = Stream(self._source, **self._options, share=share)
         stream.load_state_dict(self.state_dict())
         for batch in stream:
@@ -149,3 +152,26 @@ class ZooDataset(IterableDataset[Batch]):
         """Start the next iteration at the beginning of this epoch."""
         self._stream.set_epoch(epoch)
         self._share()
+
+
+_ROWS = 64
+
+
+def iterable(source: Source, *, shards: int) -> Any:
+    """A ``datasets.IterableDataset`` with one example a checkpoint and so many shards, at most one a checkpoint."""
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("datasets", "hub") from error
+    cuts = np.linspace(0, len(source.rows), max(1, min(shards, len(source.rows))) + 1).astype(int)
+    spans = list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
+    return datasets.IterableDataset.from_generator(_examples, gen_kwargs={"spans": spans, "source": source})
+
+
+def _examples(spans: list[tuple[int, int]], source: Source) -> Iterator[dict[str, Any]]:
+    for start, stop in spans:
+        for at in range(start, stop, _ROWS):
+            rows = slice(at, min(at + _ROWS, stop))
+            arrays = {name: stack.gather(source.rows[rows]) for name, stack in source.stacks.items()}
+            for place, name in enumerate(source.ids[rows].to_pylist()):
+                yield {"id": name, **{tensor: array[place] for tensor, array in arrays.items()}}

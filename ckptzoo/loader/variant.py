@@ -7,16 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, ZooError
+from ckptzoo.format.checks import origin_problems, variant_dtype
 from ckptzoo.format.part import rows_a_shard
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
-from ckptzoo.format.variants import origin_problems, variant_dtype
-from ckptzoo.loader.afar import Afar
-from ckptzoo.loader.directory import Directory
-from ckptzoo.loader.fetched import Fetched
-from ckptzoo.loader.stack import Joined, Stack
-from ckptzoo.loader.stored import Stored
-from ckptzoo.spec import layout
+from ckptzoo.loader.readers import ConcatReader, MmapReader, RemoteReader, TensorReader
+from ckptzoo.loader.remote_files import RemoteFiles
+from ckptzoo.loader.shard_index import ShardIndex
+from ckptzoo.schema import layout
 
 
 class Variant:
@@ -39,21 +37,21 @@ class Variant:
     def __init__(self, contents: Contents, name: str, raw: "Variant | None") -> None:
         self.name, self.tree = name, contents.raw if raw is None else contents.derived(name)
         self._contents, self._raw = contents, raw
-        self._directory = Directory(contents.files, self.tree, contents.architecture)
+        self._directory = ShardIndex(contents.files, self.tree, contents.architecture)
         self._bounds = np.cumsum([0, *(part.rows for part in self.tree.parts)], dtype=np.int64)
         self._bare = self._directory.lacks(name)
-        self._stacks: dict[str, Stack] = {}
+        self._stacks: dict[str, TensorReader] = {}
         computed = raw is not None and bool(self._bare.any())
         if computed and (problems := list(origin_problems(contents.files, contents.raw, self.tree))):
             raise IntegrityError(problems)
 
-    def stack(self, tensor: str) -> Stack:
+    def stack(self, tensor: str) -> TensorReader:
         """A tensor of every row."""
         if tensor not in self._stacks:
             self._stacks[tensor] = self._made(tensor)
         return self._stacks[tensor]
 
-    def element(self) -> dict[str, Stack]:
+    def element(self) -> dict[str, TensorReader]:
         """The group element of every row: ``<group>.perm`` and ``<group>.scale``."""
         names = self._directory.tensors(layout.ELEMENT)
         return {name: self._stored(layout.ELEMENT, name) for name in names}
@@ -61,7 +59,7 @@ class Variant:
     def will_need(self, row: int) -> None:
         """Have one checkpoint read ahead: by the kernel, or in few requests."""
         files = self._contents.files
-        if isinstance(files, Afar):
+        if isinstance(files, RemoteFiles):
             stacks = (self.stack(name) for name in self._contents.architecture.names)
             files.bring(span for stack in stacks for span in stack.needs(np.array([row])))
         elif self._raw is None or not self._bare[self._bounds.searchsorted(row, side="right") - 1]:
@@ -70,7 +68,7 @@ class Variant:
             self._directory.will_need(layout.ELEMENT, row)
             self._raw.will_need(int(self._origins[row]))
 
-    def _made(self, tensor: str) -> Stack:
+    def _made(self, tensor: str) -> TensorReader:
         if self._raw is None and self._bare.any():
             step = f"Read a variant ({', '.join(self._contents.variants)}), or pull the zoo with its raw weights."
             raise ZooError(f"{self._contents.files.name}: raw weights: expected some, got none in some parts. {step}")
@@ -79,22 +77,22 @@ class Variant:
         computed = self._computed(tensor)
         if self._bare.all():
             return computed
-        return Joined((self._stored(self.name, tensor), computed), self._bounds, self._bare.astype(np.int64))
+        return ConcatReader((self._stored(self.name, tensor), computed), self._bounds, self._bare.astype(np.int64))
 
-    def _stored(self, stem: str, tensor: str) -> Stack:
+    def _stored(self, stem: str, tensor: str) -> TensorReader:
         files, extents = self._contents.files, self._directory.extents(stem, tensor)
-        if isinstance(files, Afar):
-            return Fetched(self._directory, extents, files)
-        return Stored(self._directory, extents)
+        if isinstance(files, RemoteFiles):
+            return RemoteReader(self._directory, extents, files)
+        return MmapReader(self._directory, extents)
 
-    def _computed(self, tensor: str) -> Stack:
-        from ckptzoo.loader.computed import Computed  # with all of ckptzoo.symmetry, which nobody else here needs
+    def _computed(self, tensor: str) -> TensorReader:
+        from ckptzoo.loader.computed import ComputedReader  # with all of ckptzoo.symmetry, which nobody else here needs
 
         raw, symmetry = self._raw, self._contents.symmetry
         assert raw is not None and symmetry is not None
         declared = self._contents.architecture[tensor]
         element = partial(self._stored, layout.ELEMENT)
-        return Computed.of(declared, symmetry, raw.stack(tensor), self._origins, element, self._shards)
+        return ComputedReader.of(declared, symmetry, raw.stack(tensor), self._origins, element, self._shards)
 
     @cached_property
     def _origins(self) -> NDArray[np.int64]:

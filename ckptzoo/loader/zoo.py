@@ -14,18 +14,15 @@ from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
-from ckptzoo.loader.plan import Ragged, Share, Shuffle
+from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
-from ckptzoo.loader.retracted import left_out, standing
-from ckptzoo.loader.selection import Selection
-from ckptzoo.loader.stack import Maps
-from ckptzoo.loader.stacked import StackedTensor
-from ckptzoo.loader.stream import Source, Stream
+from ckptzoo.loader.selection import Filters, Selection, left_out, standing
+from ckptzoo.loader.shard_index import Maps
+from ckptzoo.loader.stream import Ragged, ReaderShard, Shuffle, Source, Stream
 from ckptzoo.loader.variant import Variant
-from ckptzoo.loader.where import Filters
-from ckptzoo.spec import layout
-from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.schema import layout
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.symmetry import Symmetry
 
 
 def open(address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None) -> "Zoo":
@@ -53,7 +50,7 @@ def open(address: str | os.PathLike[str], *, endpoint: str | None = None, token:
     Reads the documents, and the index and rows of every part; of a snapshot afar only the index, and columns of the
     rows when they are asked for. No weights are read. The revision is pinned: what is published later is seen by
     ``refresh`` alone. Retracted checkpoints are left out, with a warning. Requests and bytes are held by
-    ``tests/loader/test_afar.py``.
+    ``tests/loader/test_remote_files.py``.
     """
     contents = read_contents(_files(address, endpoint, token))
     rows = standing(contents)
@@ -65,10 +62,10 @@ def open(address: str | os.PathLike[str], *, endpoint: str | None = None, token:
 def _files(address: str | os.PathLike[str], endpoint: str | None, token: str | None) -> Files:
     if os.fspath(address) and Path(address).is_dir():
         return Folder(address)
-    from ckptzoo.loader.afar import Afar  # with all of ckptzoo.remote
+    from ckptzoo.loader.remote_files import RemoteFiles  # with all of ckptzoo.remote
     from ckptzoo.remote import open_remote
 
-    return Afar(open_remote(address, endpoint=endpoint, token=token), os.fspath(address), endpoint, token)
+    return RemoteFiles(open_remote(address, endpoint=endpoint, token=token), os.fspath(address), endpoint, token)
 
 
 class Zoo:
@@ -133,7 +130,7 @@ class Zoo:
 
     @property
     def metadata(self) -> pa.Table:
-        """One row per checkpoint, in the zoo's order; the columns are those of ``ckptzoo.spec.metadata.COLUMNS``."""
+        """One row per checkpoint, in the zoo's order; the columns are those of ``ckptzoo.schema.metadata.COLUMNS``."""
         return self._selection.metadata
 
     @property
@@ -261,7 +258,7 @@ class Zoo:
         Stream, or TorchStream where a device is given: an iterable of Batch.
         """
         source = self._source(names, variant)
-        share = Share(rank, world)
+        share = ReaderShard(rank, world)
         stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, ragged=ragged, share=share)
         return stream if device is None else import_torch().TorchStream(stream, device)
 
@@ -306,7 +303,7 @@ class Zoo:
         names, variant : as in ``stream``.
         shards : pieces that ``datasets`` may hand to workers or nodes.
         """
-        from ckptzoo.loader.datasets import iterable
+        from ckptzoo.loader.torch import iterable
 
         return iterable(self._source(names, variant), shards=shards)
 
@@ -352,10 +349,10 @@ class Zoo:
 
     def refresh(self) -> "Zoo":
         """The zoo as it is now, parts that came since it was opened included; a selection is not carried over."""
-        from ckptzoo.loader.afar import Afar
+        from ckptzoo.loader.remote_files import RemoteFiles
 
         files = self._contents.files
-        if isinstance(files, Afar):
+        if isinstance(files, RemoteFiles):
             return open(files.address, endpoint=files.endpoint, token=files.token)
         return open(self.path)
 

@@ -1,6 +1,6 @@
 """What can be measured of arrays of weights and predictions. Pure arrays, no files."""
 
 from ckptzoo.measure.distances import Distances
-from ckptzoo.measure.mmd import Tested, mmd2, mmd_test, p_value
+from ckptzoo.measure.mmd import MMDTest, mmd2, mmd_test, p_value
 
-__all__ = ["Distances", "Tested", "mmd2", "mmd_test", "p_value"]
+__all__ = ["Distances", "MMDTest", "mmd2", "mmd_test", "p_value"]

@@ -7,11 +7,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ckptzoo.errors import ZooError
-from ckptzoo.measure.bandwidths import Rule, chosen
-from ckptzoo.measure.homes import Home, home_of
-from ckptzoo.measure.kernels import estimates, relabelled
+from ckptzoo.measure.distance_backends import CHUNK, ArrayBackend, select_backend
+from ckptzoo.measure.kernels import Rule, chosen, estimates, relabelled
 from ckptzoo.measure.panels import Panel, laid_out
-from ckptzoo.measure.tiles import CHUNK
 
 SPAN = 2**21
 """Elements of a block of columns, 16 MiB of float64, that is centred and measured at a time."""
@@ -63,7 +61,7 @@ class Distances:
             step = "The unbiased estimate needs pairs of each."
             raise ZooError(f"mmd: rows: expected 2 or more of X and of Y, got {m} and {n}. {step}")
         self.m, self.n, self.columns = m, n, 0
-        self._home: Home | None = None
+        self._home: ArrayBackend | None = None
         self._panels: tuple[Panel, ...] = ()
 
     def add(self, x: Any, y: Any) -> None:
@@ -79,7 +77,7 @@ class Distances:
         ZooError
             The shapes do not fit, an element is not finite, or blocks came from different devices.
         """
-        home, x, y = home_of(x, y)
+        home, x, y = select_backend(x, y)
         if not len(x.shape) or not len(y.shape) or (x.shape[0], y.shape[0]) != (self.m, self.n):
             expected = f"{self.m} and {self.n} rows"
             got = f"shapes {tuple(x.shape)} and {tuple(y.shape)}"
@@ -149,19 +147,19 @@ class Distances:
         found = relabelled(self._panels, self.m, self.n, self.bandwidths(bandwidths), home.labels(labels))
         return np.stack([home.host(item) for item in found])
 
-    def _ready(self) -> Home:
+    def _ready(self) -> ArrayBackend:
         if self._home is None or not self.columns:
             raise ZooError("mmd: columns: expected at least one, got none. Add blocks first.")
         return self._home
 
-    def _prepare(self, home: Home) -> None:
+    def _prepare(self, home: ArrayBackend) -> None:
         if self._home is None:
             self._home, self._panels = home, tuple(laid_out(self.m, self.n, home.filled))
         elif home != self._home:
             step = "Keep all blocks where the first one is."
             raise ZooError(f"mmd: a block: expected arrays on the device of those before, got others. {step}")
 
-    def _add(self, home: Home, x: Any, y: Any, columns: slice, single: bool) -> None:
+    def _add(self, home: ArrayBackend, x: Any, y: Any, columns: slice, single: bool) -> None:
         """Columns of which a centred copy is made at once."""
         with np.errstate(over="ignore", invalid="ignore"):
             block = home.block(x, y, columns)
@@ -171,7 +169,7 @@ class Distances:
                 self._refuse(home, x, y, columns)
         home.add_distances(self._panels, block, single and largest < LARGEST_SINGLE)
 
-    def _refuse(self, home: Home, x: Any, y: Any, columns: slice) -> None:
+    def _refuse(self, home: ArrayBackend, x: Any, y: Any, columns: slice) -> None:
         """An element is not finite, or too large: say in which rows."""
         found: list[str] = []
         for name, array in (("X", x), ("Y", y)):

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ckptzoo.measure.bandwidths import Rule
 from ckptzoo.measure.distances import Distances
+from ckptzoo.measure.kernels import Rule
 
 TOLERANCE = 1e-12
 """Statistics of kernels, which are at most 1, that are as close as this count as equal."""
@@ -61,7 +61,7 @@ def mmd2(x: Any, y: Any, bandwidths: Rule | ArrayLike = "paper") -> NDArray[np.f
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
+class MMDTest:
     """A permutation test.
 
     Parameters
@@ -80,7 +80,7 @@ class Tested:
 
 def mmd_test(
     x: Any, y: Any, bandwidths: Rule | ArrayLike = "paper", *, permutations: int = 1000, seed: int = 0
-) -> Tested:
+) -> MMDTest:
     """Whether two samples come from one distribution: a permutation test of the median of the twenty estimates.
 
     Parameters
@@ -106,7 +106,7 @@ def mmd_test(
     found = distances.mmd2(kernels)
     statistic = float(np.median(found))
     null = np.median(distances.null(kernels, permutations=permutations, seed=seed), axis=0)
-    return Tested(found, statistic, null, p_value(statistic, null))
+    return MMDTest(found, statistic, null, p_value(statistic, null))
 
 
 def p_value(statistic: float, null: NDArray[np.float64]) -> float:

@@ -1,8 +1,14 @@
-"""Where the distances of two samples are kept: panels of rows, each against itself and all later rows."""
+"""Where the distances of two samples are kept: panels of rows, each against itself and all later rows.
 
-from collections.abc import Callable, Iterator
+A few threads that take tasks until none is left.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 ROWS = 128
 """Rows of a panel."""
@@ -42,3 +48,44 @@ def laid_out(m: int, n: int, filled: Callable[[tuple[int, int], float], Any]) ->
                 for at in range(stop - start):
                     array[at, : at + 1] = float("inf")
             yield Panel(start, stop, max(0, m - start), *pair)
+
+
+MOST = 8
+"""More cannot be kept busy by numpy: between two calls each thread needs the interpreter."""
+
+_T = TypeVar("_T")
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share(tasks: Iterable[_T], worker: Callable[[], Callable[[_T], None]], *, most: int = MOST) -> None:
+    """Do all tasks, on one thread a core and at most so many.
+
+    Parameters
+    ----------
+    worker : called once in every thread; what it returns does a task there.
+    """
+    left = deque(tasks)
+
+    def work() -> None:
+        act = worker()
+        while True:
+            try:
+                task = left.popleft()
+            except IndexError:
+                return
+            try:
+                act(task)
+            except BaseException:
+                left.clear()
+                raise
+
+    count = min(cores(), most, MOST, len(left))
+    if count < 2:
+        return work()
+    with ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(work) for _ in range(count)]:
+            done.result()

@@ -6,23 +6,22 @@ each checked against its digest. It knows nothing of what the files hold.
 
 from ckptzoo.errors import AbsentError, OfflineError, RemoteError
 from ckptzoo.remote.address import candidates
-from ckptzoo.remote.held import Held, Pruned, bytes_of, cache_limit, cache_root, held, prunable, prune
-from ckptzoo.remote.opening import open_remote
-from ckptzoo.remote.remote import Remote
+from ckptzoo.remote.cache import CacheEntry, Pruned, cache_limit, cache_root, held, parse_size, prunable, prune
+from ckptzoo.remote.remote import Remote, open_remote
 
 __all__ = [
     "AbsentError",
-    "Held",
+    "CacheEntry",
     "OfflineError",
     "Pruned",
     "Remote",
     "RemoteError",
-    "bytes_of",
     "cache_limit",
     "cache_root",
     "candidates",
     "held",
     "open_remote",
+    "parse_size",
     "prunable",
     "prune",
 ]

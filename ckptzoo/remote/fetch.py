@@ -1,25 +1,127 @@
-"""Many blocks at once: in parallel, ahead of the reader, each checked before it is handed out."""
+"""Many blocks at once: in parallel, ahead of the reader, each checked before it is handed out.
+
+From blocks that are wanted to requests: few, with little waste, in the order in which they are needed.
+"""
 
 import hashlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Self
 
 from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.remote.patience import HaltedError, Patience, received
-from ckptzoo.remote.plan import Run
-from ckptzoo.remote.store import Halt, Store
-from ckptzoo.spec.span import Span
+from ckptzoo.remote.retry import Cancelled, RetryPolicy, read_range
+from ckptzoo.remote.stores import CancelToken, Store
+from ckptzoo.schema.layout import Span
+
+WASTE_SHARE = 0.02
+"""Of the wanted bytes of a file: so many between them are fetched too, where that saves requests."""
+WASTE_BYTES = 200_000
+"""Up to so many, where a file has more than ``MOST`` requests otherwise."""
+SPLIT_BYTES = 32 * 2**20
+"""Requests of at least twice this are cut in two, where a file has only one."""
+MOST = 2
+"""Requests a file that are few: up to these long ones are cut, and down to these ``WASTE_BYTES`` are spent."""
+
+
+@dataclass(frozen=True)
+class RangeRequest:
+    """One request.
+
+    Parameters
+    ----------
+    name : the file.
+    start, stop : bytes, with those between blocks that are fetched in vain.
+    places : which of the wanted blocks it brings; ascending, in the file too.
+    """
+
+    name: str
+    start: int
+    stop: int
+    places: tuple[int, ...]
+
+
+def plan(wanted: Sequence[Span], places: Sequence[int], *, longest: int) -> list[RangeRequest]:
+    """Requests for some of the blocks, by the first block that each brings.
+
+    A request brings blocks of one file whose order in the file is the order in which they are wanted, so that a
+    reader who takes them in order never waits behind a block that it wants later. Among such neighbours the smallest
+    gaps are bridged first, while the bytes between stay within ``WASTE_SHARE`` of those wanted of the file, and then
+    within ``WASTE_BYTES`` while the file has more than ``MOST`` requests. No other choice of as much waste has fewer.
+
+    Parameters
+    ----------
+    wanted : blocks in the order of the reader; none overlaps another.
+    places : those to fetch.
+    longest : bytes up to which a long request is cut in two; a longer one could not be read from both ends at once.
+
+    Notes
+    -----
+    Held by ``tests/remote/test_fetch_plan.py``. Cost: one sort.
+    """
+    files: dict[str, list[int]] = {}
+    for place in places:
+        files.setdefault(wanted[place].name, []).append(place)
+    runs: list[RangeRequest] = []
+    for mine in files.values():
+        runs.extend(_file(wanted, sorted(mine, key=lambda place: wanted[place].start), longest))
+    return sorted(runs, key=lambda run: run.places[0])
+
+
+def _file(wanted: Sequence[Span], order: list[int], longest: int) -> list[RangeRequest]:
+    gaps: list[tuple[int, int]] = []
+    cuts = set[int]()
+    for at, (before, after) in enumerate(pairwise(order), start=1):
+        gap = wanted[after].start - wanted[before].stop
+        if before > after or gap < 0:
+            cuts.add(at)
+        else:
+            gaps.append((gap, at))
+    share = WASTE_SHARE * sum(wanted[place].stop - wanted[place].start for place in order)
+    requests, waste = len(order), 0
+    for gap, at in sorted(gaps):
+        most = share if requests <= MOST else max(share, WASTE_BYTES)
+        if waste + gap <= most:
+            requests, waste = requests - 1, waste + gap
+        else:
+            cuts.add(at)
+    bounds = [0, *sorted(cuts), len(order)]
+    pieces = [order[start:stop] for start, stop in pairwise(bounds)]
+    while 0 < len(pieces) < MOST:
+        halves = [half for piece in pieces for half in _halved(wanted, piece, longest)]
+        if len(halves) == len(pieces):
+            break
+        pieces = halves
+    return [
+        RangeRequest(wanted[piece[0]].name, wanted[piece[0]].start, wanted[piece[-1]].stop, tuple(piece))
+        for piece in pieces
+    ]
+
+
+def _halved(wanted: Sequence[Span], piece: list[int], longest: int) -> list[list[int]]:
+    start, stop = wanted[piece[0]].start, wanted[piece[-1]].stop
+    if len(piece) < 2 or not 2 * SPLIT_BYTES <= stop - start <= longest:
+        return [piece]
+    middle = (start + stop) // 2
+    at = min(range(1, len(piece)), key=lambda at: abs(wanted[piece[at]].start - middle))
+    return [piece[:at], piece[at:]]
+
 
 Keep = Callable[[Span, memoryview], None]
 """Told every block that was fetched and found right, in the thread that fetched it."""
 
 
 def checked(
-    store: Store, wanted: Sequence[Span], run: Run, *, patience: Patience, halt: Halt, before: Callable[[int], None]
+    store: Store,
+    wanted: Sequence[Span],
+    run: RangeRequest,
+    *,
+    patience: RetryPolicy,
+    halt: CancelToken,
+    before: Callable[[int], None],
 ) -> Generator[tuple[int, memoryview]]:
     """The blocks of one request with their places, each once its digest was found right.
 
@@ -35,7 +137,7 @@ def checked(
         A block came wrong twice.
     """
     before(run.places[0])
-    source = received(store, run.name, run.start, run.stop, patience=patience, halt=halt)
+    source = read_range(store, run.name, run.start, run.stop, patience=patience, halt=halt)
     at, piece = run.start, memoryview(b"")
     try:
         for place in run.places:
@@ -54,7 +156,7 @@ def checked(
                 if filled < len(data) and not piece:
                     piece = memoryview(next(source))
             if hashlib.sha256(data).digest() != block.sha256:
-                again = received(store, block.name, block.start, block.stop, patience=patience, halt=halt)
+                again = read_range(store, block.name, block.start, block.stop, patience=patience, halt=halt)
                 data = bytearray().join(again)
                 if (got := hashlib.sha256(data).hexdigest()) != block.sha256.hex():
                     where = f"{store.address}/{block.name}"
@@ -83,16 +185,16 @@ class Fetching(ABC):
         self,
         store: Store,
         wanted: Sequence[Span],
-        runs: Sequence[Run],
+        runs: Sequence[RangeRequest],
         *,
-        patience: Patience,
+        patience: RetryPolicy,
         workers: int,
         ahead: int,
         keep: Keep,
     ) -> None:
         self._store, self._wanted, self._runs = store, wanted, list(runs)
         self._patience, self._workers, self._ahead, self._keep = patience, workers, ahead, keep
-        self._halt, self._turn = Halt(), threading.Condition()
+        self._halt, self._turn = CancelToken(), threading.Condition()
         self._ready: dict[int, memoryview] = {}
         self._started: set[int] = set()
         self._next = self._running = self._taken = 0
@@ -138,7 +240,7 @@ class Fetching(ABC):
             self._running += 1
             threading.Thread(target=self._run, args=(self._runs[number],), name="ckptzoo-fetch", daemon=True).start()
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: RangeRequest) -> None:
         try:
             blocks = checked(
                 self._store, self._wanted, run, patience=self._patience, halt=self._halt, before=self._before
@@ -149,7 +251,7 @@ class Fetching(ABC):
                     with self._turn:
                         self._ready[place] = block
                         self._turn.notify_all()
-        except HaltedError:
+        except Cancelled:
             pass
         except BaseException as error:
             with self._turn:
@@ -165,7 +267,7 @@ class Fetching(ABC):
             while not (self._halt.called or self._admitted(place)):
                 self._turn.wait()
         if self._halt.called:
-            raise HaltedError
+            raise Cancelled
 
 
 class InOrder(Fetching):
@@ -176,7 +278,7 @@ class InOrder(Fetching):
     block, and no block that the reader waits for stands behind one that waits for the reader.
     """
 
-    def __init__(self, store: Store, wanted: Sequence[Span], runs: Sequence[Run], **how: Any) -> None:
+    def __init__(self, store: Store, wanted: Sequence[Span], runs: Sequence[RangeRequest], **how: Any) -> None:
         super().__init__(store, wanted, runs, **how)
         self._owner = {place: number for number, run in enumerate(runs) for place in run.places}
         places = sorted(self._owner)
@@ -199,7 +301,7 @@ class InOrder(Fetching):
 class AsReady(Fetching):
     """Blocks for a reader who takes whatever has come; at most ``ahead`` bytes, or one block, are on their way."""
 
-    def __init__(self, store: Store, wanted: Sequence[Span], runs: Sequence[Run], **how: Any) -> None:
+    def __init__(self, store: Store, wanted: Sequence[Span], runs: Sequence[RangeRequest], **how: Any) -> None:
         super().__init__(store, wanted, runs, **how)
         self._asked = 0
 

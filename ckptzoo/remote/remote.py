@@ -1,17 +1,26 @@
-"""A zoo on another machine as a reader needs it: names, whole files, and blocks, through the cache."""
+"""A zoo on another machine as a reader needs it: names, whole files, and blocks, through the cache.
 
-from collections.abc import Generator, Sequence
+From an address to what reads it: which of the candidates is there, through which store and cache.
+"""
+
+import os
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from ckptzoo.errors import IntegrityError, OfflineError, Problem
-from ckptzoo.remote.cache import Cache, is_right
-from ckptzoo.remote.fetch import AsReady, InOrder
-from ckptzoo.remote.patience import Patience, received
-from ckptzoo.remote.plan import plan
-from ckptzoo.remote.store import Entry, Halt, Store, found
-from ckptzoo.spec.span import Span
+from ckptzoo.errors import AbsentError, IntegrityError, OfflineError, Problem, RemoteError, ZooError
+from ckptzoo.remote.address import Address, FolderAddress, HubAddress, WebAddress, candidates
+from ckptzoo.remote.cache import Cache, RevisionRecord, cache_limit, cache_root, is_offline, is_right
+from ckptzoo.remote.fetch import AsReady, InOrder, plan
+from ckptzoo.remote.hub_store import HubStore, default_endpoint, hub_address
+from ckptzoo.remote.retry import RetryPolicy, read_range
+from ckptzoo.remote.stores import CancelToken, FileEntry, FilesystemStore, FolderStore, OfflineStore, Store, find_entry
+from ckptzoo.remote.web_store import StaticStore
+from ckptzoo.schema.layout import Span
 
 WORKERS = 8
 AHEAD = 256 * 2**20
@@ -35,12 +44,12 @@ class Remote:
         cache: Cache | None,
         *,
         offline: bool = False,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
         workers: int = WORKERS,
         ahead: int = AHEAD,
     ) -> None:
         self.store, self.cache, self.offline = store, cache, offline
-        self._patience, self._workers, self._ahead = patience or Patience(), workers, ahead
+        self._patience, self._workers, self._ahead = patience or RetryPolicy(), workers, ahead
 
     @property
     def name(self) -> str:
@@ -53,7 +62,7 @@ class Remote:
         return self.store.revision
 
     @property
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, FileEntry]:
         """Every file by name."""
         return dict(self.store.entries)
 
@@ -69,7 +78,7 @@ class Remote:
         OfflineError
             The cache lacks it, and it may not be fetched.
         """
-        entry = found(self.store.entries, name, where=self.name)
+        entry = find_entry(self.store.entries, name, where=self.name)
         if entry.size > max_bytes:
             step = "Do not use this zoo; tell whoever publishes it."
             raise IntegrityError(Problem(f"{self.name}/{name}", "size", f"at most {max_bytes} bytes", "more", step))
@@ -79,7 +88,9 @@ class Remote:
             raise self._missing([name], entry.size)
         data = b""
         for _ in range(2):
-            with closing(received(self.store, name, 0, entry.size, patience=self._patience, halt=Halt())) as pieces:
+            with closing(
+                read_range(self.store, name, 0, entry.size, patience=self._patience, halt=CancelToken())
+            ) as pieces:
                 data = b"".join(pieces)
             if not entry.digest or is_right(entry.digest, data):
                 break
@@ -106,7 +117,7 @@ class Remote:
         """
         if self.offline:
             raise self._missing([name], stop - start)
-        with closing(received(self.store, name, start, stop, patience=self._patience, halt=Halt())) as pieces:
+        with closing(read_range(self.store, name, start, stop, patience=self._patience, halt=CancelToken())) as pieces:
             return b"".join(pieces)
 
     def in_order(self, wanted: Sequence[Span]) -> Generator[memoryview]:
@@ -153,7 +164,7 @@ class Remote:
     def _lacking(self, wanted: Sequence[Span]) -> list[int]:
         """Places of the blocks that are to be fetched; raises where they may not be."""
         for block in wanted:
-            entry = found(self.store.entries, block.name, where=self.name)
+            entry = find_entry(self.store.entries, block.name, where=self.name)
             if not 0 <= block.start < block.stop <= entry.size:
                 expected, got = f"blocks within {entry.size} bytes", f"{block.start} to {block.stop}"
                 step = "Tell whoever publishes the zoo: its index does not fit its files."
@@ -185,3 +196,114 @@ class Remote:
         got = f"{nbytes} bytes missing" + (f" of {shown}" if blocks is not None else "")
         step = "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to fetch them."
         return OfflineError(Problem(self.name, what, "in the cache", got, step))
+
+
+GUESS_SECONDS = 8.0
+"""So long a hub is asked for a repository whose address may as well be that of a folder."""
+OPENING_SECONDS = 20.0
+"""So long any machine is asked for what it holds, before it is said that it gives no answer."""
+LATEST = "latest"
+"""What the cache calls the revision of places that have no names for revisions."""
+
+
+def open_remote(
+    address: str | os.PathLike[str],
+    *,
+    endpoint: str | None = None,
+    token: str | None = None,
+    patience: RetryPolicy | None = None,
+) -> Remote:
+    """The zoo at an address, pinned to the revision that it has now.
+
+    Parameters
+    ----------
+    address : a folder, ``org/zoo``, ``hf://datasets/org/zoo@revision``, ``https://host/path/zoo`` or an fsspec address.
+        A folder that exists wins over a repository of the same name.
+    endpoint, token : of the hub, if they are not those that huggingface_hub uses.
+
+    Raises
+    ------
+    AbsentError
+        There is none; the message names every place that was tried.
+    OfflineError
+        The network is not to be used (``CKPTZOO_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``), and the cache does not know it.
+
+    Notes
+    -----
+    One request for repositories and web servers. A revision that is a commit is asked for once, then remembered.
+    """
+    places = [FolderAddress(Path(address))] if isinstance(address, os.PathLike) else candidates(address)
+    patience = patience or RetryPolicy()
+    # what may be a folder's name mistyped nobody wants to wait for
+    first = replace(patience, grace=min(patience.grace, OPENING_SECONDS if len(places) == 1 else GUESS_SECONDS))
+    tried: list[str] = []
+    kind: type[RemoteError] = AbsentError
+    for place in places:
+        try:
+            return _opened(place, endpoint, token, patience, first)
+        except RemoteError as error:
+            if len(places) == 1:
+                raise
+            kind = type(error)
+            tried.append(f"{place} ({error.problem.got})")
+    step = {
+        AbsentError: "Check the name; make a zoo of your own with ckptzoo.create.",
+        OfflineError: "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to look for it.",
+    }.get(kind, "Check the name and the network.")
+    raise kind(Problem(str(address), "a zoo", "a folder or a repository", f"neither: {'; '.join(tried)}", step))
+
+
+def _opened(
+    place: Address, endpoint: str | None, token: str | None, patience: RetryPolicy, first: RetryPolicy
+) -> Remote:
+    match place:
+        case FolderAddress(path=path):
+            if not path.is_dir():
+                got = "a file" if path.exists() else "nothing"
+                step = "Make one with ckptzoo.create or python -m builders build."
+                raise AbsentError(Problem(str(path), "a zoo", "a folder", got, step))
+            return Remote(FolderStore(path), None, patience=patience)
+        case HubAddress():
+            hub = _checked(endpoint or default_endpoint())
+
+            def from_hub(cache: Cache) -> Store:
+                known = cache.remembered(place.revision)
+                if known is not None and known.revision == place.revision:
+                    return HubStore(place, known.revision, known.entries, endpoint=hub, token=token)
+                return HubStore.opened(place, patience=first, endpoint=hub, token=token)
+
+            return _through(hub_address(place, hub), place.revision, from_hub, patience)
+        case WebAddress(url=url):
+            return _through(url, LATEST, lambda _: StaticStore.opened(url, patience=first), patience)
+        case _:
+            return _through(place.url, LATEST, lambda _: FilesystemStore(place.url), patience)
+
+
+def _checked(endpoint: str) -> str:
+    """A hub's address, without a final slash."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ZooError(
+            f"HF_ENDPOINT: address of the hub: expected http://... or https://..., got {endpoint}. Correct it."
+        )
+    return endpoint.rstrip("/")
+
+
+def _through(address: str, asked: str, ask: Callable[[Cache], Store], patience: RetryPolicy) -> Remote:
+    """A store with its cache; offline, what the cache remembers of it."""
+    offline = is_offline()
+    cache = Cache(cache_root(), address, limit=cache_limit(), evicts=not offline)
+    if offline:
+        known = cache.remembered(asked)
+        if known is None:
+            got, step = "nothing", "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to look for it."
+            raise OfflineError(Problem(address, f"revision {asked}", "in the cache", got, step))
+        return Remote(OfflineStore(address, known.revision, known.entries), cache, offline=True, patience=patience)
+    try:
+        store = ask(cache)
+        cache.remember(asked, RevisionRecord(store.revision, dict(store.entries)))
+    except AbsentError:
+        if cache.remembered(asked) is not None:
+            cache.mark_gone()
+        raise
+    return Remote(store, cache, patience=patience)

@@ -13,15 +13,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ckptzoo.server.call import Call
+from ckptzoo.server.errors import Refusal, no_repository
 from ckptzoo.server.names import KINDS, checked_id, decoded
-from ckptzoo.server.refusal import Refusal, no_repository
-from ckptzoo.server.routes import account, commits, content, discussions, refs, repositories, uploads
+from ckptzoo.server.request import AuthorizedRequest
+from ckptzoo.server.routes import (
+    commits,
+    content,
+    discussions,
+    repositories,
+    uploads,
+)
 from ckptzoo.server.service import Service
 from ckptzoo.server.store import repositories as stored
-from ckptzoo.server.store.tokens import Identity, identify
+from ckptzoo.server.store.tokens import Caller, identify
 
-Handler = Callable[[Call], Response] | Callable[[Call], Awaitable[Response]]
+Handler = Callable[[AuthorizedRequest], Response] | Callable[[AuthorizedRequest], Awaitable[Response]]
 
 _log = logging.getLogger("ckptzoo.server")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -53,8 +59,8 @@ def _route(method: str, path: str, role: str | None, handler: Handler) -> Route:
 
 _REPO = "/api/{kind}/{id}"
 ROUTES = (
-    _route("GET", "/api/whoami-v2", "read", account.whoami),
-    _route("POST", "/api/validate-yaml", None, account.validate_yaml),
+    _route("GET", "/api/whoami-v2", "read", repositories.whoami),
+    _route("POST", "/api/validate-yaml", None, repositories.validate_yaml),
     _route("POST", "/api/repos/create", "write", repositories.create),
     _route("DELETE", "/api/repos/delete", "write", repositories.delete),
     _route("POST", "/api/repos/move", "write", repositories.move),
@@ -62,20 +68,20 @@ ROUTES = (
     _route("GET", _REPO, None, repositories.info),
     _route("GET", _REPO + "/revision/{revision}", None, repositories.info),
     _route("PUT", _REPO + "/settings", "write", repositories.settings),
-    _route("GET", _REPO + "/auth-check", None, account.auth_check),
-    _route("GET", _REPO + "/auth-check/write", "write", account.auth_check),
+    _route("GET", _REPO + "/auth-check", None, repositories.auth_check),
+    _route("GET", _REPO + "/auth-check/write", "write", repositories.auth_check),
     _route("GET", _REPO + "/tree/{revision}", None, content.tree),
     _route("GET", _REPO + "/tree/{revision}/{path}", None, content.tree),
     _route("POST", _REPO + "/paths-info/{revision}", None, content.paths_info),
     _route("POST", _REPO + "/preupload/{revision}", "contribute", uploads.preupload),
     _route("POST", _REPO + "/commit/{revision}", "contribute", commits.commit),
-    _route("GET", _REPO + "/refs", None, refs.refs),
-    _route("GET", _REPO + "/commits/{revision}", None, refs.commits),
-    _route("POST", _REPO + "/branch/{name}", "write", refs.create_branch),
-    _route("DELETE", _REPO + "/branch/{name}", "write", refs.delete_branch),
-    _route("POST", _REPO + "/tag/{name}", "write", refs.create_tag),
-    _route("DELETE", _REPO + "/tag/{name}", "write", refs.delete_tag),
-    _route("POST", _REPO + "/super-squash/{name}", "write", refs.super_squash),
+    _route("GET", _REPO + "/refs", None, repositories.refs),
+    _route("GET", _REPO + "/commits/{revision}", None, repositories.commits),
+    _route("POST", _REPO + "/branch/{name}", "write", repositories.create_branch),
+    _route("DELETE", _REPO + "/branch/{name}", "write", repositories.delete_branch),
+    _route("POST", _REPO + "/tag/{name}", "write", repositories.create_tag),
+    _route("DELETE", _REPO + "/tag/{name}", "write", repositories.delete_tag),
+    _route("POST", _REPO + "/super-squash/{name}", "write", repositories.super_squash),
     _route("GET", _REPO + "/discussions", None, discussions.listing),
     _route("POST", _REPO + "/discussions", "contribute", discussions.create),
     _route("GET", _REPO + "/discussions/{number}", None, discussions.details),
@@ -141,7 +147,7 @@ class Application:
         pieces = found.groupdict()
         body = b"" if inspect.iscoroutinefunction(route.handler) else await self._body(request)
         identity, repository = await to_thread.run_sync(self._admit, request, route, pieces)
-        call = Call(self.service, request, pieces, identity, repository, body)
+        call = AuthorizedRequest(self.service, request, pieces, identity, repository, body)
         if inspect.iscoroutinefunction(route.handler):
             return await route.handler(call)
         response = await to_thread.run_sync(route.handler, call)
@@ -158,7 +164,7 @@ class Application:
 
     def _admit(
         self, request: Request, route: Route, pieces: dict[str, str]
-    ) -> tuple[Identity | None, stored.Repository | None]:
+    ) -> tuple[Caller | None, stored.Repository | None]:
         """Who asks and for which repository; refused unless the route's rule allows it."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         signed = route.pattern.pattern.startswith("/_")

@@ -3,7 +3,7 @@
 import re
 from urllib.parse import unquote
 
-from ckptzoo.server.refusal import Refusal
+from ckptzoo.server.errors import Refusal
 
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 """The kinds of repositories, as addresses and as bodies name them."""

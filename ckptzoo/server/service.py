@@ -1,18 +1,71 @@
-"""The folder that is served, open: its store, its signer, its limits."""
+"""The folder that is served, open: its store, its signer, its limits.
+
+Addresses that carry their own permission and expire.
+"""
 
 import fcntl
+import hashlib
+import hmac
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from urllib.parse import urlencode
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.server.limits import Limits
-from ckptzoo.server.signing import Signer
+from ckptzoo.server.errors import Refusal, ServerLimits
 from ckptzoo.server.store.blobs import Blobs
 from ckptzoo.server.store.database import Database
 from ckptzoo.server.store.repositories import ATTRIBUTES
+
+
+class Signer:
+    """Makes and checks queries ``?field=...&expires=...&signature=...``.
+
+    ``signature = HMAC-SHA256(key, purpose + "\\n" + the sorted query without it)``, RFC 2104, in hex.
+
+    Parameters
+    ----------
+    key : 32 secret bytes.
+    seconds : how long an address is good for.
+    clock : the time in seconds since 1970.
+
+    Notes
+    -----
+    ``test_a_changed_address_is_refused`` changes each field in turn.
+    """
+
+    def __init__(self, key: bytes, seconds: float, clock: Callable[[], float] = time.time) -> None:
+        self._key, self._seconds, self._clock = key, seconds, clock
+
+    def query(self, purpose: str, fields: Mapping[str, str | int]) -> str:
+        """A signed query that expires."""
+        content = {
+            **{name: str(value) for name, value in fields.items()},
+            "expires": f"{self._clock() + self._seconds:.3f}",
+        }
+        return urlencode({**content, "signature": self._signature(purpose, content)})
+
+    def check(self, purpose: str, query: Mapping[str, str]) -> dict[str, str]:
+        """The fields of a query that was signed for this purpose and has not expired.
+
+        Raises
+        ------
+        Refusal
+            With status 403.
+        """
+        content = {name: value for name, value in query.items() if name != "signature"}
+        expected = self._signature(purpose, content).encode()
+        if not hmac.compare_digest(query.get("signature", "").encode(), expected):
+            raise Refusal(403, "The signature of the address does not match.")
+        if float(content.pop("expires")) < self._clock():
+            raise Refusal(403, "The address has expired. Ask for a new one.")
+        return content
+
+    def _signature(self, purpose: str, content: Mapping[str, str]) -> str:
+        text = f"{purpose}\n{urlencode(sorted(content.items()))}"
+        return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def database_of(root: Path) -> Database:
@@ -44,12 +97,12 @@ class Service:
         root: str | Path,
         *,
         private: bool = False,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         url: str | None = None,
         blobs_url: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.root, self.private, self.limits = Path(root).absolute(), private, limits or Limits()
+        self.root, self.private, self.limits = Path(root).absolute(), private, limits or ServerLimits()
         self.url, self.blobs_url = url, blobs_url
         self.root.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)

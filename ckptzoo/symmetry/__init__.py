@@ -3,12 +3,11 @@
 from typing import TYPE_CHECKING
 
 from ckptzoo.symmetry.action import apply
-from ckptzoo.symmetry.counts import Counts, count
+from ckptzoo.symmetry.counts import Counts, count, orbits
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.fingerprint import fingerprint
 from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, ordering_keys
 from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
-from ckptzoo.symmetry.orbits import orbits
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.softmax import remove_softmax_shift
 
@@ -69,6 +68,6 @@ def trace(module: "torch.nn.Module", example_input: "torch.Tensor") -> "Traced":
     and the notes say so. Milliseconds for small networks, about a second for a ResNet-18 on images of 32x32 pixels,
     most of it six forward passes. Laws: tests/symmetry/tracing.
     """
-    from ckptzoo.symmetry.tracing.module import trace as of_module
+    from ckptzoo.symmetry.tracing.trace import trace as of_module
 
     return of_module(module, example_input)

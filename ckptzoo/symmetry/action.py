@@ -7,12 +7,10 @@ import numpy as np
 from array_api_compat import device
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.symmetry import AxisAction, Symmetry
-from ckptzoo.symmetry.arrays import Facts, in_memory, is_array, to_numpy
-from ckptzoo.symmetry.device import act
+from ckptzoo.schema.symmetry import AxisAction, Symmetry
+from ckptzoo.symmetry.arrays import Facts, Stacked, fitting, in_memory, is_array, is_float, to_numpy
+from ckptzoo.symmetry.backends import Stack, act, run
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.host import Stack, run
-from ckptzoo.symmetry.layout import Stacked, fitting, is_float
 from ckptzoo.symmetry.moves import Move
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.symmetry import Fixed, Group, Like, Symmetry, Wreath
+from ckptzoo.schema.symmetry import Fixed, Group, Like, Symmetry, Wreath
 from ckptzoo.symmetry.arrays import as_array, beside, to_numpy
 
 

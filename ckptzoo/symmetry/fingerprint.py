@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.symmetry.arrays import to_numpy
+from ckptzoo.symmetry.arrays import is_float, to_numpy
 from ckptzoo.symmetry.gauges import Canonical
-from ckptzoo.symmetry.layout import is_float
 
 SUMS = 16
 """Numbers in a sketch."""

@@ -11,19 +11,17 @@ from typing import Any
 import numpy as np
 
 from ckptzoo.errors import UnknownNameError
-from ckptzoo.spec.symmetry import Symmetry
-from ckptzoo.symmetry import canonical, first_weight
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry import canonical, ordering
 from ckptzoo.symmetry.action import apply
-from ckptzoo.symmetry.arrays import to_numpy
-from ckptzoo.symmetry.batches import finite, fits, pieces, taken
+from ckptzoo.symmetry.arrays import Stacked, stack_of, to_numpy
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.layout import Stacked, stack_of
-from ckptzoo.symmetry.mass.rule import least
+from ckptzoo.symmetry.mass.formulations import least
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import sum_keys
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.scales import Scales, solve
-from ckptzoo.symmetry.tables import Arch, table_of
+from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
 
 Scaling = Callable[[Moments], Scales]
 Order = Callable[[Moments, Scales, Report], dict[str, np.ndarray]]
@@ -71,7 +69,7 @@ _RULES = (
         "unit-norm, then channels in ascending order of their first weight; not tie-safe",
         False,
         solve,
-        first_weight.order,
+        ordering.order,
     ),
     Gauge(
         "unit-norm",
@@ -171,7 +169,7 @@ def canonicalize(
     def solved(some: np.ndarray) -> np.ndarray:
         """Solve for some rows and put what was found in place; returns those whose scales are usable."""
         with np.errstate(all="ignore"):
-            found, found_report = _solve(taken(arrays, some), symmetry, rule)
+            found, found_report = _solve(take_rows(arrays, some), symmetry, rule)
             usable = np.ones(len(some), bool)
             for scale in found.scales.values():
                 usable &= (np.isfinite(scale) & (scale != 0)).all(axis=1)

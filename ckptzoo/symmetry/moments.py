@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ckptzoo.spec.symmetry import AxisAction, Symmetry
-from ckptzoo.symmetry.layout import by_channel, positions, stored_dtype
+from ckptzoo.schema.symmetry import AxisAction, Symmetry
+from ckptzoo.symmetry.arrays import by_channel, positions, stored_dtype
 
 PIECE = 2**17
 """Elements that are turned into float64 at a time, few enough to stay in the cache."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from ckptzoo.spec.symmetry import AxisAction, Symmetry
-from ckptzoo.symmetry.layout import positions
+from ckptzoo.schema.symmetry import AxisAction, Symmetry
+from ckptzoo.symmetry.arrays import positions
 
 PerGroup = Mapping[str, Any]
 """Group id to (K, n), numpy or torch."""

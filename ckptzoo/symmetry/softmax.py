@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.symmetry.arrays import to_numpy
-from ckptzoo.symmetry.layout import Stacked, stored_dtype
+from ckptzoo.symmetry.arrays import Stacked, stored_dtype, to_numpy
 from ckptzoo.symmetry.tables import Arch, last_layer, table_of
 
 

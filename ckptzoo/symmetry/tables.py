@@ -1,9 +1,17 @@
-"""The symmetry table of whatever names a network, and what it says of the last layer."""
+"""The symmetry table of whatever names a network, and what it says of the last layer.
+
+Stacked checkpoints in pieces: which can be solved for, and which are taken together.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
 
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.symmetry import AxisAction, Symmetry
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.symmetry import AxisAction, Symmetry
+from ckptzoo.symmetry.arrays import Stacked, is_float, to_numpy
 from ckptzoo.symmetry.tracing.result import Traced
 
 Arch = Symmetry | Traced | Architecture | str
@@ -51,3 +59,62 @@ def last_layer(table: Symmetry) -> AxisAction | None:
     """How the last tensor that reads channels and writes none reads them; None where the table has no such tensor."""
     written = {action.tensor for action in table.actions if action.role == "out"}
     return next((act for act in reversed(table.actions) if act.role == "in" and act.tensor not in written), None)
+
+
+PIECE_BYTES = 128 * 2**20
+SMALL = 4 * 2**20
+"""Checkpoints are solved for in pieces of at most so many bytes, or one by one, on all cores from so many on."""
+
+
+def fits(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, arch: Arch) -> None:
+    """Refuse what the scales of a table cannot act on.
+
+    Raises
+    ------
+    SymmetryError
+        A tensor has another shape than the architecture's, or holds integers where scales act; or no group is there.
+    """
+    if not symmetry.groups:
+        raise SymmetryError("symmetry table: expected at least one group, got none. There is nothing to canonicalize.")
+    if isinstance(arch, str):
+        arch = archs.architecture(arch)
+    if isinstance(arch, Traced):
+        arch = arch.architecture
+    if isinstance(arch, Architecture):
+        for tensor in arch.tensors:
+            found = arrays[tensor.name].shape[1:] if tensor.name in arrays else None
+            if found is not None and found != tensor.shape:
+                raise SymmetryError(
+                    f"weights: tensor {tensor.name!r}: expected shape (K, {str(tensor.shape)[1:]}, got "
+                    f"(K, {str(found)[1:]}. Pass the weights of {arch.name}."
+                )
+    for action in symmetry.actions:
+        if action.exponent and not is_float(arrays[action.tensor]):
+            raise SymmetryError(
+                f"weights: tensor {action.tensor!r}: expected floats, got {arrays[action.tensor].dtype}. "
+                "Convert it first."
+            )
+
+
+def finite(weights: Stacked, K: int) -> np.ndarray:
+    """Which of the checkpoints (K,) have no infinite element and no NaN."""
+    found = np.ones(K, bool)
+    for value in weights.values():
+        if is_float(array := to_numpy(value)):
+            found &= np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+    return found
+
+
+def pieces(rows: np.ndarray, arrays: Mapping[str, np.ndarray], threads: int) -> list[np.ndarray]:
+    """Rows in pieces that keep every thread busy."""
+    if not len(rows):
+        return []
+    nbytes = sum(array.nbytes for array in arrays.values())
+    count = max(-(-nbytes // PIECE_BYTES), threads if nbytes > SMALL else 1)
+    return np.array_split(rows, min(count, len(rows)))
+
+
+def take_rows(arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Some of the checkpoints, without a copy where they stand side by side."""
+    place = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] == len(rows) - 1 else rows
+    return {name: array[place] for name, array in arrays.items()}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ckptzoo import archs
 from ckptzoo.errors import UnknownNameError
-from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.groups import Fixed
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.symmetry import Fixed
 
 NAMES = (
     "optunet",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ckptzoo import archs
-from ckptzoo.spec.symmetry import Like, Symmetry
+from ckptzoo.schema.symmetry import Like, Symmetry
 from ckptzoo.symmetry import count, trace
 
 NAMES = ("optunet", "mlp-5-4-3-2", "mlp-tanh-5-4-3-2", "resnet20-pad-10", "resnet20-conv-10", "resnet18-10")

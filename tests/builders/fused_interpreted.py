@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from builders import data, draws, engines
+from builders import data, engines, rng
+from builders.data_source import DataSource
 from builders.engines import fused
-from builders.engines.fused import draws as drawn
-from builders.material import Material
+from builders.engines.fused import rng as drawn
 from builders.recipe import ImageRecipe, Recipe
-from builders.state import State
+from builders.state import TrainingState
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
 
@@ -33,12 +33,12 @@ RECIPE = dataclasses.replace(
 NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
 
 
-def material(recipe: ImageRecipe, *, blank: bool = False) -> Material:
+def material(recipe: ImageRecipe, *, blank: bool = False) -> DataSource:
     images = FULL.train_images[: recipe.train].copy()
     if blank:
         images[::2] = 0
     few = dataclasses.replace(FULL, train_images=images, train_labels=FULL.train_labels[: recipe.train])
-    return Material.of(recipe, few, "cpu")
+    return DataSource.of(recipe, few, "cpu")
 
 
 @triton.jit
@@ -79,8 +79,8 @@ def test_order_and_crops_are_those_of_builders_draws(
     given = [torch.tensor([number]) for number in (epoch, first, last)]
     draw[(1,)](torch.from_numpy(keys.view(np.int64)), items, corners, *given, count, drawn.side(count), pad, width)
     positions = np.arange(first, last + 1)
-    assert np.array_equal(items[: len(positions)], draws.order(keys, epoch, positions, count)[0])
-    down, right = draws.crops(keys, epoch, positions, pad)
+    assert np.array_equal(items[: len(positions)], rng.order(keys, epoch, positions, count)[0])
+    down, right = rng.crops(keys, epoch, positions, pad)
     assert np.array_equal(corners[: len(positions)], (down * width + right)[0])
 
 
@@ -88,7 +88,7 @@ def test_steps_are_those_of_the_general_engine_whatever_the_way_and_the_company(
     """Over the end of an epoch, with momentum and weight decay."""
     recipe = dataclasses.replace(RECIPE, momentum=0.9, weight_decay=0.01)
     images = material(recipe)
-    ours, alone, theirs = (State.initial(recipe, seeds, "cpu") for seeds in ([3, 11], [11], [3, 11]))
+    ours, alone, theirs = (TrainingState.initial(recipe, seeds, "cpu") for seeds in ([3, 11], [11], [3, 11]))
     for stop in (1, 3):
         fused.advance(images, ours, stop)
         engines.get("general")(images, theirs, stop)
@@ -105,7 +105,7 @@ def test_steps_are_those_of_the_general_engine_whatever_the_way_and_the_company(
 def test_without_momentum_and_decay_they_are_those_of_both_other_engines() -> None:
     recipe = dataclasses.replace(RECIPE, weight_decay=0.0)
     images = material(recipe)
-    states = [State.initial(recipe, [5], "cpu") for _ in range(3)]
+    states = [TrainingState.initial(recipe, [5], "cpu") for _ in range(3)]
     for name, state in zip(("general", "optunet"), states, strict=False):
         engines.get(name)(images, state, 3)
     fused.advance(images, states[2], 3)
@@ -120,7 +120,7 @@ def test_the_gradient_is_that_of_double_precision(size: int) -> None:
     rate = 2.0**24
     recipe = dataclasses.replace(RECIPE, train=40, batch=size, weight_decay=0.0, learning_rate=rate)
     images = material(recipe)
-    state = State.initial(recipe, [2], "cpu")
+    state = TrainingState.initial(recipe, [2], "cpu")
     for tensor in state.weights.values():
         tensor.mul_(2)
     batch = next(images.batches(state.keys, 0, 1))
@@ -137,7 +137,10 @@ def test_the_gradient_is_that_of_double_precision(size: int) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_one_weight_that_is_no_number_spreads_as_in_the_general_engine() -> None:
     images = material(RECIPE)
-    ours, theirs = State.initial(RECIPE, [0, 1, 2, 3], "cpu"), State.initial(RECIPE, [0, 1, 2, 3], "cpu")
+    ours, theirs = (
+        TrainingState.initial(RECIPE, [0, 1, 2, 3], "cpu"),
+        TrainingState.initial(RECIPE, [0, 1, 2, 3], "cpu"),
+    )
     for state in (ours, theirs):
         for member, (name, value) in enumerate(zip(NAMES, (np.nan, np.inf, 3e38, -np.inf), strict=True)):
             state.weights[name][member].view(-1)[-1] = value
@@ -152,7 +155,7 @@ def test_blank_images_and_dead_channels_have_the_gradients_of_autograd() -> None
     """Every window of a blank image is a tie, and a channel that is never above 0 has no gradient."""
     recipe = dataclasses.replace(RECIPE, crop_pad=0, weight_decay=0.0)
     images = material(recipe, blank=True)
-    ours, theirs = State.initial(recipe, [0], "cpu"), State.initial(recipe, [0], "cpu")
+    ours, theirs = TrainingState.initial(recipe, [0], "cpu"), TrainingState.initial(recipe, [0], "cpu")
     for state in (ours, theirs):
         state.weights["conv1.weight"][0, 0].abs_()
         state.weights["conv1.weight"][0, 1] = 0
@@ -164,7 +167,7 @@ def test_blank_images_and_dead_channels_have_the_gradients_of_autograd() -> None
 
 
 def test_what_it_cannot_train_is_refused() -> None:
-    state, images = State.initial(RECIPE, [0], "cpu"), material(RECIPE)
+    state, images = TrainingState.initial(RECIPE, [0], "cpu"), material(RECIPE)
     with pytest.raises(ZooError, match="expected 28x28 pixels on cuda, got 27x28 on cpu"):
         fused.advance(dataclasses.replace(images, height=images.height - 1), state, 1)
     large = dataclasses.replace(images, recipe=dataclasses.replace(RECIPE, batch=257))

@@ -14,9 +14,8 @@ import builders.build
 import ckptzoo
 from builders import engines
 from builders.build import build
+from builders.checkpointing import FOLDER, Interrupted
 from builders.recipe import Recipe
-from builders.stopping import Interrupted
-from builders.work import FOLDER
 from ckptzoo.errors import ZooError
 
 QUICK = Recipe.load("digits-optunet").shortened(1)

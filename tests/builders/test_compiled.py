@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from builders import data, engines
+from builders.data_source import DataSource, steps
 from builders.engines import compiled
-from builders.engines.compiled import draws, training
-from builders.engines.compiled.room import Room
-from builders.material import Material, steps
+from builders.engines.compiled import rng, training
+from builders.engines.compiled.workspace import Workspace
 from builders.recipe import Recipe
-from builders.state import State
+from builders.state import TrainingState
 from builders.train import trainer
 from ckptzoo import archs
 from ckptzoo.errors import MissingExtraError, ZooError
@@ -54,9 +54,9 @@ def test_numba_is_imported_where_it_is_used_alone() -> None:
 
 def test_what_runs_was_compiled_from_these_files() -> None:
     files = sorted(Path(training.__file__).parent.glob("*.py"))
-    material, rule, keys = Material.of(DIGITS, FULL, "cpu"), compiled.rule(DIGITS, 0, 1), np.empty(0, np.uint64)
+    material, rule, keys = DataSource.of(DIGITS, FULL, "cpu"), compiled.rule(DIGITS, 0, 1), np.empty(0, np.uint64)
     nobody = tuple(np.empty((0, size), np.float32) for size in (32, 250, 100, 10))
-    ran = training.train(Room.empty(), compiled.images(material), rule, keys, nobody, nobody, 0, 1)
+    ran = training.train(Workspace.empty(), compiled.images(material), rule, keys, nobody, nobody, 0, 1)
     assert ran == sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
@@ -69,19 +69,19 @@ def test_it_needs_no_place_for_its_cache(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_other_images_are_refused() -> None:
-    material = Material.of(DIGITS, FULL, "cpu")
+    material = DataSource.of(DIGITS, FULL, "cpu")
     with pytest.raises(ZooError, match="expected 28x28 pixels on cpu, got 27x28 on cpu"):
         compiled.advance(
-            dataclasses.replace(material, height=material.height - 1), State.initial(DIGITS, [0], "cpu"), 1
+            dataclasses.replace(material, height=material.height - 1), TrainingState.initial(DIGITS, [0], "cpu"), 1
         )
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 64, 70])
 def test_the_gradient_is_that_of_double_precision(size: int) -> None:
     recipe = dataclasses.replace(DIGITS, batch=size)
-    material = Material.of(recipe, FULL, "cpu")
+    material = DataSource.of(recipe, FULL, "cpu")
     for seed in range(4):
-        state = State.initial(recipe, [seed], "cpu")
+        state = TrainingState.initial(recipe, [seed], "cpu")
         batch = next(material.batches(state.keys, 3, 4))
         weights = {name: (tensor[0] * 2).double().requires_grad_() for name, tensor in state.weights.items()}
         model = archs.get("optunet")().double()
@@ -89,7 +89,7 @@ def test_the_gradient_is_that_of_double_precision(size: int) -> None:
         nn.functional.cross_entropy(outputs, batch.targets[0]).backward()
 
         step = next(steps(material, state.keys, 3, 4))
-        room, padding = Room.empty(), -size % 16
+        room, padding = Workspace.empty(), -size % 16
         corners, labels = (np.pad(part[0].numpy(), (0, padding), mode="edge") for part in (step.corners, step.labels))
         flat = tuple(weights[name].detach().float().numpy().reshape(-1) for name in NAMES)
         training.gradients(room, compiled.images(material), flat, corners, labels, size)
@@ -103,8 +103,11 @@ def test_the_gradient_is_that_of_double_precision(size: int) -> None:
 @pytest.mark.parametrize("rate", [10.0, 1e4, 1e30])
 def test_members_diverge_as_in_the_general_engine(rate: float) -> None:
     recipe = dataclasses.replace(DIGITS, learning_rate=rate)
-    material = Material.of(recipe, FULL, "cpu")
-    ours, theirs = State.initial(recipe, list(range(6)), "cpu"), State.initial(recipe, list(range(6)), "cpu")
+    material = DataSource.of(recipe, FULL, "cpu")
+    ours, theirs = (
+        TrainingState.initial(recipe, list(range(6)), "cpu"),
+        TrainingState.initial(recipe, list(range(6)), "cpu"),
+    )
     for stop in range(1, 6):
         compiled.advance(material, ours, stop)
         engines.get(engines.GENERAL)(material, theirs, stop)
@@ -115,8 +118,11 @@ def test_members_diverge_as_in_the_general_engine(rate: float) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -1e37, 1e20])
 def test_one_weight_that_is_no_number_spreads_as_in_the_general_engine(value: float) -> None:
-    material = Material.of(DIGITS, FULL, "cpu")
-    ours, theirs = State.initial(DIGITS, list(range(8)), "cpu"), State.initial(DIGITS, list(range(8)), "cpu")
+    material = DataSource.of(DIGITS, FULL, "cpu")
+    ours, theirs = (
+        TrainingState.initial(DIGITS, list(range(8)), "cpu"),
+        TrainingState.initial(DIGITS, list(range(8)), "cpu"),
+    )
     for state in (ours, theirs):
         for member, (name, place) in enumerate((name, place) for name in NAMES for place in (0, -1)):
             state.weights[name][member].view(-1)[place] = value
@@ -133,4 +139,4 @@ def test_sides_and_rates_are_those_of_the_order_and_the_recipe(epochs: tuple[int
     first, last = epochs
     rule = compiled.rule(recipe, first * recipe.epoch_steps, last * recipe.epoch_steps)
     assert rule.rates[: last - first].tolist() == pytest.approx([recipe.rate(epoch) for epoch in range(first, last)])
-    assert (draws.side(255), draws.side(256), draws.side(257), draws.side(60000)) == (16, 16, 18, 246)
+    assert (rng.side(255), rng.side(256), rng.side(257), rng.side(60000)) == (16, 16, 18, 246)

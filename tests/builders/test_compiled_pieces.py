@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from numba import njit
 from numpy.typing import NDArray
 
-from builders import draws
-from builders.engines.compiled import draws as compiled
+from builders import rng as draws
 from builders.engines.compiled import lanes
+from builders.engines.compiled import rng as compiled
 
 CODES = st.integers(0, 2**64 - 1)
 EDGES = np.array([-np.inf, -88.0, -87.5, np.nan, 0.0], np.float32)

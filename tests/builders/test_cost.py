@@ -14,10 +14,10 @@ import ckptzoo
 from builders.__main__ import run
 from builders.cost import Spending, cost
 from builders.energy import Spent
+from builders.metadata import rows
 from builders.recipe import Recipe
-from builders.rows import rows
 from builders.sources import load
-from ckptzoo.spec.metadata import COLUMNS
+from ckptzoo.schema.metadata import COLUMNS
 from tests.conftest import MIXED, weights_of
 
 KEPT = {"recipe": "mine", "recipe_digest": "sha256:0123456789", "device": "cpu"}

@@ -19,10 +19,9 @@ from safetensors.numpy import load, save
 import builders.build
 import ckptzoo
 from builders.build import build
+from builders.checkpointing import FOLDER, Interrupted
 from builders.energy import Counter, Spent, counter_of, spent
 from builders.recipe import Recipe
-from builders.stopping import Interrupted
-from builders.work import FOLDER
 
 TOY = Recipe.load("toy").shortened(2)
 JOULES = st.none() | st.integers(0, 2**40)

@@ -19,7 +19,7 @@ from builders.__main__ import run
 from builders.build import build
 from builders.estimate import Estimate, estimate
 from builders.recipe import Recipe
-from builders.state import State
+from builders.state import TrainingState
 from builders.train import Trainer, trainer
 from ckptzoo.errors import UnknownNameError, ZooError
 
@@ -108,7 +108,7 @@ def test_what_is_done_once_is_not_counted(tmp_path: Path, monkeypatch: pytest.Mo
         """A trainer whose engine takes a second longer when it is first used."""
         with trainer(*arguments, **options) as crew:
 
-            def advance(material: Any, state: State, stop: int) -> None:
+            def advance(material: Any, state: TrainingState, stop: int) -> None:
                 if not once:
                     once.append(stop)
                     time.sleep(1)

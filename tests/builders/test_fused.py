@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from builders import data, engines
-from builders.material import Material
+from builders.data_source import DataSource
 from builders.recipe import Recipe
-from builders.state import State
+from builders.state import TrainingState
 from builders.train import trainer
 from ckptzoo.errors import MissingExtraError, ZooError
 
@@ -44,7 +44,7 @@ def test_without_triton_there_are_the_others(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_cpu_is_refused() -> None:
     with pytest.raises(ZooError, match="expected 28x28 pixels on cuda, got 28x28 on cpu"):
-        engines.get("fused")(Material.of(DIGITS, FULL, "cpu"), State.initial(DIGITS, [0], "cpu"), 1)
+        engines.get("fused")(DataSource.of(DIGITS, FULL, "cpu"), TrainingState.initial(DIGITS, [0], "cpu"), 1)
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_it_compiles_to_128_registers_without_atomics_or_tensor_cores(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     recipe = dataclasses.replace(Recipe.load("mnist-optunet"), train=60)
     few = dataclasses.replace(FULL, train_images=FULL.train_images[:60], train_labels=FULL.train_labels[:60])
-    constants = {**fused.constants(Material.of(recipe, few, "cpu")), "count": 60000, "side": 246}
+    constants = {**fused.constants(DataSource.of(recipe, few, "cpu")), "count": 60000, "side": 246}
     names = train.arg_names
     kinds = {name: "constexpr" if name in constants else {**POINTERS, **NUMBERS}.get(name, "*fp32") for name in names}
     aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if kinds[name].startswith("*")}

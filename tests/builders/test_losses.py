@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from builders import losses
-from builders.losses import Predicted
-from ckptzoo.measure import uncertainty
+from builders.losses import MemberOutputs
+from ckptzoo.measure import predictions
 
 
 def examples(name: str, members: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,7 +36,7 @@ def test_the_slope_is_the_gradient_of_the_mean(name: str) -> None:
 def test_the_mean_is_the_measured_loss(name: str) -> None:
     loss = losses.get(name)
     outputs, targets = examples(name, 1, 50)
-    half = Predicted(outputs.double().numpy(), targets[0].numpy())
+    half = MemberOutputs(outputs.double().numpy(), targets[0].numpy())
     found = loss.columns(half, half)
     assert found["train_loss"][0] == found["test_loss"][0] == pytest.approx(loss.mean(outputs[0], targets[0]).item())
     assert outputs.shape[-1] == loss.outputs(targets[0].numpy())
@@ -44,21 +44,21 @@ def test_the_mean_is_the_measured_loss(name: str) -> None:
 
 def test_one_logit_is_measured_as_two() -> None:
     outputs, targets = examples("binary-cross-entropy", 3, 200)
-    half = Predicted(outputs.double().numpy(), targets[0].numpy())
+    half = MemberOutputs(outputs.double().numpy(), targets[0].numpy())
     found = losses.get("binary-cross-entropy").columns(half, half)
     two = np.concatenate([np.zeros_like(half.outputs), half.outputs], -1)
-    again = losses.get("cross-entropy").columns(Predicted(two, half.targets), Predicted(two, half.targets))
+    again = losses.get("cross-entropy").columns(MemberOutputs(two, half.targets), MemberOutputs(two, half.targets))
     assert set(found) == set(again)
     for column, values in found.items():
         assert np.allclose(values, again[column], rtol=1e-12, atol=0)
     logs = two - np.logaddexp(two[..., :1], two[..., 1:])
     labels = half.targets.astype(int)
-    for column, score in (("test_accuracy", uncertainty.accuracy), ("test_brier", uncertainty.brier)):
+    for column, score in (("test_accuracy", predictions.accuracy), ("test_brier", predictions.brier)):
         assert np.allclose(found[column], score(logs, labels))
 
 
 def test_large_logits_have_a_finite_loss() -> None:
-    half = Predicted(np.array([[[1000.0], [-1000.0]]]), np.array([1.0, 1.0]))
+    half = MemberOutputs(np.array([[[1000.0], [-1000.0]]]), np.array([1.0, 1.0]))
     assert losses.get("binary-cross-entropy").columns(half, half)["train_loss"] == 500
 
 
@@ -70,7 +70,7 @@ def test_a_classifier_diverges_above_equal_probabilities(name: str, width: int, 
     outputs = np.zeros((3, 3, width))
     outputs[1, :, -1] = -1e-3 if width == 1 else 1e-2
     outputs[2] = np.nan
-    found = losses.get(name).columns(Predicted(outputs, labels), Predicted(outputs, labels))
+    found = losses.get(name).columns(MemberOutputs(outputs, labels), MemberOutputs(outputs, labels))
     assert found["train_loss"][0] == pytest.approx(bound)
     assert found["train_loss"][1] > bound
     assert found["diverged"].tolist() == [False, True, True]
@@ -80,7 +80,7 @@ def test_a_classifier_diverges_above_equal_probabilities(name: str, width: int, 
 def test_a_regression_diverges_above_the_variance_of_its_targets() -> None:
     targets = np.array([0.0, 1.0, 5.0], dtype=np.float32)
     outputs = np.stack([np.full((3, 1), 2.0), np.full((3, 1), 2.1), np.full((3, 1), np.nan), np.full((3, 1), 1e200)])
-    half = Predicted(outputs, targets)
+    half = MemberOutputs(outputs, targets)
     found = losses.get("squared-error").columns(half, half)
     assert found["train_loss"][:2] == pytest.approx([14 / 3, 14 / 3 + 0.01])
     assert found["diverged"].tolist() == [False, True, True, True]

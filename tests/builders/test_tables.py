@@ -11,13 +11,14 @@ import pytest
 from rich.console import Console
 
 import ckptzoo
-from builders import data, gaussians, sources, tables
+from builders import data, sources, tables
+from builders import sources as gaussians
 from builders.__main__ import run
 from builders.build import build
-from builders.philox import philox
 from builders.recipe import GaussianRecipe, Recipe, TableRecipe
+from builders.rng import philox
 from ckptzoo.errors import IntegrityError, ZooError
-from ckptzoo.loader.order import derive_key, keyed_permutation
+from ckptzoo.loader.permutation import derive_key, keyed_permutation
 
 REAL = Path(os.environ.get(data.FOLDER_VARIABLE) or Path(__file__).parents[3] / "shared" / "data")
 HEADER = "X1,X2,X3,X4,X5,X6,X7,X8,Y1,Y2"
@@ -31,7 +32,7 @@ def toy() -> GaussianRecipe:
 
 
 def test_the_toy_is_always_the_same_and_a_line_separates_it() -> None:
-    source = gaussians.load(toy())
+    source = gaussians.load_gaussians(toy())
     assert source.digest == "sha256:9031fd2b7bb2c9f265bb480dc6833d8761263a2857a66594df13f32ffa4e0cdc"
     assert [half.shape for half in (source.train_inputs, source.test_inputs)] == [(400, 2), (400, 2)]
     assert source.train_inputs.dtype == source.train_targets.dtype == np.float32
@@ -44,14 +45,14 @@ def test_the_toy_is_always_the_same_and_a_line_separates_it() -> None:
 def test_classes_are_normal_around_their_centres() -> None:
     centres = ((0.0, 5.0, -2.0), (1.0, 1.0, 1.0), (-3.0, 0.0, 0.5))
     recipe = dataclasses.replace(toy(), centres=centres, train=30_000, test=3, data_seed=11)
-    source = gaussians.load(recipe)
+    source = gaussians.load_gaussians(recipe)
     for label, centre in enumerate(centres):
         points = source.train_inputs[source.train_targets == label].astype(np.float64)
         assert len(points) == 10_000
         assert np.abs(points.mean(0) - centre).max() < 5 / math.sqrt(10_000)
         assert np.abs(np.cov(points.T) - np.eye(3)).max() < 5 * math.sqrt(2 / 10_000)
-    assert gaussians.load(recipe).digest == source.digest
-    assert gaussians.load(dataclasses.replace(recipe, data_seed=12)).digest != source.digest
+    assert gaussians.load_gaussians(recipe).digest == source.digest
+    assert gaussians.load_gaussians(dataclasses.replace(recipe, data_seed=12)).digest != source.digest
 
 
 def test_normal_numbers_are_those_of_box_and_muller() -> None:

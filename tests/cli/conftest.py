@@ -11,7 +11,7 @@ import pytest
 
 import ckptzoo
 from ckptzoo import archs
-from ckptzoo.cli.run import run
+from ckptzoo.cli.app import run
 
 Weights = dict[str, np.ndarray]
 

@@ -9,8 +9,8 @@ import pytest
 import typer
 
 from ckptzoo.cli.cache import cache
-from ckptzoo.remote.cache import Cache, Remembered, blobs_of
-from ckptzoo.remote.store import Entry
+from ckptzoo.remote.cache import Cache, RevisionRecord, blobs_of
+from ckptzoo.remote.stores import FileEntry
 from tests.cli.conftest import Cli
 
 DAY = 86_400
@@ -23,7 +23,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     app = typer.Typer()
     app.add_typer(cache)
     app.callback()(lambda: None)
-    monkeypatch.setattr("ckptzoo.cli.run.app", app)
+    monkeypatch.setattr("ckptzoo.cli.app.app", app)
     root = tmp_path / "cache"
     monkeypatch.setenv("CKPTZOO_CACHE", str(root))
     monkeypatch.setenv("CKPTZOO_CACHE_SIZE", "1MB")
@@ -36,7 +36,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def fill(root: Path, address: str, sizes: Sequence[int], *, day: int) -> None:
     """A zoo in the cache whose blobs were last used on the days from this one on."""
     made = Cache(root, address, limit=10**6)
-    made.remember("main", Remembered("c0ffee" * 6 + "beef", {"zoo.json": Entry("zoo.json", 3, None)}))
+    made.remember("main", RevisionRecord("c0ffee" * 6 + "beef", {"zoo.json": FileEntry("zoo.json", 3, None)}))
     for number, nbytes in enumerate(sizes):
         data = hashlib.shake_128(f"{address}{number}".encode()).digest(nbytes)
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"

@@ -92,8 +92,8 @@ def test_a_missing_extra_names_its_command(cli: Any, optunets: Any, monkeypatch:
     import sys
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "ckptzoo.studies.overview.pictures", raising=False)
-    monkeypatch.delattr("ckptzoo.studies.overview.pictures", raising=False)
+    monkeypatch.delitem(sys.modules, "ckptzoo.studies.plots.overview", raising=False)
+    monkeypatch.delattr("ckptzoo.studies.plots.overview", raising=False)
     ended = cli("show", optunets[0])
     assert ended.code == 4 and "pip install 'ckptzoo[plot]'" in ended.line
 
@@ -104,7 +104,7 @@ def test_a_mistake_of_ours_is_one_line_and_debug_shows_where(
     def broken(*_: object) -> None:
         raise KeyError("first\nsecond")
 
-    monkeypatch.setattr("ckptzoo.studies.overview.inventory.inventory", broken)
+    monkeypatch.setattr("ckptzoo.studies.inventory.inventory", broken)
     ended = cli("info", optunets[0])
     assert ended.code == 70 and "KeyError" in ended.line and "--debug" in ended.line
     shown = cli("--debug", "info", optunets[0])

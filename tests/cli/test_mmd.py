@@ -76,7 +76,7 @@ def test_matplotlib_is_asked_for_before_anything_is_read(
     def read(*_: Any) -> np.ndarray:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("ckptzoo.loader.stacked.StackedTensor.__getitem__", read)
+    monkeypatch.setattr("ckptzoo.loader.lazy_tensor.StackedTensor.__getitem__", read)
     ended = cli("mmd", optunets[0], optunets[0], "-o", tmp_path / "made")
     assert ended.code == 4 and "pip install 'ckptzoo[plot]'" in ended.line
 

@@ -11,7 +11,7 @@ import pytest
 
 import ckptzoo
 from ckptzoo.hub.inputs import inputs_of
-from tests.derive.zoos import ARCH, TABLE, weights_of
+from tests.support.derived_zoos import ARCH, TABLE, weights_of
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (2, 12, 28, 28), dtype=np.uint8)

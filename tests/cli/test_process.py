@@ -30,7 +30,7 @@ def process(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
-        "from ckptzoo.cli.run import run\n"
+        "from ckptzoo.cli.app import run\n"
         "assert run(['--help']) == 0 and run(['--version']) == 0 and run(['frob']) == 2\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
@@ -40,7 +40,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_reading_commands_import_neither_torch_nor_pyplot(optunets: Any, tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from ckptzoo.cli.run import run\n"
+        "from ckptzoo.cli.app import run\n"
         f"zoo, target = {str(optunets[0])!r}, {str(tmp_path / 'one')!r}\n"
         "assert run(['info', zoo]) == 0 and run(['verify', zoo]) == 0\n"
         "assert run(['export', zoo, 'net-000', '-o', target + '.safetensors']) == 0\n"

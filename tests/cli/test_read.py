@@ -8,7 +8,7 @@ import pytest
 
 import ckptzoo
 from ckptzoo.derive import derive
-from ckptzoo.studies.overview.inventory import inventory
+from ckptzoo.studies.inventory import inventory
 
 
 def test_info_says_what_the_zoo_is(cli: Any, optunets: Any) -> None:

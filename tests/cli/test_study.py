@@ -120,7 +120,7 @@ def test_the_shell_completes(trained: Path, words: str, expected: list[str]) -> 
 def test_a_study_imports_neither_torch_nor_pyplot(trained: Path, tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from ckptzoo.cli.run import run\n"
+        "from ckptzoo.cli.app import run\n"
         f"ask = [{str(trained)!r}, '--variant', 'first-weight']\n"
         "assert run(['study', 'symmetries', *ask]) == 0 and 'matplotlib' not in sys.modules\n"
         f"assert run(['study', 'permutations', *ask, '-o', {str(tmp_path / 'drawn')!r}]) == 0\n"

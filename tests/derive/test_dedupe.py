@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import ckptzoo
 from ckptzoo import archs
-from ckptzoo.derive import dedupe, work
+from ckptzoo.derive import dedupe, variants
 from ckptzoo.errors import ZooError
-from ckptzoo.spec.architecture import Architecture
+from ckptzoo.schema.architecture import Architecture
 from ckptzoo.symmetry import GroupElement, apply
-from tests.derive.zoos import ARCH, TABLE, Weights, files_of, weights_of, written
+from tests.support.derived_zoos import ARCH, TABLE, Weights, files_of, weights_of, written
 
 COUNT = 8192
 
@@ -106,7 +106,7 @@ def test_groups_are_those_that_were_planted_whatever_is_held_at_a_time(
     weights = disguised(weights_of(5, seed), owners, seed + 1, scales=scales)
     path = written(tmp_path_factory.mktemp("owners") / "zoo", ARCH, weights)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "BATCH_BYTES", rows * ARCH.nbytes)
+        patch.setattr(variants, "BATCH_BYTES", rows * ARCH.nbytes)
         patch.setattr("ckptzoo.derive.duplicates.HELD_BYTES", rows * ARCH.nbytes)
         found = dedupe(ckptzoo.open(path))
     places = [[at for at, owner in enumerate(owners) if owner == one] for one in range(5)]

@@ -13,10 +13,10 @@ from torch import nn
 
 import ckptzoo
 from ckptzoo import archs
-from ckptzoo.derive import Predicted, derive, pipeline, predict, predictions
+from ckptzoo.derive import Predicted, concurrency, derive, predict, predictions
 from ckptzoo.errors import IntegrityError, ZooError
-from ckptzoo.spec.architecture import Architecture
-from tests.derive.zoos import ARCH, files_of, fill, inputs_of, weights_of, written, zoo_of
+from ckptzoo.schema.architecture import Architecture
+from tests.support.derived_zoos import ARCH, files_of, fill, inputs_of, weights_of, written, zoo_of
 
 INPUTS = inputs_of(ARCH, 21).astype(np.float32)
 TARGETS = np.arange(21) % 10
@@ -66,7 +66,7 @@ def test_nothing_but_the_network_and_the_number_of_inputs_decides_the_bytes(
     found: list[dict[str, bytes]] = []
     threads = torch.get_num_threads()
     for at, cores in enumerate((1, 2, 5)):
-        monkeypatch.setattr(pipeline, "_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(concurrency, "_cores", lambda cores=cores: cores)
         torch.set_num_threads(1 + at % 2)
         try:
             predicted(written(tmp_path / f"{cores}", arch, weights), inputs, targets=None)

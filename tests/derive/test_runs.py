@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import ckptzoo
-from ckptzoo.derive import derive, work
+from ckptzoo.derive import derive, variants
 from ckptzoo.errors import ZooError
 from ckptzoo.format.part import PartWriter
 from ckptzoo.symmetry import canonicalize
-from tests.derive.zoos import ARCH, TABLE, files_of, fill, run, zoo_of
+from tests.support.derived_zoos import ARCH, TABLE, files_of, fill, run, zoo_of
 
 KILLED = """
 import os, signal, sys
@@ -49,7 +49,7 @@ def test_batches_change_no_byte_and_progress_counts_every_checkpoint(
     one = zoo_of(tmp_path / "one", (5, 3), spoil=(1,))
     two = Path(shutil.copytree(one, tmp_path / "two"))
     derive(one, certify="none")
-    monkeypatch.setattr(work, "BATCH_BYTES", rows * ARCH.nbytes)
+    monkeypatch.setattr(variants, "BATCH_BYTES", rows * ARCH.nbytes)
     seen: list[tuple[int, int]] = []
     derive(two, certify="none", progress=lambda done, total: seen.append((done, total)))
     steps = [*range(rows, 5, rows), 5, *range(5 + rows, 8, rows), 8]
@@ -59,7 +59,7 @@ def test_batches_change_no_byte_and_progress_counts_every_checkpoint(
 
 def test_the_variant_is_canonicalize_on_everything_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = zoo_of(tmp_path / "zoo", (40, 1, 17))
-    monkeypatch.setattr(work, "BATCH_ROWS", 7)
+    monkeypatch.setattr(variants, "BATCH_ROWS", 7)
     derive(path, certify="none")
     zoo = ckptzoo.open(path)
     made = canonicalize({name: np.asarray(zoo[name]) for name in ARCH.names}, TABLE, gauge="canonical")
@@ -72,7 +72,7 @@ def test_shards_that_are_full_and_one_that_is_not(tmp_path: Path, monkeypatch: p
     whole = Path(shutil.copytree(path, tmp_path / "whole"))
     init = PartWriter.__init__
     monkeypatch.setattr(PartWriter, "__init__", lambda self, *a, **k: init(self, *a, shard_bytes=4 * ARCH.nbytes, **k))
-    monkeypatch.setattr(work, "BATCH_ROWS", 3)
+    monkeypatch.setattr(variants, "BATCH_ROWS", 3)
     derive(path, certify="none")
     shards = sorted(path.glob("derived/*/*/canonical-*.safetensors"))
     assert len(shards) == 3 and shards[0].stat().st_size == shards[1].stat().st_size > shards[2].stat().st_size
@@ -86,7 +86,7 @@ def test_shards_that_are_full_and_one_that_is_not(tmp_path: Path, monkeypatch: p
 
 def test_an_interrupted_call_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = zoo_of(tmp_path / "zoo")
-    monkeypatch.setattr(work, "BATCH_BYTES", 2 * ARCH.nbytes)
+    monkeypatch.setattr(variants, "BATCH_BYTES", 2 * ARCH.nbytes)
     threads = threading.active_count()
 
     def interrupt(done: int, total: int) -> None:
@@ -106,7 +106,7 @@ def test_an_interrupted_call_leaves_nothing_half_written(tmp_path: Path, monkeyp
 def test_a_write_that_fails_ends_the_call_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = zoo_of(tmp_path / "zoo", (9,))
     before = files_of(path)
-    monkeypatch.setattr(work, "BATCH_ROWS", 1)
+    monkeypatch.setattr(variants, "BATCH_ROWS", 1)
     add = PartWriter.add
 
     def full(self: PartWriter, arrays: dict, rows: list) -> None:

@@ -11,7 +11,7 @@ from ckptzoo.derive.tables import symmetry_of
 from ckptzoo.errors import SpecError, SymmetryError, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
-from tests.derive.zoos import ARCH, TABLE, files_of, weights_of, written
+from tests.support.derived_zoos import ARCH, TABLE, files_of, weights_of, written
 
 UNKNOWN = replace(ARCH, forward=None)
 

@@ -12,14 +12,14 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("huggingface_hub")
 
 import ckptzoo
-from ckptzoo.hub.client.asking import Bounds
-from ckptzoo.remote.patience import Patience
+from ckptzoo.hub.client.retry import HubRetryPolicy
+from ckptzoo.remote.retry import RetryPolicy
 from tests.faults.bench import Bench
 from tests.faults.counts import COUNTS
 from tests.faults.material import zoo_of
 from tests.faults.processes import HURRIED, defaults_of
-from tests.hub.clients import hurry, keep_to, large_uploads_may_warn
-from tests.server.hosted import hosted
+from tests.support.hosted import hosted
+from tests.support.hub_clients import hurry, keep_to, large_uploads_may_warn
 
 HERE = Path(__file__).parent
 
@@ -68,7 +68,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
         defaults(monkeypatch, like)
 
 
-def defaults(monkeypatch: pytest.MonkeyPatch, like: Patience | Bounds) -> None:
+def defaults(monkeypatch: pytest.MonkeyPatch, like: RetryPolicy | HubRetryPolicy) -> None:
     """Make these what everybody gets who does not say how long to wait."""
     monkeypatch.setattr(type(like).__init__, "__defaults__", defaults_of(like))
 

@@ -6,7 +6,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import ckptzoo
-from ckptzoo.spec.card import Card
+from ckptzoo.schema.card import Card
 
 ARCH = ckptzoo.Architecture(
     "tiny",

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 import ckptzoo
-from ckptzoo.hub.contributing import contribute
-from ckptzoo.hub.publishing import push
-from ckptzoo.hub.pulling import pull
-from ckptzoo.hub.reviewing import review
+from ckptzoo.hub.contributions.contribute import contribute
+from ckptzoo.hub.contributions.review import review
+from ckptzoo.hub.pull import pull
+from ckptzoo.hub.push import push
 from tests.faults.bench import Bench, is_sound, nothing_twice, same_files
 from tests.faults.bench import put as put_files
 from tests.faults.material import grown, strangers
-from tests.hub.made import files_of
+from tests.support.hub_zoos import files_of
 
 BATCH = 7
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]

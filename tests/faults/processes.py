@@ -13,26 +13,25 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.client.asking import Bounds
-from ckptzoo.remote.patience import Patience
+from ckptzoo.hub.client.retry import HubRetryPolicy
+from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.server.app import Application
-from ckptzoo.server.faults import Droppable, FaultPlan, Faults
-from ckptzoo.server.ledger import Acknowledged, Entry, Ledger
 from ckptzoo.server.run import serve
 from ckptzoo.server.service import Service, database_of
 from ckptzoo.server.store.tokens import make_token
+from ckptzoo.server.testing import Acknowledged, Droppable, FaultPlan, Faults, LoggedRequest, RequestLog
 from tests.faults.operations import Call
-from tests.hub.clients import hurry
-from tests.server.hosted import SMALL
+from tests.support.hosted import SMALL
+from tests.support.hub_clients import hurry
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.faults.processes"])
 _START = 60.0
-HURRIED = (Patience(grace=4.0, attempt=3.0, backoff=0.0025), Bounds(pause=0.01, silence=5.0))
+HURRIED = (RetryPolicy(grace=4.0, attempt=3.0, backoff=0.0025), HubRetryPolicy(pause=0.01, silence=5.0))
 """How long clients here wait by default, in processes of their own as in that of the tests."""
 
 
-def defaults_of(like: Patience | Bounds) -> tuple[Any, ...]:
+def defaults_of(like: RetryPolicy | HubRetryPolicy) -> tuple[Any, ...]:
     """The values of a way to wait, as defaults of its class."""
     return tuple(getattr(like, name) for name in like.__dataclass_fields__)
 
@@ -95,7 +94,7 @@ def _act(call: Call, cache: str, temporary: str, hurried: bool, telling: Connect
         telling.send("done")
 
 
-class _Written(Ledger):
+class _Written(RequestLog):
     """A ledger that is written to a file, whose lines stay when the process is killed."""
 
     path: Path
@@ -121,8 +120,8 @@ class _Read:
         return [found for name, found in map(json.loads, whole) if name == kind]
 
     @property
-    def entries(self) -> list[Entry]:
-        return [Entry(**found) for found in self._lines("entry")]
+    def entries(self) -> list[LoggedRequest]:
+        return [LoggedRequest(**found) for found in self._lines("entry")]
 
     @property
     def acknowledged(self) -> list[Acknowledged]:
@@ -136,7 +135,7 @@ class _Read:
 class Server:
     """A server in a process of its own that can be killed and started again, at the same address.
 
-    It has the attributes of ``tests.server.hosted.Hosted`` that operations use.
+    It has the attributes of ``tests.support.hosted.Hosted`` that operations use.
 
     Parameters
     ----------

@@ -10,17 +10,17 @@ import pytest
 
 import ckptzoo
 from ckptzoo.errors import HubError
-from ckptzoo.hub.contributing import contribute
-from ckptzoo.hub.publishing import push
-from ckptzoo.hub.pulling import pull
+from ckptzoo.hub.contributions.contribute import contribute
+from ckptzoo.hub.pull import pull
+from ckptzoo.hub.push import push
 from tests.faults.bench import Bench, is_sound, nothing_twice, put, same_files
 from tests.faults.counts import COUNTS
 from tests.faults.disks import disk
 from tests.faults.material import strangers, zoo_of
 from tests.faults.operations import OPERATIONS
 from tests.faults.processes import Client, Server
-from tests.hub.made import files_of
-from tests.server.hosted import hosted
+from tests.support.hosted import hosted
+from tests.support.hub_zoos import files_of
 
 REPO = "lab/zoo"
 pytestmark = pytest.mark.usefixtures("hurried")

@@ -14,11 +14,11 @@ import pytest
 
 import ckptzoo
 from ckptzoo.errors import ZooError
-from ckptzoo.remote.patience import Patience
+from ckptzoo.remote.retry import RetryPolicy
 from tests.faults.conftest import defaults
 from tests.faults.counts import COUNTS
 from tests.faults.evil import API, COMMIT, REPO, Answer, Evil, head, plain, running
-from tests.hub.made import files_of
+from tests.support.hub_zoos import files_of
 
 BOUND = 60.0
 """Seconds in which all of them have ended, with the patience below."""
@@ -131,7 +131,7 @@ PLACES = {"listing": API, "document": "/zoo.json", "snapshot": "/snapshots/", "s
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patience of a second, and half of one for a connection."""
-    defaults(monkeypatch, Patience(grace=1.0, attempt=0.5, backoff=0.05, asked=1.0))
+    defaults(monkeypatch, RetryPolicy(grace=1.0, attempt=0.5, backoff=0.05, asked=1.0))
 
 
 def believed(tiny: Path, lie: str, place: str) -> str:
@@ -205,11 +205,11 @@ def test_another_origin_asks_for_the_token(
 ) -> None:
     """The hub redirects to another origin, which asks for credentials by every means; it gets none from any of us."""
     from ckptzoo.hub.client import Client
-    from ckptzoo.hub.pulling import pull
+    from ckptzoo.hub.pull import pull
 
     token = "hf_" + "s3cret" * 6
     monkeypatch.setenv("HF_TOKEN", token)
-    defaults(monkeypatch, Patience(grace=0.5, attempt=0.5, backoff=0.05))
+    defaults(monkeypatch, RetryPolicy(grace=0.5, attempt=0.5, backoff=0.05))
     other, front = Evil({}), Evil(files_of(tiny))
     other.says = lambda asked: plain(b"", **{key: text.format(url=other.url) for key, text in ASKS[asks].items()})
     front.says = lambda asked: (

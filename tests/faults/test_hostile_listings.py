@@ -10,11 +10,11 @@ import pytest
 
 import ckptzoo
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.pulling import pull
-from ckptzoo.spec.document import seal
+from ckptzoo.hub.pull import pull
+from ckptzoo.schema.documents import seal
 from tests.faults.counts import COUNTS
 from tests.faults.evil import API, COMMIT, REPO, Asked, Evil, plain, running
-from tests.hub.made import files_of
+from tests.support.hub_zoos import files_of
 
 pytestmark = pytest.mark.usefixtures("hurried")
 

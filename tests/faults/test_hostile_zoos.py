@@ -19,13 +19,13 @@ import pytest
 import ckptzoo
 from ckptzoo.errors import ZooError
 from ckptzoo.format import table
-from ckptzoo.hub.publishing import push
-from ckptzoo.hub.pulling import pull
-from ckptzoo.spec.document import seal, unseal
+from ckptzoo.hub.pull import pull
+from ckptzoo.hub.push import push
+from ckptzoo.schema.documents import seal, unseal
 from tests.faults.bench import Bench, put
 from tests.faults.counts import COUNTS
 from tests.faults.evil import REPO, Evil, running
-from tests.hub.made import files_of
+from tests.support.hub_zoos import files_of
 
 pytestmark = pytest.mark.usefixtures("hurried")
 PART = "parts/000001-"

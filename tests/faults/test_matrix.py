@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.client.asking import Bounds
-from ckptzoo.remote.patience import Patience
-from ckptzoo.server.faults import KINDS, FaultPlan, Injected
+from ckptzoo.hub.client.retry import HubRetryPolicy
+from ckptzoo.remote.retry import RetryPolicy
+from ckptzoo.server.testing import KINDS, FaultPlan, Injected
 from tests.faults.bench import Bench, says_what_to_do, settled
 from tests.faults.conftest import defaults, many
 from tests.faults.counts import COUNTS
@@ -86,8 +86,8 @@ def test_faults_that_pass_cost_nothing_but_time(bench: Bench, tiny: Path, name: 
 def test_faults_that_stay_end_in_an_error_that_says_what_to_do(
     bench: Bench, tiny: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
-    defaults(monkeypatch, Patience(grace=0.4, attempt=0.4, backoff=0.02))
-    defaults(monkeypatch, Bounds(tries=3, pause=0.01, silence=2.0))
+    defaults(monkeypatch, RetryPolicy(grace=0.4, attempt=0.4, backoff=0.02))
+    defaults(monkeypatch, HubRetryPolicy(tries=3, pause=0.01, silence=2.0))
     plan = FaultPlan(rate=1.0, kinds=(kind,), wait=0.02)
     found = tried(bench, OPERATIONS[name](bench, tiny), plan, (name, kind))
     assert (found is None) == (kind in BORNE), found

@@ -11,9 +11,8 @@ import ckptzoo
 from ckptzoo.errors import IntegrityError
 from ckptzoo.format.files import Folder, folders_of
 from ckptzoo.format.reader import list_trees, read_contents, read_tree
-from ckptzoo.format.snapshot import Snapshot
-from ckptzoo.format.snapshot_writer import encode
-from ckptzoo.spec.span import Span
+from ckptzoo.format.snapshot import Snapshot, encode
+from ckptzoo.schema.layout import Span
 
 
 class Counting(Folder):

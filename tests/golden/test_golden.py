@@ -14,9 +14,8 @@ from ckptzoo.format.files import Folder
 from ckptzoo.format.header import lay_out
 from ckptzoo.format.part import PartWriter, read_part, read_rows, stored_rows
 from ckptzoo.format.table import schema_of
-from ckptzoo.spec.document import seal
-from ckptzoo.spec.identity import Identity
-from ckptzoo.spec.metadata import COLUMNS, RETRACTED_COLUMNS, VARIANT_COLUMNS
+from ckptzoo.schema.documents import Identity, seal
+from ckptzoo.schema.metadata import COLUMNS, RETRACTED_COLUMNS, VARIANT_COLUMNS
 from ckptzoo.symmetry import GroupElement, apply
 
 GOLDEN = Path(__file__).parent / "v1"

@@ -12,7 +12,7 @@ import pytest
 
 import ckptzoo
 from ckptzoo.format.table import schema_of
-from ckptzoo.spec.metadata import PREDICTION_COLUMNS
+from ckptzoo.schema.metadata import PREDICTION_COLUMNS
 
 GOLDEN = Path(__file__).parent / "v1-predictions"
 INPUTS = np.arange(12, dtype="f4").reshape(4, 3) / 8 - 0.5

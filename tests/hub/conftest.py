@@ -9,9 +9,9 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("huggingface_hub")
 
-from tests.hub.clients import hurry, keep_to, large_uploads_may_warn
-from tests.hub.made import zoo_of
-from tests.server.hosted import Hosted, hosted
+from tests.support.hosted import Hosted, hosted
+from tests.support.hub_clients import hurry, keep_to, large_uploads_may_warn
+from tests.support.hub_zoos import zoo_of
 
 HERE = Path(__file__).parent
 

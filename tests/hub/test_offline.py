@@ -7,12 +7,12 @@ import pytest
 
 from ckptzoo.errors import OfflineError
 from ckptzoo.hub.client import Client
-from ckptzoo.hub.contributing import contribute
-from ckptzoo.hub.publishing import plan, push, rewrite
-from ckptzoo.hub.reviewing import review
-from ckptzoo.hub.searching import search
-from tests.hub.strangers import card_of, saved, state_of
-from tests.server.hosted import ZOO, Hosted
+from ckptzoo.hub.contributions.contribute import contribute
+from ckptzoo.hub.contributions.review import review
+from ckptzoo.hub.push import plan, push, rewrite
+from ckptzoo.hub.search import search
+from tests.support.hosted import ZOO, Hosted
+from tests.support.untrusted_files import card_of, saved, state_of
 
 
 @pytest.mark.parametrize("name", ["CKPTZOO_OFFLINE", "HF_HUB_OFFLINE"])

@@ -8,9 +8,9 @@ import pytest
 import ckptzoo
 from ckptzoo.derive import predict
 from ckptzoo.errors import HubError
-from ckptzoo.hub.pulling import pull
-from tests.hub.made import ARCH, downloaded, files_of, grown, pushed, same_but_for_what_is_made, zoo_of
-from tests.server.hosted import ZOO, Hosted
+from ckptzoo.hub.pull import pull
+from tests.support.hosted import ZOO, Hosted
+from tests.support.hub_zoos import ARCH, downloaded, files_of, grown, pushed, same_but_for_what_is_made, zoo_of
 
 INPUTS = np.random.default_rng(0).standard_normal((9, *(ARCH.input_shape or ()))).astype(np.float32)
 TREE = "derived/predictions-mnist--test"

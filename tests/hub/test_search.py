@@ -9,13 +9,13 @@ import pytest
 import typer
 
 import ckptzoo
-from ckptzoo.cli.search import search as command
+from ckptzoo.cli.hub import search as command
 from ckptzoo.errors import HubError, ZooError
 from ckptzoo.hub.card import write
-from ckptzoo.hub.searching import search
+from ckptzoo.hub.search import search
 from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
-from tests.hub.made import files_of
-from tests.server.hosted import Hosted, hosted, push
+from tests.support.hosted import Hosted, hosted, push
+from tests.support.hub_zoos import files_of
 
 MakeZoo = Callable[..., Path]
 
@@ -88,7 +88,7 @@ def typed(cli: Cli, filled: Hosted, monkeypatch: pytest.MonkeyPatch) -> Cli:  # 
     app = typer.Typer()
     app.command()(command)
     app.callback()(lambda: None)
-    monkeypatch.setattr("ckptzoo.cli.run.app", app)
+    monkeypatch.setattr("ckptzoo.cli.app.app", app)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", filled.url)
     return cli
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.symmetry import GAUGES, GroupElement, apply, canonicalize
-from tests.symmetry.tables import Network, Weights, networks
+from tests.support.symmetry_tables import Network, Weights, networks
 
 K = 2
 many = settings(max_examples=300, deadline=None)

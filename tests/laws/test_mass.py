@@ -14,7 +14,7 @@ from ckptzoo.symmetry.mass.certificate import certify
 from ckptzoo.symmetry.mass.formulations import FORMULATIONS, Formulation
 from ckptzoo.symmetry.mass.solver import balance
 from ckptzoo.symmetry.moments import Moments
-from tests.symmetry.mass_networks import NORMALISED, PLAIN, Net, mass
+from tests.support.mass_networks import NORMALISED, PLAIN, Net, mass
 
 K = 2
 CERTIFIED = 1e-14

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 import ckptzoo
 from ckptzoo.errors import StateError, UnknownNameError, ZooError
-from ckptzoo.loader.order import derive_key
-from ckptzoo.loader.plan import Plan, Share, is_even, pages_of, rounds
-from ckptzoo.loader.stream import Stream
+from ckptzoo.loader.permutation import derive_key
+from ckptzoo.loader.stream import EpochPlan, ReaderShard, Stream, is_even, pages_of, rounds
 from tests.conftest import MIXED
 
 shuffles = st.sampled_from([False, True, "global"])
@@ -28,12 +27,12 @@ shuffles = st.sampled_from([False, True, "global"])
 )
 def test_an_epoch_is_a_permutation_and_any_piece_of_it_is_the_same(runs, window, shuffle, seed, data):
     pages = np.cumsum([0, *runs])
-    plan = Plan(pages, window, shuffle, seed, epoch=3)
+    plan = EpochPlan(pages, window, shuffle, seed, epoch=3)
     whole = plan.rows(np.arange(plan.count))
     assert sorted(whole.tolist()) == list(range(plan.count))
     start = data.draw(st.integers(0, plan.count))
     stop = data.draw(st.integers(start, plan.count))
-    assert (Plan(pages, window, shuffle, seed, 3).rows(np.arange(start, stop)) == whole[start:stop]).all()
+    assert (EpochPlan(pages, window, shuffle, seed, 3).rows(np.arange(start, stop)) == whole[start:stop]).all()
     if shuffle is True:  # rows of one window of pages come together
         page = np.searchsorted(pages, whole, side="right")
         firsts = [page.tolist().index(found) for found in dict.fromkeys(page.tolist())]
@@ -43,7 +42,7 @@ def test_an_epoch_is_a_permutation_and_any_piece_of_it_is_the_same(runs, window,
 def test_shuffling_shuffles_and_depends_on_seed_and_epoch():
     pages = np.arange(0, 2001, 100)
     orders = [
-        tuple(Plan(pages, 3, shuffle, seed, epoch).rows(np.arange(2000)).tolist())
+        tuple(EpochPlan(pages, 3, shuffle, seed, epoch).rows(np.arange(2000)).tolist())
         for shuffle in (True, "global")
         for seed in (0, 1)
         for epoch in (0, 1)
@@ -72,7 +71,7 @@ def test_readers_together_read_every_position_once_in_order(count, start, batch,
         [
             found
             for turn in range(-(-left // batch) + 1)
-            for found in rounds(count, start, batch, Share(rank, world, turn % workers, workers), ragged)[
+            for found in rounds(count, start, batch, ReaderShard(rank, world, turn % workers, workers), ragged)[
                 turn // workers : turn // workers + 1
             ]
         ]

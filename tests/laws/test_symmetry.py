@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo import archs
-from ckptzoo.spec.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import GAUGES, Canonical, GroupElement, apply, canonicalize
 
 K = 3

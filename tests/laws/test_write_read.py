@@ -18,8 +18,8 @@ from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
 from ckptzoo.format import table
 from ckptzoo.format.header import lay_out, read_header
 from ckptzoo.format.writer import Writer
-from ckptzoo.spec.architecture import ITEMSIZE, Architecture, Tensor
-from ckptzoo.spec.metadata import KINDS, LEAST
+from ckptzoo.schema.architecture import ITEMSIZE, Architecture, Tensor
+from ckptzoo.schema.metadata import KINDS, LEAST
 from tests.conftest import MIXED, rows_of, weights_of
 
 tensors = st.lists(

@@ -17,10 +17,10 @@ from ckptzoo.errors import ZooError
 from ckptzoo.format.shard import ShardMap
 from ckptzoo.loader import computed
 from ckptzoo.loader.computed import acting_on
-from ckptzoo.loader.directory import Directory
-from ckptzoo.spec.symmetry import Sym
+from ckptzoo.loader.shard_index import ShardIndex
+from ckptzoo.schema.symmetry import Sym
 from ckptzoo.symmetry import apply
-from tests.loader.derived import ARCH, TABLE, elements_of, raw_of, write_raw, write_variant
+from tests.support.derived_parts import ARCH, TABLE, elements_of, raw_of, write_raw, write_variant
 
 PARTS = (7, 1, 9, 4)
 COUNT = sum(PARTS)
@@ -131,8 +131,8 @@ def test_pieces_are_bounded(zoos, monkeypatch):
 
 def test_only_the_tensor_and_the_groups_that_act_on_it_are_read(zoos, monkeypatch):
     seen, opened = set(), []
-    extents, mapped = Directory.extents, ShardMap.__init__
-    monkeypatch.setattr(Directory, "extents", lambda self, *key: seen.add(key) or extents(self, *key))
+    extents, mapped = ShardIndex.extents, ShardMap.__init__
+    monkeypatch.setattr(ShardIndex, "extents", lambda self, *key: seen.add(key) or extents(self, *key))
     monkeypatch.setattr(
         ShardMap, "__init__", lambda self, path, **size: opened.append(path) or mapped(self, path, **size)
     )

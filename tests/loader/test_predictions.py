@@ -14,9 +14,9 @@ import ckptzoo
 from ckptzoo.derive import predict
 from ckptzoo.errors import StateError, UnknownNameError, ZooError
 from ckptzoo.loader.zoo import Zoo
-from tests.derive.zoos import ARCH, fill, inputs_of, weights_of
-from tests.remote.serving import Served, running
-from tests.server.hosted import Hosted, hosted, push
+from tests.support.derived_zoos import ARCH, fill, inputs_of, weights_of
+from tests.support.hosted import Hosted, hosted, push
+from tests.support.serving import Served, running
 
 INPUTS = inputs_of(ARCH, 30).astype(np.float32)
 TARGETS = np.arange(30) * 7 % 10

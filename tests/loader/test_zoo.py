@@ -229,7 +229,7 @@ def test_a_newer_snapshot_replaces_the_older(make_zoo):
 
 
 def test_more_shards_than_are_kept_mapped(tmp_path, monkeypatch):
-    monkeypatch.setattr("ckptzoo.loader.directory.MAX_MAPS", 3)
+    monkeypatch.setattr("ckptzoo.loader.shard_index.MAX_MAPS", 3)
     ckptzoo.create(tmp_path / "zoo", arch=MIXED)
     with Writer(tmp_path / "zoo", MIXED, shard_bytes=MIXED.nbytes) as writer:
         writer.add(weights_of(MIXED, 12), rows_of(12))

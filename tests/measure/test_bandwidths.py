@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import ZooError
-from ckptzoo.measure.bandwidths import bandwidths_of
+from ckptzoo.measure.kernels import bandwidths_of
 
 
 def in_words(distances: list[float]) -> list[float]:

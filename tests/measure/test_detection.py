@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from ckptzoo.errors import ZooError
-from ckptzoo.measure.detection import auroc, fpr
+from ckptzoo.measure.predictions import auroc, fpr
 
 
 def test_known_answers() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import ZooError
-from ckptzoo.measure import Distances, distances, panels, tiles
-from ckptzoo.measure.tiles import CHUNK
+from ckptzoo.measure import Distances, distance_backends, distances, panels
+from ckptzoo.measure.distance_backends import CHUNK
 
 U32, U64 = 2.0**-24, 2.0**-53
 
@@ -76,7 +76,7 @@ def test_pieces_tiles_and_panels_change_rounding_alone(width: int, dtype: str, m
     whole, cut = Distances(21, 13), Distances(21, 13)
     whole.add(x, y)
     monkeypatch.setattr(panels, "ROWS", 5)
-    monkeypatch.setattr(tiles, "TILE", 32 * 256 * 8)
+    monkeypatch.setattr(distance_backends, "TILE", 32 * 256 * 8)
     monkeypatch.setattr(distances, "SPAN", 34 * 256)
     cut = Distances(21, 13)
     cut.add(x, y)
@@ -93,7 +93,7 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = rng.normal(size=(150, 3000)).astype("f4"), rng.normal(size=(40, 3000)).astype("f4")
     made: list[Distances] = []
     for count in (1, 2, 5):
-        monkeypatch.setattr("ckptzoo.measure.threads.cores", lambda count=count: count)
+        monkeypatch.setattr("ckptzoo.measure.panels.cores", lambda count=count: count)
         made.append(Distances(150, 40))
         made[-1].add(x, y)
     for other in made[1:]:
@@ -105,8 +105,8 @@ def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
     def broken(*_: Any) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("ckptzoo.measure.threads.cores", lambda: 3)
-    monkeypatch.setattr(tiles, "_larger", broken)
+    monkeypatch.setattr("ckptzoo.measure.panels.cores", lambda: 3)
+    monkeypatch.setattr(distance_backends, "_larger", broken)
     with pytest.raises(MemoryError, match="no room"):
         Distances(150, 40).add(np.zeros((150, 3000), "f4"), np.zeros((40, 3000), "f4"))
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import ZooError
-from ckptzoo.measure.diversity import disagreement, entropy, mutual_information
+from ckptzoo.measure.predictions import disagreement, entropy, mutual_information
 
 
 def test_known_answers() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import ZooError
-from ckptzoo.measure.uncertainty import accuracy, brier, ece, nll
+from ckptzoo.measure.predictions import accuracy, brier, ece, nll
 
 SCORES = (accuracy, nll, brier, ece)
 PREDICTED = np.array([[0.7, 0.2, 0.1], [0.05, 0.9, 0.05], [0.4, 0.35, 0.25], [0.15, 0.25, 0.6]])

@@ -17,8 +17,8 @@ from ckptzoo.errors import IntegrityError
 from ckptzoo.format.part import Part, PartWriter
 from ckptzoo.format.predictions import decoded, encoded
 from ckptzoo.format.table import schema_of
-from ckptzoo.spec.architecture import Architecture, Tensor
-from ckptzoo.spec.metadata import KINDS
+from ckptzoo.schema.architecture import Architecture, Tensor
+from ckptzoo.schema.metadata import KINDS
 from tests.conftest import rows_of
 
 TREE = "derived/predictions-mnist--test"

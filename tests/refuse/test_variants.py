@@ -12,11 +12,11 @@ from ckptzoo.errors import IntegrityError, SymmetryError, ZooError
 from ckptzoo.format import table
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import part_digest, read_part, stored_rows
-from ckptzoo.spec.document import digest_of, seal
-from ckptzoo.spec.layout import part_name
-from ckptzoo.spec.metadata import KINDS, LEAST
+from ckptzoo.schema.documents import digest_of, seal
+from ckptzoo.schema.layout import part_name
+from ckptzoo.schema.metadata import KINDS, LEAST
 from tests.conftest import rows_of
-from tests.loader.derived import TABLE, elements_of, raw_of, write_part, write_raw, write_variant
+from tests.support.derived_parts import TABLE, elements_of, raw_of, write_part, write_raw, write_variant
 
 
 @pytest.fixture

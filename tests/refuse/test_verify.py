@@ -14,8 +14,8 @@ from ckptzoo.format import table
 from ckptzoo.format.files import Folder
 from ckptzoo.format.header import CODES, lay_out
 from ckptzoo.format.part import part_digest, read_part, read_rows
-from ckptzoo.spec.document import canonical, digest_of, seal
-from ckptzoo.spec.layout import part_name
+from ckptzoo.schema.documents import canonical, digest_of, seal
+from ckptzoo.schema.layout import part_name
 from tests.conftest import MIXED, rows_of, weights_of
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckptzoo.remote.patience import Patience
+from ckptzoo.remote.retry import RetryPolicy
 
 
 @pytest.fixture(autouse=True)
@@ -19,9 +19,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def quick() -> Patience:
+def quick() -> RetryPolicy:
     """Patience for tests: short pauses, and the end after a second."""
-    return Patience(grace=1.0, attempt=0.4, backoff=0.01, asked=2.0)
+    return RetryPolicy(grace=1.0, attempt=0.4, backoff=0.01, asked=2.0)
 
 
 @pytest.fixture(scope="session")

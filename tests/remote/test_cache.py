@@ -15,9 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import UnknownNameError, ZooError
-from ckptzoo.remote.cache import Cache, Remembered, blobs_of, is_right, sweep
-from ckptzoo.remote.held import bytes_of, cache_limit, cache_root, held, is_offline, prune
-from ckptzoo.remote.store import Entry
+from ckptzoo.remote.cache import (
+    Cache,
+    RevisionRecord,
+    blobs_of,
+    cache_limit,
+    cache_root,
+    held,
+    is_offline,
+    is_right,
+    parse_size,
+    prune,
+    sweep,
+)
+from ckptzoo.remote.stores import FileEntry
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -117,7 +128,7 @@ def test_what_cannot_be_fetched_again_stays(cache: Path) -> None:
     assert all(lost.holds(digest_of(blob(seed))) for seed in range(4))
     assert prune(cache, most=0).files > 0
     assert [(item.address, item.files) for item in held(cache)] == [(lost.folder.name, 4), (new.folder.name, 0)]
-    lost.remember("main", Remembered("c1", {}))  # it is there again
+    lost.remember("main", RevisionRecord("c1", {}))  # it is there again
     assert prune(cache, most=0).files == 4
     offline = Cache(cache, "offline", limit=1500, evicts=False)
     for seed in range(3):
@@ -127,11 +138,11 @@ def test_what_cannot_be_fetched_again_stays(cache: Path) -> None:
 
 def test_revisions_are_remembered(cache: Path) -> None:
     of = Cache(cache, "zoo", limit=MIB)
-    found = Remembered("c" * 40, {"a": Entry("a", 3, "sha256:00"), "b": Entry("b", 0)})
+    found = RevisionRecord("c" * 40, {"a": FileEntry("a", 3, "sha256:00"), "b": FileEntry("b", 0)})
     assert of.remembered("main") is None
     of.remember("main", found)
     assert of.remembered("main") == of.remembered("c" * 40) == found
-    newer = Remembered("d" * 40, {})
+    newer = RevisionRecord("d" * 40, {})
     of.remember("main", newer)
     assert of.remembered("main") == newer and of.remembered("c" * 40) == found
     for path in (of.folder / "revisions").iterdir():
@@ -170,7 +181,7 @@ def test_a_root_that_is_no_folder_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     of = Cache(tmp_path / "file" / "cache", "zoo", limit=MIB)
     with pytest.warns(UserWarning, match="reading goes on without") as said:
-        of.remember("main", Remembered("c", {}))
+        of.remember("main", RevisionRecord("c", {}))
         of.write(digest_of(blob(1)), blob(1))
     assert len(said) == 1
     assert of.read(digest_of(blob(1))) is None and of.remembered("main") is None
@@ -243,7 +254,7 @@ def test_listing_and_pruning(cache: Path) -> None:
     a, b = Cache(cache, "hf://datasets/org/a", limit=MIB), Cache(cache, "https://host/b", limit=MIB)
     assert held(cache) == []
     for of, seeds, old in ((a, range(3), 1000), (b, range(10, 15), 10)):
-        of.remember("main", Remembered("c1", {}))
+        of.remember("main", RevisionRecord("c1", {}))
         for seed in seeds:
             of.write(digest_of(blob(seed)), blob(seed))
             age(of, blob(seed), old + seed)
@@ -276,7 +287,7 @@ def test_where_the_cache_is() -> None:
 def test_sizes_as_people_write_them() -> None:
     assert cache_limit({}) == 32 * 2**30 and cache_limit({"CKPTZOO_CACHE_SIZE": "5GB"}) == 5 * 10**9
     texts = ["0", "1500", "1k", "1.5 MB", "2MiB", "1Gi", "1T"]
-    assert [bytes_of(text, where="x") for text in texts] == [0, 1500, 1000, 1_500_000, 2 * MIB, 2**30, 10**12]
+    assert [parse_size(text, where="x") for text in texts] == [0, 1500, 1000, 1_500_000, 2 * MIB, 2**30, 10**12]
     for text in ("", "-1", "1X", "many", "1 2"):
         with pytest.raises(ZooError, match="size"):
-            bytes_of(text, where="x")
+            parse_size(text, where="x")

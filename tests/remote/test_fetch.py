@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import IntegrityError, RemoteError
-from ckptzoo.remote.connections import Connections
-from ckptzoo.remote.patience import Patience
+from ckptzoo.remote.http import Connections
 from ckptzoo.remote.remote import Remote
-from ckptzoo.remote.static import StaticStore
-from ckptzoo.remote.store import Entry, Halt
-from ckptzoo.spec.span import Span
-from tests.remote.serving import Fault, Served, running
+from ckptzoo.remote.retry import RetryPolicy
+from ckptzoo.remote.stores import CancelToken, FileEntry
+from ckptzoo.remote.web_store import StaticStore
+from ckptzoo.schema.layout import Span
+from tests.support.serving import Fault, Served, running
 
 BLOCK = 50_000
 SHARDS = {f"shard-{number}": random.Random(number).randbytes(20 * BLOCK) for number in range(5)}
@@ -38,8 +38,8 @@ def served() -> Iterator[Served]:
 
 
 def remote_of(served: Served, **how: int) -> Remote:
-    entries = {name: Entry(name, len(data)) for name, data in SHARDS.items()}
-    patience = Patience(grace=1.0, attempt=0.5, backoff=0.01)
+    entries = {name: FileEntry(name, len(data)) for name, data in SHARDS.items()}
+    patience = RetryPolicy(grace=1.0, attempt=0.5, backoff=0.01)
     return Remote(StaticStore(served.url, "x", entries, Connections(0.5)), None, patience=patience, **how)
 
 
@@ -90,12 +90,12 @@ class Counting:
     """A store without a network, which counts how many bytes it has handed out."""
 
     address, revision = "here", "x"
-    entries: Mapping[str, Entry] = {name: Entry(name, len(data)) for name, data in SHARDS.items()}
+    entries: Mapping[str, FileEntry] = {name: FileEntry(name, len(data)) for name, data in SHARDS.items()}
 
     def __init__(self) -> None:
         self.given, self.lock = 0, threading.Lock()
 
-    def get(self, name: str, start: int, stop: int, halt: Halt) -> Generator[bytes]:
+    def get(self, name: str, start: int, stop: int, halt: CancelToken) -> Generator[bytes]:
         while start < stop:
             with self.lock:
                 self.given += 1000

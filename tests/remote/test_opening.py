@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 
 from ckptzoo.errors import AbsentError, IntegrityError, OfflineError, RemoteError
-from ckptzoo.format.listing import LISTING, describe
-from ckptzoo.remote.cache import blobs_of
-from ckptzoo.remote.held import held
-from ckptzoo.remote.listing import decode
-from ckptzoo.remote.opening import open_remote
-from ckptzoo.remote.patience import Patience
-from ckptzoo.remote.remote import Remote
-from ckptzoo.spec.document import seal
-from ckptzoo.spec.span import Span
-from tests.remote.serving import COMMIT, Served, hub, running
+from ckptzoo.format.maintenance import LISTING, describe
+from ckptzoo.remote.cache import blobs_of, held
+from ckptzoo.remote.remote import Remote, open_remote
+from ckptzoo.remote.retry import RetryPolicy
+from ckptzoo.remote.stores import decode
+from ckptzoo.schema.documents import seal
+from ckptzoo.schema.layout import Span
 from tests.remote.test_stores import entries_of, listing_of, write
+from tests.support.serving import COMMIT, Served, hub, running
 
 Files = dict[str, bytes]
 SHARD = "parts/000001-0123abcd/raw-00.safetensors"
@@ -47,7 +45,7 @@ def static(files: Files) -> Iterator[Served]:
 
 
 def test_a_folder_wins_over_a_repository(
-    front: Served, files: Files, quick: Patience, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    front: Served, files: Files, quick: RetryPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert open_remote("org/zoo", endpoint=front.url, patience=quick).revision == COMMIT
@@ -61,7 +59,7 @@ def test_a_folder_wins_over_a_repository(
 
 
 def test_when_neither_is_there_both_are_named(
-    front: Served, quick: Patience, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    front: Served, quick: RetryPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AbsentError, match=r"org/none \(nothing\); hf://datasets/org/none \(status 404\)"):
@@ -73,7 +71,7 @@ def test_when_neither_is_there_both_are_named(
         open_remote("file", patience=quick)
 
 
-def test_a_server_without_a_listing_says_how_to_write_one(quick: Patience) -> None:
+def test_a_server_without_a_listing_says_how_to_write_one(quick: RetryPolicy) -> None:
     with (
         running(Served({"/zoo/zoo.json": b"{}"})) as server,
         pytest.raises(AbsentError, match="ckptzoo compact --index"),
@@ -96,7 +94,7 @@ def test_what_was_read_once_is_not_fetched_again_and_serves_offline(
     front: Served,
     static: Served,
     files: Files,
-    quick: Patience,
+    quick: RetryPolicy,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     kind: str,
@@ -133,14 +131,14 @@ def test_what_was_read_once_is_not_fetched_again_and_serves_offline(
         open_remote("hf://datasets/org/zoo@v2", endpoint=front.url, patience=quick)
 
 
-def test_a_commit_is_asked_for_once(front: Served, quick: Patience) -> None:
+def test_a_commit_is_asked_for_once(front: Served, quick: RetryPolicy) -> None:
     open_remote("hf://datasets/org/zoo", endpoint=front.url, patience=quick)
     asked = len(front.seen)
     assert open_remote(f"hf://datasets/org/zoo@{COMMIT}", endpoint=front.url, patience=quick).revision == COMMIT
     assert len(front.seen) == asked
 
 
-def test_damage_in_the_cache_is_mended(static: Served, files: Files, quick: Patience, cache: Path) -> None:
+def test_damage_in_the_cache_is_mended(static: Served, files: Files, quick: RetryPolicy, cache: Path) -> None:
     remote = open_remote(f"{static.url}/zoo", patience=quick)
     check_reads(remote, files)
     for number, blob in enumerate(blobs_of(cache)):
@@ -153,7 +151,7 @@ def test_damage_in_the_cache_is_mended(static: Served, files: Files, quick: Pati
     assert len(static.seen) == asked
 
 
-def test_a_zoo_that_has_gone_is_kept(static: Served, quick: Patience, cache: Path) -> None:
+def test_a_zoo_that_has_gone_is_kept(static: Served, quick: RetryPolicy, cache: Path) -> None:
     open_remote(f"{static.url}/zoo", patience=quick).read("zoo.json", max_bytes=100)
     static.files.clear()
     with pytest.raises(AbsentError):
@@ -161,7 +159,7 @@ def test_a_zoo_that_has_gone_is_kept(static: Served, quick: Patience, cache: Pat
     assert [item.gone for item in held(cache)] == [True]
 
 
-def test_whole_files_are_bounded_and_checked(static: Served, files: Files, quick: Patience) -> None:
+def test_whole_files_are_bounded_and_checked(static: Served, files: Files, quick: RetryPolicy) -> None:
     remote = open_remote(f"{static.url}/zoo", patience=quick)
     with pytest.raises(IntegrityError, match="at most 2999 bytes"):
         remote.read(INDEX, max_bytes=2999)
@@ -177,7 +175,7 @@ def test_whole_files_are_bounded_and_checked(static: Served, files: Files, quick
         remote.read(INDEX, max_bytes=3000)
 
 
-def test_several_files_at_once_and_spans(static: Served, files: Files, quick: Patience) -> None:
+def test_several_files_at_once_and_spans(static: Served, files: Files, quick: RetryPolicy) -> None:
     remote = open_remote(f"{static.url}/zoo", patience=quick)
     names = ["zoo.json", INDEX, "empty"]
     assert remote.read_many(names, max_bytes=10_000) == [files[name] for name in names]

@@ -14,15 +14,14 @@ pytest.importorskip("uvicorn")
 import ckptzoo
 from ckptzoo.errors import IntegrityError, RemoteError
 from ckptzoo.format import table
-from ckptzoo.remote.opening import open_remote
-from ckptzoo.remote.patience import Patience
-from ckptzoo.remote.remote import Remote
-from ckptzoo.server.faults import KINDS, FaultPlan
-from ckptzoo.server.limits import Limits
-from ckptzoo.spec import layout
-from ckptzoo.spec.span import Span
+from ckptzoo.remote.remote import Remote, open_remote
+from ckptzoo.remote.retry import RetryPolicy
+from ckptzoo.schema import layout
+from ckptzoo.schema.layout import Span
+from ckptzoo.server.errors import ServerLimits
+from ckptzoo.server.testing import KINDS, FaultPlan
 from tests.conftest import rows_of, weights_of
-from tests.server.hosted import Hosted, hosted
+from tests.support.hosted import Hosted, hosted
 
 ARCH = ckptzoo.Architecture(
     "two-layers",
@@ -59,7 +58,7 @@ def push(server: Hosted, folder: Path, repo: str) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
     """A server with ``lab/zoo`` of 16 shards."""
     folder = tmp_path_factory.mktemp("served")
-    with pytest.MonkeyPatch.context() as patched, hosted(folder / "hub", limits=Limits()) as found:
+    with pytest.MonkeyPatch.context() as patched, hosted(folder / "hub", limits=ServerLimits()) as found:
         patched.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
         patched.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
         push(found, made(folder / "zoo", PARTS, ROWS), "lab/zoo")
@@ -67,7 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 
 def opened(server: Hosted, name: str = "lab/zoo", **how: float) -> Remote:
-    patience = Patience(**{"grace": 3.0, "attempt": 0.3, "backoff": 0.01, "asked": 3.0, **how})
+    patience = RetryPolicy(**{"grace": 3.0, "attempt": 0.3, "backoff": 0.01, "asked": 3.0, **how})
     return open_remote(f"hf://datasets/{name}", endpoint=server.url, patience=patience)
 
 

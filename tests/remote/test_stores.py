@@ -9,22 +9,20 @@ from pathlib import Path
 import pytest
 
 from ckptzoo.errors import AbsentError, IntegrityError, RemoteError
-from ckptzoo.format.listing import LISTING, encode
+from ckptzoo.format.maintenance import LISTING, encode
 from ckptzoo.remote.address import HubAddress
-from ckptzoo.remote.filesystem import FilesystemStore
-from ckptzoo.remote.folder import FolderStore
-from ckptzoo.remote.hub import HubStore
-from ckptzoo.remote.patience import Patience, received
-from ckptzoo.remote.static import StaticStore
-from ckptzoo.remote.store import Entry, Halt, Store, listed
-from tests.remote.serving import Served, hub, running
+from ckptzoo.remote.hub_store import HubStore
+from ckptzoo.remote.retry import RetryPolicy, read_range
+from ckptzoo.remote.stores import CancelToken, FileEntry, FilesystemStore, FolderStore, Store, listed
+from ckptzoo.remote.web_store import StaticStore
+from tests.support.serving import Served, hub, running
 
 Files = dict[str, bytes]
 SHARD = "parts/000001-0123abcd/raw-00.safetensors"
 
 
-def entries_of(files: Files) -> list[Entry]:
-    return [Entry(name, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}") for name, data in files.items()]
+def entries_of(files: Files) -> list[FileEntry]:
+    return [FileEntry(name, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}") for name, data in files.items()]
 
 
 def listing_of(files: Files) -> bytes:
@@ -38,16 +36,16 @@ def write(files: Files, root: Path) -> Path:
     return root
 
 
-def of_folder(files: Files, root: Path, patience: Patience) -> Iterator[Store]:
+def of_folder(files: Files, root: Path, patience: RetryPolicy) -> Iterator[Store]:
     yield FolderStore(write(files, root))
 
 
-def of_file_address(files: Files, root: Path, patience: Patience) -> Iterator[Store]:
+def of_file_address(files: Files, root: Path, patience: RetryPolicy) -> Iterator[Store]:
     write(files, root)
     yield FilesystemStore(f"file://{root}")
 
 
-def of_memory(files: Files, root: Path, patience: Patience) -> Iterator[Store]:
+def of_memory(files: Files, root: Path, patience: RetryPolicy) -> Iterator[Store]:
     import fsspec
 
     system = fsspec.filesystem("memory")
@@ -57,34 +55,34 @@ def of_memory(files: Files, root: Path, patience: Patience) -> Iterator[Store]:
     system.rm(f"/{root.name}", recursive=True)
 
 
-def of_static(files: Files, root: Path, patience: Patience) -> Iterator[Store]:
+def of_static(files: Files, root: Path, patience: RetryPolicy) -> Iterator[Store]:
     served = {f"/some/zoo/{name}": data for name, data in files.items()}
     served[f"/some/zoo/{LISTING}"] = listing_of(files)
     with running(Served(served)) as server:
         yield StaticStore.opened(f"{server.url}/some/zoo", patience=patience)
 
 
-def of_hub(files: Files, root: Path, patience: Patience) -> Iterator[Store]:
+def of_hub(files: Files, root: Path, patience: RetryPolicy) -> Iterator[Store]:
     with hub(files) as (front, _):
         yield HubStore.opened(HubAddress("org/zoo"), patience=patience, endpoint=front.url)
 
 
-def of_paged_hub(files: Files, root: Path, patience: Patience) -> Iterator[Store]:
+def of_paged_hub(files: Files, root: Path, patience: RetryPolicy) -> Iterator[Store]:
     with hub(files, sizes=False) as (front, _):
         yield HubStore.opened(HubAddress("org/zoo"), patience=patience, endpoint=front.url)
 
 
-Make = Callable[[Files, Path, Patience], Iterator[Store]]
+Make = Callable[[Files, Path, RetryPolicy], Iterator[Store]]
 
 
 @pytest.fixture(params=[of_folder, of_file_address, of_memory, of_static, of_hub, of_paged_hub])
-def store(request: pytest.FixtureRequest, files: Files, tmp_path: Path, quick: Patience) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, files: Files, tmp_path: Path, quick: RetryPolicy) -> Iterator[Store]:
     make: Make = request.param
     yield from make(files, tmp_path / "zoo-here", quick)
 
 
 def whole(store: Store, name: str, start: int, stop: int) -> bytes:
-    with contextlib.closing(store.get(name, start, stop, Halt())) as pieces:
+    with contextlib.closing(store.get(name, start, stop, CancelToken())) as pieces:
         return b"".join(pieces)
 
 
@@ -113,11 +111,11 @@ def test_what_is_not_there_is_absent(store: Store) -> None:
         whole(store, "parts/nothing", 0, 10)
 
 
-def test_a_range_past_the_end_is_an_error(store: Store, files: Files, quick: Patience) -> None:
+def test_a_range_past_the_end_is_an_error(store: Store, files: Files, quick: RetryPolicy) -> None:
     size = len(files[SHARD])
     for start in (size - 10, size + 10):
         with pytest.raises(RemoteError):
-            b"".join(received(store, SHARD, start, size + 20, patience=quick, halt=Halt()))
+            b"".join(read_range(store, SHARD, start, size + 20, patience=quick, halt=CancelToken()))
 
 
 def test_another_process_can_have_it(store: Store, files: Files) -> None:
@@ -129,7 +127,7 @@ def test_another_process_can_have_it(store: Store, files: Files) -> None:
 
 def test_a_reader_may_stop_in_the_middle(store: Store, files: Files) -> None:
     for _ in range(20):
-        pieces = store.get(SHARD, 0, 2**20, Halt())
+        pieces = store.get(SHARD, 0, 2**20, CancelToken())
         first = next(pieces)
         pieces.close()
         assert first and files[SHARD].startswith(first)
@@ -141,15 +139,15 @@ def test_a_reader_may_stop_in_the_middle(store: Store, files: Files) -> None:
 )
 def test_names_that_lead_out_of_a_folder_are_refused(name: str) -> None:
     with pytest.raises(IntegrityError, match="relative names"):
-        listed([Entry("fine", 1), Entry(name, 1)], where="zoo")
+        listed([FileEntry("fine", 1), FileEntry(name, 1)], where="zoo")
 
 
 def test_names_that_are_merely_odd_are_taken() -> None:
     names = ["a b", "...", "a..b", ".gitattributes", "ü/ß", "a/b.c/..d"]
-    assert list(listed([Entry(name, 0) for name in names], where="zoo")) == sorted(names)
+    assert list(listed([FileEntry(name, 0) for name in names], where="zoo")) == sorted(names)
 
 
 def test_a_name_twice_and_a_negative_size_are_refused() -> None:
     with pytest.raises(IntegrityError) as caught:
-        listed([Entry("a", 1), Entry("a", 1), Entry("b", -1)], where="zoo")
+        listed([FileEntry("a", 1), FileEntry("a", 1), FileEntry("b", -1)], where="zoo")
     assert len(caught.value.problems) == 2

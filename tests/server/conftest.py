@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.hosted import ZOO, Hosted, hosted
+from tests.support.hosted import ZOO, Hosted, hosted
 
 
 @pytest.fixture(autouse=True)

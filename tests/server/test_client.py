@@ -13,7 +13,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from tests.server.hosted import ZOO, Hosted
+from tests.support.hosted import ZOO, Hosted
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning", "ignore:Hidden comments:UserWarning")
 SET = {"repo_id": ZOO, "repo_type": "dataset"}
@@ -155,7 +155,7 @@ def test_branches_tags_commits_and_squash(zoo: Hosted) -> None:
 def test_history_has_pages(zoo: Hosted) -> None:
     for number in range(60):
         with zoo.service.database.writing() as connection:
-            from ckptzoo.server.store.history import MAIN, History
+            from ckptzoo.server.store.commits import MAIN, History
 
             history = History(connection, 1)
             head = history.resolve(MAIN)

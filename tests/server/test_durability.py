@@ -21,7 +21,7 @@ from ckptzoo.errors import ZooError
 from ckptzoo.server.service import Service, database_of
 from ckptzoo.server.store.blobs import Blobs
 from ckptzoo.server.store.tokens import make_token
-from tests.server.hosted import ZOO, commit_body
+from tests.support.hosted import ZOO, commit_body
 
 SERVE = "import sys; from ckptzoo.cli.serve import serve; serve(sys.argv[1:])"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ckptzoo.errors import UnknownNameError, ZooError
-from ckptzoo.server.faults import KINDS, FaultPlan
-from tests.server.hosted import ZOO, Answer, Hosted, ask, commit_body, hosted, push
+from ckptzoo.server.testing import KINDS, FaultPlan
+from tests.support.hosted import ZOO, Answer, Hosted, ask, commit_body, hosted, push
 
 DATA = bytes(range(256)) * 40
 COMMIT = f"/api/datasets/{ZOO}/commit/main"

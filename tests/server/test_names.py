@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptzoo.server.errors import Refusal
 from ckptzoo.server.names import checked_branch, checked_id, checked_path, decoded
-from ckptzoo.server.refusal import Refusal
 
 
 @given(st.one_of(st.text(), st.text(alphabet="./\\:~%ab \0\n", max_size=12)))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptzoo.server.limits import Limits
-from tests.server.hosted import ZOO, Answer, Hosted, ask, commit_body, hosted, push
+from ckptzoo.server.errors import ServerLimits
+from tests.support.hosted import ZOO, Answer, Hosted, ask, commit_body, hosted, push
 
 DATA = bytes(range(256)) * 4
 FILES = {"small.txt": DATA[:128], "large.safetensors": DATA}
@@ -222,7 +222,9 @@ def test_whole_addresses_and_bad_hosts_are_refused(zoo: Hosted) -> None:
 
 
 def test_bodies_are_bounded(tmp_path: Path) -> None:
-    limits = Limits(json_bytes=1000, line_bytes=2000, commit_bytes=5000, commit_files=3, batch_files=3, file_bytes=100)
+    limits = ServerLimits(
+        json_bytes=1000, line_bytes=2000, commit_bytes=5000, commit_files=3, batch_files=3, file_bytes=100
+    )
     with hosted(tmp_path, limits=limits) as server:
         server.api().create_repo(ZOO, repo_type="dataset")
         commit, header = f"/api/datasets/{ZOO}/commit/main", {"key": "header", "value": {"summary": "x"}}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.hosted import ZOO, Hosted, ask, commit_body
 from tests.server.test_durability import Client, process, token_for
+from tests.support.hosted import ZOO, Hosted, ask, commit_body
 
 COMMIT = f"/api/datasets/{ZOO}/commit/main"
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import CommitOperationAdd
 
-from tests.server.hosted import ZOO, Hosted
+from tests.support.hosted import ZOO, Hosted
 
 WALK = Path(__file__).with_name("walk.py")
 OTHER = os.environ.get("CKPTZOO_HUB_CLIENT")

@@ -9,7 +9,7 @@ import pytest
 
 import ckptzoo
 from ckptzoo.derive import derive
-from ckptzoo.spec.symmetry import AxisAction, Group, Segment, Sym, Symmetry
+from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
 
 Weights = dict[str, np.ndarray]
 

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from ckptzoo.format.header import numpy_dtype
-from ckptzoo.studies.reading.density import Counts
+from ckptzoo.studies.shared.density import ValueHistogram
 
 VALUES = arrays(np.float32, st.integers(1, 300), elements=st.floats(-1e6, 1e6, width=32))
 
 
-def counted(*pieces: np.ndarray) -> Counts:
-    made = Counts()
+def counted(*pieces: np.ndarray) -> ValueHistogram:
+    made = ValueHistogram()
     for piece in pieces:
         made.add(piece)
     return made
@@ -79,4 +79,4 @@ def test_quantiles_stay_within_the_values() -> None:
 
 
 def test_nothing_counted_has_no_mean() -> None:
-    assert np.isnan(Counts().mean) and np.isnan(Counts().sd)
+    assert np.isnan(ValueHistogram().mean) and np.isnan(ValueHistogram().sd)

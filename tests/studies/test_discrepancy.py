@@ -21,12 +21,11 @@ import ckptzoo
 from ckptzoo.derive import derive
 from ckptzoo.errors import MissingExtraError, UnknownNameError, ZooError
 from ckptzoo.measure import mmd2, mmd_test, p_value
-from ckptzoo.spec.document import canonical
+from ckptzoo.schema.documents import canonical
+from ckptzoo.studies import discrepancy as module
 from ckptzoo.studies import mmd
-from ckptzoo.studies.discrepancy import Discrepancy
-from ckptzoo.studies.discrepancy import pictures as discrepancy_pictures
-from ckptzoo.studies.discrepancy import study as module
-from ckptzoo.studies.discrepancy.measured import Measured, Side
+from ckptzoo.studies.discrepancy import Discrepancy, LayerDiscrepancy, Side
+from ckptzoo.studies.plots import discrepancy as discrepancy_pictures
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 
@@ -236,7 +235,7 @@ def test_the_result_is_printed_drawn_and_serialised(perceptrons: Make, tmp_path:
 def test_many_layers_are_drawn(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     values = rng.gamma(1, 0.1, (200, 20))
-    layers = tuple(Measured(f"block{at}." + "long" * 20, 10, row, row, None) for at, row in enumerate(values))
+    layers = tuple(LayerDiscrepancy(f"block{at}." + "long" * 20, 10, row, row, None) for at, row in enumerate(values))
     side = Side("name-" * 30, "a-gauge-with-a-long-name", 1000, 3, 0)
     found = Discrepancy(side, side, "deep", "paper", 0, 0, 0, layers, layers, ())
     heights = [imread(found.plot(tmp_path)[0]).shape[0]]
@@ -257,8 +256,8 @@ def test_without_matplotlib_the_install_command_is_named(
 def test_the_study_is_found_by_name_and_stays_light() -> None:
     code = (
         "import sys, ckptzoo\n"
-        "assert 'mmd' in dir(ckptzoo.studies) and 'ckptzoo.studies.discrepancy.study' not in sys.modules\n"
-        "assert ckptzoo.studies.mmd.__module__ == 'ckptzoo.studies.discrepancy.study'\n"
+        "assert 'mmd' in dir(ckptzoo.studies) and 'ckptzoo.studies.discrepancy' not in sys.modules\n"
+        "assert ckptzoo.studies.mmd.__module__ == 'ckptzoo.studies.discrepancy'\n"
         "assert not hasattr(ckptzoo.studies, 'mdm')\n"
         "print([name for name in ('torch', 'scipy', 'matplotlib', 'sklearn') if name in sys.modules])"
     )

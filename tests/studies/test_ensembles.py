@@ -16,13 +16,12 @@ from scipy.special import softmax
 import ckptzoo
 from ckptzoo.derive import predict
 from ckptzoo.errors import UnknownNameError, ZooError
-from ckptzoo.measure.detection import auroc, fpr
-from ckptzoo.measure.uncertainty import accuracy, brier, ece, nll
-from ckptzoo.spec.document import canonical
-from ckptzoo.studies.ensembles import Ensembles, ensembles, pictures
-from ckptzoo.studies.ensembles import study as module
-from ckptzoo.studies.ensembles.result import Size
-from ckptzoo.studies.shown.spread import Spread
+from ckptzoo.measure.predictions import accuracy, auroc, brier, ece, fpr, nll
+from ckptzoo.schema.documents import canonical
+from ckptzoo.studies import ensembles as module
+from ckptzoo.studies.ensembles import Ensembles, Size, ensembles
+from ckptzoo.studies.plots import ensembles as pictures
+from ckptzoo.studies.shared.report import Spread
 
 OWN, OTHER = 60, 40
 CLASSES = 4
@@ -369,7 +368,7 @@ def test_the_histogram_holds_every_member_and_the_curve_every_size(made: Make) -
 
 
 def test_the_command_is_the_study(made: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ckptzoo.cli.run import run
+    from ckptzoo.cli.app import run
 
     zoo, _ = made(logits_of(9))
     words = ["study", "ensembles", str(zoo.path), "--reference", "a=b=0.95", "--seed", "4", "--ood", "other/test"]

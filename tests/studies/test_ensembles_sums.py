@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptzoo.measure.uncertainty import accuracy, brier, ece, nll
-from ckptzoo.studies.ensembles.scores import scores
-from ckptzoo.studies.ensembles.sums import Growing, Sum, log_softmax
+from ckptzoo.measure.predictions import accuracy, brier, ece, nll
+from ckptzoo.studies.ensemble_scores import DisjointEnsembles, Sum, log_softmax, scores
 
 
 def test_logarithms_of_a_softmax() -> None:
@@ -30,7 +29,7 @@ def test_ensembles_of_every_size_are_averages_of_the_members_that_came(
     logits = 3 * np.random.default_rng(seed).normal(size=(members, 5, 3))
     p = np.exp(log_softmax(logits))
     entropies = -(p * np.log(p)).sum(-1)
-    growing = Growing(sizes)
+    growing = DisjointEnsembles(sizes)
     seen: dict[int, int] = dict.fromkeys(sizes, 0)
     for at in range(members):
         member = Sum.of(log_softmax(logits[at]))

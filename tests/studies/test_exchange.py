@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptzoo
-from ckptzoo.loader.stacked import StackedTensor
+from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.measure.marginals import uniformity
-from ckptzoo.spec.document import canonical
-from ckptzoo.studies.marginals import exchange
-from ckptzoo.studies.marginals.exchange import Compared, compare, pairs_of
+from ckptzoo.schema.documents import canonical
+from ckptzoo.studies import exchange
+from ckptzoo.studies.exchange import Compared, compare, pairs_of
 
 Write = Callable[[np.ndarray], dict[str, StackedTensor]]
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptzoo.studies.toy.hills import FEW, GRID, Density, density
+from ckptzoo.studies.hills import FEW, GRID, Density, density
 
 
 def clusters(places: list[tuple[float, float]], shares: list[int], sd: float, seed: int = 0) -> np.ndarray:

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 import ckptzoo
-from ckptzoo.hub.card.accuracy import mean_of
-from ckptzoo.studies.overview.inventory import inventory
-from ckptzoo.studies.shown.spread import Spread
-from ckptzoo.words import counted, printable, size
+from ckptzoo.hub.card.contents import mean_of
+from ckptzoo.studies.inventory import inventory
+from ckptzoo.studies.shared.report import Spread
+from ckptzoo.text import counted, printable, size
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 

@@ -17,11 +17,13 @@ from ckptzoo import archs
 from ckptzoo.derive import derive
 from ckptzoo.errors import MissingExtraError, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.measure.components import principal_components
-from ckptzoo.spec.document import canonical
-from ckptzoo.studies.marginals import Marginals, exchange, marginals, pictures
-from ckptzoo.studies.marginals import study as module
-from ckptzoo.studies.reading.histograms import histograms
-from ckptzoo.studies.shown import style
+from ckptzoo.schema.documents import canonical
+from ckptzoo.studies import exchange
+from ckptzoo.studies import marginals as module
+from ckptzoo.studies.marginals import Marginals, marginals
+from ckptzoo.studies.plots import marginals as pictures
+from ckptzoo.studies.shared import plots
+from ckptzoo.studies.shared.density import histograms
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 Units = Callable[..., ckptzoo.Zoo]
@@ -149,7 +151,7 @@ def test_pictures_show_both_variants_and_equal_results_give_equal_bytes(perceptr
     for path in one[:3]:
         image = imread(path)[..., :3]
         assert image.shape[1] == 1440 and 400 < image.shape[0] < 1100
-        for colour in (style.RAW_COLOUR, style.DERIVED_COLOUR):
+        for colour in (plots.RAW_COLOUR, plots.DERIVED_COLOUR):
             assert (np.abs(image - to_rgb(colour)) < 0.02).all(axis=-1).mean() > 5e-4, (path, colour)
 
 

@@ -16,10 +16,10 @@ from rich.console import Console
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import MissingExtraError, SymmetryError, UnknownNameError, ZooError
-from ckptzoo.spec.document import canonical
-from ckptzoo.studies.mass import study as module
-from ckptzoo.studies.mass.study import FEW, Masses, mass, peak
-from ckptzoo.studies.shown import style
+from ckptzoo.schema.documents import canonical
+from ckptzoo.studies import mass as module
+from ckptzoo.studies.mass import FEW, Masses, mass, peak
+from ckptzoo.studies.shared import plots
 from ckptzoo.symmetry import min_mass
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
@@ -204,7 +204,7 @@ def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, count: int) -> N
     first, second = found.plot(tmp_path / "one"), found.plot(tmp_path / "two")
     assert [path.name for path in first] == ["mass.png", "mass.json"]
     assert first[0].read_bytes() == second[0].read_bytes()
-    for colour in (style.RAW_COLOUR, style.DERIVED_COLOUR):
+    for colour in (plots.RAW_COLOUR, plots.DERIVED_COLOUR):
         assert share(first[0], colour) > 1e-4
     plain = json.loads(first[1].read_bytes())
     assert plain == json.loads(canonical(found.to_json())) and plain["members"] == count

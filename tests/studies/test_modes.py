@@ -17,12 +17,12 @@ import ckptzoo
 from ckptzoo import archs
 from ckptzoo.derive import derive
 from ckptzoo.errors import MissingExtraError, SymmetryError, UnknownNameError, ZooError
-from ckptzoo.spec.document import canonical
-from ckptzoo.studies.modes import shifts
-from ckptzoo.studies.modes import study as module
-from ckptzoo.studies.modes.shifts import QUANTILES, RUNS, Cloud, Curve, curve
-from ckptzoo.studies.modes.study import ALL, Modes, modes
-from ckptzoo.studies.shown import style
+from ckptzoo.schema.documents import canonical
+from ckptzoo.studies import mean_shift
+from ckptzoo.studies import modes as module
+from ckptzoo.studies.mean_shift import QUANTILES, RUNS, Cloud, Curve, curve
+from ckptzoo.studies.modes import ALL, Modes, modes
+from ckptzoo.studies.shared import plots
 from ckptzoo.symmetry import GroupElement, apply
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
@@ -66,7 +66,7 @@ def networks(count: int, tmp_path: Path, *, copies: int, noise: float = 0.01) ->
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Curves of five bandwidths, where their form is not what is tested."""
-    monkeypatch.setattr(shifts, "BANDWIDTHS", 5)
+    monkeypatch.setattr(mean_shift, "BANDWIDTHS", 5)
 
 
 def test_planted_clusters_are_found_between_their_width_and_their_distance() -> None:
@@ -115,7 +115,7 @@ def test_so_few_points_have_no_neighbour_in_a_small_quantile() -> None:
 
 def test_wide_points_keep_their_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     points = np.random.default_rng(4).normal(3, 1, (12, 60))
-    monkeypatch.setattr(shifts, "WIDE", 20)
+    monkeypatch.setattr(mean_shift, "WIDE", 20)
     cloud = Cloud(12)
     for start in range(0, 60, 7):
         cloud.add(points[:, start : start + 7])
@@ -226,7 +226,7 @@ def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, count: int) -> N
     first, second = found.plot(tmp_path / "one"), found.plot(tmp_path / "two")
     assert [path.name for path in first] == ["modes.png", "modes.json"]
     assert first[0].read_bytes() == second[0].read_bytes()
-    for colour in (style.DERIVED_COLOUR, *[style.RAW_COLOUR] * (count > 1)):
+    for colour in (plots.DERIVED_COLOUR, *[plots.RAW_COLOUR] * (count > 1)):
         assert share(first[0], colour) > 1e-4
     plain = json.loads(first[1].read_bytes())
     assert plain == json.loads(canonical(found.to_json())) and plain["members"] == count

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ckptzoo import archs
-from ckptzoo.spec.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
-from ckptzoo.studies.permutations.keys import first_weights, keys_of
-from ckptzoo.studies.reading.orders import Order, orders
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.studies.permutations import first_weights, keys_of
+from ckptzoo.studies.shared.weights import NeuronOrder, orders
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, ordering_keys
 
 
@@ -41,18 +41,18 @@ def test_the_orders_of_a_table() -> None:
 
 
 def test_ranks_are_places_within_blocks_and_of_blocks() -> None:
-    inside, blocks = Order("inside", "a", 3, 2, False), Order("blocks", "a", 3, 2, True)
+    inside, blocks = NeuronOrder("inside", "a", 3, 2, False), NeuronOrder("blocks", "a", 3, 2, True)
     perm = np.array([[5, 4, 0, 1, 2, 3]])
     np.testing.assert_array_equal(inside.ranks(perm), [[[0, 1], [0, 1], [1, 0]]])
     np.testing.assert_array_equal(blocks.ranks(perm), [[[1, 2, 0]]])
-    plain = Order("plain", "a", 1, 5, False)
+    plain = NeuronOrder("plain", "a", 1, 5, False)
     np.testing.assert_array_equal(plain.ranks(np.array([[3, 0, 4, 1, 2]])), [[[1, 3, 4, 0, 2]]])
 
 
 def test_keys_of_blocks_are_their_smallest() -> None:
     keys = np.array([[0.4, -0.2, 0.3, 0.9, -0.1, 0.0]])
-    np.testing.assert_array_equal(Order("", "a", 3, 2, True).keys(keys), [[[-0.2, 0.3, -0.1]]])
-    np.testing.assert_array_equal(Order("", "a", 3, 2, False).keys(keys), keys.reshape(1, 3, 2))
+    np.testing.assert_array_equal(NeuronOrder("", "a", 3, 2, True).keys(keys), [[[-0.2, 0.3, -0.1]]])
+    np.testing.assert_array_equal(NeuronOrder("", "a", 3, 2, False).keys(keys), keys.reshape(1, 3, 2))
 
 
 @pytest.mark.parametrize("variant", ["first-weight", "canonical"])

@@ -10,9 +10,10 @@ from rich.console import Console
 
 import ckptzoo
 from ckptzoo.errors import UnknownNameError, ZooError
-from ckptzoo.spec.document import canonical
-from ckptzoo.studies.overview import overview, pair
-from ckptzoo.studies.overview import study as module
+from ckptzoo.schema.documents import canonical
+from ckptzoo.studies import overview as module
+from ckptzoo.studies import overview as pair
+from ckptzoo.studies.overview import overview
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 

@@ -20,12 +20,12 @@ from ckptzoo import archs
 from ckptzoo.derive import derive
 from ckptzoo.errors import MissingExtraError, UnknownNameError, ZooError
 from ckptzoo.measure.ranks import kendall, noise_tau, normal_tau
-from ckptzoo.spec.document import canonical
+from ckptzoo.schema.documents import canonical
+from ckptzoo.studies import permutations as module
+from ckptzoo.studies.movement import AS, ENOUGH, LESS, MORE, UNKNOWN, Movement
 from ckptzoo.studies.permutations import Permutations, permutations
-from ckptzoo.studies.permutations import pictures as permutation_pictures
-from ckptzoo.studies.permutations import study as module
-from ckptzoo.studies.permutations.movement import AS, ENOUGH, LESS, MORE, UNKNOWN, Movement
-from ckptzoo.studies.shown import style
+from ckptzoo.studies.plots import permutations as permutation_pictures
+from ckptzoo.studies.shared import plots
 
 Make = Callable[..., ckptzoo.Zoo]
 
@@ -284,7 +284,7 @@ def test_the_picture_shows_measured_and_expected(sorted_units: Make, tmp_path: P
     first, second = found.plot(tmp_path / "one"), found.plot(tmp_path / "two")
     assert [path.name for path in first] == ["permutations.png", "permutations.json"]
     assert first[0].read_bytes() == second[0].read_bytes()
-    for colour in (style.RAW_COLOUR, style.DERIVED_COLOUR, permutation_pictures.NORMAL_COLOUR):
+    for colour in (plots.RAW_COLOUR, plots.DERIVED_COLOUR, permutation_pictures.NORMAL_COLOUR):
         assert share(first[0], colour) > 1e-4
     plain = json.loads(first[1].read_bytes())
     assert plain == json.loads(canonical(found.to_json())) and plain["steps"] == list(steps)

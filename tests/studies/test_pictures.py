@@ -13,8 +13,9 @@ from matplotlib.image import imread
 
 import ckptzoo
 from ckptzoo.errors import MissingExtraError
-from ckptzoo.studies.overview import overview, pictures
-from ckptzoo.studies.shown import style
+from ckptzoo.studies.overview import overview
+from ckptzoo.studies.plots import overview as pictures
+from ckptzoo.studies.shared import plots
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 
@@ -41,10 +42,10 @@ def test_both_variants_and_the_diverged_are_seen(perceptrons: Make, tmp_path: Pa
     for path in overview(zoo).plot(tmp_path)[:3]:
         image = imread(path)
         assert image.shape[1] == 1440 and 400 < image.shape[0] < 1000
-        assert share(path, style.RAW_COLOUR) > 1e-3, path
-        assert share(path, style.DERIVED_COLOUR) > 1e-3, path
+        assert share(path, plots.RAW_COLOUR) > 1e-3, path
+        assert share(path, plots.DERIVED_COLOUR) > 1e-3, path
     raw = overview(zoo.where("diverged == False"), "raw").plot(tmp_path)
-    assert all(share(path, style.DERIVED_COLOUR) == 0 for path in raw[:3])
+    assert all(share(path, plots.DERIVED_COLOUR) == 0 for path in raw[:3])
 
 
 def test_a_picture_with_nothing_to_show_is_left_out(perceptrons: Make, tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_a_picture_with_nothing_to_show_is_left_out(perceptrons: Make, tmp_path:
 
 @pytest.mark.parametrize("name", ["$x^2_", "網", "a" * 80])
 def test_any_name_of_a_zoo_can_be_drawn(name: str) -> None:
-    assert style.png(pictures.accuracy(name, np.array([0.5, 0.6]), np.array([])))
+    assert plots.png(pictures.accuracy(name, np.array([0.5, 0.6]), np.array([])))
 
 
 def test_a_single_network_can_be_drawn(perceptrons: Make, tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_odd_accuracies_can_be_drawn() -> None:
         figure = pictures.accuracy("a", np.array(values), np.array([np.nan, 0.1]))
         heights = [patch.get_height() for patch in figure.axes[0].containers[0]]  # type: ignore[attr-defined]
         assert sum(heights) == len(values)
-        assert style.png(figure)
+        assert plots.png(figure)
 
 
 def test_bins_hold_equally_many_possible_accuracies() -> None:
@@ -94,8 +95,8 @@ def test_without_matplotlib_the_extra_is_named(
 ) -> None:
     found = overview(perceptrons(3, gauge=False)[0])
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "ckptzoo.studies.overview.pictures")
-    monkeypatch.delattr("ckptzoo.studies.overview.pictures")
+    monkeypatch.delitem(sys.modules, "ckptzoo.studies.plots.overview")
+    monkeypatch.delattr("ckptzoo.studies.plots.overview")
     with pytest.raises(MissingExtraError, match=r"ckptzoo\[plot\]"):
         found.plot(tmp_path / "none")
     assert not (tmp_path / "none").exists()

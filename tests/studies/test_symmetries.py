@@ -17,10 +17,10 @@ from ckptzoo import archs
 from ckptzoo.derive import derive
 from ckptzoo.errors import MissingExtraError, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.measure.ranks import kendall, transpositions
-from ckptzoo.spec.document import canonical
-from ckptzoo.studies.shown import style
-from ckptzoo.studies.symmetries import moves as module
-from ckptzoo.studies.symmetries.study import Found, Symmetries, symmetries
+from ckptzoo.schema.documents import canonical
+from ckptzoo.studies import moves as module
+from ckptzoo.studies.shared import plots
+from ckptzoo.studies.symmetries import GaugeCounts, Symmetries, symmetries
 from ckptzoo.symmetry import GroupElement, apply
 
 Make = Callable[..., ckptzoo.Zoo]
@@ -113,7 +113,7 @@ def test_ties_dead_channels_and_margins_are_told(sorted_units: Make, tmp_path: P
     derive(tmp_path / "odd", gauge="first-weight")
     found = symmetries(ckptzoo.open(tmp_path / "odd"), "first-weight")
     assert (found.checkpoints, found.gauged, found.left) == (6, 5, 1)
-    assert found.ties == Found(1, 1) and found.dead == Found(1, 1)
+    assert found.ties == GaugeCounts(1, 1) and found.dead == GaugeCounts(1, 1)
     assert len(found.margins) == 5 and (found.margins == 0).sum() == 1
     assert found.closest is not None and found.closest[0] == "net-2"
     assert found.closest[1] == pytest.approx(0.001, rel=1e-6)
@@ -240,8 +240,8 @@ def test_pictures_are_drawn_and_equal_for_equal_zoos(sorted_units: Make, tmp_pat
     for first, second in zip(one, two, strict=True):
         assert first.read_bytes() == second.read_bytes()
     for path in one[:3]:
-        assert imread(path).shape[1] == 1440 and share(path, style.RAW_COLOUR) > 1e-4, path
-    assert share(one[0], style.DERIVED_COLOUR) > 1e-5, "the tied checkpoint is in the key"
+        assert imread(path).shape[1] == 1440 and share(path, plots.RAW_COLOUR) > 1e-4, path
+    assert share(one[0], plots.DERIVED_COLOUR) > 1e-5, "the tied checkpoint is in the key"
     plain = json.loads(one[-1].read_bytes())
     assert plain == json.loads(canonical(found.to_json()))
     assert plain["ties"] == {"checkpoints": 1, "total": 1} and plain["moves"][0]["random"]["tau"] == 0

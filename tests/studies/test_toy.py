@@ -14,10 +14,9 @@ from rich.console import Console
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import MissingExtraError, SymmetryError, ZooError
-from ckptzoo.spec.document import canonical
-from ckptzoo.studies.toy import study as module
-from ckptzoo.studies.toy.panel import QUANTILES
-from ckptzoo.studies.toy.study import ORDERED, SCALED, TRAINED, Toy, toy
+from ckptzoo.schema.documents import canonical
+from ckptzoo.studies import toy as module
+from ckptzoo.studies.toy import ORDERED, QUANTILES, SCALED, TRAINED, Toy, toy
 
 NAME = "mlp-2-2-1"
 

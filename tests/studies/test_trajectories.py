@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from ckptzoo.studies.overview.trajectories import trajectories_of
+from ckptzoo.studies.overview import trajectories_of
 
 
 def rows(*found: tuple[str, int | None, float | None]) -> pa.Table:

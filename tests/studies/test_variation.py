@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import ckptzoo
 from ckptzoo.derive import derive
 from ckptzoo.measure.components import principal_components
-from ckptzoo.studies.marginals import variation as module
-from ckptzoo.studies.marginals.variation import blocks, bytes_to_read, variation
+from ckptzoo.studies import variation as module
+from ckptzoo.studies.variation import blocks, bytes_to_read, variation
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 NAMES = ("hidden.weight", "hidden.bias")

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
-from ckptzoo.symmetry import GroupElement, apply, host
+from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
+from ckptzoo.symmetry import GroupElement, apply, backends
 from ckptzoo.symmetry.action import transform
-from ckptzoo.symmetry.variance import scaled_variance
-from tests.symmetry.tables import Network, Weights, networks
+from ckptzoo.symmetry.scales import scaled_variance
+from tests.support.symmetry_tables import Network, Weights, networks
 
 seeds = st.integers(0, 2**32 - 1)
 floats = st.sampled_from([np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
@@ -155,8 +155,8 @@ def test_pieces_threads_and_strides_change_no_bit(
     spread = {name: np.repeat(array, 2, axis=-1)[..., ::2] for name, array in weights.items()}
     reversed_ = {name: array[::-1].copy()[::-1] for name, array in weights.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "PIECE", size)
-        patch.setattr(host, "TASK", 3 * size)
+        patch.setattr(backends, "PIECE", size)
+        patch.setattr(backends, "TASK", 3 * size)
         for same in (weights, spread, reversed_):
             assert_same_bits(apply(g, same, net.table, threads=threads), expected)
 
@@ -278,7 +278,7 @@ def test_memory_beside_the_output_is_bounded() -> None:
 
 
 def test_a_scale_that_would_make_a_variance_negative_stops_every_thread(monkeypatch) -> None:
-    monkeypatch.setattr(host, "TASK", 4)
+    monkeypatch.setattr(backends, "TASK", 4)
     g = GroupElement.identity(TABLE, 50)
     g.scales["a"][30, 2] = 1e-3
     with pytest.raises(
@@ -288,7 +288,7 @@ def test_a_scale_that_would_make_a_variance_negative_stops_every_thread(monkeypa
 
 
 def test_warnings_of_the_caller_hold_in_every_thread(monkeypatch) -> None:
-    monkeypatch.setattr(host, "TASK", 4)
+    monkeypatch.setattr(backends, "TASK", 4)
     g, weights = GroupElement.identity(TABLE, 50), example(50)
     g.scales["a"][:] = 1e30
     weights["one"] *= 1e30

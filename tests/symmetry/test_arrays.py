@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.symmetry import AxisAction, Group, Segment, Sym, Symmetry
+from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
 from ckptzoo.symmetry import GroupElement, action, apply
-from ckptzoo.symmetry import device as elsewhere
-from ckptzoo.symmetry.arrays import to_numpy
-from ckptzoo.symmetry.layout import stack_of
-from tests.symmetry.tables import Network, Weights, networks
+from ckptzoo.symmetry import backends as elsewhere
+from ckptzoo.symmetry.arrays import stack_of, to_numpy
+from tests.support.symmetry_tables import Network, Weights, networks
 
 seeds = st.integers(0, 2**32 - 1)
 floats = st.sampled_from([np.float16, ml_dtypes.bfloat16, np.float32, np.float64])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, SymmetryError
-from ckptzoo.spec.architecture import Architecture, Tensor
-from ckptzoo.spec.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.architecture import Architecture, Tensor
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import Counts, GroupElement, count
 from ckptzoo.symmetry.tables import table_of
 

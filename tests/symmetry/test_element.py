@@ -7,7 +7,7 @@ import pytest
 
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement, apply
 
 TABLE = archs.symmetry("optunet")

@@ -9,7 +9,7 @@ import torch
 
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError, UnknownNameError
-from ckptzoo.spec.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry
 from ckptzoo.symmetry import GAUGES, apply, canonicalize, ordering_keys, remove_softmax_shift
 
 TABLE = archs.symmetry("optunet")

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from ckptzoo.errors import SymmetryError, UnknownNameError
-from ckptzoo.spec.symmetry import AxisAction, Group, Sym, Symmetry
+from ckptzoo.schema.symmetry import AxisAction, Group, Sym, Symmetry
 from ckptzoo.symmetry import apply, canonicalize, min_mass
-from tests.symmetry.mass_networks import PLAIN, Net, Weights, known, layer, mass, residual, whole
+from tests.support.mass_networks import PLAIN, Net, Weights, known, layer, mass, residual, whole
 
 
 def test_two_layers_are_one_step() -> None:

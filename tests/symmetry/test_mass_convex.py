@@ -8,7 +8,7 @@ import pytest
 from ckptzoo.errors import MissingExtraError
 from ckptzoo.symmetry import min_mass
 from ckptzoo.symmetry.mass.formulations import FORMULATIONS
-from tests.symmetry.mass_networks import PLAIN, SMALL, Net, known
+from tests.support.mass_networks import PLAIN, SMALL, Net, known
 
 CASES = [(net, "pinned") for net in (*PLAIN, known("mlp-32-32-32-10"))]
 CASES += [(net, formulation) for net in SMALL for formulation in FORMULATIONS]

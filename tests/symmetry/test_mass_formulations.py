@@ -7,11 +7,11 @@ from torch import nn
 
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.symmetry import AxisAction, Group, Sym, Symmetry
+from ckptzoo.schema.symmetry import AxisAction, Group, Sym, Symmetry
 from ckptzoo.symmetry import GroupElement, apply, min_mass, trace
-from ckptzoo.symmetry.layout import positions
+from ckptzoo.symmetry.arrays import positions
 from ckptzoo.symmetry.mass.formulations import FORMULATIONS
-from tests.symmetry.mass_networks import PLAIN, SMALL, Net, Weights, known, layer, mass, small, whole
+from tests.support.mass_networks import PLAIN, SMALL, Net, Weights, known, layer, mass, small, whole
 
 
 def trained(net: Net, K: int, seed: int) -> Weights:

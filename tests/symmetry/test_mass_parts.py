@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from ckptzoo.symmetry.mass.assembly import network_of
 from ckptzoo.symmetry.mass.certificate import certify
-from ckptzoo.symmetry.mass.coarse import damping, inverse, scalars
 from ckptzoo.symmetry.mass.flow import At, Flow
-from ckptzoo.symmetry.mass.layers import filled, multipliers
-from ckptzoo.symmetry.mass.newton import newton
-from ckptzoo.symmetry.mass.solver import balance
+from ckptzoo.symmetry.mass.network import filled, multipliers
+from ckptzoo.symmetry.mass.solver import balance, damping, inverse, newton, scalars
 from ckptzoo.symmetry.moments import Moments
-from tests.symmetry.mass_networks import PLAIN, Net, known
+from tests.support.mass_networks import PLAIN, Net, known
 
 K = 3
 seeds = st.integers(0, 2**32 - 1)

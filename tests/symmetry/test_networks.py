@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement, apply
 
 

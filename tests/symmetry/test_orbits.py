@@ -9,10 +9,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ckptzoo import archs
-from ckptzoo.spec.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement, apply
-from ckptzoo.symmetry.orbits import orbits
-from tests.symmetry.tables import Network, networks
+from ckptzoo.symmetry.counts import orbits
+from tests.support.symmetry_tables import Network, networks
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ckptzoo.spec.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
-from ckptzoo.symmetry import GroupElement, apply, canonicalize, fingerprint, search
+from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
+from ckptzoo.symmetry import GroupElement, apply, canonical, canonicalize, fingerprint
 
 Weights = dict[str, np.ndarray]
 COPIES = 8
@@ -141,7 +141,7 @@ def test_different_graphs_stay_different() -> None:
 
 
 def test_beyond_the_bound_the_search_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "NODES", (1, 1))
+    monkeypatch.setattr(canonical, "NODES", (1, 1))
     table, weights = between(cycles(6, 6))
     stacked = disguised(weights, table, scaled=False)
     made = canonicalize(stacked, table)

@@ -7,10 +7,9 @@ import pytest
 
 from ckptzoo import archs
 from ckptzoo.errors import SpecError
-from ckptzoo.spec.architecture import Architecture, Tensor
-from ckptzoo.spec.document import seal, unseal
-from ckptzoo.spec.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.schema.architecture import Architecture, Tensor
+from ckptzoo.schema.documents import seal, unseal
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
 
 TABLE = archs.symmetry("optunet")
 ARCH = archs.architecture("optunet")

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.symmetry import AxisAction, Group, Segment, Sym, Symmetry
+from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
 from ckptzoo.symmetry import GroupElement, apply
-from ckptzoo.symmetry.variance import scaled_variance
+from ckptzoo.symmetry.scales import scaled_variance
 
 UNIT = 2.0**-53
 SINGLE = float(np.finfo(np.float32).eps)

@@ -10,18 +10,18 @@ the recipe, the data and the processor's kind.
 import numpy as np
 from numpy.typing import NDArray
 
-from builders.engines.compiled import draws
-from builders.engines.compiled.room import PITCH, Room
-from builders.engines.compiled.training import Images, Rule, Tensors, train
-from builders.material import Material
+from builders.data_source import DataSource
+from builders.engines.compiled import rng
+from builders.engines.compiled.training import Images, SGDSettings, Tensors, train
+from builders.engines.compiled.workspace import PITCH, Workspace
 from builders.recipe import ImageRecipe
-from builders.state import State
+from builders.state import TrainingState
 from ckptzoo.errors import ZooError
 
 _NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
 
 
-def advance(material: Material, state: State, stop: int) -> None:
+def advance(material: DataSource, state: TrainingState, stop: int) -> None:
     """See ``builders.engines.Engine``.
 
     Raises
@@ -30,7 +30,7 @@ def advance(material: Material, state: State, stop: int) -> None:
         The material is not on a CPU, or its images are not of 28x28 pixels.
     """
     train(
-        Room.empty(),
+        Workspace.empty(),
         images(material),
         rule(material.recipe, state.step, stop),
         state.keys,
@@ -42,7 +42,7 @@ def advance(material: Material, state: State, stop: int) -> None:
     state.step = stop
 
 
-def images(material: Material) -> Images:
+def images(material: DataSource) -> Images:
     """The training set as the compiled loop takes it; raises as ``advance`` does."""
     recipe = material.recipe
     size = (material.height - 2 * recipe.crop_pad, material.width - 2 * recipe.crop_pad)
@@ -61,20 +61,20 @@ def images(material: Material) -> Images:
     )
 
 
-def rule(recipe: ImageRecipe, start: int, stop: int) -> Rule:
+def rule(recipe: ImageRecipe, start: int, stop: int) -> SGDSettings:
     """How steps from ``start`` to ``stop`` are taken."""
     epochs = range(start // recipe.epoch_steps, stop // recipe.epoch_steps + 1)
-    return Rule(
+    return SGDSettings(
         recipe.train,
         recipe.batch,
-        draws.side(recipe.train),
+        rng.side(recipe.train),
         np.array([recipe.rate(epoch) for epoch in epochs], np.float32),
         np.float32(recipe.weight_decay),
         np.float32(recipe.momentum),
     )
 
 
-def _flat(state: State, *, momentum: bool) -> Tensors:
+def _flat(state: TrainingState, *, momentum: bool) -> Tensors:
     """The same memory as rows, one a member; without columns where there is no momentum."""
     tensors = state.momentum if momentum else state.weights
     rows: list[NDArray[np.float32]] = [

@@ -11,7 +11,7 @@ from numba import njit
 
 from builders.engines.compiled.lanes import LANES, load, patch, spread, store, total, where_positive
 from builders.engines.compiled.options import INLINE
-from builders.engines.compiled.room import (
+from builders.engines.compiled.workspace import (
     CLASSES,
     GROUP,
     OUTPUTS,
@@ -22,7 +22,7 @@ from builders.engines.compiled.room import (
     Numbers,
     Pixels,
     Places,
-    Room,
+    Workspace,
 )
 
 _L = LANES
@@ -30,7 +30,7 @@ _ZERO, _ONE, _SIXTEENTH = np.float32(0), np.float32(1), np.float32(1 / PLACES)
 
 
 @njit(**INLINE)
-def slopes(room: Room, labels: Places, left: int, size: int) -> None:
+def softmax_grad(room: Workspace, labels: Places, left: int, size: int) -> None:
     """Gradients of the outputs, of which only the first ``left`` images count, in a batch of ``size``."""
     found = room.slope
     for lane in range(_L):
@@ -43,7 +43,7 @@ def slopes(room: Room, labels: Places, left: int, size: int) -> None:
 
 
 @njit(**INLINE)
-def unclassify(room: Room, head: Numbers) -> None:
+def linear_backward(room: Workspace, head: Numbers) -> None:
     """Back through the head, the mean and ReLU, to the outputs of the second convolution."""
     for k in range(CLASSES):
         slope = load(room.slope, k * _L)
@@ -71,7 +71,7 @@ def _where(slopes: Numbers, at: int, hidden: Numbers, value: Lanes) -> None:
 
 
 @njit(**INLINE)
-def weigh(room: Room) -> None:
+def conv2_weight_grad(room: Workspace) -> None:
     """Sums for the weights of the second convolution, five of a row at a time."""
     for out in range(OUTPUTS):
         for i in range(5):
@@ -100,7 +100,7 @@ def weigh(room: Room) -> None:
 
 
 @njit(**INLINE)
-def unconvolve(room: Room, kernel: Numbers, scale: np.float32) -> None:
+def conv2_input_grad(room: Workspace, kernel: Numbers, scale: np.float32) -> None:
     """Back through the second convolution and ReLU to the maxima of the first, times the scale of the pixels."""
     zero, b = spread(_ZERO), spread(scale)
     for row in range(16):
@@ -133,7 +133,7 @@ def unconvolve(room: Room, kernel: Numbers, scale: np.float32) -> None:
 
 
 @njit(**INLINE)
-def unpool(room: Room, pixels: Pixels, corners: Places, width: int, shift: np.float32) -> None:
+def conv1_weight_grad(room: Workspace, pixels: Pixels, corners: Places, width: int, shift: np.float32) -> None:
     """Sums for the weights of the first convolution, which are their lanes."""
     a = spread(shift)
     s0, s1 = load(room.conv1, 0), load(room.conv1, _L)
@@ -150,7 +150,7 @@ def unpool(room: Room, pixels: Pixels, corners: Places, width: int, shift: np.fl
 
 
 @njit(**INLINE)
-def conclude(room: Room) -> None:
+def reduce_lanes(room: Workspace) -> None:
     """Add the lanes up, where they are images."""
     for sums in (room.conv2, room.head, room.bias):
         for k in range(len(sums) // _L):

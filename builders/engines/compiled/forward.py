@@ -10,7 +10,7 @@ from numba import njit
 
 from builders.engines.compiled.lanes import LANES, crops, exponential, greater, load, spread, store, where_positive
 from builders.engines.compiled.options import INLINE
-from builders.engines.compiled.room import (
+from builders.engines.compiled.workspace import (
     CLASSES,
     GROUP,
     OUTPUTS,
@@ -24,7 +24,7 @@ from builders.engines.compiled.room import (
     Numbers,
     Pixels,
     Places,
-    Room,
+    Workspace,
 )
 
 _L = LANES
@@ -33,7 +33,9 @@ Three = tuple[Lanes, Lanes, Lanes]
 
 
 @njit(**INLINE)
-def see(room: Room, pixels: Pixels, corners: Places, width: int, shift: np.float32, scale: np.float32) -> None:
+def load_crop(
+    room: Workspace, pixels: Pixels, corners: Places, width: int, shift: np.float32, scale: np.float32
+) -> None:
     """The crops of sixteen images as the network sees them, ``(pixel - shift) * scale``."""
     a, b = spread(shift), spread(scale)
     for row in range(ROWS):
@@ -68,7 +70,7 @@ def _best(best: Lanes, place: Lanes, sums: Three, at: int) -> tuple[Lanes, Lanes
 
 
 @njit(**INLINE)
-def pool(room: Room, kernel: Numbers, width: int) -> None:
+def pool(room: Workspace, kernel: Numbers, width: int) -> None:
     """The first convolution, its maximum over each window, and ReLU; and the places of the maxima."""
     zero, least = spread(_ZERO), spread(_LEAST)
     for window in range(WINDOWS):
@@ -90,7 +92,7 @@ def pool(room: Room, kernel: Numbers, width: int) -> None:
 
 
 @njit(**INLINE)
-def convolve(room: Room, kernel: Numbers) -> None:
+def convolve(room: Workspace, kernel: Numbers) -> None:
     """The second convolution, ReLU, and the mean over its positions."""
     zero = spread(_ZERO)
     for out in range(OUTPUTS):
@@ -120,7 +122,7 @@ def convolve(room: Room, kernel: Numbers) -> None:
 
 
 @njit(**INLINE)
-def classify(room: Room, head: Numbers, bias: Numbers) -> None:
+def classify(room: Workspace, head: Numbers, bias: Numbers) -> None:
     """Into ``room.slope``: :math:`e^{z_k - max z}` of the outputs z, of which softmax is the share in their sum."""
     most = spread(_LEAST)
     for k in range(CLASSES):

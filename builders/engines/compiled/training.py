@@ -9,10 +9,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from builders.engines.compiled import backward, draws, forward
+from builders.engines.compiled import backward, forward, rng
 from builders.engines.compiled.lanes import LANES
 from builders.engines.compiled.options import OPTIONS
-from builders.engines.compiled.room import Numbers, Pixels, Places, Room
+from builders.engines.compiled.workspace import Numbers, Pixels, Places, Workspace
 
 Tensors = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
 """(M, 32), (M, 250), (M, 100) and (M, 10) float32; momentum that there is not is (M, 0)."""
@@ -23,7 +23,7 @@ class Images(NamedTuple):
 
     Parameters
     ----------
-    pixels, labels : as in ``builders.material.Material``.
+    pixels, labels : as in ``builders.data_source.Material``.
     height, width, pad : of a padded image, and how much of it is padding on each side.
     shift, scale : the network sees ``(pixel - shift) * scale``.
     """
@@ -37,7 +37,7 @@ class Images(NamedTuple):
     scale: np.float32
 
 
-class Rule(NamedTuple):
+class SGDSettings(NamedTuple):
     """How steps are taken.
 
     Parameters
@@ -57,7 +57,7 @@ class Rule(NamedTuple):
 
 @njit(**OPTIONS)
 def gradients(
-    room: Room, images: Images, weights: tuple[Numbers, ...], corners: Places, labels: Places, size: int
+    room: Workspace, images: Images, weights: tuple[Numbers, ...], corners: Places, labels: Places, size: int
 ) -> None:
     """Gradients of the mean cross-entropy of ``size`` images, into the first numbers of the room's last four arrays.
 
@@ -69,20 +69,20 @@ def gradients(
         sums[:] = 0
     for first in range(0, size, LANES):
         places = corners[first : first + LANES]
-        forward.see(room, images.pixels, places, images.width, images.shift, images.scale)
+        forward.load_crop(room, images.pixels, places, images.width, images.shift, images.scale)
         forward.pool(room, conv1, images.width)
         forward.convolve(room, conv2)
         forward.classify(room, head, bias)
-        backward.slopes(room, labels[first : first + LANES], size - first, size)
-        backward.unclassify(room, head)
-        backward.weigh(room)
-        backward.unconvolve(room, conv2, images.scale)
-        backward.unpool(room, images.pixels, places, images.width, images.shift)
-    backward.conclude(room)
+        backward.softmax_grad(room, labels[first : first + LANES], size - first, size)
+        backward.linear_backward(room, head)
+        backward.conv2_weight_grad(room)
+        backward.conv2_input_grad(room, conv2, images.scale)
+        backward.conv1_weight_grad(room, images.pixels, places, images.width, images.shift)
+    backward.reduce_lanes(room)
 
 
 @njit(**OPTIONS)
-def _descend(weights: Numbers, momentum: Numbers, slopes: Numbers, rate: np.float32, rule: Rule) -> None:
+def sgd_step(weights: Numbers, momentum: Numbers, slopes: Numbers, rate: np.float32, rule: SGDSettings) -> None:
     """As ``builders.engines.sgd.update``."""
     for k in range(len(weights)):
         slope = slopes[k]
@@ -96,15 +96,15 @@ def _descend(weights: Numbers, momentum: Numbers, slopes: Numbers, rate: np.floa
 
 @njit(**OPTIONS)
 def draw(
-    key: Any, epoch: int, first: int, images: Images, rule: Rule, keys: Any, corners: Places, labels: Places
+    key: Any, epoch: int, first: int, images: Images, rule: SGDSettings, keys: Any, corners: Places, labels: Places
 ) -> int:
     """What a member meets in the step that starts at position ``first`` of an epoch; return how many images.
 
     The places behind a short batch repeat its first image.
     """
     size = min(rule.batch, rule.items - first)
-    draws.items(first, rule.items, rule.side, keys, labels[:size])
-    draws.corners(key, epoch, first, images.pad, images.width, corners[:size])
+    rng.items(first, rule.items, rule.side, keys, labels[:size])
+    rng.corners(key, epoch, first, images.pad, images.width, corners[:size])
     for k in range(size):
         item = labels[k]
         corners[k] += item * images.height * images.width
@@ -124,9 +124,9 @@ def made() -> Callable[..., str]:
     sources = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
     def train(
-        room: Room,
+        room: Workspace,
         images: Images,
-        rule: Rule,
+        rule: SGDSettings,
         keys: NDArray[np.uint64],
         weights: Tensors,
         momenta: Tensors,
@@ -136,7 +136,7 @@ def made() -> Callable[..., str]:
         """Every member from step ``start`` to ``stop``, in place; return of what sources this was compiled."""
         lanes = -(-rule.batch // LANES) * LANES
         corners, labels = np.empty(lanes, np.int64), np.empty(lanes, np.int64)
-        rounds = np.empty(draws.ROUNDS, np.uint64)
+        rounds = np.empty(rng.ROUNDS, np.uint64)
         steps = -(-rule.items // rule.batch)
         for member in range(len(keys)):
             conv1, conv2, head, bias = weights[0][member], weights[1][member], weights[2][member], weights[3][member]
@@ -144,15 +144,15 @@ def made() -> Callable[..., str]:
             for step in range(start, stop):
                 if step // steps != epoch:
                     epoch = step // steps
-                    draws.round_keys(keys[member], epoch, rounds)
+                    rng.round_keys(keys[member], epoch, rounds)
                 first = (step - epoch * steps) * rule.batch
                 size = draw(keys[member], epoch, first, images, rule, rounds, corners, labels)
                 gradients(room, images, (conv1, conv2, head, bias), corners, labels, size)
                 rate = rule.rates[epoch - start // steps]
-                _descend(conv1, momenta[0][member], room.conv1, rate, rule)
-                _descend(conv2, momenta[1][member], room.conv2, rate, rule)
-                _descend(head, momenta[2][member], room.head, rate, rule)
-                _descend(bias, momenta[3][member], room.bias, rate, rule)
+                sgd_step(conv1, momenta[0][member], room.conv1, rate, rule)
+                sgd_step(conv2, momenta[1][member], room.conv2, rate, rule)
+                sgd_step(head, momenta[2][member], room.head, rate, rule)
+                sgd_step(bias, momenta[3][member], room.bias, rate, rule)
         return sources
 
     try:

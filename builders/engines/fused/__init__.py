@@ -25,16 +25,16 @@ from typing import Any
 import torch
 import triton
 
-from builders.engines.fused import draws, training
-from builders.material import Material
-from builders.state import State, Tensors
+from builders.data_source import DataSource
+from builders.engines.fused import rng, training
+from builders.state import Tensors, TrainingState
 from ckptzoo.errors import ZooError
 
 _NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
 _PIXELS, _LARGEST = 28, 256
 
 
-def advance(material: Material, state: State, stop: int) -> None:
+def advance(material: DataSource, state: TrainingState, stop: int) -> None:
     """See ``builders.engines.Engine``.
 
     Raises
@@ -72,13 +72,13 @@ def advance(material: Material, state: State, stop: int) -> None:
     state.step = stop
 
 
-def constants(material: Material) -> dict[str, Any]:
+def constants(material: DataSource) -> dict[str, Any]:
     """What is compiled into the kernel: another recipe is another compilation, of some ten seconds, kept on disk."""
     recipe = material.recipe
     return {
         "count": recipe.train,
         "batch": recipe.batch,
-        "side": draws.side(recipe.train),
+        "side": rng.side(recipe.train),
         "pad": recipe.crop_pad,
         "width": material.width,
         "area": material.height * material.width,
@@ -97,7 +97,7 @@ def _lanes(batch: int) -> int:
     return max(32, triton.next_power_of_2(batch))
 
 
-def _check(material: Material) -> None:
+def _check(material: DataSource) -> None:
     recipe = material.recipe
     size = (material.height - 2 * recipe.crop_pad, material.width - 2 * recipe.crop_pad)
     interpreted = not isinstance(training.train, triton.JITFunction)

@@ -34,7 +34,7 @@ def _slopes(
 
 
 @triton.jit
-def weigh(hidden: tl.tensor, passed: tl.tensor, backs: tl.tensor, sums: tl.tensor, lanes: tl.constexpr):
+def conv2_weight_grad(hidden: tl.tensor, passed: tl.tensor, backs: tl.tensor, sums: tl.tensor, lanes: tl.constexpr):
     """Sums for the second convolution's weights: one row of the kernels of five outputs at a time."""
     lane = tl.arange(0, lanes)
     for channel in range(2):
@@ -57,7 +57,7 @@ def weigh(hidden: tl.tensor, passed: tl.tensor, backs: tl.tensor, sums: tl.tenso
 
 
 @triton.jit
-def unconvolve(hidden: tl.tensor, kernel: tl.tensor, passed: tl.tensor, backs: tl.tensor, lanes: tl.constexpr):
+def conv2_input_grad(hidden: tl.tensor, kernel: tl.tensor, passed: tl.tensor, backs: tl.tensor, lanes: tl.constexpr):
     """Back through the second convolution and ReLU: the gradients of the maxima, in place of the maxima."""
     for at in range(16):
         channel, y = at // 8, at % 8
@@ -80,7 +80,7 @@ def unconvolve(hidden: tl.tensor, kernel: tl.tensor, passed: tl.tensor, backs: t
 
 
 @triton.jit
-def unpool(
+def conv1_weight_grad(
     pixels: tl.tensor,
     corners: tl.tensor,
     slopes: tl.tensor,

@@ -7,8 +7,17 @@
 import triton
 import triton.language as tl
 
-from builders.engines.fused import draws
-from builders.engines.fused.backward import BIAS, CONV2, HEAD, WEIGHTS, descend, unconvolve, unpool, weigh
+from builders.engines.fused import rng
+from builders.engines.fused.backward import (
+    BIAS,
+    CONV2,
+    HEAD,
+    WEIGHTS,
+    conv1_weight_grad,
+    conv2_input_grad,
+    conv2_weight_grad,
+    descend,
+)
 from builders.engines.fused.forward import classify, convolve, pool
 
 WINNERS, WORDS, NUMBERS = tl.constexpr(128), tl.constexpr(10), tl.constexpr(128 + 282 + 30)
@@ -61,8 +70,8 @@ def train(
         first = (step - epoch * steps) * batch
         size = tl.minimum(batch, count - first)
         position = (first + tl.where(lane < size, lane, 0)).to(tl.uint32)
-        item = draws.items(key, epoch.to(tl.uint32), position, count, side).to(tl.int64)
-        corner = draws.corners(key, epoch.to(tl.uint32), position, pad, width)
+        item = rng.items(key, epoch.to(tl.uint32), position, count, side).to(tl.int64)
+        corner = rng.corners(key, epoch.to(tl.uint32), position, pad, width)
         tl.store(corners + lane, item * area + corner.to(tl.int64))
         tl.debug_barrier()
         pool(pixels, corners, weights, hidden, winners, shift, scale, batch, width, lanes)
@@ -72,11 +81,11 @@ def train(
         answers = tl.load(labels + item)
         classify(features, weights + HEAD, weights + BIAS, answers, size, slopes, backs, lanes)
         tl.debug_barrier()
-        weigh(hidden, words, backs, sums + CONV2 * lanes, lanes)
+        conv2_weight_grad(hidden, words, backs, sums + CONV2 * lanes, lanes)
         tl.debug_barrier()
-        unconvolve(hidden, weights + CONV2, words, backs, lanes)
+        conv2_input_grad(hidden, weights + CONV2, words, backs, lanes)
         tl.debug_barrier()
-        unpool(pixels, corners, hidden, winners, sums, shift, scale, batch, width, lanes)
+        conv1_weight_grad(pixels, corners, hidden, winners, sums, shift, scale, batch, width, lanes)
         tl.debug_barrier()
         rate = tl.load(rates + (epoch - start // steps))
         descend(weights, momenta, sums, features, slopes, rate, decay, friction, lanes)

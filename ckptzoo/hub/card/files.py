@@ -8,11 +8,10 @@ from pathlib import Path
 from ckptzoo.errors import Problem, SpecError
 from ckptzoo.format.durable import write_file
 from ckptzoo.format.files import Files
-from ckptzoo.hub.card.page import readme
-from ckptzoo.hub.card.pictures import check_pictures
+from ckptzoo.hub.card.page import check_pictures, readme
 from ckptzoo.loader.zoo import Zoo, open
-from ckptzoo.spec import layout
-from ckptzoo.spec.card import FILE, MAX_BYTES, Card
+from ckptzoo.schema import layout
+from ckptzoo.schema.card import CARD_TOML, MAX_CARD_BYTES, Card
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,10 @@ def card_of(zoo: Zoo) -> Card:
 
 def card_in(files: Files) -> Card:
     """As ``card_of``, from the zoo's files."""
-    if files.size(FILE) is None:
+    if files.size(CARD_TOML) is None:
         step = "Pass one with --card; cards/template/card.toml shows every key."
-        raise SpecError(Problem(f"{files.name}/{FILE}", "file", "a card in TOML", "none", step))
-    return Card.from_bytes(files.read(FILE, max_bytes=MAX_BYTES), where=f"{files.name}/{FILE}")
+        raise SpecError(Problem(f"{files.name}/{CARD_TOML}", "file", "a card in TOML", "none", step))
+    return Card.from_bytes(files.read(CARD_TOML, max_bytes=MAX_CARD_BYTES), where=f"{files.name}/{CARD_TOML}")
 
 
 def write(folder: str | Path, card: Card | None = None, *, check: bool = False) -> Written:
@@ -77,7 +76,7 @@ def write(folder: str | Path, card: Card | None = None, *, check: bool = False) 
         step = "Name the zoo in the card, or take the card of this zoo."
         raise SpecError(Problem("card", "name", repr(zoo.name), repr(said.name), step))
     check_pictures(zoo.contents.files, said)
-    text, path = readme(zoo, said), root / layout.CARD
+    text, path = readme(zoo, said), root / layout.README
     before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     changes = difflib.unified_diff(
         before.splitlines(), text.splitlines(), "README.md", "README.md, made anew", n=1, lineterm=""
@@ -85,8 +84,8 @@ def write(folder: str | Path, card: Card | None = None, *, check: bool = False) 
     made = Written(path, text, tuple(changes))
     if not check:
         facts = said.to_toml().encode()
-        if card is not None and (not (root / FILE).is_file() or (root / FILE).read_bytes() != facts):
-            write_file(root / FILE, facts)
+        if card is not None and (not (root / CARD_TOML).is_file() or (root / CARD_TOML).read_bytes() != facts):
+            write_file(root / CARD_TOML, facts)
         if not path.is_file() or path.read_bytes() != text.encode():
             write_file(path, text.encode())
     return made

@@ -16,7 +16,7 @@ def code(text: str, *, most: int = MAX_SHOWN) -> str:
 
     Notes
     -----
-    ``tests/hub/test_card_markdown.py`` renders arbitrary text.
+    ``tests/hub/card/test_markdown.py`` renders arbitrary text.
     """
     shown = "".join(map(_escaped, text[: most + 1]))
     if not shown.strip():

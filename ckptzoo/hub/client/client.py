@@ -1,19 +1,201 @@
-"""A hub as the rest of this room sees it."""
+"""A hub as the rest of this room sees it.
+
+A hub and the token that it is asked with.
+
+Pull requests to the repositories of a hub.
+"""
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.hub.client.answers import Committed, Listing, RepoFound, Stored, found_of, is_stored, stored_of
-from ckptzoo.hub.client.asking import WRITE, NotThereError, RaceError
-from ckptzoo.hub.client.connection import DATASET, Connection
-from ckptzoo.hub.client.pull_requests import PullRequests
-from ckptzoo.hub.client.sending import Progress, Sending
-from ckptzoo.remote.address import MAIN
+from ckptzoo.errors import IntegrityError, MissingExtraError, OfflineError, Problem
+from ckptzoo.hub.client.models import (
+    Account,
+    Committed,
+    Discussion,
+    Listing,
+    PullRequest,
+    RepoFile,
+    RepoFound,
+    discussion_of,
+    found_of,
+    is_stored,
+    stored_of,
+)
+from ckptzoo.hub.client.retry import PROPOSE, READ, WRITE, HubRetryPolicy, NotThereError, RaceError, call_with_retry
+from ckptzoo.hub.client.upload import Progress, Sending
+from ckptzoo.remote.address import MAIN, HubAddress
+from ckptzoo.remote.cache import is_offline
+from ckptzoo.remote.hub_store import PUBLIC, hub_address
+
+T = TypeVar("T")
+
+DATASET = "dataset"
+
+
+class Connection:
+    """A hub and the token that it is asked with; ``api`` is the client library's, and goes no further than this folder.
+
+    Parameters
+    ----------
+    endpoint, token, bounds : as those of ``Client``.
+    """
+
+    def __init__(
+        self, endpoint: str | None = None, token: str | None = None, *, bounds: HubRetryPolicy | None = None
+    ) -> None:
+        try:
+            from huggingface_hub import HfApi
+        except ImportError:
+            raise MissingExtraError("huggingface_hub", "hub") from None
+        self.api = HfApi(endpoint=endpoint and endpoint.rstrip("/"), token=token, library_name="ckptzoo")
+        self.endpoint = self.api.endpoint.rstrip("/")
+        self.token, self.bounds = token, bounds or HubRetryPolicy()
+        self.public = self.endpoint == PUBLIC
+        if is_offline():
+            step = "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to ask it."
+            raise OfflineError(Problem(self.endpoint, "the network", "one that may be used", "offline mode", step))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.endpoint!r})"
+
+    def address(self, repo: str) -> str:
+        """What messages call a repository."""
+        return hub_address(HubAddress(repo), self.endpoint)
+
+    def page(self, repo: str) -> str | None:
+        """The page of a repository; None for hubs other than huggingface.co, which may have none."""
+        return f"{self.endpoint}/datasets/{repo}" if self.public else None
+
+    def whoami(self) -> Account:
+        """Whom the token belongs to."""
+        said = self.ask(self.api.whoami, self.endpoint, "token")
+        role = said.get("auth", {}).get("accessToken", {}).get("role")
+        return Account(said["name"], role, tuple(item["name"] for item in said.get("orgs", ())))
+
+    def ask(
+        self,
+        call: Callable[[], T],
+        where: str,
+        what: str,
+        done: Callable[[], T | None] = lambda: None,
+        *,
+        needs: str = READ,
+    ) -> T:
+        """The answer to a question; ``done`` looks whether one that failed was carried out."""
+        return call_with_retry(call, where=where, what=what, bounds=self.bounds, done=done, needs=needs)
+
+    def upload(self, repo: str, sending: Sending, *, revision: str, create_pr: bool = False, needs: str) -> None:
+        """Bring the large files to the hub, those that it lacks."""
+        how: Any = {"repo_type": DATASET, "revision": revision, "create_pr": create_pr, "free_memory": False}
+        for group in sending.groups():
+
+            def call(group: list[Any] = group) -> bool:
+                sending.interruptible(lambda: self.api.preupload_lfs_files(repo, group, **how))
+                return True
+
+            self.ask(call, self.address(repo), "upload", needs=needs)
+            sending.sent(group)
+
+
+class PullRequests:
+    """Opened, read, discussed and merged; every method raises as those of ``Client``."""
+
+    def __init__(self, hub: Connection) -> None:
+        self._hub = hub
+
+    def propose(
+        self,
+        repo: str,
+        files: Mapping[str, Path | bytes],
+        *,
+        title: str,
+        description: str,
+        parent: str | None = None,
+        sha256: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> PullRequest:
+        """Propose files by a pull request; as ``commit``."""
+        before = {item.number for item in self.listed(repo)}
+
+        def opened() -> PullRequest | None:
+            """The one that was opened although its answer was lost."""
+            mine = [item for item in self.listed(repo) if item.number not in before and item.title == title]
+            me = self._hub.whoami().name if mine else ""
+            return next((PullRequest(item.number, item.url) for item in mine if item.author == me), None)
+
+        with Sending(files, sha256 or {}, progress, paths=self._hub.public) as sending:
+            self._hub.upload(repo, sending, revision=MAIN, create_pr=True, needs=PROPOSE)
+
+            def call() -> PullRequest:
+                made = self._hub.api.create_commit(
+                    repo,
+                    sending.operations(),
+                    repo_type=DATASET,
+                    commit_message=title,
+                    commit_description=description,
+                    parent_commit=parent,
+                    create_pr=True,
+                )
+                number = int(str(made.pr_url).rstrip("/").rpartition("/")[2])
+                page = self._hub.page(repo)
+                return PullRequest(number, page and f"{page}/discussions/{number}")
+
+            made = self._hub.ask(call, self._hub.address(repo), "pull request", opened, needs=PROPOSE)
+            sending.finished()
+            return made
+
+    def listed(self, repo: str, *, status: str = "open") -> list[Discussion]:
+        """Pull requests without what was written in them, the last first; ``status`` is open, closed or all."""
+
+        def call() -> list[Discussion]:
+            how: Any = {"discussion_type": "pull_request", "discussion_status": status, "repo_type": DATASET}
+            return [
+                discussion_of(item, pages=self._hub.public) for item in self._hub.api.get_repo_discussions(repo, **how)
+            ]
+
+        return self._hub.ask(call, self._hub.address(repo), "pull requests")
+
+    def read(self, repo: str, number: int) -> Discussion:
+        """A discussion or a pull request with everything that was written in it."""
+
+        def call() -> Discussion:
+            found = self._hub.api.get_discussion_details(repo, number, repo_type=DATASET)
+            return discussion_of(found, pages=self._hub.public)
+
+        return self._hub.ask(call, self._hub.address(repo), f"discussion {number}")
+
+    def merge(self, repo: str, number: int, comment: str | None = None) -> str | None:
+        """Merge a pull request; returns the commit where the hub says which."""
+
+        def call() -> Discussion:
+            self._hub.api.merge_pull_request(repo, number, comment=comment, repo_type=DATASET)
+            return self.read(repo, number)
+
+        def merged() -> Discussion | None:
+            found = self.read(repo, number)
+            return found if found.status == "merged" else None
+
+        return self._hub.ask(
+            call, self._hub.address(repo), f"merge of pull request {number}", merged, needs=WRITE
+        ).merged
+
+    def comment(self, repo: str, number: int, text: str) -> None:
+        """Write into a discussion or a pull request."""
+
+        def written() -> bool | None:
+            return (text.strip() in {item.text.strip() for item in self.read(repo, number).comments}) or None
+
+        def call() -> bool:
+            self._hub.api.comment_discussion(repo, number, text, repo_type=DATASET)
+            return True
+
+        self._hub.ask(call, self._hub.address(repo), f"comment on {number}", written, needs=PROPOSE)
+
 
 _AT_ONCE = 8
 """Small files that are read at a time."""
@@ -69,7 +251,7 @@ class Client(Connection):
             return self.listing(repo, revision)
         return None
 
-    def files(self, repo: str, revision: str = MAIN) -> dict[str, Stored]:
+    def files(self, repo: str, revision: str = MAIN) -> dict[str, RepoFile]:
         """The files of a revision by name."""
         return self.listing(repo, revision).files
 

@@ -9,13 +9,13 @@ from typing import Any
 from anyio import to_thread
 from starlette.responses import JSONResponse, Response
 
-from ckptzoo.server.call import Call, digest_of, text_of
+from ckptzoo.server.errors import Refusal, no_entry
 from ckptzoo.server.names import checked_path
-from ckptzoo.server.refusal import Refusal, no_entry
+from ckptzoo.server.request import AuthorizedRequest, digest_of, text_of
 from ckptzoo.server.store import repositories
-from ckptzoo.server.store.discussions import Discussion, Discussions
-from ckptzoo.server.store.history import PULLS, Commit, History
-from ckptzoo.server.store.trees import Changes, File, Trees
+from ckptzoo.server.store.commits import PULLS, Commit, History
+from ckptzoo.server.store.discussions import Discussions, StoredDiscussion
+from ckptzoo.server.store.git_objects import Changes, File, Trees
 
 
 @dataclass
@@ -28,7 +28,7 @@ class _Proposal:
     operations: list[tuple[str, str, File | None]] = field(default_factory=list)
 
 
-async def commit(call: Call) -> Response:
+async def commit(call: AuthorizedRequest) -> Response:
     """Make a commit upon a branch or a pull request, or begin a pull request with it."""
     proposal = _Proposal()
     async for line in _lines(call):
@@ -38,7 +38,7 @@ async def commit(call: Call) -> Response:
     return await to_thread.run_sync(_commit, call, proposal)
 
 
-async def _lines(call: Call) -> AsyncIterator[bytes]:
+async def _lines(call: AuthorizedRequest) -> AsyncIterator[bytes]:
     limits, held, total = call.service.limits, bytearray(), 0
     async for data in call.request.stream():
         total += len(data)
@@ -55,7 +55,7 @@ async def _lines(call: Call) -> AsyncIterator[bytes]:
         yield bytes(held)
 
 
-def _understand(call: Call, proposal: _Proposal, line: bytes) -> None:
+def _understand(call: AuthorizedRequest, proposal: _Proposal, line: bytes) -> None:
     try:
         item = json.loads(line)
         key, value = item["key"], item["value"]
@@ -82,7 +82,7 @@ def _understand(call: Call, proposal: _Proposal, line: bytes) -> None:
     proposal.operations.append((str(key), path.rstrip("/"), file))
 
 
-def _small(call: Call, value: dict[str, Any]) -> File:
+def _small(call: AuthorizedRequest, value: dict[str, Any]) -> File:
     """Store the bytes of a small file; a commit that fails leaves them behind and harms nobody."""
     content = text_of(value, "content")
     try:
@@ -93,7 +93,7 @@ def _small(call: Call, value: dict[str, Any]) -> File:
     return File.small(data)
 
 
-def _commit(call: Call, proposal: _Proposal) -> Response:
+def _commit(call: AuthorizedRequest, proposal: _Proposal) -> Response:
     revision, new_pull = call.piece("revision"), call.is_set("create_pr")
     with call.service.database.writing() as connection:
         history, trees = History(connection, call.repository.id), Trees(connection)
@@ -128,7 +128,7 @@ def _commit(call: Call, proposal: _Proposal) -> Response:
     return JSONResponse(content)
 
 
-def _check_access(call: Call, pull: Discussion | None) -> None:
+def _check_access(call: AuthorizedRequest, pull: StoredDiscussion | None) -> None:
     """Who may not write may still commit to a pull request of their own while it is open."""
     if pull is not None and pull.status not in ("draft", "open"):
         raise Refusal(403, f"Pull request {pull.number}: expected an open one, it is {pull.status}.")
@@ -136,7 +136,7 @@ def _check_access(call: Call, pull: Discussion | None) -> None:
         raise Refusal(403, "Expected a token that may write, or a pull request of your own (create_pr).")
 
 
-def _changes(call: Call, proposal: _Proposal, base: Commit, trees: Trees) -> Changes:
+def _changes(call: AuthorizedRequest, proposal: _Proposal, base: Commit, trees: Trees) -> Changes:
     changes: Changes = {}
     for key, path, file in proposal.operations:
         if key == "deletedFolder":
@@ -158,7 +158,7 @@ def _changes(call: Call, proposal: _Proposal, base: Commit, trees: Trees) -> Cha
     return changes
 
 
-def _held(call: Call, sha256: str, path: str, trees: Trees) -> File:
+def _held(call: AuthorizedRequest, sha256: str, path: str, trees: Trees) -> File:
     """A large file that the repository was given."""
     size = repositories.given(trees.connection, call.repository.id, sha256)
     if size is None:

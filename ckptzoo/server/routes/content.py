@@ -7,16 +7,15 @@ from urllib.parse import quote
 
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from ckptzoo.server.call import Call
+from ckptzoo.server.errors import Refusal, no_entry
 from ckptzoo.server.names import checked_path, decoded
-from ckptzoo.server.refusal import Refusal, no_entry
-from ckptzoo.server.sending import file_response
-from ckptzoo.server.store.git import Node
-from ckptzoo.server.store.history import Commit, History
-from ckptzoo.server.store.trees import Trees, position
+from ckptzoo.server.request import AuthorizedRequest
+from ckptzoo.server.responses import file_response
+from ckptzoo.server.store.commits import Commit, History
+from ckptzoo.server.store.git_objects import Node, Trees, position
 
 
-def tree(call: Call) -> Response:
+def tree(call: AuthorizedRequest) -> Response:
     """A page of a folder; the next one's address names the commit, so that all pages are of one moment."""
     path = call.piece("path")
     if path:
@@ -49,7 +48,7 @@ def tree(call: Call) -> Response:
     return JSONResponse(content, headers=headers)
 
 
-def paths_info(call: Call) -> Response:
+def paths_info(call: AuthorizedRequest) -> Response:
     """What is known of some paths; those that are not there are left out."""
     form = call.form()
     paths = form.get("paths", [])
@@ -65,7 +64,7 @@ def paths_info(call: Call) -> Response:
     return JSONResponse(content, headers={"X-Repo-Commit": commit.oid})
 
 
-def resolve(call: Call) -> Response:
+def resolve(call: AuthorizedRequest) -> Response:
     """The bytes of a file: small ones at once, large ones at a signed address that expires."""
     revision, path = call.piece("revision"), checked_path(call.piece("path"))
     service = call.service
@@ -87,7 +86,7 @@ def resolve(call: Call) -> Response:
     return RedirectResponse(target, 302, headers={**headers, **linked, "Accept-Ranges": "bytes"})
 
 
-def blob(call: Call) -> Response:
+def blob(call: AuthorizedRequest) -> Response:
     """The bytes of a large file, for whoever has the address."""
     sha256 = call.raw["sha256"]
     fields = call.service.signer.check(f"read {sha256}", call.query)

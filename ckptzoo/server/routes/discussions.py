@@ -5,17 +5,16 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from ckptzoo.server.call import Call, text_of
-from ckptzoo.server.refusal import Refusal
-from ckptzoo.server.store.discussions import STATUSES, Discussion, Discussions, Event
-from ckptzoo.server.store.history import MAIN, History
-from ckptzoo.server.store.merging import diff, merge
-from ckptzoo.server.store.trees import Trees
+from ckptzoo.server.errors import Refusal
+from ckptzoo.server.request import AuthorizedRequest, text_of
+from ckptzoo.server.store.commits import MAIN, History, diff, merge
+from ckptzoo.server.store.discussions import STATUSES, Discussions, Event, StoredDiscussion
+from ckptzoo.server.store.git_objects import Trees
 
 _MAX_TEXT = 65536
 
 
-def listing(call: Call) -> Response:
+def listing(call: AuthorizedRequest) -> Response:
     """A page of discussions, the last first."""
     query, size = call.query, call.service.limits.small_page
     with call.service.database.reading() as connection:
@@ -32,7 +31,7 @@ def listing(call: Call) -> Response:
     return JSONResponse({"discussions": page, "count": len(kept), "start": start, "numClosedDiscussions": 0})
 
 
-def create(call: Call) -> Response:
+def create(call: AuthorizedRequest) -> Response:
     """Begin a discussion, or a pull request without changes yet."""
     body = call.json()
     title, text = _title(body), text_of(body, "description", "")[:_MAX_TEXT]
@@ -47,7 +46,7 @@ def create(call: Call) -> Response:
     return JSONResponse({"num": made.number, "url": f"{call.address}/discussions/{made.number}"})
 
 
-def details(call: Call) -> Response:
+def details(call: AuthorizedRequest) -> Response:
     """A discussion with everything that happened; for a pull request also its conflicts and its diff."""
     with call.service.database.reading() as connection:
         discussions, history = Discussions(connection, call.repository.id), History(connection, call.repository.id)
@@ -66,7 +65,7 @@ def details(call: Call) -> Response:
     return JSONResponse(content)
 
 
-def comment(call: Call) -> Response:
+def comment(call: AuthorizedRequest) -> Response:
     """Add a comment."""
     text = text_of(call.json(), "comment")[:_MAX_TEXT]
     with call.service.database.writing() as connection:
@@ -75,17 +74,17 @@ def comment(call: Call) -> Response:
     return JSONResponse({"newMessage": _event(event)})
 
 
-def edit_comment(call: Call) -> Response:
+def edit_comment(call: AuthorizedRequest) -> Response:
     """Change a comment of one's own."""
     return _edited(call, text_of(call.json(), "content")[:_MAX_TEXT])
 
 
-def hide_comment(call: Call) -> Response:
+def hide_comment(call: AuthorizedRequest) -> Response:
     """Hide a comment of one's own."""
     return _edited(call, None)
 
 
-def rename(call: Call) -> Response:
+def rename(call: AuthorizedRequest) -> Response:
     """Give it another title."""
     title = _title(call.json())
     with call.service.database.writing() as connection:
@@ -94,7 +93,7 @@ def rename(call: Call) -> Response:
     return JSONResponse({"newTitle": _event(event)})
 
 
-def change_status(call: Call) -> Response:
+def change_status(call: AuthorizedRequest) -> Response:
     """Open or close it; a draft that is opened may be merged."""
     body = call.json()
     status, text = text_of(body, "status"), text_of(body, "comment", "")[:_MAX_TEXT]
@@ -111,7 +110,7 @@ def change_status(call: Call) -> Response:
     return JSONResponse({"newStatus": _event(event)})
 
 
-def merge_pull(call: Call) -> Response:
+def merge_pull(call: AuthorizedRequest) -> Response:
     """Bring the changes of a pull request into its target, as one commit with two parents."""
     text = text_of(call.json(), "comment", "")[:_MAX_TEXT]
     with call.service.database.writing() as connection:
@@ -142,14 +141,14 @@ def _title(body: dict[str, Any]) -> str:
     return title
 
 
-def _edited(call: Call, text: str | None) -> Response:
+def _edited(call: AuthorizedRequest, text: str | None) -> Response:
     with call.service.database.writing() as connection:
         discussions = Discussions(connection, call.repository.id)
         event = discussions.edit(call.number("number"), call.piece("comment"), call.user, text)
     return JSONResponse({"updatedComment": _event(event)})
 
 
-def _own(call: Call, discussions: Discussions) -> Discussion:
+def _own(call: AuthorizedRequest, discussions: Discussions) -> StoredDiscussion:
     """The discussion, which the client began or may change as one who may write."""
     found = discussions.get(call.number("number"))
     if found.author != call.user and not call.may("write"):
@@ -157,7 +156,7 @@ def _own(call: Call, discussions: Discussions) -> Discussion:
     return found
 
 
-def _summary(call: Call, item: Discussion) -> dict[str, Any]:
+def _summary(call: AuthorizedRequest, item: StoredDiscussion) -> dict[str, Any]:
     return {
         "num": item.number,
         "title": item.title,

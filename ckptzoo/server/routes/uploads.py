@@ -9,20 +9,20 @@ from typing import Any
 from anyio import to_thread
 from starlette.responses import JSONResponse, Response
 
-from ckptzoo.server.call import Call, digest_of, list_of, text_of, whole_of
+from ckptzoo.server.errors import Refusal
 from ckptzoo.server.names import checked_path
-from ckptzoo.server.refusal import Refusal
+from ckptzoo.server.request import AuthorizedRequest, digest_of, list_of, text_of, whole_of
 from ckptzoo.server.store import repositories
 from ckptzoo.server.store.blobs import Arriving
-from ckptzoo.server.store.history import History
+from ckptzoo.server.store.commits import History
+from ckptzoo.server.store.git_objects import Trees
 from ckptzoo.server.store.repositories import LARGE
-from ckptzoo.server.store.trees import Trees
 
 _CHUNK = 2**20
 _LFS = "application/vnd.git-lfs+json"
 
 
-def preupload(call: Call) -> Response:
+def preupload(call: AuthorizedRequest) -> Response:
     """For each file: whether it goes into the commit or apart, and what is at its path already."""
     body = call.json()
     with call.service.database.reading() as connection:
@@ -59,7 +59,7 @@ def _start(sample: str) -> str:
     return codecs.getincrementaldecoder("utf-8")().decode(base64.b64decode(sample, validate=True))
 
 
-def batch(call: Call) -> Response:
+def batch(call: AuthorizedRequest) -> Response:
     """For each large file: where to send it, or nothing where the repository has it."""
     body, limits = call.json(), call.service.limits
     if body.get("operation") != "upload":
@@ -91,12 +91,12 @@ def _header(entry: dict[str, Any]) -> dict[str, str]:
     return entry.get("actions", {}).get("upload", {}).get("header", {})
 
 
-def _whole(call: Call, sha256: str, size: int) -> dict[str, Any]:
+def _whole(call: AuthorizedRequest, sha256: str, size: int) -> dict[str, Any]:
     query = call.service.signer.query(f"write {sha256}", {"repository": call.repository.id, "size": size})
     return {"href": f"{call.origin}/_uploads/{sha256}?{query}"}
 
 
-def _in_parts(call: Call, sha256: str, size: int, parts: int) -> dict[str, Any]:
+def _in_parts(call: AuthorizedRequest, sha256: str, size: int, parts: int) -> dict[str, Any]:
     """Addresses for every part; all but the last have the same size."""
     step, upload = call.service.limits.part_bytes, call.service.blobs.begin_upload()
     header = {"chunk_size": str(step)}
@@ -109,7 +109,7 @@ def _in_parts(call: Call, sha256: str, size: int, parts: int) -> dict[str, Any]:
     return {"href": f"{call.origin}/_uploads/{sha256}/join?{query}", "header": header}
 
 
-async def receive(call: Call) -> Response:
+async def receive(call: AuthorizedRequest) -> Response:
     """A whole file; 200 is answered once it is on the disk and is what was announced."""
     sha256, service = call.raw["sha256"], call.service
     fields = service.signer.check(f"write {sha256}", call.query)
@@ -127,7 +127,7 @@ async def receive(call: Call) -> Response:
     return Response(headers={"ETag": f'"{sha256}"'})
 
 
-async def receive_part(call: Call) -> Response:
+async def receive_part(call: AuthorizedRequest) -> Response:
     """One part of a file."""
     service = call.service
     fields = service.signer.check(f"part {call.raw['sha256']}", call.query)
@@ -138,7 +138,7 @@ async def receive_part(call: Call) -> Response:
     return Response(headers={"ETag": f'"{etag}"'})
 
 
-async def _fill(call: Call, arrived: Arriving, size: int) -> None:
+async def _fill(call: AuthorizedRequest, arrived: Arriving, size: int) -> None:
     """Write the body as it arrives."""
     try:
         announced = call.request.headers.get("content-length")
@@ -156,7 +156,7 @@ async def _fill(call: Call, arrived: Arriving, size: int) -> None:
         raise
 
 
-def join(call: Call) -> Response:
+def join(call: AuthorizedRequest) -> Response:
     """All parts are there: make the file of them."""
     sha256, service = call.raw["sha256"], call.service
     fields = service.signer.check(f"join {sha256}", call.query)
@@ -172,7 +172,7 @@ def join(call: Call) -> Response:
     return JSONResponse({"success": True}, media_type=_LFS)
 
 
-def verify(call: Call) -> Response:
+def verify(call: AuthorizedRequest) -> Response:
     """Whether the repository has a large file."""
     body = call.json()
     sha256, size = digest_of(body, "oid"), whole_of(body, "size")

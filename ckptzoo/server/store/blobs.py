@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptzoo.server.refusal import Refusal
+from ckptzoo.server.errors import Refusal
 
 _CHUNK = 2**20
 

@@ -6,14 +6,14 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
-from ckptzoo.server.refusal import Refusal
-from ckptzoo.server.store.history import MAIN, PULLS, now
+from ckptzoo.server.errors import Refusal
+from ckptzoo.server.store.commits import MAIN, PULLS, now
 
 STATUSES = ("draft", "open", "closed", "merged")
 
 
 @dataclass(frozen=True)
-class Discussion:
+class StoredDiscussion:
     """One discussion; a pull request is one with a target and a base.
 
     ``target`` is the ref that the changes are for, ``base`` the commit they start from, ``merged`` the commit that
@@ -62,7 +62,7 @@ class Discussions:
         base: str | None = None,
         target: str = MAIN,
         status: str = "open",
-    ) -> Discussion:
+    ) -> StoredDiscussion:
         """Begin a discussion, or with a base a pull request."""
         number = self.count() + 1
         row = (self._repository, number, title, author, now(), status, None if base is None else target, base)
@@ -76,18 +76,18 @@ class Discussions:
         found = "SELECT COUNT(*) AS n FROM discussions WHERE repository = ?"
         return self._connection.execute(found, (self._repository,)).fetchone()["n"]
 
-    def get(self, number: int) -> Discussion:
+    def get(self, number: int) -> StoredDiscussion:
         """The discussion of this number."""
         found = "SELECT * FROM discussions WHERE repository = ? AND number = ?"
         row = self._connection.execute(found, (self._repository, number)).fetchone()
         if row is None:
             raise Refusal(404, f"Discussion not found: {number}")
-        return Discussion(*row)
+        return StoredDiscussion(*row)
 
-    def all(self) -> list[Discussion]:
+    def all(self) -> list[StoredDiscussion]:
         """Every one, the last first."""
         found = "SELECT * FROM discussions WHERE repository = ? ORDER BY number DESC"
-        return [Discussion(*row) for row in self._connection.execute(found, (self._repository,))]
+        return [StoredDiscussion(*row) for row in self._connection.execute(found, (self._repository,))]
 
     def events(self, number: int) -> list[Event]:
         """What happened, in order."""
@@ -124,7 +124,7 @@ class Discussions:
         self._connection.execute("UPDATE events SET data = ? WHERE id = ?", (json.dumps(event.data), id))
         return event
 
-    def rename(self, discussion: Discussion, author: str, title: str) -> Event:
+    def rename(self, discussion: StoredDiscussion, author: str, title: str) -> Event:
         """Give it another title."""
         self._set(discussion.number, "title", title)
         return self.note(discussion.number, "title-change", author, {"from": discussion.title, "to": title})

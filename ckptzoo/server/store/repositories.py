@@ -3,10 +3,9 @@
 import sqlite3
 from dataclasses import dataclass
 
-from ckptzoo.server.refusal import Refusal
-from ckptzoo.server.store.git import Node
-from ckptzoo.server.store.history import MAIN, History, now
-from ckptzoo.server.store.trees import File, Trees
+from ckptzoo.server.errors import Refusal
+from ckptzoo.server.store.commits import MAIN, History, now
+from ckptzoo.server.store.git_objects import File, Node, Trees
 
 LARGE = (".safetensors", ".parquet", ".arrow", ".bin", ".npy", ".npz", ".pt", ".pth", ".gz", ".zip", ".zst")
 """Endings of files that stand apart from commits, however small."""

@@ -13,7 +13,7 @@ ROLES = ("read", "contribute", "write")
 
 
 @dataclass(frozen=True)
-class Identity:
+class Caller:
     """Who asks."""
 
     user: str
@@ -39,10 +39,10 @@ def revoke(connection: sqlite3.Connection, user: str) -> int:
     return connection.execute("DELETE FROM tokens WHERE user = ?", (user,)).rowcount
 
 
-def identify(connection: sqlite3.Connection, token: str) -> Identity | None:
+def identify(connection: sqlite3.Connection, token: str) -> Caller | None:
     """Whose token this is."""
     row = connection.execute("SELECT user, role FROM tokens WHERE digest = ?", (_digest(token),)).fetchone()
-    return None if row is None else Identity(row["user"], row["role"])
+    return None if row is None else Caller(row["user"], row["role"])
 
 
 def _digest(token: str) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.symmetry import AxisAction
-from ckptzoo.symmetry.layout import is_float, positions
+from ckptzoo.schema.symmetry import AxisAction
+from ckptzoo.symmetry.arrays import is_float, positions
 from ckptzoo.symmetry.mass.network import Edges, Layer, Network
 from ckptzoo.symmetry.moments import Moments
 

@@ -35,8 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckptzoo.symmetry.mass.flow import At, Flow, backward, forward, largest
-from ckptzoo.symmetry.mass.layers import multipliers
-from ckptzoo.symmetry.mass.network import Edges, Network
+from ckptzoo.symmetry.mass.network import Edges, Network, multipliers
 
 SHARE = 2.0**-10
 """Least part of a node's flow from the nodes before it, and least factor of that."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ckptzoo.symmetry.mass.layers import filled
-from ckptzoo.symmetry.mass.network import Edges, Network
+from ckptzoo.symmetry.mass.network import Edges, Network, filled
 
 LEAST = -690.0
 """Logarithm of the smallest mass beside the largest; what is smaller counts as this until its scale has been found."""

@@ -9,15 +9,12 @@ import numpy as np
 
 from ckptzoo.errors import UnknownNameError
 from ckptzoo.symmetry.action import apply
-from ckptzoo.symmetry.arrays import as_array
-from ckptzoo.symmetry.batches import finite, fits, pieces, taken
+from ckptzoo.symmetry.arrays import Stacked, as_array, stack_of
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.layout import Stacked, stack_of
 from ckptzoo.symmetry.mass.convex import by_cvxpy
-from ckptzoo.symmetry.mass.formulations import PINNED, Formulation
-from ckptzoo.symmetry.mass.rule import Engine, Found, scales_of
+from ckptzoo.symmetry.mass.formulations import PINNED, Engine, Formulation, RuleResult, scales_of
 from ckptzoo.symmetry.mass.solver import balance
-from ckptzoo.symmetry.tables import Arch, table_of
+from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
 
 ENGINES: dict[str, Engine] = {"newton": balance, "cvxpy": by_cvxpy}
 
@@ -105,7 +102,7 @@ def min_mass(
 
     def solved(rows: np.ndarray) -> None:
         with np.errstate(all="ignore"):
-            found = scales_of(taken(seen, rows), way, ENGINES[engine])
+            found = scales_of(take_rows(seen, rows), way, ENGINES[engine])
         usable = np.isfinite(found.mass_after + found.gap)
         for scale in found.scales.values():
             usable &= (np.isfinite(scale) & (scale != 0)).all(axis=1)
@@ -125,14 +122,16 @@ def min_mass(
     return MinMass(scaled, made.scales, *figures, formulation)
 
 
-def _blank(way: Formulation, K: int) -> Found:
+def _blank(way: Formulation, K: int) -> RuleResult:
     """K checkpoints that stay as they are."""
     scales = {group.id: np.ones((K, group.n)) for group in way.symmetry.groups if group.scale != "none"}
     before, after, gap, imbalance = np.full((4, K), np.nan)
-    return Found(scales, before, after, gap, imbalance, np.zeros(K, np.int64), np.zeros(K, np.int64), np.zeros(K, bool))
+    return RuleResult(
+        scales, before, after, gap, imbalance, np.zeros(K, np.int64), np.zeros(K, np.int64), np.zeros(K, bool)
+    )
 
 
-def _put(made: Found, rows: np.ndarray, found: Found, usable: np.ndarray) -> None:
+def _put(made: RuleResult, rows: np.ndarray, found: RuleResult, usable: np.ndarray) -> None:
     """Put what was found for some checkpoints in place."""
     for name, scale in made.scales.items():
         scale[rows] = found.scales[name][usable]

@@ -29,23 +29,187 @@ layers or behind BatchNorms that keep their filters, ``u = log(out / in) / 4`` i
 Nodes of a layer (``volume``) are set to their scales of least mass at the others' (layers.py) after each block step,
 and the Newton step is one within the layer's constraints; if P has risen all the same, as a bound was in the way, the
 iteration's Newton step is left out.
+
+The Newton direction of K networks: conjugate gradients on the Laplacian of the flows.
+
+``H = 4 L`` and ``dP/du = 2 (in - out)``, so that the direction is half of the x in ``L x = out - in``. The
+preconditioner is the inverse of L's diagonal plus the inverse of L on vectors that are constant on every group, which
+are the slow ones of a deep network. Nodes of a layer move within ``sum x_i = 0``, those at their least scale do not:
+preconditioned residuals are projected along the diagonal (Gould, Hribar and Nocedal, 2001, algorithm 2.1).
+
+One scale for all channels of a group: a network of groups, balanced by dense Newton steps.
+
+The restriction of P(u) (solver.py) to ``u_i = c_g`` for the channels i of group g is
+``P(c) = sum A_gh exp(2 (c_g - c_h)) + sum a_g exp(2 c_g) + sum b_g exp(-2 c_g)``, with the total flows A between
+groups, a from ground and b to ground. From far away the start is the c of least squares of the logarithms of all
+these flows, ``min sum (log A_gh + 2 (c_g - c_h))^2 + ...``, which is exact for a chain of layers.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from ckptzoo.symmetry.mass.coarse import damping, scalars
-from ckptzoo.symmetry.mass.flow import Flow, backward, forward, largest
+from ckptzoo.symmetry.mass.flow import At, Flow, backward, forward, inner, largest
 from ckptzoo.symmetry.mass.network import Network
-from ckptzoo.symmetry.mass.newton import newton
+
+MAX_COARSE_STEPS = 40
+MIN_LOG_STEP = 1e-3
+"""Steps end where no log-scale moves by more."""
+
+
+def inverse(between: np.ndarray, source: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """The inverse (K, G, G) of the Laplacian of flows between groups (K, G, G) and ground (K, G).
+
+    By elimination without subtractions (Grassmann, Taksar and Heyman, 1985): diagonals are summed anew from the flows
+    that are left, so that every entry has a small relative error, however far apart the flows are. Groups without any
+    flow count as joined to ground by 1.
+    """
+    count = between.shape[1]
+    joined, ground = between + between.transpose(0, 2, 1), source + sink
+    joined[:, np.arange(count), np.arange(count)] = 0
+    ground = np.where(joined.sum(axis=2) + ground > 0, ground, 1.0)
+    made = np.tile(np.eye(count), (len(between), 1, 1))
+    degrees = np.ones((len(between), count))
+    for k in range(count):
+        degrees[:, k] = joined[:, k, k + 1 :].sum(axis=1) + ground[:, k]
+        share = np.where(np.arange(count) > k, joined[:, :, k], 0) / degrees[:, k, None]
+        joined[:, k + 1 :, k + 1 :] += share[:, k + 1 :, None] * joined[:, k, None, k + 1 :]
+        joined[:, np.arange(count), np.arange(count)] = 0
+        ground += share * ground[:, k, None]
+        made += share[:, :, None] * made[:, k, None]
+    for k in reversed(range(count)):
+        made[:, k] += (joined[:, k, k + 1 :, None] * made[:, k + 1 :]).sum(axis=1)
+        made[:, k] /= degrees[:, k, None]
+    return made
+
+
+def scalars(between: np.ndarray, source: np.ndarray, sink: np.ndarray, held: np.ndarray) -> np.ndarray:
+    """The common log-scales (K, G) of least mass.
+
+    Parameters
+    ----------
+    between : (K, G, G), the flow from group h to group g at ``[:, g, h]``.
+    source, sink : (K, G), the flows from and to ground.
+    held : (G,) bool, groups whose log-scale stays 0.
+    """
+    between, source, sink = grounded(between, source, sink, held)
+    diagonal = np.arange(between.shape[1])
+    between[:, diagonal, diagonal] = 0
+    found = _least_squares(between, source, sink)
+    for _ in range(MAX_COARSE_STEPS):
+        grow, shrink = np.exp(2 * found), np.exp(-2 * found)
+        flows = grow[:, :, None] * between * shrink[:, None]
+        come, gone = source * grow, sink * shrink
+        slope = come + flows.sum(axis=2) - gone - flows.sum(axis=1)
+        step = -(inverse(flows, come, gone) @ slope[..., None])[..., 0] / 2
+        length = 2 * (np.maximum(step.max(axis=1), 0) - np.minimum(step.min(axis=1), 0))
+        going = length > MIN_LOG_STEP
+        step *= damping(length)[:, None]
+        found += np.where(going[:, None], step, 0)
+        if not going.any():
+            break
+    return found
+
+
+def grounded(
+    between: np.ndarray, source: np.ndarray, sink: np.ndarray, held: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Flows between groups and from and to ground, where some groups (G,) are a part of ground."""
+    between, source, sink = between.copy(), source.copy(), sink.copy()
+    for group in np.flatnonzero(held).tolist():
+        sink += between[:, group]
+        source += between[:, :, group]
+        between[:, group], between[:, :, group], source[:, group], sink[:, group] = 0, 0, 0, 0
+    return between, source, sink
+
+
+def damping(length: np.ndarray) -> np.ndarray:
+    """The t in [0, 1] with ``t exp(t length) = 1``: Lambert's W of the length, over the length."""
+    held = np.where(length > 0, length, 1.0)
+    w = np.log1p(held)
+    for _ in range(5):
+        w = w * (1 + np.log(held / w)) / (1 + w)
+    return np.where(length > 0, w / held, 1.0)
+
+
+def _least_squares(between: np.ndarray, source: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """The log-scales at which the logarithms of all flows have the least sum of squares."""
+    ones = [(flows > 0).astype(float) for flows in (between, source, sink)]
+    logs = [np.log(np.where(flows > 0, flows, 1.0)) for flows in (between, source, sink)]
+    slope = logs[1] - logs[2] + logs[0].sum(axis=2) - logs[0].sum(axis=1)
+    return -(inverse(*ones) @ slope[..., None])[..., 0] / 2
+
+
+MAX_NEWTON_STEPS = 200
+LOOSE = 1e-2
+"""Residuals are reduced by this factor, or by the imbalance where that is smaller."""
+
+
+def newton(flow: Flow, at: At, step: np.ndarray, going: np.ndarray, accuracy: np.ndarray) -> np.ndarray:
+    """The Newton directions (K, N).
+
+    Parameters
+    ----------
+    flow, at : the networks and their flows.
+    step : (K, N), where these are.
+    going : (K,) bool; the others' direction is 0.
+    accuracy : (K,) relative size of the last residual.
+    """
+    diagonal = _inverse(flow, at, step)
+    held = flow.network.held
+    coarse = inverse(*grounded(at.between, *flow.outer(at), held))
+    rest = at.out_of - at.into
+    found = np.zeros_like(rest)
+    aimed = _preconditioned(flow, diagonal, coarse, held, rest)
+    direction = aimed.copy()
+    size = inner(rest, aimed)
+    least = np.minimum(LOOSE, accuracy) ** 2 * size
+    going = going & (size > 0)
+    for _ in range(MAX_NEWTON_STEPS):
+        pushed = flow.laplacian(at, direction)
+        curvature = inner(direction, pushed)
+        going = going & (curvature > 0)
+        length = np.divide(size, curvature, out=np.zeros_like(size), where=going)
+        found += length[:, None] * direction
+        rest -= length[:, None] * pushed
+        aimed = _preconditioned(flow, diagonal, coarse, held, rest)
+        before, size = size, inner(rest, aimed)
+        going = going & (size > least)
+        if not going.any():
+            break
+        direction = aimed + np.divide(size, before, out=np.zeros_like(size), where=going)[:, None] * direction
+    return found / 2
+
+
+def _inverse(flow: Flow, at: At, step: np.ndarray) -> np.ndarray:
+    """The inverse of the diagonal; 0 for nodes that do not move."""
+    total = at.into + at.out_of
+    made = np.divide(1, total, out=np.zeros_like(total), where=total > 0)
+    for layer in flow.network.layers:
+        bound = (flow.base + step)[:, layer.nodes] <= layer.least
+        made[:, layer.nodes] = np.where(bound, 0, made[:, layer.nodes])
+    return made
+
+
+def _preconditioned(
+    flow: Flow, inverse: np.ndarray, coarse: np.ndarray, held: np.ndarray, rest: np.ndarray
+) -> np.ndarray:
+    common = np.where(held, 0, (coarse @ np.where(held, 0, flow.by_group(rest))[..., None])[..., 0])
+    made = inverse * rest + np.where(inverse > 0, flow.by_node(common), 0)
+    for layer in flow.network.layers:
+        weight = inverse[:, layer.nodes]
+        total = weight.sum(axis=1, keepdims=True)
+        mean = np.divide(made[:, layer.nodes].sum(axis=1, keepdims=True), total, out=total * 0, where=total > 0)
+        made[:, layer.nodes] -= weight * mean
+    return made
+
 
 AIM = 1e-13
 """Iterations end where no node's flows differ by more than this part of their sum."""
 ENOUGH, PATIENCE = 1e-11, 3
 """Below the first, so many iterations without progress end them too: what is left is rounding."""
 MOST_ITERATIONS, MOST_BASES = 100, 8
-FAR = 100.0
+MAX_LOG_STEP = 100.0
 """Masses are taken anew where a log-scale has moved by more."""
 PROGRESS = 4
 
@@ -145,7 +309,7 @@ def _descend(flow: Flow, *, coarse: bool) -> tuple[np.ndarray, np.ndarray, np.nd
         better = imbalance < least
         waited = np.where(imbalance < least / PROGRESS, 0, waited + 1)
         best, least = np.where(better[:, None], step, best), np.where(better, imbalance, least)
-        far = largest(np.abs(step)) > FAR
+        far = largest(np.abs(step)) > MAX_LOG_STEP
         found[rows], done[rows] = np.where(far[:, None], step, best), ~far
         going = ~(far | (least <= AIM) | ((waited >= PATIENCE) & (least < ENOUGH)))
         if not going.any():

@@ -2,6 +2,8 @@
 
 Modules are followed down to functions of tensors, torch's own layers too. What is more than a function, such as an
 LSTM, stays a module in the graph.
+
+Modules in float64, whatever they cast to.
 """
 
 import linecache
@@ -13,10 +15,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from ckptzoo.errors import SymmetryError
 
-HAND = "Declare the table by hand, as a ckptzoo.spec.symmetry.Symmetry."
+HAND = "Declare the table by hand, as a ckptzoo.schema.symmetry.Symmetry."
 """What is left to do where a trace ends."""
 _FILES = (
     "activation channelshuffle container conv dropout flatten linear normalization padding pixelshuffle pooling"
@@ -118,3 +121,21 @@ def _last_line(error: BaseException) -> str:
             found = f"{Path(file).name} line {step.tb_lineno}"
         step = step.tb_next
     return found
+
+
+_CASTS = frozenset({"float", "half", "bfloat16", "to", "type", "type_as"})
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class InDouble(TorchFunctionMode):
+    """While it is entered, no operation leaves float64: casts of floats do nothing, and new floats are float64."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """The operation, in float64."""
+        made = func(*args, **(kwargs or {}))
+        if not isinstance(made, torch.Tensor) or made.dtype not in _NARROW:
+            return made
+        cast = getattr(func, "__name__", "") in _CASTS and args[0].dtype == torch.float64
+        return args[0] if cast else made.double()

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.symmetry import Symmetry
 
 
 @dataclass(frozen=True)

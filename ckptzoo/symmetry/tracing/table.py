@@ -7,13 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.groups import AxisAction, Fixed, Group, Like, Segment
-from ckptzoo.spec.symmetry import Symmetry
-from ckptzoo.symmetry.tracing.classes import NO_SCALE
-from ckptzoo.symmetry.tracing.families import Family, families, unique
-from ckptzoo.symmetry.tracing.forest import Atoms
-from ckptzoo.symmetry.tracing.ledger import DEAD, FIXED, OUTPUT, POSITIVE, SIGN, Ledger, Place
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Symmetry
+from ckptzoo.symmetry.tracing.constraints import DEAD, FIXED, OUTPUT, POSITIVE, SIGN, AxisPlacement, Constraints
+from ckptzoo.symmetry.tracing.groups import NO_SCALE, Family, families, unique
+from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class _Part:
     first: int
 
 
-def table(ledger: Ledger, arch: Architecture) -> tuple[Symmetry, tuple[str, ...]]:
+def table(ledger: Constraints, arch: Architecture) -> tuple[Symmetry, tuple[str, ...]]:
     """The symmetry table of all that the ledger knows, and what keeps groups in place, unscaled or apart."""
     found = families(ledger)
     places = list(ledger.places.values())
@@ -61,7 +59,7 @@ def table(ledger: Ledger, arch: Architecture) -> tuple[Symmetry, tuple[str, ...]
     return Symmetry(tuple(groups), tuple(actions)), tuple(notes)
 
 
-def _parts(ledger: Ledger, found: Sequence[Family], places: Sequence[Place]) -> Iterator[_Part]:
+def _parts(ledger: Constraints, found: Sequence[Family], places: Sequence[AxisPlacement]) -> Iterator[_Part]:
     shown = _shown(found, places, ledger)
     for number, family in enumerate(found):
         if number not in shown:
@@ -74,7 +72,7 @@ def _parts(ledger: Ledger, found: Sequence[Family], places: Sequence[Place]) -> 
             yield _Part(number, scale, mine[0].kind, min(written, default=first), min(entry.place for entry in mine))
 
 
-def _shown(found: Sequence[Family], places: Sequence[Place], ledger: Ledger) -> set[int]:
+def _shown(found: Sequence[Family], places: Sequence[AxisPlacement], ledger: Constraints) -> set[int]:
     """The families that get groups: all but inputs and outputs of the network that nothing else is known of."""
     shown: set[int] = set()
     by_place: dict[str, dict[int, set[int]]] = {}
@@ -109,7 +107,7 @@ def _listings(found: Sequence[Family]) -> dict[int, dict[tuple[int, int], list[l
 
 
 def _action(
-    place: Place, listing: dict[tuple[int, int], list[list[int]]], names: dict[tuple[int, int], str]
+    place: AxisPlacement, listing: dict[tuple[int, int], list[list[int]]], names: dict[tuple[int, int], str]
 ) -> AxisAction | None:
     """What the groups do to an axis; None where they do nothing."""
     by_group = {key: list(_segments(names[key], np.array(rows))) for key, rows in listing.items() if key in names}
@@ -147,7 +145,9 @@ def _segments(group: str, at: NDArray[np.int64]) -> Iterator[Segment]:
         column += inner
 
 
-def _notes(ledger: Ledger, family: Family, part: _Part, name: str, places: Sequence[Place]) -> Iterator[str]:
+def _notes(
+    ledger: Constraints, family: Family, part: _Part, name: str, places: Sequence[AxisPlacement]
+) -> Iterator[str]:
     """Why a group stays in place, and why it is not scaled."""
     channel = family.channels[0]
     if isinstance(family.perm, Fixed):
@@ -169,7 +169,7 @@ def _notes(ledger: Ledger, family: Family, part: _Part, name: str, places: Seque
         yield f"Group {name!r} is not scaled: {_why(ledger, atoms)}."
 
 
-def _why(ledger: Ledger, scales: Atoms) -> str:
+def _why(ledger: Constraints, scales: NodeIds) -> str:
     dead, positive, sign = (ledger.scales.marks(scales, kind) for kind in (DEAD, POSITIVE, SIGN))
     if (dead >= 0).any():
         return ledger.reasons[dead[dead >= 0][0]]

@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given, settings
 
 from ckptzoo.server.store.blobs import Blobs
-from ckptzoo.server.store.merging import diff, merge
-from ckptzoo.server.store.trees import Trees
+from ckptzoo.server.store.commits import diff, merge
+from ckptzoo.server.store.git_objects import Trees
 from tests.server.store.test_trees import Files, built, files, held, trees
 
 __all__ = ["trees"]

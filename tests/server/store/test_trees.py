@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptzoo.server.refusal import Refusal
+from ckptzoo.server.errors import Refusal
 from ckptzoo.server.store.database import Database
-from ckptzoo.server.store.trees import File, Trees, position
+from ckptzoo.server.store.git_objects import File, Trees, position
 
 NAMES = ("a", "a.b", "a-b", "a0", "ab", "b", "\N{GREEK SMALL LETTER ALPHA}")
 FOLDERS = ("d", "d.x", "d-", "d0")

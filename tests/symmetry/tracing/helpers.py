@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from ckptzoo.spec.groups import Fixed, Like, Perm, Wreath
-from ckptzoo.spec.symmetry import AxisAction, Symmetry
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Like, Perm, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement, apply, trace
-from ckptzoo.symmetry.tracing.double import InDouble
+from ckptzoo.symmetry.tracing.graph import InDouble
 from ckptzoo.symmetry.tracing.result import Traced
 
 Forward = Callable[[Any, torch.Tensor], Any]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ckptzoo import archs
-from ckptzoo.spec.symmetry import AxisAction, Group, Segment, Symmetry, Wreath
+from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Symmetry, Wreath
 from ckptzoo.symmetry import count, trace
 from tests.symmetry import test_networks
 from tests.symmetry.tracing.helpers import held

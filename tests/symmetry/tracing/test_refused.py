@@ -9,7 +9,7 @@ from ckptzoo.errors import SymmetryError
 from ckptzoo.symmetry import trace
 from tests.symmetry.tracing.helpers import Net, images, net, parameter, rows
 
-STEP = "Declare the table by hand, as a ckptzoo.spec.symmetry.Symmetry."
+STEP = "Declare the table by hand, as a ckptzoo.schema.symmetry.Symmetry."
 
 
 class Deep(nn.Module):

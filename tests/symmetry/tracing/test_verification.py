@@ -7,12 +7,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.spec.architecture import Architecture
-from ckptzoo.spec.groups import AxisAction, Group, Like, Segment, Sym, Wreath
-from ckptzoo.spec.symmetry import Symmetry
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import trace
-from ckptzoo.symmetry.tracing import pointwise, rules, verify
-from ckptzoo.symmetry.tracing.values import Call
+from ckptzoo.symmetry.tracing import rules, verify
+from ckptzoo.symmetry.tracing.rules import elementwise
+from ckptzoo.symmetry.tracing.rules.call import Call
 from tests.symmetry.tracing.helpers import Net, held, images, lines, net, rows, text
 
 
@@ -22,7 +22,7 @@ def _mlp() -> Net:
 
 def test_a_wrong_rule_for_scales_is_caught_and_its_groups_are_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     right = trace(_mlp(), rows(5))
-    monkeypatch.setitem(rules.RULES, "gelu", pointwise.positive)
+    monkeypatch.setitem(rules.RULES, "gelu", elementwise.positive)
     traced = trace(_mlp(), rows(5))
     assert traced.symmetry == right.symmetry and traced.worst < 1e-9
     (note,) = traced.notes
@@ -43,7 +43,7 @@ def test_a_wrong_rule_for_permutations_is_caught_and_its_groups_stay(monkeypatch
     assert "Group 'a' stays in place: its permutations change the outputs by " in traced.notes[1]
 
 
-def _without_holding(call: Call, rule: pointwise.Rule):
+def _without_holding(call: Call, rule: elementwise.Rule):
     hold = call.ledger.hold
     call.ledger.hold = lambda *_: None  # type: ignore[method-assign]
     try:
@@ -53,7 +53,7 @@ def _without_holding(call: Call, rule: pointwise.Rule):
 
 
 def test_what_no_group_alone_explains_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rules.RULES, "gelu", pointwise.positive)
+    monkeypatch.setitem(rules.RULES, "gelu", elementwise.positive)
     monkeypatch.setattr(verify, "_held", lambda verifier, symmetry: symmetry)
     with pytest.raises(SymmetryError, match=r"expected outputs that agree to 1e-09 .*, got a relative difference of 0"):
         trace(_mlp(), rows(5))

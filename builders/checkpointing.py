@@ -1,0 +1,273 @@
+"""The unfinished part of a build: its plan, its saved states and its finished checkpoints, safe against being killed.
+
+::
+
+    ZOO/.work/<recipe>-<8 digits>/
+        lock                              held while a build runs
+        plan.json                         what is being built; written once
+        <unit>.state.safetensors          weights and momentum of a unit in progress, replaced as it proceeds
+        <unit>-<step>.kept.safetensors    checkpoints for the zoo, and their rows; those of the last step end a unit
+
+Files are written beside their place, flushed and renamed, so each is whole or absent.
+
+Ctrl-C and SIGTERM as a question that a long task asks when it can stop cleanly.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from builders.energy import Spent
+from builders.state import TrainingState
+from ckptzoo.errors import ZooError
+from ckptzoo.format.durable import TEMPORARY, write_file
+from ckptzoo.schema.documents import seal, unseal
+
+FOLDER = ".work"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Members that are trained together and appear in the zoo together.
+
+    Parameters
+    ----------
+    name : the value of the ``unit`` column; no other unit of the zoo has it, because no seed is allotted twice.
+    seeds : one a member.
+    """
+
+    name: str
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What a build makes, settled when it starts.
+
+    Parameters
+    ----------
+    recipe : the recipe's digest.
+    prefix : how its ids begin.
+    members : how many the zoo holds when it is done.
+    seeds : those allotted to this build.
+    unit_size : members a unit.
+    keep_steps : rising optimiser steps at which checkpoints are kept, the last step included.
+    device : ``cpu`` or ``cuda``.
+    engine : its name.
+    dataset_digest : of the data.
+    first_seed : the smallest seed that could be allotted; None where that is not known.
+    """
+
+    recipe: str
+    prefix: str
+    members: int
+    seeds: tuple[int, ...]
+    unit_size: int
+    keep_steps: tuple[int, ...]
+    device: str
+    engine: str
+    dataset_digest: str
+    first_seed: int | None = None
+
+    @property
+    def units(self) -> list[Unit]:
+        """The work, piece by piece."""
+        pieces = [self.seeds[at : at + self.unit_size] for at in range(0, len(self.seeds), self.unit_size)]
+        return [Unit(f"{self.prefix}-{piece[0]:06d}-{piece[-1]:06d}", piece) for piece in pieces]
+
+
+class BuildFolder:
+    """The folder of one build, held by one process; made by ``held``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def settled(self, wanted: BuildPlan | None) -> BuildPlan | None:
+        """The plan of the unfinished build, or ``wanted`` when there is none.
+
+        Raises
+        ------
+        ZooError
+            An unfinished build has another plan; the seeds may differ, because they were allotted when it started.
+        """
+        path = self.folder / "plan.json"
+        if not path.exists():
+            if wanted is not None:
+                write_file(path, seal(asdict(wanted)))
+            return wanted
+        content, _ = unseal(path.read_bytes(), where=str(path))
+        made: dict[str, Any] = {key: tuple(value) if type(value) is list else value for key, value in content.items()}
+        found = BuildPlan(**made)
+        if wanted is not None:
+            unknown = {"first_seed"} if found.first_seed is None else set[str]()
+            names = [field.name for field in fields(BuildPlan) if field.name not in {"seeds", *unknown}]
+            differ = [name for name in names if getattr(found, name) != getattr(wanted, name)]
+            if differ:
+                expected = ", ".join(f"{name} {_shown(getattr(found, name))}" for name in differ)
+                got = ", ".join(f"{name} {_shown(getattr(wanted, name))}" for name in differ)
+                raise ZooError(
+                    f"{self.folder}: unfinished build: expected {expected}, got {got}. Carry it on with the command "
+                    "that started it, or give it up by removing that folder."
+                )
+        return found
+
+    def save(self, unit: Unit, state: TrainingState, spent: Spent) -> None:
+        """Replace the unit's saved state."""
+        arrays = {f"weights/{name}": _array(tensor) for name, tensor in state.weights.items()}
+        arrays |= {f"momentum/{name}": _array(tensor) for name, tensor in state.momentum.items()}
+        facts = {"step": str(state.step), "seconds": repr(spent.seconds), "joules": json.dumps(spent.joules)}
+        write_file(self._state(unit), save(arrays, metadata=facts))
+
+    def restore(self, unit: Unit, state: TrainingState) -> Spent:
+        """Bring a fresh state to where the unit was saved, if it was; return what it took to get there."""
+        path = self._state(unit)
+        if not path.exists():
+            return Spent()
+        arrays, facts = _read(path)
+        for kind, tensors in (("weights", state.weights), ("momentum", state.momentum)):
+            for name, tensor in tensors.items():
+                tensor.copy_(torch.from_numpy(arrays[f"{kind}/{name}"]))
+        state.step = int(facts["step"])
+        return Spent(float(facts["seconds"]), json.loads(facts.get("joules", "null")))
+
+    def keep(self, unit: Unit, step: int, state: TrainingState, rows: list[Row]) -> None:
+        """Store the unit's checkpoints of a step, with their rows."""
+        arrays = {name: _array(tensor) for name, tensor in state.weights.items()}
+        write_file(self._kept(unit, step), save(arrays, metadata={"rows": json.dumps(rows, default=_iso)}))
+
+    def kept(self, unit: Unit, step: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
+        """Read checkpoints back."""
+        arrays, facts = _read(self._kept(unit, step))
+        rows: list[Row] = json.loads(facts["rows"])
+        return arrays, [{**row, "created": datetime.fromisoformat(row["created"])} for row in rows]
+
+    def is_kept(self, unit: Unit, step: int) -> bool:
+        """Whether the unit's checkpoints of a step are stored; those of the last step are stored last."""
+        return self._kept(unit, step).exists()
+
+    def forget_state(self, unit: Unit) -> None:
+        """Remove the saved state of a unit that is finished."""
+        self._state(unit).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove the folder, when everything in it is in the zoo; and the one above, when no other build is there."""
+        shutil.rmtree(self.folder)
+        with suppress(OSError):
+            self.folder.parent.rmdir()
+
+    def _state(self, unit: Unit) -> Path:
+        return self.folder / f"{unit.name}.state.safetensors"
+
+    def _kept(self, unit: Unit, step: int) -> Path:
+        return self.folder / f"{unit.name}-{step:06d}.kept.safetensors"
+
+
+@contextmanager
+def held(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
+    """The folder of a zoo's build of one recipe, locked against other processes until the end or this one's death.
+
+    Raises
+    ------
+    ZooError
+        Another process holds it.
+    """
+    folder = zoo / FOLDER / prefix
+    while True:
+        path = folder / "lock"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise ZooError(
+                f"{zoo}: build of {prefix}: expected no other one at work, got process {holder or 'unknown'}. "
+                "Wait for it to end, or stop it."
+            ) from None
+        if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
+            break
+        os.close(descriptor)
+    try:
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        for left in folder.glob(f"{TEMPORARY}*"):
+            left.unlink()
+        yield BuildFolder(folder)
+    finally:
+        if folder.exists() and not (folder / "plan.json").exists():
+            BuildFolder(folder).remove()
+        os.close(descriptor)
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    return np.ascontiguousarray(tensor.detach().cpu().numpy())
+
+
+def _read(path: Path) -> tuple[dict[str, NDArray[Any]], Mapping[str, str]]:
+    try:
+        with safe_open(path, "numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    except SafetensorError as error:
+        step = "Remove it; that work is done again."
+        raise ZooError(f"{path}: saved work: expected a whole safetensors file, got {error}. {step}") from error
+
+
+def _iso(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} in a row")
+
+
+def _shown(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+Stopping = Callable[[], bool]
+"""Whether the process was asked to stop."""
+
+
+class Interrupted(ZooError):
+    """A task was asked to stop, and what it had done is saved."""
+
+
+@contextmanager
+def stopping() -> Iterator[Stopping]:
+    """Whether Ctrl-C or SIGTERM came; a second one ends the process at once. Outside the main thread: never."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def ask(number: int, frame: object) -> None:
+        asked.set()
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    for signum in before:
+        signal.signal(signum, ask)
+    try:
+        yield asked.is_set
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -1,0 +1,198 @@
+"""The training set on a device, and what each step takes from it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from builders import rng
+from builders.data import Data, checked
+from builders.recipe import ImageRecipe, Recipe
+from builders.tables import Table
+
+_DRAWN_AT_ONCE = 2**15
+
+
+class TrainingBatch(NamedTuple):
+    """What M members see in one optimiser step of B examples.
+
+    Parameters
+    ----------
+    rate : the learning rate.
+    inputs : (M, B, ...) float32.
+    targets : (M, B).
+    """
+
+    rate: float
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+class Feed(Protocol):
+    """A training set as engines read it."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is trained."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        ...
+
+    def seen(self, raw: torch.Tensor) -> torch.Tensor:
+        """What the network sees of inputs as the source holds them."""
+        ...
+
+    def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
+        """The steps from ``start`` to ``stop`` of the members with these keys."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class DataSource:
+    """A training set of images.
+
+    Parameters
+    ----------
+    recipe : what is trained.
+    pixels : (N * H * W,) uint8: raw images padded by ``recipe.crop_pad``, one behind the other.
+    labels : (N,) int64.
+    height, width : H and W of a padded image.
+    """
+
+    recipe: ImageRecipe
+    pixels: torch.Tensor
+    labels: torch.Tensor
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, source: Data, device: str) -> Self:
+        """Pad with raw 0, move to the device."""
+        recipe = checked(recipe)
+        pad = recipe.crop_pad
+        padded = np.pad(source.train_images, ((0, 0), (pad, pad), (pad, pad)))
+        pixels = torch.from_numpy(padded).reshape(-1).to(device)
+        labels = torch.from_numpy(source.train_labels).to(device)
+        return cls(recipe, pixels, labels, *padded.shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.pixels.device
+
+    def seen(self, raw: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """What the network sees of raw pixels, float32: ``(pixel - 255 mean) / (255 std)``, in float32 arithmetic.
+
+        It may differ from ``builders.data.inputs`` by the last bit.
+        """
+        made = raw.float() if out is None else out.copy_(raw)
+        return made.sub_(255 * self.recipe.mean).mul_(1 / (255 * self.recipe.std))
+
+    def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
+        """See ``Feed``; inputs (M, B, 1, H, W) are the crops."""
+        pad = self.recipe.crop_pad
+        rows = torch.arange(self.height - 2 * pad, device=self.device) * self.width
+        columns = torch.arange(self.width - 2 * pad, device=self.device)
+        window = rows[:, None] + columns
+        for step in steps(self, keys, start, stop):
+            images = self.seen(self.pixels[step.corners[:, :, None, None, None] + window])
+            yield TrainingBatch(step.rate, images, step.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class TabularData:
+    """A training set of rows.
+
+    Parameters
+    ----------
+    recipe : what is trained.
+    inputs : (N, D) float32.
+    targets : (N,) float32.
+    """
+
+    recipe: Recipe
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+    @classmethod
+    def of(cls, recipe: Recipe, source: Table, device: str) -> Self:
+        """Move to the device."""
+        inputs, targets = (torch.from_numpy(array).to(device) for array in source.half("train"))
+        return cls(recipe, inputs, targets)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.inputs.device
+
+    def seen(self, raw: torch.Tensor) -> torch.Tensor:
+        """The inputs as they are: a table holds what the network sees."""
+        return raw
+
+    def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
+        """See ``Feed``; inputs (M, B, D)."""
+        batch = self.recipe.batch
+        for epoch, _, items in _ordered(self.recipe, keys, self.device, start, stop):
+            for at in range(0, items.shape[1], batch):
+                taken = items[:, at : at + batch]
+                yield TrainingBatch(self.recipe.rate(epoch), self.inputs[taken], self.targets[taken])
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What M members take for one optimiser step of B images.
+
+    Parameters
+    ----------
+    rate : the learning rate.
+    corners : (M, B) int64: the place in ``DataSource.pixels`` of the first pixel of each crop.
+    labels : (M, B) int64.
+    """
+
+    rate: float
+    corners: torch.Tensor
+    labels: torch.Tensor
+
+
+def steps(material: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[Step]:
+    """The steps from ``start`` to ``stop`` of the members with these keys, as places of crops."""
+    recipe = material.recipe
+    batch, lanes = recipe.batch, _lanes(keys, material.device)
+    for epoch, positions, items in _ordered(recipe, keys, material.device, start, stop):
+        down, right = rng.crops(lanes, epoch, positions, recipe.crop_pad)
+        corners = items * (material.height * material.width) + torch.as_tensor(down * material.width + right)
+        labels = material.labels[items]
+        for at in range(0, len(positions), batch):
+            yield Step(recipe.rate(epoch), corners[:, at : at + batch], labels[:, at : at + batch])
+
+
+def _ordered(
+    recipe: Recipe, keys: NDArray[np.uint64], device: torch.device, start: int, stop: int
+) -> Iterator[tuple[int, Any, torch.Tensor]]:
+    """An epoch, positions (P,) in it, which begin with a batch, and the items (M, P) that members meet there.
+
+    The numbers are drawn for many steps at once, in numpy where the device is the CPU and else on the device; the
+    positions are of that kind.
+    """
+    count, batch = recipe.train, recipe.batch
+    at_once = max(1, _DRAWN_AT_ONCE // (len(keys) * batch))
+    lanes = _lanes(keys, device)
+    while start < stop:
+        epoch, first = divmod(start, recipe.epoch_steps)
+        last = min(first + at_once, first + stop - start, recipe.epoch_steps)
+        positions = np.arange(first * batch, min(last * batch, count))
+        if isinstance(lanes, torch.Tensor):
+            positions = torch.from_numpy(positions).to(device)
+        yield epoch, positions, torch.as_tensor(rng.order(lanes, epoch, positions, count))
+        start += last - first
+
+
+def _lanes(keys: NDArray[np.uint64], device: torch.device) -> Any:
+    """The keys where the numbers are drawn: numpy on a CPU, int64 torch of the same bits elsewhere."""
+    return keys if device.type == "cpu" else torch.from_numpy(keys.view(np.int64)).to(device)

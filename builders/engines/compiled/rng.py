@@ -1,0 +1,101 @@
+"""What a member draws, compiled: the numbers of ``builders.rng`` bit for bit.
+
+Every number here is an unsigned 64-bit one that holds a 32-bit word; a mixture of signed and unsigned ones would become
+floating point. ``tests/builders/test_compiled_pieces.py`` holds them equal.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from builders.engines.compiled.options import OPTIONS
+
+Word = Any
+"""``numpy.uint64``."""
+_U = np.uint64
+_MASK, _HALF = _U(0xFFFFFFFF), _U(32)
+_MULTIPLIER0, _MULTIPLIER1 = _U(0xD2511F53), _U(0xCD9E8D57)
+_WEYL0, _WEYL1 = _U(0x9E3779B9), _U(0xBB67AE85)
+_ORDER, _CROP = _U(1), _U(2)
+_MIX0, _MIX1 = _U(0x7FEB352D), _U(0x846CA68B)
+_15, _16 = _U(15), _U(16)
+_FEW = 256
+"""Below so many items an order has more rounds."""
+ROUNDS = 24
+"""The most that an order has."""
+
+
+@njit(**OPTIONS)
+def philox(first: Word, second: Word, third: Word, key: Word) -> tuple[Word, Word]:
+    """The first two of the four words of ``builders.rng.philox``, where the counter's last word is 0."""
+    c0, c1, c2, c3 = first, second, third, _U(0)
+    k0, k1 = key & _MASK, key >> _HALF
+    for _ in range(10):
+        low0, low1 = c0 * _MULTIPLIER0, c2 * _MULTIPLIER1
+        c0, c2 = (low1 >> _HALF) ^ c1 ^ k0, (low0 >> _HALF) ^ c3 ^ k1
+        c1, c3 = low1 & _MASK, low0 & _MASK
+        k0, k1 = (k0 + _WEYL0) & _MASK, (k1 + _WEYL1) & _MASK
+    return c0, c1
+
+
+@njit(**OPTIONS)
+def _mix(x: Word) -> Word:
+    x = ((x ^ (x >> _16)) * _MIX0) & _MASK
+    x = ((x ^ (x >> _15)) * _MIX1) & _MASK
+    return x ^ (x >> _16)
+
+
+@njit(**OPTIONS)
+def round_keys(key: Word, epoch: int, keys: NDArray[np.uint64]) -> None:
+    """The keys of the rounds in which an epoch's order is drawn, into ``keys`` (24,)."""
+    low, high = philox(_U(0), _U(epoch), _ORDER, key)
+    for i in range(ROUNDS):
+        keys[i] = _mix(_mix((low + _U(i + 1) * _WEYL0) & _MASK) ^ high)
+
+
+@njit(**OPTIONS)
+def _network(x: Word, a: Word, b: Word, keys: NDArray[np.uint64], rounds: int) -> Word:
+    left, right = x // b, x % b
+    for i in range(0, rounds, 2):
+        left += (_mix(right ^ keys[i]) * a) >> _HALF
+        left -= a if left >= a else _U(0)
+        right += (_mix(left ^ keys[i + 1]) * b) >> _HALF
+        right -= b if right >= b else _U(0)
+    return left * b + right
+
+
+def side(count: int) -> int:
+    """The longer side of the rectangle over which an order of so many items is drawn."""
+    root = math.isqrt(count - 1) + 1
+    return root + root % 2
+
+
+@njit(**OPTIONS)
+def items(first: int, count: int, side: int, keys: NDArray[np.uint64], found: NDArray[np.int64]) -> None:
+    """The training items at the positions from ``first`` on of an epoch of ``count``, as many as ``found`` holds.
+
+    The permutation is that of ``ckptzoo.loader.permutation.keyed_permutation``. Every position takes its first walk
+    before any takes a second one, so that the compiler can take several positions at once.
+    """
+    a, b = _U(side), _U(-(-count // side))
+    if count >= _FEW:
+        for k in range(len(found)):
+            found[k] = np.int64(_network(_U(first + k), a, b, keys, 8))
+    else:
+        for k in range(len(found)):
+            found[k] = np.int64(_network(_U(first + k), a, b, keys, ROUNDS))
+    for k in range(len(found)):
+        while found[k] >= count:
+            found[k] = np.int64(_network(_U(found[k]), a, b, keys, 8 if count >= _FEW else ROUNDS))
+
+
+@njit(**OPTIONS)
+def corners(key: Word, epoch: int, first: int, pad: int, width: int, found: NDArray[np.int64]) -> None:
+    """Where in a padded image the crops at the positions from ``first`` on start; see ``builders.rng.crops``."""
+    size = _U(2 * pad + 1)
+    for k in range(len(found)):
+        down, right = philox(_U(first + k), _U(epoch), _CROP, key)
+        found[k] = np.int64(((down * size) >> _HALF) * _U(width) + ((right * size) >> _HALF))

@@ -1,0 +1,57 @@
+"""Where a member's step keeps its intermediate results: small enough to stay in the cache of a core."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from builders.engines.compiled.lanes import LANES
+
+Numbers = NDArray[np.float32]
+"""A contiguous float32 array of one dimension."""
+Places = NDArray[np.int64]
+"""A contiguous int64 array of one dimension."""
+Pixels = NDArray[np.uint8]
+Lanes = Any
+"""Sixteen numbers; see ``builders.engines.compiled.lanes``."""
+ROWS, PITCH = 27, 28
+"""Rows of a crop that pooling leaves in use, and its columns."""
+WINDOWS, PLACES, OUTPUTS, GROUP, CLASSES = 64, 16, 10, 5, 10
+"""Pooling windows; positions of the second convolution; its outputs, so many of them for each input channel."""
+WEIGHTS1, WEIGHTS2 = 16, 25
+"""Weights of one kernel of the convolutions."""
+
+
+class Workspace(NamedTuple):
+    """Arrays (n * 16,) float32: n numbers of each of sixteen images, those of one number side by side.
+
+    Parameters
+    ----------
+    images : (27, 28) pixels as the network sees them.
+    hidden1, winners : (2, 64): pooled and rectified; where in its window the largest lay, as a distance in the picture.
+    slope1 : (2, 64): the gradient before pooling, at that place, times the scale of the pixels.
+    hidden2 : (10, 16): the second convolution, rectified; then its gradient before that.
+    features, slope : (10,): the head's inputs; its outputs, then their gradient.
+    conv1, conv2, head, bias : (2,), (250,), (100,), (10,): sums for the weights' gradients. In conv1 the lanes are the
+        weights of a kernel; of the others the first numbers are the gradient, when it is done.
+    """
+
+    images: Numbers
+    hidden1: Numbers
+    winners: Numbers
+    slope1: Numbers
+    hidden2: Numbers
+    features: Numbers
+    slope: Numbers
+    conv1: Numbers
+    conv2: Numbers
+    head: Numbers
+    bias: Numbers
+
+    @classmethod
+    def empty(cls) -> "Workspace":
+        """Memory for one member, 150 KB."""
+        channels = 2 * WINDOWS
+        sizes = (ROWS * PITCH, channels, channels, channels, OUTPUTS * PLACES, OUTPUTS, CLASSES)
+        sums = (2, OUTPUTS * WEIGHTS2, CLASSES * OUTPUTS, CLASSES)
+        return cls(*(np.zeros(size * LANES, np.float32) for size in (*sizes, *sums)))

@@ -1,0 +1,77 @@
+"""What a member draws, in Triton: the numbers of ``builders.rng`` bit for bit, in 32-bit arithmetic.
+
+``tests/builders/fused_interpreted.py`` holds them equal.
+"""
+
+# Triton's language, of which a type checker knows too little.
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportReturnType=false
+import math
+
+import triton
+import triton.language as tl
+
+_ORDER, _CROP = tl.constexpr(1), tl.constexpr(2)
+_GOLDEN, _MASK = tl.constexpr(0x9E3779B9), tl.constexpr(0xFFFFFFFF)
+
+
+def side(count: int) -> int:
+    """The longer side of the rectangle over which an order of so many items is drawn."""
+    root = math.isqrt(count - 1) + 1
+    return root + root % 2
+
+
+@triton.jit
+def _mix(x: tl.tensor) -> tl.tensor:
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _add(half: tl.tensor, word: tl.tensor, size: tl.constexpr) -> tl.tensor:
+    """``(half + ((mix(word) * size) >> 32)) mod size``; both terms are below size."""
+    total = half + tl.umulhi(_mix(word), tl.full((1,), size, tl.uint32))
+    return tl.where(total >= size, total - size, total)
+
+
+@triton.jit
+def _network(x: tl.tensor, keys: tl.tuple, a: tl.constexpr, b: tl.constexpr, rounds: tl.constexpr) -> tl.tensor:
+    shorter = tl.full((1,), b, tl.uint32)
+    left, right = x // shorter, x % shorter
+    for i in tl.static_range(0, rounds, 2):
+        left = _add(left, right ^ keys[i], a)
+        right = _add(right, left ^ keys[i + 1], b)
+    return left * b + right
+
+
+@triton.jit
+def items(key: tl.tensor, epoch: tl.tensor, positions: tl.tensor, count: tl.constexpr, side: tl.constexpr) -> tl.tensor:
+    """The training items at these positions of an epoch of ``count``; see ``builders.rng.order``.
+
+    Parameters
+    ----------
+    key : a member's, 64 bits.
+    epoch, positions : words.
+    side : ``side(count)``.
+    """
+    shorter: tl.constexpr = (count + side - 1) // side
+    rounds: tl.constexpr = 24 if count < 256 else 8
+    low, high, _, _ = tl.philox(key, epoch * 0, epoch, _ORDER, 0)
+    keys = ()
+    for i in tl.static_range(rounds):
+        keys += (_mix(_mix(low + (((i + 1) * _GOLDEN) & _MASK)) ^ high),)
+    found = _network(positions, keys, side, shorter, rounds)
+    while tl.max((found >= count).to(tl.int32), 0) > 0:
+        found = tl.where(found >= count, _network(found, keys, side, shorter, rounds), found)
+    return found
+
+
+@triton.jit
+def corners(
+    key: tl.tensor, epoch: tl.tensor, positions: tl.tensor, pad: tl.constexpr, width: tl.constexpr
+) -> tl.tensor:
+    """Where in a padded image the crops at these positions start; see ``builders.rng.crops``."""
+    down, right, _, _ = tl.philox(key, positions, epoch, _CROP, 0)
+    size = tl.full((1,), 2 * pad + 1, tl.uint32)
+    return tl.umulhi(down, size) * width + tl.umulhi(right, size)

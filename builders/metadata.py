@@ -1,0 +1,87 @@
+"""The metadata of trained checkpoints."""
+
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import ckptzoo
+from builders.energy import Spent
+from builders.recipe import Recipe
+from builders.sources import Source
+
+BUILDER = f"ckptzoo-builders {ckptzoo.__version__}"
+
+
+def member_id(recipe: Recipe, seed: int) -> str:
+    """``<recipe>-<8 digits of its digest>-<seed>``."""
+    return f"{recipe.prefix}-{seed:06d}"
+
+
+def rows(
+    recipe: Recipe,
+    source: Source,
+    measured: dict[str, NDArray[Any]],
+    *,
+    unit: str,
+    seeds: Sequence[int],
+    step: int,
+    spent: Spent,
+    device: str,
+    engine: str,
+) -> list[dict[str, Any]]:
+    """One row a member: every column of ``ckptzoo.schema.metadata.COLUMNS`` that is known when training ends.
+
+    Parameters
+    ----------
+    measured : ``{column: (M,)}`` from ``Trainer.measure``.
+    spent : what the unit's training took, of which each member bears an equal share; energy stands in ``extra``, where
+        it is known.
+    """
+    energy = {} if spent.joules is None else {"energy_joules": spent.joules / len(seeds)}
+    common = {
+        "step": step,
+        "epoch": step / recipe.epoch_steps,
+        "unit": unit,
+        "recipe": recipe.name,
+        "recipe_digest": recipe.digest,
+        "builder": BUILDER,
+        "commit": commit(),
+        "dataset": source.name,
+        "dataset_digest": source.digest,
+        "wall_seconds": spent.seconds / len(seeds),
+        "device": describe(device),
+        "precision": "float32",
+        "source": f"python -m builders build {recipe.name}",
+        "created": datetime.now(UTC),
+        "extra": {**recipe.facts(), "engine": engine, "trained_together": len(seeds), **energy},
+    }
+    made: list[dict[str, Any]] = []
+    for number, seed in enumerate(seeds):
+        name = member_id(recipe, seed)
+        figures = {column: np.asarray(values)[number].item() for column, values in measured.items()}
+        made.append({"id": f"{name}-{step:06d}", "member": name, "seed": seed, **common, **figures})
+    return made
+
+
+def describe(device: str) -> str:
+    """The device as the metadata names it."""
+    return f"cuda: {torch.cuda.get_device_name(device)}" if device.startswith("cuda") else device
+
+
+@cache
+def commit() -> str | None:
+    """The commit of this checkout, if it is one, with ``+`` where files differ from it."""
+    here = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*here, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
+        changed = subprocess.run([*here, "status", "--porcelain", "."], capture_output=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

@@ -1,0 +1,119 @@
+"""What a member draws: its key, initial weights, data order and crops, each a function of (key, epoch, position).
+
+Nothing here depends on which members train side by side, on the device, or on what was drawn before. A Philox
+counter is ``(index, epoch or tensor, purpose, 0)``.
+
+Philox 4x32-10: random numbers as a function of a counter and a key, without any state.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.loader.permutation import derive_key, keyed_permutation
+from ckptzoo.schema.architecture import Architecture
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def philox(counter: tuple[Any, Any, Any, Any], key: Any) -> tuple[Any, Any, Any, Any]:
+    """Four random 32-bit words for each counter and key.
+
+    Ten rounds of ``(c0, c1, c2, c3) <- (high(M1 c2) ^ c1 ^ k0, low(M1 c2), high(M0 c0) ^ c3 ^ k1, low(M0 c0))``,
+    after each of which ``k0 += 0x9E3779B9, k1 += 0xBB67AE85``; low and high are the 32-bit halves of the 64-bit product
+    (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3).
+
+    Parameters
+    ----------
+    counter : four 32-bit words: integers or int64 arrays; they broadcast with the key.
+    key : 64 bits, k0 the low half: an integer, a numpy uint64 array, or an int64 torch tensor of the same bits.
+
+    Returns
+    -------
+    Four int64 arrays of values in 0 .. 2**32 - 1, of the broadcast shape, at least one-dimensional.
+
+    Notes
+    -----
+    Integer arithmetic on 32-bit words, so that numpy, torch, Numba and Triton give the same bits. About 100
+    nanoseconds a counter in numpy. ``tests/builders/test_trainer.py`` holds Random123's known answers.
+    """
+    if not hasattr(key, "new_tensor"):
+        key = np.atleast_1d(np.asarray(key, dtype=np.uint64)).view(np.int64)
+    k0, k1 = key & _MASK, (key >> 32) & _MASK
+    c0, c1, c2, c3 = (word + 0 * key for word in counter)
+    for _ in range(10):
+        low0, low1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0 = ((low1 >> 32) & _MASK) ^ c1 ^ k0
+        c2 = ((low0 >> 32) & _MASK) ^ c3 ^ k1
+        c1, c3 = low1 & _MASK, low0 & _MASK
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def below(word: Any, n: int) -> Any:
+    """An integer in ``0 .. n-1`` from a random word: ``(word * n) >> 32``; the bias is below ``n / 2**32``."""
+    return (word * n) >> 32
+
+
+def uniform(words: NDArray[np.int64]) -> NDArray[np.floating[Any]]:
+    """Numbers strictly between 0 and 1, symmetric about 1/2: ``((word >> 8) + 1/2) / 2**24``."""
+    return ((words >> 8) + 0.5) * 2.0**-24
+
+
+VERSION = 1
+"""Part of every recipe's digest: raised when the same recipe would draw other numbers."""
+_INITIAL, _ORDER, _CROP = 0, 1, 2
+
+
+def member_keys(digest: str, seeds: Sequence[int]) -> NDArray[np.uint64]:
+    """(M,) one 64-bit key a member, from the recipe's digest (``sha256:...``) and the member's seed."""
+    text = digest.removeprefix("sha256:")
+    words = [int(text[at : at + 16], 16) for at in range(0, 64, 16)]
+    return np.array([derive_key(seed, *words) for seed in seeds], dtype=np.uint64)
+
+
+def initial_weights(arch: Architecture, keys: NDArray[np.uint64]) -> dict[str, NDArray[Any]]:
+    r"""PyTorch's default initialisation of every member, ``{name: (M, *shape)}``.
+
+    Weights and biases of convolutions and linear layers are :math:`U(-1/\sqrt{f}, 1/\sqrt{f})` with the fan-in f of the
+    layer's weight (``torch.nn.Linear.reset_parameters``); a normalisation starts as the identity, its buffers at
+    mean 0, variance 1 and no batches.
+    """
+    made: dict[str, NDArray[Any]] = {}
+    for number, tensor in enumerate(arch.tensors):
+        weight = f"{tensor.layer}.weight"
+        shape = arch[weight].shape if weight in arch else tensor.shape
+        size = (len(keys), *tensor.shape)
+        if len(shape) < 2 or tensor.kind == "buffer":
+            one = tensor.name.endswith((".weight", ".running_var"))
+            made[tensor.name] = np.full(size, 1 if one else 0, dtype=tensor.dtype)
+            continue
+        blocks = np.arange(-(-tensor.size // 4), dtype=np.int64)
+        words = np.stack(philox((blocks, number, _INITIAL, 0), keys[:, None]), axis=-1).reshape(len(keys), -1)
+        bound = 1 / math.sqrt(math.prod(shape[1:]))
+        values = bound * (2 * uniform(words[:, : tensor.size]) - 1)
+        made[tensor.name] = values.reshape(size).astype(tensor.dtype)
+    return made
+
+
+def order(keys: Any, epoch: int, positions: Any, count: int) -> Any:
+    """(M, P) the training items that members meet at these positions (P,) of an epoch of ``count`` items.
+
+    ``keys`` (M,): numpy uint64, or int64 torch of the same bits; the positions are of the same kind.
+    """
+    low, high, _, _ = philox((0, epoch, _ORDER, 0), keys)
+    key = low + (high << 32)
+    return keyed_permutation(
+        positions, count, key[:, None] if hasattr(key, "new_tensor") else key.view(np.uint64)[:, None]
+    )
+
+
+def crops(keys: Any, epoch: int, positions: Any, pad: int) -> tuple[Any, Any]:
+    """(M, P) each: rows and columns, 0 to 2 pad, at which crops of padded images start."""
+    down, right, _, _ = philox((positions, epoch, _CROP, 0), keys[:, None])
+    return below(down, 2 * pad + 1), below(right, 2 * pad + 1)

@@ -1,0 +1,454 @@
+"""``ckptzoo search``: zoos on a hub.
+
+``ckptzoo pull``: a zoo, or a part of one, onto this machine.
+
+``ckptzoo push``: publish a zoo.
+
+``ckptzoo contribute``: bring checkpoints to somebody's zoo.
+
+``ckptzoo review``: decide on a contribution.
+
+``ckptzoo card``: the page of a zoo, made from what a person wrote and from the zoo itself.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ckptzoo.cli.exits import PROBLEMS, InterruptedCommand
+from ckptzoo.cli.options import (
+    AsJson,
+    Progress,
+    Where,
+    ZooAddress,
+    ZooFolder,
+    bar,
+    complete_variants,
+    console,
+    emit,
+    folder,
+)
+
+if TYPE_CHECKING:
+    from ckptzoo.hub.search import FoundZoo, SearchResult
+
+
+def search(
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="Stands in the repository's name.", show_default=False)
+    ] = None,
+    arch: Annotated[str | None, typer.Option(metavar="NAME", help="The architecture, such as resnet18.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A data set that members were trained on, such as cifar100.")
+    ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="TAG", help="Another tag; may be given again.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Find zoos on a hub, those changed last first.
+
+    The hub is $HF_ENDPOINT, else huggingface.co. What is shown is what the cards say; opening a zoo checks it.
+    """
+    from ckptzoo.hub.search import search as find
+
+    found = find(arch, dataset, tag or (), text, limit)
+    if as_json:
+        emit(found.to_json())
+        return
+    if not found.zoos:
+        print(_nothing(found))
+        return
+    from ckptzoo.studies.shared.report import columns
+    from ckptzoo.text import printable
+
+    shown = columns("repository", "architecture", "data set", "checkpoints", "licence", "updated")
+    for zoo in found.zoos:
+        shown.add_row(*map(printable, _row(zoo)))
+    console().print(shown)
+    if found.more:
+        print(f"and others: --limit {2 * limit} shows more.")
+
+
+def _row(zoo: "FoundZoo") -> tuple[str, ...]:
+    return (
+        zoo.repository + (" (private)" if zoo.private else ""),
+        ", ".join(zoo.architectures),
+        ", ".join(zoo.datasets),
+        "" if zoo.checkpoints is None else f"{zoo.checkpoints:,}",
+        zoo.license or "",
+        "" if zoo.updated is None else zoo.updated.strftime("%Y-%m-%d"),
+    )
+
+
+def _nothing(found: "SearchResult") -> str:
+    """That nothing was found, and how to ask for less."""
+    from ckptzoo.text import printable
+
+    said = f"{found.endpoint}: no zoo with the tags {', '.join(found.tags)}"
+    said += f" and {found.text!r} in its name." if found.text else "."
+    asked = len(found.tags) + (found.text is not None) - 1
+    step = "Ask for less, or see all of them with ckptzoo search." if asked else "Set HF_ENDPOINT to ask another hub."
+    return printable(f"{said} {step}")
+
+
+_LINE_SECONDS = 5.0
+
+
+def _complete_layers(context: typer.Context, incomplete: str) -> Iterable[str]:
+    """Names of the layers of the zoo on the line; the last one behind a comma."""
+    import warnings
+
+    import ckptzoo
+
+    done, comma, last = incomplete.rpartition(",")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            layers = ckptzoo.open(str(context.params.get("zoo"))).layers
+    except Exception:
+        return []
+    return [f"{done}{comma}{name}" for name in layers if name.startswith(last)]
+
+
+def pull(
+    zoo: Annotated[
+        str,
+        typer.Argument(
+            metavar="ZOO",
+            help="org/zoo, hf://datasets/org/zoo@revision, https://host/path/zoo, s3://bucket/zoo, or a folder.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Where to; new, empty, or an earlier pull.", show_default=False
+        ),
+    ],
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--variant",
+            metavar="NAME",
+            help="Only this gauge, or raw; may be given again. Without raw the weights as trained stay behind.",
+            autocompletion=complete_variants,
+        ),
+    ] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layers",
+            metavar="NAMES",
+            help="Only these layers or tensors: conv1,fc.",
+            autocompletion=_complete_layers,
+        ),
+    ] = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a zoo, or a part of one that is itself a zoo.
+
+    Every byte is checked. A pull that was interrupted is carried on by the same command, which fetches only what is
+    missing; repeated later it brings what has been added since.
+    """
+    from ckptzoo.hub.pull import pull as fetch
+    from ckptzoo.text import counted, printable, size
+
+    try:
+        with moving("pulling") as progress:
+            made = fetch(zoo, output, variants=_split(variant), layers=_split(layers), where=where, progress=progress)
+    except KeyboardInterrupt:
+        raise InterruptedCommand("what was fetched is kept; carry on with the same command.") from None
+    if as_json:
+        emit(made.to_json())
+        return
+    came = (
+        f"{counted(len(made.parts), 'part')} came, {made.there:,} were there" if made.parts else "nothing was missing"
+    )
+    print(printable(f"{output}: {counted(made.checkpoints, 'checkpoint')} ({', '.join(made.variants)}) of {zoo}."))
+    print(f"{came}; {size(made.fetched)} fetched.")
+    print(printable(f"revision {made.revision}"))
+
+
+def _split(names: list[str] | None) -> list[str] | None:
+    return [part.strip() for name in names for part in name.split(",") if part.strip()] if names else None
+
+
+@contextmanager
+def moving(what: str) -> Iterator[Progress]:
+    """A function that shows bytes, their rate and the time left: a bar on a terminal, else a line now and then."""
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    screen = Console(stderr=True)
+    started = last = time.monotonic()
+
+    def line(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _LINE_SECONDS:
+            last = now
+            screen.print(f"{what}: {_facts(done, total, now - started)}", soft_wrap=True, highlight=False)
+
+    with progress.Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as shown:
+        task = shown.add_task(what, total=None)
+        yield (lambda done, total: shown.update(task, completed=done, total=total)) if screen.is_terminal else line
+
+
+def _facts(done: int, total: int, seconds: float) -> str:
+    """``12 MB of 80 MB, 4 MB/s, 0:00:17 left``."""
+    from ckptzoo.text import size
+
+    rate = done / seconds
+    left = round((total - done) / rate) if rate else 0
+    clock = f", {size(round(rate))}/s, {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left" if rate else ""
+    return f"{size(done)} of {size(total)}{clock}"
+
+
+def push(
+    zoo: ZooFolder,
+    to: Annotated[
+        str,
+        typer.Argument(metavar="ORG/NAME", help="The repository; also as hf://datasets/org/name.", show_default=False),
+    ],
+    private: Annotated[bool, typer.Option("--private", help="If it is made, one that is not public.")] = False,
+    message: Annotated[str | None, typer.Option(metavar="TEXT", help="The title of the commits.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be uploaded, and stop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish a zoo.
+
+    Uploads what the repository lacks, which is made where there is none. A push that was interrupted is carried on by
+    the next: nothing is sent twice. The hub is that of HF_ENDPOINT, the token that of HF_TOKEN or hf auth login.
+    """
+    from ckptzoo.hub.client.quiet import quietly
+    from ckptzoo.hub.push import plan
+    from ckptzoo.hub.push import push as publish
+
+    root = folder(zoo)
+    with quietly():
+        if dry_run:
+            found = plan(root, to)
+        else:
+            with bar("uploading", nbytes=True) as progress:
+                found = publish(root, to, private=private, message=message, progress=progress)
+    if as_json:
+        emit(found.to_json())
+    else:
+        found.print(console())
+
+
+Stages = Callable[[str, int, int], None]
+
+Module = Annotated[
+    str | None,
+    typer.Option(
+        "--module",
+        metavar="FILE.py:NAME",
+        help="A file of your own, which is executed here; NAME() makes the network.  [default: that of ckptzoo.archs]",
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="FOLDER", help="Where test sets lie.  [default: that of CKPTZOO_DATA]"),
+]
+
+
+def contribute(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILES...", help=".safetensors, .pt, .pth, .th, .npz, or a zoo.", show_default=False),
+    ],
+    to: Annotated[str, typer.Option("--to", metavar="ORG/ZOO", help="The zoo.", show_default=False)],
+    card: Annotated[
+        Path,
+        typer.Option(
+            "--card",
+            metavar="FILE",
+            help="contribution.toml; see cards/template/contribution.toml.",
+            show_default=False,
+        ),
+    ],
+    names: Annotated[
+        Path | None, typer.Option("--map", metavar="FILE", help="TOML with old and new names of tensors.")
+    ] = None,
+    module: Module = None,
+    data: Data = None,
+    new: Annotated[
+        Path | None, typer.Option("--new", metavar="FOLDER", help="Where a new zoo is made.  [default: its name]")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but the upload.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring checkpoints to a zoo by a pull request.
+
+    Reads the files as data, brings names, shapes and dtypes to the zoo's, measures accuracies where the test set is at
+    hand, checks everything that a reviewer will check, and opens a pull request with one new part. Exits with 1 if a
+    check failed; nothing is uploaded then. Where there is no such zoo yet, a table [zoo] in the card begins one.
+    """
+    from ckptzoo.hub.client.quiet import quietly
+    from ckptzoo.hub.contributions.contribute import contribute as bring
+    from ckptzoo.hub.contributions.matching import NamesError
+
+    try:
+        with quietly(), stages() as progress:
+            made = bring(
+                files,
+                to=to,
+                card=card,
+                map=names,
+                module=module,
+                data=data,
+                new=new,
+                dry_run=dry_run,
+                progress=progress,
+            )
+    except NamesError as error:
+        print("# If these are the same tensors, add this to the card, or to a file for --map:", file=sys.stderr)
+        print(error.proposal, file=sys.stderr)
+        raise
+    if as_json:
+        emit(made.to_json())
+    else:
+        made.print(console())
+    if made.status == "refused":
+        raise typer.Exit(PROBLEMS)
+
+
+@contextmanager
+def stages() -> Iterator[Stages]:
+    """A function that moves a progress bar for each thing that is done; it draws nothing where that is no terminal."""
+    from rich import progress
+    from rich.console import Console
+
+    screen = Console(stderr=True)
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TaskProgressColumn())
+    shown = progress.Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
+    tasks: dict[str, progress.TaskID] = {}
+
+    def tell(what: str, done: int, total: int) -> None:
+        if what not in tasks:
+            tasks[what] = shown.add_task(what, total=total)
+        shown.update(tasks[what], completed=done, total=total)
+
+    with shown:
+        yield tell
+
+
+def review(
+    repository: Annotated[str, typer.Argument(metavar="ORG/ZOO", help="The zoo.", show_default=False)],
+    number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Of the pull request.", show_default=False)],
+    merge: Annotated[bool, typer.Option("--merge", help="Merge it if no check failed.")] = False,
+    module: Module = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a pull request from the bytes on the hub.
+
+    It may add new parts and nothing else. Everything is checked against the zoo as it is now, and accuracies are
+    measured again where the test set is at hand. Exits with 1 if a check failed.
+    """
+    from ckptzoo.hub.client.quiet import quietly
+    from ckptzoo.hub.contributions.review import review as look
+
+    with quietly(), stages() as progress:
+        made = look(repository, number, merge=merge, module=module, data=data, progress=progress)
+    if as_json:
+        emit(made.to_json())
+    else:
+        made.print(console())
+    if not made.passed:
+        raise typer.Exit(PROBLEMS)
+
+
+MAX_LINES = 60
+"""Changed lines that are printed; --json has them all."""
+
+
+def card(
+    zoo: ZooAddress,
+    facts: Annotated[
+        Path | None,
+        typer.Option(
+            "--card",
+            metavar="FILE",
+            help="What a person says about the zoo, a card.toml; it is kept in the zoo.  [default: the zoo's own]",
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit with 1 where README.md is not as it would be made.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a zoo's README.md, in a folder or on a hub.
+
+    It says what the zoo holds, how to load it, how good the checkpoints are and how they were trained, with what
+    card.toml adds. Prints what changed. On a hub its snapshot is brought up to date too, in the same commit.
+    cards/template/card.toml shows every key.
+    """
+    from ckptzoo.schema.card import Card
+
+    said = None if facts is None else Card.from_toml(facts)
+    if Path(zoo).is_dir():
+        from ckptzoo.hub.card import write
+
+        made = write(zoo, said, check=check)
+        found: dict[str, Any] = {"path": str(made.path), "notes": []}
+        where, changes = str(made.path), made.changes
+    else:
+        from ckptzoo.hub.client.quiet import quietly
+        from ckptzoo.hub.push import rewrite
+
+        with quietly():
+            done = rewrite(_repository(zoo), said, check=check)
+        found = {"repository": done.repository, "commit": done.commit, "notes": list(done.notes)}
+        where, changes = done.repository, done.changes
+    if as_json:
+        emit({"zoo": zoo, **found, "written": not check, "changes": list(changes)})
+    else:
+        _tell(zoo, where, changes, check)
+        for note in found["notes"]:
+            print(f"note: {note}")
+    if check and changes:
+        raise typer.Exit(PROBLEMS)
+
+
+def _repository(address: str) -> str:
+    """An address that may be that of a repository; others are a folder's that is not there."""
+    from ckptzoo.remote import candidates
+    from ckptzoo.remote.address import HubAddress
+
+    if not any(isinstance(place, HubAddress) for place in candidates(address)):
+        folder(address)
+    return address
+
+
+def _tell(zoo: str, where: str, changes: Sequence[str], check: bool) -> None:
+    """What changed, line by line, and what was done."""
+    from ckptzoo.text import counted, printable
+
+    for line in changes[:MAX_LINES]:
+        print(printable(line))
+    if len(changes) > MAX_LINES:
+        print(f"... and {len(changes) - MAX_LINES:,} more lines")
+    added, removed = (sum(line.startswith(sign) for line in changes[2:]) for sign in "+-")
+    if not changes:
+        print(f"{zoo}: README.md is as it should be.")
+    elif check:
+        print(f"{zoo}: README.md differs: {added:,} lines to add, {removed:,} to remove. Run ckptzoo card {zoo}.")
+    else:
+        print(f"{where}: written, {counted(added, 'line')} added, {removed:,} removed.")

@@ -1,0 +1,171 @@
+"""A derived tree while it is written: a part for every raw part, each once, whoever else writes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from ckptzoo.errors import IntegrityError, ZooError
+from ckptzoo.format import table
+from ckptzoo.format.checks import geometry_problems
+from ckptzoo.format.files import Folder
+from ckptzoo.format.part import Arrays, Part, PartWriter
+from ckptzoo.format.reader import Contents, list_trees, read_tree
+from ckptzoo.format.verify import damaged
+from ckptzoo.schema import layout
+from ckptzoo.schema.architecture import Tensor
+from ckptzoo.schema.documents import Document
+from ckptzoo.schema.metadata import KINDS
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """Some of a raw part's rows that are taken at a time.
+
+    Parameters
+    ----------
+    raw : the part.
+    rows : of the raw tree.
+    first, last : whether the part begins, and ends, with these rows.
+    """
+
+    raw: Part
+    rows: slice
+    first: bool
+    last: bool
+
+
+class _TakenError(Exception):
+    """Another process derived the part meanwhile."""
+
+
+class DerivedTreeWriter:
+    """One derived tree of a zoo.
+
+    Parameters
+    ----------
+    contents : of the zoo.
+    name : the tree's, ``derived/<name>``.
+    facts : of all its parts, which are never mixed with others.
+    sets : for each stem the tensors of its shards.
+    what : the thing that is derived, in a word or two.
+    error : raised where parts with other facts are there.
+
+    Attributes
+    ----------
+    held : digests of the raw parts that have been derived.
+    parts : names of the parts that were written.
+    """
+
+    def __init__(
+        self,
+        contents: Contents,
+        name: str,
+        facts: Document,
+        sets: Mapping[str, Sequence[Tensor]],
+        *,
+        what: str,
+        error: type[ZooError] = ZooError,
+    ) -> None:
+        self._contents, self._root = contents, contents.root
+        self._tree, self._facts, self._sets = f"{layout.DERIVED}/{name}", facts, sets
+        self._what, self._error = what, error
+        self._seen: set[str] = set()
+        self._writer: PartWriter | None = None
+        self.held: set[str] = set()
+        self.parts: list[str] = []
+
+    def catch_up(self) -> None:
+        """Learn which raw parts have been derived, and refuse to mix facts."""
+        names = list_trees(Folder(self._root)).get(self._tree, ())
+        fresh = tuple(name for name in names if name not in self._seen)
+        tree = read_tree(Folder(self._root), self._tree, fresh, None)
+        contents = self._contents
+        if problems := geometry_problems(contents.files, contents.architecture, contents.symmetry, tree):
+            raise IntegrityError(problems)
+        for part in tree.parts:
+            for key, expected in self._facts.items():
+                if (got := part.facts.get(key)) != expected:
+                    raise self._error(
+                        f"{self._root.name}/{part.path}: {key} of the {self._what}: expected {repr(expected)[:80]}, "
+                        f"got {repr(got)[:80]}. Remove {self._tree} and make it anew."
+                    )
+        self.held.update(unit for unit in tree.rows["unit"].unique().to_pylist())
+        self._seen.update(fresh)
+
+    def todo(self) -> list[tuple[int, Part]]:
+        """The raw parts that have not been derived, each behind the number of its first row."""
+        listed: list[tuple[int, Part]] = []
+        start = 0
+        for part in self._contents.raw.parts:
+            if part.rows and part.digest not in self.held:
+                listed.append((start, part))
+            start += part.rows
+        return listed
+
+    def runs(self, parts: Sequence[tuple[int, Part]], rows: int) -> Iterator[RowRun]:
+        """The rows of parts that are not held when their turn comes, so many at a time at most.
+
+        Raises
+        ------
+        IntegrityError
+            A raw part's weights are damaged: nothing is derived from those.
+        """
+        tree = self._contents.raw
+        for start, raw in parts:
+            if raw.digest in self.held:
+                continue
+            index = tree.index.filter(pa.array(tree.index["part"].to_numpy() == tree.parts.index(raw)))
+            if problems := damaged(self._root, raw, index):
+                raise IntegrityError(problems)
+            for at in range(0, raw.rows, rows):
+                stop = min(at + rows, raw.rows)
+                yield RowRun(raw, slice(start + at, start + stop), at == 0, stop == raw.rows)
+
+    def store(self, run: RowRun, arrays: Mapping[str, Arrays], rows: list[Row], facts: Document) -> list[Row]:
+        """Write a run; with a part's last one the part appears, unless another process wrote it meanwhile.
+
+        Parameters
+        ----------
+        arrays : for each stem the stacked tensors.
+        rows : the derived part's, without their ``unit``.
+        facts : of this part, beside those of all.
+
+        Returns
+        -------
+        The rows of a part that has appeared; none before, and none where another process was first.
+        """
+        if run.first:
+            self._writer = PartWriter(
+                self._root / self._tree,
+                sets=self._sets,
+                schema=table.schema_of(KINDS[self._facts["kind"]]),
+                facts={**self._facts, "raw": run.raw.digest, **facts},
+                rows=run.raw.rows,
+            )
+        assert self._writer is not None
+        self._writer.add(arrays, [{**row, "unit": run.raw.digest} for row in rows])
+        if not run.last:
+            return []
+        try:
+            self.parts.append(self._writer.commit(self._root, refuse=partial(self._refuse, run.raw)).name)
+        except _TakenError:
+            self.discard()
+            return []
+        made, self._writer = self._writer.rows, None
+        return made
+
+    def discard(self) -> None:
+        """Give up the part that is being written; nothing of it stays."""
+        if self._writer is not None:
+            self._writer.discard()
+            self._writer = None
+
+    def _refuse(self, raw: Part, rows: object) -> None:
+        self.catch_up()
+        if raw.digest in self.held:
+            raise _TakenError

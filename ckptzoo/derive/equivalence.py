@@ -1,0 +1,116 @@
+"""Certificates: do two sets of stacked weights compute the same functions? Answered with torch."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ckptzoo.derive.checks import Precision
+from ckptzoo.derive.forward import Forward, Weights
+from ckptzoo.errors import SymmetryError
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry import GroupElement, apply
+
+TABLE_TOLERANCE = 1e-9
+"""Largest relative difference of float64 outputs under a group element of a table that is right."""
+_STACK = 64
+_STACK_BYTES = 2**20
+"""Checkpoints that are evaluated at a time: so many, of so many bytes together; one of a larger network."""
+_INPUTS = 8
+"""Inputs that are evaluated at a time."""
+
+
+class EquivalenceChecker:
+    """Outputs of K checkpoints in evaluation mode, on fixed inputs; threads may share one.
+
+    Parameters
+    ----------
+    arch : an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
+    module : the network; by default that of ``ckptzoo.archs``. It is copied.
+    """
+
+    def __init__(self, arch: Architecture, module: torch.nn.Module | None = None) -> None:
+        self._arch = arch
+        self._forward = Forward(arch, module)
+        self._stack = max(1, min(_STACK, _STACK_BYTES // arch.nbytes))
+
+    def gaps(
+        self, one: Weights, two: Weights, inputs: NDArray[Any], *, precision: Precision = "float64"
+    ) -> NDArray[np.float64]:
+        """For each checkpoint ``max_b ||f(x_b; two) - f(x_b; one)|| / ||f(x_b; one)||``, L2 norms over the outputs.
+
+        Parameters
+        ----------
+        one, two : tensor name to (K, *shape), of any floating dtype.
+        inputs : (B, *input_shape).
+        precision : in which both networks are evaluated; the norms are computed in float64.
+
+        Returns
+        -------
+        (K,) float64; NaN where an output of the first is not finite, infinity where one of the second alone is not.
+
+        Notes
+        -----
+        Two forward passes of K times B inputs, 8 inputs at a time; a copy of one network's weights, or of 1 MiB of
+        weights of small ones.
+        """
+        K = len(next(iter(one.values())))
+        found = np.zeros(K)
+        batches = torch.from_numpy(np.array(inputs, precision)).split(_INPUTS)
+        for start in range(0, K, self._stack):
+            rows = slice(start, start + self._stack)
+            found[rows] = _relative(*(self._outputs(weights, rows, batches) for weights in (one, two)))
+        return found
+
+    def check_table(self, symmetry: Symmetry, weights: Weights, inputs: NDArray[Any]) -> None:
+        """Refuse a table whose random group elements change these checkpoints' outputs (float64, 1e-9).
+
+        Channels in front of a normalisation are scaled up alone, which no running variance stands against.
+
+        Raises
+        ------
+        SymmetryError
+            The table is not a symmetry of the network.
+        """
+        double = {
+            name: value.astype(np.float64) if value.dtype.kind not in "iub" else value
+            for name, value in weights.items()
+        }
+        K = len(next(iter(double.values())))
+        element = GroupElement.random(symmetry, K, np.random.default_rng(0), spread=0.5)
+        normalised = {
+            segment.group for action in symmetry.actions if action.exponent == 2 for segment in action.segments
+        }
+        scales = {
+            name: np.maximum(scale, 1 / scale) if name in normalised else scale
+            for name, scale in element.scales.items()
+        }
+        gaps = self.gaps(double, apply(replace(element, scales=scales), double, symmetry), inputs)
+        worst = float(gaps[~np.isnan(gaps)].max(initial=0.0))
+        if not worst <= TABLE_TOLERANCE:
+            raise SymmetryError(
+                f"symmetry.json: random group elements: expected outputs of {self._arch.name} that agree to "
+                f"{TABLE_TOLERANCE:g}, got a relative difference of {worst:.3g}. Correct the symmetry table."
+            )
+
+    def _outputs(self, weights: Weights, rows: slice, batches: tuple[torch.Tensor, ...]) -> NDArray[np.float64]:
+        """Outputs (K, B, features) of some checkpoints, in the precision of the inputs."""
+        some = {tensor.name: weights[tensor.name][rows] for tensor in self._arch.tensors}
+        made = self._forward.outputs(some, batches, stacked=self._stack > 1)
+        return torch.cat(list(made), dim=1).double().numpy()
+
+
+def _relative(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The largest of ``||two - one|| / ||one||`` over the inputs, of outputs (K, B, features)."""
+    whole = np.logical_and.reduce(np.isfinite(one), axis=(1, 2))
+    good = whole & np.logical_and.reduce(np.isfinite(two), axis=(1, 2))
+    first, second = (np.where(good[:, None, None], outputs, 0) for outputs in (one, two))
+    size = np.abs(first).max(axis=2, keepdims=True, initial=0)
+    size[size == 0] = 1
+    with np.errstate(over="ignore"):
+        gap, norm = np.linalg.norm((second - first) / size, axis=2), np.linalg.norm(first / size, axis=2)
+    ratio = np.divide(gap, norm, out=np.where(gap == 0, 0.0, np.inf), where=norm != 0)
+    return np.where(good, ratio.max(axis=1, initial=0.0), np.where(whole, np.inf, np.nan))

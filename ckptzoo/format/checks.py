@@ -1,0 +1,218 @@
+"""What an index promises, checked against the architecture and the files' sizes without reading a shard.
+
+What the parts of a variant must hold: group elements of the zoo's table, and weights or none.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from ckptzoo.errors import Problem
+from ckptzoo.format.files import Files
+from ckptzoo.format.header import CODES
+from ckptzoo.format.part import Part
+from ckptzoo.format.predictions import differing, prediction_problems
+from ckptzoo.format.tree import Tree, places_of
+from ckptzoo.schema.architecture import ITEMSIZE, Architecture, name_problem
+from ckptzoo.schema.documents import REFETCH, Document
+from ckptzoo.schema.layout import ELEMENT, INDEX, PREDICTIONS, RAW, SHARD_NAME, SYMMETRY, predictions_name
+from ckptzoo.schema.symmetry import Symmetry
+
+Kind = tuple[str, tuple[int, ...]]
+"""The dtype and the shape of one tensor in one checkpoint."""
+
+
+def variant_dtype(dtype: str) -> str:
+    """The dtype in which a variant has a tensor: half precisions become float32, all others stay."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def element_problems(
+    where: str,
+    symmetry: Symmetry | None,
+    digest: str | None,
+    facts: Document,
+    elements: Mapping[str, Kind],
+    *,
+    weights: bool,
+) -> Iterator[Problem]:
+    """What is wrong with the group elements of one part of a variant.
+
+    Parameters
+    ----------
+    where : the part.
+    symmetry, digest : the zoo's table and its digest; None where it has none.
+    facts : the part's.
+    elements : what its ``g`` shards hold.
+    weights : whether the part stores the variant's weights; if not, they are computed with the zoo's table.
+    """
+    named = facts.get("symmetry")
+    if symmetry is None or named != digest:
+        if not weights:
+            step = f"Restore {SYMMETRY} from a copy."
+            yield Problem(f"{where}/{INDEX}", f"digest of {SYMMETRY}", str(named), str(digest or "no such file"), step)
+        return
+    expected: dict[str, Kind] = {}
+    for group in symmetry.groups:
+        found, _ = elements.get(f"{group.id}.perm", ("int32", ()))
+        expected[f"{group.id}.perm"] = (found if found.startswith(("int", "uint")) else "int32", (group.n,))
+        if group.scale != "none":
+            expected[f"{group.id}.scale"] = ("float64", (group.n,))
+    for name in sorted({*expected, *elements}):
+        if expected.get(name) != elements.get(name):
+            wanted, got = (
+                "no such tensor" if side.get(name) is None else "{} {}".format(*side[name])
+                for side in (expected, elements)
+            )
+            yield Problem(f"{where}/g-*.safetensors", f"tensor {name!r}", wanted, got, REFETCH)
+
+
+def origin_problems(files: Files, raw: Tree, tree: Tree) -> Iterator[Problem]:
+    """Parts of a variant whose rows stand in another raw part than the one that they were derived from."""
+    bounds = np.cumsum([0, *(part.rows for part in raw.parts)])
+    owner = np.searchsorted(bounds, places_of(tree.rows["id"], raw.rows["id"]), side="right") - 1
+    at = 0
+    for part in tree.parts:
+        held = np.unique(owner[at : at + part.rows])
+        at += part.rows
+        named = str(part.facts.get("raw"))
+        others = {raw.parts[number].digest for number in held[held >= 0].tolist()} - {named}
+        if others:
+            step = "Remove the part and derive it anew."
+            yield Problem(f"{files.name}/{part.path}", "raw part of its rows", named, min(others), step)
+
+
+def geometry_problems(files: Files, arch: Architecture, symmetry: Symmetry | None, tree: Tree) -> list[Problem]:
+    """Problems of every part's index: names, sizes, shapes, dtypes, and rows that no block covers."""
+    problems: list[Problem] = []
+    outline = tree.outline
+    numbers = outline["part"].to_numpy()
+    bounds = np.searchsorted(numbers, np.arange(len(tree.parts) + 1))
+    table = symmetry, None if symmetry is None or tree.kind != "variant" else symmetry.digest
+    for part, start, stop in zip(tree.parts, bounds[:-1], bounds[1:], strict=True):
+        problems.extend(_of_part(files, arch, table, part, outline.slice(start, stop - start)))
+    return [*problems, *differing(files, tree)]
+
+
+def _of_part(
+    files: Files, arch: Architecture, table: tuple[Symmetry | None, str | None], part: Part, index: pa.Table
+) -> list[Problem]:
+    where = f"{files.name}/{part.path}"
+    problems: list[Problem] = []
+
+    def wrong(file: str, what: str, expected: object, got: object) -> None:
+        problems.append(Problem(f"{where}/{file}", what, str(expected), str(got), REFETCH))
+
+    sizes: dict[str, int] = {}
+    held: dict[str, tuple[int, int]] = {}
+    origin: dict[tuple[str, str], int] = {}
+    spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    rows: dict[str, list[tuple[int, int]]] = {}
+    kinds: dict[tuple[str, str], tuple[str, tuple[int, ...]]] = {}
+    columns = index.to_pydict()
+    shard = ""
+    for file, tensor, start, stop, offset, nbytes, dtype, shape in zip(
+        *(columns[name] for name in ("file", "tensor", "row_start", "row_stop", "offset", "nbytes", "dtype", "shape")),
+        strict=True,
+    ):
+        if not (named := SHARD_NAME.fullmatch(file)):
+            wrong(INDEX, "name of a shard", "<stem>-<number>.safetensors", repr(file))
+            continue
+        if not 0 <= start < stop <= part.rows:
+            wrong(file, "rows", f"within 0 to {part.rows}", f"{start} to {stop}")
+        elif tensor is None:
+            if file in sizes:
+                wrong(file, "entries of the whole shard", "one", "two")
+            sizes[file], held[file], shard = nbytes, (start, stop), file
+            rows.setdefault(named[1], []).append((start, stop))
+        elif file != shard:
+            wrong(
+                INDEX, f"order of the rows of {tensor!r}", "behind the row of their shard", f"{file} behind {shard!r}"
+            )
+        elif name_problem(tensor) or dtype not in CODES or not shape or shape[0] != stop - start:
+            wrong(file, f"tensor {tensor!r}", "a name, a dtype and the shape of its rows", f"{dtype} {shape}")
+        elif any(not 0 < size < 2**40 for size in shape) or nbytes != _nbytes(dtype, shape):
+            wrong(file, f"bytes of {tensor!r}", "those of its shape", f"{nbytes} for {dtype} {tuple(shape)}")
+        elif offset < 8 or offset + nbytes > sizes.get(file, 0):
+            wrong(file, f"offset of {tensor!r}", f"within the shard's {sizes.get(file, 0)} bytes", offset)
+        elif start < held[file][0] or stop > held[file][1]:
+            wrong(
+                file,
+                f"rows of {tensor!r}",
+                f"within {held[file][0]} to {held[file][1]}",
+                f"{start} to {stop}",
+            )
+        elif offset - start * (nbytes // shape[0]) != origin.setdefault(
+            (file, tensor), offset - start * (nbytes // shape[0])
+        ):
+            wrong(file, f"offset of {tensor!r}", "right behind the rows before", f"{offset} at row {start}")
+        else:
+            spans.setdefault((named[1], tensor), []).append((start, stop))
+            kind = kinds.setdefault((named[1], tensor), (dtype, tuple(shape[1:])))
+            if kind != (dtype, tuple(shape[1:])):
+                wrong(file, f"tensor {tensor!r}", f"{kind[0]} {kind[1]} in every block", f"{dtype} {shape[1:]}")
+    if problems:
+        return problems
+    for file, size in sizes.items():
+        found = files.size(f"{part.path}/{file}")
+        if found is None:
+            wrong(file, "file", f"{size} bytes", "no file")
+            continue
+        if found != size:
+            wrong(file, "size", f"{size} bytes", f"{found} bytes")
+    for stem, covered in rows.items():
+        if not _covers(covered, part.rows):
+            wrong(
+                f"{stem}-*.safetensors",
+                "rows of the shards",
+                f"all of 0 to {part.rows}, once",
+                sorted(covered),
+            )
+    for (stem, tensor), covered in spans.items():
+        if not _covers(covered, part.rows):
+            wrong(f"{stem}-*.safetensors", f"rows of {tensor!r}", f"all of 0 to {part.rows}, once", covered[:4])
+    kind = str(part.facts.get("kind"))
+    home = {
+        "raw": "parts",
+        "retracted": "derived/retracted",
+        "variant": f"derived/{part.facts.get('gauge')}",
+        "predictions": f"derived/{predictions_name(str(part.facts.get('set')))}",
+    }
+    if part.tree != home.get(kind, part.tree):
+        wrong(INDEX, f"folder of a part of kind {kind!r}", home[kind], part.tree)
+    if kind == PREDICTIONS:
+        return problems + list(prediction_problems(where, part, rows, kinds))
+    for stem in sorted(set(rows) - {ELEMENT}):
+        for tensor in arch.tensors:
+            dtype, shape = kinds.get((stem, tensor.name), ("no such tensor", ()))
+            stored = tensor.dtype if stem == RAW else variant_dtype(tensor.dtype)
+            if (dtype, shape) != (stored, tensor.shape):
+                expected = f"{stored} {tensor.shape}"
+                wrong(f"{stem}-*.safetensors", f"tensor {tensor.name!r}", expected, f"{dtype} {shape}")
+        for name in sorted(name for found, name in kinds if found == stem and name not in arch):
+            wrong(f"{stem}-*.safetensors", f"tensor {name!r}", "a tensor of architecture.json", "another one")
+    bare = part.facts.get("bare") is True
+    if part.facts.get("kind") == RAW and part.rows and bare == (RAW in rows):
+        wrong(INDEX, "shards", *(("none", "some") if bare else ("raw-00.safetensors and on", "none")))
+    if kind == "variant" and part.rows:
+        elements = {tensor: found for (stem, tensor), found in kinds.items() if stem == ELEMENT}
+        weights = str(part.facts.get("gauge")) in rows
+        problems += element_problems(where, *table, part.facts, elements, weights=weights)
+    return problems
+
+
+def _nbytes(dtype: str, shape: list[int]) -> int:
+    total = ITEMSIZE[dtype]
+    for size in shape:
+        total *= size
+    return total
+
+
+def _covers(spans: list[tuple[int, int]], rows: int) -> bool:
+    at = 0
+    for start, stop in sorted(spans):
+        if start != at:
+            return False
+        at = stop
+    return at == rows

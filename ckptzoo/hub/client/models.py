@@ -1,0 +1,134 @@
+"""What a hub answers, in few words."""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+
+class RepoFile(NamedTuple):
+    """A file of a repository: its bytes, its sha256 where it is stored apart (LFS), and the id that git gives it."""
+
+    size: int
+    sha256: str | None
+    oid: str | None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A commit, the files it holds by name, and whether the repository is private where the hub says so."""
+
+    commit: str
+    files: dict[str, RepoFile]
+    private: bool | None = None
+
+
+class Committed(NamedTuple):
+    """A commit that was acknowledged, and the bytes that were sent for it; what the hub had is not sent again."""
+
+    commit: str
+    sent: int
+
+
+class PullRequest(NamedTuple):
+    """A pull request that was opened, and its page where the hub has pages."""
+
+    number: int
+    url: str | None
+
+
+@dataclass(frozen=True)
+class Account:
+    """Whom a token belongs to, and what it may: the role is None where the hub does not say."""
+
+    name: str
+    role: str | None
+    organizations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comment:
+    """What somebody wrote; the first one of a pull request is its description."""
+
+    author: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Discussion:
+    """A discussion or a pull request.
+
+    Parameters
+    ----------
+    status : ``draft``, ``open``, ``closed`` or ``merged``.
+    url : its page; None where the hub has no pages.
+    revision : ``refs/pr/7`` of a pull request, else None.
+    comments : what was written; empty in listings.
+    conflicts : files that were changed on both sides; empty in listings.
+    merged : the commit that merged it.
+    """
+
+    number: int
+    title: str
+    author: str
+    status: str
+    url: str | None
+    revision: str | None
+    comments: tuple[Comment, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    merged: str | None = None
+
+
+@dataclass(frozen=True)
+class RepoFound:
+    """A repository that matches a search; ``card`` is the front matter of its README.md."""
+
+    id: str
+    sha: str | None
+    tags: tuple[str, ...]
+    downloads: int
+    likes: int
+    updated: datetime | None
+    private: bool
+    card: dict[str, Any]
+
+
+def stored_of(sibling: Any) -> RepoFile:
+    """A file as the client library lists it."""
+    apart = sibling.lfs
+    if sibling.size is None:
+        raise ValueError(f"{sibling.rfilename}: no size")
+    return RepoFile(sibling.size, None if apart is None else apart.sha256, sibling.blob_id)
+
+
+def is_stored(data: bytes, stored: RepoFile | None) -> bool:
+    """Whether bytes are those of a file; where the hub gives no digest, whether they are as many."""
+    if stored is None or len(data) != stored.size:
+        return False
+    if stored.sha256 is not None:
+        return hashlib.sha256(data).hexdigest() == stored.sha256
+    return stored.oid is None or hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == stored.oid
+
+
+def discussion_of(item: Any, *, pages: bool) -> Discussion:
+    """A discussion as the client library describes it, with details or without; ``pages`` says if the hub has some."""
+    said = [event for event in getattr(item, "events", ()) if event.type == "comment"]
+    conflicts = getattr(item, "conflicting_files", None) or ()
+    return Discussion(
+        item.num,
+        item.title,
+        item.author,
+        item.status,
+        item.url if pages else None,
+        f"refs/pr/{item.num}" if item.is_pull_request else None,
+        tuple(Comment(event.author, event.content) for event in said),
+        ("some files",) if conflicts is True else tuple(conflicts),
+        getattr(item, "merge_commit_oid", None),
+    )
+
+
+def found_of(item: Any) -> RepoFound:
+    """A repository as the client library lists it."""
+    card = item.card_data.to_dict() if item.card_data is not None else {}
+    counts = (item.downloads or 0, item.likes or 0)
+    return RepoFound(item.id, item.sha, tuple(item.tags or ()), *counts, item.last_modified, bool(item.private), card)

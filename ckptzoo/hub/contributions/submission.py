@@ -1,0 +1,292 @@
+"""contribution.toml: what a contributor says about the checkpoints that they bring."""
+
+import difflib
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ckptzoo.errors import Problem, SpecError
+from ckptzoo.hub.contributions.evaluation import Evaluation, numbers
+from ckptzoo.hub.contributions.row_checks import is_licence
+from ckptzoo.schema.metadata import COLUMNS
+
+MEASURED = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "test_nll", "test_brier", "test_ece")
+"""Columns that nobody claims: the program that writes the zoo measures them."""
+_OWN = ("id", "unit", "finite", "recipe_digest", "dataset_digest")
+"""Columns that are not given as defaults of all checkpoints, or that follow from others."""
+DEFAULTS = tuple(spec.name for spec in COLUMNS if spec.name not in (*MEASURED, *_OWN, "member"))
+"""Columns that may be given for all checkpoints at the top of the file."""
+OF_CHECKPOINT = ("file", "id", "member", *DEFAULTS)
+"""Keys of a ``[[checkpoint]]``."""
+_TABLES = ("names", "evaluation", "zoo", "checkpoint")
+TOP = (*DEFAULTS, "training", "cast", *_TABLES)
+"""Keys of the file."""
+OF_ZOO = ("name", "architecture", "forward", "input_shape", "summary", "authors", "citation", "tags")
+_TYPES = {column.name: column.type for column in COLUMNS}
+_EXPECTED = {
+    "string": "a text",
+    "int64": "an integer",
+    "float64": "a finite number",
+    "bool": "true or false",
+    "timestamp": "a date and time, such as 2024-05-01T12:00:00Z",
+}
+_STEP = "Correct the contribution's file; cards/template/contribution.toml explains every key."
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class NewZoo:
+    """What a new zoo is called, where the contribution is the first of its architecture.
+
+    Parameters
+    ----------
+    name : of the zoo.
+    architecture : its name; by default that of the forward function, or of the zoo.
+    forward : a name in ``ckptzoo.archs``, where it has the forward function.
+    input_shape : of one input without its batch axis.
+    summary, authors, citation, tags : for the card.
+    """
+
+    name: str
+    architecture: str | None = None
+    forward: str | None = None
+    input_shape: tuple[int, ...] | None = None
+    summary: str = ""
+    authors: tuple[str, ...] = ()
+    citation: str = ""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Described:
+    """What is said of one state dict of a file.
+
+    Parameters
+    ----------
+    file : the file's name, with ``#key`` behind it where it holds several.
+    values : columns of its row.
+    """
+
+    file: str
+    values: Row = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The content of contribution.toml.
+
+    Parameters
+    ----------
+    defaults : columns of every row: ``contributor``, ``license``, ``source``, ``dataset``, ``recipe`` and others.
+    training : how they were trained, in free text.
+    cast : whether values may be rounded to the zoo's precision.
+    names : old name to new one; one ``*`` or several in both stand for the same text.
+    evaluation : the test set and the scaling of its pixels.
+    zoo : of a new zoo.
+    checkpoints : what is said of single ones.
+    """
+
+    defaults: Row
+    training: str = ""
+    cast: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+    zoo: NewZoo | None = None
+    checkpoints: tuple[Described, ...] = ()
+
+    @property
+    def license(self) -> str:
+        """The licence of checkpoints that name no other."""
+        return self.defaults["license"]
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> "Submission":
+        """Read a file.
+
+        Raises
+        ------
+        SpecError
+            With every problem found: unknown keys with the nearest known one, wrong types, values out of range.
+        """
+        try:
+            content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise SpecError(Problem(str(path), "file", "a contribution in TOML", str(error), _STEP)) from error
+        return cls.from_mapping(content, where=str(path))
+
+    @classmethod
+    def from_mapping(cls, content: Mapping[str, Any], *, where: str = "contribution") -> "Submission":
+        """Read parsed TOML; see ``from_toml``."""
+        if problems := list(_problems(content, where)):
+            raise SpecError(problems)
+        evaluation, zoo = content.get("evaluation"), content.get("zoo")
+        dataset = content.get("dataset", "")
+        return cls(
+            defaults={key: _value(key, content[key]) for key in DEFAULTS if key in content},
+            training=content.get("training", ""),
+            cast=content.get("cast", False),
+            names=dict(content.get("names", {})),
+            evaluation=None if evaluation is None else _evaluation(evaluation, dataset),
+            zoo=None if zoo is None else _new_zoo(zoo),
+            checkpoints=tuple(
+                Described(item["file"], {key: _value(key, value) for key, value in item.items() if key != "file"})
+                for item in content.get("checkpoint", [])
+            ),
+        )
+
+
+def _problems(content: Mapping[str, Any], where: str) -> Iterator[Problem]:
+    yield from _unknown(content, TOP, where)
+    for key in ("contributor", "license"):
+        if key not in content:
+            yield Problem(where, key, "one for all checkpoints", "none", _STEP)
+    for key in DEFAULTS:
+        if key in content:
+            yield from _of_column(where, key, content[key])
+    for key, kind, expected in (("training", str, "a text"), ("cast", bool, "true or false")):
+        if not isinstance(content.get(key, kind()), kind):
+            yield Problem(where, key, expected, repr(content[key]), _STEP)
+    yield from _of_names(where, content.get("names", {}))
+    yield from _of_evaluation(where, content.get("evaluation"), content.get("dataset", ""))
+    yield from _of_zoo(where, content.get("zoo"))
+    listed = content.get("checkpoint", [])
+    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+        yield Problem(where, "checkpoint", "tables [[checkpoint]]", repr(listed)[:80], _STEP)
+        return
+    seen: dict[tuple[str, str], int] = {}
+    for number, item in enumerate(listed, 1):
+        inner = f"{where}: checkpoint {number}"
+        yield from _unknown(item, OF_CHECKPOINT, inner)
+        if not isinstance(item.get("file"), str) or not item["file"]:
+            yield Problem(inner, "file", "the name of one of the files", repr(item.get("file")), _STEP)
+        for key, value in item.items():
+            if key in OF_CHECKPOINT and key != "file":
+                yield from _of_column(inner, key, value)
+        for key in ("file", "id"):
+            found = item.get(key)
+            if isinstance(found, str) and seen.setdefault((key, found), number) != number:
+                yield Problem(inner, key, "each once", f"{found!r} again", _STEP)
+
+
+def _unknown(content: Mapping[str, Any], known: tuple[str, ...], where: str) -> Iterator[Problem]:
+    for key in content:
+        if key in known:
+            continue
+        if key in MEASURED:
+            step = f"What you measured yourself is claimed_{key}." if f"claimed_{key}" in known else "Leave it out."
+            yield Problem(where, f"key {key!r}", "figures that are claimed", "one that is measured here", step)
+            continue
+        near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+        step = f"Did you mean {' or '.join(near)}?" if near else _STEP
+        yield Problem(where, f"key {key!r}", "a known key", "another", step)
+
+
+def _of_column(where: str, key: str, value: Any) -> Iterator[Problem]:
+    """Values that do not have their column's type, or make no sense."""
+    if key == "extra":
+        if not isinstance(value, dict) or any(item is not None for item in _odd_json(value)):
+            yield Problem(where, key, "a table of texts, numbers and lists", repr(value)[:80], _STEP)
+        return
+    kind = _TYPES[key]
+    number: Any = value
+    fits = {
+        "string": isinstance(value, str) and bool(value.strip()) and value.isprintable(),
+        "int64": type(value) is int and abs(value) < 2**63,
+        "float64": type(value) in (int, float) and math.isfinite(number),
+        "bool": isinstance(value, bool),
+        "timestamp": isinstance(value, datetime),
+    }[kind]
+    if not fits:
+        yield Problem(where, key, _EXPECTED[kind], repr(value)[:80], _STEP)
+    elif key == "license" and not is_licence(value):
+        yield Problem(where, key, "an SPDX identifier such as mit, apache-2.0, cc-by-4.0", repr(value)[:80], _STEP)
+    elif key.endswith("_accuracy") and not 0 <= number <= 1:
+        yield Problem(where, key, "a fraction from 0 to 1", f"{number} (percent are not fractions)", _STEP)
+    elif key != "seed" and kind in ("int64", "float64") and number < 0:
+        yield Problem(where, key, "0 or more", str(number), _STEP)
+
+
+def _odd_json(value: Any) -> Iterator[Any]:
+    """What of a table cannot be written as JSON."""
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _odd_json(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _odd_json(item)
+    elif not isinstance(value, str | bool | int) and not (isinstance(value, float) and math.isfinite(value)):
+        yield value if value is not None else "null"
+
+
+def _of_names(where: str, names: Any) -> Iterator[Problem]:
+    if not isinstance(names, dict):
+        yield Problem(where, "names", "a table of old and new names", repr(names)[:80], _STEP)
+        return
+    for old, new in names.items():
+        if not isinstance(new, str) or not new or not old or old.count("*") != new.count("*"):
+            got = f"{old!r} = {new!r}"[:160]
+            yield Problem(where, "names", "old and new names with as many * in both", got, _STEP)
+
+
+def _of_evaluation(where: str, value: Any, dataset: Any) -> Iterator[Problem]:
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        yield Problem(where, "evaluation", "a table", repr(value)[:80], _STEP)
+        return
+    where = f"{where}: evaluation"
+    yield from _unknown(value, ("dataset", "mean", "std"), where)
+    name = value.get("dataset", dataset)
+    if not isinstance(name, str) or not name:
+        yield Problem(where, "dataset", "the name of a data set", repr(name), _STEP)
+    mean, std = (numbers(value.get(key, default)) for key, default in (("mean", 0.0), ("std", 1.0)))
+    if mean is None or std is None or min(std) <= 0:
+        got = f"{value.get('mean')!r} and {value.get('std')!r}"[:160]
+        yield Problem(where, "mean and std", "finite numbers, std above 0", got, _STEP)
+    elif len({1, len(mean), len(std)}) > 2:
+        yield Problem(where, "mean and std", "as many of both", f"{len(mean)} and {len(std)}", _STEP)
+
+
+def _of_zoo(where: str, value: Any) -> Iterator[Problem]:
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        yield Problem(where, "zoo", "a table", repr(value)[:80], _STEP)
+        return
+    where = f"{where}: zoo"
+    yield from _unknown(value, OF_ZOO, where)
+    if "name" not in value:
+        yield Problem(where, "name", "the new zoo's name", "none", _STEP)
+    for key, found in value.items():
+        if key in ("name", "architecture", "forward", "summary", "citation"):
+            if not isinstance(found, str) or not found.strip():
+                yield Problem(where, key, "a text", repr(found)[:80], _STEP)
+        elif key in ("authors", "tags"):
+            if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+                yield Problem(where, key, "a list of texts", repr(found)[:80], _STEP)
+        elif key == "input_shape" and not (
+            isinstance(found, list) and found and all(type(size) is int and size > 0 for size in found)
+        ):
+            yield Problem(where, key, "positive integers", repr(found)[:80], _STEP)
+
+
+def _value(key: str, value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value if value.tzinfo else value.replace(tzinfo=UTC)
+    return float(value) if _TYPES.get(key) == "float64" else value
+
+
+def _evaluation(value: Mapping[str, Any], dataset: str) -> Evaluation:
+    mean, std = numbers(value.get("mean", 0.0)), numbers(value.get("std", 1.0))
+    assert mean is not None and std is not None
+    return Evaluation(value.get("dataset", dataset), mean, std)
+
+
+def _new_zoo(value: Mapping[str, Any]) -> NewZoo:
+    made: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+    return NewZoo(**made)

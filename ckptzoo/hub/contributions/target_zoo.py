@@ -1,0 +1,126 @@
+"""A zoo as it stands, which a contribution has to fit.
+
+Where a contribution goes: the zoo in a repository, and a folder with that zoo's documents alone.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ckptzoo
+from ckptzoo import archs
+from ckptzoo.format.reader import Contents
+from ckptzoo.hub.client import Client, Listing
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema import layout
+from ckptzoo.schema.symmetry import Symmetry
+
+COMPARED_BYTES = 256 * 2**20
+"""Weights of a zoo that are read at most, where nothing smaller says which networks it has."""
+CANONICAL = "canonical"
+_BATCH_BYTES = 64 * 2**20
+
+Weights = dict[str, NDArray[Any]]
+
+
+class TargetZoo:
+    """What a zoo holds, read when it is asked for; the weights only where they are few.
+
+    Parameters
+    ----------
+    zoo : as it is now; retracted checkpoints count, because their ids are taken.
+    """
+
+    def __init__(self, zoo: Zoo) -> None:
+        self.zoo = zoo
+        self._rows = zoo.contents.raw.rows
+
+    @cached_property
+    def ids(self) -> frozenset[str]:
+        """Ids of every checkpoint that was ever added."""
+        return frozenset(self._rows["id"].to_pylist())
+
+    @cached_property
+    def units(self) -> frozenset[str]:
+        """Pieces of work that were added."""
+        return frozenset(self._rows["unit"].drop_null().to_pylist())
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the raw parts, in order."""
+        return tuple(part.name for part in self.zoo.contents.raw.parts)
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the next part."""
+        return int(self.parts[-1][:6]) + 1 if self.parts else 1
+
+    @property
+    def symmetry(self) -> Symmetry | None:
+        """The zoo's table of symmetries, or that of its forward function; None where neither is known."""
+        return table_of(self.zoo.contents)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the raw weights."""
+        return len(self.zoo) * self.zoo.arch.nbytes
+
+    @property
+    def small(self) -> bool:
+        """Whether the weights are few enough to be read."""
+        return self.nbytes <= COMPARED_BYTES
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprints of canonical forms, as the zoo stores them, by id; without reading weights."""
+        if CANONICAL not in self.zoo.contents.derived_parts:
+            return {}
+        rows = self.zoo.contents.derived(CANONICAL).rows.select(["id", "fingerprint"])
+        both = zip(rows["id"].to_pylist(), rows["fingerprint"].to_pylist(), strict=True)
+        return {name: digest for name, digest in both if digest is not None}
+
+    def batches(self, ids: list[str] | None = None) -> Iterator[tuple[list[str], Weights]]:
+        """Ids and stacked weights, of all checkpoints or of these, some at a time."""
+        places = {name: at for at, name in enumerate(self.zoo.ids)}
+        wanted = list(places) if ids is None else [name for name in ids if name in places]
+        yield from batches(self.zoo.take(np.array([places[name] for name in wanted], np.int64)))
+
+
+def batches(zoo: Zoo) -> Iterator[tuple[list[str], Weights]]:
+    """Ids and stacked weights of a zoo's checkpoints, in its order, at most 64 MiB or one at a time."""
+    if not len(zoo):
+        return
+    step = max(1, _BATCH_BYTES // zoo.arch.nbytes)
+    for batch in zoo.stream(batch_size=step, ragged="keep"):
+        yield list(batch.ids), {name: np.asarray(batch[name]) for name in zoo.arch.names}
+
+
+def table_of(contents: Contents) -> Symmetry | None:
+    """The table of a zoo, or that of its forward function where it fits."""
+    if contents.symmetry is not None or not archs.known(contents.architecture.forward):
+        return contents.symmetry
+    found = archs.symmetry(contents.architecture.forward)
+    found.check(contents.architecture)
+    return found
+
+
+MAX_DOCUMENT = 64 * 2**20
+
+
+def opened(client: Client, repo: str, listing: Listing) -> Zoo:
+    """A zoo on a hub as it was at a commit."""
+    return ckptzoo.open(f"hf://datasets/{repo}@{listing.commit}", endpoint=client.endpoint, token=client.token)
+
+
+def write_documents(standing: TargetZoo, folder: Path) -> Path:
+    """Write a zoo's documents into a new folder."""
+    files = standing.zoo.contents.files
+    folder.mkdir(parents=True)
+    for name in (layout.ZOO, layout.ARCHITECTURE, layout.SYMMETRY):
+        if files.size(name) is not None:
+            (folder / name).write_bytes(files.read(name, max_bytes=MAX_DOCUMENT))
+    return folder

@@ -1,0 +1,130 @@
+"""Fetch a zoo, or a part of one that is itself a zoo.
+
+What a pull did.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptzoo.format.files import Folder
+from ckptzoo.format.reader import read_contents
+from ckptzoo.hub.pull.mirror import mirror
+from ckptzoo.hub.pull.selection import Progress, PullSelection
+from ckptzoo.hub.pull.subset import extract
+from ckptzoo.loader.remote_files import RemoteFiles
+from ckptzoo.loader.selection import standing
+from ckptzoo.remote import open_remote
+from ckptzoo.schema import layout
+from ckptzoo.schema.documents import Document
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What ``pull`` did.
+
+    Parameters
+    ----------
+    address, revision : what was pulled, and the commit or digest that it was pinned to.
+    folder : where it lies.
+    checkpoints : how many the folder holds now.
+    variants : ``raw``, where the weights as trained are among them, and the gauges.
+    parts : the parts that came now, from the zoo's folder.
+    there : how many parts were there already.
+    fetched : bytes that were fetched, everything that was read at opening left out.
+    """
+
+    address: str
+    revision: str
+    folder: Path
+    checkpoints: int
+    variants: tuple[str, ...]
+    parts: tuple[str, ...]
+    there: int
+    fetched: int
+
+    def to_json(self) -> Document:
+        """The same as JSON."""
+        return {
+            "address": self.address,
+            "revision": self.revision,
+            "folder": str(self.folder),
+            "checkpoints": self.checkpoints,
+            "variants": list(self.variants),
+            "parts": list(self.parts),
+            "there": self.there,
+            "fetched": self.fetched,
+        }
+
+
+def pull(
+    address: str | os.PathLike[str],
+    folder: str | Path,
+    *,
+    variants: Sequence[str] | None = None,
+    layers: Sequence[str] | None = None,
+    where: Any = None,
+    endpoint: str | None = None,
+    token: str | None = None,
+    progress: Progress | None = None,
+) -> Pulled:
+    """Fetch a zoo, or a part of one that is itself a zoo.
+
+    Without ``layers`` and ``where``, and with the weights as trained, every part is the same bytes as afar. Otherwise
+    parts are written anew: they hold the checkpoints, tensors and variants that were asked for, each with its metadata,
+    and name the part that they were cut from. A pull that is repeated later brings what has been added since.
+
+    Parameters
+    ----------
+    address : as ``ckptzoo.open`` takes it.
+    folder : where to; it is not there, is empty, or holds what an earlier call with the same options brought.
+    variants : ``raw`` and gauges; all without. Without ``raw`` the weights as trained stay behind.
+    layers : modules and tensors, as ``Zoo.stream`` takes them; all without. What is made then has no forward function
+        and no table of symmetries, and its variants hold weights and no group elements.
+    where : a condition on the metadata, as ``Zoo.where`` takes it. Checkpoints that were retracted stay behind.
+    endpoint, token : of the hub; by default those of huggingface_hub. The token is kept nowhere.
+    progress : called with the bytes that this call has brought to their place, and the bytes it has to bring in all.
+
+    Raises
+    ------
+    AbsentError
+        There is no such zoo.
+    UnknownNameError
+        The zoo has no such variant, layer or column.
+    ZooError
+        The folder holds something else or another selection, or another pull is at work there; or nothing is selected.
+    IntegrityError
+        What came is not what was promised. None of it is in the zoo.
+    RemoteError
+        The network is gone for longer than patience lasts. What was fetched is kept.
+    OSError
+        The disk is full; the message says how many bytes are needed. What was fetched is kept.
+
+    Notes
+    -----
+    The folder is a zoo at every moment from the first part on. A call that was interrupted, however that came about,
+    is carried on by the same call, which fetches only the blocks that are missing. Every block, file and table is
+    compared with its digest before the part that holds it appears. Memory: some blocks, and rows and index of the
+    zoo. Disk: what is written, and where parts are written anew the blocks of one part beside it. Held by
+    ``tests/hub/pulling``.
+    """
+    asked, root = PullSelection.of(variants, layers, where), Path(folder).absolute()
+    remote = open_remote(address, endpoint=endpoint, token=token)
+    files = RemoteFiles(remote, os.fspath(address), endpoint, token)
+    bring = mirror if asked.raw and layers is None and where is None else extract
+    parts, there, fetched = bring(files, asked, root, progress)
+    contents = read_contents(Folder(root))
+    raw = [part for part in contents.raw.parts if part.facts.get("bare") is not True]
+    gauges = [name for name in contents.derived_parts if contents.kind(name) == "variant"]
+    return Pulled(
+        remote.name,
+        remote.revision,
+        root,
+        len(standing(contents)),
+        (*((layout.RAW,) if raw else ()), *gauges),
+        tuple(parts),
+        there,
+        fetched,
+    )

@@ -1,0 +1,71 @@
+"""The page of a hub's zoo: README.md for what the repository holds, or will hold, from what a person wrote."""
+
+from dataclasses import dataclass, replace
+
+from ckptzoo.errors import IntegrityError, Problem, SpecError
+from ckptzoo.format.files import Files
+from ckptzoo.format.reader import read_contents
+from ckptzoo.hub.card import card_in, check_pictures, readme
+from ckptzoo.loader.selection import standing
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.card import CARD_TOML, Card
+
+NO_CARD = f"README.md is not made anew, because there is no {CARD_TOML} to make it from; cards/template has one."
+NO_LICENCE = f"no licence is stated, so that nobody may use the zoo; add license to {CARD_TOML}."
+
+
+@dataclass(frozen=True)
+class Page:
+    """README.md as it should be, and what a person should know.
+
+    Parameters
+    ----------
+    data : what it should hold; None where it cannot be made.
+    told : whether there is a card that says what the page should say.
+    """
+
+    data: bytes | None
+    notes: tuple[str, ...] = ()
+    told: bool = True
+
+
+def page_of(files: Files, repo: str, card: Card) -> Page:
+    """The page of a zoo that lies in a repository, ``org/zoo``.
+
+    Raises
+    ------
+    SpecError
+        The card is another zoo's, or names a picture that is not among the files.
+    IntegrityError
+        The zoo is damaged.
+    """
+    contents = read_contents(files)
+    zoo = Zoo(contents, {}, standing(contents))
+    if card.name != zoo.name:
+        step = "Name the zoo in the card, or take the card of this zoo."
+        raise SpecError(Problem(f"{files.name}/{CARD_TOML}", "name", repr(zoo.name), repr(card.name), step))
+    check_pictures(files, card)
+    stated = bool(card.license.strip()) or (len(zoo) > 0 and zoo.metadata["license"].null_count == 0)
+    return Page(readme(zoo, replace(card, repository=repo)).encode(), () if stated else (NO_LICENCE,))
+
+
+def page_or_note(files: Files, repo: str, *, own: bool) -> Page:
+    """As ``page_of``, from the card among the files; a note where there is no page to make.
+
+    Parameters
+    ----------
+    own : the card lies here, so that it can be corrected.
+
+    Raises
+    ------
+    SpecError
+        The card lies here and is not valid, or another zoo's, or lacks a picture.
+    """
+    try:
+        if files.size(CARD_TOML) is None:
+            return Page(None, (NO_CARD,), told=False)
+        return page_of(files, repo, card_in(files))
+    except (SpecError, IntegrityError) as error:
+        if own and isinstance(error, SpecError):
+            raise
+        return Page(None, (f"README.md stays as it is: {error.problems[0]}",))

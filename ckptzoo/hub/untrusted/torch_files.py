@@ -1,0 +1,115 @@
+"""Reads files of ``torch.save`` in the reading process: surveyed first, then loaded with ``weights_only=True``."""
+
+from io import BytesIO
+from typing import IO, Any
+from zipfile import ZipInfo
+
+from ckptzoo.hub.untrusted.formats import LEGACY, NAMES, Members
+from ckptzoo.hub.untrusted.limits import Limits, reject
+from ckptzoo.hub.untrusted.pickle_scan import PickleScan, scan_pickle
+
+_PIECE = 2**22
+_PREFACE = 3
+"""Pickles before the one of the object in the old format: a magic number, a version, facts of the machine."""
+
+
+def load_torch(file: IO[bytes], members: Members | None, *, where: str, limits: Limits) -> Any:
+    """The object in a file of torch.save; ``members`` is None for the format before torch 1.6.
+
+    Raises
+    ------
+    IntegrityError
+        What ``scan_pickle`` refuses; tensors whose numbers are not all in the file; anything else that torch refuses.
+    """
+    import torch
+
+    if members is None:
+        _survey_legacy(file, where=where, limits=limits)
+    elif members.kind == "torch":
+        _survey_zip(members, where=where, limits=limits)
+    else:
+        reject(where, "format", f"{NAMES['torch']}, as its suffix says", NAMES["npz"], "Rename it to end in .npz.")
+    file.seek(0)
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
+    except MemoryError:
+        raise
+    except Exception as error:  # torch raises RuntimeError, UnpicklingError, KeyError, EOFError and others
+        lines = str(error).replace("Weights only load failed.", "").strip().splitlines()
+        reject(where, "file of torch.save", "what torch can load", f"{type(error).__name__}: {(lines or [''])[0]}")
+
+
+def _survey_zip(members: Members, *, where: str, limits: Limits) -> None:
+    """Survey the pickle, and compare what it declares with the archive's members and their checksums."""
+    info = members.infos[f"{members.folder}data.pkl"]
+    if info.file_size > limits.pickle_bytes:
+        reject(where, "data.pkl", f"at most {limits.pickle_bytes} bytes", f"{info.file_size} bytes")
+    try:
+        data = members.archive.read(info)
+    except Exception as error:  # BadZipFile, zlib.error, EOFError
+        reject(where, "data.pkl", "bytes as they were packed", f"{type(error).__name__}: {error}")
+    found = _survey(BytesIO(data), where=where, limits=limits)
+    for key, storage in found.storages.items():
+        member = members.infos.get(f"{members.folder}data/{key}")
+        if member is None or member.file_size != storage.nbytes:
+            got = "no such member" if member is None else f"{member.file_size} bytes"
+            reject(where, f"storage {key!r}", f"{storage.nbytes} bytes in the archive", got)
+        _sum(members, member, where=where)
+
+
+def _sum(members: Members, member: ZipInfo, *, where: str) -> None:
+    """Compare a member's bytes with its checksum, which torch does not."""
+    try:
+        with members.archive.open(member) as stream:
+            while stream.read(_PIECE):
+                pass
+    except Exception as error:  # BadZipFile, zlib.error, EOFError
+        reject(where, "numbers", "bytes as they were packed", f"{type(error).__name__}: {error}")
+
+
+def _survey_legacy(file: IO[bytes], *, where: str, limits: Limits) -> None:
+    """Survey the pickles of the old format, and compare what they declare with the bytes behind them."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    head = file.read(len(LEGACY))
+    if head != LEGACY:
+        reject(where, "file of torch.save", "torch's magic number", "other bytes")
+    file.seek(0)
+    for _ in range(_PREFACE):
+        scan_pickle(file, where=where, limits=limits)
+    found = _survey(file, where=where, limits=limits)
+    scan_pickle(file, where=where, limits=limits)
+    behind, needed = size - file.tell(), sum(storage.nbytes + 8 for storage in found.storages.values())
+    if behind < needed:
+        reject(where, "numbers", f"{needed} bytes behind the pickles", f"{behind} bytes")
+
+
+def _survey(stream: IO[bytes], *, where: str, limits: Limits) -> PickleScan:
+    found = scan_pickle(stream, where=where, limits=limits)
+    if sum(storage.nbytes for storage in found.storages.values()) > limits.tensor_bytes:
+        reject(where, "storages", f"at most {limits.tensor_bytes} bytes", "more")
+    return found
+
+
+def dense(tensor: Any, name: str, *, where: str) -> str:
+    """Our name of a tensor's dtype.
+
+    Raises
+    ------
+    IntegrityError
+        The tensor is not a plain array of numbers in memory, or has a dtype that a zoo cannot hold.
+    """
+    import torch
+
+    from ckptzoo.schema.architecture import ITEMSIZE
+
+    step = "Save dense tensors: x.dequantize(), x.to_dense(), x.real, x.data.clone()."
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        reject(where, f"tensor {name!r}", "a plain tensor", type(tensor).__name__, step)
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else f"{tensor.layout} on {tensor.device}"
+        reject(where, f"tensor {name!r}", "a dense tensor with its numbers", kind, step)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in ITEMSIZE:
+        reject(where, f"dtype of {name!r}", "one of " + ", ".join(ITEMSIZE), dtype, step)
+    return dtype

@@ -1,0 +1,60 @@
+"""A folder behind any web server that serves ranges, as a store; ``listing.json`` says what it holds."""
+
+from collections.abc import Generator
+from urllib.parse import quote
+
+from ckptzoo.errors import AbsentError, Problem
+from ckptzoo.remote import http
+from ckptzoo.remote.http import Connections
+from ckptzoo.remote.retry import RetryPolicy, retry
+from ckptzoo.remote.stores import LISTING, CancelToken, FileEntry, decode, find_entry
+
+
+class StaticStore:
+    """The files that a listing names below an address.
+
+    Parameters
+    ----------
+    address : the zoo's, without a final slash.
+    revision : the listing's digest.
+    entries : what it names.
+    """
+
+    def __init__(self, address: str, revision: str, entries: dict[str, FileEntry], connections: Connections) -> None:
+        self.address, self.revision, self.entries = address, revision, entries
+        self._connections = connections
+
+    @classmethod
+    def opened(cls, url: str, *, patience: RetryPolicy) -> "StaticStore":
+        """Read the listing of the zoo at an address.
+
+        Raises
+        ------
+        AbsentError
+            There is no listing.
+        IntegrityError
+            It is not what its digest says.
+        """
+        connections, where, halt = Connections(patience.attempt), f"{url}/{LISTING}", CancelToken()
+
+        def ask() -> bytes:
+            sent = {"Accept-Encoding": "gzip"}
+            with http.get(connections, where, where=where, halt=halt, headers=sent) as answer:
+                return http.document(answer, where=where, patience=patience)
+
+        try:
+            data = retry(ask, name=where, patience=patience, halt=halt)
+        except AbsentError as error:
+            step = "Write one with ckptzoo compact --index in the zoo's folder on the server."
+            raise AbsentError(Problem(url, LISTING, "a listing of the zoo", error.problem.got, step)) from None
+        entries, digest = decode(data, where=where)
+        return cls(url, digest, entries, connections)
+
+    def get(self, name: str, start: int, stop: int, halt: CancelToken) -> Generator[bytes]:
+        """Bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
+        size, where = find_entry(self.entries, name, where=self.address).size, f"{self.address}/{name}"
+        sent = http.ranged(start, stop, size)
+        with http.get(
+            self._connections, f"{self.address}/{quote(name)}", where=where, halt=halt, headers=sent
+        ) as answer:
+            yield from http.body(answer, start, stop, size, where=where)

@@ -1,0 +1,257 @@
+"""The architecture: which tensors a checkpoint has, in which order."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptzoo.errors import Problem, SpecError
+from ckptzoo.schema.documents import Document, digest_of
+
+ITEMSIZE = {
+    "float64": 8, "int64": 8, "uint64": 8,
+    "float32": 4, "int32": 4, "uint32": 4,
+    "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2,
+    "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+"""Bytes an element, for every dtype a zoo can hold."""
+
+TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_:+\-]*(\.[A-Za-z0-9_:+\-]+)*")
+MAX_NAME = 512
+MAX_TENSORS = 100_000
+MAX_CHECKPOINT_BYTES = 2**40
+_BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One named array of a checkpoint.
+
+    Parameters
+    ----------
+    name : the name in the state dict, such as ``conv1.weight``.
+    shape : its shape in one checkpoint; ``()`` is a scalar.
+    dtype : a key of ``ITEMSIZE``.
+    kind : ``"parameter"`` or ``"buffer"``.
+    aliases : other names of the same storage (tied weights); stored once, restored under every name.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    kind: str = "parameter"
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Elements in one checkpoint."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in one checkpoint."""
+        return self.size * ITEMSIZE[self.dtype]
+
+    @property
+    def layer(self) -> str:
+        """The module the tensor belongs to: ``conv1`` for ``conv1.weight``."""
+        return self.name.rpartition(".")[0] or self.name
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The tensors of a checkpoint in order, and the forward function's name where one is known.
+
+    Parameters
+    ----------
+    name : what people call it, such as ``optunet``.
+    tensors : in the order of the state dict.
+    forward : a name in ``ckptzoo.archs``, or None.
+    input_shape : the shape of one input without its batch axis, or None.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    forward: str | None = None
+    input_shape: tuple[int, ...] | None = None
+    _by_name: dict[str, Tensor] = field(init=False, repr=False, compare=False, hash=False)
+
+    def __post_init__(self) -> None:
+        problems = list(_problems(self))
+        if problems:
+            raise SpecError(problems)
+        object.__setattr__(self, "_by_name", {tensor.name: tensor for tensor in self.tensors})
+
+    @classmethod
+    def of(
+        cls,
+        state_dict: Mapping[str, Any],
+        *,
+        name: str,
+        forward: str | None = None,
+        input_shape: tuple[int, ...] | None = None,
+    ) -> "Architecture":
+        """Read it off an example state dict of numpy arrays or torch tensors.
+
+        Tensors that share their storage become one tensor with aliases. BatchNorm's ``running_mean``,
+        ``running_var`` and ``num_batches_tracked`` are buffers, everything else a parameter.
+        """
+        odd = [key for key, value in state_dict.items() if not hasattr(value, "shape") or not hasattr(value, "dtype")]
+        if odd:
+            got = f"{type(state_dict[odd[0]]).__name__} under {odd[0]!r}"
+            step = "Pass the state dict itself, model.state_dict()."
+            raise SpecError(Problem(f"architecture {name!r}", "state dict", "names and arrays", got, step))
+        first: dict[Any, str] = {}
+        aliases: dict[str, list[str]] = {}
+        for key, value in state_dict.items():
+            place = _storage(value)
+            if place is not None and place in first:
+                aliases[first[place]].append(key)
+            else:
+                first[place if place is not None else key] = key
+                aliases[key] = []
+        tensors = tuple(
+            Tensor(
+                key,
+                tuple(int(size) for size in state_dict[key].shape),
+                str(state_dict[key].dtype).removeprefix("torch."),
+                "buffer" if key.rpartition(".")[2] in _BUFFER_SUFFIXES else "parameter",
+                tuple(others),
+            )
+            for key, others in aliases.items()
+        )
+        return cls(name, tensors, forward, input_shape)
+
+    @classmethod
+    def from_json(cls, content: Document, *, where: str = "architecture.json") -> "Architecture":
+        """Read the content of ``architecture.json``.
+
+        Raises
+        ------
+        SpecError
+            With every problem found.
+        """
+        step = "Write the file again with ckptzoo."
+        try:
+            tensors = tuple(
+                Tensor(
+                    str(item["name"]),
+                    tuple(item["shape"]),
+                    item["dtype"],
+                    item["kind"],
+                    tuple(item["aliases"]),
+                )
+                for item in content["tensors"]
+            )
+            shape = content["input_shape"]
+            return cls(content["name"], tensors, content["forward"], None if shape is None else tuple(shape))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SpecError(
+                Problem(where, "fields", "those of docs/format.md", f"{type(error).__name__} {error}", step)
+            ) from error
+
+    def to_json(self) -> Document:
+        """The content of ``architecture.json``."""
+        return {
+            "name": self.name,
+            "forward": self.forward,
+            "input_shape": None if self.input_shape is None else list(self.input_shape),
+            "tensors": [
+                {
+                    "name": tensor.name,
+                    "shape": list(tensor.shape),
+                    "dtype": tensor.dtype,
+                    "kind": tensor.kind,
+                    "aliases": list(tensor.aliases),
+                }
+                for tensor in self.tensors
+            ],
+        }
+
+    @property
+    def digest(self) -> str:
+        """``sha256:...`` of the content."""
+        return digest_of(self.to_json())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors' names in order."""
+        return tuple(self._by_name)
+
+    @property
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        """Module name to its tensors' names, in order."""
+        found: dict[str, list[str]] = {}
+        for tensor in self.tensors:
+            found.setdefault(tensor.layer, []).append(tensor.name)
+        return {layer: tuple(names) for layer, names in found.items()}
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of one checkpoint, buffers left out."""
+        return sum(tensor.size for tensor in self.tensors if tensor.kind == "parameter")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one checkpoint."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def _storage(value: Any) -> Any:
+    """Where an array lives, so that tied tensors are found; None when it cannot be told."""
+    if hasattr(value, "data_ptr"):
+        return (value.data_ptr(), tuple(value.shape), tuple(value.stride())) if value.numel() else None
+    interface = getattr(value, "__array_interface__", None)
+    return (interface["data"][0], tuple(value.shape), value.strides) if interface and value.size else None
+
+
+def name_problem(name: object) -> str | None:
+    """Why a tensor's name cannot be accepted, or None."""
+    if not isinstance(name, str) or not name:
+        return "an empty name"
+    if len(name) > MAX_NAME:
+        return f"{len(name)} characters"
+    return None if TENSOR_NAME.fullmatch(name) and name != "__metadata__" else repr(name)
+
+
+def _problems(arch: Architecture) -> Iterator[Problem]:
+    where = f"architecture {arch.name!r}"
+    step = "Correct the declaration."
+    rule = f"letters, digits, _ : + - in dotted words, at most {MAX_NAME} characters"
+    if not arch.name:
+        yield Problem(where, "name", "a name", repr(arch.name), step)
+    if not 1 <= len(arch.tensors) <= MAX_TENSORS:
+        yield Problem(where, "tensors", f"1 to {MAX_TENSORS}", str(len(arch.tensors)), step)
+    if arch.input_shape is not None and not _is_shape(arch.input_shape):
+        yield Problem(where, "input_shape", "positive integers", repr(arch.input_shape), step)
+    seen: set[str] = set()
+    total = 0
+    for tensor in arch.tensors:
+        for name in (tensor.name, *tensor.aliases):
+            if (found := name_problem(name)) is not None:
+                yield Problem(where, "tensor name", rule, found, step)
+            elif name in seen:
+                yield Problem(where, f"tensor {name!r}", "each name once", "it stands twice", step)
+            else:
+                seen.add(name)
+        if tensor.dtype not in ITEMSIZE:
+            yield Problem(where, f"dtype of {tensor.name!r}", "one of " + ", ".join(ITEMSIZE), repr(tensor.dtype), step)
+        elif not _is_shape(tensor.shape):
+            yield Problem(where, f"shape of {tensor.name!r}", "positive integers", repr(tensor.shape), step)
+        else:
+            total += tensor.nbytes
+        if tensor.kind not in ("parameter", "buffer"):
+            yield Problem(where, f"kind of {tensor.name!r}", "'parameter' or 'buffer'", repr(tensor.kind), step)
+    if total > MAX_CHECKPOINT_BYTES:
+        yield Problem(where, "bytes of a checkpoint", f"at most {MAX_CHECKPOINT_BYTES}", str(total), step)
+
+
+def _is_shape(shape: tuple[Any, ...]) -> bool:
+    return len(shape) <= 16 and all(type(size) is int and 1 <= size < 2**40 for size in shape)

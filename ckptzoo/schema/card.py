@@ -1,0 +1,241 @@
+"""The card: facts about a zoo that a person wrote, kept as ``card.toml``.
+
+A picture on a zoo's page: which file it is, what it shows, and what counts as one.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+from ckptzoo.errors import Problem, SpecError
+from ckptzoo.schema import layout
+from ckptzoo.schema.layout import PICTURES
+
+MAX_PICTURES, MAX_CAPTION = 16, 300
+MAX_PICTURE_BYTES = 10**6
+"""Of one picture."""
+
+_FILE = re.compile(r"(?=.{5,100}\Z)[A-Za-z0-9][A-Za-z0-9._-]*\.png")
+_START, _END = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\0\0\0\0IEND\xaeB`\x82"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG in the zoo's folder ``pictures``.
+
+    Parameters
+    ----------
+    file : its plain name, such as ``accuracy.png``.
+    caption : what it shows, on one line; also read out where it cannot be seen.
+    """
+
+    file: str
+    caption: str
+
+    @property
+    def path(self) -> str:
+        """Its path from the zoo's folder."""
+        return f"{PICTURES}/{self.file}"
+
+
+def misfits(value: Any) -> Iterator[tuple[str, str, Any]]:
+    """What is wrong with the pictures of a card: which of them, what was expected, and what there is."""
+    if not isinstance(value, tuple):
+        yield "pictures", "a list of tables [[pictures]]", value
+        return
+    items, names = cast(tuple[Any, ...], value), set[str]()
+    if len(items) > MAX_PICTURES:
+        yield "pictures", f"at most {MAX_PICTURES}", len(items)
+        return
+    for number, item in enumerate(items, 1):
+        if not isinstance(item, Picture):
+            yield f"picture {number}", "a table with file and caption", item
+            continue
+        file, caption = cast(tuple[Any, Any], (item.file, item.caption))
+        if not isinstance(file, str) or not _FILE.fullmatch(file):
+            yield f"file of picture {number}", "a plain name of letters, digits, '-', '_' and '.', as a.png", file
+        elif file.lower() in names:
+            yield f"file of picture {number}", "each file once, in capitals or not", file
+        else:
+            names.add(file.lower())
+        if (
+            not isinstance(caption, str)
+            or not caption.strip()
+            or len(caption) > MAX_CAPTION
+            or not caption.isprintable()
+        ):
+            yield f"caption of picture {number}", f"a line of at most {MAX_CAPTION} printable characters", caption
+
+
+def is_png(data: bytes) -> bool:
+    """Whether these are the bytes of a PNG from its first chunk to its last, with nothing behind it."""
+    return data.startswith(_START) and data.endswith(_END)
+
+
+CARD_TOML = "card.toml"
+"""Where a zoo keeps what a person wrote, beside the README.md that is made from it."""
+CARDS = (layout.README, CARD_TOML)
+"""Written by people, or made from that: replaced by newer ones, as the pictures are."""
+MAX_TEXT = 100_000
+MAX_CARD_BYTES = 2**20
+MAX_TAGS, MAX_TAG = 40, 100
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_LISTS = {"authors", "tags"}
+_STEP = "Correct it in the card."
+_SHORT = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\r": "\\r", "\n": "\\n", "\b": "\\b", "\f": "\\f"}
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a person says about a zoo; everything else is read off the zoo itself.
+
+    Parameters
+    ----------
+    name : the zoo's name, such as ``digits-optunet``.
+    summary : one or two plain sentences.
+    license : SPDX identifier of the weights' licence; empty where none is stated.
+    dataset : what the members were trained on.
+    authors : who made it.
+    citation : BibTeX, or empty.
+    tags : further tags for the hub's search.
+    title : the heading; the name where there is none.
+    repository : where the zoo lives on a hub, ``organisation/name``.
+    training : how the members were trained, in Markdown.
+    notes : what a user should know besides, such as known gaps, in Markdown.
+    pictures : shown on the page, in this order.
+
+    Raises
+    ------
+    SpecError
+        With every field that is not what it should be.
+    """
+
+    name: str
+    summary: str = ""
+    license: str = ""
+    dataset: str = ""
+    authors: tuple[str, ...] = ()
+    citation: str = ""
+    tags: tuple[str, ...] = ()
+    title: str = ""
+    repository: str = ""
+    training: str = ""
+    notes: str = ""
+    pictures: tuple[Picture, ...] = ()
+
+    def __post_init__(self) -> None:
+        found = [
+            (spec.name, expected, getattr(self, spec.name))
+            for spec in fields(self)
+            if spec.name != "pictures" and (expected := _misfit(spec.name, getattr(self, spec.name))) is not None
+        ]
+        found += misfits(self.pictures)
+        problems = [Problem("card", what, expected, _shown(value), _STEP) for what, expected, value in found]
+        if problems:
+            raise SpecError(problems)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> "Card":
+        """Read a ``card.toml``; unknown keys are refused by name."""
+        try:
+            with Path(path).open("rb") as file:
+                return cls.from_bytes(file.read(MAX_CARD_BYTES + 1), where=str(path))
+        except OSError as error:
+            step = "Correct the card."
+            raise SpecError(Problem(str(path), "file", "a card in TOML", str(error), step)) from error
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, where: str = CARD_TOML) -> "Card":
+        """Read the content of a ``card.toml``."""
+        if len(data) > MAX_CARD_BYTES:
+            raise SpecError(Problem(where, "size", f"at most {MAX_CARD_BYTES:,} bytes", "more", "Shorten the card."))
+        try:
+            content: dict[str, Any] = tomllib.loads(data.decode())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise SpecError(Problem(where, "file", "a card in TOML", str(error), "Correct the card.")) from error
+        known = [spec.name for spec in fields(cls)]
+        unknown = [key for key in content if key not in known]
+        if unknown or "name" not in content:
+            expected = f"name and any of {', '.join(known[1:])}"
+            raise SpecError(Problem(where, "keys", expected, ", ".join(unknown) or "no name", _STEP))
+        made: dict[str, Any] = {key: _frozen(value) for key, value in content.items()}
+        return cls(**made)
+
+    def to_toml(self) -> str:
+        """The text of a ``card.toml`` that reads back as this card; what is empty is left out."""
+        lines: list[str] = []
+        for spec in fields(self):
+            value: str | tuple[Any, ...] = getattr(self, spec.name)
+            if spec.name in _LISTS and value:
+                lines.append(f"{spec.name} = [{', '.join(map(_line, value))}]")
+            elif isinstance(value, str) and (value or spec.default):
+                lines.append(f"{spec.name} = {_paragraphs(value) if chr(10) in value else _line(value)}")
+        for picture in self.pictures:
+            lines += ["[[pictures]]", f"file = {_line(picture.file)}", f"caption = {_line(picture.caption)}"]
+        return "\n".join(lines) + "\n"
+
+
+def may_change(name: str) -> bool:
+    """Whether a file of a zoo, by its path, may be replaced by a newer one: what people write is, nothing else."""
+    return name in CARDS or name.startswith(f"{layout.PICTURES}/")
+
+
+def _line(text: str) -> str:
+    """A basic string of TOML, on one line."""
+    return '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _paragraphs(text: str) -> str:
+    """A basic string of TOML that keeps its line breaks."""
+    lines = ["".join(map(_escaped, line)) for line in text.split("\n")]
+    return '"""\n' + "\n".join(lines) + '"""'
+
+
+def _escaped(character: str) -> str:
+    if character in _SHORT:
+        return _SHORT[character]
+    return f"\\u{ord(character):04x}" if ord(character) < 0x20 or ord(character) == 0x7F else character
+
+
+def _misfit(name: str, value: Any) -> str | None:
+    """What a field should be when it is not that."""
+    if name in _LISTS:
+        items = cast(tuple[Any, ...], value if isinstance(value, tuple) else (None,))
+        expected = "a list of strings"
+    else:
+        items, expected = (value,), "a string"
+    texts = [item for item in items if isinstance(item, str)]
+    if len(texts) < len(items):
+        return expected
+    if sum(map(len, texts)) > MAX_TEXT or any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):
+        return f"at most {MAX_TEXT:,} characters of Unicode"
+    if name == "name" and not texts[0].strip():
+        return "a name"
+    if name == "repository" and texts[0] and not _REPOSITORY.fullmatch(texts[0]):
+        return "organisation/name"
+    if name == "tags" and (len(texts) > MAX_TAGS or any(not _is_tag(text) for text in texts)):
+        return f"at most {MAX_TAGS} tags of at most {MAX_TAG} printable characters"
+    return None
+
+
+def _is_tag(text: str) -> bool:
+    return text.isprintable() and 0 < len(text) <= MAX_TAG
+
+
+def _shown(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 160 else f"{text[:160]}..."
+
+
+def _frozen(value: Any) -> Any:
+    """Lists of TOML as tuples, and tables as pictures where they can be."""
+    if isinstance(value, list):
+        return tuple(map(_frozen, cast(list[Any], value)))
+    if isinstance(value, dict):
+        items = cast(dict[str, Any], value)
+        return Picture(**items) if set(items) == {"file", "caption"} else items
+    return value

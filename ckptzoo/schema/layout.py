@@ -1,0 +1,70 @@
+"""Names of the files and folders of a zoo, and which names are accepted from strangers.
+
+A piece of a file and what it must be.
+"""
+
+import re
+from typing import NamedTuple
+
+FORMAT = "ckptzoo"
+VERSION = 1
+
+ZOO = "zoo.json"
+ARCHITECTURE = "architecture.json"
+SYMMETRY = "symmetry.json"
+DOCUMENTS = (ARCHITECTURE, SYMMETRY, ZOO)
+"""Written once, in this order, and never replaced: a folder with the last one is a zoo."""
+README = "README.md"
+PARTS = "parts"
+DERIVED = "derived"
+SNAPSHOTS = "snapshots"
+PICTURES = "pictures"
+METADATA = "metadata.parquet"
+INDEX = "index.parquet"
+
+RAW = "raw"
+"""The variant whose weights are as trained; its shards are ``raw-00.safetensors``, ..."""
+ELEMENT = "g"
+"""The stem of the shards that hold a variant's group element."""
+RETRACTED = "retracted"
+"""The derived tree of tombstones."""
+PREDICTIONS = "predictions"
+"""How the names of derived trees of predictions begin; also the stem of their shards."""
+
+PART_NAME = re.compile(r"(\d{6})-([0-9a-f]{8})")
+SHARD_NAME = re.compile(r"([a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?)-(\d{2,6})\.safetensors")
+SNAPSHOT_NAME = re.compile(r"(\d{6})-(?:([1-9]\d{0,9})-)?([0-9a-f]{64})\.parquet")
+"""Parts covered, bytes of the tail (none in those whose digest is the whole file's), sha256 of the tail."""
+DERIVED_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+SET_NAME = re.compile(r"(?=.{3,51}\Z)([a-z0-9]+(?:-[a-z0-9]+)*)/([a-z0-9]+(?:-[a-z0-9]+)*)")
+"""A set of inputs: a data set and which of its examples, as ``fashion-mnist/test``."""
+
+
+def predictions_name(inputs: str) -> str:
+    """``predictions-fashion-mnist--test`` for ``fashion-mnist/test``: each name follows from the other."""
+    return f"{PREDICTIONS}-{inputs.replace('/', '--')}"
+
+
+def set_name(tree: str) -> str | None:
+    """The set of inputs of a derived tree of predictions, by its name; None where that is no such name."""
+    found = tree.removeprefix(f"{PREDICTIONS}-").replace("--", "/")
+    return found if SET_NAME.fullmatch(found) and predictions_name(found) == tree else None
+
+
+def part_name(sequence: int, digest: str) -> str:
+    """``000003-9f2c41aa`` for the third part with a digest ``sha256:9f2c41aa...``."""
+    return f"{sequence:06d}-{digest.removeprefix('sha256:')[:8]}"
+
+
+def shard_name(stem: str, number: int) -> str:
+    """``raw-00.safetensors`` for the first shard of ``raw``."""
+    return f"{stem}-{number:02d}.safetensors"
+
+
+class Span(NamedTuple):
+    """Bytes ``start`` to ``stop`` of a file, at least one, and the sha256 of these bytes."""
+
+    name: str
+    start: int
+    stop: int
+    sha256: bytes

@@ -1,0 +1,153 @@
+"""The head of a zoo's README.md, which hubs and ``datasets`` read, and the README.md of a new zoo."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.card import CARD_TOML, MAX_TAG, Card
+from ckptzoo.schema.layout import DERIVED, PARTS, RETRACTED
+from ckptzoo.schema.layout import METADATA as METADATA_FILE
+from ckptzoo.schema.metadata import COLUMNS, RETRACTED_COLUMNS, VARIANT_COLUMNS, Column
+
+MARK = f"<!-- Made by `ckptzoo card` from {CARD_TOML} and the zoo. Change {CARD_TOML}, then run it again. -->"
+"""The first line behind the head."""
+METADATA = "metadata"
+"""Name under which ``load_dataset`` finds the rows of the checkpoints; those of a variant have the variant's."""
+MAX_DATASETS = 20
+
+LICENSES = frozenset((
+    "afl-3.0", "agpl-3.0", "apache-2.0", "artistic-2.0", "bigcode-openrail-m", "bigscience-bloom-rail-1.0",
+    "bigscience-openrail-m", "bsd", "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "bsl-1.0", "c-uda",
+    "cc", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0", "cc-by-nc-2.0", "cc-by-nc-3.0", "cc-by-nc-4.0",
+    "cc-by-nc-nd-3.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-2.0", "cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0",
+    "cc-by-nd-4.0", "cc-by-sa-3.0", "cc-by-sa-4.0", "cc0-1.0", "cdla-permissive-1.0", "cdla-permissive-2.0",
+    "cdla-sharing-1.0", "creativeml-openrail-m", "ecl-2.0", "epl-1.0", "epl-2.0", "etalab-2.0", "eupl-1.1",
+    "gfdl", "gpl", "gpl-2.0", "gpl-3.0", "isc", "lgpl", "lgpl-2.1", "lgpl-3.0", "lgpl-lr", "lppl-1.3c", "mit",
+    "mpl-2.0", "ms-pl", "ncsa", "odbl", "odc-by", "ofl-1.1", "openrail", "openrail++", "osl-3.0", "pddl",
+    "postgresql", "unknown", "unlicense", "wtfpl", "zlib",
+))  # fmt: skip
+"""Identifiers that the Hugging Face hub knows; others are ``other`` there, with a name."""
+
+_TYPES = {"timestamp": "timestamp[us, tz=UTC]"}
+_SIZES = (
+    (10**3, "n<1K"),
+    (10**4, "1K<n<10K"),
+    (10**5, "10K<n<100K"),
+    (10**6, "100K<n<1M"),
+    (10**7, "1M<n<10M"),
+)
+
+
+def front_matter(
+    card: Card,
+    arch: Architecture,
+    *,
+    datasets: Iterable[str] = (),
+    licenses: Iterable[str] = (),
+    checkpoints: int | None = None,
+    members: int | None = None,
+    variants: Sequence[str] = (),
+    retracted: bool = False,
+) -> str:
+    """The YAML between two lines ``---``.
+
+    Parameters
+    ----------
+    datasets, licenses : of the rows, besides the card's.
+    checkpoints, members : how many there are; None where that is not known yet.
+    variants : names of the derived ones.
+    retracted : there are tombstones.
+
+    Returns
+    -------
+    str
+        Plain YAML on any input: every string is quoted on one line. ``arch:`` and ``dataset:`` tags make a zoo
+        findable; those of data sets whose names are long or not printable are left out, and all beyond 20.
+
+    Notes
+    -----
+    The features of every configuration are declared, because files of older parts may lack the last columns, and
+    ``datasets`` infers them from the first file. ``tests/hub/card/test_loads.py`` loads what is made here.
+    """
+    named = [name for name in dict.fromkeys((card.dataset, *datasets)) if _taggable(name)][:MAX_DATASETS]
+    tags = ("ckptzoo", f"arch:{arch.name}"[:MAX_TAG], *(f"dataset:{name}" for name in named), *card.tags)
+    tables: list[tuple[str, str, Sequence[Column]]] = [(METADATA, f"{PARTS}/*/{METADATA_FILE}", COLUMNS)]
+    tables += [(config_of(name), f"{DERIVED}/{name}/*/{METADATA_FILE}", VARIANT_COLUMNS) for name in variants]
+    if retracted:
+        tables.append((RETRACTED, f"{DERIVED}/{RETRACTED}/*/{METADATA_FILE}", RETRACTED_COLUMNS))
+    lines = ["---", *_license(card.license, licenses), f"pretty_name: {quoted(card.title or card.name)}", "tags:"]
+    lines += [f"- {quoted(tag)}" for tag in dict.fromkeys(tags)]
+    facts = {"checkpoints": checkpoints, "members": members, "parameters": arch.parameters}
+    if checkpoints is not None:
+        lines += ["size_categories:", f"- {_size(checkpoints)}"]
+    lines += ["ckptzoo:", *(f"  {name}: {number}" for name, number in facts.items() if number is not None), "configs:"]
+    for name, files, _ in tables:
+        lines += [f"- config_name: {quoted(name)}", f"  data_files: {quoted(files)}"]
+        lines += ["  default: true"] if name == METADATA else []
+    lines.append("dataset_info:")
+    for name, _, columns in tables:
+        lines += [f"- config_name: {quoted(name)}", "  features:", *map(_feature, columns)]
+    return "\n".join([*lines, "---"]) + "\n"
+
+
+def first_readme(card: Card, arch: Architecture) -> str:
+    """The README.md of a zoo that holds nothing yet."""
+    return (
+        front_matter(card, arch)
+        + f"{MARK}\n\n# {plain(card.title or card.name)}\n\n"
+        + (f"{plain(card.summary)}\n\n" if card.summary.strip() else "")
+        + f"A ckptzoo of networks with {arch.parameters:,} parameters. `ckptzoo card` writes here what it holds.\n"
+    )
+
+
+def config_of(variant: str) -> str:
+    """The name under which ``load_dataset`` finds the rows of a variant."""
+    return variant if variant not in (METADATA, RETRACTED) else f"variant_{variant}"
+
+
+def quoted(text: str) -> str:
+    """A double-quoted string of YAML on one line; what is not printable is written as an escape."""
+    return '"' + "".join(map(_yaml, text)) + '"'
+
+
+def plain(text: str) -> str:
+    """Text in Markdown, on one line, in which nothing is a mark."""
+    return re.sub(r"([\\`*_\[\]<>#|&~!$])", r"\\\1", " ".join("".join(map(_shown, text)).split()))
+
+
+def _yaml(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    return "\ufffd" if "\ud800" <= character <= "\udfff" else f"\\U{ord(character):08x}"
+
+
+def _shown(character: str) -> str:
+    return character if character.isprintable() else " "
+
+
+def _taggable(name: str) -> bool:
+    return name.isprintable() and 0 < len(name) <= MAX_TAG - len("dataset:")
+
+
+def _license(own: str, others: Iterable[str]) -> list[str]:
+    """The entries for one or several licences; the hub takes its own identifiers alone."""
+    found = [name.strip().lower() for name in dict.fromkeys((own, *others))]
+    known = list(dict.fromkeys(name if name in LICENSES else "other" for name in found if name))
+    lines = [f"license: {quoted(known[0])}"] if len(known) == 1 else ["license:", *(f"- {quoted(n)}" for n in known)]
+    if not known:
+        return []
+    if found[0] and found[0] not in LICENSES:
+        slug = re.sub(r"[^a-z0-9.+-]+", "-", found[0])[:MAX_TAG].strip("-")
+        lines.append(f"license_name: {quoted(slug or 'other')}")
+    return lines
+
+
+def _size(number: int) -> str:
+    """The hub's word for a number of rows."""
+    return next((word for most, word in _SIZES if number < most), "10M<n<100M")
+
+
+def _feature(column: Column) -> str:
+    return f"  - {{name: {quoted(column.name)}, dtype: {quoted(_TYPES.get(column.type, column.type))}}}"

@@ -1,0 +1,462 @@
+"""The symmetry table: which permutations and scalings of a network's channels leave its function as it is.
+
+A group is a set of channels that move together. An element g of the table's symmetry group gives each group a
+permutation and, where the activation allows it, a scale per channel: ``new[i] = scale[i] * old[perm[i]]`` for
+the channels' values, and the factor ``scale[i] ** exponent`` for the slices of every axis in the table.
+
+What a symmetry table is made of: groups of channels, and where their channels sit in the tensors.
+
+What must hold of a symmetry table, on its own and against an architecture.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptzoo.errors import Problem, SpecError
+from ckptzoo.schema.architecture import Architecture, name_problem
+from ckptzoo.schema.documents import Document, digest_of
+
+
+@dataclass(frozen=True)
+class Sym:
+    """Any permutation of the group's channels."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """No permutation."""
+
+
+@dataclass(frozen=True)
+class Wreath:
+    """``g`` blocks of ``k`` channels: whole blocks move, and channels move within their block.
+
+    Groups that name the same ``outer`` move their blocks by one shared permutation. So do the two sides of a
+    convolution in ``g`` groups (``k = C / g`` in, ``k = Cout / g`` out).
+    """
+
+    outer: str
+    g: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Like:
+    """The permutation of another group: channels that are permuted together but scaled apart.
+
+    So are the two sides of a BatchNorm. The other group stands before in the table and is not ``Like`` itself.
+    """
+
+    group: str
+
+
+Perm = Sym | Wreath | Like | Fixed
+
+
+@dataclass(frozen=True)
+class Group:
+    """Channels that move together.
+
+    Parameters
+    ----------
+    id : a name that is unique in the table; groups stand in topological order, from input to output.
+    n : number of channels.
+    perm : ``Sym()``, ``Wreath(outer, g, k)``, ``Like(group)`` or ``Fixed()``.
+    scale : ``"positive"`` (ReLU), ``"sign"`` (odd activations) or ``"none"``.
+    """
+
+    id: str
+    n: int
+    perm: Perm
+    scale: str
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of channels on an axis: the i-th takes ``inner`` positions from ``offset + i * inner`` on.
+
+    Several segments of one group list its channels in order, each going on where the last one ended, and
+    start over after channel ``n - 1`` (a concatenation of a tensor with itself).
+
+    Parameters
+    ----------
+    group : the group's id.
+    offset : the first position.
+    inner : positions a channel takes; height times width after a flatten, else 1.
+    count : channels in this segment.
+    """
+
+    group: str
+    offset: int
+    inner: int
+    count: int
+
+
+@dataclass(frozen=True)
+class AxisAction:
+    """What a group element does to one axis of one tensor; positions in no segment stay as they are.
+
+    Parameters
+    ----------
+    tensor, axis : whose axis; axes are counted without the leading axis of stacked checkpoints.
+    segments : which channels sit where.
+    exponent : +1 where the channel is written, -1 where it is read, 0 where it is only permuted, +2 for a
+        running variance.
+    in_mass : whether the tensor counts in the mass (the sum of squared weights without biases).
+    role : one of ``ROLES``.
+    blocks : more than 1 where the axis is read within equal blocks of axis 0 (the input axis of a grouped
+        convolution): position j in block b of axis 0 is position ``b * size + j`` of the segments.
+    eps : with exponent +2 only: the normalisation's eps. The variance becomes
+        ``scale ** 2 * (variance + eps) - eps``, which keeps the function exactly, and must not be negative.
+    """
+
+    tensor: str
+    axis: int
+    segments: tuple[Segment, ...]
+    exponent: int
+    in_mass: bool
+    role: str
+    blocks: int = 1
+    eps: float = 0.0
+
+
+SCALES = ("positive", "sign", "none")
+ROLES = ("out", "in", "bias", "gain", "shift", "mean", "variance")
+"""``out`` writes the channel, ``in`` reads it; the others are per-channel vectors beside the weights."""
+
+WHERE = "symmetry"
+STEP = "Correct the symmetry table."
+MAX_ITEMS = 100_000
+MAX_CHANNELS = 2**31
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+def _problem(what: str, expected: str, got: object) -> Problem:
+    return Problem(WHERE, what, expected, str(got), STEP)
+
+
+def _natural(value: Any, least: int = 1) -> bool:
+    return type(value) is int and least <= value <= MAX_CHANNELS
+
+
+def problems(groups: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iterator[Problem]:
+    """Everything wrong with a table, whatever the architecture.
+
+    Problems of single groups and actions come first; how they fit together is looked at when those are right.
+    """
+    for what, items in (("groups", groups), ("actions", actions)):
+        if len(items) > MAX_ITEMS:
+            yield _problem(what, f"at most {MAX_ITEMS}", len(items))
+            return
+    found = [item for group in groups for item in _of_group(group)]
+    found += [item for action in actions for item in _of_action(action)]
+    yield from found or _together(groups, actions)
+
+
+def _of_group(group: Group) -> Iterator[Problem]:
+    what = f"group {group.id!r}"
+    if (refused := name_problem(group.id)) is not None:
+        yield _problem(what, "an id that could name a tensor", refused)
+    if not _natural(group.n):
+        yield _problem(f"{what}: n", f"1 to {MAX_CHANNELS}", repr(group.n))
+    if group.scale not in SCALES:
+        yield _problem(f"{what}: scale", " or ".join(SCALES), repr(group.scale))
+    if isinstance(group.perm, Wreath):
+        outer: Any = group.perm.outer
+        g, k = group.perm.g, group.perm.k
+        if not isinstance(outer, str) or not outer:
+            yield _problem(f"{what}: outer", "the name of a block permutation", repr(outer))
+        if not _natural(g) or not _natural(k) or g * k != group.n:
+            yield _problem(f"{what}: wreath", f"g * k = {group.n!r}", f"g = {g!r}, k = {k!r}")
+
+
+def _of_action(action: AxisAction) -> Iterator[Problem]:
+    what = f"axis {action.axis!r} of {action.tensor!r}"
+    if (refused := name_problem(action.tensor)) is not None:
+        yield _problem(what, "the name of a tensor", refused)
+    if not _natural(action.axis, 0):
+        yield _problem(f"{what}: axis", "0 or more", repr(action.axis))
+    if type(action.exponent) is not int or action.exponent not in (1, -1, 0, 2):
+        yield _problem(f"{what}: exponent", "1, -1, 0 or 2", repr(action.exponent))
+    if type(action.in_mass) is not bool:
+        yield _problem(f"{what}: in_mass", "true or false", repr(action.in_mass))
+    if action.role not in ROLES:
+        yield _problem(f"{what}: role", "one of " + ", ".join(ROLES), repr(action.role))
+    if not _natural(action.blocks) or (action.blocks > 1 and action.axis == 0):
+        yield _problem(f"{what}: blocks", "1, or more on an axis other than 0", repr(action.blocks))
+    if type(action.eps) not in (int, float) or not 0 <= action.eps < math.inf:
+        yield _problem(f"{what}: eps", "a finite number, 0 or more", repr(action.eps))
+    elif action.eps and action.exponent != 2:
+        yield _problem(f"{what}: eps", "0 where the exponent is not 2", repr(action.eps))
+    if not 1 <= len(action.segments) <= MAX_ITEMS:
+        yield _problem(f"{what}: segments", f"1 to {MAX_ITEMS}", len(action.segments))
+    for segment in action.segments:
+        sizes = (segment.inner, segment.count)
+        if not _natural(segment.offset, 0) or not all(_natural(size) for size in sizes):
+            yield _problem(f"{what}: segment", "offset >= 0, inner >= 1, count >= 1", repr(segment))
+
+
+def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iterator[Problem]:
+    groups: dict[str, Group] = {}
+    outers: dict[str, int] = {}
+    for group in table:
+        if group.id in groups:
+            yield _problem(f"group {group.id!r}", "each id once", "it stands twice")
+        if isinstance(group.perm, Like):
+            leader = groups.get(group.perm.group)
+            what = f"group {group.id!r}: like {group.perm.group!r}"
+            if leader is None or isinstance(leader.perm, Like):
+                yield _problem(what, "a group before it that is not like another", "none" if leader is None else "one")
+                return
+            if leader.n != group.n:
+                yield _problem(what, f"{leader.n} channels, as there", group.n)
+        groups[group.id] = group
+        if isinstance(group.perm, Wreath):
+            blocks = outers.setdefault(group.perm.outer, group.perm.g)
+            if blocks != group.perm.g:
+                what = f"group {group.id!r}: blocks of {group.perm.outer!r}"
+                yield _problem(what, f"{blocks}, as the first group that names it", group.perm.g)
+    seen: dict[tuple[str, int], AxisAction] = {}
+    used: set[str] = set()
+    for action in actions:
+        what = f"axis {action.axis} of {action.tensor!r}"
+        if (action.tensor, action.axis) in seen:
+            yield _problem(what, "one action", "two")
+        seen[action.tensor, action.axis] = action
+        used |= {segment.group for segment in action.segments}
+        unknown = [segment.group for segment in action.segments if segment.group not in groups]
+        if unknown:
+            yield _problem(what, "segments of known groups", f"unknown group {unknown[0]!r}")
+        else:
+            yield from _layout(what, action, groups)
+    for name in groups.keys() - used:
+        yield _problem(f"group {name!r}", "at least one axis action", "none")
+    if used <= groups.keys():
+        for action in actions:
+            if action.blocks > 1:
+                yield from _blocks(action, seen.get((action.tensor, 0)), groups)
+
+
+def _layout(what: str, action: AxisAction, groups: dict[str, Group]) -> Iterator[Problem]:
+    end = 0
+    for segment in sorted(action.segments, key=lambda item: item.offset):
+        if segment.offset < end:
+            yield _problem(what, "segments apart", f"{segment.group!r} at {segment.offset} before {end}")
+        end = segment.offset + segment.inner * segment.count
+    ends: dict[str, tuple[int, int]] = {}
+    for segment in action.segments:
+        n = groups[segment.group].n
+        start, inner = ends.get(segment.group, (0, segment.inner))
+        if start + segment.count > n:
+            yield _problem(what, f"segments that end at the last of {n} channels", repr(segment))
+        if start and inner != segment.inner:
+            yield _problem(what, f"inner {inner} for every channel of {segment.group!r}", segment.inner)
+        ends[segment.group] = ((start + segment.count) % n, segment.inner)
+    for name, (start, _) in ends.items():
+        if start:
+            yield _problem(what, f"every channel of {name!r}", f"the first {start} of {groups[name].n}")
+
+
+def _blocks(action: AxisAction, rows: AxisAction | None, groups: dict[str, Group]) -> Iterator[Problem]:
+    """The rows and the columns of a blocked tensor must move their blocks together."""
+    what = f"axis {action.axis} of {action.tensor!r}: {action.blocks} blocks"
+    total = sum(segment.inner * segment.count for segment in action.segments)
+    if total % action.blocks or total != max(_end(segment) for segment in action.segments):
+        yield _problem(what, "segments that fill equal blocks without a hole", f"{total} positions")
+        return
+    sides = [_mover(action.segments, action.blocks, total, groups), "nothing"]
+    if rows is not None:
+        size = max(_end(segment) for segment in rows.segments)
+        sides[1] = _mover(rows.segments, action.blocks, size, groups)
+    if None in sides or sides[0] != sides[1]:
+        got = " and ".join("channels across blocks" if side is None else side for side in sides)
+        yield _problem(what, "the same block permutation on this axis and on axis 0", got)
+
+
+def _end(segment: Segment) -> int:
+    return segment.offset + segment.inner * segment.count
+
+
+def _mover(segments: tuple[Segment, ...], blocks: int, size: int, groups: dict[str, Group]) -> str | None:
+    """What moves an axis' blocks: the name of an outer permutation, nothing, or None where channels cross."""
+    perm = _perm(segments[0].group, groups)
+    if len(segments) == 1 and isinstance(perm, Wreath) and perm.g == blocks and size % blocks == 0:
+        return perm.outer if segments[0].offset == 0 else None
+    homes: dict[str, set[int]] = {}
+    for segment in segments:
+        if not isinstance(_perm(segment.group, groups), Fixed):
+            ends = {segment.offset * blocks // size, (_end(segment) - 1) * blocks // size}
+            homes.setdefault(segment.group, set()).update(ends)
+    return "nothing" if all(len(home) == 1 for home in homes.values()) else None
+
+
+def _perm(group: str, groups: dict[str, Group]) -> Perm:
+    perm = groups[group].perm
+    return groups[perm.group].perm if isinstance(perm, Like) else perm
+
+
+def problems_with(actions: tuple[AxisAction, ...], arch: Architecture) -> Iterator[Problem]:
+    """Everything that does not fit between a table and an architecture."""
+    for action in actions:
+        what = f"axis {action.axis} of {action.tensor!r}"
+        if action.tensor not in arch:
+            yield _problem(what, f"a tensor of {arch.name}", "no such tensor")
+            continue
+        tensor = arch[action.tensor]
+        if action.axis >= len(tensor.shape):
+            yield _problem(what, f"an axis of shape {tensor.shape}", action.axis)
+            continue
+        size = tensor.shape[action.axis] * action.blocks
+        end = max(_end(segment) for segment in action.segments)
+        if end > size or (action.blocks > 1 and end != size):
+            yield _problem(what, f"segments within {size} positions", f"an end at {end}")
+        if tensor.shape[0] % action.blocks:
+            yield _problem(what, f"a number of blocks that divides {tensor.shape[0]}", action.blocks)
+        if action.exponent and tensor.dtype not in _FLOATS:
+            yield _problem(what, "a floating-point tensor, or exponent 0", tensor.dtype)
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """The groups of a network in topological order, and what they do to its tensors.
+
+    Raises
+    ------
+    SpecError
+        With every problem found.
+    """
+
+    groups: tuple[Group, ...]
+    actions: tuple[AxisAction, ...]
+    _by_id: dict[str, Group] = field(init=False, repr=False, compare=False)
+    _by_tensor: dict[str, tuple[AxisAction, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if found := list(problems(self.groups, self.actions)):
+            raise SpecError(found)
+        by_tensor: dict[str, list[AxisAction]] = {}
+        for action in self.actions:
+            by_tensor.setdefault(action.tensor, []).append(action)
+        ordered = {name: tuple(sorted(items, key=lambda item: item.axis)) for name, items in by_tensor.items()}
+        object.__setattr__(self, "_by_id", {group.id: group for group in self.groups})
+        object.__setattr__(self, "_by_tensor", ordered)
+
+    def check(self, arch: Architecture) -> None:
+        """Hold the table against an architecture: tensors, axes and sizes.
+
+        Raises
+        ------
+        SpecError
+            With every problem found.
+        """
+        if found := list(problems_with(self.actions, arch)):
+            raise SpecError(found)
+
+    def __getitem__(self, group: str) -> Group:
+        return self._by_id[group]
+
+    def leader(self, group: str) -> Group:
+        """The group whose permutation this group takes: itself, unless it is ``Like`` another."""
+        found = self._by_id[group]
+        return self._by_id[found.perm.group] if isinstance(found.perm, Like) else found
+
+    def actions_on(self, tensor: str) -> tuple[AxisAction, ...]:
+        """The actions on one tensor, by axis; none where the table does not name it."""
+        return self._by_tensor.get(tensor, ())
+
+    @property
+    def digest(self) -> str:
+        """``sha256:...`` of the content."""
+        return digest_of(self.to_json())
+
+    def to_json(self) -> Document:
+        """The content of ``symmetry.json``."""
+        return {
+            "groups": [
+                {"id": group.id, "n": group.n, "perm": _perm_to_json(group.perm), "scale": group.scale}
+                for group in self.groups
+            ],
+            "actions": [
+                {
+                    "tensor": action.tensor,
+                    "axis": action.axis,
+                    "segments": [
+                        {
+                            "group": segment.group,
+                            "offset": segment.offset,
+                            "inner": segment.inner,
+                            "count": segment.count,
+                        }
+                        for segment in action.segments
+                    ],
+                    "exponent": action.exponent,
+                    "in_mass": action.in_mass,
+                    "role": action.role,
+                    "blocks": action.blocks,
+                    "eps": action.eps,
+                }
+                for action in self.actions
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, content: Document, *, where: str = "symmetry.json") -> "Symmetry":
+        """Read the content of ``symmetry.json``.
+
+        Raises
+        ------
+        SpecError
+            With every problem found.
+        """
+        try:
+            _only(content, "groups", "actions")
+            return cls(
+                tuple(_group(item) for item in content["groups"]),
+                tuple(_action(item) for item in content["actions"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            got = f"{type(error).__name__} {error}"
+            step = "Write the file again with ckptzoo."
+            raise SpecError(Problem(where, "fields", "those of docs/format.md", got, step)) from error
+
+
+def _perm_to_json(perm: Perm) -> Document:
+    if isinstance(perm, Like):
+        return {"kind": "like", "group": perm.group}
+    if isinstance(perm, Wreath):
+        return {"kind": "wreath", "outer": perm.outer, "g": perm.g, "k": perm.k}
+    return {"kind": "sym" if isinstance(perm, Sym) else "fixed"}
+
+
+def _only(item: Document, *keys: str) -> None:
+    if set(item) != set(keys):
+        raise KeyError(f"{', '.join(sorted(item))} instead of {', '.join(keys)}")
+
+
+_PERMS: dict[str, tuple[Callable[..., Perm], tuple[str, ...]]] = {
+    "sym": (Sym, ()),
+    "fixed": (Fixed, ()),
+    "wreath": (Wreath, ("outer", "g", "k")),
+    "like": (Like, ("group",)),
+}
+
+
+def _group(item: Document) -> Group:
+    _only(item, "id", "n", "perm", "scale")
+    perm: Document = item["perm"]
+    make, keys = _PERMS[perm["kind"]]
+    _only(perm, "kind", *keys)
+    return Group(item["id"], item["n"], make(*(perm[key] for key in keys)), item["scale"])
+
+
+def _action(item: Document) -> AxisAction:
+    _only(item, "tensor", "axis", "segments", "exponent", "in_mass", "role", "blocks", "eps")
+    fields: dict[str, Any] = {**item, "segments": tuple(_segment(segment) for segment in item["segments"])}
+    return AxisAction(**fields)
+
+
+def _segment(item: dict[str, Any]) -> Segment:
+    _only(item, "group", "offset", "inner", "count")
+    return Segment(**item)

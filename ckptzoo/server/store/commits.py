@@ -1,0 +1,222 @@
+"""Commits and the names that point to them.
+
+What a pull request changes, and bringing it in.
+"""
+
+import difflib
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ckptzoo.server.errors import Refusal, no_revision
+from ckptzoo.server.store.blobs import Blobs
+from ckptzoo.server.store.git_objects import Changes, Trees, commit_content, object_id, pointer
+
+HEADS, TAGS, PULLS = "refs/heads/", "refs/tags/", "refs/pr/"
+MAIN = "refs/heads/main"
+
+
+def now() -> str:
+    """The time, as the hub writes it."""
+    return stamp(datetime.now(UTC))
+
+
+def stamp(time: datetime) -> str:
+    """A time as the hub writes it: UTC, to the millisecond."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S.") + f"{time.microsecond // 1000:03d}Z"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit, without its parents."""
+
+    oid: str
+    tree: str
+    author: str
+    date: str
+    title: str
+    message: str
+
+
+class History:
+    """The commits and refs of one repository, for as long as one transaction lasts."""
+
+    def __init__(self, connection: sqlite3.Connection, repository: int) -> None:
+        self._connection, self._repository = connection, repository
+
+    def commit(self, oid: str) -> Commit | None:
+        """A commit that belongs to this repository."""
+        found = "SELECT c.* FROM commits c JOIN history h ON h.oid = c.oid WHERE h.repository = ? AND c.oid = ?"
+        row = self._connection.execute(found, (self._repository, oid)).fetchone()
+        return None if row is None else Commit(*row)
+
+    def refs(self) -> dict[str, str]:
+        """Every ref and its commit."""
+        rows = self._connection.execute(
+            "SELECT name, oid FROM refs WHERE repository = ? ORDER BY name", (self._repository,)
+        )
+        return {row["name"]: row["oid"] for row in rows}
+
+    def ref(self, name: str) -> str | None:
+        """The commit of a ref that is named in full."""
+        found = "SELECT oid FROM refs WHERE repository = ? AND name = ?"
+        row = self._connection.execute(found, (self._repository, name)).fetchone()
+        return None if row is None else row["oid"]
+
+    def resolve(self, revision: str) -> Commit:
+        """The commit that a branch, tag, ref in full or commit id means.
+
+        Raises
+        ------
+        Refusal
+            With status 404 and ``RevisionNotFound``.
+        """
+        for name in (HEADS + revision, TAGS + revision, revision):
+            oid = self.ref(name)
+            if oid is not None:
+                break
+        found = self.commit(oid or revision)
+        if found is None:
+            raise no_revision(revision)
+        return found
+
+    def writable(self, revision: str) -> str:
+        """The ref in full that commits for this revision go to: a branch or a pull request."""
+        for name in (HEADS + revision, revision):
+            if name.startswith((HEADS, PULLS)) and self.ref(name) is not None:
+                return name
+        raise no_revision(revision)
+
+    def add(
+        self,
+        tree: str,
+        parents: Sequence[str],
+        *,
+        author: str,
+        title: str,
+        message: str = "",
+        date: datetime | None = None,
+    ) -> str:
+        """Store a commit; returns its id, the sha1 that git gives it."""
+        date = date or datetime.now(UTC)
+        text = f"{title}\n\n{message}" if message else title
+        oid = object_id("commit", commit_content(tree, parents, author, int(date.timestamp()), text))
+        row = (oid, tree, author, stamp(date), title, message)
+        self._connection.execute("INSERT OR IGNORE INTO commits VALUES (?, ?, ?, ?, ?, ?)", row)
+        above = [(oid, at, parent) for at, parent in enumerate(parents)]
+        self._connection.executemany("INSERT OR IGNORE INTO parents VALUES (?, ?, ?)", above)
+        belongs = (self._repository, oid)
+        self._connection.execute("INSERT OR IGNORE INTO history (repository, oid) VALUES (?, ?)", belongs)
+        return oid
+
+    def point(self, name: str, oid: str) -> None:
+        """Make a ref point to a commit."""
+        row = (self._repository, name, oid)
+        self._connection.execute("INSERT INTO refs VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET oid = excluded.oid", row)
+
+    def remove(self, name: str) -> None:
+        """Remove a ref; its commits stay."""
+        gone = self._connection.execute("DELETE FROM refs WHERE repository = ? AND name = ?", (self._repository, name))
+        if gone.rowcount == 0:
+            raise no_revision(name)
+
+    def create(self, name: str, oid: str) -> None:
+        """Make a new ref."""
+        if self.ref(name) is not None:
+            raise Refusal(409, f"Reference already exists: {name}")
+        self.point(name, oid)
+
+    def parents(self, oid: str) -> list[str]:
+        """The commits that a commit follows; the first is what it was made upon."""
+        rows = self._connection.execute("SELECT parent FROM parents WHERE child = ? ORDER BY position", (oid,))
+        return [row["parent"] for row in rows]
+
+    def log(self, oid: str, limit: int, start: int = 0) -> list[Commit]:
+        """A commit and those before it, the last made first."""
+        found = f"""{_REACHED} SELECT c.* FROM reached JOIN history h ON h.oid = reached.oid AND h.repository = ?
+            JOIN commits c ON c.oid = h.oid ORDER BY h.sequence DESC LIMIT ? OFFSET ?"""
+        return [Commit(*row) for row in self._connection.execute(found, (oid, self._repository, limit, start))]
+
+    def forget(self, roots: Iterable[str]) -> None:
+        """Take from the repository every commit that none of these reaches."""
+        kept: set[str] = set()
+        for root in roots:
+            if root not in kept:
+                kept.update(
+                    row["oid"] for row in self._connection.execute(f"{_REACHED} SELECT oid FROM reached", (root,))
+                )
+        owned = self._connection.execute("SELECT oid FROM history WHERE repository = ?", (self._repository,)).fetchall()
+        lost = [(self._repository, row["oid"]) for row in owned if row["oid"] not in kept]
+        self._connection.executemany("DELETE FROM history WHERE repository = ? AND oid = ?", lost)
+
+
+_REACHED = """WITH RECURSIVE reached (oid) AS (
+    SELECT ? UNION SELECT p.parent FROM reached r JOIN parents p ON p.child = r.oid)"""
+
+_MAX_TEXT, _MAX_DIFF = 2**18, 2**22
+
+
+@dataclass(frozen=True)
+class Merge:
+    """The changes to apply to the target, and the paths that both sides changed differently."""
+
+    changes: Changes
+    conflicts: tuple[str, ...]
+
+
+def merge(trees: Trees, base: str, target: str, proposed: str) -> Merge:
+    """Three-way, file by file: what ``proposed`` changed since ``base`` is applied to ``target``.
+
+    Parameters
+    ----------
+    base, target, proposed : ids of folders.
+
+    Notes
+    -----
+    Contents are never mixed: a file that both sides changed, and not to the same, is a conflict.
+    """
+    ours, theirs = trees.difference(base, target), trees.difference(base, proposed)
+    conflicts = [path for path in theirs if path in ours and ours[path] != theirs[path]]
+    return Merge({path: after for path, (_, after) in theirs.items()}, tuple(conflicts))
+
+
+def diff(trees: Trees, blobs: Blobs, before: str, after: str) -> str:
+    """The unified diff between two folders; large files show as their pointers, and it ends where it grows too long."""
+    parts: list[str] = []
+    size = 0
+    for path, oids in trees.difference(before, after).items():
+        texts = [_text(trees, blobs, oid) for oid in oids]
+        head = f"diff --git a/{path} b/{path}\n"
+        if oids[0] is None:
+            head += "new file mode 100644\n"
+        if oids[1] is None:
+            head += "deleted file mode 100644\n"
+        if texts[0] is None or texts[1] is None:
+            body = f"Binary files a/{path} and b/{path} differ\n"
+        else:
+            names = ["/dev/null" if oid is None else f"{side}/{path}" for side, oid in zip("ab", oids, strict=True)]
+            old, new = texts[0].splitlines(), texts[1].splitlines()
+            lines = difflib.unified_diff(old, new, names[0], names[1], lineterm="")
+            body = "".join(f"{line}\n" for line in lines)
+        parts.append(head + body)
+        size += len(parts[-1])
+        if size > _MAX_DIFF:
+            parts.append("The diff is too long to be shown whole.\n")
+            break
+    return "".join(parts)
+
+
+def _text(trees: Trees, blobs: Blobs, oid: str | None) -> str | None:
+    """The text of a file, empty where there is none; None where it is no text or too long."""
+    if oid is None:
+        return ""
+    file = trees.file(oid)
+    if file.large:
+        return pointer(file.sha256, file.size).decode()
+    if file.size > _MAX_TEXT:
+        return None
+    try:
+        return blobs.path(file.sha256).read_bytes().decode()
+    except UnicodeDecodeError:
+        return None

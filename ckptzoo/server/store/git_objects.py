@@ -1,0 +1,216 @@
+"""Ids of files, folders and commits, computed as git does.
+
+Folders: looking up, listing, changing and comparing them.
+"""
+
+import hashlib
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ckptzoo.server.errors import Refusal
+
+_FOLDER, _FILE = "40000", "100644"
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a name in a folder stands for."""
+
+    oid: str
+    folder: bool
+
+
+def object_id(kind: str, content: bytes) -> str:
+    """``sha1(kind + " " + size + "\\0" + content)``, in hex; kind is ``blob``, ``tree`` or ``commit``."""
+    return hashlib.sha1(f"{kind} {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
+
+
+def pointer(sha256: str, size: int) -> bytes:
+    """The text that stands for a large file, by the Git LFS specification."""
+    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+
+
+def sort_key(name: str, node: Node) -> bytes:
+    """Names of folders sort as if they ended with ``/``."""
+    return f"{name}/".encode() if node.folder else name.encode()
+
+
+def tree_content(nodes: Mapping[str, Node]) -> bytes:
+    """A folder as bytes: ``mode name \\0 id`` of each entry, sorted."""
+    return b"".join(
+        f"{_FOLDER if node.folder else _FILE} {name}\0".encode() + bytes.fromhex(node.oid)
+        for name, node in sorted(nodes.items(), key=lambda item: sort_key(*item))
+    )
+
+
+def tree_nodes(content: bytes) -> dict[str, Node]:
+    """The entries of a folder, in git's order."""
+    nodes: dict[str, Node] = {}
+    at = 0
+    while at < len(content):
+        end = content.index(b"\0", at)
+        mode, name = content[at:end].decode().split(" ", 1)
+        nodes[name] = Node(content[end + 1 : end + 21].hex(), mode == _FOLDER)
+        at = end + 21
+    return nodes
+
+
+def commit_content(tree: str, parents: Iterable[str], author: str, seconds: int, message: str) -> bytes:
+    """A commit as bytes."""
+    person = f"{author} <{author}@localhost> {seconds} +0000"
+    above = [f"tree {tree}", *(f"parent {parent}" for parent in parents), f"author {person}", f"committer {person}"]
+    return ("\n".join(above) + f"\n\n{message}\n").encode()
+
+
+Changes = dict[str, str | None]
+"""Paths, and the file that each is to hold; None removes it."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file's content: its git id, its size, where its bytes are, and whether it stands apart as a large file."""
+
+    oid: str
+    size: int
+    sha256: str
+    large: bool
+
+    @classmethod
+    def small(cls, content: bytes) -> "File":
+        """A file that git holds as it is."""
+        return cls(object_id("blob", content), len(content), hashlib.sha256(content).hexdigest(), False)
+
+    @classmethod
+    def apart(cls, sha256: str, size: int) -> "File":
+        """A file for which git holds a pointer."""
+        return cls(object_id("blob", pointer(sha256, size)), size, sha256, True)
+
+    @property
+    def pointer_size(self) -> int:
+        """Size of the pointer that git holds for a large file."""
+        return len(pointer(self.sha256, self.size))
+
+
+class Trees:
+    """The folders and files of every repository, for as long as one transaction lasts."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self._read: dict[str, dict[str, Node]] = {}
+
+    def nodes(self, oid: str | None) -> dict[str, Node]:
+        """The entries of one folder; None is an empty one."""
+        if oid is None:
+            return {}
+        if oid not in self._read:
+            row = self.connection.execute("SELECT content FROM trees WHERE oid = ?", (oid,)).fetchone()
+            self._read[oid] = tree_nodes(row["content"])
+        return self._read[oid]
+
+    def add(self, nodes: Mapping[str, Node]) -> str:
+        """Store a folder; returns its id."""
+        content = tree_content(nodes)
+        oid = object_id("tree", content)
+        self.connection.execute("INSERT OR IGNORE INTO trees VALUES (?, ?)", (oid, content))
+        return oid
+
+    def file(self, oid: str) -> File:
+        """What is known of a file."""
+        row = self.connection.execute("SELECT * FROM files WHERE oid = ?", (oid,)).fetchone()
+        return File(row["oid"], row["size"], row["sha256"], bool(row["large"]))
+
+    def add_file(self, file: File) -> None:
+        """Store what is known of a file."""
+        row = (file.oid, file.size, file.sha256, int(file.large))
+        self.connection.execute("INSERT OR IGNORE INTO files VALUES (?, ?, ?, ?)", row)
+
+    def find(self, root: str, path: str) -> Node | None:
+        """What has this path below a folder; the empty path is the folder itself."""
+        node = Node(root, True)
+        for part in path.split("/") if path else ():
+            found = self.nodes(node.oid).get(part) if node.folder else None
+            if found is None:
+                return None
+            node = found
+        return node
+
+    def walk(
+        self, root: str, path: str = "", *, recursive: bool = True, after: bytes = b""
+    ) -> Iterator[tuple[str, Node]]:
+        """Everything below a folder, in the order of git's names.
+
+        Parameters
+        ----------
+        root : id of the folder.
+        path : of that folder; the paths begin with it.
+        after : ``position`` of an entry; those up to and including it are left out.
+        """
+        above = f"{path}/" if path else ""
+        for name, node in self.nodes(root).items():
+            at = above.encode() + sort_key(name, node)
+            if at > after:
+                yield above + name, node
+            if recursive and node.folder and (at > after or after.startswith(at)):
+                yield from self.walk(node.oid, above + name, after=after)
+
+    def changed(self, root: str | None, changes: Changes) -> str:
+        """Apply changes to a folder and store what comes of it; folders that become empty go.
+
+        Raises
+        ------
+        Refusal
+            A path would be a file and a folder at once.
+        """
+        nodes = dict(self.nodes(root))
+        below: dict[str, Changes] = {}
+        for path, oid in changes.items():
+            first, _, rest = path.partition("/")
+            if rest:
+                below.setdefault(first, {})[rest] = oid
+            elif oid is None and not (first in nodes and nodes[first].folder):
+                nodes.pop(first, None)
+        for name, inner in below.items():
+            held = nodes.get(name)
+            if held is not None and not held.folder:
+                if any(oid is not None for oid in inner.values()):
+                    raise Refusal(400, f"{name}: expected a file or a folder, got both.")
+                continue
+            oid = self.changed(None if held is None else held.oid, inner)
+            if self.nodes(oid):
+                nodes[name] = Node(oid, True)
+            else:
+                nodes.pop(name, None)
+        for path, oid in changes.items():
+            if oid is None or "/" in path:
+                continue
+            if path in nodes and nodes[path].folder:
+                raise Refusal(400, f"{path}: expected a file or a folder, got both.")
+            nodes[path] = Node(oid, False)
+        return self.add(nodes)
+
+    def difference(
+        self, before: str | None, after: str | None, above: str = ""
+    ) -> dict[str, tuple[str | None, str | None]]:
+        """Paths of the files that differ between two folders, with their ids before and after."""
+        if before == after:
+            return {}
+        old, new = self.nodes(before), self.nodes(after)
+        found: dict[str, tuple[str | None, str | None]] = {}
+        for name in sorted({*old, *new}):
+            was, now = old.get(name), new.get(name)
+            if was == now:
+                continue
+            path = above + name
+            if (was is not None and was.folder) or (now is not None and now.folder):
+                inner = [node.oid if node is not None and node.folder else None for node in (was, now)]
+                found.update(self.difference(inner[0], inner[1], f"{path}/"))
+            files = [None if node is None or node.folder else node.oid for node in (was, now)]
+            if files != [None, None]:
+                found[path] = (files[0], files[1])
+        return found
+
+
+def position(path: str, node: Node) -> bytes:
+    """Where an entry stands in a walk."""
+    return sort_key(path, node)

@@ -1,0 +1,418 @@
+"""How far apart are two sets of checkpoints, layer by layer? Maximum mean discrepancy as arXiv 2310.08287 has it.
+
+What a comparison of two sets of checkpoints found: estimates a layer, their average, p-values.
+
+What a comparison of two sets of checkpoints measured: the sets, and a layer or a tensor of theirs.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from rich.console import Console, Group
+from rich.table import Table
+
+from ckptzoo.errors import ZooError
+from ckptzoo.loader.checkpoint import import_torch
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.measure.distances import Distances
+from ckptzoo.measure.kernels import Rule
+from ckptzoo.measure.mmd import p_value
+from ckptzoo.schema import layout
+from ckptzoo.studies.shared.report import facts, need_matplotlib, write
+from ckptzoo.studies.shared.weights import Progress, parameter_names, table_of
+from ckptzoo.text import counted, printable
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two sets.
+
+    Parameters
+    ----------
+    name : the zoo's.
+    variant : the gauge of its weights.
+    checkpoints : how many were compared.
+    left : checkpoints that were left out because they are not finite.
+    kept : compared ones that the gauge left as trained, because they are not representable in it.
+    """
+
+    name: str
+    variant: str
+    checkpoints: int
+    left: int
+    kept: int
+
+    def __str__(self) -> str:
+        text = f"{self.name}, {self.variant}: {counted(self.checkpoints, 'checkpoint')}"
+        text += f"; {self.left:,} left out, not finite" if self.left else ""
+        return text + (f"; {self.kept:,} as trained, not representable in the gauge" if self.kept else "")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerDiscrepancy:
+    """A layer or a tensor.
+
+    Parameters
+    ----------
+    parameters : columns.
+    mmd2 : (20,) estimates, 10 of Laplace kernels and 10 of Gaussian ones.
+    bandwidths : (20,) of the kernels.
+    null : (B,) the median after exchanges of checkpoints; None where there were none.
+    """
+
+    name: str
+    parameters: int
+    mmd2: Values
+    bandwidths: Values
+    null: Values | None
+
+    @property
+    def median(self) -> float:
+        """Of the twenty."""
+        return float(np.median(self.mmd2))
+
+    @property
+    def mean(self) -> float:
+        """Of the twenty."""
+        return float(self.mmd2.mean())
+
+    @property
+    def most(self) -> float:
+        """The largest of the twenty."""
+        return float(self.mmd2.max())
+
+    @property
+    def p(self) -> float | None:
+        """The p-value of the median; None without exchanges."""
+        return None if self.null is None else p_value(self.median, self.null)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name, without the exchanges."""
+        return {
+            "name": self.name,
+            "parameters": self.parameters,
+            "median": self.median,
+            "mean": self.mean,
+            "max": self.most,
+            "p": self.p,
+            "mmd2": self.mmd2.tolist(),
+            "bandwidths": self.bandwidths.tolist(),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Discrepancy:
+    """The squared maximum mean discrepancy between two sets of checkpoints.
+
+    Parameters
+    ----------
+    x, y : the sets.
+    rule : of the bandwidths: ``paper``, ``fixed`` or ``given``.
+    permutations, seed : of the exchanges behind the p-values.
+    shared : members of one zoo that are in both sets.
+    layers, tensors : in the architecture's order; tensors have p-values only where they are a layer alone.
+    left_out : tensors that do not count: buffers, and parameters that are not of floating point.
+    """
+
+    x: Side
+    y: Side
+    architecture: str
+    rule: str
+    permutations: int
+    seed: int
+    shared: int
+    layers: tuple[LayerDiscrepancy, ...]
+    tensors: tuple[LayerDiscrepancy, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def weights(self) -> Values:
+        """(L,) the layers' shares of the parameters."""
+        sizes = np.array([item.parameters for item in self.layers], np.float64)
+        return sizes / sizes.sum()
+
+    @property
+    def median(self) -> float:
+        """Average over layers of the medians, weighted by their parameters."""
+        return float(self.weights @ [item.median for item in self.layers])
+
+    @property
+    def mean(self) -> float:
+        """Average over layers of the means."""
+        return float(self.weights @ [item.mean for item in self.layers])
+
+    @property
+    def most(self) -> float:
+        """Average over layers of the largest."""
+        return float(self.weights @ [item.most for item in self.layers])
+
+    @property
+    def null(self) -> Values | None:
+        """(B,) the average of the medians after exchanges of checkpoints; None where there were none."""
+        nulls = [item.null for item in self.layers if item.null is not None]
+        return self.weights @ np.stack(nulls) if nulls else None
+
+    @property
+    def p(self) -> float | None:
+        """The p-value of the average of the medians; None without exchanges."""
+        null = self.null
+        return None if null is None else p_value(self.median, null)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name, without the exchanges themselves."""
+        return {
+            "x": asdict(self.x),
+            "y": asdict(self.y),
+            "architecture": self.architecture,
+            "bandwidths": self.rule,
+            "permutations": self.permutations,
+            "seed": self.seed,
+            "shared": self.shared,
+            "parameters": sum(item.parameters for item in self.layers),
+            "median": self.median,
+            "mean": self.mean,
+            "max": self.most,
+            "p": self.p,
+            "layers": [item.to_json() for item in self.layers],
+            "tensors": [item.to_json() for item in self.tensors],
+            "left_out": list(self.left_out),
+        }
+
+    def print(self, console: Console | None = None) -> None:
+        """Print facts and a table of the layers on a rich console, by default the standard output."""
+        told = facts(self._facts())
+        tested = self.permutations > 0
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column("layer", overflow="fold")
+        for name in ("parameters", "median", "mean", "max", *(["p"] if tested else [])):
+            table.add_column(name, justify="right", no_wrap=True)
+        total = sum(item.parameters for item in self.layers)
+        for item in self.layers:
+            table.add_row(printable(item.name), f"{item.parameters:,}", *_figures(item))
+        table.add_row("weighted average", f"{total:,}", *_figures(self), style="bold")
+        title = "\n100 MMD²: median, mean and largest of twenty kernels"
+        (console or Console()).print(Group(told, title, table), markup=False, highlight=False)
+
+    def plot(self, folder: str | Path) -> list[Path]:
+        """Write ``mmd.png`` and ``mmd.json``.
+
+        Equal results give equal bytes at equal versions of matplotlib.
+
+        Parameters
+        ----------
+        folder : made where it is missing; files of these names are replaced.
+
+        Raises
+        ------
+        MissingExtraError
+            matplotlib is not installed.
+        """
+        need_matplotlib()
+        from ckptzoo.studies.plots.discrepancy import discrepancies
+
+        chance = (self.permutations, self.p) if self.p is not None else None
+        figure = discrepancies((self.x, self.y), self.layers, self.median, chance)
+        return write(folder, {"mmd.png": figure}, "mmd.json", self.to_json())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        kernels = {"paper": "from distances between X and Y", "fixed": "from distances within X", "given": "given"}
+        rows = [("X", str(self.x)), ("Y", str(self.y)), ("bandwidths", kernels[self.rule])]
+        if self.permutations:
+            rows.append(("p-values", f"{counted(self.permutations, 'permutation')}, seed {self.seed}"))
+        if self.shared:
+            rows.append(("in both", counted(self.shared, "member")))
+        if self.left_out:
+            shown = ", ".join(self.left_out[:3]) + (", ..." if len(self.left_out) > 3 else "")
+            rows.append(("not compared", f"{counted(len(self.left_out), 'tensor')} that are no weights: {shown}"))
+        return rows
+
+
+def _figures(item: LayerDiscrepancy | Discrepancy) -> list[str]:
+    figures = [f"{100 * value:.3f}" for value in (item.median, item.mean, item.most)]
+    return figures if item.p is None else [*figures, f"{item.p:.3g}"]
+
+
+BLOCK_BYTES = 256 * 2**20
+"""Weights of both zoos that are held at a time, where their rows are no views of a file."""
+
+
+def mmd(
+    zoo_x: Zoo,
+    zoo_y: Zoo,
+    variant: str = layout.RAW,
+    variant_y: str | None = None,
+    *,
+    bandwidths: Rule | ArrayLike = "paper",
+    permutations: int = 0,
+    seed: int = 0,
+    device: Any = None,
+    progress: Progress | None = None,
+) -> Discrepancy:
+    r"""Compare two sets of checkpoints of one architecture, such as a target posterior and a method's samples.
+
+    For every layer, all its parameters in one vector, the twenty unbiased estimates of the squared maximum mean
+    discrepancy of ``ckptzoo.measure.mmd2``; of them the median (and mean and largest); and their average over layers,
+    weighted by the numbers of parameters:
+
+    .. math:: \sum_l \frac{P_l}{\sum_k P_k} \operatorname{median}_{i = 1 \dots 20} \mathrm{MMD}_i^2(X_l, Y_l)
+
+    (arXiv 2310.08287, whose tables print 100 times that.) Tensors are measured one by one too. Floating-point
+    parameters count; buffers do not: BatchNorm's running statistics follow from weights and data.
+
+    Parameters
+    ----------
+    zoo_x : the target's checkpoints, each member's last step; those that are not finite are left out and counted.
+    zoo_y : the others, alike. The estimate is for independent draws: members of one zoo that are in both are counted,
+        with a warning.
+    variant, variant_y : the gauge of each; that of Y is X's where it is not given.
+    bandwidths : as in ``ckptzoo.measure.mmd2``.
+    permutations : how many exchanges of checkpoints between X and Y to compare with; 0 for no p-values. The same ones
+        serve every layer, so that the average has a p-value of its own.
+    seed : of the exchanges.
+    device : None for numpy; else torch computes there, ``"cpu"`` included.
+    progress : called with the bytes of weights read and the bytes in all.
+
+    Raises
+    ------
+    UnknownNameError
+        No such variant or rule.
+    MissingExtraError
+        A device is given, and torch is not installed.
+    ZooError
+        The zoos' parameters differ, or one has fewer than two finite checkpoints.
+
+    Notes
+    -----
+    Columns stream: memory is 32 bytes a pair of checkpoints and at most ``BLOCK_BYTES`` of weights, with some copies
+    of 16 MiB beside, for layers of any width. A variant that stores only its group elements is computed anew for each
+    ``BLOCK_BYTES`` of a tensor, so store the weights of large networks. Held by ``tests/studies/test_discrepancy.py``.
+    """
+    shapes = _shapes(zoo_x, zoo_y)
+    if permutations < 0:
+        raise ZooError(f"mmd: permutations: expected 0 or more, got {permutations}. Choose another number.")
+    (x, side_x), (y, side_y) = _chosen(zoo_x, variant), _chosen(zoo_y, variant if variant_y is None else variant_y)
+    shared = _shared(x, y)
+    if shared:
+        some = f"{counted(shared, 'member')} of {side_x.name} {'are' if shared > 1 else 'is'} in both"
+        warnings.warn(f"mmd: {some}; the estimate is for independent draws.", UserWarning, stacklevel=2)
+    torch = None if device is None else _torch_on(device)
+    pairs = [(x[name, side_x.variant], y[name, side_y.variant]) for name in shapes]
+    total, done = sum(one.nbytes + two.nbytes for one, two in pairs), 0
+
+    def measured(name: str, size: int, held: Distances, exchanges: int) -> LayerDiscrepancy:
+        kernels = held.bandwidths(bandwidths)
+        found, null = held.mmd2(kernels), None
+        if exchanges:
+            null = np.median(held.null(kernels, permutations=exchanges, seed=seed), axis=0)
+        return LayerDiscrepancy(name, size, found, kernels, null)
+
+    layers: list[LayerDiscrepancy] = []
+    tensors: list[LayerDiscrepancy] = []
+    for layer, names in _layers(zoo_x, shapes).items():
+        whole = Distances(len(x), len(y))
+        for name in names:
+            held = whole if len(names) == 1 else Distances(len(x), len(y))
+            one, two = x[name, side_x.variant], y[name, side_y.variant]
+            row_bytes = (one.nbytes + two.nbytes) // max(1, math.prod(shapes[name]))
+            for rest in pieces(shapes[name], max(1, BLOCK_BYTES // row_bytes)):
+                blocks = one[:, *rest], two[:, *rest]
+                held.add(*(blocks if torch is None else [torch.owned(block).to(device) for block in blocks]))
+                done += sum(block.nbytes for block in blocks)
+                if progress is not None:
+                    progress(done, total)
+            if held is not whole:
+                tensors.append(measured(name, held.columns, held, 0))
+                whole.include(held)
+        layers.append(measured(layer, whole.columns, whole, permutations))
+        if len(names) == 1:
+            tensors.append(
+                LayerDiscrepancy(names[0], whole.columns, layers[-1].mmd2, layers[-1].bandwidths, layers[-1].null)
+            )
+    return Discrepancy(
+        x=side_x,
+        y=side_y,
+        architecture=zoo_x.arch.name,
+        rule=bandwidths if isinstance(bandwidths, str) else "given",
+        permutations=permutations,
+        seed=seed,
+        shared=shared,
+        layers=tuple(layers),
+        tensors=tuple(tensors),
+        left_out=tuple(name for name in zoo_x.arch.names if name not in shapes),
+    )
+
+
+def _torch_on(device: Any) -> Any:
+    """``ckptzoo.loader.torch``, if torch can compute there."""
+    torch = import_torch()
+    try:
+        torch.owned(np.zeros(1)).to(device)
+    except (AssertionError, RuntimeError) as error:
+        got = f"{str(device)!r} ({str(error).splitlines()[0]})"
+        raise ZooError(f"mmd: device: expected one that torch can use, got {got}. Use cpu, or leave it out.") from error
+    return torch
+
+
+def pieces(shape: Sequence[int], most: int) -> Iterator[tuple[int | slice, ...]]:
+    """Indices that cut a tensor, in order, into blocks of at most so many elements, and of one at least."""
+    if math.prod(shape) <= most:
+        yield ()
+        return
+    axis = next(at for at in range(len(shape)) if at + 1 == len(shape) or math.prod(shape[at + 1 :]) <= most)
+    step = max(1, most // math.prod(shape[axis + 1 :]))
+    for lead in np.ndindex(*shape[:axis]):
+        for start in range(0, shape[axis], step):
+            yield (*lead, slice(start, min(start + step, shape[axis])))
+
+
+def _shapes(zoo_x: Zoo, zoo_y: Zoo) -> dict[str, tuple[int, ...]]:
+    """The floating-point parameters, which must be the same in both."""
+    one, two = ({name: zoo.arch[name].shape for name in parameter_names(zoo.arch)} for zoo in (zoo_x, zoo_y))
+    apart = [
+        f"{name} {one.get(name, 'missing')} and {two.get(name, 'missing')}"
+        for name in dict.fromkeys([*one, *two])
+        if one.get(name) != two.get(name)
+    ]
+    if apart or not one:
+        shown = "; ".join(apart[:8]) + (f"; {len(apart) - 8} more" if len(apart) > 8 else "")
+        step = "Compare zoos of one architecture."
+        got = shown or "no floating-point parameter"
+        raise ZooError(f"{zoo_x.name} and {zoo_y.name}: parameters: expected the same shapes, got {got}. {step}")
+    return one
+
+
+def _chosen(zoo: Zoo, variant: str) -> tuple[Zoo, Side]:
+    """Each member's last step, those apart that are not finite."""
+    if variant != layout.RAW:
+        table_of(zoo, variant)
+    last = zoo.last_steps()
+    finite = last.metadata["finite"].fill_null(True).to_numpy().astype(np.bool_)
+    good = last.take(finite)
+    if len(good) < 2:
+        got = f"{len(good)} of {len(last)}"
+        raise ZooError(f"{zoo.name}: checkpoints: expected 2 or more that are finite, got {got}. Select others.")
+    kept = 0
+    if variant != layout.RAW and variant in zoo.variants:
+        kept = int((~good.variant_metadata(variant)["gauged"].to_numpy().astype(np.bool_)).sum())
+    return good, Side(zoo.name, variant, len(good), len(last) - len(good), kept)
+
+
+def _shared(x: Zoo, y: Zoo) -> int:
+    """Members that are in both selections of one zoo."""
+    if x.contents.identity != y.contents.identity:
+        return 0
+    return len({*x.metadata["member"].to_pylist()} & {*y.metadata["member"].to_pylist()})
+
+
+def _layers(zoo: Zoo, shapes: dict[str, tuple[int, ...]]) -> dict[str, list[str]]:
+    """Layers with the parameters that count, where there are any."""
+    found = {layer: [name for name in names if name in shapes] for layer, names in zoo.layers.items()}
+    return {layer: names for layer, names in found.items() if names}

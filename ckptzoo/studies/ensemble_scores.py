@@ -1,0 +1,137 @@
+"""The figures of one prediction: how right it is, and whether its doubt tells inputs of other data sets apart.
+
+Ensembles of many sizes that grow side by side as members come in, one at a time.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.measure.predictions import accuracy, auroc, brier, ece, entropy, fpr, mutual_information, nll
+
+RIGHT = {"accuracy": accuracy, "nll": nll, "brier": brier, "ece": ece}
+
+Values = NDArray[np.float64]
+Scores = dict[str, dict[str, float]]
+"""Set to figures by name."""
+
+
+def scores(logs: Values, information: Values | None, sets: Mapping[str, slice], targets: NDArray[np.int64]) -> Scores:
+    """What can be said of a prediction on several sets of inputs.
+
+    Parameters
+    ----------
+    logs : (N, C) logarithms of probabilities on the inputs of all sets.
+    information : (N,) mutual information; None for a single member, which has none.
+    sets : name to its inputs. The first is the networks' own; the others are to be told from it.
+    targets : labels of the first set.
+
+    Returns
+    -------
+    For the first set ``accuracy``, ``nll``, ``brier`` and ``ece`` of ``ckptzoo.measure.predictions``, and
+    ``confidence``, the mean of the largest probability. For each other set ``auroc`` and ``fpr95`` of
+    ``ckptzoo.measure.predictions``: its inputs are the positives, those of the first set the negatives, and the
+    score is the doubt, -log max_c p_c, which orders inputs as 1 - max_c p_c does. With mutual information, its mean
+    on each set, and ``information_auroc`` and ``information_fpr95`` with it as the score.
+    """
+    own, *others = sets
+    found: Scores = {own: {name: float(score(logs[sets[own]], targets)) for name, score in RIGHT.items()}}
+    found[own]["confidence"] = float(np.exp(logs[sets[own]].max(-1)).mean())
+    doubt = -logs.max(-1)
+    for name in others:
+        found[name] = _told(doubt[sets[name]], doubt[sets[own]], "")
+    if information is not None:
+        for name, inputs in sets.items():
+            found[name]["mutual_information"] = float(information[inputs].mean())
+        for name in others:
+            found[name] |= _told(information[sets[name]], information[sets[own]], "information_")
+    return found
+
+
+def _told(others: Values, own: Values, prefix: str) -> dict[str, float]:
+    return {f"{prefix}auroc": auroc(others, own), f"{prefix}fpr95": fpr(others, own)}
+
+
+LEAST = -700.0
+"""Smaller logarithms of probabilities count as this in an average, so that none is 0 in float64."""
+
+
+def log_softmax(logits: NDArray[np.generic]) -> Values:
+    """(..., C) natural logarithms of the probabilities, in float64."""
+    logs = logits.astype(np.float64)
+    logs -= logs.max(-1, keepdims=True)
+    logs -= np.log(np.exp(logs).sum(-1, keepdims=True))
+    return logs
+
+
+class Sum:
+    """The predictions of some members on the same N inputs, summed.
+
+    Parameters
+    ----------
+    size : members.
+    probabilities : (N, C) the sum of their probabilities.
+    entropies : (N,) the sum of the entropies of these.
+    """
+
+    def __init__(self, size: int, probabilities: Values, entropies: Values) -> None:
+        self.size, self.probabilities, self.entropies = size, probabilities, entropies
+
+    @classmethod
+    def of(cls, logs: Values) -> "Sum":
+        """Of a single member, from the logarithms (N, C) of its probabilities."""
+        probabilities = np.exp(np.maximum(logs, LEAST))
+        return cls(1, probabilities, entropy(probabilities))
+
+    def copy(self) -> "Sum":
+        """The same members, in arrays of its own."""
+        return Sum(self.size, self.probabilities.copy(), self.entropies.copy())
+
+    def add(self, other: "Sum") -> None:
+        """Take in the members of another."""
+        self.size += other.size
+        self.probabilities += other.probabilities
+        self.entropies += other.entropies
+
+    @property
+    def logs(self) -> Values:
+        r"""(N, C) :math:`\log \frac{1}{S} \sum_s p_s`: the ensemble's prediction."""
+        return np.log(self.probabilities / self.size)
+
+    @property
+    def mutual_information(self) -> Values:
+        """(N,) of members and predictions, in nats."""
+        return mutual_information(self.probabilities / self.size, self.entropies / self.size)
+
+
+class DisjointEnsembles:
+    """Disjoint ensembles of several sizes, each of the members that come next.
+
+    Parameters
+    ----------
+    sizes : ascending, 2 or more each.
+
+    Notes
+    -----
+    One sum a size: 8 bytes a size, input and class. A size takes its members from complete ensembles of the largest
+    size that divides it, so that sizes 2, 4, 8, ... cost two additions a member in all.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._source = {size: max(s for s in (1, *sizes) if s < size and size % s == 0) for size in sizes}
+        self._held = dict[int, Sum]()
+
+    def add(self, member: Sum) -> Iterator[Sum]:
+        """Add one member; yields the ensembles that it completes, in ascending size."""
+        complete = {1: member}
+        for size, source in self._source.items():
+            if source not in complete:
+                continue
+            if size in self._held:
+                self._held[size].add(complete[source])
+            else:
+                self._held[size] = complete[source].copy()
+            if self._held[size].size == size:
+                complete[size] = self._held.pop(size)
+                yield complete[size]

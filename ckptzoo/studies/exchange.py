@@ -1,0 +1,132 @@
+"""Are weights at two positions of a tensor distributed alike? Pairs of positions within one orbit and across orbits."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.loader.lazy_tensor import StackedTensor
+from ckptzoo.measure.marginals import equality, uniformity
+
+LEVEL = 0.05
+MAX_PAIRS = 200
+"""Pairs of positions of one tensor that are compared, within orbits and across them."""
+LEAST = 8
+"""Members that a comparison takes: two samples of four numbers can have a p-value below ``LEVEL``, of three cannot."""
+
+Pairs = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """The p-values of some pairs of positions, of the same pairs in every variant.
+
+    Parameters
+    ----------
+    p : variant to (P,) p-values of the hypothesis that the weights at both positions have one distribution.
+    """
+
+    p: dict[str, NDArray[np.float64]]
+
+    @classmethod
+    def join(cls, items: "list[Compared]") -> "Compared":
+        """All pairs of one or more comparisons."""
+        return cls({variant: np.concatenate([item.p[variant] for item in items]) for variant in items[0].p})
+
+    @property
+    def pairs(self) -> int:
+        """How many were compared."""
+        return len(next(iter(self.p.values())))
+
+    def share(self, variant: str) -> float | None:
+        """The fraction of p-values below ``LEVEL``, that much or less to expect where all pairs are equal."""
+        return float((self.p[variant] < LEVEL).mean()) if self.pairs else None
+
+    def median(self, variant: str) -> float | None:
+        """The median p-value, 1/2 or more to expect where all pairs are equal."""
+        return float(np.median(self.p[variant])) if self.pairs else None
+
+    def uniform(self, variant: str) -> float | None:
+        """The p-value of the p-values, small where they are too small: ``ckptzoo.measure.marginals.uniformity``."""
+        return uniformity(self.p[variant]) if self.pairs else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        figures = {"below": self.share, "median": self.median, "uniform": self.uniform}
+        return {"pairs": self.pairs} | {
+            name: {variant: figure(variant) for variant in self.p} for name, figure in figures.items()
+        }
+
+
+def pairs_of(labels: NDArray[np.int64], rng: np.random.Generator, most: int = MAX_PAIRS) -> tuple[Pairs, Pairs]:
+    """Random pairs of positions within one orbit, and across orbits.
+
+    Parameters
+    ----------
+    labels : (n,) the orbits of n positions.
+    most : pairs of either kind, at most.
+
+    Returns
+    -------
+    Two of (P, 2) positions. No position is in two pairs of a kind, so that p-values of different pairs depend on each
+    other only as far as the weights of one network do.
+    """
+    shuffled = rng.permutation(len(labels))
+    order = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    _, first, inverse = np.unique(labels[order], return_index=True, return_inverse=True)
+    even = (np.arange(len(order)) - first[inverse]) % 2 == 0
+    starts = np.flatnonzero(even[:-1] & (inverse[:-1] == inverse[1:]))
+    within = np.stack([order[starts], order[starts + 1]], axis=1)
+    return rng.permutation(within)[:most], _across(labels, most, rng)
+
+
+def _across(labels: NDArray[np.int64], most: int, rng: np.random.Generator) -> Pairs:
+    """Pair all positions at random, keep the pairs across orbits, and go on with the others."""
+    left, found = np.arange(len(labels)), [np.empty((0, 2), np.int64)]
+    while sum(map(len, found)) < most and (labels[left] != labels[left[:1]]).any():
+        left = rng.permutation(left)
+        pairs = left[: len(left) // 2 * 2].reshape(-1, 2)
+        apart = labels[pairs[:, 0]] != labels[pairs[:, 1]]
+        found.append(pairs[apart])
+        left = np.concatenate([pairs[~apart].ravel(), left[pairs.size :]])
+    return np.concatenate(found)[:most]
+
+
+def compare(tensors: dict[str, StackedTensor], pairs: Pairs, rng: np.random.Generator) -> Compared:
+    """Compare the weights at the first position of each pair with those at the second one.
+
+    Every pair splits the members at random into two halves (one is left over where their number is odd): the first
+    position is read in one half and the second one in the other, so that the two samples are independent.
+
+    Parameters
+    ----------
+    tensors : variant to the tensor of the same K members, one row each.
+    pairs : (P, 2) positions.
+
+    Notes
+    -----
+    Reads the weights at these positions alone where the variant is stored; memory of a few copies of P K numbers.
+    """
+    K = len(next(iter(tensors.values())))
+    if K < LEAST or not len(pairs):
+        return Compared({variant: np.empty(0) for variant in tensors})
+    members = rng.permuted(np.tile(np.arange(K), (len(pairs), 1)), axis=1)
+    first, second = members[:, : K // 2], members[:, K // 2 : K // 2 * 2]
+    positions, places = np.unique(pairs, return_inverse=True)
+    one, other = places.reshape(-1, 2, 1).transpose(1, 0, 2)
+    p: dict[str, NDArray[np.float64]] = {}
+    for variant, tensor in tensors.items():
+        values = _at(tensor, positions)
+        p[variant] = equality(values[first, one], values[second, other])
+    return Compared(p)
+
+
+def _at(tensor: StackedTensor, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(K, P) the weights at some positions."""
+    index = np.unravel_index(positions, tensor.shape[1:])
+    values, start = np.empty((len(tensor), len(positions))), 0
+    for view in tensor.views():
+        values[start : start + len(view)] = view[(slice(None), *index)]
+        start += len(view)
+    return values

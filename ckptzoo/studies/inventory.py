@@ -1,0 +1,247 @@
+"""What is in this zoo? Counts, variants, sizes and the spread of the accuracies, from the metadata alone."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from rich.console import Console, Group
+from rich.table import Table
+
+from ckptzoo.format.tree import Tree
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema import layout
+from ckptzoo.schema.layout import predictions_name
+from ckptzoo.studies.shared.report import Spread, facts
+from ckptzoo.text import counted, printable, size
+
+TOLD = ("recipe", "dataset", "precision", "license", "contributor")
+"""Columns whose distinct values say where the checkpoints come from."""
+_WHOLE = "of the whole zoo"
+
+
+@dataclass(frozen=True)
+class VariantSummary:
+    """One variant of a whole zoo.
+
+    Parameters
+    ----------
+    name : ``raw``, or the gauge's name.
+    nbytes : of its shards, the group elements included.
+    certificate_random, certificate_real : largest over the checkpoints; None where none was measured.
+    """
+
+    name: str
+    checkpoints: int
+    parts: int
+    nbytes: int
+    certificate_random: float | None = None
+    certificate_real: float | None = None
+
+
+@dataclass(frozen=True)
+class PredictionSummary:
+    """Outputs of a whole zoo on a set of inputs.
+
+    Parameters
+    ----------
+    set : such as ``mnist/test``.
+    labelled : whether the labels are stored too.
+    """
+
+    set: str
+    checkpoints: int
+    examples: int
+    outputs: int
+    labelled: bool
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a zoo, or a selection of one, holds.
+
+    Parameters
+    ----------
+    checkpoints, members : of the selection.
+    diverged, not_finite, retracted : checkpoints too, not members; the last of the whole zoo.
+    total : checkpoints of the zoo, the retracted ones left out.
+    layers : layer to its tensors' names and shapes.
+    checkpoint_bytes : raw weights of one checkpoint.
+    test_accuracy : of each member's last step, where it is finite and did not diverge; None where none was measured.
+    told : distinct values of the columns in ``TOLD``, with how many checkpoints have each.
+    """
+
+    name: str
+    path: str
+    architecture: str
+    parameters: int
+    layers: dict[str, dict[str, tuple[int, ...]]]
+    checkpoint_bytes: int
+    checkpoints: int
+    total: int
+    members: int
+    retracted: int
+    diverged: int
+    not_finite: int
+    variants: tuple[VariantSummary, ...]
+    predictions: tuple[PredictionSummary, ...]
+    test_accuracy: Spread | None
+    told: dict[str, dict[str, int]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all shards of the zoo."""
+        return sum(item.nbytes for item in (*self.variants, *self.predictions))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything by name; what is unknown is None."""
+        layers = [
+            {"layer": layer, "tensors": [{"name": name, "shape": list(shape)} for name, shape in tensors.items()]}
+            for layer, tensors in self.layers.items()
+        ]
+        return {**asdict(self), "layers": layers, "nbytes": self.nbytes}
+
+    def print(self, console: Console | None = None) -> None:
+        """Print it as tables on a rich console, by default the standard output."""
+        told = facts(self._facts())
+        predictions = ["", self._predictions()] if self.predictions else []
+        (console or Console()).print(Group(told, "", self._variants(), *predictions), markup=False, highlight=False)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        part = f" of {self.total:,}" if self._selected else ""
+        several = self.members != self.checkpoints
+        counts = [counted(self.members, "member")]
+        for number, what in (
+            (self.diverged, "diverged"),
+            (self.not_finite, "not finite"),
+            (self.retracted, "retracted and left out"),
+        ):
+            counts += [f"{counted(number, 'checkpoint') if several else f'{number:,}'} {what}"] if number else []
+        per = f"{size(self.checkpoint_bytes)} of raw weights a checkpoint"
+        layers = ", ".join(self.layers) if len(self.layers) <= 8 else f"{len(self.layers)} layers"
+        rows = [
+            ("zoo", self.name),
+            ("path", self.path),
+            ("architecture", f"{self.architecture}: {self.parameters:,} parameters in {layers}"),
+            ("checkpoints", f"{self.checkpoints:,}{part} ({', '.join(counts)})"),
+            ("size", f"{size(self.nbytes)} ({f'{_WHOLE}; ' if self._selected else ''}{per})"),
+        ]
+        if (spread := self.test_accuracy) is not None:
+            text = f"mean {spread.mean:.2%}, sd {spread.sd:.2%}, {spread.least:.2%} to {spread.most:.2%}"
+            whose = f"{counted(spread.count, 'member')} at their last step"
+            rows.append(("test accuracy", f"{text} ({whose if several else counted(spread.count, 'checkpoint')})"))
+        for column, values in self.told.items():
+            shown = [f"{value} ({count:,})" if len(values) > 1 else value for value, count in list(values.items())[:4]]
+            rows.append((column, ", ".join([*shown, *(["..."] if len(values) > 4 else [])])))
+        return rows
+
+    @property
+    def _selected(self) -> bool:
+        return self.checkpoints != self.total
+
+    def _headed(self, column: str) -> str:
+        return f"{column}\n({_WHOLE})" if self._selected else column
+
+    def _variants(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column(self._headed("variant"), no_wrap=True)
+        for name in ("checkpoints", "parts", "size"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for name in ("certificate (random)", "certificate (real)"):
+            table.add_column(name, justify="right")
+        for item in self.variants:
+            certificates = [
+                "-" if value is None else f"{value:.1e}" for value in (item.certificate_random, item.certificate_real)
+            ]
+            table.add_row(
+                printable(item.name), f"{item.checkpoints:,}", f"{item.parts:,}", size(item.nbytes), *certificates
+            )
+        return table
+
+    def _predictions(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column(self._headed("predictions"), no_wrap=True)
+        for name in ("checkpoints", "examples", "outputs", "labels", "size"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for item in self.predictions:
+            numbers = [f"{number:,}" for number in (item.checkpoints, item.examples, item.outputs)]
+            table.add_row(printable(item.set), *numbers, "yes" if item.labelled else "no", size(item.nbytes))
+        return table
+
+
+def inventory(zoo: Zoo) -> Inventory:
+    """Take stock of a zoo or of a selection of one.
+
+    Parameters
+    ----------
+    zoo : what ``ckptzoo.open`` gives, or a selection of it.
+
+    Notes
+    -----
+    Reads metadata and indices; no weights. Variants and sizes are those of the whole zoo.
+    """
+    table, contents, arch = zoo.metadata, zoo.contents, zoo.arch
+    last = zoo.last_steps().metadata
+    accuracy = last["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
+    layers = {layer: {name: arch[name].shape for name in names} for layer, names in arch.layers.items()}
+    variants = [_variant(layout.RAW, contents.raw)]
+    variants += [_variant(name, contents.derived(name)) for name in zoo.variants if name != layout.RAW]
+    return Inventory(
+        name=zoo.name,
+        path=zoo.address,
+        architecture=arch.name,
+        parameters=arch.parameters,
+        layers=layers,
+        checkpoint_bytes=arch.nbytes,
+        checkpoints=len(zoo),
+        total=len(contents.raw.rows) - len(zoo.retracted["id"].unique()),
+        members=len(table["member"].unique()),
+        retracted=len(zoo.retracted["id"].unique()),
+        diverged=int(_flag(table, "diverged").sum()),
+        not_finite=int((~_flag(table, "finite", missing=True)).sum()),
+        variants=tuple(variants),
+        predictions=tuple(_predicted(name, contents.derived(predictions_name(name))) for name in zoo.predicted),
+        test_accuracy=Spread.of(accuracy[sound(last)]),
+        told={column: counts for column in TOLD if (counts := _counts(table[column]))},
+    )
+
+
+def sound(metadata: pa.Table) -> NDArray[np.bool_]:
+    """(N,) the checkpoints that are finite and did not diverge, as far as is known."""
+    return ~_flag(metadata, "diverged") & _flag(metadata, "finite", missing=True)
+
+
+def _flag(table: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.bool_]:
+    return table[column].fill_null(missing).to_numpy().astype(np.bool_)
+
+
+def _variant(name: str, tree: Tree) -> VariantSummary:
+    largest = [
+        _largest(tree.rows.select([column]), column) if name != layout.RAW else None
+        for column in ("certificate_random", "certificate_real")
+    ]
+    return VariantSummary(name, len(tree.rows), len(tree.parts), _nbytes(tree), *largest)
+
+
+def _predicted(name: str, tree: Tree) -> PredictionSummary:
+    told = tree.parts[0].facts
+    shape = told["examples"], told["classes"]
+    return PredictionSummary(name, len(tree.rows), *shape, told["targets"] is not None, _nbytes(tree))
+
+
+def _nbytes(tree: Tree) -> int:
+    """Of all shards."""
+    index = tree.blocks.select(["tensor", "nbytes"])
+    return sum(index.filter(index["tensor"].is_null())["nbytes"].to_pylist())
+
+
+def _largest(table: pa.Table, column: str) -> float | None:
+    found = table[column].drop_null().to_numpy()
+    return float(found.max()) if len(found) else None
+
+
+def _counts(column: pa.ChunkedArray) -> dict[str, int]:
+    found = {item["values"].as_py(): item["counts"].as_py() for item in column.value_counts()}
+    return {str(value): found[value] for value in sorted(found, key=lambda value: (-found[value], str(value))) if value}

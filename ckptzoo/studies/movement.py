@@ -1,0 +1,172 @@
+"""How the orders of members change between two steps, against keys that move by independent noise."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.measure.ranks import kendall, noise_tau, normal_tau, normal_tau_sd, random_transpositions, transpositions
+
+ENOUGH = 8
+"""Fewer members have no reading: their spread says too little."""
+SIGMAS = 3
+"""A tau within so many standard errors of what is expected counts as equal to it."""
+MORE, AS, LESS, UNKNOWN = "more", "as", "less", "unknown"
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Movement:
+    """One order at two steps; means over members, which are independent, with standard errors over them.
+
+    Parameters
+    ----------
+    label : what is ordered.
+    n : how many things an order holds; a member's figures are means over its ``orders``.
+    first, second : the steps.
+    members : how many have both steps.
+    tau, tau_se : Kendall's tau between the ranks at the two steps; the error is None for a single member.
+    transpositions, transpositions_se : exchanges that lead from one order to the other.
+    distance : d, how far the keys moved: the standard deviation of their change over theirs at the first step, within
+        orders, pooled over members; NaN where all keys are equal.
+    correlation : of the keys at the two steps, pooled in the same way.
+    noise_error, normal_error : standard errors of ``tau - noise`` and of ``tau - normal``: by the jackknife over
+        members, or where that is larger the error that normal keys would have. None for a single member.
+    """
+
+    label: str
+    n: int
+    orders: int
+    first: int
+    second: int
+    members: int
+    tau: float
+    tau_se: float | None
+    transpositions: float
+    transpositions_se: float | None
+    distance: float
+    correlation: float
+    noise_error: float | None
+    normal_error: float | None
+
+    @property
+    def noise(self) -> float:
+        """The tau to expect had every key moved so far by independent normal noise."""
+        return float(noise_tau(self.distance))
+
+    @property
+    def normal(self) -> float:
+        """The tau to expect of normal keys with the measured correlation."""
+        return float(normal_tau(self.correlation))
+
+    @property
+    def than_noise(self) -> str:
+        """How much of the order is kept, compared with independent noise of that size: ``more``, ``as``, ``less``."""
+        return self._compared(self.noise, self.noise_error)
+
+    @property
+    def than_normal(self) -> str:
+        """How much of the order is kept, compared with normal keys of that correlation: ``more``, ``as``, ``less``."""
+        return self._compared(self.normal, self.normal_error)
+
+    def _compared(self, expected: float, error: float | None) -> str:
+        if self.members < ENOUGH or error is None or not np.isfinite(expected + error):
+            return UNKNOWN
+        excess = self.tau - expected
+        if abs(excess) <= SIGMAS * error + 1e-9:
+            return AS
+        return MORE if excess > 0 else LESS
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        random = {"tau": 0.0, "transpositions": random_transpositions(self.n)}
+        derived = ("noise", "than_noise", "normal", "than_normal")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}, "random": random}
+
+
+@dataclass(frozen=True, eq=False)
+class OrderMovement:
+    """One order of some members at two steps, one figure a member: (M,) each.
+
+    Parameters
+    ----------
+    before, after, change : sums of squares of the keys and of their change, within orders.
+    product : sums of products of the keys before and after, within orders.
+    """
+
+    tau: Values
+    transpositions: Values
+    before: Values
+    after: Values
+    change: Values
+    product: Values
+
+    @classmethod
+    def of(
+        cls, ranks: tuple[NDArray[np.int64], NDArray[np.int64]], keys: tuple[NDArray[np.float64], NDArray[np.float64]]
+    ) -> "OrderMovement":
+        """From ranks and keys at the two steps, (M, v, n) each."""
+        first, second = ranks
+        relative = np.take_along_axis(second, np.argsort(first, axis=2), 2)
+        before, after = (values - values.mean(axis=2, keepdims=True) for values in keys)
+        return cls(
+            kendall(first, second).mean(axis=1),
+            transpositions(relative).mean(axis=1),
+            np.square(before).sum(axis=(1, 2)),
+            np.square(after).sum(axis=(1, 2)),
+            np.square(after - before).sum(axis=(1, 2)),
+            (before * after).sum(axis=(1, 2)),
+        )
+
+    @classmethod
+    def join(cls, parts: "list[OrderMovement]") -> "OrderMovement":
+        """The members of several, one after the other."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
+
+    def movement(self, label: str, n: int, orders: int, pair: tuple[int, int]) -> Movement:
+        """What the members have in common; one member or more."""
+        members = len(self.tau)
+        sums = np.array([self.before, self.after, self.change, self.product])
+        together = sums.sum(axis=1, keepdims=True)
+        distance, correlation = (float(value[0]) for value in _distance_and_correlation(together))
+        without = _distance_and_correlation(together - sums)
+        tau = (self.tau.sum() - self.tau) / max(1, members - 1)
+        noisy = 1 / float(np.hypot(1, distance))
+        return Movement(
+            label,
+            n,
+            orders,
+            pair[0],
+            pair[1],
+            members,
+            float(self.tau.mean()),
+            _error(self.tau),
+            float(self.transpositions.mean()),
+            _error(self.transpositions),
+            distance,
+            correlation,
+            _excess_error(tau - noise_tau(without[0]), float(normal_tau_sd(noisy, n)) / orders**0.5),
+            _excess_error(tau - normal_tau(without[1]), float(normal_tau_sd(correlation, n)) / orders**0.5),
+        )
+
+
+def _distance_and_correlation(sums: Values) -> tuple[Values, Values]:
+    """d and r from (4, M) sums: of squares before, after and of the change, and of products."""
+    before, after, change, product = sums.clip([[0], [0], [0], [-np.inf]])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.sqrt(change / before), (product / np.sqrt(before * after)).clip(-1, 1)
+
+
+def _error(values: Values) -> float | None:
+    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
+
+
+def _excess_error(without: Values, sd: float) -> float | None:
+    """The error of a figure from its values without each member, not below that of means with this deviation."""
+    members = len(without)
+    if members < 2:
+        return None
+    jackknifed = np.sqrt((members - 1) / members) * np.linalg.norm(without - without.mean())
+    return float(np.maximum(jackknifed, sd / members**0.5))

@@ -1,0 +1,199 @@
+"""How far raw checkpoints are from a variant: where their channels go, and by how much they are scaled."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.loader.lazy_tensor import StackedTensor
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.measure.ranks import kendall, random_transpositions, transpositions
+from ckptzoo.schema import layout
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.symmetry import Group, Symmetry
+from ckptzoo.studies.shared.density import ValueHistogram
+from ckptzoo.studies.shared.report import Spread
+from ckptzoo.studies.shared.weights import BATCH_BYTES, NeuronOrder, Progress, orders
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_COPIES = 8
+"""Arrays as large as a batch that are held at a time."""
+
+_Read = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What the permutations of one order do to raw checkpoints; spreads are over checkpoints.
+
+    Parameters
+    ----------
+    label : what is ordered.
+    n : how many things an order holds.
+    orders : how many orders there are in a checkpoint; figures are their means.
+    moved : fraction of the things that are not in place.
+    transpositions : exchanges that bring them into place, n less the cycles.
+    tau : Kendall's tau of the raw order against the variant's.
+    """
+
+    label: str
+    n: int
+    orders: int
+    moved: Spread
+    transpositions: Spread
+    tau: Spread
+
+    @property
+    def random_moved(self) -> float:
+        """The fraction to expect of a random order."""
+        return 1 - 1 / self.n
+
+    @property
+    def random_transpositions(self) -> float:
+        """The transpositions to expect of a random order."""
+        return random_transpositions(self.n)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        random = {"moved": self.random_moved, "transpositions": self.random_transpositions, "tau": 0.0}
+        return {**asdict(self), "random": random}
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The scales of one group, over all its channels in all checkpoints.
+
+    Parameters
+    ----------
+    n : channels.
+    kind : ``"positive"`` or ``"sign"``.
+    quantiles : of the scales, at ``QUANTILES``; None for signs.
+    size : the median of ``|ln scale|``; None for signs.
+    flipped : fraction of channels whose sign is turned; None for positive scales.
+    """
+
+    group: str
+    n: int
+    kind: str
+    quantiles: tuple[float, ...] | None
+    size: float | None
+    flipped: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name; the quantiles by their shares."""
+        found = self.quantiles
+        named = None if found is None else dict(zip(map(str, QUANTILES), found, strict=True))
+        return {**asdict(self), "quantiles": named}
+
+
+@dataclass(frozen=True)
+class Distance:
+    """``||variant - raw|| / ||raw||`` of one layer, L2 norms over its floating tensors; the spread is over checkpoints.
+
+    ``relative`` is None where every raw norm is 0.
+    """
+
+    layer: str
+    relative: Spread | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        return asdict(self)
+
+
+def differences(
+    zoo: Zoo, variant: str, symmetry: Symmetry, progress: Progress | None
+) -> tuple[tuple[Moves, ...], tuple[Scaling, ...], tuple[Distance, ...]]:
+    """Compare raw checkpoints with a variant: every order, every group that scales, every layer.
+
+    Parameters
+    ----------
+    zoo : one checkpoint or more, all of them in the gauge.
+    progress : called with the bytes read and the bytes in all.
+
+    Notes
+    -----
+    One pass over the group elements and over the weights raw and derived, in batches of 16 MB.
+    """
+    element = zoo.element(variant)
+    perms = [(order, element[f"{order.group}.perm"]) for order in orders(symmetry)]
+    scales = [(group, element[f"{group.id}.scale"]) for group in symmetry.groups if group.scale != "none"]
+    weights = [zoo[name, kind] for name in _floats(zoo.arch, zoo.arch.names) for kind in (layout.RAW, variant)]
+    total = sum(tensor.nbytes for tensor in (*(held for _, held in perms), *(held for _, held in scales), *weights))
+    done = 0
+
+    def read(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(done, total)
+
+    return (
+        tuple(_moves(order, held, read) for order, held in perms),
+        tuple(_scaling(group, held, read) for group, held in scales),
+        tuple(_distance(zoo, variant, layer, read) for layer in zoo.layers),
+    )
+
+
+def _moves(order: NeuronOrder, perms: StackedTensor, read: _Read) -> Moves:
+    found = np.empty((3, len(perms)))
+    for rows in _batches(len(perms), perms.shape[1] * 8):
+        held = perms[rows]
+        ranks = order.ranks(held)
+        place = np.broadcast_to(np.arange(order.n), ranks.shape)
+        found[0, rows] = (ranks != place).mean(axis=(1, 2))
+        found[1, rows] = transpositions(ranks).mean(axis=1)
+        found[2, rows] = kendall(ranks, place).mean(axis=1)
+        read(held.nbytes)
+    moved, exchanged, tau = (_spread(values) for values in found)
+    return Moves(order.label, order.n, 1 if order.blocks else order.g, moved, exchanged, tau)
+
+
+def _scaling(group: Group, scales: StackedTensor, read: _Read) -> Scaling:
+    counts, sizes, negative = ValueHistogram(), ValueHistogram(), 0
+    for rows in _batches(len(scales), scales.shape[1] * 8):
+        held = scales[rows]
+        counts.add(held)
+        sizes.add(np.abs(np.log(np.abs(held))))
+        negative += int((held < 0).sum())
+        read(held.nbytes)
+    if group.scale == "sign":
+        return Scaling(group.id, group.n, group.scale, None, None, negative / scales.size)
+    quantiles = tuple(counts.quantile(share) for share in QUANTILES)
+    return Scaling(group.id, group.n, group.scale, quantiles, sizes.quantile(0.5), None)
+
+
+def _distance(zoo: Zoo, variant: str, layer: str, read: _Read) -> Distance:
+    squares = np.zeros((2, len(zoo)))
+    for name in _floats(zoo.arch, zoo.layers[layer]):
+        raw, derived = zoo[name], zoo[name, variant]
+        for rows in _batches(len(zoo), zoo.arch[name].size * 8):
+            before, after = raw[rows], derived[rows]
+            read(before.nbytes + after.nbytes)
+            flat = before.reshape(len(before), -1).astype(np.float64)
+            squares[1, rows] += _squares(flat)
+            squares[0, rows] += _squares(after.reshape(len(after), -1) - flat)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return Distance(layer, Spread.of(np.sqrt(squares[0] / squares[1])))
+
+
+def _floats(arch: Architecture, names: Iterable[str]) -> list[str]:
+    return [name for name in names if "float" in arch[name].dtype]
+
+
+def _squares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.einsum("ij,ij->i", rows, rows)
+
+
+def _spread(values: NDArray[np.float64]) -> Spread:
+    found = Spread.of(values)
+    assert found is not None
+    return found
+
+
+def _batches(count: int, row_bytes: int) -> Iterator[slice]:
+    step = max(1, BATCH_BYTES // (_COPIES * max(1, row_bytes)))
+    for start in range(0, count, step):
+        yield slice(start, start + step)

@@ -1,0 +1,290 @@
+"""What does this zoo look like? Accuracies, marginals of the weights per layer, and two output weights together.
+
+Two weights of one output neuron over all checkpoints of a zoo.
+
+How the test accuracy of members rose, where a zoo kept several steps of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from rich.console import Console, Group
+from rich.table import Table
+
+from ckptzoo.errors import ZooError
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema import layout
+from ckptzoo.studies.inventory import Inventory, inventory, sound
+from ckptzoo.studies.shared.density import Histogram, histograms
+from ckptzoo.studies.shared.report import Spread, need_matplotlib, write
+from ckptzoo.studies.shared.weights import Progress, batches, evenly, weight_names
+
+MAX_POINTS = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The first and the last incoming weight of the first output neuron, in one or two variants.
+
+    Parameters
+    ----------
+    names : what they are called, such as ``fc.weight[0, 0]``.
+    points : variant to (n, 2), the same checkpoints in each; at most ``MAX_POINTS``, drawn with the seed.
+    """
+
+    names: tuple[str, str]
+    points: dict[str, NDArray[np.float64]]
+
+    def above(self, variant: str) -> float:
+        """The fraction of points whose second weight is the larger one; 1/2 where the cloud is symmetric."""
+        first, second = self.points[variant].T
+        return float((second > first).mean() + 0.5 * (second == first).mean())
+
+    def correlation(self, variant: str) -> float:
+        """Pearson's correlation of the two weights; NaN for fewer than two different points."""
+        centred = self.points[variant] - self.points[variant].mean(axis=0)
+        first, second = centred.T
+        scale = np.sqrt((first @ first) * (second @ second))
+        return float(first @ second / scale) if scale > 0 else float("nan")
+
+
+def pair_of(zoo: Zoo, variants: Sequence[str], *, seed: int) -> Pair | None:
+    """The pair of the last matrix of a zoo, or else of its last weight tensor.
+
+    Parameters
+    ----------
+    variants : the gauges that are compared.
+    seed : draws the checkpoints where there are more than ``MAX_POINTS``.
+
+    Returns
+    -------
+    None where no output neuron has two incoming weights.
+    """
+    floats = [zoo.arch[name] for name in weight_names(zoo.arch) if len(zoo.arch[name].shape) > 1]
+    matrices = [tensor for tensor in floats if len(tensor.shape) == 2] or floats
+    if not matrices or matrices[-1].size // matrices[-1].shape[0] < 2:
+        return None
+    name, shape = matrices[-1].name, matrices[-1].shape
+    last = matrices[-1].size // shape[0] - 1
+    rows = np.arange(len(zoo))
+    if len(zoo) > MAX_POINTS:
+        rows = np.sort(np.random.default_rng(seed).choice(len(zoo), MAX_POINTS, replace=False))
+    chosen = zoo.take(rows)
+    points = {
+        variant: np.concatenate([_ends(array) for array in batches(chosen, name, variant)]) for variant in variants
+    }
+    places = [np.unravel_index(at, shape[1:]) for at in (0, last)]
+    labels = [f"{name}[{', '.join(['0', *(str(int(index)) for index in place)])}]" for place in places]
+    return Pair((labels[0], labels[1]), points)
+
+
+def _ends(weights: NDArray[np.generic]) -> NDArray[np.float64]:
+    """(K, 2) first and last incoming weight of the first output neuron from (K, out, ...)."""
+    incoming = weights[:, 0].reshape(len(weights), -1)
+    return incoming[:, [0, -1]].astype(np.float64)
+
+
+LEAST = 3
+"""Steps that make a trajectory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectories:
+    """Test accuracies along the training.
+
+    Parameters
+    ----------
+    steps : (S,) int64, rising.
+    accuracies : (M, S), NaN where a member has no such checkpoint or nothing was measured.
+    """
+
+    steps: NDArray[np.int64]
+    accuracies: NDArray[np.float64]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """For each step how many members there are, and the mean, least and largest accuracy among them."""
+        made: list[dict[str, Any]] = []
+        for step, column in zip(self.steps.tolist(), self.accuracies.T, strict=True):
+            known = column[np.isfinite(column)]
+            figures = {"mean": float(known.mean()), "lowest": float(known.min()), "highest": float(known.max())}
+            made.append({"step": step, "members": len(known), **figures})
+        return made
+
+
+def trajectories_of(metadata: pa.Table) -> Trajectories | None:
+    """Those of a zoo's rows; None where fewer than ``LEAST`` steps were measured of any member."""
+    accuracy = metadata["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
+    step = metadata["step"].fill_null(-1).to_numpy()
+    known = np.isfinite(accuracy) & (step >= 0)
+    members = metadata["member"].combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy()[known]
+    owners, row = np.unique(members, return_inverse=True)
+    steps, column = np.unique(step[known], return_inverse=True)
+    table = np.full((len(owners), len(steps)), np.nan)
+    table[row, column] = accuracy[known]
+    enough = np.isfinite(table).sum(1) >= LEAST
+    table = table[enough]
+    shared = np.isfinite(table).any(0)
+    return Trajectories(steps[shared], table[:, shared]) if enough.any() else None
+
+
+MAX_PANELS = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Overview:
+    """What a zoo looks like.
+
+    Parameters
+    ----------
+    inventory : what it holds.
+    variants : those that are shown: ``raw``, and the derived one where there is one.
+    shown : checkpoints whose weights are shown: each member's last step, finite and not diverged.
+    accuracies : known test accuracies of each member's last step, those apart that diverged or are not finite.
+    diverged : of the latter; NaN where none was measured.
+    marginals : of the weight tensors, in the architecture's order.
+    left_out : weight tensors beyond ``MAX_PANELS``, which are evenly spaced through the network.
+    pair : two output weights; None where no tensor has an output neuron with two incoming weights.
+    trajectories : accuracies along the training; None where no member has several steps.
+    """
+
+    inventory: Inventory
+    variants: tuple[str, ...]
+    shown: int
+    accuracies: NDArray[np.float64]
+    diverged: NDArray[np.float64]
+    marginals: tuple[Histogram, ...]
+    left_out: tuple[str, ...]
+    pair: Pair | None
+    trajectories: Trajectories | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name, without the densities and the points."""
+        spread = Spread.of(self.accuracies)
+        pair = self.pair
+        return {
+            "inventory": self.inventory.to_json(),
+            "variants": list(self.variants),
+            "shown": self.shown,
+            "test_accuracy": None if spread is None else spread.to_json(),
+            "diverged": len(self.diverged),
+            "marginals": [
+                {"tensor": item.tensor, "shape": list(item.shape), "mean": item.mean, "sd": item.sd}
+                for item in self.marginals
+            ],
+            "left_out": list(self.left_out),
+            "pair": None
+            if pair is None
+            else {
+                "names": list(pair.names),
+                "points": len(pair.points[layout.RAW]),
+                "above_diagonal": {name: pair.above(name) for name in self.variants},
+                "correlation": {name: pair.correlation(name) for name in self.variants},
+            },
+            "trajectories": None if self.trajectories is None else self.trajectories.to_json(),
+        }
+
+    def print(self, console: Console | None = None) -> None:
+        """Print the inventory and a table of the marginals on a rich console, by default the standard output."""
+        console = console or Console()
+        self.inventory.print(console)
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column("tensor", overflow="fold")
+        table.add_column("shape")
+        for variant in self.variants:
+            table.add_column(f"{variant}: mean", justify="right", no_wrap=True)
+            table.add_column("sd", justify="right", no_wrap=True)
+        for item in self.marginals:
+            figures = [f"{value:.4g}" for name in self.variants for value in (item.mean[name], item.sd[name])]
+            table.add_row(item.tensor, " x ".join(map(str, item.shape)), *figures)
+        lines: list[Any] = ["", table]
+        if self.pair is not None:
+            shares = ", ".join(f"{self.pair.above(name):.1%} {name}" for name in self.variants)
+            lines.append(f"\n{self.pair.names[1]} is larger than {self.pair.names[0]}: {shares}")
+        console.print(Group(*lines), markup=False, highlight=False)
+
+    def plot(self, folder: str | Path) -> list[Path]:
+        """Write ``accuracy.png``, ``marginals.png``, ``scatter.png``, ``trajectories.png`` and ``summary.json``.
+
+        A picture for which the zoo has nothing to show is left out. Equal overviews give equal bytes at equal
+        versions of matplotlib.
+
+        Parameters
+        ----------
+        folder : made where it is missing; files of these names are replaced.
+
+        Raises
+        ------
+        MissingExtraError
+            matplotlib is not installed.
+        """
+        need_matplotlib()
+        from ckptzoo.studies.plots import overview as pictures
+
+        name, shown = self.inventory.name, self.shown
+        figures: dict[str, Any] = {}
+        if len(self.accuracies):
+            figures["accuracy.png"] = pictures.accuracy(name, self.accuracies, self.diverged)
+        if self.marginals:
+            figures["marginals.png"] = pictures.marginals(name, shown, self.marginals, left_out=len(self.left_out))
+        if self.pair is not None:
+            figures["scatter.png"] = pictures.scatter(name, shown, self.pair)
+        if self.trajectories is not None:
+            figures["trajectories.png"] = pictures.trajectories(name, self.trajectories)
+        return write(folder, figures, "summary.json", self.to_json())
+
+
+def overview(zoo: Zoo, variant: str | None = None, *, seed: int = 0, progress: Progress | None = None) -> Overview:
+    """Look at a zoo or at a selection of one.
+
+    Symmetry removal changes what the weights look like and not what the networks compute: the cloud of two
+    incoming weights of one neuron is symmetric about the diagonal as trained (exchanging two hidden neurons maps
+    a network onto an equally likely one) and no longer so in a gauge. After arXiv 2310.08287, figure 1.
+
+    Parameters
+    ----------
+    zoo : what ``ckptzoo.open`` gives, or a selection of it.
+    variant : shown beside ``raw``; by default the first one that was derived, if any.
+    seed : draws the points of the scatter where there are more than ``MAX_POINTS`` checkpoints.
+    progress : called as weights are read.
+
+    Raises
+    ------
+    UnknownNameError
+        No such variant.
+    ZooError
+        No checkpoint is finite and did not diverge, or the variant lacks some of them.
+
+    Notes
+    -----
+    Reads the shown tensors once in every variant, in memory of a few batches of 16 MB.
+    """
+    held = inventory(zoo)
+    last = zoo.last_steps()
+    apart = ~sound(last.metadata)
+    good = last.take(~apart)
+    if not len(good):
+        raise ZooError(
+            f"{zoo.name}: checkpoints: expected at least one that is finite and did not diverge, got none of "
+            f"{len(last)}. Select others."
+        )
+    derived = [name for name in zoo.variants if name != layout.RAW][:1] if variant is None else [variant]
+    names = tuple(dict.fromkeys([layout.RAW, *derived]))
+    tensors = weight_names(zoo.arch)
+    chosen = [tensors[at] for at in evenly(len(tensors), MAX_PANELS)]
+    accuracy = last.metadata["test_accuracy"].to_numpy().astype(np.float64)
+    return Overview(
+        inventory=held,
+        variants=names,
+        shown=len(good),
+        accuracies=accuracy[np.isfinite(accuracy) & ~apart],
+        diverged=accuracy[apart],
+        marginals=histograms(good, chosen, names, progress),
+        left_out=tuple(name for name in tensors if name not in chosen),
+        pair=pair_of(good, names, seed=seed),
+        trajectories=trajectories_of(zoo.metadata),
+    )

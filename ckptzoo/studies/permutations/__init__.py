@@ -1,5 +1,0 @@
-"""How does the order of a network's neurons move during training?"""
-
-from ckptzoo.studies.permutations.study import Permutations, permutations
-
-__all__ = ["Permutations", "permutations"]

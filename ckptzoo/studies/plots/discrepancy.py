@@ -1,0 +1,75 @@
+"""The picture of a comparison of two sets of checkpoints: twenty estimates a layer."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
+from ckptzoo.studies.shared.weights import thinned
+from ckptzoo.text import counted
+
+if TYPE_CHECKING:
+    from ckptzoo.studies.discrepancy import LayerDiscrepancy, Side
+
+
+MAX_ROWS = 80
+"""More layers than this are thinned out evenly."""
+KERNELS = (("Laplace kernels", RAW_COLOUR, -0.17), ("Gaussian kernels", DERIVED_COLOUR, 0.17))
+BAND = (0.05, 0.95)
+"""Quantiles of the medians after exchanges."""
+
+
+@styled
+def discrepancies(
+    sides: "tuple[Side, Side]", measured: "Sequence[LayerDiscrepancy]", average: float, chance: tuple[int, float] | None
+) -> Figure:
+    """A row a layer, the first on top: ten dots of Laplace and ten of Gaussian kernels, their median, and chance.
+
+    Parameters
+    ----------
+    average : over layers, of the medians.
+    chance : how many exchanges there were, and the average's p-value; None where there were none.
+    """
+    layers, left_out = thinned(measured, MAX_ROWS)
+    figure = Figure(figsize=(WIDTH, 2.3 + (0.42 if len(layers) <= 24 else 0.26) * len(layers)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.axvline(0, color=MUTED, lw=1.0, zorder=1)
+    size = 4.5 if len(layers) <= 24 else 3.2
+    for at, item in enumerate(layers):
+        if item.null is not None:
+            low, high = 100 * np.quantile(item.null, BAND)
+            axes.add_patch(Rectangle((low, at - 0.4), high - low, 0.8, color="#D9D9D9", lw=0, zorder=2))
+        for (_, colour, shift), values in zip(KERNELS, np.split(100 * item.mmd2, 2), strict=True):
+            axes.plot([values.min(), values.max()], [at + shift] * 2, color=colour, lw=1.0, alpha=0.45, zorder=3)
+            axes.plot(values, [at + shift] * len(values), "o", color=colour, ms=size, alpha=0.75, mew=0, zorder=4)
+        axes.plot([100 * item.median] * 2, [at - 0.4, at + 0.4], color=INK, lw=2.0, solid_capstyle="butt", zorder=5)
+    axes.set_yticks(range(len(layers)), [shortened(item.name, 36) for item in layers])
+    if len(layers) > 24:
+        axes.tick_params(axis="y", labelsize=8.5)
+    axes.set_ylim(len(layers) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("100 MMD²; 0 is expected of equal distributions")
+    handles: list[Any] = [
+        Line2D([], [], color=colour, marker="o", ls="", ms=5, label=label) for label, colour, _ in KERNELS
+    ]
+    handles.append(Line2D([], [], color=INK, marker="|", ls="", ms=11, mew=2.0, label="median of the twenty"))
+    words = f"100 MMD², average over layers: {100 * average:.2f}"
+    if chance is not None:
+        exchanges, p = chance
+        words += f", p = {p:.2g}"
+        label = f"medians of 90 % of {counted(exchanges, 'exchange')} of checkpoints"
+        handles.append(Patch(color="#D9D9D9", label=label))
+    if left_out:
+        words += f"; {left_out:,} more layers not shown"
+    names = [_named(side) for side in sides]
+    apart = " against " if sum(map(len, names)) < 60 else "\nagainst "
+    head(figure, f"{apart.join(names)}\n{words}", handles)
+    return figure
+
+
+def _named(side: "Side") -> str:
+    return f"{side.checkpoints:,} x {shortened(side.name, 40)} {shortened(side.variant, 16)}"

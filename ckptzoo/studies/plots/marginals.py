@@ -1,0 +1,117 @@
+"""The pictures of a study of marginals: densities, p-values of equal marginals, and explained variance."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullLocator
+from numpy.typing import NDArray
+
+from ckptzoo.schema import layout
+from ckptzoo.studies.exchange import Compared
+from ckptzoo.studies.plots import overview
+from ckptzoo.studies.shared.density import Histogram
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
+from ckptzoo.studies.shared.weights import thinned
+from ckptzoo.studies.variation import Variation
+from ckptzoo.text import counted
+
+MAX_PANELS = 24
+_BAND = 1.3581
+"""Over the square root of their number: uniform numbers stay so close to the diagonal with probability 95 %."""
+
+
+def densities(name: str, members: int, items: Sequence[Histogram]) -> Figure:
+    """Densities of all elements of each tensor, raw against derived, one small panel a tensor."""
+    shown, left_out = thinned(items, MAX_PANELS)
+    return overview.marginals(name, members, shown, left_out=left_out)
+
+
+@styled
+def p_values(name: str, members: int, kinds: Mapping[str, Sequence[Compared]]) -> Figure:
+    """For every p the share of pairs whose p-value is at most that, one panel a kind of pairs."""
+    figure = Figure(figsize=(WIDTH, 4.9), layout="constrained")
+    colours: list[tuple[str, str]] = []
+    for at, (kind, items) in enumerate(kinds.items()):
+        axes = figure.add_subplot(1, max(2, len(kinds)), at + 1)
+        joined = Compared.join(list(items))
+        band = _BAND / joined.pairs**0.5
+        grid = np.array([0.0, 1.0])
+        axes.fill_between(grid, grid - band, grid + band, color=MUTED, alpha=0.15, lw=0)
+        axes.plot(grid, grid, color=MUTED, lw=1.2, ls="--")
+        colours = list(zip(joined.p, (RAW_COLOUR, DERIVED_COLOUR), strict=True))
+        for variant, colour in colours:
+            for item in thinned(items, MAX_PANELS)[0] if len(items) > 1 else ():
+                _steps(axes, item.p[variant], color=colour, lw=0.7, alpha=0.35)
+            _steps(axes, joined.p[variant], color=colour, lw=2.2)
+        axes.set_xlim(-0.012, 1)
+        axes.set_ylim(0, 1.01)
+        axes.set_aspect("equal")
+        axes.set_title(kind)
+        axes.set_title(counted(joined.pairs, "pair"), loc="right", fontsize=10, color=MUTED)
+        axes.set_xlabel("p-value of equal marginals")
+        axes.set_ylabel("share of pairs at or below it" if at == 0 else "")
+    handles: list[Any] = [Line2D([], [], color=colour, lw=2.2, label=_label(variant)) for variant, colour in colours]
+    handles += [
+        Line2D([], [], color=MUTED, lw=0.7, label="single tensors"),
+        Line2D([], [], color=MUTED, lw=1.2, ls="--", label="uniform: equal marginals"),
+        Patch(color=MUTED, alpha=0.15, lw=0, label="95 % of uniform samples"),
+    ]
+    head(figure, f"{shortened(name, 40)}: pairs of positions in {counted(members, 'network')}", handles)
+    return figure
+
+
+@styled
+def components(name: str, members: int, items: Sequence[Variation]) -> Figure:
+    """The share of variance that the first components hold, raw against derived, one small panel a layer."""
+    shown, left_out = thinned(items, MAX_PANELS)
+    columns = min(len(shown), 3 if len(shown) <= 9 else 4)
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(WIDTH, 1.0 + (2.6 if rows < 4 else 2.0) * rows), layout="constrained")
+    colours: list[tuple[str, str]] = []
+    for at, item in enumerate(shown):
+        axes = figure.add_subplot(rows, columns, at + 1)
+        colours = list(zip(item.components, (RAW_COLOUR, DERIVED_COLOUR), strict=True))
+        for variant, colour in colours:
+            shares = item.components[variant].cumulative
+            few = ".-" if len(shares) < 30 else "-"
+            axes.plot(np.arange(1, len(shares) + 1), shares, few, color=colour, lw=1.8, ms=5)
+        axes.axhline(0.9, color=MUTED, lw=1.0, ls="--", zorder=1)
+        axes.set_ylim(0, 1.02)
+        _numbers(axes, max(len(found.variances) for found in item.components.values()))
+        axes.set_title(shortened(item.layer, 24), fontsize=11, pad=4)
+        if at % columns == 0:
+            axes.set_ylabel("share of variance")
+        else:
+            axes.set_yticklabels([])
+        if at + columns >= len(shown):
+            axes.set_xlabel("components")
+    handles: list[Any] = [Line2D([], [], color=colour, lw=1.8, label=_label(variant)) for variant, colour in colours]
+    handles.append(Line2D([], [], color=MUTED, lw=1.0, ls="--", label="90 %"))
+    more = f"; {counted(left_out, 'more layer')} not shown" if left_out else ""
+    head(figure, f"{shortened(name, 40)}: principal components of {counted(members, 'network')}{more}", handles)
+    return figure
+
+
+def _steps(axes: Axes, p: NDArray[np.float64], **style: Any) -> None:
+    """The empirical distribution, from 0 to 1."""
+    x = np.concatenate([[0], np.sort(p), [1]])
+    y = np.concatenate([[0], np.arange(1, len(p) + 1) / len(p), [1]])
+    axes.step(x, y, where="post", **style)
+
+
+def _numbers(axes: Axes, most: int) -> None:
+    """A logarithmic axis of the numbers 1 to ``most``."""
+    axes.set_xscale("log")
+    axes.set_xlim(0.9, max(2, most) * 1.1)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if most < 20 else (1,)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def _label(variant: str) -> str:
+    return "raw, as trained" if variant == layout.RAW else variant

@@ -1,0 +1,121 @@
+"""The picture of masses: as trained and at the least, the excess, and the largest elements of the layers."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
+
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, RAW_COLOUR, WIDTH, head, shortened, styled
+from ckptzoo.text import counted
+
+if TYPE_CHECKING:
+    from ckptzoo.studies.mass import Largest
+
+
+Values = NDArray[np.float64]
+
+REACH = 4
+"""Histograms end so many interquartile ranges beyond the quartiles."""
+
+
+@styled
+def masses(
+    name: str,
+    before: Values,
+    after: Values,
+    excess: Values,
+    peak: float | None,
+    layers: "Sequence[Largest]",
+    left_out: int,
+) -> Figure:
+    """Histograms of the masses and of the excess, and below them the largest elements, one row a layer.
+
+    Parameters
+    ----------
+    before, after, excess : (M,) each; what is not finite is not drawn.
+    peak : of the excess; None where there is none.
+    left_out : layers that are not shown.
+    """
+    figure = Figure(figsize=(WIDTH, 5.0 + 0.34 * len(layers)), layout="constrained")
+    grid = figure.add_gridspec(2, 2, height_ratios=[2.9, 1.0 + 0.34 * len(layers)])
+    one, two, three = (figure.add_subplot(place) for place in (grid[0, 0], grid[0, 1], grid[1, :]))
+    edges = _edges(np.concatenate([before, after]))
+    one.hist(after, edges, color=DERIVED_COLOUR, alpha=0.55, edgecolor="white", linewidth=0.4)
+    one.hist(before, edges, color=RAW_COLOUR, alpha=0.55, edgecolor="white", linewidth=0.4)
+    _labels(one, "mass: sum of squared weights", np.concatenate([before, after]), edges)
+    known = excess[np.isfinite(excess)]
+    edges = _edges(known) if len(known) else [0.0, 1.0]
+    two.hist(known, edges, color=INK, alpha=0.55, edgecolor="white", linewidth=0.4)
+    _labels(two, "excess of the mass over the least (%)", known, edges)
+    two.set_ylabel("")
+    if peak is not None:
+        two.axvline(peak, color=INK, lw=1.6, ls="--")
+        two.set_title(f"peak at {peak:.3g} %", loc="right", fontsize=10, pad=4)
+    _layers(three, layers)
+    handles: list[Any] = [
+        Patch(color=RAW_COLOUR, alpha=0.7, label="as trained"),
+        Patch(color=DERIVED_COLOUR, alpha=0.7, label="at the least mass"),
+        Line2D([], [], color=INK, marker="o", lw=1.6, ms=5, label="median and 90 % of the networks"),
+    ]
+    more = f"; {counted(left_out, 'more layer')} not shown" if left_out else ""
+    head(figure, f"{shortened(name, 32)}: masses of {counted(len(before), 'network')}{more}", handles)
+    return figure
+
+
+def _edges(values: Values) -> list[float]:
+    """Bins after Freedman and Diaconis, 10 to 60 of them."""
+    found = values[np.isfinite(values)]
+    low, high = float(found.min()), float(found.max())
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-300):
+        margin = 0.05 * abs(low) or 0.5
+        return np.linspace(low - margin, high + margin, 9).tolist()
+    low, high = _trimmed(found, low, high)
+    quarters = np.quantile(found, [0.25, 0.75])
+    width = 2 * float(quarters[1] - quarters[0]) / len(found) ** (1 / 3) or (high - low) / 20
+    return np.linspace(low, high, int(np.clip(np.ceil((high - low) / width), 10, 60)) + 1).tolist()
+
+
+def _trimmed(values: Values, low: float, high: float) -> tuple[float, float]:
+    """Ends that leave out what lies further beyond the quartiles than ``REACH`` times their distance."""
+    first, third = np.quantile(values, [0.25, 0.75])
+    reach = REACH * float(third - first) or high - low
+    return max(low, float(first) - reach), min(high, float(third) + reach)
+
+
+def _labels(axes: Axes, label: str, values: Values, edges: Sequence[float]) -> None:
+    beyond = (values < edges[0]) | (values > edges[-1])
+    if beyond.any():
+        axes.set_title(f"{beyond.mean():.2%} lie further out".replace("%", " %"), fontsize=10, pad=4)
+    axes.set_xlabel(label)
+    axes.set_ylabel("networks")
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    axes.locator_params(axis="x", nbins=6)
+    axes.grid(visible=False, axis="x")
+
+
+def _layers(axes: Axes, layers: "Sequence[Largest]") -> None:
+    """The largest elements: median and 90 % of the networks, as trained above the least mass."""
+    ends: list[float] = []
+    for at, item in enumerate(layers):
+        for values, colour, shift in ((item.before, RAW_COLOUR, -0.16), (item.after, DERIVED_COLOUR, 0.16)):
+            low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
+            axes.plot([low, high], [at + shift] * 2, color=colour, lw=2.2, solid_capstyle="butt")
+            axes.plot([middle], [at + shift], "o", color=colour, ms=5)
+            ends += [low, high]
+    axes.set_yticks(range(len(layers)), [shortened(item.layer, 40) for item in layers])
+    axes.set_ylim(len(layers) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    if min(ends) > 0:
+        axes.set_xscale("log")
+        ratio = max(ends) / min(ends)
+        subs = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if ratio < 4 else (1, 2, 3, 5) if ratio < 50 else (1,)
+        axes.xaxis.set_major_locator(LogLocator(subs=subs))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("largest absolute value of the layer's parameters")

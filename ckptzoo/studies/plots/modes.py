@@ -1,0 +1,83 @@
+"""The picture of modes: how many mean shift finds, against the bandwidth."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from ckptzoo.studies.mean_shift import Curve, Space
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
+from ckptzoo.text import counted
+
+DEFAULT = 0.3
+"""The quantile from which scikit-learn estimates a bandwidth unless another is asked for."""
+
+
+@styled
+def curves(name: str, members: int, spaces: Sequence[Space]) -> Figure:
+    """The number of modes against the bandwidth in median distances, raw and derived, one panel a layer.
+
+    Points are the bandwidths that scikit-learn estimates, the large one that of its default quantile.
+    """
+    columns = min(len(spaces), 2 if len(spaces) in (2, 4) else 3)
+    rows = -(-len(spaces) // columns)
+    figure = Figure(figsize=(WIDTH, 1.2 + (2.5 if rows < 3 else 2.1) * rows), layout="constrained")
+    ends = [
+        float(value / item.median)
+        for space in spaces
+        for item in space.curves.values()
+        if item is not None
+        for value in item.bandwidths[[0, -1]]
+    ] or [0.5, 2.0]
+    for at, space in enumerate(spaces):
+        axes = figure.add_subplot(rows, columns, at + 1)
+        axes.set_title(f"{shortened(space.label, 22)} ({space.parameters:,})", fontsize=11, pad=4)
+        for (_, found), colour in zip(space.curves.items(), (RAW_COLOUR, DERIVED_COLOUR), strict=False):
+            if found is None:
+                axes.axhline(1, color=colour, lw=1.6)
+            else:
+                _curve(axes, found, colour)
+        _axes(axes, members, min(ends), max(ends))
+        if at % columns == 0:
+            axes.set_ylabel("modes")
+        if at + columns >= len(spaces):
+            axes.set_xlabel("bandwidth / median distance")
+    names = list(spaces[0].curves)
+    handles: list[Any] = [
+        Line2D([], [], color=colour, lw=1.6, label="raw, as trained" if variant == "raw" else variant)
+        for variant, colour in zip(names, (RAW_COLOUR, DERIVED_COLOUR), strict=False)
+    ]
+    handles.append(Line2D([], [], color=MUTED, marker="o", ls="", ms=4, label="scikit-learn's estimates"))
+    handles.append(Line2D([], [], color=MUTED, marker="o", ls="", ms=8, mfc="none", mew=1.6, label="its default"))
+    head(figure, f"{shortened(name, 32)}: modes by mean shift in {counted(members, 'member')}", handles)
+    return figure
+
+
+def _curve(axes: Axes, found: Curve, colour: str) -> None:
+    axes.plot(found.bandwidths / found.median, found.modes, "-", color=colour, lw=1.6, zorder=2)
+    for item in found.estimates:
+        if item.bandwidth is None or item.modes is None:
+            continue
+        place = item.bandwidth / found.median, item.modes
+        axes.plot(*place, "o", color=colour, ms=4, zorder=3)
+        if item.quantile == DEFAULT:
+            axes.plot(*place, "o", color=colour, ms=8, mfc="none", mew=1.6, zorder=3)
+
+
+def _axes(axes: Axes, members: int, low: float, high: float) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_ylim(0.8, 1.4 * members)
+    margin = (high / low) ** 0.04
+    axes.set_xlim(low / margin, high * margin)
+    ratio = high / low
+    subs = (1, 1.5, 2, 3, 5, 7) if ratio < 8 else (1, 2, 5) if ratio < 50 else (1, 3) if ratio < 1000 else (1,)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3) if members > 10 else (1, 2, 3, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

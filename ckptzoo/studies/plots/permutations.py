@@ -1,0 +1,82 @@
+"""The picture of how orders move during training."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ckptzoo.measure.ranks import random_transpositions
+from ckptzoo.studies.movement import Movement
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, step_axis, styled
+from ckptzoo.studies.shared.weights import thinned
+from ckptzoo.text import counted
+
+MAX_ORDERS = 4
+"""More orders than this are thinned out evenly."""
+NORMAL_COLOUR = "#009E73"
+"""Okabe and Ito's bluish green."""
+
+Series = Mapping[str, Sequence[Movement]]
+"""What is compared, such as ``from the first``, to the movements in ascending steps."""
+
+
+@styled
+def orders(name: str, members: int, held: Mapping[str, Series]) -> Figure:
+    """Tau and transpositions against the step, with what keys that move give: two rows of panels an order.
+
+    Parameters
+    ----------
+    name : the zoo's and the variant's.
+    held : what is ordered to its series, one column each.
+    """
+    shown, left_out = thinned(list(held), MAX_ORDERS)
+    columns = max(len(held[label]) for label in shown)
+    figure = Figure(figsize=(WIDTH, 0.9 + 3.7 * len(shown)), layout="constrained")
+    grid = figure.add_gridspec(2 * len(shown), columns, height_ratios=[1.5, 1] * len(shown))
+    for row, label in enumerate(shown):
+        for column, (what, items) in enumerate(held[label].items()):
+            above = figure.add_subplot(grid[2 * row, column])
+            below = figure.add_subplot(grid[2 * row + 1, column], sharex=above)
+            above.set_title(what, fontsize=11, pad=4)
+            above.tick_params(labelbottom=False)
+            if not column:
+                above.set_ylabel("tau")
+                below.set_ylabel("transpositions")
+                above.set_title(f"{shortened(label, 40)}, n = {items[0].n:,}\n{what}", fontsize=11, pad=4)
+            steps = [item.first if what.startswith("to the last") else item.second for item in items]
+            _taus(above, steps, items)
+            _transpositions(below, steps, items)
+            step_axis(below, [step for item in items for step in (item.first, item.second)])
+    more = f"; {left_out:,} more orders not shown" if left_out else ""
+    title = f"{shortened(name, 40)}: order of the neurons of {counted(members, 'member')}{more}"
+    head(figure, title, _key())
+    return figure
+
+
+def _taus(axes: Axes, steps: Sequence[int], items: Sequence[Movement]) -> None:
+    axes.axhline(0, color=MUTED, lw=1.2, ls=":")
+    axes.plot(steps, [item.noise for item in items], color=DERIVED_COLOUR, lw=1.6, ls="--", marker="s", ms=3)
+    axes.plot(steps, [item.normal for item in items], color=NORMAL_COLOUR, lw=1.6, ls="-.", marker="^", ms=3)
+    errors = [item.tau_se or 0.0 for item in items]
+    axes.errorbar(steps, [item.tau for item in items], errors, fmt="o-", color=RAW_COLOUR, ms=4, lw=1.4, capsize=2)
+    axes.set_ylim(min(-0.08, *(item.tau - 0.1 for item in items)), 1.06)
+
+
+def _transpositions(axes: Axes, steps: Sequence[int], items: Sequence[Movement]) -> None:
+    random = random_transpositions(items[0].n)
+    axes.axhline(random, color=MUTED, lw=1.2, ls=":")
+    errors = [item.transpositions_se or 0.0 for item in items]
+    found = [item.transpositions for item in items]
+    axes.errorbar(steps, found, errors, fmt="o-", color=RAW_COLOUR, ms=4, lw=1.4, capsize=2)
+    axes.set_ylim(0, 1.15 * max(random, *found))
+
+
+def _key() -> list[Any]:
+    return [
+        Line2D([], [], color=RAW_COLOUR, marker="o", ms=4, lw=1.4, label="measured ± standard error"),
+        Line2D([], [], color=DERIVED_COLOUR, marker="s", ms=3, ls="--", label="keys moved so far by noise"),
+        Line2D([], [], color=NORMAL_COLOUR, marker="^", ms=3, ls="-.", label="normal keys so correlated"),
+        Line2D([], [], color=MUTED, ls=":", label="random orders"),
+    ]

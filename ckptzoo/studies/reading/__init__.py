@@ -1,1 +1,0 @@
-"""What studies read of a zoo, a batch at a time, and what they need of it."""

@@ -1,0 +1,102 @@
+"""How pictures look: matplotlib without pyplot, in one style, in colours that all eyes tell apart.
+
+An axis of optimiser steps.
+"""
+
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+RAW_COLOUR, DERIVED_COLOUR, INK, MUTED = "#0072B2", "#D55E00", "#222222", "#6A6A6A"
+"""Okabe and Ito's blue and vermilion, and two greys."""
+WIDTH = 9.0
+_STYLE: dict[str, Any] = {
+    "figure.dpi": 160,
+    "savefig.dpi": "figure",
+    "font.family": "DejaVu Sans",
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#9A9A9A",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.8,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "text.color": INK,
+    "text.parse_math": False,
+}
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def styled(draw: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Draw under matplotlib's defaults and our style, whatever the reader's own settings; they are put back."""
+
+    @wraps(draw)
+    def drawn(*args: _P.args, **named: _P.kwargs) -> _R:
+        settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE}
+        del settings["backend"]
+        with matplotlib.rc_context(settings):
+            return draw(*args, **named)
+
+    return drawn
+
+
+@styled
+def png(figure: Figure) -> bytes:
+    """The picture's bytes, the same for the same figure; letters that the font lacks become boxes."""
+    data = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        figure.savefig(data, format="png", metadata={"Software": "ckptzoo"})
+    return data.getvalue()
+
+
+def head(figure: Figure, title: str, handles: list[Any]) -> None:
+    """The title and the key, one above the other at the left."""
+    figure.legend(
+        handles=handles,
+        title=title,
+        title_fontsize=13,
+        alignment="left",
+        loc="outside upper left",
+        ncols=3,
+        borderaxespad=0,
+        columnspacing=1.6,
+    )
+
+
+def shortened(text: str, most: int) -> str:
+    """The text with its middle left out where it is longer than ``most``."""
+    return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"
+
+
+_FEW = 5
+
+
+def step_axis(axes: Axes, steps: Sequence[int]) -> None:
+    """A logarithmic axis, linear from 0 to the first step after it; one step after 0 at least."""
+    shown = sorted(set(steps))
+    least = next(step for step in shown if step > 0)
+    decades = [10**power for power in range(12) if least <= 10**power <= shown[-1]]
+    ticks = shown if len(shown) <= _FEW else [*([0] if shown[0] == 0 else []), *decades]
+    axes.set_xscale("symlog", linthresh=least, linscale=0.6)
+    axes.set_xticks(ticks, [f"{tick // 1000}k" if tick and tick % 1000 == 0 else str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(-0.15 * least if shown[0] == 0 else 0.8 * least, 1.4 * shown[-1])
+    axes.set_xlabel("step")

@@ -1,1 +1,0 @@
-"""How results are shown: words, figures, pictures."""

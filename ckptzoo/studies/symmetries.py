@@ -1,0 +1,274 @@
+"""How much of a zoo is symmetry? Counts, how well the gauge is defined, and how far raw checkpoints are from it."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.console import Group as Stack
+from rich.table import Table
+
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.studies.moves import Distance, Moves, Scaling, differences
+from ckptzoo.studies.shared.report import Spread, columns, facts, need_matplotlib, write
+from ckptzoo.studies.shared.weights import Progress, table_of
+from ckptzoo.symmetry.counts import Counts, count
+from ckptzoo.text import counted, printable
+
+_EXACT = 15
+"""Counts of up to so many digits are shown as they are, larger ones as a power of ten."""
+
+
+@dataclass(frozen=True)
+class GaugeCounts:
+    """How often something was found in the checkpoints that are in the gauge; None where it was not looked for.
+
+    Parameters
+    ----------
+    checkpoints : how many have it.
+    total : how often in all of them.
+    """
+
+    checkpoints: int
+    total: int
+
+
+@dataclass(frozen=True, eq=False)
+class Symmetries:
+    """What the symmetries of a zoo's networks are, and what one gauge made of them.
+
+    Parameters
+    ----------
+    counts : permutations and degrees of freedom of the table.
+    gauged : checkpoints in the gauge; all figures below are theirs.
+    left : checkpoints that were left as they were, not finite or not representable in the gauge.
+    ties : pairs of neighbouring channels with equal keys.
+    unresolved : checkpoints whose ties could not be told apart.
+    dead : channels that nothing writes.
+    clamped : filters that could not be brought to unit norm.
+    margins : (M,) smallest gap between neighbouring keys, of the checkpoints where channels were ordered.
+    closest : the checkpoint with the smallest margin above 0, and that margin; None where there is none.
+    moves, scalings, distances : how far raw checkpoints are from the variant; none where no checkpoint is in the gauge.
+    """
+
+    name: str
+    variant: str
+    architecture: str
+    parameters: int
+    checkpoints: int
+    counts: Counts
+    gauged: int
+    left: int
+    ties: GaugeCounts
+    unresolved: GaugeCounts | None
+    dead: GaugeCounts
+    clamped: GaugeCounts | None
+    margins: NDArray[np.float64]
+    closest: tuple[str, float] | None
+    moves: tuple[Moves, ...]
+    scalings: tuple[Scaling, ...]
+    distances: tuple[Distance, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name, without the margins themselves."""
+        margins, few = Spread.of(self.margins), self.counts.log10_permutations < _EXACT
+        found = {name: getattr(self, name) for name in ("ties", "unresolved", "dead", "clamped")}
+        return {
+            "name": self.name,
+            "variant": self.variant,
+            "architecture": self.architecture,
+            "parameters": self.parameters,
+            "checkpoints": self.checkpoints,
+            "counts": {**asdict(self.counts), "permutations": self.counts.permutations if few else None},
+            "gauged": self.gauged,
+            "left": self.left,
+            **{name: None if item is None else asdict(item) for name, item in found.items()},
+            "margins": None if margins is None else margins.to_json(),
+            "closest": None if self.closest is None else {"id": self.closest[0], "margin": self.closest[1]},
+            "moves": [item.to_json() for item in self.moves],
+            "scales": [item.to_json() for item in self.scalings],
+            "distances": [item.to_json() for item in self.distances],
+        }
+
+    def print(self, console: Console | None = None) -> None:
+        """Print facts and tables on a rich console, by default the standard output."""
+        told = facts(self._facts())
+        tables = {
+            "From the raw order to the gauge's: mean ± standard deviation over checkpoints (random orders; tau 0)": (
+                self._moves()
+            ),
+            "Scales from raw to the gauge: quantiles over channels and checkpoints": self._scalings(),
+            f"||{self.variant} - raw|| / ||raw||, over checkpoints": self._distances(),
+        }
+        shown = [(f"\n{title}", table) for title, table in tables.items() if table.row_count]
+        (console or Console()).print(
+            Stack(told, *(line for pair in shown for line in pair)), markup=False, highlight=False
+        )
+
+    def plot(self, folder: str | Path) -> list[Path]:
+        """Write ``margins.png``, ``scales.png``, ``transpositions.png`` and ``symmetries.json``.
+
+        A picture for which there is nothing to show is left out. Equal results give equal bytes at equal versions of
+        matplotlib.
+
+        Parameters
+        ----------
+        folder : made where it is missing; files of these names are replaced.
+
+        Raises
+        ------
+        MissingExtraError
+            matplotlib is not installed.
+        """
+        need_matplotlib()
+        from ckptzoo.studies.plots import symmetries as pictures
+
+        title = f"{self.name}, {self.variant}"
+        figures: dict[str, Any] = {}
+        if len(self.margins):
+            figures["margins.png"] = pictures.margins(title, self.margins)
+        if scaled := [item for item in self.scalings if item.quantiles is not None]:
+            figures["scales.png"] = pictures.scales(title, self.gauged, scaled)
+        if self.moves:
+            figures["transpositions.png"] = pictures.transpositions(title, self.gauged, self.moves)
+        return write(folder, figures, "symmetries.json", self.to_json())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        counts = self.counts
+        shown = (
+            f"{counts.permutations:,}" if counts.log10_permutations < _EXACT else f"10^{counts.log10_permutations:.2f}"
+        )
+        scales = {"training mode": counts.scaling_train, "evaluation mode": counts.scaling_eval}
+        if counts.scaling_without_eps not in scales.values():
+            scales["training mode with eps = 0"] = counts.scaling_without_eps
+        alike = len(set(scales.values())) == 1
+        freedom = [f"{self._share(number)}{'' if alike else f' in {mode}'}" for mode, number in scales.items()]
+        rows = [
+            ("zoo", f"{self.name}: {counted(self.checkpoints, 'checkpoint')} of {self.architecture}"),
+            ("permutations", shown),
+            ("parameters", f"{self.parameters:,}"),
+        ]
+        if any(scales.values()):
+            rows.append(("scales", freedom[0] if alike else ", ".join(freedom)))
+        if counts.signs:
+            rows.append(("signs", f"2^{counts.signs}"))
+        if counts.softmax:
+            rows.append(("softmax shift", self._share(counts.softmax)))
+        kept = f"; {self.left:,} left as they were" if self.left else ""
+        rows.append(("gauge", f"{self.variant}: {counted(self.gauged, 'checkpoint')} in it{kept}"))
+        rows.append(("ties", _found(self.ties, "pair")))
+        if self.unresolved is not None and self.ties.checkpoints:
+            rows.append(("unresolved ties", f"{counted(self.unresolved.checkpoints, 'checkpoint')}"))
+        rows.append(("dead channels", _found(self.dead, "channel")))
+        if self.clamped is not None:
+            rows.append(("clamped filters", _found(self.clamped, "filter")))
+        if len(self.margins):
+            low, middle, high = np.quantile(self.margins, [0.05, 0.5, 0.95])
+            rows.append(("margins", f"median {middle:.2g}, 90 % within {low:.2g} to {high:.2g}, ties count as 0"))
+        if self.closest is not None:
+            rows.append(("smallest above 0", f"{self.closest[1]:.2g} in {self.closest[0]}"))
+        return rows
+
+    def _share(self, number: int) -> str:
+        return f"{counted(number, 'dimension')} ({number / self.parameters:.2%})"
+
+    def _moves(self) -> Table:
+        table = columns("order", "n", "not in place", "transpositions", "tau")
+        for item in self.moves:
+            table.add_row(
+                printable(item.label),
+                f"{item.n:,}",
+                f"{item.moved.mean:.1%} ({item.random_moved:.1%})",
+                f"{item.transpositions.mean:.2f} ± {item.transpositions.sd:.2f} ({item.random_transpositions:.2f})",
+                f"{item.tau.mean:+.3f} ± {item.tau.sd:.3f}",
+            )
+        return table
+
+    def _scalings(self) -> Table:
+        table = columns("group", "n", "median |ln|", "5 %", "25 %", "50 %", "75 %", "95 %", "turned")
+        for item in self.scalings:
+            shares = ["-"] * 5 if item.quantiles is None else [f"{value:.3g}" for value in item.quantiles]
+            size = "-" if item.size is None else f"{item.size:.3f}"
+            turned = "-" if item.flipped is None else f"{item.flipped:.1%}"
+            table.add_row(printable(item.group), f"{item.n:,}", size, *shares, turned)
+        return table
+
+    def _distances(self) -> Table:
+        table = columns("layer", "mean", "sd", "least", "most")
+        for item in self.distances:
+            spread = item.relative
+            values = (spread.mean, spread.sd, spread.least, spread.most) if spread is not None else ()
+            table.add_row(printable(item.layer), *([f"{value:.3f}" for value in values] or ["-"] * 4))
+        return table
+
+
+def symmetries(zoo: Zoo, variant: str = "canonical", *, progress: Progress | None = None) -> Symmetries:
+    """Study the symmetries of a zoo, or of a selection of one, by what a gauge did to it.
+
+    Raw orders come from the initialisation, which draws all channels alike: the permutations to the gauge are as far
+    from the identity as random ones, ``n - H_n`` transpositions and tau 0 on average, unless something put the
+    channels in order.
+
+    Parameters
+    ----------
+    zoo : what ``ckptzoo.open`` gives, or a selection of it.
+    variant : a variant that was derived.
+    progress : called with the bytes read and the bytes in all.
+
+    Raises
+    ------
+    SymmetryError
+        The zoo has no symmetry table.
+    ZooError
+        There is no checkpoint, or the variant is missing or lacks some of them.
+
+    Notes
+    -----
+    Reads the group elements once, and all weights raw and derived, in batches of a few copies of 16 MB; the margins
+    and a few figures a checkpoint are held besides.
+    """
+    symmetry = table_of(zoo, variant)
+    rows = zoo.variant_metadata(variant)
+    inside = rows["gauged"].to_numpy()
+    good, kept = zoo.take(inside), rows.filter(pa.array(inside))
+    margins = kept["margin"].to_numpy().astype(np.float64)
+    ordered = np.isfinite(margins)
+    above = np.where(ordered & (margins > 0), margins, np.inf)
+    closest = int(above.argmin()) if np.isfinite(above).any() else None
+    moved, scaled, apart = differences(good, variant, symmetry, progress) if len(good) else ((), (), ())
+    return Symmetries(
+        name=zoo.name,
+        variant=variant,
+        architecture=zoo.arch.name,
+        parameters=zoo.arch.parameters,
+        checkpoints=len(zoo),
+        counts=count(symmetry),
+        gauged=len(good),
+        left=len(zoo) - len(good),
+        ties=_count(kept, "ties") or GaugeCounts(0, 0),
+        unresolved=_count(kept, "unresolved"),
+        dead=_count(kept, "dead") or GaugeCounts(0, 0),
+        clamped=_count(kept, "clamped"),
+        margins=margins[ordered],
+        closest=None if closest is None else (good.ids[closest], float(margins[closest])),
+        moves=moved,
+        scalings=scaled,
+        distances=apart,
+    )
+
+
+def _count(rows: pa.Table, column: str) -> GaugeCounts | None:
+    """How many rows have something in a column of numbers or flags, and how much; None where it is not measured."""
+    if column not in rows.column_names or rows[column].null_count == len(rows):
+        return None
+    values = rows[column].drop_null().to_numpy().astype(np.int64)
+    return GaugeCounts(int((values > 0).sum()), int(values.sum()))
+
+
+def _found(found: GaugeCounts, what: str) -> str:
+    if not found.total:
+        return "none"
+    return f"{counted(found.total, what)} in {counted(found.checkpoints, 'checkpoint')}"

@@ -1,0 +1,180 @@
+"""Certificates: what they measure, that they see what they must, and networks with normalisations."""
+
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ckptzoo import archs
+from ckptzoo.derive import equivalence
+from ckptzoo.derive.equivalence import EquivalenceChecker
+from ckptzoo.derive.forward import one_thread
+from ckptzoo.errors import SymmetryError
+from ckptzoo.schema.architecture import Architecture, Tensor
+from ckptzoo.symmetry import canonicalize
+from tests.support.derived_zoos import ARCH, TABLE, WRONG, inputs_of, weights_of
+
+INPUTS = np.random.default_rng(1).random((11, 1, 28, 28))
+RESNET = "resnet8-conv-10"
+
+
+def outputs_of(name: str, weights: dict[str, np.ndarray], at: int, inputs: np.ndarray) -> np.ndarray:
+    """What the module computes in float64 from a state dict, the plain way."""
+    model = archs.get(name)().double().eval()
+    model.load_state_dict({key: torch.from_numpy(np.array(array[at])) for key, array in weights.items()})
+    with torch.no_grad():
+        return model(torch.from_numpy(inputs)).numpy()
+
+
+@pytest.mark.parametrize("name", ["optunet", RESNET, "mlp-tanh-784-30-10"])
+def test_the_gap_is_the_largest_relative_difference_of_the_outputs(name: str) -> None:
+    arch = archs.architecture(name)
+    inputs = inputs_of(arch, 11)
+    one, two = weights_of(5, 0, arch=arch), weights_of(5, 1, arch=arch)
+    found = {
+        precision: EquivalenceChecker(arch).gaps(one, two, inputs, precision=precision)
+        for precision in ("float64", "float32")
+    }
+    for at in range(5):
+        first, second = (outputs_of(name, weights, at, inputs) for weights in (one, two))
+        gap = np.linalg.norm(second - first, axis=1) / np.linalg.norm(first, axis=1)
+        assert found["float64"][at] == pytest.approx(gap.max(), rel=1e-11)
+        assert found["float32"][at] == pytest.approx(gap.max(), rel=1e-4)
+        assert found["float32"][at] != found["float64"][at]
+
+
+def test_one_changed_weight_is_seen_in_its_own_checkpoint() -> None:
+    one = weights_of(140, 0)
+    two = {name: array.copy() for name, array in one.items()}
+    two["fc.weight"][137, 4] *= 1.001
+    found = EquivalenceChecker(ARCH).gaps(one, two, INPUTS)
+    assert found[137] > 1e-6
+    assert (np.delete(found, 137) == 0).all()
+
+
+@pytest.mark.parametrize("buffer", ["bn1.running_mean", "bn1.running_var", "layer2.0.bn1.bias"])
+def test_a_changed_buffer_is_seen(buffer: str) -> None:
+    arch = archs.architecture(RESNET)
+    one = weights_of(2, 0, arch=arch)
+    two = {name: array.copy() for name, array in one.items()}
+    two[buffer][1] += 0.1
+    two["bn1.num_batches_tracked"][0] += 1
+    found = EquivalenceChecker(arch).gaps(one, two, INPUTS[:, :, :4, :4].repeat(3, axis=1), precision="float32")
+    assert found[0] == 0 and found[1] > 1e-5
+
+
+def test_a_gauge_changes_nothing_but_one_rounding() -> None:
+    one = weights_of(8, 0)
+    double = {name: array.astype(np.float64) for name, array in one.items()}
+    certifier = EquivalenceChecker(ARCH)
+    assert certifier.gaps(double, canonicalize(double, TABLE, gauge="canonical").weights, INPUTS).max() < 1e-13
+    assert 0 < certifier.gaps(one, canonicalize(one, TABLE, gauge="canonical").weights, INPUTS).max() < 2e-6
+
+
+def test_outputs_that_are_silent_tiny_or_not_finite() -> None:
+    one = {name: np.zeros_like(array) for name, array in weights_of(5, 0).items()}
+    one["fc.bias"][3:] = 1e-37
+    two = {name: array.copy() for name, array in one.items()}
+    two["fc.bias"][1] = 1
+    two["fc.bias"][2] = np.nan
+    two["fc.bias"][4] *= 2
+    found = EquivalenceChecker(ARCH).gaps(one, two, INPUTS)
+    assert found[:4].tolist() == [0, np.inf, np.inf, 0] and found[4] == pytest.approx(1)
+    assert np.isnan(EquivalenceChecker(ARCH).gaps(two, one, INPUTS)[2])
+    double = {name: array.astype(np.float64) for name, array in one.items()}
+    double["fc.bias"][3:] = 1e-200
+    other = {**double, "fc.bias": double["fc.bias"] * 3}
+    assert EquivalenceChecker(ARCH).gaps(double, other, INPUTS)[3] == pytest.approx(2)
+
+
+def test_threads_may_share_a_certifier_and_do_not_change_its_figures() -> None:
+    arch = archs.architecture(RESNET)
+    certifier, inputs = EquivalenceChecker(arch), INPUTS[:2, :, :8, :8].repeat(3, axis=1)
+    pairs = [(weights_of(3, seed, arch=arch), weights_of(3, seed + 50, arch=arch)) for seed in range(6)]
+    with one_thread():
+        alone = [certifier.gaps(*pair, inputs) for pair in pairs]
+        with ThreadPoolExecutor(3) as pool:
+            together = list(pool.map(lambda pair: certifier.gaps(*pair, inputs), pairs))
+        assert torch.get_num_threads() == 1
+    np.testing.assert_array_equal(alone, together)
+
+
+def test_the_random_state_and_the_threads_of_torch_stay_as_they_were() -> None:
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    with one_thread():
+        EquivalenceChecker(ARCH).gaps(weights_of(1, 0), weights_of(1, 1), INPUTS)
+    assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
+
+
+class _Tied(nn.Module):
+    """Two linear layers that share one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.b.weight = self.a.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(inputs))
+
+
+@pytest.mark.parametrize("stack", [1, 4])
+def test_tied_tensors_stand_under_all_their_names(monkeypatch: pytest.MonkeyPatch, stack: int) -> None:
+    monkeypatch.setattr(archs, "get", lambda name: _Tied)
+    monkeypatch.setattr(equivalence, "_STACK", stack)
+    arch = Architecture("tied", (Tensor("a.weight", (3, 3), aliases=("b.weight",)),), "tied", (3,))
+    rng = np.random.default_rng(0)
+    one, two = ({"a.weight": rng.standard_normal((4, 3, 3))} for _ in range(2))
+    inputs = rng.standard_normal((5, 3))
+    made = [np.einsum("bi,kji,klj->kbl", inputs, found["a.weight"], found["a.weight"]) for found in (one, two)]
+    expected = np.linalg.norm(made[1] - made[0], axis=2) / np.linalg.norm(made[0], axis=2)
+    np.testing.assert_allclose(EquivalenceChecker(arch).gaps(one, two, inputs), expected.max(axis=1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["optunet", RESNET, "resnet8-pad-10", "mlp-tanh-784-20-10"])
+def test_right_tables_pass_also_with_variances_near_zero(name: str) -> None:
+    arch, table = archs.architecture(name), archs.symmetry(name)
+    weights = weights_of(2, 0, arch=arch)
+    for key in weights:
+        if key.endswith("running_var"):
+            weights[key][1] *= 1e-7
+    inputs = inputs_of(arch, 2)
+    EquivalenceChecker(arch).check_table(table, weights, inputs)
+
+
+def test_wrong_tables_are_refused() -> None:
+    certifier, weights = EquivalenceChecker(ARCH), weights_of(4, 0)
+    forgotten = replace(TABLE, actions=(*TABLE.actions[:3], replace(TABLE.actions[3], exponent=0)))
+    for wrong in (WRONG, forgotten):
+        with pytest.raises(SymmetryError, match="random group elements"):
+            certifier.check_table(wrong, weights, INPUTS)
+    arch, table = archs.architecture(RESNET), archs.symmetry(RESNET)
+    naive = replace(table, actions=tuple(replace(action, eps=0.0) for action in table.actions))
+    with pytest.raises(SymmetryError, match="random group elements"):
+        EquivalenceChecker(arch).check_table(
+            naive, weights_of(1, 0, arch=arch), INPUTS[:2, :, :8, :8].repeat(3, axis=1)
+        )
+
+
+def test_a_checkpoint_whose_own_outputs_are_not_finite_does_not_judge_the_table() -> None:
+    weights = weights_of(2, 0)
+    weights["fc.weight"][0] = np.nan
+    EquivalenceChecker(ARCH).check_table(TABLE, weights, INPUTS)
+
+
+def test_memory_is_that_of_one_large_network() -> None:
+    arch = archs.architecture("mlp-784-1500-10")
+    weights, certifier = weights_of(12, 0, arch=arch), EquivalenceChecker(arch)
+    inputs = inputs_of(arch, 8)
+    certifier.gaps(weights, weights, inputs)
+    tracemalloc.start()
+    try:
+        certifier.gaps(weights, weights, inputs)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * 2 * arch.nbytes

@@ -1,0 +1,90 @@
+"""TODO"""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ckptzoo import archs
+from ckptzoo.errors import SpecError, ZooError
+from ckptzoo.hub.contributions.evaluation import COLUMNS, Evaluation, Evaluator, evaluation_of, traced
+from ckptzoo.hub.test_sets import HeldOut
+from ckptzoo.schema.architecture import Architecture
+
+RNG = np.random.default_rng(0)
+COLOUR = HeldOut("c", RNG.integers(0, 256, (40, 3, 32, 32), dtype=np.uint8), RNG.integers(0, 10, 40))
+GREY = HeldOut("g", RNG.integers(0, 256, (30, 1, 28, 28), dtype=np.uint8), RNG.integers(0, 10, 30))
+SCALED = Evaluation("c", (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+
+
+def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
+    return {name: value.numpy()[None] for name, value in module.state_dict().items()}
+
+
+def test_figures_of_a_network_with_batchnorm() -> None:
+    name = "resnet8-pad-10"
+    module = archs.get(name)()
+    module.train()(torch.randn(8, 3, 32, 32))
+    found = Evaluator(archs.architecture(name), archs.get(name), COLOUR, SCALED).columns(weights_of(module))
+    scale = torch.tensor([SCALED.mean, SCALED.std])[:, None, :, None, None]
+    seen = (torch.from_numpy(COLOUR.images).float() / 255 - scale[0]) / scale[1]
+    with torch.no_grad():
+        logits = module.eval()(seen).double()
+    labels = torch.from_numpy(COLOUR.labels)
+    chance = torch.softmax(logits, 1)
+    one_hot = nn.functional.one_hot(labels, 10)
+    assert set(found) == set(COLUMNS) and all(array.shape == (1,) for array in found.values())
+    assert found["test_accuracy"][0] == (logits.argmax(1) == labels).double().mean()
+    assert np.isclose(found["test_nll"][0], nn.functional.cross_entropy(logits, labels), rtol=1e-5)
+    assert found["test_loss"] == found["test_nll"]
+    assert np.isclose(found["test_brier"][0], ((chance - one_hot) ** 2).sum(1).mean(), rtol=1e-5)
+
+
+def test_half_precision_and_flat_inputs() -> None:
+    name = "mlp-784-5-10"
+    module = archs.get(name)()
+    judge = Evaluator(archs.architecture(name), archs.get(name), GREY, Evaluation("g"))
+    whole = judge.columns(weights_of(module))
+    half = judge.columns({name: array.astype(np.float16) for name, array in weights_of(module).items()})
+    assert np.isclose(whole["test_nll"], half["test_nll"], rtol=1e-2) and whole["test_nll"] != half["test_nll"]
+
+
+def test_outputs_that_are_not_finite() -> None:
+    name = "mlp-784-10"
+    weights = weights_of(archs.get(name)())
+    weights["fc1.bias"][:] = np.nan
+    found = Evaluator(archs.architecture(name), archs.get(name), GREY, Evaluation("g")).columns(weights)
+    assert np.isnan(found["test_accuracy"][0])
+
+
+def test_networks_and_images_that_do_not_fit() -> None:
+    resnet, factory = archs.architecture("resnet8-pad-10"), archs.get("resnet8-pad-10")
+    with pytest.raises(ZooError, match="takes them"):
+        judge = Evaluator(resnet, factory, GREY, Evaluation("g"))
+        judge.columns(weights_of(factory()))
+    with pytest.raises(ZooError, match="one a channel"):
+        Evaluator(resnet, factory, COLOUR, Evaluation("c", (0.1, 0.2), (1.0,)))
+    with pytest.raises(SpecError, match=r"linear\.weight"):
+        Evaluator(resnet, archs.get("resnet8-pad-9"), COLOUR, SCALED)
+    few = archs.architecture("mlp-784-3")
+    with pytest.raises(ZooError, match="scores of labels"):
+        Evaluator(few, archs.get("mlp-784-3"), GREY, Evaluation("g")).columns(weights_of(archs.get("mlp-784-3")()))
+
+
+def test_what_rows_say_of_their_evaluation() -> None:
+    assert evaluation_of({"evaluation": SCALED.to_json()}, "other") == SCALED
+    assert evaluation_of({"dataset": "mnist", "mean": 0.1, "std": 2}, None) == Evaluation("mnist", (0.1,), (2.0,))
+    assert evaluation_of({"mean": 0.1, "std": 2}, "mnist") == Evaluation("mnist", (0.1,), (2.0,))
+    for odd in ({}, {"mean": 0}, {"mean": 0, "std": 0}, {"mean": True, "std": 1}, {"mean": [], "std": 1}):
+        assert evaluation_of(odd, "mnist") is None
+    assert evaluation_of({"mean": [0] * 20, "std": 1}, "mnist") is None
+    assert evaluation_of({"mean": 0, "std": 1}, None) is None
+
+
+def test_symmetries_of_a_network_of_ones_own() -> None:
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    arch = Architecture.of(module.state_dict(), name="own", input_shape=(6,))
+    found = traced(arch, lambda: module)
+    assert found is not None and [(group.n, group.scale) for group in found.groups] == [(4, "positive")]
+    assert traced(Architecture.of(module.state_dict(), name="own"), lambda: module) is None
+    assert traced(arch, lambda: nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2))) is None

@@ -1,0 +1,141 @@
+"""``ckptzoo pull`` as a person types it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import ckptzoo
+from ckptzoo.cli.hub import moving, pull
+from ckptzoo.server.testing import FaultPlan
+from tests.hub.pull.conftest import REPO, Publish, sound
+from tests.support.hub_zoos import files_of
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import typer
+import ckptzoo.cli.app
+from ckptzoo.cli import main
+from ckptzoo.cli.pull import pull
+app = typer.Typer()
+app.command()(pull)
+app.callback()(lambda: None)
+ckptzoo.cli.app.app = app
+main()
+"""
+
+
+def run(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """The command in a process of its own."""
+    command = [sys.executable, "-c", PROGRAM, "pull", *map(str, arguments)]
+    own = {**os.environ, **environment}
+    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_part_from_a_hub(derived: Path, publish: Publish, tmp_path: Path) -> None:
+    server = publish(derived)
+    hub = {"HF_ENDPOINT": server.url}
+    asked = ("--variant", "canonical", "--layers", "conv1,fc", "--where", "seed < 2")
+    done = run(REPO, "-o", tmp_path / "got", *asked, **hub)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{tmp_path / 'got'}: 6 checkpoints (canonical) of {REPO}."
+    assert lines[1].startswith("6 parts came, 0 were there; ") and lines[2].startswith("revision ")
+    assert sound(tmp_path / "got").arch.names == ("conv1.weight", "fc.weight", "fc.bias")
+    again = run(REPO, "-o", tmp_path / "got", *asked, "--json", **hub)
+    found = json.loads(again.stdout)
+    assert (found["parts"], found["there"], found["fetched"], found["checkpoints"]) == ([], 6, 0, 6)
+    other = run(REPO, "-o", tmp_path / "got", **hub)
+    assert other.returncode == 2 and "expected variants canonical; layers conv1, fc; where seed < 2" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("{zoo}", "-o", "{got}", "--variant", "cannonical"), 2, "Did you mean canonical"),
+        (("{zoo}", "-o", "{got}", "--layers", "fc,conv3"), 2, "layer 'conv3'"),
+        (("{zoo}", "-o", "{got}", "--where", "seeed < 3"), 2, "Did you mean seed"),
+        (("{got}/none", "-o", "{got}"), 2, "expected a folder"),
+        (("{zoo}",), 2, "Missing option '--output' / '-o'"),
+        (("{zoo}", "-o", "{zoo}/zoo.json"), 2, "a folder or none, got a file"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_a_code(
+    derived: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    done = run(*(text.format(zoo=derived, got=tmp_path / "got") for text in arguments))
+    assert done.returncode == code and done.stdout == "", done.stderr
+    assert said in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "got").exists()
+
+
+def test_an_interrupt_says_how_to_carry_on(wide: Path, publish: Publish, tmp_path: Path) -> None:
+    server = publish(wide, plan=FaultPlan(at=(0, 1), kinds=("trickle",), operations=("blob",), wait=20.0))
+    command = [sys.executable, "-c", PROGRAM, "pull", REPO, "-o", str(tmp_path / "got")]
+    own = {**os.environ, "HF_ENDPOINT": server.url}
+
+    def listening() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(
+        command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=listening
+    ) as process:
+        while not list(tmp_path.glob("got/.ckptzoo-pull/**/*.safetensors")):
+            time.sleep(0.05)
+        time.sleep(0.5)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+    assert time.monotonic() - began < 5
+    assert process.returncode == 130 and out == ""
+    assert "ckptzoo: interrupted: what was fetched is kept; carry on with the same command.\n" in said
+    assert "Traceback" not in said
+    assert run(REPO, "-o", tmp_path / "got", HF_ENDPOINT=server.url).returncode == 0
+    assert files_of(tmp_path / "got") == files_of(wide)
+
+
+def test_where_there_is_no_terminal_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ckptzoo.cli.hub._LINE_SECONDS", 0.05)
+    with moving("pulling") as progress:
+        progress(0, 10_000_000)
+        time.sleep(0.1)
+        progress(4_000_000, 10_000_000)
+        progress(5_000_000, 10_000_000)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pulling: 4 MB of 10 MB, ") and line.endswith(":00:00 left") and "MB/s" in line
+
+
+def test_names_are_completed(derived: Path) -> None:
+    context: Any = typer.Context(typer.main.get_command(_app()))
+    context.params["zoo"] = str(derived)
+    parameters = {item.name: item for item in context.command.params}
+    found = [item.value for item in parameters["layers"].shell_complete(context, "fc,co")]
+    assert found == ["fc,conv1", "fc,conv2"]
+    found = [item.value for item in parameters["variant"].shell_complete(context, "can")]
+    assert found == ["canonical"]
+    context.params["zoo"] = str(derived / "none")
+    assert parameters["layers"].shell_complete(context, "") == []
+
+
+def _app() -> typer.Typer:
+    app = typer.Typer()
+    app.command()(pull)
+    return app
+
+
+def test_the_library_is_light(derived: Path) -> None:
+    code = "import sys, ckptzoo.hub.pull; print([name for name in ('torch', 'datasets') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+    assert ckptzoo.open(derived).name == "zoo"

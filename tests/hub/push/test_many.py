@@ -1,0 +1,66 @@
+"""Pushes of many files: equal ones are sent once, and every commit is a valid zoo."""
+
+from pathlib import Path
+
+import pytest
+
+import ckptzoo
+from ckptzoo.format.writer import Writer
+from ckptzoo.hub.client import Client
+from tests.support.hosted import ZOO, Hosted
+from tests.support.hub_zoos import ARCH, TABLE, downloaded, files_of, grown, pushed, weights_of, zoo_of
+
+
+def test_equal_shards_are_sent_once(server: Hosted, tmp_path: Path) -> None:
+    zoo = tmp_path / "zoo"
+    writer = ckptzoo.create(zoo, arch=ARCH)
+    for part in range(4):
+        writer.add(weights_of(2, 0), [{"id": f"{part}-{at}"} for at in range(2)])
+        writer.commit()
+    found = pushed(server, zoo)
+    shards = {path.read_bytes() for path in zoo.glob("parts/*/raw-00.safetensors")}
+    assert len(shards) == 1 and len(found.parts) == 4
+    paths = [entry.path for entry in server.ledger.entries if entry.operation == "upload"]
+    assert len(paths) == len(set(paths)) == 4 * 2 + 1 + 1
+    assert found.sent == found.nbytes - 3 * len(shards.pop())
+
+
+def many(path: Path, parts: int) -> Path:
+    """A zoo of so many parts of one checkpoint, three files each."""
+    ckptzoo.create(path, arch=ARCH, symmetry=TABLE)
+    return grown(path, (1,) * parts)
+
+
+@pytest.mark.slow
+def test_many_files_come_in_commits_each_of_which_is_a_valid_zoo(server: Hosted, tmp_path: Path) -> None:
+    zoo = many(tmp_path / "zoo", 82)
+    assert len(files_of(zoo)) > 250
+    found = pushed(server, zoo)
+    assert len(found.commits) == 3 and len(found.parts) == 82
+    rows: list[int] = []
+    for commit in found.commits:
+        down = downloaded(server, tmp_path, commit)
+        assert ckptzoo.verify(down, deep=commit == found.commits[-1]) == []
+        rows.append(len(ckptzoo.open(down)))
+    assert rows[0] < rows[1] < rows[2] == 82
+    info = server.api().list_repo_commits(ZOO, repo_type="dataset")
+    assert [item.title[-8:] for item in info[:3]] == ["(3 of 3)", "(2 of 3)", "(1 of 3)"]
+    counts = [len(Client(server.url).files(ZOO, commit)) - 1 for commit in found.commits]
+    assert all(after - before <= 100 for before, after in zip([0, *counts], counts, strict=False))
+
+
+def test_a_part_of_many_files_is_one_commit(server: Hosted, tmp_path: Path) -> None:
+    zoo = zoo_of(tmp_path / "zoo", (2,))
+    writer = Writer(zoo, ARCH, shard_bytes=1)
+    writer.add(weights_of(105, 9), [{"id": f"x{at}", "seed": at} for at in range(105)])
+    writer.commit()
+    grown(zoo, (1,), start=2)
+    found = pushed(server, zoo)
+    client = Client(server.url)
+    parts = [
+        {name.split("/")[1] for name in client.files(ZOO, commit) if name.startswith("parts/")}
+        for commit in found.commits
+    ]
+    assert [len(names) for names in parts] == [1, 2, 3]
+    shards = [name for name in client.files(ZOO, found.commits[1]) if "/000002-" in name]
+    assert len(shards) == 107

@@ -1,0 +1,199 @@
+"""Publishing to a real server: what is uploaded, what stays, and who can read it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptzoo
+from ckptzoo.derive import derive
+from ckptzoo.hub.client import Client
+from ckptzoo.hub.push import Planned, plan
+from tests.support.hosted import ZOO, Hosted
+from tests.support.hub_zoos import ARCH, downloaded, files_of, grown, pushed, same_but_for_what_is_made, zoo_of
+
+Make = Callable[..., Path]
+
+
+def planned_push(server: Hosted, zoo: Path) -> Planned:
+    return plan(zoo, ZOO, endpoint=server.url, token=server.tokens["write"])
+
+
+def test_a_first_push_then_added_parts_then_nothing(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
+    zoo = make_zoo("zoo", (3, 2))
+    told: list[tuple[int, int]] = []
+    first = pushed(server, zoo, progress=lambda done, total: told.append((done, total)))
+    assert first.created and len(first.commits) == 1 and len(first.parts) == 2 and first.already == 0
+    assert first.sent == first.nbytes == told[-1][0] == told[-1][1]
+    assert {"zoo.json", "architecture.json", "symmetry.json", "README.md"} < set(first.documents)
+    same_but_for_what_is_made(zoo, downloaded(server, tmp_path))
+    grown(zoo, (4,), start=2)
+    sent = server.ledger.count("upload")
+    second = pushed(server, zoo)
+    assert not second.created and len(second.commits) == 1 and len(second.parts) == 1 and second.already == 2
+    assert server.ledger.count("upload") - sent == 4  # two tables, a shard, a snapshot
+    down = downloaded(server, tmp_path)
+    same_but_for_what_is_made(zoo, down)
+    assert ckptzoo.verify(down) == [] and len(list((down / "snapshots").iterdir())) == 1
+    before, entries = files_of(zoo), len(server.ledger.entries)
+    third = pushed(server, zoo)
+    assert (third.commits, third.parts, third.already, third.documents, third.sent) == ((), (), 3, (), 0)
+    assert [entry.operation for entry in server.ledger.entries[entries:]] == ["info"] and files_of(zoo) == before
+
+
+def test_the_snapshot_is_the_one_that_compact_would_make(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
+    zoo = make_zoo()
+    pushed(server, zoo)
+    ckptzoo.compact(zoo)
+    down = downloaded(server, tmp_path)
+    assert [p.read_bytes() for p in (down / "snapshots").iterdir()] == [
+        p.read_bytes() for p in (zoo / "snapshots").iterdir()
+    ]
+
+
+def test_without_a_snapshot(server: Hosted, make_zoo: Make) -> None:
+    pushed(server, make_zoo(), snapshot=False)
+    assert not [name for name in Client(server.url).files(ZOO) if name.startswith("snapshots/")]
+
+
+def test_variants_tombstones_and_late_tables_come_along(server: Hosted, tmp_path: Path) -> None:
+    zoo = tmp_path / "zoo"
+    ckptzoo.create(zoo, arch=ARCH)
+    grown(zoo, (3, 2))
+    pushed(server, zoo)
+    (zoo / "symmetry.json").write_bytes(files_of(zoo_of(tmp_path / "other"))["symmetry.json"])
+    derive(zoo, gauge="canonical", certify="none")
+    ckptzoo.retract(zoo, ["m0-1"], reason="a test")
+    found = pushed(server, zoo)
+    assert "symmetry.json" in found.documents and found.already == 2
+    trees = [name.rpartition("/")[0] for name in found.parts]
+    assert sorted(trees) == ["derived/canonical", "derived/canonical", "derived/retracted"]
+    down = downloaded(server, tmp_path)
+    same_but_for_what_is_made(zoo, down)
+    assert ckptzoo.verify(down) == []
+
+
+def test_a_zoo_without_parts_is_a_beginning(server: Hosted, tmp_path: Path) -> None:
+    zoo = tmp_path / "zoo"
+    ckptzoo.create(zoo, arch=ARCH)
+    first = pushed(server, zoo)
+    assert len(first.commits) == 1 and first.parts == () and "zoo.json" in first.documents
+    assert pushed(server, grown(zoo, (2,))).already == 0
+    assert ckptzoo.verify(downloaded(server, tmp_path)) == []
+
+
+def test_a_new_card_is_a_commit_of_its_own(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
+    zoo = make_zoo()
+    pushed(server, zoo)
+    card = (zoo / "card.toml").read_bytes() + b'notes = "More words."\n'
+    (zoo / "card.toml").write_bytes(card)
+    found = pushed(server, zoo, message="Better words")
+    assert found.documents == ("card.toml", "README.md") and found.parts == ()
+    page = (downloaded(server, tmp_path) / "README.md").read_bytes()
+    assert found.sent == found.nbytes == len(card) + len(page) and b"More words." in page
+    assert server.api().list_repo_commits(ZOO, repo_type="dataset")[0].title == "Better words"
+
+
+def test_a_plan_changes_nothing(server: Hosted, make_zoo: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    zoo = make_zoo()
+    found = planned_push(server, zoo)
+    assert found.creates and len(found.parts) == 2 and found.commits == 1
+    assert Client(server.url).find(ZOO) is None
+    done = pushed(server, zoo)
+    assert (done.parts, done.documents, done.nbytes) == (found.parts, found.documents, found.nbytes)
+    assert planned_push(server, zoo).commits == 0
+    found.print()
+    done.print()
+    planned_push(server, zoo).print()
+    out = capsys.readouterr().out
+    assert "2 parts to upload in a new repository" in out and "2 parts uploaded, 0 there already" in out
+    assert "nothing to do, 2 parts there already" in out and "nothing was sent" in out
+    assert json.loads(json.dumps(done.to_json()))["created"] is True and json.dumps(found.to_json())
+
+
+def test_parts_of_others_stay_and_are_in_the_snapshot(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
+    """Two people add the third part at once: both are there, in the order of their names."""
+    mine = make_zoo("mine", (3, 2))
+    pushed(server, mine)
+    theirs = Path(shutil.copytree(mine, tmp_path / "theirs"))
+    grown(theirs, (2,), start=2, label="t")
+    grown(mine, (4, 1), start=2)
+    pushed(server, theirs)
+    found = pushed(server, mine)
+    assert len(found.parts) == 2 and found.already == 2
+    down = downloaded(server, tmp_path)
+    assert ckptzoo.verify(down) == []
+    opened = ckptzoo.open(down)
+    assert len(opened) == 12 and opened.contents.snapshot is not None
+    assert sorted(opened.ids) == sorted([*ckptzoo.open(mine).ids, "t2-0", "t2-1"])
+    assert len(list((down / "parts").glob("000003-*"))) == 2
+    assert sum(map(len, opened.contents.snapshot.parts.values())) == 5  # a prefix of every tree, so it is used
+    again = pushed(server, theirs)
+    assert again.commits == () and again.already == 3
+
+
+def test_a_part_that_is_there_under_another_number_is_not_sent_again(
+    server: Hosted, make_zoo: Make, tmp_path: Path
+) -> None:
+    zoo = make_zoo("zoo", (3, 2))
+    pushed(server, zoo)
+    grown(zoo, (2,), start=2)
+    copy = Path(shutil.copytree(zoo, tmp_path / "copy"))
+    (part,) = (copy / "parts").glob("000003-*")
+    part.rename(part.with_name(part.name.replace("000003", "000007")))
+    pushed(server, copy)
+    found = pushed(server, zoo)
+    assert found.commits == () and found.already == 3
+
+
+def test_private_repositories_stay_so(server: Hosted, make_zoo: Make) -> None:
+    zoo = make_zoo()
+    pushed(server, zoo, private=True)
+    assert Client(server.url).find(ZOO) is None
+    grown(zoo, (1,), start=2)
+    assert len(pushed(server, zoo).parts) == 1 and Client(server.url).find(ZOO) is None
+
+
+OPENED = "import ckptzoo, sys; print(ckptzoo.open('hf://datasets/lab/zoo', endpoint=sys.argv[1])['fc.weight'].shape)"
+LOADED = """
+import json
+from datasets import load_dataset
+print(json.dumps([list(load_dataset("lab/zoo", "metadata", split="train", streaming=s)["id"]) for s in (False, True)]))
+"""
+
+
+def elsewhere(server: Hosted, tmp_path: Path, code: str, *arguments: str) -> str:
+    """A program in another process, with nothing set but the hub's address and places for caches."""
+    places = {name: str(tmp_path / "elsewhere") for name in ("HOME", "HF_HOME", "CKPTZOO_CACHE")}
+    environment = {**places, "PATH": os.environ["PATH"], "HF_ENDPOINT": server.url, "HF_HUB_DISABLE_XET": "1"}
+    environment["PYTHONPATH"] = str(Path(ckptzoo.__file__).parents[1])
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_was_pushed_opens_cheaply_from_afar(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
+    zoo = make_zoo("zoo", (3, 2))
+    pushed(server, zoo)
+    before = len(server.ledger.entries)
+    assert elsewhere(server, tmp_path, OPENED, server.url).strip() == str(
+        (5, *np.shape(ckptzoo.open(zoo)["fc.weight"])[1:])
+    )
+    mine = server.ledger.entries[before:]
+    opening = [entry for entry in mine if "raw-00" not in entry.path and entry.operation != "blob"]
+    assert len(opening) <= 6 and sum(entry.sent for entry in mine) < 200_000
+
+
+def test_load_dataset_reads_the_metadata(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    zoo = make_zoo("zoo", (3, 2))
+    pushed(server, zoo)
+    ids = ckptzoo.open(zoo).ids
+    assert json.loads(elsewhere(server, tmp_path, LOADED)) == [ids, ids]

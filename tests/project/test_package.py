@@ -1,0 +1,69 @@
+"""The house stays as it was drawn: light imports, one list of public names, contracts kept."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckptzoo
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        ("import ckptzoo", "numpy pyarrow torch huggingface_hub datasets safetensors typer matplotlib"),
+        ("import ckptzoo.schema.architecture, ckptzoo.errors", "numpy pyarrow torch"),
+        ("import ckptzoo; ckptzoo.open; ckptzoo.create; ckptzoo.verify", "torch datasets huggingface_hub matplotlib"),
+        ("import ckptzoo.archs, ckptzoo.symmetry, ckptzoo.measure, ckptzoo.studies, ckptzoo.derive", "torch datasets"),
+        ("import ckptzoo.cli", "numpy pyarrow torch datasets matplotlib"),
+        ("import ckptzoo; ckptzoo.push, ckptzoo.pull, ckptzoo.search", "torch datasets huggingface_hub matplotlib"),
+        ("import ckptzoo; ckptzoo.contribute, ckptzoo.review", "torch datasets huggingface_hub matplotlib"),
+    ],
+)
+def test_imports_are_light(program, absent):
+    check = f"{program}; import sys; print([name for name in {absent.split()} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_are_there_and_documented():
+    typed = {
+        alias.asname
+        for node in ast.walk(ast.parse((ROOT / "ckptzoo/__init__.py").read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ckptzoo.")
+        for alias in node.names
+    }
+    assert typed | {"__version__"} == set(ckptzoo.__all__) <= set(dir(ckptzoo))
+    for name in ckptzoo.__all__:
+        assert getattr(ckptzoo, name).__doc__
+    with pytest.raises(AttributeError, match="no attribute 'opne'"):
+        ckptzoo.opne  # noqa: B018
+
+
+def test_import_contracts_are_kept():
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports")], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_public_function_and_class_has_a_docstring():
+    missing = []
+    for path in [*ROOT.glob("ckptzoo/**/*.py"), *ROOT.glob("builders/**/*.py")]:
+        tree = ast.parse(path.read_text())
+        if not ast.get_docstring(tree) and path.read_text().strip():
+            missing.append(str(path.relative_to(ROOT)))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                inner = any(
+                    node in ast.walk(other)
+                    for other in ast.walk(tree)
+                    if isinstance(other, ast.FunctionDef) and other is not node
+                )
+                if not ast.get_docstring(node) and not inner:
+                    missing.append(f"{path.relative_to(ROOT)}: {node.name}")
+    assert missing == []

@@ -1,0 +1,203 @@
+"""What a server does wrong is borne, taken up where it ended, or given up in time; wrong bytes never come through."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from ckptzoo.errors import AbsentError, RemoteError
+from ckptzoo.remote.http import Connections, waiting
+from ckptzoo.remote.retry import MAX_PROTOCOL_ERRORS, Cancelled, RetryPolicy, read_range
+from ckptzoo.remote.stores import CancelToken, FileEntry
+from ckptzoo.remote.web_store import StaticStore
+from tests.support.serving import Fault, Served, running
+
+DATA = bytes(range(256)) * 4096
+FILE = "file"
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with running(Served({"/file": DATA})) as server:
+        yield server
+
+
+def store_of(served: Served, size: int = len(DATA)) -> StaticStore:
+    return StaticStore(served.url, "x", {FILE: FileEntry(FILE, size)}, Connections(0.4))
+
+
+def read(served: Served, patience: RetryPolicy, start: int = 1000, stop: int = 900_000) -> bytes:
+    with contextlib.closing(
+        read_range(store_of(served), FILE, start, stop, patience=patience, halt=CancelToken())
+    ) as pieces:
+        return b"".join(pieces)
+
+
+@pytest.mark.parametrize(
+    "kind", ["short", "reset", "hangup", "down", "busy", "limited", "whole", "shifted", "less", "packed", "stall"]
+)
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_fault_that_passes_costs_no_byte(served: Served, quick: RetryPolicy, kind: str, times: int) -> None:
+    served.faults.append(Fault(kind, times))
+    assert read(served, quick) == DATA[1000:900_000]
+    assert len(served.seen) == times + 1
+
+
+@pytest.mark.parametrize("kind", ["short", "reset", "stall"])
+def test_only_missing_bytes_are_asked_for_again(served: Served, quick: RetryPolicy, kind: str) -> None:
+    served.faults.append(Fault(kind, 3))
+    assert read(served, quick) == DATA[1000:900_000]
+    starts = [int((item.range or "").removeprefix("bytes=").split("-")[0]) for item in served.seen]
+    assert starts[0] == 1000 and starts == sorted(starts) and all(b > a for a, b in pairwise(starts))
+    if kind == "short":  # each brings half of what is left; a reset may take with it what was under way
+        assert served.sent == 900_000 - 1000
+
+
+def test_a_whole_file_may_come_with_status_200(served: Served, quick: RetryPolicy) -> None:
+    assert read(served, quick, 0, len(DATA)) == DATA
+    assert served.seen[0].range is None and len(served.seen) == 1
+
+
+def test_a_server_without_ranges_is_told_from_one_that_fails(served: Served, quick: RetryPolicy) -> None:
+    served.faults.append(Fault("whole", 99))
+    with pytest.raises(RemoteError, match="may not serve ranges"):
+        read(served, quick)
+    assert len(served.seen) == MAX_PROTOCOL_ERRORS
+
+
+def test_a_file_of_another_size_is_refused(served: Served, quick: RetryPolicy) -> None:
+    wrong = StaticStore(served.url, "x", {FILE: FileEntry(FILE, len(DATA) + 5)}, Connections(0.4))
+    for start, stop in ((10, 20), (0, len(DATA) + 5)):
+        with pytest.raises(RemoteError):
+            b"".join(read_range(wrong, FILE, start, stop, patience=quick, halt=CancelToken()))
+
+
+@pytest.mark.parametrize("kind", ["down", "hangup", "reset"])
+def test_a_fault_that_stays_ends_in_time(served: Served, kind: str) -> None:
+    served.faults.append(Fault(kind, 10**9))
+    began = time.monotonic()
+    with pytest.raises(RemoteError, match=r"127.0.0.1.*expected"):
+        read(served, RetryPolicy(grace=0.5, slowest=10**9, backoff=0.01))
+    assert time.monotonic() - began < 5
+    assert len(served.seen) > 2
+
+
+def test_a_trickle_is_closed_and_in_the_end_given_up(served: Served) -> None:
+    served.faults.append(Fault("trickle", 10**9, wait="0.01"))
+    began = time.monotonic()
+    with pytest.raises(RemoteError, match="at least 10000 bytes a second"):
+        read(served, RetryPolicy(grace=1.0, attempt=0.2, slowest=10_000, backoff=0.01))
+    assert time.monotonic() - began < 10
+    assert 2 <= len(served.seen) < 12  # about one every 0.2 s
+
+
+def test_a_slow_but_steady_server_is_not_given_up(served: Served) -> None:
+    served.faults.append(Fault("trickle", 1, wait="0.001"))
+    patience = RetryPolicy(grace=0.2, attempt=0.1, slowest=50, backoff=0.01)
+    assert read(served, patience, 10, 400) == DATA[10:400]
+    assert len(served.seen) == 1
+
+
+def test_a_slow_reader_is_no_slow_server(served: Served) -> None:
+    patience = RetryPolicy(grace=0.2, attempt=0.1, slowest=10**9, backoff=0.01)
+    got = b""
+    with contextlib.closing(
+        read_range(store_of(served), FILE, 1, len(DATA), patience=patience, halt=CancelToken())
+    ) as pieces:
+        for piece in pieces:
+            got += piece
+            time.sleep(0.15)
+    assert got == DATA[1:]
+
+
+@pytest.mark.parametrize("kind", ["busy", "limited"])
+def test_a_busy_server_is_asked_again_when_it_said(served: Served, kind: str) -> None:
+    served.faults.append(Fault(kind, 1, wait="1"))
+    began = time.monotonic()
+    assert read(served, RetryPolicy(grace=0.3, attempt=0.3, backoff=0.01, asked=2.0)) == DATA[1000:900_000]
+    assert 1.0 <= time.monotonic() - began < 3
+
+
+def test_a_server_that_asks_for_too_long_is_asked_at_our_own_pace(served: Served) -> None:
+    served.faults.append(Fault("limited", 10**9, wait="300"))
+    began = time.monotonic()
+    with pytest.raises(RemoteError, match="status 429"):
+        read(served, RetryPolicy(grace=0.3, attempt=0.3, backoff=0.01, asked=2.0))
+    assert time.monotonic() - began < 3
+
+
+def test_what_the_wait_is_read_from() -> None:
+    assert waiting({"ratelimit": '"resolvers";r=0;t=37', "retry-after": "5"}) == 37
+    assert waiting({"retry-after": "5"}) == 5
+    assert waiting({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
+    assert waiting({"retry-after": "soon"}) is None and waiting({}) is None
+
+
+@pytest.mark.parametrize("status", ["forbidden"])
+def test_a_refusal_is_final(served: Served, quick: RetryPolicy, status: str) -> None:
+    served.faults.append(Fault(status, 99))
+    with pytest.raises(RemoteError, match="leave to read it"):
+        read(served, quick)
+    assert len(served.seen) == 1
+
+
+def test_a_missing_file_is_final(served: Served, quick: RetryPolicy) -> None:
+    del served.files["/file"]
+    with pytest.raises(AbsentError, match="status 404"):
+        read(served, quick)
+    assert len(served.seen) == 1
+
+
+def test_no_server_at_all(quick: RetryPolicy) -> None:
+    with running(Served({})) as server:
+        url = server.url
+    with pytest.raises(RemoteError, match=r"an answer from 127\.0\.0\.1"):
+        b"".join(
+            read_range(
+                StaticStore(url, "", {FILE: FileEntry(FILE, 5)}, Connections(0.4)),
+                FILE,
+                0,
+                5,
+                patience=quick,
+                halt=CancelToken(),
+            )
+        )
+
+
+def test_connections_are_kept_open_and_replaced_when_closed(served: Served, quick: RetryPolicy) -> None:
+    store = store_of(served)
+    for at in range(5):
+        assert b"".join(read_range(store, FILE, at, at + 10, patience=quick, halt=CancelToken())) == DATA[at : at + 10]
+    kept = store._connections._idle  # type: ignore[reportPrivateUsage]
+    ((connection, _),) = next(iter(kept.values()))
+    connection.sock.shutdown(2)  # as a server does to idle ones
+    assert b"".join(read_range(store, FILE, 9, 19, patience=RetryPolicy(grace=0.0), halt=CancelToken())) == DATA[9:19]
+    assert len(served.seen) == 6
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+@pytest.mark.parametrize("kind", ["stall", "limited"])
+def test_a_reader_who_leaves_is_not_waited_for(kind: str, version: str) -> None:
+    with running(Served({"/file": DATA}, [Fault(kind, 99, wait="20")]), protocol_version=version) as served:
+        store = StaticStore(served.url, "x", {FILE: FileEntry(FILE, len(DATA))}, Connections(20.0))
+        halt = CancelToken()
+        threading.Timer(0.2, halt).start()
+        began = time.monotonic()
+        with pytest.raises(Cancelled):
+            b"".join(read_range(store, FILE, 10, 900_000, patience=RetryPolicy(), halt=halt))
+        assert time.monotonic() - began < 3
+
+
+def test_a_server_that_closes_every_connection(quick: RetryPolicy) -> None:
+    with running(Served({"/file": DATA}), protocol_version="HTTP/1.0") as served:
+        for _ in range(3):
+            assert read(served, quick) == DATA[1000:900_000]
+
+
+def test_pauses_grow_and_are_bounded() -> None:
+    pauses = [RetryPolicy().pause(failures, "x") for failures in range(1, 40)]
+    assert all(0.125 * 2**at <= pause <= 0.25 * 2**at for at, pause in enumerate(pauses[:6]))
+    assert max(pauses) <= 30 and min(pauses[10:]) >= 15

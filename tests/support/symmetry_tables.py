@@ -1,0 +1,165 @@
+"""Small random symmetry tables with everything that a table can say, and weights for them."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.symmetry import GroupElement
+
+Weights = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A table and the shapes of its tensors in one checkpoint; no function goes with it.
+
+    ``variances`` names the tensors that an exponent of 2 acts on, ``counts`` those that hold integers.
+    """
+
+    table: Symmetry
+    shapes: dict[str, tuple[int, ...]]
+    variances: frozenset[str]
+    counts: frozenset[str]
+
+    def weights(self, K: int, seed: int, dtype: type = np.float64) -> Weights:
+        """Normal weights, variances from 0.5 to 2, integers as int64."""
+        rng = np.random.default_rng(seed)
+        made: Weights = {}
+        for name, shape in self.shapes.items():
+            if name in self.counts:
+                made[name] = rng.integers(0, 100, (K, *shape))
+            elif name in self.variances:
+                made[name] = rng.uniform(0.5, 2.0, (K, *shape)).astype(dtype)
+            else:
+                made[name] = rng.standard_normal((K, *shape)).astype(dtype)
+        return made
+
+    def element(self, K: int, seed: int, *, spread: float = 0.3) -> GroupElement:
+        """A random element whose scales every variance of ``weights`` can bear."""
+        return GroupElement.random(self.table, K, np.random.default_rng(seed), spread=spread)
+
+
+class _Plan:
+    """A table that is being drawn."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self.groups: list[Group] = []
+        self.actions: list[AxisAction] = []
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.variances: set[str] = set()
+        self.counts: set[str] = set()
+
+    def natural(self, most: int) -> int:
+        return self.draw(st.integers(1, most))
+
+    def chance(self) -> bool:
+        return self.draw(st.booleans())
+
+    def add_groups(self) -> None:
+        """Up to five groups; two of them share the blocks of a grouped convolution where there are any."""
+        scales = st.sampled_from(["positive", "sign", "none"])
+        for at in range(self.natural(4)):
+            scale = self.draw(scales)
+            leaders = [group for group in self.groups if not isinstance(group.perm, Like)]
+            kind = self.draw(st.sampled_from(["sym", "sym", "fixed", "like"]))
+            if kind == "like" and leaders:
+                other = self.draw(st.sampled_from(leaders))
+                self.groups.append(Group(f"g{at}", other.n, Like(other.id), scale))
+            else:
+                perm = Fixed() if kind == "fixed" else Sym()
+                self.groups.append(Group(f"g{at}", self.natural(4), perm, scale))
+        if self.chance():
+            g = self.draw(st.integers(2, 3))
+            for name in ("w0", "w1"):
+                k = self.natural(3)
+                self.groups.insert(
+                    self.natural(len(self.groups)), Group(name, g * k, Wreath("o", g, k), self.draw(scales))
+                )
+
+    def segments(self) -> tuple[tuple[Segment, ...], int]:
+        """Listings of some groups, whole or in two runs, with holes between; and the length of the axis."""
+        runs: list[tuple[str, int, int]] = []
+        for group in self.draw(st.lists(st.sampled_from(self.groups), min_size=1, max_size=3)):
+            inner = self.natural(2)
+            first = self.natural(group.n)
+            runs += [(group.id, inner, count) for count in (first, group.n - first) if count]
+        offsets, end = [0] * len(runs), 0
+        for at in self.draw(st.permutations(range(len(runs)))):
+            end += self.draw(st.sampled_from([0, 0, 1]))
+            offsets[at] = end
+            end += runs[at][1] * runs[at][2]
+        made = (Segment(name, offset, inner, count) for (name, inner, count), offset in zip(runs, offsets, strict=True))
+        return tuple(made), end + self.draw(st.sampled_from([0, 0, 2]))
+
+    def add_vector(self, group: Group) -> None:
+        """Every group is on some axis: a bias, or a running variance with or without eps."""
+        name, exponent = f"{group.id}.vector", self.draw(st.sampled_from([1, 2]))
+        eps = self.draw(st.sampled_from([0.0, 1e-5, 1e-2])) if exponent == 2 else 0.0
+        role = "variance" if exponent == 2 else "bias"
+        self.shapes[name] = (group.n,)
+        self.variances |= {name} if exponent == 2 else set()
+        self.actions.append(AxisAction(name, 0, (Segment(group.id, 0, 1, group.n),), exponent, False, role, eps=eps))
+
+    def add_tensor(self, name: str) -> None:
+        """Up to three axes, each with or without channels, and up to one axis behind them."""
+        shape: list[int] = []
+        integers = self.draw(st.integers(0, 5)) == 0
+        for axis in range(self.natural(3)):
+            length = self.natural(2)
+            if self.chance():
+                segments, length = self.segments()
+                exponent = 0 if integers else self.draw(st.sampled_from([1, -1, 0]))
+                self.actions.append(AxisAction(name, axis, segments, exponent, True, "out"))
+            shape.append(length)
+        self.counts |= {name} if integers else set()
+        self.shapes[name] = (*shape, *self.draw(st.sampled_from([(), (3,), (1, 2)])))
+
+    def add_grouped(self) -> None:
+        """A grouped convolution: wreath groups on both axes, or groups within their block; channels behind or not."""
+        wreaths = [group for group in self.groups if isinstance(group.perm, Wreath)]
+        if wreaths:
+            read, write = self.draw(st.sampled_from(wreaths)), self.draw(st.sampled_from(wreaths))
+            blocks, inner = wreaths[0].perm.g, self.natural(2)
+            rows = (Segment(write.id, 0, inner, write.n),)
+            columns = (Segment(read.id, 0, 1, read.n),)
+            height, width = write.n * inner, read.n // blocks
+        else:
+            blocks, height = 2, 2
+            rows, columns, width = (), (), self.natural(3)
+            for at, name in enumerate(("left", "right")):
+                self.groups.append(Group(name, width, Sym(), "positive"))
+                columns += (Segment(name, at * width, 1, width),)
+        if rows:
+            self.actions.append(AxisAction("grouped", 0, rows, 1, True, "out"))
+        self.actions.append(AxisAction("grouped", 1, columns, -1, True, "in", blocks=blocks))
+        window = self.draw(st.sampled_from([(), (2, 2)]))
+        if self.chance():
+            segments, length = self.segments()
+            self.actions.append(AxisAction("grouped", 2, segments, self.draw(st.sampled_from([1, -1, 0])), True, "out"))
+            window = (length, *window)
+        self.shapes["grouped"] = (height, width, *window)
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Network:
+    """Tables with every kind of group and scale, listings in runs, holes, flattened axes, blocks and variances."""
+    plan = _Plan(draw)
+    plan.add_groups()
+    for group in plan.groups:
+        plan.add_vector(group)
+    for at in range(plan.natural(3)):
+        plan.add_tensor(f"t{at}")
+    if plan.chance():
+        plan.add_grouped()
+    plan.shapes |= {"free": (2,), "steps": ()}
+    plan.counts |= {"steps"}
+    order = draw(st.permutations(sorted(plan.shapes)))
+    assert all(math.prod(shape) < 100_000 for shape in plan.shapes.values())
+    table = Symmetry(tuple(plan.groups), tuple(plan.actions))
+    return Network(
+        table, {name: plan.shapes[name] for name in order}, frozenset(plan.variances), frozenset(plan.counts)
+    )

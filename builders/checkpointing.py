@@ -111,7 +111,7 @@ class BuildFolder:
             if wanted is not None:
                 write_file(path, seal(asdict(wanted)))
             return wanted
-        content, _ = unseal(path.read_bytes(), where=str(path))
+        content, _ = unseal(path.read_bytes(), location=str(path))
         made: dict[str, Any] = {key: tuple(value) if type(value) is list else value for key, value in content.items()}
         found = BuildPlan(**made)
         if wanted is not None:

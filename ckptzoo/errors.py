@@ -14,7 +14,7 @@
     |-- MissingExtraError         an optional dependency is not installed; names the install command
     '-- SymmetryError             a network's symmetries or a gauge cannot be used
 
-Every message reads ``<where>: <what>: expected <X>, got <Y>. <next step>.``
+Every message reads ``<location>: <what>: expected <X>, got <Y>. <next step>.``
 """
 
 import difflib
@@ -26,14 +26,14 @@ from dataclasses import dataclass
 class Problem:
     """One thing that is wrong, as five facts; ``str()`` is the message."""
 
-    where: str
+    location: str
     what: str
     expected: str
     got: str
     next_step: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}: expected {self.expected}, got {self.got}. {self.next_step}"
+        return f"{self.location}: {self.what}: expected {self.expected}, got {self.got}. {self.next_step}"
 
 
 class ZooError(Exception):
@@ -62,17 +62,16 @@ class IntegrityError(_ProblemsError):
 class UnknownNameError(ZooError, KeyError):
     """No such tensor, variant, column or checkpoint; the message lists the near names."""
 
-    def __init__(self, where: str, kind: str, name: str, known: Sequence[str]) -> None:
-        self.where, self.kind, self.name, self.known = where, kind, name, tuple(known)
+    def __init__(self, location: str, kind: str, name: str, known: Sequence[str]) -> None:
+        self.location, self.kind, self.name, self.known = location, kind, name, tuple(known)
         self.near = tuple(difflib.get_close_matches(name, self.known, n=3, cutoff=0.4))
-        super().__init__(where, kind, name, self.known)
+        super().__init__(location, kind, name, self.known)
 
     def __str__(self) -> str:
         shown = ", ".join(self.known[:12]) + (", ..." if len(self.known) > 12 else "")
         hint = f"Did you mean {' or '.join(self.near)}?" if self.near else "Choose one of these."
-        return (
-            f"{self.where}: {self.kind} {self.name!r}: expected one of {shown or '(none)'}, got {self.name!r}. {hint}"
-        )
+        expected = f"one of {shown or '(none)'}"
+        return f"{self.location}: {self.kind} {self.name!r}: expected {expected}, got {self.name!r}. {hint}"
 
 
 class RemoteError(ZooError):

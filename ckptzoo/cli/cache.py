@@ -76,7 +76,7 @@ def prune(
     if to is None and zoo is None:
         raise typer.BadParameter("expected --to SIZE or --zoo ADDRESS, got neither.")
     root = cache_root()
-    most = None if to is None else parse_size(to, where="--to")
+    most = None if to is None else parse_size(to, location="--to")
     address = None if zoo is None else _known(root, zoo)
     if dry_run:
         pruned = Pruned.of(prunable(root, address=address, most=most))

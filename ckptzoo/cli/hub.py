@@ -437,7 +437,7 @@ def _repository(address: str) -> str:
     return address
 
 
-def _tell(zoo: str, where: str, changes: Sequence[str], check: bool) -> None:
+def _tell(zoo: str, location: str, changes: Sequence[str], check: bool) -> None:
     """What changed, line by line, and what was done."""
     from ckptzoo.text import counted, printable
 
@@ -451,4 +451,4 @@ def _tell(zoo: str, where: str, changes: Sequence[str], check: bool) -> None:
     elif check:
         print(f"{zoo}: README.md differs: {added:,} lines to add, {removed:,} to remove. Run ckptzoo card {zoo}.")
     else:
-        print(f"{where}: written, {counted(added, 'line')} added, {removed:,} removed.")
+        print(f"{location}: written, {counted(added, 'line')} added, {removed:,} removed.")

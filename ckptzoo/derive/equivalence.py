@@ -37,7 +37,7 @@ class EquivalenceChecker:
         self._forward = Forward(arch, module)
         self._stack = max(1, min(_STACK, _STACK_BYTES // arch.nbytes))
 
-    def gaps(
+    def output_differences(
         self, one: Weights, two: Weights, inputs: NDArray[Any], *, precision: Precision = "float64"
     ) -> NDArray[np.float64]:
         """For each checkpoint ``max_b ||f(x_b; two) - f(x_b; one)|| / ||f(x_b; one)||``, L2 norms over the outputs.
@@ -88,7 +88,7 @@ class EquivalenceChecker:
             name: np.maximum(scale, 1 / scale) if name in normalised else scale
             for name, scale in element.scales.items()
         }
-        gaps = self.gaps(double, apply(replace(element, scales=scales), double, symmetry), inputs)
+        gaps = self.output_differences(double, apply(replace(element, scales=scales), double, symmetry), inputs)
         worst = float(gaps[~np.isnan(gaps)].max(initial=0.0))
         if not worst <= TABLE_TOLERANCE:
             raise SymmetryError(

@@ -183,14 +183,14 @@ def digest_of_inputs(inputs: NDArray[np.float32]) -> str:
     return "sha256:" + total.hexdigest()
 
 
-def _checked(targets: NDArray[Any], examples: int, classes: int, where: str) -> str:
+def _checked(targets: NDArray[Any], examples: int, classes: int, location: str) -> str:
     """Labels as the facts hold them."""
     labels = np.asarray(targets)
     fits = labels.shape == (examples,) and labels.dtype.kind in "iu"
     if not fits or int(labels.min()) < 0 or int(labels.max()) >= classes:
         got = f"{labels.dtype} {labels.shape}" + (f" from {labels.min()} to {labels.max()}" if fits else "")
         step = "Leave them out where they are not among the network's classes."
-        raise ZooError(f"{where}: targets: expected {examples} integers from 0 to {classes - 1}, got {got}. {step}")
+        raise ZooError(f"{location}: targets: expected {examples} integers from 0 to {classes - 1}, got {got}. {step}")
     return encoded(labels)
 
 

@@ -29,7 +29,7 @@ def variant_dtype(dtype: str) -> str:
 
 
 def element_problems(
-    where: str,
+    location: str,
     symmetry: Symmetry | None,
     digest: str | None,
     facts: Document,
@@ -41,7 +41,7 @@ def element_problems(
 
     Parameters
     ----------
-    where : the part.
+    location : the part.
     symmetry, digest : the zoo's table and its digest; None where it has none.
     facts : the part's.
     elements : what its ``g`` shards hold.
@@ -51,7 +51,9 @@ def element_problems(
     if symmetry is None or named != digest:
         if not weights:
             step = f"Restore {SYMMETRY} from a copy."
-            yield Problem(f"{where}/{INDEX}", f"digest of {SYMMETRY}", str(named), str(digest or "no such file"), step)
+            yield Problem(
+                f"{location}/{INDEX}", f"digest of {SYMMETRY}", str(named), str(digest or "no such file"), step
+            )
         return
     expected: dict[str, Kind] = {}
     for group in symmetry.groups:
@@ -65,7 +67,7 @@ def element_problems(
                 "no such tensor" if side.get(name) is None else "{} {}".format(*side[name])
                 for side in (expected, elements)
             )
-            yield Problem(f"{where}/g-*.safetensors", f"tensor {name!r}", wanted, got, REFETCH)
+            yield Problem(f"{location}/g-*.safetensors", f"tensor {name!r}", wanted, got, REFETCH)
 
 
 def origin_problems(files: Files, raw: Tree, tree: Tree) -> Iterator[Problem]:

@@ -73,7 +73,7 @@ class Folder:
 
     def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
         """A whole file."""
-        return table.read_bytes(self.here / name, where=f"{self.name}/{name}", max_bytes=max_bytes)
+        return table.read_bytes(self.here / name, location=f"{self.name}/{name}", max_bytes=max_bytes)
 
     def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
         """Several whole files."""
@@ -91,15 +91,15 @@ class Folder:
         except OSError as error:
             found = error.strerror or "none"
             raise IntegrityError(Problem(where, "file", "a readable file", found, REFETCH)) from error
-        check_span(data, span, where=where)
+        check_span(data, span, location=where)
         return data
 
 
-def check_span(data: bytes, span: Span, *, where: str, step: str = REFETCH) -> None:
+def check_span(data: bytes, span: Span, *, location: str, step: str = REFETCH) -> None:
     """Raise IntegrityError unless these are the bytes of a piece of a file."""
     if (found := hashlib.sha256(data).digest()) != span.sha256:
         what = f"sha256 of bytes {span.start} to {span.stop}"
-        raise IntegrityError(Problem(where, what, span.sha256.hex(), found.hex(), step))
+        raise IntegrityError(Problem(location, what, span.sha256.hex(), found.hex(), step))
 
 
 def folders_of(names: Iterable[str]) -> dict[str, tuple[str, ...]]:

@@ -87,18 +87,18 @@ def lay_out(tensors: Sequence[Tensor], rows: int, metadata: Mapping[str, str]) -
     return Layout(rows, header, entries)
 
 
-def header_length(first: bytes, *, file_size: int, where: str) -> int:
+def header_length(first: bytes, *, file_size: int, location: str) -> int:
     """Length of the JSON from a file's first eight bytes, bounded before anything is read or allocated."""
     length = int.from_bytes(first[:8], "little")
     if len(first) < 8 or length > min(MAX_HEADER, file_size - 8):
         expected = f"at most {max(0, min(MAX_HEADER, file_size - 8))} bytes"
         raise IntegrityError(
-            Problem(where, "header length", expected, f"{length if len(first) >= 8 else 'no header'}", _STEP)
+            Problem(location, "header length", expected, f"{length if len(first) >= 8 else 'no header'}", _STEP)
         )
     return length
 
 
-def read_header(text: bytes, *, file_size: int, where: str) -> tuple[Entry, ...]:
+def read_header(text: bytes, *, file_size: int, location: str) -> tuple[Entry, ...]:
     """Entries of a safetensors header, by offset, from a stranger's bytes.
 
     Parameters
@@ -111,13 +111,13 @@ def read_header(text: bytes, *, file_size: int, where: str) -> tuple[Entry, ...]
     IntegrityError
         With every problem: duplicate keys, unknown fields, bad names, dtypes or shapes, overlaps, holes.
     """
-    described = parse(text, where=where, max_bytes=MAX_HEADER)
+    described = parse(text, location=location, max_bytes=MAX_HEADER)
     problems: list[Problem] = []
     found: list[Entry] = []
     base = 8 + len(text)
 
     def wrong(what: str, expected: str, got: object) -> None:
-        problems.append(Problem(where, what, expected, str(got)[:200], _STEP))
+        problems.append(Problem(location, what, expected, str(got)[:200], _STEP))
 
     metadata = described.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(

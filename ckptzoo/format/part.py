@@ -109,8 +109,8 @@ class PartWriter:
         for stem in list(self._open):
             self._close(stem)
         blocks = sorted(self._blocks, key=lambda block: block.file)
-        index = table.table_of([asdict(block) for block in blocks], table.INDEX_SCHEMA, where=str(self._tree))
-        metadata = table.table_of(self.rows, self._schema, where=str(self._tree))
+        index = table.table_of([asdict(block) for block in blocks], table.INDEX_SCHEMA, location=str(self._tree))
+        metadata = table.table_of(self.rows, self._schema, location=str(self._tree))
         digest = part_digest(metadata, index, self._facts)
         rows_file = table.encode([metadata], {"version": 1}, sealed=True)
         footer = {"version": 1, "digest": digest, "rows": len(metadata), "facts": self._facts}
@@ -162,32 +162,32 @@ def read_part(files: Files, tree: str, name: str) -> tuple[Part, pa.Table]:
         The index is missing, unreadable, or is not what its seal says.
     """
     path = f"{tree}/{name}/{INDEX}"
-    return decode_index(files.read(path), tree, name, where=f"{files.name}/{path}")
+    return decode_index(files.read(path), tree, name, location=f"{files.name}/{path}")
 
 
-def decode_index(data: bytes, tree: str, name: str, *, where: str) -> tuple[Part, pa.Table]:
+def decode_index(data: bytes, tree: str, name: str, *, location: str) -> tuple[Part, pa.Table]:
     """A part's facts and its index from the bytes of ``index.parquet``."""
-    table.check_seal(data, where=where)
-    file, footer = table.open_table(data, where=where)
-    index = table.read_table(file, table.INDEX_SCHEMA, where=where)
-    return part_of(tree, name, footer, where=where), index
+    table.check_seal(data, location=location)
+    file, footer = table.open_table(data, location=location)
+    index = table.read_table(file, table.INDEX_SCHEMA, location=location)
+    return part_of(tree, name, footer, location=location), index
 
 
-def part_of(tree: str, name: str, footer: Document, *, where: str) -> Part:
+def part_of(tree: str, name: str, footer: Document, *, location: str) -> Part:
     """A part from the facts in its index's footer."""
     digest, rows, facts = footer.get("digest"), footer.get("rows"), footer.get("facts")
     if footer.get("version") != 1:
         raise IntegrityError(
-            Problem(where, "format version", "1", repr(footer.get("version")), "Upgrade ckptzoo to read it.")
+            Problem(location, "format version", "1", repr(footer.get("version")), "Upgrade ckptzoo to read it.")
         )
     if not isinstance(digest, str) or type(rows) is not int or rows < 0 or not isinstance(facts, dict):
-        raise IntegrityError(Problem(where, "footer", "digest, rows and facts", str(footer)[:160], REFETCH))
+        raise IntegrityError(Problem(location, "footer", "digest, rows and facts", str(footer)[:160], REFETCH))
     if name[7:] != digest.removeprefix("sha256:")[:8]:
-        raise IntegrityError(Problem(where, "name of the part", f"...-{digest[7:15]}", name, REFETCH))
+        raise IntegrityError(Problem(location, "name of the part", f"...-{digest[7:15]}", name, REFETCH))
     return Part(tree, name, rows, digest, facts)
 
 
-def kind_of(part: Part, *, where: str) -> str:
+def kind_of(part: Part, *, location: str) -> str:
     """What a part is, a key of ``ckptzoo.schema.metadata.KINDS``.
 
     Raises
@@ -198,34 +198,34 @@ def kind_of(part: Part, *, where: str) -> str:
     kind = part.facts.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise IntegrityError(
-            Problem(where, "kind", "one of " + ", ".join(KINDS), repr(kind), "Upgrade ckptzoo to read it.")
+            Problem(location, "kind", "one of " + ", ".join(KINDS), repr(kind), "Upgrade ckptzoo to read it.")
         )
     return kind
 
 
 def read_rows(files: Files, part: Part) -> pa.Table:
     """A part's rows with every column of its kind, null in those that its file lacks; seal and count are checked."""
-    return filled_rows(stored_rows(files, part), part, where=f"{files.name}/{part.path}")
+    return filled_rows(stored_rows(files, part), part, location=f"{files.name}/{part.path}")
 
 
-def filled_rows(rows: pa.Table, part: Part, *, where: str) -> pa.Table:
+def filled_rows(rows: pa.Table, part: Part, *, location: str) -> pa.Table:
     """Rows with every column of the part's kind, null in those that they lack."""
-    return table.filled(rows, table.schema_of(KINDS[kind_of(part, where=where)]))
+    return table.filled(rows, table.schema_of(KINDS[kind_of(part, location=location)]))
 
 
 def stored_rows(files: Files, part: Part) -> pa.Table:
     """A part's rows with the columns that its file has, which are those that its digest covers."""
     path = f"{part.path}/{METADATA}"
-    kind_of(part, where=f"{files.name}/{part.path}")
-    return decode_rows(files.read(path), part, where=f"{files.name}/{path}")
+    kind_of(part, location=f"{files.name}/{part.path}")
+    return decode_rows(files.read(path), part, location=f"{files.name}/{path}")
 
 
-def decode_rows(data: bytes, part: Part, *, where: str) -> pa.Table:
+def decode_rows(data: bytes, part: Part, *, location: str) -> pa.Table:
     """A part's rows from the bytes of ``metadata.parquet``, with the columns that they have."""
-    kind = kind_of(part, where=where.removesuffix(f"/{METADATA}"))
-    table.check_seal(data, where=where)
-    file, _ = table.open_table(data, where=where)
-    rows = table.read_table(file, table.schema_of(KINDS[kind]), where=where, least=LEAST[kind])
+    kind = kind_of(part, location=location.removesuffix(f"/{METADATA}"))
+    table.check_seal(data, location=location)
+    file, _ = table.open_table(data, location=location)
+    rows = table.read_table(file, table.schema_of(KINDS[kind]), location=location, least=LEAST[kind])
     if len(rows) != part.rows:
-        raise IntegrityError(Problem(where, "rows", str(part.rows), str(len(rows)), REFETCH))
+        raise IntegrityError(Problem(location, "rows", str(part.rows), str(len(rows)), REFETCH))
     return rows

@@ -62,16 +62,16 @@ def targets_of(facts: Document) -> NDArray[np.int64] | None:
     return None if text is None else decoded(text, facts["examples"], facts["classes"])
 
 
-def prediction_problems(where: str, part: Part, stems: Iterable[str], kinds: Kinds) -> Iterator[Problem]:
+def prediction_problems(location: str, part: Part, stems: Iterable[str], kinds: Kinds) -> Iterator[Problem]:
     """What is wrong with one part of predictions: its facts, and the tensor that they promise.
 
     Parameters
     ----------
-    where : the part.
+    location : the part.
     stems, kinds : of its shards, and what they hold.
     """
     facts = part.facts
-    index = f"{where}/{INDEX}"
+    index = f"{location}/{INDEX}"
     name, outputs, digest = facts.get("set"), facts.get("outputs"), facts.get("inputs")
     examples, classes = facts.get("examples"), facts.get("classes")
     if not isinstance(name, str) or not SET_NAME.fullmatch(name):
@@ -98,7 +98,7 @@ def prediction_problems(where: str, part: Part, stems: Iterable[str], kinds: Kin
             wanted, got = (
                 "no such tensor" if side.get(key) is None else "{} {}".format(*side[key]) for side in (expected, kinds)
             )
-            yield Problem(f"{where}/{key[0]}-*.safetensors", f"tensor {key[1]!r}", wanted, got, REFETCH)
+            yield Problem(f"{location}/{key[0]}-*.safetensors", f"tensor {key[1]!r}", wanted, got, REFETCH)
 
 
 def differing(files: Files, tree: Tree) -> Iterator[Problem]:

@@ -114,20 +114,20 @@ def read_documents(files: Files) -> tuple[Identity, Architecture, Symmetry | Non
     def document(name: str) -> tuple[Document, str, str]:
         where = f"{files.name}/{name}"
         data = held[name] if name in held else files.read(name, max_bytes=MAX_DOCUMENT)
-        return *unseal(data, where=where), where
+        return *unseal(data, location=where), where
 
     content, _, where = document(layout.ZOO)
-    identity = Identity.from_json(content, where=where)
+    identity = Identity.from_json(content, location=where)
     content, digest, where = document(layout.ARCHITECTURE)
     if digest != identity.architecture:
         raise IntegrityError(Problem(where, "digest named in zoo.json", identity.architecture, digest, REFETCH))
-    architecture = Architecture.from_json(content, where=where)
+    architecture = Architecture.from_json(content, location=where)
     if identity.symmetry is None and layout.SYMMETRY not in held:
         return identity, architecture, None
     content, digest, where = document(layout.SYMMETRY)
     if identity.symmetry not in (None, digest):
         raise IntegrityError(Problem(where, "digest named in zoo.json", str(identity.symmetry), digest, REFETCH))
-    table_of_groups = Symmetry.from_json(content, where=where)
+    table_of_groups = Symmetry.from_json(content, location=where)
     table_of_groups.check(architecture)
     return identity, architecture, table_of_groups
 
@@ -158,9 +158,9 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
     for name in fresh:
         path = f"{tree}/{name}"
         where = f"{files.name}/{path}"
-        part, index = decode_index(data[f"{path}/{layout.INDEX}"], tree, name, where=f"{where}/{layout.INDEX}")
-        found = decode_rows(data[f"{path}/{layout.METADATA}"], part, where=f"{where}/{layout.METADATA}")
-        rows.append(LazyTable.of(filled_rows(found, part, where=where)))
+        part, index = decode_index(data[f"{path}/{layout.INDEX}"], tree, name, location=f"{where}/{layout.INDEX}")
+        found = decode_rows(data[f"{path}/{layout.METADATA}"], part, location=f"{where}/{layout.METADATA}")
+        rows.append(LazyTable.of(filled_rows(found, part, location=where)))
         number = pa.repeat(pa.scalar(len(parts), pa.int32()), len(index))
         indices.append(LazyTable.of(index.append_column(INDEX_SCHEMA.field("part"), number)))
         parts.append(part)

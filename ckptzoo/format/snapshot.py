@@ -61,12 +61,12 @@ class Snapshot:
         self._bytes: bytearray | None = None
         self._there: set[_Chunk] = set()
         self._file: pq.ParquetFile | None = None
-        file, facts = table.open_table(self._held(), where=self.where)
+        file, facts = table.open_table(self._held(), location=self.where)
         if facts.get("version") not in (1, 2):
             raise IntegrityError(Problem(self.where, "footer", "version 1 or 2", str(facts)[:120], REFETCH))
         self._rest = str(facts.get("rest"))
-        self._trees = _trees(facts.get("trees"), file.num_row_groups, where=self.where)
-        self._chunks = _chunks(facts.get("chunks", {}), self._size - len(self._tail), where=self.where)
+        self._trees = _trees(facts.get("trees"), file.num_row_groups, location=self.where)
+        self._chunks = _chunks(facts.get("chunks", {}), self._size - len(self._tail), location=self.where)
 
     def _last(self, name: str) -> bytes:
         """The tail; the whole file for a snapshot of before there were tails."""
@@ -106,7 +106,7 @@ class Snapshot:
                 name,
                 part["name"],
                 {"version": 1, "digest": part["digest"], "rows": part["rows"], "facts": part["facts"]},
-                where=self.where,
+                location=self.where,
             )
             for part in item["parts"]
         )
@@ -132,7 +132,7 @@ class Snapshot:
         whole, held = self._files.read(self._path), self._held()
         chunks = sorted(set(self._chunks.values()))
         for start, stop, sha256 in chunks:
-            check_span(data := whole[start:stop], Span(self._path, start, stop, sha256), where=self.where)
+            check_span(data := whole[start:stop], Span(self._path, start, stop, sha256), location=self.where)
             held[start:stop] = data
         self._there.update(chunks)
         cuts = [0, *itertools.chain.from_iterable((chunk.start, chunk.stop) for chunk in chunks), before]
@@ -159,7 +159,7 @@ class Snapshot:
         try:
             file = self._opened()
             wide = [prefix + name for name in own]
-            found = table.read_bounded(file, where=self.where, group=group, columns=wide).select(wide)
+            found = table.read_bounded(file, location=self.where, group=group, columns=wide).select(wide)
             found = found.rename_columns(own).cast(fields)
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
             raise IntegrityError(
@@ -188,11 +188,11 @@ class Snapshot:
 
     def _opened(self) -> pq.ParquetFile:
         if self._file is None:
-            self._file, _ = table.open_table(self._held(), where=self.where)
+            self._file, _ = table.open_table(self._held(), location=self.where)
         return self._file
 
 
-def _trees(listed: Any, groups: int, *, where: str) -> dict[str, Document]:
+def _trees(listed: Any, groups: int, *, location: str) -> dict[str, Document]:
     """What the footer says of each tree, by its name."""
     made: dict[str, Document] = {}
     for item in listed if isinstance(listed, list) else [listed]:
@@ -203,7 +203,7 @@ def _trees(listed: Any, groups: int, *, where: str) -> dict[str, Document]:
                     made[name] = item
                     continue
         expected = "trees, each once, with their kinds, row groups and parts"
-        raise IntegrityError(Problem(where, "footer", expected, repr(item)[:120], REFETCH))
+        raise IntegrityError(Problem(location, "footer", expected, repr(item)[:120], REFETCH))
     return made
 
 
@@ -214,7 +214,7 @@ def _is_part(said: Any) -> bool:
     return False
 
 
-def _chunks(listed: Any, most: int, *, where: str) -> dict[tuple[int, str], _Chunk]:
+def _chunks(listed: Any, most: int, *, location: str) -> dict[tuple[int, str], _Chunk]:
     """Columns outside the tail by row group and name."""
     made: dict[tuple[int, str], _Chunk] = {}
     try:
@@ -224,7 +224,7 @@ def _chunks(listed: Any, most: int, *, where: str) -> dict[tuple[int, str], _Chu
                     raise ValueError(f"{start} and {nbytes}")
                 made[int(group), name] = _Chunk(start, start + nbytes, bytes.fromhex(digest))
     except (AttributeError, TypeError, ValueError) as error:
-        problem = Problem(where, "columns in the footer", "[offset, bytes, sha256]", str(error)[:120], REFETCH)
+        problem = Problem(location, "columns in the footer", "[offset, bytes, sha256]", str(error)[:120], REFETCH)
         raise IntegrityError(problem) from error
     return made
 

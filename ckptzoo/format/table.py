@@ -56,7 +56,7 @@ def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
 METADATA_SCHEMA = schema_of(COLUMNS)
 
 
-def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, where: str) -> pa.Table:
+def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) -> pa.Table:
     """Rows as a table of exactly this schema.
 
     Raises
@@ -69,7 +69,7 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, where: str) -> pa
     for row in rows:
         for name in row:
             if name not in schema.names:
-                raise UnknownNameError(where, "column", name, schema.names)
+                raise UnknownNameError(location, "column", name, schema.names)
     columns: list[pa.Array] = []
     problems: list[Problem] = []
     for spec in schema:
@@ -80,11 +80,11 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, where: str) -> pa
             columns.append(pa.array(values, spec.type))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError) as error:
             step = "Correct the rows."
-            problems.append(Problem(where, f"column {spec.name!r}", str(spec.type), str(error)[:160], step))
+            problems.append(Problem(location, f"column {spec.name!r}", str(spec.type), str(error)[:160], step))
             continue
         if not spec.nullable and columns[-1].null_count:
             step = "Give every row one."
-            problems.append(Problem(where, f"column {spec.name!r}", "a value in every row", "none in some", step))
+            problems.append(Problem(location, f"column {spec.name!r}", "a value in every row", "none in some", step))
     if problems:
         raise SpecError(problems)
     return pa.Table.from_arrays(columns, schema=schema)
@@ -119,29 +119,29 @@ def encode(tables: list[pa.Table], facts: Document, *, sealed: bool) -> bytes:
     return data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + 64 :]
 
 
-def check_seal(data: bytes, *, where: str) -> None:
+def check_seal(data: bytes, *, location: str) -> None:
     """Raise IntegrityError unless the seal agrees with every byte of the file."""
     at = data.rfind(_MARK) + len(_MARK)
     found = data[at : at + 64]
     expected = hashlib.sha256(data[:at] + _BLANK + data[at + 64 :]).hexdigest().encode()
     if at < len(_MARK) or found != expected:
         got = found.decode("ascii", "replace") if at >= len(_MARK) else "no seal"
-        raise IntegrityError(Problem(where, "seal", expected.decode(), got, REFETCH))
+        raise IntegrityError(Problem(location, "seal", expected.decode(), got, REFETCH))
 
 
-def read_bytes(path: Path, *, where: str, max_bytes: int = MAX_FILE) -> bytes:
+def read_bytes(path: Path, *, location: str, max_bytes: int = MAX_FILE) -> bytes:
     """A whole file, its size bounded before it is read; a missing file is an IntegrityError."""
     try:
         with path.open("rb") as file:
             data = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
     except OSError as error:
-        raise IntegrityError(Problem(where, "file", "a readable file", error.strerror or "none", REFETCH)) from error
+        raise IntegrityError(Problem(location, "file", "a readable file", error.strerror or "none", REFETCH)) from error
     if len(data) > max_bytes:
-        raise IntegrityError(Problem(where, "size", f"at most {max_bytes} bytes", "more", REFETCH))
+        raise IntegrityError(Problem(location, "size", f"at most {max_bytes} bytes", "more", REFETCH))
     return data
 
 
-def open_table(data: bytes | bytearray, *, where: str) -> tuple[pq.ParquetFile, Document]:
+def open_table(data: bytes | bytearray, *, location: str) -> tuple[pq.ParquetFile, Document]:
     """Parquet bytes that were checked, as a file and the facts of its footer; sizes are bounded first."""
     try:
         file = pq.ParquetFile(
@@ -153,27 +153,29 @@ def open_table(data: bytes | bytearray, *, where: str) -> tuple[pq.ParquetFile, 
         total = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
         raw = (file.metadata.metadata or {}).get(KEY, b"")
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise IntegrityError(Problem(where, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
+        raise IntegrityError(Problem(location, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
     if not 0 <= total <= MAX_TABLE:
-        raise IntegrityError(Problem(where, "size of the table", f"at most {MAX_TABLE} bytes", str(total), REFETCH))
-    return file, parse(raw, where=f"{where} (footer)")
+        raise IntegrityError(Problem(location, "size of the table", f"at most {MAX_TABLE} bytes", str(total), REFETCH))
+    return file, parse(raw, location=f"{location} (footer)")
 
 
-def read_table(file: pq.ParquetFile, schema: pa.Schema, *, where: str, least: int | None = None) -> pa.Table:
+def read_table(file: pq.ParquetFile, schema: pa.Schema, *, location: str, least: int | None = None) -> pa.Table:
     """The whole table with the columns that it has: those of the schema, or at least its first ``least``."""
     try:
         found = file.schema_arrow
         if not has_columns(found, schema, least):
             newer = len(found) > len(schema) and found.names[: len(schema)] == schema.names
             step = "Upgrade ckptzoo to read it." if newer else REFETCH
-            raise IntegrityError(Problem(where, "columns", "those of docs/format.md", _difference(found, schema), step))
-        return read_bounded(file, where=where).replace_schema_metadata(None).combine_chunks()
+            raise IntegrityError(
+                Problem(location, "columns", "those of docs/format.md", _difference(found, schema), step)
+            )
+        return read_bounded(file, location=location).replace_schema_metadata(None).combine_chunks()
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise IntegrityError(Problem(where, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
+        raise IntegrityError(Problem(location, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
 
 
 def read_bounded(
-    file: pq.ParquetFile, *, where: str, group: int | None = None, columns: list[str] | None = None
+    file: pq.ParquetFile, *, location: str, group: int | None = None, columns: list[str] | None = None
 ) -> pa.Table:
     """Some columns of a table, or of one row group of it, whose size in memory is bounded.
 
@@ -201,7 +203,7 @@ def read_bounded(
     for piece in file.iter_batches(batch_size=most, row_groups=groups, columns=columns, use_threads=False):
         held += piece.nbytes
         if held > MAX_TABLE:
-            raise IntegrityError(Problem(where, "size of the table", f"at most {MAX_TABLE} bytes", "more", REFETCH))
+            raise IntegrityError(Problem(location, "size of the table", f"at most {MAX_TABLE} bytes", "more", REFETCH))
         pieces.append(piece)
     return pa.Table.from_batches(pieces, file.schema_arrow if columns is None else None)
 

@@ -185,7 +185,7 @@ def _listing(files: Folder) -> Iterator[Problem]:
         return
     where, step = f"{files.name}/{LISTING}", "Run ckptzoo compact."
     try:
-        content, _ = unseal(files.read(LISTING), where=where)
+        content, _ = unseal(files.read(LISTING), location=where)
         named: dict[str, Any] = content["files"]
         for name, facts in named.items():
             if not may_change(name) and files.size(name) != facts[0]:
@@ -234,14 +234,14 @@ def _headers(root: Path, read: list[tuple[Part, pa.Table]]) -> Iterator[Problem]
                     yield Problem(where, f"tensor {name!r} in the header", expected, got, REFETCH)
 
 
-def _header(path: Path, where: str) -> tuple[Entry, ...]:
+def _header(path: Path, location: str) -> tuple[Entry, ...]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            length = header_length(file.read(8), file_size=size, where=where)
-            return read_header(file.read(length), file_size=size, where=where)
+            length = header_length(file.read(8), file_size=size, location=location)
+            return read_header(file.read(length), file_size=size, location=location)
     except OSError as error:
-        raise IntegrityError(Problem(where, "file", "a readable file", error.strerror or "none", REFETCH)) from error
+        raise IntegrityError(Problem(location, "file", "a readable file", error.strerror or "none", REFETCH)) from error
 
 
 def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress | None) -> list[Problem]:

@@ -57,8 +57,8 @@ def create(
     if not isinstance(card, Card):
         card = Card(root.name) if card is None else Card.from_toml(card)
     if isinstance(arch, str | Path):
-        content = parse(table.read_bytes(Path(arch), where=str(arch)), where=str(arch))
-        arch = Architecture.from_json({k: v for k, v in content.items() if k != "digest"}, where=str(arch))
+        content = parse(table.read_bytes(Path(arch), location=str(arch)), location=str(arch))
+        arch = Architecture.from_json({k: v for k, v in content.items() if k != "digest"}, location=str(arch))
     elif not isinstance(arch, Architecture):
         arch = Architecture.of(arch if isinstance(arch, Mapping) else arch.state_dict(), name=card.name)
     if symmetry is not None:
@@ -144,8 +144,8 @@ class Writer:
             if row.get("member") is None and isinstance(row.get("id"), str):
                 row["member"] = row["id"]
             row["finite"] = good
-        table.table_of(listed, table.METADATA_SCHEMA, where=f"{self.path.name}: rows")
-        if problems := list(value_problems(listed, where=f"{self.path.name}: rows")):
+        table.table_of(listed, table.METADATA_SCHEMA, location=f"{self.path.name}: rows")
+        if problems := list(value_problems(listed, location=f"{self.path.name}: rows")):
             raise SpecError(problems)
         fresh = [str(row["id"]) for row in listed]
         if len(set(fresh)) != len(fresh) or not self._pending.isdisjoint(fresh):

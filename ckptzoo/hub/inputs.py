@@ -58,7 +58,7 @@ def inputs_of(
     if told not in (1, channels):
         expected = f"images of {told} channels, as the networks take"
         raise ZooError(f"{zoo.name}: set of inputs {name!r}: expected {expected}, got {channels}. Choose another set.")
-    seen = found.seen(evaluation.mean, evaluation.std, limit)
+    seen = found.normalized(evaluation.mean, evaluation.std, limit)
     wanted = zoo.arch.input_shape
     if wanted is not None and np.prod(wanted) == np.prod(seen.shape[1:]):
         seen = seen.reshape(-1, *wanted)

@@ -108,7 +108,7 @@ def search(
         raise ZooError(str(Problem("search", "limit", "1 or more", str(limit), "Choose another.")))
     named = [f"{prefix}{name}" for prefix, name in ((_ARCH, arch), (_DATASET, dataset)) if name is not None]
     wanted = tuple(dict.fromkeys((TAG, *named, *tags)))
-    client = Client(endpoint, token, bounds=_ONCE)
+    client = Client(endpoint, token, retry_policy=_ONCE)
     found = client.search(wanted, text=text, limit=limit + 1)
     zoos = tuple(_described(item) for item in found[:limit])
     return SearchResult(client.endpoint, wanted, text, zoos, len(found) > limit)

@@ -147,7 +147,7 @@ class HeldOut:
             total.update(np.ascontiguousarray(array).tobytes())
         return "sha256:" + total.hexdigest()
 
-    def seen(self, mean: Sequence[float], std: Sequence[float], limit: int | None = None) -> NDArray[np.float32]:
+    def normalized(self, mean: Sequence[float], std: Sequence[float], limit: int | None = None) -> NDArray[np.float32]:
         """(N, C, H, W): ``(pixel / 255 - mean) / std``, computed in float64 and rounded once.
 
         Parameters

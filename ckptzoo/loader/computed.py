@@ -68,7 +68,7 @@ class ComputedReader:
         return cls(tensor.name, numpy_dtype(variant_dtype(tensor.dtype)), raw, origins, table, groups, shards)
 
     @property
-    def pages(self) -> NDArray[np.int64]:
+    def row_blocks(self) -> NDArray[np.int64]:
         """(P,) first rows of the blocks in which a stored variant would have the tensor."""
         step = max(1, BLOCK_BYTES // self.row_bytes)
         return np.concatenate([np.arange(start, stop, step) for start, stop in self._shards.tolist()])
@@ -87,10 +87,10 @@ class ComputedReader:
         """Rows in order, ``PIECE_BYTES`` of raw rows at a time."""
         return (self._made(rows[start : start + self._step]) for start in range(0, len(rows), self._step))
 
-    def needs(self, rows: NDArray[np.int64]) -> Sequence[Span]:
+    def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
         """The blocks on other machines from which raw rows and group elements are read."""
-        element = (span for stack in self._element.values() for span in stack.needs(rows))
-        return [*self._raw.needs(self._origins[rows]), *element]
+        element = (span for stack in self._element.values() for span in stack.required_blocks(rows))
+        return [*self._raw.required_blocks(self._origins[rows]), *element]
 
     @property
     def _step(self) -> int:

@@ -82,23 +82,23 @@ class Predictions:
         batch_size: int = 256,
         shuffle: Shuffle = False,
         seed: int = 0,
-        ragged: Ragged = "error",
+        remainder: Ragged = "error",
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         device: Any = None,
     ) -> Any:
         """Batches of ``{"logits": (batch_size, N, C)}``, in an order that resumes exactly.
 
         Parameters
         ----------
-        batch_size, shuffle, seed, ragged, rank, world, device : as in ``Zoo.stream``.
+        batch_size, shuffle, seed, remainder, rank, world_size, device : as in ``Zoo.stream``.
 
         Returns
         -------
         Stream, or TorchStream where a device is given: an iterable of Batch.
         """
         files = self._contents.files
-        bring = files.bring if isinstance(files, RemoteFiles) else None
+        bring = files.prefetch if isinstance(files, RemoteFiles) else None
         source = Source(
             {LOGITS: self._stack},
             self._rows,
@@ -107,6 +107,6 @@ class Predictions:
             self._contents.identity.name,
             bring,
         )
-        share = ReaderShard(rank, world)
-        stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, ragged=ragged, share=share)
+        share = ReaderShard(rank, world_size)
+        stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, remainder=remainder, share=share)
         return stream if device is None else import_torch().TorchStream(stream, device)

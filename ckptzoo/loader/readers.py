@@ -40,7 +40,7 @@ class TensorReader(Protocol):
         ...
 
     @property
-    def pages(self) -> NDArray[np.int64]:
+    def row_blocks(self) -> NDArray[np.int64]:
         """(P,) first row of every run of rows that is best read together."""
         ...
 
@@ -66,7 +66,7 @@ class TensorReader(Protocol):
         """Rows in order, piece by piece."""
         ...
 
-    def needs(self, rows: NDArray[np.int64]) -> Sequence[Span]:
+    def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
         """The blocks on other machines from which these rows are read; none where all is on this one."""
         ...
 
@@ -87,9 +87,9 @@ class ConcatReader:
         self.source = " and ".join(stack.source for stack in stacks)
 
     @property
-    def pages(self) -> NDArray[np.int64]:
+    def row_blocks(self) -> NDArray[np.int64]:
         """(P,) the pages of every stack, in order."""
-        return np.sort(np.concatenate([stack.pages for stack in self._stacks]))
+        return np.sort(np.concatenate([stack.row_blocks for stack in self._stacks]))
 
     def gather(
         self, rows: NDArray[np.int64], rest: tuple[Any, ...] = (), *, private: Maps | None = None
@@ -106,7 +106,7 @@ class ConcatReader:
         for at, start, stop in consecutive(self._owner(rows)):
             yield from self._stacks[at].runs(rows[start:stop])
 
-    def needs(self, rows: NDArray[np.int64]) -> Sequence[Span]:
+    def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
         """The blocks on other machines from which these rows are read."""
         owner = self._owner(rows)
         return [span for at in np.unique(owner) for span in self._stacks[at].needs(rows[owner == at])]
@@ -166,7 +166,7 @@ class MmapReader:
     def __init__(self, directory: ShardIndex, extents: TensorLocations) -> None:
         self._directory, self._extents = directory, extents
         self.dtype: np.dtype[Any] = numpy_dtype(extents.dtype)
-        self.shape, self.row_bytes, self.pages = extents.shape, extents.row_bytes, extents.pages
+        self.shape, self.row_bytes, self.row_blocks = extents.shape, extents.row_bytes, extents.row_blocks
         self.source = f"{len(extents.shards)} shards"
 
     def gather(
@@ -193,7 +193,7 @@ class MmapReader:
                 self._directory.map(extents.shards[at]).will_need(extents.offsets[at], whole.nbytes)
             yield whole[evenly(rows[start:stop] - extents.starts[at])]
 
-    def needs(self, rows: NDArray[np.int64]) -> Sequence[Span]:
+    def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
         """None: the shards are on this machine."""
         return ()
 
@@ -217,7 +217,7 @@ class RemoteReader:
     def __init__(self, directory: ShardIndex, extents: TensorLocations, afar: RemoteFiles) -> None:
         self._directory, self._extents, self._afar = directory, extents, afar
         self.dtype: np.dtype[Any] = numpy_dtype(extents.dtype)
-        self.shape, self.row_bytes, self.pages = extents.shape, extents.row_bytes, extents.pages
+        self.shape, self.row_bytes, self.row_blocks = extents.shape, extents.row_bytes, extents.row_blocks
         self.source = f"{len(extents.shards)} shards of {afar.name}"
 
     def gather(
@@ -238,7 +238,7 @@ class RemoteReader:
             for at, data in self._afar.blocks(wanted, hold=part):
                 places = mine[at]
                 block = np.frombuffer(data, self.dtype).reshape(-1, *self.shape)
-                yield places, block[(evenly(rows[places] - self.pages[owner[places[0]]]), *rest)]
+                yield places, block[(evenly(rows[places] - self.row_blocks[owner[places[0]]]), *rest)]
 
         return assembled(len(rows), found())
 
@@ -257,9 +257,9 @@ class RemoteReader:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def needs(self, rows: NDArray[np.int64]) -> Sequence[Span]:
+    def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
         """The blocks that hold these rows."""
         return self._directory.spans(self._extents, np.unique(self._owner(rows)).tolist())
 
     def _owner(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.pages.searchsorted(rows, side="right") - 1
+        return self.row_blocks.searchsorted(rows, side="right") - 1

@@ -110,7 +110,7 @@ class RemoteFiles:
                 self._hold(wanted[place].sha256, data)
             yield place, data
 
-    def bring(self, wanted: Iterable[Span]) -> None:
+    def prefetch(self, wanted: Iterable[Span]) -> None:
         """Fetch blocks that are read next, by as few requests as possible, and hold them in memory."""
         spans = list({span.sha256: span for span in wanted}.values())
         if sum(span.stop - span.start for span in spans) <= HELD_BYTES // 2:

@@ -284,10 +284,10 @@ class Selection:
         held, rows = self.placed(variant)
         return StackedTensor(held.stack(self.tensor(name)), rows, name=name)
 
-    def element(self, variant: str) -> dict[str, StackedTensor]:
+    def group_element(self, variant: str) -> dict[str, StackedTensor]:
         """The group elements of a variant."""
         held, rows = self.placed(variant)
-        return {name: StackedTensor(stack, rows, name=name) for name, stack in held.element().items()}
+        return {name: StackedTensor(stack, rows, name=name) for name, stack in held.group_element().items()}
 
     def source(self, names: Sequence[str], variant: str) -> Source:
         """What a stream of these tensors and layers reads; everything where there are no names."""
@@ -298,7 +298,7 @@ class Selection:
             wanted += arch.layers[name] if name in arch.layers and name not in arch else (self.tensor(name),)
         stacks = {name: held.stack(name) for name in wanted or arch.names}
         files = self.contents.files
-        bring = files.bring if isinstance(files, RemoteFiles) else None
+        bring = files.prefetch if isinstance(files, RemoteFiles) else None
         return Source(stacks, rows, self.ids.combine_chunks(), self.contents.revision, self.name, bring)
 
     def checkpoint(self, id: str, variant: str) -> Checkpoint:

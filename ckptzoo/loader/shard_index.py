@@ -31,7 +31,7 @@ class TensorLocations:
     starts, stops : (S,) int64, the first row in each shard and the one behind its last.
     shards : (S,) numbers of the shards in the directory.
     offsets : (S,) bytes from the start of each shard to its first row.
-    pages : (P,) int64, first row of every block of rows that has a digest.
+    row_blocks : (P,) int64, first row of every block of rows that has a digest.
     places : (P,) int64, where each block stands in the index.
     """
 
@@ -42,7 +42,7 @@ class TensorLocations:
     stops: NDArray[np.int64]
     shards: tuple[int, ...]
     offsets: tuple[int, ...]
-    pages: NDArray[np.int64]
+    row_blocks: NDArray[np.int64]
     places: NDArray[np.int64]
 
 

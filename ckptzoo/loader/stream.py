@@ -36,7 +36,7 @@ class EpochPlan:
 
     Parameters
     ----------
-    pages : (P + 1,) int64: the rows are in P pages, runs that lie together in one shard.
+    row_blocks : (P + 1,) int64: the rows are in P pages, runs that lie together in one shard.
     window : pages that are shuffled together.
     shuffle : False keeps the order. True shuffles the pages, then the rows within each window of pages, so that
         memory and requests stay bounded. ``"global"`` shuffles all rows alike.
@@ -46,7 +46,7 @@ class EpochPlan:
     The order depends on these and on seed and epoch, never on batch size, workers or ranks. Memory O(P).
     """
 
-    pages: NDArray[np.int64]
+    row_blocks: NDArray[np.int64]
     window: int
     shuffle: Shuffle
     seed: int
@@ -55,19 +55,19 @@ class EpochPlan:
     @property
     def count(self) -> int:
         """Rows in the epoch."""
-        return int(self.pages[-1])
+        return int(self.row_blocks[-1])
 
     @cached_property
     def _order(self) -> NDArray[np.int64]:
         """(P,) the pages in the order in which they are visited."""
-        number = len(self.pages) - 1
+        number = len(self.row_blocks) - 1
         key = derive_key(self.seed, self.epoch, 0)
         return np.asarray(keyed_permutation(np.arange(number), number, key), dtype=np.int64)
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
         """(P + 1,) the position at which each visited page starts."""
-        return np.concatenate([[0], np.cumsum(np.diff(self.pages)[self._order])])
+        return np.concatenate([[0], np.cumsum(np.diff(self.row_blocks)[self._order])])
 
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """(N,) the rows at these positions of the epoch."""
@@ -86,7 +86,7 @@ class EpochPlan:
             key = derive_key(self.seed, self.epoch, 1, at)
             moved[mine] = start + keyed_permutation(positions[mine] - start, size, key)
         page = np.searchsorted(self._starts, moved, side="right") - 1
-        return self.pages[self._order[page]] + moved - self._starts[page]
+        return self.row_blocks[self._order[page]] + moved - self._starts[page]
 
 
 def pages_of(rows: NDArray[np.int64], blocks: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -103,46 +103,48 @@ def pages_of(rows: NDArray[np.int64], blocks: NDArray[np.int64]) -> NDArray[np.i
 
 @dataclass(frozen=True)
 class ReaderShard:
-    """Which batches of a stream one of several readers takes: a rank of ``world``, a worker of ``workers``.
+    """Which batches of a stream one of several readers takes: a rank of ``world_size``, a worker of ``workers``.
 
-    Round t of the stream holds ``world`` batches of ``batch_size`` rows, one a rank; the workers of a rank take its
-    batches in turn, which is the order in which a DataLoader collects them.
+    Round t of the stream holds ``world_size`` batches of ``batch_size`` rows, one a rank; the workers of a rank take
+    its batches in turn, which is the order in which a DataLoader collects them.
     """
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     worker: int = 0
     workers: int = 1
 
 
 Ragged = Literal["error", "keep", "drop", "pad"]
-RAGGED = ("error", "keep", "drop", "pad")
+REMAINDERS = ("error", "keep", "drop", "pad")
 """What becomes of the last round when its rows do not make equal shares."""
 
 
-def rounds(count: int, start: int, batch_size: int, share: ReaderShard, ragged: Ragged) -> list[tuple[int, int, int]]:
+def rounds(
+    count: int, start: int, batch_size: int, share: ReaderShard, remainder: Ragged
+) -> list[tuple[int, int, int]]:
     """The batches of one reader as (first position, rows, position after the round).
 
     Positions past ``count`` (only with ``"pad"``) stand for the epoch's first rows.
     """
-    whole = (count - start) // (batch_size * share.world)
+    whole = (count - start) // (batch_size * share.world_size)
     made: list[tuple[int, int, int]] = []
     for turn in range(share.worker, whole, share.workers):
-        at = start + turn * batch_size * share.world
-        made.append((at + share.rank * batch_size, batch_size, at + batch_size * share.world))
-    at = start + whole * batch_size * share.world
-    if at < count and ragged != "drop" and whole % share.workers == share.worker:
-        size = batch_size if ragged == "keep" else -(-(count - at) // share.world)
+        at = start + turn * batch_size * share.world_size
+        made.append((at + share.rank * batch_size, batch_size, at + batch_size * share.world_size))
+    at = start + whole * batch_size * share.world_size
+    if at < count and remainder != "drop" and whole % share.workers == share.worker:
+        size = batch_size if remainder == "keep" else -(-(count - at) // share.world_size)
         first = at + share.rank * size
-        rows = size if ragged == "pad" else max(0, min(size, count - first))
+        rows = size if remainder == "pad" else max(0, min(size, count - first))
         if rows:
             made.append((first, rows, count))
     return made
 
 
-def is_even(left: int, batch_size: int, world: int) -> bool:
+def is_even(left: int, batch_size: int, world_size: int) -> bool:
     """Whether every rank gets the same number of the rows that are left."""
-    return left % (batch_size * world) % world == 0
+    return left % (batch_size * world_size) % world_size == 0
 
 
 TURNS_AHEAD = 2
@@ -190,7 +192,7 @@ class Source:
     stacks : the tensors.
     rows : (N,) rows of the tree, in order.
     ids : their checkpoints' ids.
-    revision, where : of the zoo.
+    revision, location : of the zoo.
     bring : fetches blocks of a zoo on another machine ahead; None for one on this.
     """
 
@@ -198,13 +200,13 @@ class Source:
     rows: NDArray[np.int64]
     ids: pa.Array
     revision: str
-    where: str
-    bring: Callable[[Iterable[Span]], None] | None = None
+    location: str
+    prefetch: Callable[[Iterable[Span]], None] | None = None
 
     def prepare(self, rows: NDArray[np.int64]) -> None:
         """Fetch what these rows need from another machine."""
-        if self.bring is not None:
-            self.bring([span for stack in self.stacks.values() for span in stack.needs(self.rows[rows])])
+        if self.prefetch is not None:
+            self.prefetch([span for stack in self.stacks.values() for span in stack.required_blocks(self.rows[rows])])
 
 
 class Stream:
@@ -227,27 +229,29 @@ class Stream:
         batch_size: int = 256,
         shuffle: Shuffle = False,
         seed: int = 0,
-        ragged: Ragged = "error",
+        remainder: Ragged = "error",
         share: ReaderShard | None = None,
     ) -> None:
-        for name, value, known in (("shuffle", shuffle, SHUFFLES), ("ragged", ragged, RAGGED)):
+        for name, value, known in (("shuffle", shuffle, SHUFFLES), ("remainder", remainder, REMAINDERS)):
             if value not in known:
-                raise ZooError(f"{source.where}: {name}: expected one of {known}, got {value!r}. Choose one of them.")
+                raise ZooError(
+                    f"{source.location}: {name}: expected one of {known}, got {value!r}. Choose one of them."
+                )
         share = share or ReaderShard()
         for name, value, least, most in (
             ("batch_size", batch_size, 1, None),
-            ("world", share.world, 1, None),
-            ("rank", share.rank, 0, share.world - 1),
+            ("world_size", share.world_size, 1, None),
+            ("rank", share.rank, 0, share.world_size - 1),
         ):
             if type(value) is not int or value < least or (most is not None and value > most):
                 expected = f"an integer from {least}" + ("" if most is None else f" to {most}")
-                raise ZooError(f"{source.where}: {name}: expected {expected}, got {value!r}. Choose another.")
+                raise ZooError(f"{source.location}: {name}: expected {expected}, got {value!r}. Choose another.")
         self._source, self._batch_size, self._share = source, batch_size, share
         self._shuffle: Shuffle = shuffle
-        self._ragged: Ragged = ragged
+        self._remainder: Ragged = remainder
         widest = max(source.stacks.values(), key=lambda stack: stack.row_bytes)
-        self._pages = pages_of(source.rows, widest.pages)
-        longest = int(np.diff(self._pages).max(initial=1))
+        self._row_blocks = pages_of(source.rows, widest.row_blocks)
+        longest = int(np.diff(self._row_blocks).max(initial=1))
         row_bytes = sum(stack.row_bytes for stack in source.stacks.values())
         self._window = max(1, WINDOW_BYTES // (longest * row_bytes))
         self._start: State = {
@@ -265,24 +269,24 @@ class Stream:
 
     def _rounds(self) -> list[tuple[int, int, int]]:
         position = self._start["position"]
-        return rounds(len(self._source.rows), position, self._batch_size, self._share, self._ragged)
+        return rounds(len(self._source.rows), position, self._batch_size, self._share, self._remainder)
 
     def __iter__(self) -> Iterator[Batch]:
-        start, count, world = dict(self._start), len(self._source.rows), self._share.world
+        start, count, world = dict(self._start), len(self._source.rows), self._share.world_size
         left = count - start["position"]
-        if self._ragged == "error" and not is_even(left, self._batch_size, world):
+        if self._remainder == "error" and not is_even(left, self._batch_size, world):
             raise ZooError(
-                f"{self._source.where}: shares of {world} ranks: expected equal ones, got {left} rows in batches of "
-                f"{self._batch_size}. Choose ragged='keep', 'drop' or 'pad'."
+                f"{self._source.location}: shares of {world} ranks: expected equal ones, got {left} rows in batches of "
+                f"{self._batch_size}. Choose remainder='keep', 'drop' or 'pad'."
             )
-        plan = EpochPlan(self._pages, self._window, self._shuffle, start["seed"], start["epoch"])
+        plan = EpochPlan(self._row_blocks, self._window, self._shuffle, start["seed"], start["epoch"])
         turns = self._rounds()
 
         def rows_of(turn: int) -> NDArray[np.int64]:
             first, size, _ = turns[turn]
             return plan.rows(np.arange(first, first + size, dtype=np.int64) % count)
 
-        if self._source.bring is None:
+        if self._source.prefetch is None:
             batches = (rows_of(turn) for turn in range(len(turns)))
         else:
             batches = prepared(range(len(turns)), rows_of, self._source.prepare)
@@ -295,7 +299,7 @@ class Stream:
     def _at(self, start: State, position: int) -> State:
         """The state at a position; at the end it is the start of the next epoch."""
         left = len(self._source.rows) - position
-        if left == 0 or (self._ragged == "drop" and left < self._batch_size * self._share.world):
+        if left == 0 or (self._remainder == "drop" and left < self._batch_size * self._share.world_size):
             return {**start, "epoch": start["epoch"] + 1, "position": 0}
         return {**start, "position": position}
 
@@ -320,7 +324,7 @@ class Stream:
         for name in ("revision", "plan"):
             if state.get(name) != self._start[name]:
                 raise StateError(
-                    f"{self._source.where}: {name} of the saved state: expected {self._start[name]}, got "
+                    f"{self._source.location}: {name} of the saved state: expected {self._start[name]}, got "
                     f"{state.get(name)}. Open the same zoo, select and stream the same rows and tensors."
                 )
         position, epoch = state.get("position"), state.get("epoch")
@@ -328,13 +332,13 @@ class Stream:
         if not fits or type(state.get("seed")) is not int:
             found = {name: state.get(name) for name in ("seed", "epoch", "position")}
             expected = f"integers with a position below {len(self._source.rows)}"
-            raise StateError(f"{self._source.where}: saved state: expected {expected}, got {found}. Save it again.")
+            raise StateError(f"{self._source.location}: saved state: expected {expected}, got {found}. Save it again.")
         self._start = self._now = {name: state[name] for name in self._start}
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of this epoch."""
         if not 0 <= epoch < 2**64:
-            raise ZooError(f"{self._source.where}: epoch: expected 0 to 2**64 - 1, got {epoch}. Choose another.")
+            raise ZooError(f"{self._source.location}: epoch: expected 0 to 2**64 - 1, got {epoch}. Choose another.")
         self._start = self._now = {**self._start, "epoch": epoch, "position": 0}
 
 

@@ -104,12 +104,17 @@ class ZooDataset(IterableDataset[Batch]):
         batch_size: int,
         shuffle: Shuffle,
         seed: int,
-        ragged: Ragged,
+        remainder: Ragged,
         rank: int | None,
-        world: int | None,
+        world_size: int | None,
     ) -> None:
-        self._source, self._ranks = source, (rank, world)
-        self._options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "seed": seed, "ragged": ragged}
+        self._source, self._ranks = source, (rank, world_size)
+        self._options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "seed": seed,
+            "remainder": remainder,
+        }
         self._stream = Stream(source, **self._options)
         self._shared = torch.zeros(len(_SHARED), dtype=torch.int64).share_memory_()
         self._share()
@@ -119,11 +124,11 @@ class ZooDataset(IterableDataset[Batch]):
         self._shared.numpy().view(np.uint64)[:] = [state[name] for name in _SHARED]
 
     def _rank(self) -> tuple[int, int]:
-        rank, world = self._ranks
+        rank, world_size = self._ranks
         here = torch.distributed.is_available() and torch.distributed.is_initialized()
         return (
             (torch.distributed.get_rank() if here else 0) if rank is None else rank,
-            (torch.distributed.get_world_size() if here else 1) if world is None else world,
+            (torch.distributed.get_world_size() if here else 1) if world_size is None else world_size,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,8 +136,8 @@ class ZooDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
-        rank, world = self._rank()
-        share = ReaderShard(rank, world, *((info.id, info.num_workers) if info is not None else (0, 1)))
+        rank, world_size = self._rank()
+        share = ReaderShard(rank, world_size, *((info.id, info.num_workers) if info is not None else (0, 1)))
         stream = Stream(self._source, **self._options, share=share)
         stream.load_state_dict(self.state_dict())
         for batch in stream:

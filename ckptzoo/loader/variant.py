@@ -51,7 +51,7 @@ class Variant:
             self._stacks[tensor] = self._made(tensor)
         return self._stacks[tensor]
 
-    def element(self) -> dict[str, TensorReader]:
+    def group_element(self) -> dict[str, TensorReader]:
         """The group element of every row: ``<group>.perm`` and ``<group>.scale``."""
         names = self._directory.tensors(layout.ELEMENT)
         return {name: self._stored(layout.ELEMENT, name) for name in names}
@@ -61,7 +61,7 @@ class Variant:
         files = self._contents.files
         if isinstance(files, RemoteFiles):
             stacks = (self.stack(name) for name in self._contents.architecture.names)
-            files.bring(span for stack in stacks for span in stack.needs(np.array([row])))
+            files.prefetch(span for stack in stacks for span in stack.required_blocks(np.array([row])))
         elif self._raw is None or not self._bare[self._bounds.searchsorted(row, side="right") - 1]:
             self._directory.will_need(self.name, row)
         else:

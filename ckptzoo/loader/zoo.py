@@ -218,9 +218,9 @@ class Zoo:
     def __getitem__(self, key: str | tuple[str, str]) -> StackedTensor:
         return self._selection.stacked(*((key, layout.RAW) if isinstance(key, str) else key))
 
-    def element(self, variant: str) -> dict[str, StackedTensor]:
+    def group_element(self, variant: str) -> dict[str, StackedTensor]:
         """The group element g of a variant, with variant = g . raw: ``{"<group>.perm": (N, n), ...}``."""
-        return self._selection.element(variant)
+        return self._selection.group_element(variant)
 
     def variant_metadata(self, variant: str) -> pa.Table:
         """A variant's own rows (ties, margins, certificates), one per checkpoint, in zoo order."""
@@ -234,9 +234,9 @@ class Zoo:
         batch_size: int = 256,
         shuffle: Shuffle = False,
         seed: int = 0,
-        ragged: Ragged = "error",
+        remainder: Ragged = "error",
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         device: Any = None,
     ) -> Any:
         """Batches of stacked tensors, in an order that resumes exactly.
@@ -248,9 +248,9 @@ class Zoo:
         batch_size : checkpoints a batch.
         shuffle : False; True (blocks across the zoo, then rows within a window of blocks: bounded memory and
             requests); or ``"global"``.
-        ragged : what happens when the last rows make no equal shares for the ranks: ``"error"``, ``"keep"`` them
+        remainder : what happens when the last rows make no equal shares for the ranks: ``"error"``, ``"keep"`` them
             as they come, ``"drop"`` them, or ``"pad"`` with the epoch's first rows.
-        rank, world : which reader of how many this is.
+        rank, world_size : which reader of how many this is.
         device : None for numpy; else torch tensors there, read one batch ahead (pinned, for CUDA).
 
         Returns
@@ -258,8 +258,8 @@ class Zoo:
         Stream, or TorchStream where a device is given: an iterable of Batch.
         """
         source = self._source(names, variant)
-        share = ReaderShard(rank, world)
-        stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, ragged=ragged, share=share)
+        share = ReaderShard(rank, world_size)
+        stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, remainder=remainder, share=share)
         return stream if device is None else import_torch().TorchStream(stream, device)
 
     def to_torch(
@@ -269,16 +269,16 @@ class Zoo:
         batch_size: int = 256,
         shuffle: Shuffle = False,
         seed: int = 0,
-        ragged: Ragged = "error",
+        remainder: Ragged = "error",
         rank: int | None = None,
-        world: int | None = None,
+        world_size: int | None = None,
     ) -> Any:
         """An IterableDataset of Batch for ``DataLoader(dataset, batch_size=None, num_workers=...)``.
 
         Parameters
         ----------
-        names, variant, batch_size, shuffle, seed, ragged : as in ``stream``.
-        rank, world : by default those of ``torch.distributed`` where it is initialised, else one rank.
+        names, variant, batch_size, shuffle, seed, remainder : as in ``stream``.
+        rank, world_size : by default those of ``torch.distributed`` where it is initialised, else one rank.
 
         Notes
         -----
@@ -290,9 +290,9 @@ class Zoo:
             batch_size=batch_size,
             shuffle=shuffle,
             seed=seed,
-            ragged=ragged,
+            remainder=remainder,
             rank=rank,
-            world=world,
+            world=world_size,
         )
 
     def to_datasets(self, *names: str, variant: str = layout.RAW, shards: int = 16) -> Any:

@@ -153,5 +153,5 @@ def _components(scatter: Values, K: int, d: int) -> Components:
     return Components(found.clip(0) / (K - 1))
 
 
-def _refused(where: str, expected: str, got: str) -> ZooError:
-    return ZooError(f"{where}: samples: expected {expected}, got {got}. Pass one sample a row.")
+def _refused(location: str, expected: str, got: str) -> ZooError:
+    return ZooError(f"{location}: samples: expected {expected}, got {got}. Pass one sample a row.")

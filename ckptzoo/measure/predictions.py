@@ -169,16 +169,16 @@ def fpr(positives: ArrayLike, negatives: ArrayLike, recall: float = 0.95) -> flo
     return float((rest >= threshold).mean())
 
 
-def _checked_scores(where: str, positives: ArrayLike, negatives: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+def _checked_scores(location: str, positives: ArrayLike, negatives: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
     """Copies of both, in float64."""
     found, rest = np.array(positives, np.float64), np.array(negatives, np.float64)
     if found.ndim != 1 or rest.ndim != 1 or not found.size or not rest.size:
         step = "Pass scores of both kinds."
         raise ZooError(
-            f"{where}: shapes: expected (P,) and (N,), P and N above 0, got {found.shape} and {rest.shape}. {step}"
+            f"{location}: shapes: expected (P,) and (N,), P and N above 0, got {found.shape} and {rest.shape}. {step}"
         )
     if np.isnan(found).any() or np.isnan(rest).any():
-        raise ZooError(f"{where}: scores: expected numbers, got some that are not. Leave those inputs out.")
+        raise ZooError(f"{location}: scores: expected numbers, got some that are not. Leave those inputs out.")
     return found, rest
 
 

@@ -244,7 +244,7 @@ def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
 def cache_limit(environment: Mapping[str, str] = os.environ) -> int:
     """Bytes from ``$CKPTZOO_CACHE_SIZE`` (``20GB``, ``512MiB``), else 32 GiB."""
     text = environment.get("CKPTZOO_CACHE_SIZE")
-    return parse_size(text, where="CKPTZOO_CACHE_SIZE") if text else DEFAULT_LIMIT
+    return parse_size(text, location="CKPTZOO_CACHE_SIZE") if text else DEFAULT_LIMIT
 
 
 def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
@@ -252,7 +252,7 @@ def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
     return any(environment.get(name, "").lower() in _TRUE for name in ("CKPTZOO_OFFLINE", "HF_HUB_OFFLINE"))
 
 
-def parse_size(text: str, *, where: str) -> int:
+def parse_size(text: str, *, location: str) -> int:
     """A size as a person writes it, in bytes.
 
     Raises
@@ -262,7 +262,7 @@ def parse_size(text: str, *, where: str) -> int:
     """
     matched = _SIZE.fullmatch(text)
     if matched is None:
-        raise ZooError(f"{where}: size: expected, for example, 20GB or 512MiB, got {text!r}. Correct it.")
+        raise ZooError(f"{location}: size: expected, for example, 20GB or 512MiB, got {text!r}. Correct it.")
     return int(float(matched[1]) * (1024 if matched[3] else 1000) ** " kMGT".index(matched[2] or " "))
 
 

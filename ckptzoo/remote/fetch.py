@@ -119,8 +119,8 @@ def checked(
     wanted: Sequence[Span],
     run: RangeRequest,
     *,
-    patience: RetryPolicy,
-    halt: CancelToken,
+    retry_policy: RetryPolicy,
+    cancel: CancelToken,
     before: Callable[[int], None],
 ) -> Generator[tuple[int, memoryview]]:
     """The blocks of one request with their places, each once its digest was found right.
@@ -137,7 +137,7 @@ def checked(
         A block came wrong twice.
     """
     before(run.places[0])
-    source = read_range(store, run.name, run.start, run.stop, patience=patience, halt=halt)
+    source = read_range(store, run.name, run.start, run.stop, retry_policy=retry_policy, cancel=cancel)
     at, piece = run.start, memoryview(b"")
     try:
         for place in run.places:
@@ -156,7 +156,7 @@ def checked(
                 if filled < len(data) and not piece:
                     piece = memoryview(next(source))
             if hashlib.sha256(data).digest() != block.sha256:
-                again = read_range(store, block.name, block.start, block.stop, patience=patience, halt=halt)
+                again = read_range(store, block.name, block.start, block.stop, retry_policy=retry_policy, cancel=cancel)
                 data = bytearray().join(again)
                 if (got := hashlib.sha256(data).hexdigest()) != block.sha256.hex():
                     where = f"{store.address}/{block.name}"
@@ -187,14 +187,14 @@ class Fetching(ABC):
         wanted: Sequence[Span],
         runs: Sequence[RangeRequest],
         *,
-        patience: RetryPolicy,
+        retry_policy: RetryPolicy,
         workers: int,
         ahead: int,
         keep: Keep,
     ) -> None:
         self._store, self._wanted, self._runs = store, wanted, list(runs)
-        self._patience, self._workers, self._ahead, self._keep = patience, workers, ahead, keep
-        self._halt, self._turn = CancelToken(), threading.Condition()
+        self._retry_policy, self._workers, self._ahead, self._keep = retry_policy, workers, ahead, keep
+        self._cancel, self._turn = CancelToken(), threading.Condition()
         self._ready: dict[int, memoryview] = {}
         self._started: set[int] = set()
         self._next = self._running = self._taken = 0
@@ -206,7 +206,7 @@ class Fetching(ABC):
         return self
 
     def __exit__(self, *args: object) -> None:
-        self._halt()
+        self._cancel()
         with self._turn:
             self._turn.notify_all()
 
@@ -230,7 +230,7 @@ class Fetching(ABC):
 
     def _fill(self) -> None:
         """Start requests while there are workers for them; the lock is held."""
-        while self._next < len(self._runs) and self._running < self._workers and not self._halt.called:
+        while self._next < len(self._runs) and self._running < self._workers and not self._cancel.called:
             self._start(self._next)
             self._next += 1
 
@@ -243,7 +243,12 @@ class Fetching(ABC):
     def _run(self, run: RangeRequest) -> None:
         try:
             blocks = checked(
-                self._store, self._wanted, run, patience=self._patience, halt=self._halt, before=self._before
+                self._store,
+                self._wanted,
+                run,
+                retry_policy=self._retry_policy,
+                cancel=self._cancel,
+                before=self._before,
             )
             with closing(blocks):  # also where a block cannot be kept
                 for place, block in blocks:
@@ -264,9 +269,9 @@ class Fetching(ABC):
 
     def _before(self, place: int) -> None:
         with self._turn:
-            while not (self._halt.called or self._admitted(place)):
+            while not (self._cancel.called or self._admitted(place)):
                 self._turn.wait()
-        if self._halt.called:
+        if self._cancel.called:
             raise Cancelled
 
 

@@ -252,7 +252,7 @@ class Answer:
         text = self.headers.get("content-length", "")
         return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
-    def pieces(self, where: str) -> Generator[bytes]:
+    def pieces(self, location: str) -> Generator[bytes]:
         """The body in pieces as they arrive; an early end or a broken connection is a TransientError."""
         got = 0
         try:
@@ -263,9 +263,9 @@ class Answer:
                     self._keep()
                 yield piece
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise TransientError(_problem(where, "a whole answer", _said(error))) from error
+            raise TransientError(_problem(location, "a whole answer", _said(error))) from error
         if self.length is not None and got < self.length:
-            raise TransientError(_problem(where, f"{self.length} bytes", f"{got} and then an end"))
+            raise TransientError(_problem(location, f"{self.length} bytes", f"{got} and then an end"))
         self._keep()  # also where there is no length, as with chunks
 
 
@@ -274,8 +274,8 @@ def get(
     connections: Connections,
     url: str,
     *,
-    where: str,
-    halt: CancelToken,
+    location: str,
+    cancel: CancelToken,
     headers: Mapping[str, str],
     authorize: Authorize = anonymous,
 ) -> Generator[Answer]:
@@ -283,7 +283,7 @@ def get(
 
     Parameters
     ----------
-    where : names the thing asked for in messages; addresses that carry signatures stand in none.
+    location : names the thing asked for in messages; addresses that carry signatures stand in none.
     authorize : headers for one address; redirects are asked about anew, so that a token goes to its own server only.
 
     Raises
@@ -295,33 +295,33 @@ def get(
     """
     seen: list[str] = []
     while True:
-        with _asked(connections, url, where, halt, {**headers, **authorize(url)}) as answer:
+        with _asked(connections, url, location, cancel, {**headers, **authorize(url)}) as answer:
             target = answer.headers.get("location")
             if answer.status not in _REDIRECTS or target is None:
                 yield answer
                 return
             with contextlib.suppress(RemoteError):
-                _drain(answer, where)
+                _drain(answer, location)
         seen.append(url)
-        url = _next(url, target, seen, where)
+        url = _next(url, target, seen, location)
 
 
-def _next(url: str, target: str, seen: list[str], where: str) -> str:
+def _next(url: str, target: str, seen: list[str], location: str) -> str:
     try:
         following = urljoin(url, target)
         scheme, host, _ = origin_of(following)
     except ValueError as error:
-        raise RemoteError(_problem(where, "a redirect to http or https", target[:80], _CHECK)) from error
+        raise RemoteError(_problem(location, "a redirect to http or https", target[:80], _CHECK)) from error
     if scheme == "http" and urlsplit(url).scheme == "https":
-        raise RemoteError(_problem(where, "a redirect to https", f"one to http://{host}", _CHECK))
+        raise RemoteError(_problem(location, "a redirect to https", f"one to http://{host}", _CHECK))
     if len(seen) > MAX_REDIRECTS:
-        raise RemoteError(_problem(where, f"at most {MAX_REDIRECTS} redirects", "more", _CHECK))
+        raise RemoteError(_problem(location, f"at most {MAX_REDIRECTS} redirects", "more", _CHECK))
     return following
 
 
 @contextlib.contextmanager
 def _asked(
-    connections: Connections, url: str, where: str, halt: CancelToken, headers: Mapping[str, str]
+    connections: Connections, url: str, location: str, cancel: CancelToken, headers: Mapping[str, str]
 ) -> Generator[Answer]:
     origin = origin_of(url)
     target, to_proxy = target_of(url)
@@ -334,18 +334,18 @@ def _asked(
             with contextlib.suppress(
                 ConnectionError, ssl.SSLError, http.client.HTTPException
             ):  # closed while it was idle
-                response = _answered(connection, target, host, sent, halt)
+                response = _answered(connection, target, host, sent, cancel)
         if connection is None or response is None:
             if connection is not None:
                 connection.close()
             connection = connections.fresh(origin)
             watched = connection.sock
-            response = _answered(connection, target, host, sent, halt)
+            response = _answered(connection, target, host, sent, cancel)
     except (OSError, http.client.HTTPException, ValueError) as error:
         if connection is not None:
             connection.close()
         expected = f"an answer from {urlsplit(url).hostname}"
-        raise TransientError(_problem(where, expected, _said(error))) from error
+        raise TransientError(_problem(location, expected, _said(error))) from error
     whole = False
 
     def keep() -> None:
@@ -354,7 +354,7 @@ def _asked(
 
     named = {name.lower(): value for name, value in response.getheaders()}
     try:
-        with halt.watching(watched):
+        with cancel.watching(watched):
             yield Answer(url, response.status, named, response, keep)
     finally:
         response.close()
@@ -365,9 +365,9 @@ def _asked(
 
 
 def _answered(
-    connection: http.client.HTTPConnection, target: str, host: str, headers: Mapping[str, str], halt: CancelToken
+    connection: http.client.HTTPConnection, target: str, host: str, headers: Mapping[str, str], cancel: CancelToken
 ) -> Response:
-    with halt.watching(connection.sock):
+    with cancel.watching(connection.sock):
         connection.putrequest("GET", target, skip_host=True, skip_accept_encoding=True)
         for name, value in {"Host": host, **headers}.items():
             connection.putheader(name, value)
@@ -377,18 +377,18 @@ def _answered(
         return response
 
 
-def refused(answer: Answer, where: str) -> RemoteError:
+def refused(answer: Answer, location: str) -> RemoteError:
     """The error of an answer that does not hold what was asked for."""
     said = f"status {answer.status}"
     if detail := answer.headers.get("x-error-message") or answer.headers.get("x-error-code"):
         said += f" ({shown(detail, 120)})"
     if answer.status in _BUSY:
-        return TransientError(_problem(where, "an answer", said), wait=waiting(answer.headers))
+        return TransientError(_problem(location, "an answer", said), wait=waiting(answer.headers))
     if answer.status in (404, 410):
-        return AbsentError(_problem(where, "a file", said, _CHECK))
+        return AbsentError(_problem(location, "a file", said, _CHECK))
     if answer.status in (401, 403):
-        return RemoteError(_problem(where, "leave to read it", said, "Log in with hf auth login, or ask its owner."))
-    return RemoteError(_problem(where, "an answer", said, _CHECK))
+        return RemoteError(_problem(location, "leave to read it", said, "Log in with hf auth login, or ask its owner."))
+    return RemoteError(_problem(location, "an answer", said, _CHECK))
 
 
 def waiting(headers: Mapping[str, str]) -> float | None:
@@ -408,7 +408,7 @@ def ranged(start: int, stop: int, size: int) -> dict[str, str]:
     return {} if (start, stop) == (0, size) else {"Range": f"bytes={start}-{stop - 1}"}
 
 
-def body(answer: Answer, start: int, stop: int, size: int, *, where: str) -> Generator[bytes]:
+def body(answer: Answer, start: int, stop: int, size: int, *, location: str) -> Generator[bytes]:
     """The bytes of a range, after status, Content-Range and length were compared with what was asked.
 
     Raises
@@ -418,30 +418,30 @@ def body(answer: Answer, start: int, stop: int, size: int, *, where: str) -> Gen
     """
     asked = f"bytes {start}-{stop - 1}/{size}"
     if answer.headers.get("content-encoding", "identity") != "identity":
-        raise _strange(where, "bytes as they are", f"{answer.headers['content-encoding']} encoding")
+        raise _strange(location, "bytes as they are", f"{answer.headers['content-encoding']} encoding")
     if answer.status == 206:
         matched = _RANGE.fullmatch(answer.headers.get("content-range", ""))
         got = matched and (int(matched[1]), int(matched[2]) + 1, size if matched[3] == "*" else int(matched[3]))
         if got != (start, stop, size):
-            raise _strange(where, asked, answer.headers.get("content-range", "no Content-Range")[:80])
+            raise _strange(location, asked, answer.headers.get("content-range", "no Content-Range")[:80])
     elif answer.status != 200:
-        raise refused(answer, where)
+        raise refused(answer, location)
     elif (start, stop) != (0, size):
-        raise _strange(where, f"status 206 with {asked}", "status 200; the server may not serve ranges")
+        raise _strange(location, f"status 206 with {asked}", "status 200; the server may not serve ranges")
     if answer.length not in (None, stop - start):
-        raise _strange(where, f"{stop - start} bytes", f"{answer.length}")
+        raise _strange(location, f"{stop - start} bytes", f"{answer.length}")
     left = stop - start
-    for piece in answer.pieces(where):
+    for piece in answer.pieces(location):
         if len(piece) > left:
-            raise _strange(where, f"{stop - start} bytes", "more")
+            raise _strange(location, f"{stop - start} bytes", "more")
         left -= len(piece)
         yield piece
     if left:
-        raise TransientError(_problem(where, f"{stop - start} bytes", f"{stop - start - left} and then an end"))
+        raise TransientError(_problem(location, f"{stop - start} bytes", f"{stop - start - left} and then an end"))
 
 
 def document(
-    answer: Answer, *, where: str, patience: RetryPolicy | None = None, max_bytes: int = MAX_DOCUMENT
+    answer: Answer, *, location: str, retry_policy: RetryPolicy | None = None, max_bytes: int = MAX_DOCUMENT
 ) -> bytes:
     """A whole answer of unknown size, bounded, unpacked where it came as gzip.
 
@@ -453,34 +453,34 @@ def document(
         It is too large, or no such answer.
     """
     if answer.status != 200:
-        raise refused(answer, where)
+        raise refused(answer, location)
     packed = answer.headers.get("content-encoding") == "gzip"
-    unpack, patience = zlib.decompressobj(31), patience or RetryPolicy()
+    unpack, retry_policy = zlib.decompressobj(31), retry_policy or RetryPolicy()
     made, came, began = bytearray(), 0, time.monotonic()
     try:
-        for piece in answer.pieces(where):
+        for piece in answer.pieces(location):
             came, used = came + len(piece), time.monotonic() - began
-            if used > patience.attempt + came / patience.slowest:
-                raise TransientError(slow(where, "answer", patience, came, used))
+            if used > retry_policy.attempt + came / retry_policy.slowest:
+                raise TransientError(slow(location, "answer", retry_policy, came, used))
             made += unpack.decompress(piece, max_bytes + 1 - len(made)) if packed else piece
             if len(made) > max_bytes:
-                raise RemoteError(_problem(where, f"at most {max_bytes} bytes", "more", _CHECK))
+                raise RemoteError(_problem(location, f"at most {max_bytes} bytes", "more", _CHECK))
     except zlib.error as error:
-        raise TransientError(_problem(where, "gzip", str(error))) from error
+        raise TransientError(_problem(location, "gzip", str(error))) from error
     if packed and not unpack.eof:
-        raise TransientError(_problem(where, "all of a gzip stream", "a part of it"))
+        raise TransientError(_problem(location, "all of a gzip stream", "a part of it"))
     return bytes(made)
 
 
-def _drain(answer: Answer, where: str) -> None:
+def _drain(answer: Answer, location: str) -> None:
     """Read a short body to its end, so that its connection can be used again."""
     if answer.length is not None and answer.length <= PIECE_BYTES:
-        for _ in answer.pieces(where):
+        for _ in answer.pieces(location):
             pass
 
 
-def _strange(where: str, expected: str, got: str) -> TransientError:
-    return TransientError(_problem(where, expected, got, "Use a server that serves ranges as asked."), strange=True)
+def _strange(location: str, expected: str, got: str) -> TransientError:
+    return TransientError(_problem(location, expected, got, "Use a server that serves ranges as asked."), strange=True)
 
 
 def shown(text: str, most: int = 160) -> str:
@@ -488,8 +488,8 @@ def shown(text: str, most: int = 160) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text[:most]).strip()
 
 
-def _problem(where: str, expected: str, got: str, step: str = _AGAIN) -> Problem:
-    return Problem(where, "answer", expected, shown(got), step)
+def _problem(location: str, expected: str, got: str, step: str = _AGAIN) -> Problem:
+    return Problem(location, "answer", expected, shown(got), step)
 
 
 def _said(error: Exception) -> str:

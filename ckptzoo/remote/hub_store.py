@@ -35,7 +35,7 @@ _STEP = "Check the name and the revision; private zoos need hf auth login."
 
 
 def read_listing(
-    place: HubAddress, endpoint: str, connections: Connections, authorize: http.Authorize, patience: RetryPolicy
+    place: HubAddress, endpoint: str, connections: Connections, authorize: http.Authorize, retry_policy: RetryPolicy
 ) -> tuple[str, dict[str, FileEntry]]:
     """The commit and its files by name: one request, or with hubs that give no sizes there one more a 1,000 files.
 
@@ -46,22 +46,22 @@ def read_listing(
     RemoteError
         The hub says no, or answers what it should not.
     """
-    where, halt = str(place), CancelToken()
+    where, cancel = str(place), CancelToken()
     api = f"{endpoint}/api/datasets/{place.repo}"
 
     def read(url: str) -> tuple[Any, str]:
         def ask() -> tuple[Any, str]:
             sent = {"Accept-Encoding": "gzip"}
-            with http.get(connections, url, where=where, halt=halt, headers=sent, authorize=authorize) as answer:
+            with http.get(connections, url, location=where, cancel=cancel, headers=sent, authorize=authorize) as answer:
                 if answer.status in (401, 403, 404):
                     raise _refused(answer, where)
-                data = http.document(answer, where=where, patience=patience)
+                data = http.document(answer, location=where, retry_policy=retry_policy)
                 try:
                     return json.loads(data), answer.headers.get("link", "")
                 except (ValueError, RecursionError) as error:
                     raise TransientError(_unreadable(where, str(error)), strange=True) from error
 
-        return retry(ask, name=url, patience=patience, halt=halt)
+        return retry(ask, name=url, retry_policy=retry_policy, cancel=cancel)
 
     said, _ = read(f"{api}/revision/{quote(place.revision, safe='')}?blobs=true")
     try:
@@ -83,7 +83,7 @@ def read_listing(
     ]
     if prefix and not inside:
         raise AbsentError(Problem(where, "folder", place.folder, "no file in it", _STEP))
-    return commit, listed(inside, where=where)
+    return commit, listed(inside, location=where)
 
 
 def _pages(read: Any, url: str) -> Iterator[Any]:
@@ -118,22 +118,22 @@ def _digest(kind: str, digits: str) -> str:
     return f"{kind}:{digits}"
 
 
-def _refused(answer: http.Answer, where: str) -> RemoteError:
+def _refused(answer: http.Answer, location: str) -> RemoteError:
     code = answer.headers.get("x-error-code", "")
     said = http.shown(answer.headers.get("x-error-message", "")) or f"status {answer.status}"
     if code == "GatedRepo":
         step = "Ask for access on its page, then log in with hf auth login."
-        return RemoteError(Problem(where, "access", "leave to read it", said, step))
+        return RemoteError(Problem(location, "access", "leave to read it", said, step))
     if answer.status == 404 or code in ("RepoNotFound", "RevisionNotFound"):
         what = "revision" if code == "RevisionNotFound" else "repository"
-        return AbsentError(Problem(where, what, "one that is there and may be read", said, _STEP))
+        return AbsentError(Problem(location, what, "one that is there and may be read", said, _STEP))
     if answer.status == 401:  # the hub's answer for repositories that are not there or not for this token
-        return AbsentError(Problem(where, "repository", "one that is there and may be read", said, _STEP))
-    return RemoteError(Problem(where, "access", "leave to read it", said, _STEP))
+        return AbsentError(Problem(location, "repository", "one that is there and may be read", said, _STEP))
+    return RemoteError(Problem(location, "access", "leave to read it", said, _STEP))
 
 
-def _unreadable(where: str, said: str) -> Problem:
-    return Problem(where, "answer of the hub", "a commit and its files", http.shown(said), "Try again later.")
+def _unreadable(location: str, said: str) -> Problem:
+    return Problem(location, "answer of the hub", "a commit and its files", http.shown(said), "Try again later.")
 
 
 PUBLIC = "https://huggingface.co"
@@ -166,7 +166,7 @@ class HubStore:
 
     @classmethod
     def opened(
-        cls, place: HubAddress, *, patience: RetryPolicy, endpoint: str | None = None, token: str | None = None
+        cls, place: HubAddress, *, retry_policy: RetryPolicy, endpoint: str | None = None, token: str | None = None
     ) -> "HubStore":
         """Pin a revision to its commit and read what it holds, by one request.
 
@@ -181,8 +181,8 @@ class HubStore:
         MissingExtraError
             huggingface_hub is not installed.
         """
-        endpoint, connections = (endpoint or default_endpoint()).rstrip("/"), Connections(patience.attempt)
-        commit, entries = read_listing(place, endpoint, connections, bearer(endpoint, token), patience)
+        endpoint, connections = (endpoint or default_endpoint()).rstrip("/"), Connections(retry_policy.attempt)
+        commit, entries = read_listing(place, endpoint, connections, bearer(endpoint, token), retry_policy)
         return cls(place, commit, entries, endpoint=endpoint, token=token, connections=connections)
 
     @property
@@ -193,15 +193,17 @@ class HubStore:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_signed": {}, "_locks": {}, "_token": None}
 
-    def get(self, name: str, start: int, stop: int, halt: CancelToken) -> Generator[bytes]:
+    def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
         """Bytes ``start`` to ``stop`` of a file, as ``Store.get``; the first of a file resolves it."""
-        size, where = find_entry(self.entries, name, where=self.address).size, f"{self.address}/{name}"
+        size, where = find_entry(self.entries, name, location=self.address).size, f"{self.address}/{name}"
         sent, page = http.ranged(start, stop, size), self._page(name)
         with contextlib.ExitStack() as open_until_read:
 
             def ask(url: str) -> http.Answer:
                 authorize = bearer(self.endpoint, self._token)
-                asked = http.get(self._connections, url, where=where, halt=halt, headers=sent, authorize=authorize)
+                asked = http.get(
+                    self._connections, url, location=where, cancel=cancel, headers=sent, authorize=authorize
+                )
                 return open_until_read.enter_context(asked)
 
             answer = None
@@ -220,7 +222,7 @@ class HubStore:
             if (commit := answer.headers.get("x-repo-commit", self.revision)) != self.revision:
                 problem = Problem(where, "commit", self.revision, http.shown(commit), "Open the zoo again.")
                 raise TransientError(problem, strange=True)
-            yield from http.body(answer, start, stop, size, where=where)
+            yield from http.body(answer, start, stop, size, location=where)
 
     def _page(self, name: str) -> str:
         """Where the hub resolves a file."""

@@ -44,12 +44,12 @@ class Remote:
         cache: Cache | None,
         *,
         offline: bool = False,
-        patience: RetryPolicy | None = None,
+        retry_policy: RetryPolicy | None = None,
         workers: int = WORKERS,
         ahead: int = AHEAD,
     ) -> None:
         self.store, self.cache, self.offline = store, cache, offline
-        self._patience, self._workers, self._ahead = patience or RetryPolicy(), workers, ahead
+        self._retry_policy, self._workers, self._ahead = retry_policy or RetryPolicy(), workers, ahead
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ class Remote:
         OfflineError
             The cache lacks it, and it may not be fetched.
         """
-        entry = find_entry(self.store.entries, name, where=self.name)
+        entry = find_entry(self.store.entries, name, location=self.name)
         if entry.size > max_bytes:
             step = "Do not use this zoo; tell whoever publishes it."
             raise IntegrityError(Problem(f"{self.name}/{name}", "size", f"at most {max_bytes} bytes", "more", step))
@@ -89,7 +89,7 @@ class Remote:
         data = b""
         for _ in range(2):
             with closing(
-                read_range(self.store, name, 0, entry.size, patience=self._patience, halt=CancelToken())
+                read_range(self.store, name, 0, entry.size, retry_policy=self._retry_policy, cancel=CancelToken())
             ) as pieces:
                 data = b"".join(pieces)
             if not entry.digest or is_right(entry.digest, data):
@@ -117,7 +117,9 @@ class Remote:
         """
         if self.offline:
             raise self._missing([name], stop - start)
-        with closing(read_range(self.store, name, start, stop, patience=self._patience, halt=CancelToken())) as pieces:
+        with closing(
+            read_range(self.store, name, start, stop, retry_policy=self._retry_policy, cancel=CancelToken())
+        ) as pieces:
             return b"".join(pieces)
 
     def in_order(self, wanted: Sequence[Span]) -> Generator[memoryview]:
@@ -155,7 +157,7 @@ class Remote:
 
     @property
     def _how(self) -> dict[str, Any]:
-        return {"patience": self._patience, "workers": self._workers, "ahead": self._ahead, "keep": self._keep}
+        return {"retry_policy": self._retry_policy, "workers": self._workers, "ahead": self._ahead, "keep": self._keep}
 
     def _keep(self, block: Span, data: memoryview) -> None:
         if self.cache is not None:
@@ -164,7 +166,7 @@ class Remote:
     def _lacking(self, wanted: Sequence[Span]) -> list[int]:
         """Places of the blocks that are to be fetched; raises where they may not be."""
         for block in wanted:
-            entry = find_entry(self.store.entries, block.name, where=self.name)
+            entry = find_entry(self.store.entries, block.name, location=self.name)
             if not 0 <= block.start < block.stop <= entry.size:
                 expected, got = f"blocks within {entry.size} bytes", f"{block.start} to {block.stop}"
                 step = "Tell whoever publishes the zoo: its index does not fit its files."
@@ -211,7 +213,7 @@ def open_remote(
     *,
     endpoint: str | None = None,
     token: str | None = None,
-    patience: RetryPolicy | None = None,
+    retry_policy: RetryPolicy | None = None,
 ) -> Remote:
     """The zoo at an address, pinned to the revision that it has now.
 
@@ -233,14 +235,16 @@ def open_remote(
     One request for repositories and web servers. A revision that is a commit is asked for once, then remembered.
     """
     places = [FolderAddress(Path(address))] if isinstance(address, os.PathLike) else candidates(address)
-    patience = patience or RetryPolicy()
+    retry_policy = retry_policy or RetryPolicy()
     # what may be a folder's name mistyped nobody wants to wait for
-    first = replace(patience, grace=min(patience.grace, OPENING_SECONDS if len(places) == 1 else GUESS_SECONDS))
+    first = replace(
+        retry_policy, grace=min(retry_policy.deadline, OPENING_SECONDS if len(places) == 1 else GUESS_SECONDS)
+    )
     tried: list[str] = []
     kind: type[RemoteError] = AbsentError
     for place in places:
         try:
-            return _opened(place, endpoint, token, patience, first)
+            return _opened(place, endpoint, token, retry_policy, first)
         except RemoteError as error:
             if len(places) == 1:
                 raise
@@ -254,7 +258,7 @@ def open_remote(
 
 
 def _opened(
-    place: Address, endpoint: str | None, token: str | None, patience: RetryPolicy, first: RetryPolicy
+    place: Address, endpoint: str | None, token: str | None, retry_policy: RetryPolicy, first: RetryPolicy
 ) -> Remote:
     match place:
         case FolderAddress(path=path):
@@ -262,7 +266,7 @@ def _opened(
                 got = "a file" if path.exists() else "nothing"
                 step = "Make one with ckptzoo.create or python -m builders build."
                 raise AbsentError(Problem(str(path), "a zoo", "a folder", got, step))
-            return Remote(FolderStore(path), None, patience=patience)
+            return Remote(FolderStore(path), None, retry_policy=retry_policy)
         case HubAddress():
             hub = _checked(endpoint or default_endpoint())
 
@@ -270,13 +274,13 @@ def _opened(
                 known = cache.remembered(place.revision)
                 if known is not None and known.revision == place.revision:
                     return HubStore(place, known.revision, known.entries, endpoint=hub, token=token)
-                return HubStore.opened(place, patience=first, endpoint=hub, token=token)
+                return HubStore.opened(place, retry_policy=first, endpoint=hub, token=token)
 
-            return _through(hub_address(place, hub), place.revision, from_hub, patience)
+            return _through(hub_address(place, hub), place.revision, from_hub, retry_policy)
         case WebAddress(url=url):
-            return _through(url, LATEST, lambda _: StaticStore.opened(url, patience=first), patience)
+            return _through(url, LATEST, lambda _: StaticStore.opened(url, retry_policy=first), retry_policy)
         case _:
-            return _through(place.url, LATEST, lambda _: FilesystemStore(place.url), patience)
+            return _through(place.url, LATEST, lambda _: FilesystemStore(place.url), retry_policy)
 
 
 def _checked(endpoint: str) -> str:
@@ -289,7 +293,7 @@ def _checked(endpoint: str) -> str:
     return endpoint.rstrip("/")
 
 
-def _through(address: str, asked: str, ask: Callable[[Cache], Store], patience: RetryPolicy) -> Remote:
+def _through(address: str, asked: str, ask: Callable[[Cache], Store], retry_policy: RetryPolicy) -> Remote:
     """A store with its cache; offline, what the cache remembers of it."""
     offline = is_offline()
     cache = Cache(cache_root(), address, limit=cache_limit(), evicts=not offline)
@@ -298,7 +302,9 @@ def _through(address: str, asked: str, ask: Callable[[Cache], Store], patience: 
         if known is None:
             got, step = "nothing", "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to look for it."
             raise OfflineError(Problem(address, f"revision {asked}", "in the cache", got, step))
-        return Remote(OfflineStore(address, known.revision, known.entries), cache, offline=True, patience=patience)
+        return Remote(
+            OfflineStore(address, known.revision, known.entries), cache, offline=True, retry_policy=retry_policy
+        )
     try:
         store = ask(cache)
         cache.remember(asked, RevisionRecord(store.revision, dict(store.entries)))
@@ -306,4 +312,4 @@ def _through(address: str, asked: str, ask: Callable[[Cache], Store], patience: 
         if cache.remembered(asked) is not None:
             cache.mark_gone()
         raise
-    return Remote(store, cache, patience=patience)
+    return Remote(store, cache, retry_policy=retry_policy)

@@ -33,7 +33,7 @@ class RetryPolicy:
     backoff : seconds before the second try; twice as many before every further one that brought nothing, up to 30.
     """
 
-    grace: float = 90.0
+    deadline: float = 90.0
     slowest: float = 20_000.0
     attempt: float = 20.0
     asked: float = 660.0
@@ -50,7 +50,7 @@ class Cancelled(Exception):
 
 
 def read_range(
-    store: Store, name: str, start: int, stop: int, *, patience: RetryPolicy, halt: CancelToken
+    store: Store, name: str, start: int, stop: int, *, retry_policy: RetryPolicy, cancel: CancelToken
 ) -> Generator[bytes]:
     """Bytes ``start`` to ``stop`` of a file, in pieces; what breaks off is taken up where it ended.
 
@@ -66,7 +66,7 @@ def read_range(
     at, spent, asked, vain, strange = start, 0.0, 0.0, 0, 0
     while at < stop:
         begin, used = at, 0.0
-        source = store.get(name, at, stop, halt)
+        source = store.get(name, at, stop, cancel)
         try:
             while at < stop:
                 began = time.monotonic()
@@ -79,29 +79,29 @@ def read_range(
                     raise TransientError(_cut(store, name, start, stop, at))
                 at += len(piece)
                 yield piece
-                if at < stop and used > patience.attempt + (at - begin) / patience.slowest:
-                    raise TransientError(slow(store.address, name, patience, at - begin, used))
-                if halt.called:
+                if at < stop and used > retry_policy.attempt + (at - begin) / retry_policy.slowest:
+                    raise TransientError(slow(store.address, name, retry_policy, at - begin, used))
+                if cancel.called:
                     raise Cancelled
         except TransientError as error:
-            if halt.called:
+            if cancel.called:
                 raise Cancelled from None
             vain = 1 if at > begin else vain + 1
-            strange = error.strange + (0 if at > begin else strange)
-            pause = patience.pause(vain, name)
-            if error.wait is not None and asked + error.wait <= patience.asked:
+            strange = error.protocol_error + (0 if at > begin else strange)
+            pause = retry_policy.pause(vain, name)
+            if error.wait is not None and asked + error.wait <= retry_policy.asked:
                 asked, pause = asked + error.wait, max(error.wait, pause)
                 spent -= error.wait
             spent += pause
-            if strange >= MAX_PROTOCOL_ERRORS or spent > patience.grace + (at - start) / patience.slowest:
+            if strange >= MAX_PROTOCOL_ERRORS or spent > retry_policy.deadline + (at - start) / retry_policy.slowest:
                 raise RemoteError(error.problem) from error
-            if halt.wait(pause):
+            if cancel.wait(pause):
                 raise Cancelled from None
         finally:
             source.close()
 
 
-def retry(ask: Callable[[], T], *, name: str, patience: RetryPolicy, halt: CancelToken) -> T:
+def retry(ask: Callable[[], T], *, name: str, retry_policy: RetryPolicy, cancel: CancelToken) -> T:
     """The result of a small question, asked again while it fails in passing."""
     spent, asked, vain, strange = 0.0, 0.0, 0, 0
     while True:
@@ -109,14 +109,14 @@ def retry(ask: Callable[[], T], *, name: str, patience: RetryPolicy, halt: Cance
         try:
             return ask()
         except TransientError as error:
-            vain, strange = vain + 1, strange + error.strange
-            pause = patience.pause(vain, name)
+            vain, strange = vain + 1, strange + error.protocol_error
+            pause = retry_policy.pause(vain, name)
             spent += time.monotonic() - began + pause
-            if error.wait is not None and asked + error.wait <= patience.asked:
+            if error.wait is not None and asked + error.wait <= retry_policy.asked:
                 asked, pause = asked + error.wait, max(error.wait, pause)
-            if strange >= MAX_PROTOCOL_ERRORS or spent > patience.grace:
+            if strange >= MAX_PROTOCOL_ERRORS or spent > retry_policy.deadline:
                 raise RemoteError(error.problem) from error
-            if halt.wait(pause):
+            if cancel.wait(pause):
                 raise Cancelled from None
 
 
@@ -125,7 +125,7 @@ def _cut(store: Store, name: str, start: int, stop: int, at: int) -> Problem:
     return Problem(store.address, name, expected, got, "Try again later.")
 
 
-def slow(where: str, what: str, patience: RetryPolicy, count: int, seconds: float) -> Problem:
+def slow(location: str, what: str, retry_policy: RetryPolicy, count: int, seconds: float) -> Problem:
     """What is wrong with so many bytes in so many seconds."""
-    expected, got = f"at least {patience.slowest:.0f} bytes a second", f"{count} in {seconds:.1f} s"
-    return Problem(where, what, expected, got, "Try again on a better connection.")
+    expected, got = f"at least {retry_policy.slowest:.0f} bytes a second", f"{count} in {seconds:.1f} s"
+    return Problem(location, what, expected, got, "Try again on a better connection.")

@@ -111,7 +111,7 @@ class Store(Protocol):
         """Every file by name."""
         ...
 
-    def get(self, name: str, start: int, stop: int, halt: CancelToken) -> Generator[bytes]:
+    def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
         """Bytes ``start`` to ``stop`` of a file in pieces as they arrive, by one request (and what it redirects to).
 
         Raises
@@ -126,7 +126,7 @@ class Store(Protocol):
         ...
 
 
-def listed(entries: Iterable[FileEntry], *, where: str) -> dict[str, FileEntry]:
+def listed(entries: Iterable[FileEntry], *, location: str) -> dict[str, FileEntry]:
     """Entries by name, in order of the names.
 
     Raises
@@ -140,22 +140,22 @@ def listed(entries: Iterable[FileEntry], *, where: str) -> dict[str, FileEntry]:
     for entry in entries:
         if len(entry.name) > MAX_NAME or _BAD.search(entry.name) or entry.name in made:
             shown = repr(entry.name[:80])
-            problems.append(Problem(where, "listing", "relative names of files, each once", shown, step))
+            problems.append(Problem(location, "listing", "relative names of files, each once", shown, step))
         elif entry.size < 0:
-            problems.append(Problem(where, f"size of {entry.name}", "0 or more", str(entry.size), step))
+            problems.append(Problem(location, f"size of {entry.name}", "0 or more", str(entry.size), step))
         made[entry.name] = entry
     if problems:
         raise IntegrityError(problems[:20])
     return dict(sorted(made.items()))
 
 
-def find_entry(entries: Mapping[str, FileEntry], name: str, *, where: str) -> FileEntry:
+def find_entry(entries: Mapping[str, FileEntry], name: str, *, location: str) -> FileEntry:
     """The entry of a file; raises AbsentError where there is none."""
     try:
         return entries[name]
     except KeyError:
         step = "Check the name, and the revision."
-        raise AbsentError(Problem(where, name, "a file", "none of that name", step)) from None
+        raise AbsentError(Problem(location, name, "a file", "none of that name", step)) from None
 
 
 class TransientError(RemoteError):
@@ -170,7 +170,7 @@ class TransientError(RemoteError):
 
     def __init__(self, problem: Problem, wait: float | None = None, strange: bool = False) -> None:
         super().__init__(problem)
-        self.wait, self.strange = wait, strange
+        self.wait, self.protocol_error = wait, strange
         self.args = (problem, wait, strange)
 
 
@@ -193,7 +193,7 @@ class FolderStore:
     def entries(self) -> dict[str, FileEntry]:
         """Every file by name, as they were when first asked for."""
         if self._entries is None:
-            self._entries = listed(self._walk(), where=self.address)
+            self._entries = listed(self._walk(), location=self.address)
         return self._entries
 
     @property
@@ -201,13 +201,13 @@ class FolderStore:
         """A digest of the names and sizes."""
         return revision_of(self.entries)
 
-    def get(self, name: str, start: int, stop: int, halt: CancelToken) -> Generator[bytes]:
+    def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
         """Bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
-        find_entry(self.entries, name, where=self.address)
+        find_entry(self.entries, name, location=self.address)
         try:
             with (self.root / name).open("rb") as file:
                 file.seek(start)
-                while start < stop and not halt.called:
+                while start < stop and not cancel.called:
                     piece = file.read(min(READ_BYTES, stop - start))
                     if not piece:
                         got = f"an end at {start}"
@@ -239,7 +239,7 @@ def revision_of(entries: dict[str, FileEntry]) -> str:
 _PREFIX = "sha256:"
 
 
-def decode(data: bytes, *, where: str) -> tuple[dict[str, FileEntry], str]:
+def decode(data: bytes, *, location: str) -> tuple[dict[str, FileEntry], str]:
     """Entries by name, and the listing's digest.
 
     Raises
@@ -247,16 +247,16 @@ def decode(data: bytes, *, where: str) -> tuple[dict[str, FileEntry], str]:
     IntegrityError
         It is no listing, its digest disagrees, or it holds names that are not relative file names.
     """
-    content, digest = unseal(data, where=where)
+    content, digest = unseal(data, location=location)
     files = content.get("files")
     if content.get("version") != VERSION or not isinstance(files, dict):
         got = repr(content.get("version"))
-        raise IntegrityError(Problem(where, "version", str(VERSION), got, "Upgrade ckptzoo to read it."))
-    made = [_entry_of_facts(name, facts, where) for name, facts in cast(Mapping[str, Any], files).items()]
-    return listed(made, where=where), digest
+        raise IntegrityError(Problem(location, "version", str(VERSION), got, "Upgrade ckptzoo to read it."))
+    made = [_entry_of_facts(name, facts, location) for name, facts in cast(Mapping[str, Any], files).items()]
+    return listed(made, location=location), digest
 
 
-def _entry_of_facts(name: str, facts: Any, where: str) -> FileEntry:
+def _entry_of_facts(name: str, facts: Any, location: str) -> FileEntry:
     match facts:
         case [bool(), _]:
             pass
@@ -264,7 +264,7 @@ def _entry_of_facts(name: str, facts: Any, where: str) -> FileEntry:
             return FileEntry(name, size)
         case [int(size), str(text)] if len(text) == 64 and set(text) <= set("0123456789abcdef"):
             return FileEntry(name, size, _PREFIX + text)
-    raise IntegrityError(Problem(where, f"file {name[:80]!r}", "[size, sha256]", repr(facts)[:80], REFETCH))
+    raise IntegrityError(Problem(location, f"file {name[:80]!r}", "[size, sha256]", repr(facts)[:80], REFETCH))
 
 
 REQUEST_BYTES = 16 * 2**20
@@ -301,7 +301,7 @@ class FilesystemStore:
                 raise AbsentError(Problem(self.address, "folder", "files", "none", _CHECK))
             made = [_entry_of_detail(path, root, detail) for path, detail in held.items()]
             shown = [entry for entry in made if not any(part.startswith(".") for part in entry.name.split("/"))]
-            self._entries = self._sealed(listed(shown, where=self.address))
+            self._entries = self._sealed(listed(shown, location=self.address))
         return self._entries
 
     def _sealed(self, entries: dict[str, FileEntry]) -> dict[str, FileEntry]:
@@ -309,7 +309,7 @@ class FilesystemStore:
         if LISTING not in entries:
             return entries
         self._entries, size = entries, entries[LISTING].size
-        known, _ = decode(b"".join(self.get(LISTING, 0, size, CancelToken())), where=f"{self.address}/{LISTING}")
+        known, _ = decode(b"".join(self.get(LISTING, 0, size, CancelToken())), location=f"{self.address}/{LISTING}")
         return {
             **entries,
             **{name: entry for name, entry in known.items() if entries.get(name) == FileEntry(name, entry.size)},
@@ -320,11 +320,11 @@ class FilesystemStore:
         """A digest of the names and sizes."""
         return revision_of(self.entries)
 
-    def get(self, name: str, start: int, stop: int, halt: CancelToken) -> Generator[bytes]:
+    def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
         """Bytes ``start`` to ``stop`` of a file, as ``Store.get``, with a request for every ``REQUEST_BYTES``."""
-        find_entry(self.entries, name, where=self.address)
+        find_entry(self.entries, name, location=self.address)
         system, root = self._reached
-        while start < stop and not halt.called:
+        while start < stop and not cancel.called:
             end = min(start + REQUEST_BYTES, stop)
             try:
                 piece = system.cat_file(f"{root}/{name}", start=start, end=end)
@@ -376,7 +376,7 @@ class OfflineStore:
     def __init__(self, address: str, revision: str, entries: dict[str, FileEntry]) -> None:
         self.address, self.revision, self.entries = address, revision, entries
 
-    def get(self, name: str, start: int, stop: int, halt: CancelToken) -> Generator[bytes]:
+    def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
         """Raise OfflineError."""
         step = "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to fetch it."
         raise OfflineError(Problem(self.address, name, "in the cache", f"{stop - start} bytes missing", step))

@@ -25,7 +25,7 @@ class StaticStore:
         self._connections = connections
 
     @classmethod
-    def opened(cls, url: str, *, patience: RetryPolicy) -> "StaticStore":
+    def opened(cls, url: str, *, retry_policy: RetryPolicy) -> "StaticStore":
         """Read the listing of the zoo at an address.
 
         Raises
@@ -35,26 +35,26 @@ class StaticStore:
         IntegrityError
             It is not what its digest says.
         """
-        connections, where, halt = Connections(patience.attempt), f"{url}/{LISTING}", CancelToken()
+        connections, where, cancel = Connections(retry_policy.attempt), f"{url}/{LISTING}", CancelToken()
 
         def ask() -> bytes:
             sent = {"Accept-Encoding": "gzip"}
-            with http.get(connections, where, where=where, halt=halt, headers=sent) as answer:
-                return http.document(answer, where=where, patience=patience)
+            with http.get(connections, where, location=where, cancel=cancel, headers=sent) as answer:
+                return http.document(answer, location=where, retry_policy=retry_policy)
 
         try:
-            data = retry(ask, name=where, patience=patience, halt=halt)
+            data = retry(ask, name=where, retry_policy=retry_policy, cancel=cancel)
         except AbsentError as error:
             step = "Write one with ckptzoo compact --index in the zoo's folder on the server."
             raise AbsentError(Problem(url, LISTING, "a listing of the zoo", error.problem.got, step)) from None
-        entries, digest = decode(data, where=where)
+        entries, digest = decode(data, location=where)
         return cls(url, digest, entries, connections)
 
-    def get(self, name: str, start: int, stop: int, halt: CancelToken) -> Generator[bytes]:
+    def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
         """Bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
-        size, where = find_entry(self.entries, name, where=self.address).size, f"{self.address}/{name}"
+        size, where = find_entry(self.entries, name, location=self.address).size, f"{self.address}/{name}"
         sent = http.ranged(start, stop, size)
         with http.get(
-            self._connections, f"{self.address}/{quote(name)}", where=where, halt=halt, headers=sent
+            self._connections, f"{self.address}/{quote(name)}", location=where, cancel=cancel, headers=sent
         ) as answer:
-            yield from http.body(answer, start, stop, size, where=where)
+            yield from http.body(answer, start, stop, size, location=where)

@@ -124,7 +124,7 @@ class Architecture:
         return cls(name, tensors, forward, input_shape)
 
     @classmethod
-    def from_json(cls, content: Document, *, where: str = "architecture.json") -> "Architecture":
+    def from_json(cls, content: Document, *, location: str = "architecture.json") -> "Architecture":
         """Read the content of ``architecture.json``.
 
         Raises
@@ -148,7 +148,7 @@ class Architecture:
             return cls(content["name"], tensors, content["forward"], None if shape is None else tuple(shape))
         except (KeyError, TypeError, AttributeError) as error:
             raise SpecError(
-                Problem(where, "fields", "those of docs/format.md", f"{type(error).__name__} {error}", step)
+                Problem(location, "fields", "those of docs/format.md", f"{type(error).__name__} {error}", step)
             ) from error
 
     def to_json(self) -> Document:

@@ -143,25 +143,25 @@ class Card:
         """Read a ``card.toml``; unknown keys are refused by name."""
         try:
             with Path(path).open("rb") as file:
-                return cls.from_bytes(file.read(MAX_CARD_BYTES + 1), where=str(path))
+                return cls.from_bytes(file.read(MAX_CARD_BYTES + 1), location=str(path))
         except OSError as error:
             step = "Correct the card."
             raise SpecError(Problem(str(path), "file", "a card in TOML", str(error), step)) from error
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, where: str = CARD_TOML) -> "Card":
+    def from_bytes(cls, data: bytes, *, location: str = CARD_TOML) -> "Card":
         """Read the content of a ``card.toml``."""
         if len(data) > MAX_CARD_BYTES:
-            raise SpecError(Problem(where, "size", f"at most {MAX_CARD_BYTES:,} bytes", "more", "Shorten the card."))
+            raise SpecError(Problem(location, "size", f"at most {MAX_CARD_BYTES:,} bytes", "more", "Shorten the card."))
         try:
             content: dict[str, Any] = tomllib.loads(data.decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise SpecError(Problem(where, "file", "a card in TOML", str(error), "Correct the card.")) from error
+            raise SpecError(Problem(location, "file", "a card in TOML", str(error), "Correct the card.")) from error
         known = [spec.name for spec in fields(cls)]
         unknown = [key for key in content if key not in known]
         if unknown or "name" not in content:
             expected = f"name and any of {', '.join(known[1:])}"
-            raise SpecError(Problem(where, "keys", expected, ", ".join(unknown) or "no name", _STEP))
+            raise SpecError(Problem(location, "keys", expected, ", ".join(unknown) or "no name", _STEP))
         made: dict[str, Any] = {key: _frozen(value) for key, value in content.items()}
         return cls(**made)
 

@@ -53,7 +53,7 @@ def seal(content: Document) -> bytes:
     return canonical({**content, "digest": digest_of(content)}) + b"\n"
 
 
-def unseal(data: bytes, *, where: str) -> tuple[Document, str]:
+def unseal(data: bytes, *, location: str) -> tuple[Document, str]:
     """Parse a document and check its form and digest.
 
     Returns the content without its digest, and the digest.
@@ -63,45 +63,45 @@ def unseal(data: bytes, *, where: str) -> tuple[Document, str]:
     IntegrityError
         Not JSON, duplicate keys, not in canonical form, or the digest disagrees.
     """
-    value = parse(data, where=where)
+    value = parse(data, location=location)
     found = value.pop("digest", None)
     expected = digest_of(value)
     if found != expected:
-        _refuse(where, "digest of the content", expected, str(found))
+        _refuse(location, "digest of the content", expected, str(found))
     if data != canonical({**value, "digest": found}) + b"\n":
-        _refuse(where, "encoding", "canonical JSON", "the same content in other bytes")
+        _refuse(location, "encoding", "canonical JSON", "the same content in other bytes")
     return value, expected
 
 
-def parse(data: bytes, *, where: str, max_bytes: int = MAX_BYTES) -> Document:
+def parse(data: bytes, *, location: str, max_bytes: int = MAX_BYTES) -> Document:
     """Parse a JSON object from a stranger: bounded size and depth, no duplicate keys, no NaN."""
     if len(data) > max_bytes:
-        _refuse(where, "size", f"at most {max_bytes} bytes", f"{len(data)} bytes")
+        _refuse(location, "size", f"at most {max_bytes} bytes", f"{len(data)} bytes")
 
     def pairs(items: list[tuple[str, Any]]) -> Document:
         made = dict(items)
         if len(made) != len(items):
             seen: set[str] = set()
             twice = next(key for key, _ in items if key in seen or seen.add(key))
-            _refuse(where, "keys", "each key once", f"{twice!r} twice")
+            _refuse(location, "keys", "each key once", f"{twice!r} twice")
         return made
 
     def constant(text: str) -> NoReturn:
-        _refuse(where, "number", "a finite JSON number", text)
+        _refuse(location, "number", "a finite JSON number", text)
 
     try:
         value = json.loads(data.decode(), object_pairs_hook=pairs, parse_constant=constant)
         if b"\\u" in data:
             canonical(value)  # raises where an escape is half of a letter
     except (ValueError, RecursionError) as error:
-        _refuse(where, "JSON", "an object", f"{type(error).__name__}: {str(error)[:120]}")
+        _refuse(location, "JSON", "an object", f"{type(error).__name__}: {str(error)[:120]}")
     if not isinstance(value, dict):
-        _refuse(where, "JSON", "an object", type(value).__name__)
+        _refuse(location, "JSON", "an object", type(value).__name__)
     return cast(Document, value)
 
 
-def _refuse(where: str, what: str, expected: str, got: str) -> NoReturn:
-    raise IntegrityError(Problem(where, what, expected, got, REFETCH))
+def _refuse(location: str, what: str, expected: str, got: str) -> NoReturn:
+    raise IntegrityError(Problem(location, what, expected, got, REFETCH))
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,16 @@ class Identity:
         }
 
     @classmethod
-    def from_json(cls, content: Document, *, where: str) -> "Identity":
+    def from_json(cls, content: Document, *, location: str) -> "Identity":
         """Read the content of zoo.json; an unknown format or version is refused first."""
         if content.get("format") != FORMAT:
             found = repr(content.get("format"))
-            raise IntegrityError(Problem(where, "format", repr(FORMAT), found, "This is not a zoo."))
+            raise IntegrityError(Problem(location, "format", repr(FORMAT), found, "This is not a zoo."))
         if content.get("version") != VERSION:
             found = repr(content.get("version"))
-            raise IntegrityError(Problem(where, "format version", str(VERSION), found, "Upgrade ckptzoo to read it."))
+            raise IntegrityError(
+                Problem(location, "format version", str(VERSION), found, "Upgrade ckptzoo to read it.")
+            )
         name, architecture, symmetry = (content.get(key) for key in ("name", "architecture", "symmetry"))
         if (
             not isinstance(name, str)
@@ -144,7 +146,7 @@ class Identity:
         ):
             raise IntegrityError(
                 Problem(
-                    where,
+                    location,
                     "fields",
                     "format, version, name, architecture, symmetry",
                     ", ".join(sorted(content)),

@@ -96,17 +96,17 @@ LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3}
 """How many of its kind's columns every file has; it may lack the last of the others, which are then null."""
 
 
-def value_problems(rows: Sequence[Mapping[str, Any]], *, where: str) -> Iterator[Problem]:
+def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Iterator[Problem]:
     """Values that have their column's type and still make no sense: odd ids, accuracies outside 0 to 1."""
     ids: list[str] = [row["id"] for row in rows]
     odd = [name for name in ids if not name.isprintable() or " " in name or not 1 <= len(name) <= MAX_ID]
     if odd:
         expected = f"1 to {MAX_ID} printable characters without spaces"
-        yield Problem(where, "id", expected, f"{len(odd)} others, such as {odd[0][:80]!r}", "Give them other ids.")
+        yield Problem(location, "id", expected, f"{len(odd)} others, such as {odd[0][:80]!r}", "Give them other ids.")
     for column in COLUMNS:
         if column.name.endswith("_accuracy"):
             values = [row.get(column.name) for row in rows]
             wrong = [value for value in values if value is not None and not (0 <= value <= 1 or value != value)]
             if wrong:
                 got = f"{len(wrong)} others, such as {wrong[0]}"
-                yield Problem(where, f"column {column.name!r}", "fractions from 0 to 1", got, "Correct the rows.")
+                yield Problem(location, f"column {column.name!r}", "fractions from 0 to 1", got, "Correct the rows.")

@@ -402,7 +402,7 @@ class Symmetry:
         }
 
     @classmethod
-    def from_json(cls, content: Document, *, where: str = "symmetry.json") -> "Symmetry":
+    def from_json(cls, content: Document, *, location: str = "symmetry.json") -> "Symmetry":
         """Read the content of ``symmetry.json``.
 
         Raises
@@ -419,7 +419,7 @@ class Symmetry:
         except (KeyError, TypeError, AttributeError) as error:
             got = f"{type(error).__name__} {error}"
             step = "Write the file again with ckptzoo."
-            raise SpecError(Problem(where, "fields", "those of docs/format.md", got, step)) from error
+            raise SpecError(Problem(location, "fields", "those of docs/format.md", got, step)) from error
 
 
 def _perm_to_json(perm: Perm) -> Document:

@@ -117,7 +117,7 @@ def differences(
     -----
     One pass over the group elements and over the weights raw and derived, in batches of 16 MB.
     """
-    element = zoo.element(variant)
+    element = zoo.group_element(variant)
     perms = [(order, element[f"{order.group}.perm"]) for order in orders(symmetry)]
     scales = [(group, element[f"{group.id}.scale"]) for group in symmetry.groups if group.scale != "none"]
     weights = [zoo[name, kind] for name in _floats(zoo.arch, zoo.arch.names) for kind in (layout.RAW, variant)]

@@ -341,7 +341,7 @@ class _OrderReader:
     def __init__(self, zoo: Zoo, variant: str, symmetry: Symmetry, ordered: tuple[NeuronOrder, ...]) -> None:
         self._zoo, self._variant, self._symmetry, self._orders = zoo, variant, symmetry, ordered
         self._names = list(dict.fromkeys(action.tensor for action in symmetry.actions))
-        self._element = zoo.element(variant)
+        self._element = zoo.group_element(variant)
         self._step = max(1, BATCH_BYTES // sum(zoo.arch[name].nbytes for name in self._names))
         self._same = self._seen = 0
 

@@ -36,7 +36,7 @@ def test_the_gap_is_the_largest_relative_difference_of_the_outputs(name: str) ->
     inputs = inputs_of(arch, 11)
     one, two = weights_of(5, 0, arch=arch), weights_of(5, 1, arch=arch)
     found = {
-        precision: EquivalenceChecker(arch).gaps(one, two, inputs, precision=precision)
+        precision: EquivalenceChecker(arch).output_differences(one, two, inputs, precision=precision)
         for precision in ("float64", "float32")
     }
     for at in range(5):
@@ -51,7 +51,7 @@ def test_one_changed_weight_is_seen_in_its_own_checkpoint() -> None:
     one = weights_of(140, 0)
     two = {name: array.copy() for name, array in one.items()}
     two["fc.weight"][137, 4] *= 1.001
-    found = EquivalenceChecker(ARCH).gaps(one, two, INPUTS)
+    found = EquivalenceChecker(ARCH).output_differences(one, two, INPUTS)
     assert found[137] > 1e-6
     assert (np.delete(found, 137) == 0).all()
 
@@ -63,7 +63,9 @@ def test_a_changed_buffer_is_seen(buffer: str) -> None:
     two = {name: array.copy() for name, array in one.items()}
     two[buffer][1] += 0.1
     two["bn1.num_batches_tracked"][0] += 1
-    found = EquivalenceChecker(arch).gaps(one, two, INPUTS[:, :, :4, :4].repeat(3, axis=1), precision="float32")
+    found = EquivalenceChecker(arch).output_differences(
+        one, two, INPUTS[:, :, :4, :4].repeat(3, axis=1), precision="float32"
+    )
     assert found[0] == 0 and found[1] > 1e-5
 
 
@@ -71,8 +73,13 @@ def test_a_gauge_changes_nothing_but_one_rounding() -> None:
     one = weights_of(8, 0)
     double = {name: array.astype(np.float64) for name, array in one.items()}
     certifier = EquivalenceChecker(ARCH)
-    assert certifier.gaps(double, canonicalize(double, TABLE, gauge="canonical").weights, INPUTS).max() < 1e-13
-    assert 0 < certifier.gaps(one, canonicalize(one, TABLE, gauge="canonical").weights, INPUTS).max() < 2e-6
+    assert (
+        certifier.output_differences(double, canonicalize(double, TABLE, gauge="canonical").weights, INPUTS).max()
+        < 1e-13
+    )
+    assert (
+        0 < certifier.output_differences(one, canonicalize(one, TABLE, gauge="canonical").weights, INPUTS).max() < 2e-6
+    )
 
 
 def test_outputs_that_are_silent_tiny_or_not_finite() -> None:
@@ -82,13 +89,13 @@ def test_outputs_that_are_silent_tiny_or_not_finite() -> None:
     two["fc.bias"][1] = 1
     two["fc.bias"][2] = np.nan
     two["fc.bias"][4] *= 2
-    found = EquivalenceChecker(ARCH).gaps(one, two, INPUTS)
+    found = EquivalenceChecker(ARCH).output_differences(one, two, INPUTS)
     assert found[:4].tolist() == [0, np.inf, np.inf, 0] and found[4] == pytest.approx(1)
-    assert np.isnan(EquivalenceChecker(ARCH).gaps(two, one, INPUTS)[2])
+    assert np.isnan(EquivalenceChecker(ARCH).output_differences(two, one, INPUTS)[2])
     double = {name: array.astype(np.float64) for name, array in one.items()}
     double["fc.bias"][3:] = 1e-200
     other = {**double, "fc.bias": double["fc.bias"] * 3}
-    assert EquivalenceChecker(ARCH).gaps(double, other, INPUTS)[3] == pytest.approx(2)
+    assert EquivalenceChecker(ARCH).output_differences(double, other, INPUTS)[3] == pytest.approx(2)
 
 
 def test_threads_may_share_a_certifier_and_do_not_change_its_figures() -> None:
@@ -96,9 +103,9 @@ def test_threads_may_share_a_certifier_and_do_not_change_its_figures() -> None:
     certifier, inputs = EquivalenceChecker(arch), INPUTS[:2, :, :8, :8].repeat(3, axis=1)
     pairs = [(weights_of(3, seed, arch=arch), weights_of(3, seed + 50, arch=arch)) for seed in range(6)]
     with one_thread():
-        alone = [certifier.gaps(*pair, inputs) for pair in pairs]
+        alone = [certifier.output_differences(*pair, inputs) for pair in pairs]
         with ThreadPoolExecutor(3) as pool:
-            together = list(pool.map(lambda pair: certifier.gaps(*pair, inputs), pairs))
+            together = list(pool.map(lambda pair: certifier.output_differences(*pair, inputs), pairs))
         assert torch.get_num_threads() == 1
     np.testing.assert_array_equal(alone, together)
 
@@ -106,7 +113,7 @@ def test_threads_may_share_a_certifier_and_do_not_change_its_figures() -> None:
 def test_the_random_state_and_the_threads_of_torch_stay_as_they_were() -> None:
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     with one_thread():
-        EquivalenceChecker(ARCH).gaps(weights_of(1, 0), weights_of(1, 1), INPUTS)
+        EquivalenceChecker(ARCH).output_differences(weights_of(1, 0), weights_of(1, 1), INPUTS)
     assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
 
 
@@ -132,7 +139,9 @@ def test_tied_tensors_stand_under_all_their_names(monkeypatch: pytest.MonkeyPatc
     inputs = rng.standard_normal((5, 3))
     made = [np.einsum("bi,kji,klj->kbl", inputs, found["a.weight"], found["a.weight"]) for found in (one, two)]
     expected = np.linalg.norm(made[1] - made[0], axis=2) / np.linalg.norm(made[0], axis=2)
-    np.testing.assert_allclose(EquivalenceChecker(arch).gaps(one, two, inputs), expected.max(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(
+        EquivalenceChecker(arch).output_differences(one, two, inputs), expected.max(axis=1), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ["optunet", RESNET, "resnet8-pad-10", "mlp-tanh-784-20-10"])
@@ -170,10 +179,10 @@ def test_memory_is_that_of_one_large_network() -> None:
     arch = archs.architecture("mlp-784-1500-10")
     weights, certifier = weights_of(12, 0, arch=arch), EquivalenceChecker(arch)
     inputs = inputs_of(arch, 8)
-    certifier.gaps(weights, weights, inputs)
+    certifier.output_differences(weights, weights, inputs)
     tracemalloc.start()
     try:
-        certifier.gaps(weights, weights, inputs)
+        certifier.output_differences(weights, weights, inputs)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -26,7 +26,7 @@ def test_the_variant_is_the_gauge_of_raw_and_is_written_with_its_element(tmp_pat
     assert zoo.variants == ("raw", gauge)
     raw = {name: np.asarray(zoo[name]) for name in ARCH.names}
     expected = canonicalize(raw, TABLE, gauge=gauge)
-    element = GroupElement.from_tensors({name: np.asarray(value) for name, value in zoo.element(gauge).items()})
+    element = GroupElement.from_tensors({name: np.asarray(value) for name, value in zoo.group_element(gauge).items()})
     again = apply(element, raw, TABLE)
     for name in ARCH.names:
         stored = np.asarray(zoo[name, gauge])
@@ -56,8 +56,8 @@ def test_elements_alone_read_back_as_the_weights_that_would_be_stored(tmp_path: 
     assert second.variants == ("raw", "canonical")
     for name in ARCH.names:
         assert np.asarray(first[name, "canonical"]).tobytes() == np.asarray(second[name, "canonical"]).tobytes()
-    for name, held in first.element("canonical").items():
-        np.testing.assert_array_equal(np.asarray(held), np.asarray(second.element("canonical")[name]))
+    for name, held in first.group_element("canonical").items():
+        np.testing.assert_array_equal(np.asarray(held), np.asarray(second.group_element("canonical")[name]))
     assert first.variant_metadata("canonical").drop(["unit"]) == second.variant_metadata("canonical").drop(["unit"])
 
 

@@ -127,7 +127,7 @@ def says_what_to_do(error: Exception, server: Hosted) -> None:
     problems = error.problems if isinstance(error, IntegrityError) else (error.problem,)
     assert problems
     for problem in problems:
-        assert all((problem.where, problem.what, problem.expected, problem.got)), error
+        assert all((problem.location, problem.what, problem.expected, problem.got)), error
         assert len(problem.next_step.split()) >= 2 and problem.next_step.endswith("."), error
     text = str(error)
     assert "expected" in text and "got" in text and len(text) < 4000

@@ -119,7 +119,7 @@ class Stream(Case):
 
     def act(self) -> None:
         names = ("conv", "fc.bias")
-        mine, theirs = (zoo.stream(*names, batch_size=BATCH, ragged="keep") for zoo in (self.near, self.far))
+        mine, theirs = (zoo.stream(*names, batch_size=BATCH, remainder="keep") for zoo in (self.near, self.far))
         for one, two in zip(mine, theirs, strict=True):
             assert one.ids == two.ids
             assert all(one[name].tobytes() == two[name].tobytes() for name in one.tensors)

@@ -27,7 +27,7 @@ from tests.support.hub_clients import hurry
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.faults.processes"])
 _START = 60.0
-HURRIED = (RetryPolicy(grace=4.0, attempt=3.0, backoff=0.0025), HubRetryPolicy(pause=0.01, silence=5.0))
+HURRIED = (RetryPolicy(deadline=4.0, attempt=3.0, backoff=0.0025), HubRetryPolicy(pause=0.01, silence=5.0))
 """How long clients here wait by default, in processes of their own as in that of the tests."""
 
 

@@ -131,7 +131,7 @@ PLACES = {"listing": API, "document": "/zoo.json", "snapshot": "/snapshots/", "s
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patience of a second, and half of one for a connection."""
-    defaults(monkeypatch, RetryPolicy(grace=1.0, attempt=0.5, backoff=0.05, asked=1.0))
+    defaults(monkeypatch, RetryPolicy(deadline=1.0, attempt=0.5, backoff=0.05, asked=1.0))
 
 
 def believed(tiny: Path, lie: str, place: str) -> str:
@@ -209,7 +209,7 @@ def test_another_origin_asks_for_the_token(
 
     token = "hf_" + "s3cret" * 6
     monkeypatch.setenv("HF_TOKEN", token)
-    defaults(monkeypatch, RetryPolicy(grace=0.5, attempt=0.5, backoff=0.05))
+    defaults(monkeypatch, RetryPolicy(deadline=0.5, attempt=0.5, backoff=0.05))
     other, front = Evil({}), Evil(files_of(tiny))
     other.says = lambda asked: plain(b"", **{key: text.format(url=other.url) for key, text in ASKS[asks].items()})
     front.says = lambda asked: (

@@ -140,8 +140,8 @@ def with_documents(files: dict[str, bytes], name: str, data: bytes) -> dict[str,
     """The files with another document, which zoo.json names if it can be unsealed."""
     kept = {**files, name: data}
     if name == "architecture.json":
-        old, new = (unseal(one, where=name)[1] for one in (files[name], data))
-        identity, _ = unseal(files["zoo.json"], where="zoo.json")
+        old, new = (unseal(one, location=name)[1] for one in (files[name], data))
+        identity, _ = unseal(files["zoo.json"], location="zoo.json")
         kept["zoo.json"] = seal({key: new if value == old else value for key, value in identity.items()})
     return kept
 

@@ -51,7 +51,7 @@ def test_the_golden_zoo_is_sound_and_reads_the_same(zoo):
 def test_the_golden_variant_is_g_applied_to_raw(zoo):
     assert zoo.symmetry is not None
     element = GroupElement.from_tensors(
-        {name: np.asarray(stack) for name, stack in zoo.element("first-weight").items()}
+        {name: np.asarray(stack) for name, stack in zoo.group_element("first-weight").items()}
     )
     made = apply(element, {name: np.asarray(zoo[name]) for name in zoo.arch.names}, zoo.symmetry)
     for name in zoo.arch.names:

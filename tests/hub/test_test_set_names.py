@@ -22,7 +22,7 @@ def test_digits_are_those_that_the_recipe_holds_out(tmp_path: Path, monkeypatch:
     trained, found = data.load(recipe), test_sets.find("digits")
     assert found is not None and len(found) == recipe.test
     assert np.array_equal(found.images[:, 0], trained.test_images) and np.array_equal(found.labels, trained.test_labels)
-    seen = found.seen((recipe.mean,), (recipe.std,))
+    seen = found.normalized((recipe.mean,), (recipe.std,))
     assert np.array_equal(seen, data.inputs(recipe, trained.test_images))
     np.savez(tmp_path / "digits_test.npz", images=np.zeros((2, 3, 3), np.uint8), labels=np.array([1, 2]))
     own = test_sets.find("digits", tmp_path)
@@ -45,7 +45,7 @@ def test_fashion_mnist_is_never_taken_for_mnist(tmp_path: Path) -> None:
 )
 def test_pixels_are_scaled_channel_by_channel(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     images = RNG.integers(0, 256, (5, 3, 4, 6), dtype=np.uint8)
-    found = HeldOut("a", images, np.zeros(5, np.int64)).seen(mean, std, limit=4)
+    found = HeldOut("a", images, np.zeros(5, np.int64)).normalized(mean, std, limit=4)
     centre, width = (np.array(values).reshape(1, -1, 1, 1) for values in (mean, std))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, ((images[:4] / 255 - centre) / width).astype(np.float32))

@@ -26,23 +26,23 @@ shuffles = st.sampled_from([False, True, "global"])
     st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 5), shuffles, st.integers(0, 99), st.data()
 )
 def test_an_epoch_is_a_permutation_and_any_piece_of_it_is_the_same(runs, window, shuffle, seed, data):
-    pages = np.cumsum([0, *runs])
-    plan = EpochPlan(pages, window, shuffle, seed, epoch=3)
+    row_blocks = np.cumsum([0, *runs])
+    plan = EpochPlan(row_blocks, window, shuffle, seed, epoch=3)
     whole = plan.rows(np.arange(plan.count))
     assert sorted(whole.tolist()) == list(range(plan.count))
     start = data.draw(st.integers(0, plan.count))
     stop = data.draw(st.integers(start, plan.count))
-    assert (EpochPlan(pages, window, shuffle, seed, 3).rows(np.arange(start, stop)) == whole[start:stop]).all()
+    assert (EpochPlan(row_blocks, window, shuffle, seed, 3).rows(np.arange(start, stop)) == whole[start:stop]).all()
     if shuffle is True:  # rows of one window of pages come together
-        page = np.searchsorted(pages, whole, side="right")
+        page = np.searchsorted(row_blocks, whole, side="right")
         firsts = [page.tolist().index(found) for found in dict.fromkeys(page.tolist())]
         assert len(firsts) == len(runs)
 
 
 def test_shuffling_shuffles_and_depends_on_seed_and_epoch():
-    pages = np.arange(0, 2001, 100)
+    row_blocks = np.arange(0, 2001, 100)
     orders = [
-        tuple(EpochPlan(pages, 3, shuffle, seed, epoch).rows(np.arange(2000)).tolist())
+        tuple(EpochPlan(row_blocks, 3, shuffle, seed, epoch).rows(np.arange(2000)).tolist())
         for shuffle in (True, "global")
         for seed in (0, 1)
         for epoch in (0, 1)
@@ -60,18 +60,18 @@ def test_shuffling_shuffles_and_depends_on_seed_and_epoch():
     batch=st.integers(1, 40),
     world=st.integers(1, 5),
     workers=st.integers(1, 4),
-    ragged=st.sampled_from(["error", "keep", "drop", "pad"]),
+    remainder=st.sampled_from(["error", "keep", "drop", "pad"]),
 )
-def test_readers_together_read_every_position_once_in_order(count, start, batch, world, workers, ragged):
+def test_readers_together_read_every_position_once_in_order(count, start, batch, world, workers, remainder):
     start = min(start, count)
     left = count - start
-    if ragged == "error" and not is_even(left, batch, world):
-        ragged = "keep"
+    if remainder == "error" and not is_even(left, batch, world):
+        remainder = "keep"
     shares = [
         [
             found
             for turn in range(-(-left // batch) + 1)
-            for found in rounds(count, start, batch, ReaderShard(rank, world, turn % workers, workers), ragged)[
+            for found in rounds(count, start, batch, ReaderShard(rank, world, turn % workers, workers), remainder)[
                 turn // workers : turn // workers + 1
             ]
         ]
@@ -85,13 +85,13 @@ def test_readers_together_read_every_position_once_in_order(count, start, batch,
         for first, size, _ in share[turn : turn + 1]
         for position in range(first, first + size)
     ]
-    if ragged == "drop":
+    if remainder == "drop":
         assert order == list(range(start, start + left // (batch * world) * batch * world))
-    elif ragged == "pad":
+    elif remainder == "pad":
         assert order[:left] == list(range(start, count)) and len(order) - left < world
     else:
         assert order == list(range(start, count))
-    if ragged != "keep":
+    if remainder != "keep":
         assert len({sum(size for _, size, _ in share) for share in shares}) == 1
 
 
@@ -162,12 +162,12 @@ def test_a_state_of_another_stream_is_refused(zoo, make_zoo):
 
 
 def test_unequal_shares_are_an_error_unless_said(zoo):
-    with pytest.raises(ZooError, match="ragged='keep', 'drop' or 'pad'"):
-        list(zoo.stream("flag", batch_size=4, world=2))
-    assert len(ids_of(zoo.stream("flag", batch_size=4, world=2, ragged="pad"))) == 32
+    with pytest.raises(ZooError, match="remainder='keep', 'drop' or 'pad'"):
+        list(zoo.stream("flag", batch_size=4, world_size=2))
+    assert len(ids_of(zoo.stream("flag", batch_size=4, world_size=2, remainder="pad"))) == 32
     for options, message in (
-        ({"rank": 2, "world": 2}, "rank: expected an integer from 0 to 1, got 2"),
-        ({"world": 0}, "world: expected an integer from 1, got 0"),
+        ({"rank": 2, "world_size": 2}, "rank: expected an integer from 0 to 1, got 2"),
+        ({"world_size": 0}, "world_size: expected an integer from 1, got 0"),
         ({"batch_size": 2.5}, "batch_size: expected an integer from 1, got 2.5"),
     ):
         with pytest.raises(ZooError, match=message):
@@ -182,7 +182,7 @@ def test_an_empty_zoo_streams_nothing(tmp_path):
     ckptzoo.create(tmp_path / "zoo", arch=MIXED)
     zoo = ckptzoo.open(tmp_path / "zoo")
     assert list(zoo.stream("flag", shuffle=True)) == [] and zoo["flag"][:].shape == (0, 1)
-    assert list(zoo.stream(shuffle="global", ragged="pad")) == []
+    assert list(zoo.stream(shuffle="global", remainder="pad")) == []
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -215,7 +215,7 @@ dist.init_process_group(
     "gloo", init_method=os.environ["RENDEZVOUS"], rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
 )
 zoo = ckptzoo.open(sys.argv[1])
-dataset = zoo.to_torch("conv", batch_size=4, shuffle=True, seed=2, ragged=sys.argv[2])
+dataset = zoo.to_torch("conv", batch_size=4, shuffle=True, seed=2, remainder=sys.argv[2])
 if sys.argv[3] != "-":
     dataset.load_state_dict(json.loads(sys.argv[3]))
 workers = int(sys.argv[4])
@@ -230,7 +230,7 @@ dist.destroy_process_group()
 
 
 def ranks(
-    path: Path, world: int, ragged: str, state: str, workers: int, folder: Path
+    path: Path, world: int, remainder: str, state: str, workers: int, folder: Path
 ) -> list[list[tuple[list[str], dict]]]:
     program = folder / "rank.py"
     program.write_text(RANK)
@@ -238,7 +238,7 @@ def ranks(
     environment = os.environ | {"WORLD_SIZE": str(world), "RENDEZVOUS": rendezvous}
     running = [
         subprocess.Popen(
-            [sys.executable, str(program), str(path), ragged, state, str(workers)],
+            [sys.executable, str(program), str(path), remainder, state, str(workers)],
             env=environment | {"RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,

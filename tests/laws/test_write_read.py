@@ -54,16 +54,16 @@ def test_identity_bit_for_bit(tmp_path_factory, found, batches, rows_a_shard):
 def test_a_table_with_fewer_columns_is_read_with_nulls(kind, count, data):
     schema = table.schema_of(KINDS[kind])
     held = data.draw(st.integers(LEAST[kind], len(schema)))
-    rows = table.table_of([{"id": str(at)} for at in range(count)], schema, where="here").select(range(held))
-    file, _ = table.open_table(table.encode([rows], {"version": 1}, sealed=True), where="here")
-    read = table.read_table(file, schema, where="here", least=LEAST[kind])
+    rows = table.table_of([{"id": str(at)} for at in range(count)], schema, location="here").select(range(held))
+    file, _ = table.open_table(table.encode([rows], {"version": 1}, sealed=True), location="here")
+    read = table.read_table(file, schema, location="here", least=LEAST[kind])
     assert read.equals(rows) and table.plain(read) == table.plain(rows)
     full = table.filled(read, schema)
     assert full.schema.equals(schema) and full.select(range(held)).equals(rows)
     assert all(full[at].null_count == count for at in range(held, len(schema)))
     if held < len(schema):
         with pytest.raises(IntegrityError, match="no column"):
-            table.read_table(file, schema, where="here")
+            table.read_table(file, schema, location="here")
 
 
 @settings(max_examples=100, deadline=None)
@@ -71,7 +71,7 @@ def test_a_table_with_fewer_columns_is_read_with_nulls(kind, count, data):
 def test_headers_are_read_back_and_aligned(found, rows):
     layout = lay_out(found, rows, {"b": "1", "a": "2"})
     assert len(layout.header) % 4096 == 0
-    entries = read_header(layout.header[8:], file_size=layout.nbytes, where="here")
+    entries = read_header(layout.header[8:], file_size=layout.nbytes, location="here")
     assert entries == tuple(sorted(layout.entries, key=lambda entry: entry.offset))
     assert all(entry.offset % ITEMSIZE[entry.dtype] == 0 for entry in entries)
 

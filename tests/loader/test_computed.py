@@ -73,8 +73,8 @@ def test_what_the_zoo_says_of_the_variant(pair):
     assert other["fc.weight", "made"].dtype == np.float32 and other["norm.running_mean", "made"].dtype == np.float64
     assert other["fc.order", "made"].dtype == np.int32 and other["norm.num_batches_tracked", "made"].ndim == 1
     assert other.variant_metadata("made")["id"].to_pylist() == other.ids
-    for name, element in stored.element("made").items():
-        same(element, other.element("made")[name])
+    for name, element in stored.group_element("made").items():
+        same(element, other.group_element("made")[name])
 
 
 @pytest.mark.parametrize("name", [*ARCH.names, "tied.weight"])
@@ -214,9 +214,19 @@ def test_pages_are_those_of_a_stored_variant(zoos, monkeypatch):
     for stored, other in (("stored", "computed"), ("stored", "mixed")):
         one, two = (zoos[name]._source((), "made").stacks for name in (stored, other))
         for name in ARCH.names:
-            assert one[name].pages.tolist() == two[name].pages.tolist()
+            assert one[name].row_blocks.tolist() == two[name].row_blocks.tolist()
     monkeypatch.setattr(computed, "BLOCK_BYTES", 3 * 24 * 4)
-    assert zoos["computed"]._source((), "made").stacks["conv.weight"].pages.tolist() == [0, 3, 6, 7, 8, 11, 14, 17, 20]
+    assert zoos["computed"]._source((), "made").stacks["conv.weight"].row_blocks.tolist() == [
+        0,
+        3,
+        6,
+        7,
+        8,
+        11,
+        14,
+        17,
+        20,
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

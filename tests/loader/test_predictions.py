@@ -68,7 +68,7 @@ def same(zoo: Zoo, rows: np.ndarray, expected: np.ndarray) -> None:
     assert held.logits.shape == (len(rows), 30, 10) and held.logits.dtype == np.float16
     np.testing.assert_array_equal(np.asarray(held.logits), expected[rows])
     np.testing.assert_array_equal(held.logits[1:3, 4], expected[rows][1:3, 4])
-    batches = list(held.stream(batch_size=3, ragged="keep"))
+    batches = list(held.stream(batch_size=3, remainder="keep"))
     assert [name for batch in batches for name in batch.ids] == zoo.ids
     np.testing.assert_array_equal(np.concatenate([batch["logits"] for batch in batches]), expected[rows])
     assert held.targets is not None and held.targets.dtype == np.int64
@@ -100,15 +100,15 @@ def test_rows_follow_the_zoo_and_its_selections(path: Path, expected: np.ndarray
 def test_streams_shuffle_resume_and_share_as_those_of_weights_do(path: Path, expected: np.ndarray) -> None:
     zoo = ckptzoo.open(path)
     held, places = zoo.predictions("mnist/test"), {name: at for at, name in enumerate(zoo.ids)}
-    whole = list(held.stream(batch_size=4, shuffle=True, seed=5, ragged="keep"))
+    whole = list(held.stream(batch_size=4, shuffle=True, seed=5, remainder="keep"))
     ids = [name for batch in whole for name in batch.ids]
     assert sorted(ids) == sorted(zoo.ids) and ids != zoo.ids
     for batch in whole:
         np.testing.assert_array_equal(batch["logits"], expected[[places[name] for name in batch.ids]])
-    stream = held.stream(batch_size=5, shuffle=True, seed=5, ragged="keep")
+    stream = held.stream(batch_size=5, shuffle=True, seed=5, remainder="keep")
     stream.load_state_dict(whole[1].state)
     assert [name for batch in stream for name in batch.ids] == ids[8:]
-    shares = [list(held.stream(batch_size=3, rank=rank, world=2, ragged="keep")) for rank in (0, 1)]
+    shares = [list(held.stream(batch_size=3, rank=rank, world_size=2, remainder="keep")) for rank in (0, 1)]
     assert sorted(name for share in shares for batch in share for name in batch.ids) == sorted(zoo.ids)
     with pytest.raises(StateError, match="revision"):
         zoo.predictions("fashion-mnist/test").stream().load_state_dict(whole[1].state)
@@ -116,7 +116,7 @@ def test_streams_shuffle_resume_and_share_as_those_of_weights_do(path: Path, exp
 
 def test_batches_on_a_device_are_torch_tensors(path: Path, expected: np.ndarray) -> None:
     torch = pytest.importorskip("torch")
-    batches = list(ckptzoo.open(path).predictions("mnist/test").stream(batch_size=8, ragged="keep", device="cpu"))
+    batches = list(ckptzoo.open(path).predictions("mnist/test").stream(batch_size=8, remainder="keep", device="cpu"))
     assert batches[0]["logits"].dtype == torch.float16
     np.testing.assert_array_equal(torch.cat([batch["logits"] for batch in batches]).numpy(), expected)
 
@@ -157,9 +157,9 @@ def test_afar_is_as_near(tmp_path: Path, compacted: bool) -> None:
         assert far.predicted == SETS
         for chosen, rows in selections(far):
             same(chosen, rows, expected)
-        shuffled = far.predictions("mnist/test").stream(batch_size=6, shuffle=True, ragged="keep")
+        shuffled = far.predictions("mnist/test").stream(batch_size=6, shuffle=True, remainder="keep")
         assert [batch.ids for batch in shuffled] == [
-            batch.ids for batch in near.predictions("mnist/test").stream(batch_size=6, shuffle=True, ragged="keep")
+            batch.ids for batch in near.predictions("mnist/test").stream(batch_size=6, shuffle=True, remainder="keep")
         ]
         grown = far.take(slice(22))
         fill(path, (1,), start=3)

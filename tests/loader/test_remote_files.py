@@ -120,8 +120,8 @@ def test_a_zoo_on_a_hub_is_the_same_as_its_folder(server, tmp_path):
     for variant in ("canonical", "unit-norm"):
         for name in ARCH.names:
             assert far[name, variant][some[1:]].tobytes() == near[name, variant][some[1:]].tobytes()
-        for name, stack in near.element(variant).items():
-            assert np.asarray(far.element(variant)[name]).tobytes() == np.asarray(stack).tobytes()
+        for name, stack in near.group_element(variant).items():
+            assert np.asarray(far.group_element(variant)[name]).tobytes() == np.asarray(stack).tobytes()
         assert far.variant_metadata(variant).equals(near.variant_metadata(variant))
     with pytest.raises(ZooError, match=r"expected a folder on this machine.*ckptzoo pull"):
         _ = far.path
@@ -134,8 +134,8 @@ def test_streams_ensembles_and_checkpoints_are_the_same(server, tmp_path, shuffl
     near, far = ckptzoo.open(path), ckptzoo.open("lab/zoo", endpoint=server.url)
     far = copy.deepcopy(far)  # as it arrives in another process
     for a, b in zip(
-        near.stream("conv1", batch_size=9, shuffle=shuffle, seed=3, ragged="keep"),
-        far.stream("conv1", batch_size=9, shuffle=shuffle, seed=3, ragged="keep"),
+        near.stream("conv1", batch_size=9, shuffle=shuffle, seed=3, remainder="keep"),
+        far.stream("conv1", batch_size=9, shuffle=shuffle, seed=3, remainder="keep"),
         strict=True,
     ):
         assert a.ids == b.ids and a.state == b.state

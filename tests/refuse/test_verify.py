@@ -33,7 +33,7 @@ def found(path: Path, *words: str) -> list[Problem]:
     problems = ckptzoo.verify(path)
     text = "\n".join(map(str, problems))
     assert problems and all(word in text for word in words), text
-    assert all(problem.where and problem.expected and problem.got and problem.next_step for problem in problems)
+    assert all(problem.location and problem.expected and problem.got and problem.next_step for problem in problems)
     return problems
 
 
@@ -123,7 +123,7 @@ def rebuilt(path: Path, change, *, rows=None, facts=None, name=None) -> Path:
     metadata = read_rows(Folder(path), part)
     listed = index.to_pylist()
     change(listed)
-    index = table.table_of(listed, table.INDEX_SCHEMA, where="test")
+    index = table.table_of(listed, table.INDEX_SCHEMA, location="test")
     metadata = rows(metadata) if rows else metadata
     facts = facts or part.facts
     digest = part_digest(metadata, index, facts)
@@ -236,7 +236,7 @@ def test_a_broken_raw_part_is_not_held_against_what_was_derived(make_zoo):
     metadata = next(path.glob("parts/000002-*/metadata.parquet"))
     metadata.write_bytes(metadata.read_bytes()[:-1])
     problems = found(path, "000002", "seal")
-    assert not any("retracted" in problem.where for problem in problems)
+    assert not any("retracted" in problem.location for problem in problems)
 
 
 def test_a_derived_part_in_another_folder_is_found(tmp_path):

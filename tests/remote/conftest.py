@@ -21,7 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def quick() -> RetryPolicy:
     """Patience for tests: short pauses, and the end after a second."""
-    return RetryPolicy(grace=1.0, attempt=0.4, backoff=0.01, asked=2.0)
+    return RetryPolicy(deadline=1.0, attempt=0.4, backoff=0.01, asked=2.0)
 
 
 @pytest.fixture(scope="session")

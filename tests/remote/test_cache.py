@@ -287,7 +287,7 @@ def test_where_the_cache_is() -> None:
 def test_sizes_as_people_write_them() -> None:
     assert cache_limit({}) == 32 * 2**30 and cache_limit({"CKPTZOO_CACHE_SIZE": "5GB"}) == 5 * 10**9
     texts = ["0", "1500", "1k", "1.5 MB", "2MiB", "1Gi", "1T"]
-    assert [parse_size(text, where="x") for text in texts] == [0, 1500, 1000, 1_500_000, 2 * MIB, 2**30, 10**12]
+    assert [parse_size(text, location="x") for text in texts] == [0, 1500, 1000, 1_500_000, 2 * MIB, 2**30, 10**12]
     for text in ("", "-1", "1X", "many", "1 2"):
         with pytest.raises(ZooError, match="size"):
-            parse_size(text, where="x")
+            parse_size(text, location="x")

@@ -39,8 +39,8 @@ def served() -> Iterator[Served]:
 
 def remote_of(served: Served, **how: int) -> Remote:
     entries = {name: FileEntry(name, len(data)) for name, data in SHARDS.items()}
-    patience = RetryPolicy(grace=1.0, attempt=0.5, backoff=0.01)
-    return Remote(StaticStore(served.url, "x", entries, Connections(0.5)), None, patience=patience, **how)
+    retry_policy = RetryPolicy(deadline=1.0, attempt=0.5, backoff=0.01)
+    return Remote(StaticStore(served.url, "x", entries, Connections(0.5)), None, retry_policy=retry_policy, **how)
 
 
 def right(wanted: Span, data: memoryview) -> bool:
@@ -95,7 +95,7 @@ class Counting:
     def __init__(self) -> None:
         self.given, self.lock = 0, threading.Lock()
 
-    def get(self, name: str, start: int, stop: int, halt: CancelToken) -> Generator[bytes]:
+    def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
         while start < stop:
             with self.lock:
                 self.given += 1000

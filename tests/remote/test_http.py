@@ -48,8 +48,8 @@ def served() -> Iterator[Served]:
 
 
 def ask(connections: Connections, url: str, **headers: str) -> bytes:
-    with http.get(connections, url, where="it", halt=CancelToken(), headers=headers) as answer:
-        return http.document(answer, where="it")
+    with http.get(connections, url, location="it", cancel=CancelToken(), headers=headers) as answer:
+        return http.document(answer, location="it")
 
 
 @pytest.fixture
@@ -74,10 +74,10 @@ def test_chunks_and_gzip_are_unpacked_and_bounded(served: Served, connections: C
     served.faults.append(Fault("packed", 2))
     assert ask(connections, f"{served.url}/file") == DATA
     with (
-        http.get(connections, f"{served.url}/file", where="it", halt=CancelToken(), headers={}) as answer,
+        http.get(connections, f"{served.url}/file", location="it", cancel=CancelToken(), headers={}) as answer,
         pytest.raises(RemoteError, match="at most 1000 bytes"),
     ):
-        http.document(answer, where="it", max_bytes=1000)
+        http.document(answer, location="it", max_bytes=1000)
     assert ask(connections, f"{served.url}/file") == DATA
 
 
@@ -86,9 +86,9 @@ def test_a_proxy_is_used_where_the_environment_names_one(
 ) -> None:
     monkeypatch.setenv("http_proxy", served.url.replace("//", "//me:p%40ss@"))
     monkeypatch.setenv("no_proxy", "direct.example")
-    with http.get(connections, "http://far.example/a?b=c", where="it", halt=CancelToken(), headers={}) as answer:
+    with http.get(connections, "http://far.example/a?b=c", location="it", cancel=CancelToken(), headers={}) as answer:
         assert answer.headers["seen"] == "Basic bWU6cEBzcw=="
-        assert http.document(answer, where="it") == b"http://far.example/a?b=c"
+        assert http.document(answer, location="it") == b"http://far.example/a?b=c"
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert ask(connections, f"{served.url}/file") == DATA
 
@@ -123,12 +123,12 @@ def test_encrypted(
     with pytest.raises(RemoteError, match="a redirect to https"):
         ask(connections, f"{encrypted.url}/to/{served.url}/file")
     encrypted.faults.append(Fault("stall", 1, wait="20"))
-    halt = CancelToken()
-    threading.Timer(0.2, halt).start()
+    cancel = CancelToken()
+    threading.Timer(0.2, cancel).start()
     began = time.monotonic()
     with (
         pytest.raises(TransientError),
-        http.get(Connections(10.0), f"{encrypted.url}/file", where="it", halt=halt, headers={}) as answer,
+        http.get(Connections(10.0), f"{encrypted.url}/file", location="it", cancel=cancel, headers={}) as answer,
     ):
         b"".join(answer.pieces("it"))
     assert time.monotonic() - began < 3

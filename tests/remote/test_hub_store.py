@@ -23,11 +23,11 @@ def both(files: dict[str, bytes]) -> Iterator[Both]:
 
 
 def opened(front: Served, quick: RetryPolicy, **place: str) -> HubStore:
-    return HubStore.opened(HubAddress("org/zoo", **place), patience=quick, endpoint=front.url)
+    return HubStore.opened(HubAddress("org/zoo", **place), retry_policy=quick, endpoint=front.url)
 
 
-def read(store: HubStore, name: str, start: int, stop: int, patience: RetryPolicy) -> bytes:
-    return b"".join(read_range(store, name, start, stop, patience=patience, halt=CancelToken()))
+def read(store: HubStore, name: str, start: int, stop: int, retry_policy: RetryPolicy) -> bytes:
+    return b"".join(read_range(store, name, start, stop, retry_policy=retry_policy, cancel=CancelToken()))
 
 
 def resolves(front: Served) -> int:
@@ -95,7 +95,7 @@ def test_what_is_not_there(both: Both, quick: RetryPolicy) -> None:
     with pytest.raises(AbsentError, match="revision: expected one that is there"):
         opened(both[0], quick, revision="nope")
     with pytest.raises(AbsentError, match="hf://datasets/org/other: repository"):
-        HubStore.opened(HubAddress("org/other"), patience=quick, endpoint=both[0].url)
+        HubStore.opened(HubAddress("org/other"), retry_policy=quick, endpoint=both[0].url)
     with pytest.raises(AbsentError, match="no file in it"):
         opened(both[0], quick, folder="nowhere")
 

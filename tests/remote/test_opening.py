@@ -48,12 +48,12 @@ def test_a_folder_wins_over_a_repository(
     front: Served, files: Files, quick: RetryPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert open_remote("org/zoo", endpoint=front.url, patience=quick).revision == COMMIT
+    assert open_remote("org/zoo", endpoint=front.url, retry_policy=quick).revision == COMMIT
     asked = len(front.seen)
     (tmp_path / "org/zoo").mkdir(parents=True)
     (tmp_path / "org/zoo/zoo.json").write_bytes(b"mine")
     for address in ("org/zoo", tmp_path / "org/zoo"):
-        mine = open_remote(address, endpoint=front.url, patience=quick)
+        mine = open_remote(address, endpoint=front.url, retry_policy=quick)
         assert mine.read("zoo.json", max_bytes=10) == b"mine" and mine.cache is None
     assert len(front.seen) == asked
 
@@ -63,12 +63,12 @@ def test_when_neither_is_there_both_are_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AbsentError, match=r"org/none \(nothing\); hf://datasets/org/none \(status 404\)"):
-        open_remote("org/none", endpoint=front.url, patience=quick)
+        open_remote("org/none", endpoint=front.url, retry_policy=quick)
     with pytest.raises(AbsentError, match="got nothing"):
-        open_remote("nothing", patience=quick)
+        open_remote("nothing", retry_policy=quick)
     (tmp_path / "file").write_text("")
     with pytest.raises(AbsentError, match="a file"):
-        open_remote("file", patience=quick)
+        open_remote("file", retry_policy=quick)
 
 
 def test_a_server_without_a_listing_says_how_to_write_one(quick: RetryPolicy) -> None:
@@ -76,7 +76,7 @@ def test_a_server_without_a_listing_says_how_to_write_one(quick: RetryPolicy) ->
         running(Served({"/zoo/zoo.json": b"{}"})) as server,
         pytest.raises(AbsentError, match="ckptzoo compact --index"),
     ):
-        open_remote(f"{server.url}/zoo", patience=quick)
+        open_remote(f"{server.url}/zoo", retry_policy=quick)
 
 
 def check_reads(remote: Remote, files: Files) -> None:
@@ -105,19 +105,19 @@ def test_what_was_read_once_is_not_fetched_again_and_serves_offline(
     for name, data in {**files, LISTING: listing_of(files)}.items():
         (tmp_path / "there" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "there" / name).write_bytes(data)
-    first = open_remote(address, endpoint=front.url, patience=quick)
+    first = open_remote(address, endpoint=front.url, retry_policy=quick)
     first.read("zoo.json", max_bytes=100)
     list(first.in_order(blocks_of(files)[:2]))
     check_reads(first, files)
     asked = len(front.seen), len(static.seen)
     check_reads(first, files)
     assert (len(front.seen), len(static.seen)) == asked
-    check_reads(open_remote(address, endpoint=front.url, patience=quick), files)
+    check_reads(open_remote(address, endpoint=front.url, retry_policy=quick), files)
     assert len(front.seen) + len(static.seen) <= sum(asked) + 1  # the listing
 
     monkeypatch.setenv("CKPTZOO_OFFLINE", "1")
     asked = len(front.seen), len(static.seen)
-    offline = open_remote(address, endpoint=front.url, patience=quick)
+    offline = open_remote(address, endpoint=front.url, retry_policy=quick)
     assert offline.revision == first.revision
     check_reads(offline, files)
     check_reads(ForkingPickler.loads(ForkingPickler.dumps(offline)), files)
@@ -128,18 +128,18 @@ def test_what_was_read_once_is_not_fetched_again_and_serves_offline(
     with pytest.raises(OfflineError, match=r"2 blocks: expected in the cache, got 150 bytes missing of parts.*raw-00"):
         next(offline.in_order(lacking))
     with pytest.raises(OfflineError, match="revision v2: expected in the cache"):
-        open_remote("hf://datasets/org/zoo@v2", endpoint=front.url, patience=quick)
+        open_remote("hf://datasets/org/zoo@v2", endpoint=front.url, retry_policy=quick)
 
 
 def test_a_commit_is_asked_for_once(front: Served, quick: RetryPolicy) -> None:
-    open_remote("hf://datasets/org/zoo", endpoint=front.url, patience=quick)
+    open_remote("hf://datasets/org/zoo", endpoint=front.url, retry_policy=quick)
     asked = len(front.seen)
-    assert open_remote(f"hf://datasets/org/zoo@{COMMIT}", endpoint=front.url, patience=quick).revision == COMMIT
+    assert open_remote(f"hf://datasets/org/zoo@{COMMIT}", endpoint=front.url, retry_policy=quick).revision == COMMIT
     assert len(front.seen) == asked
 
 
 def test_damage_in_the_cache_is_mended(static: Served, files: Files, quick: RetryPolicy, cache: Path) -> None:
-    remote = open_remote(f"{static.url}/zoo", patience=quick)
+    remote = open_remote(f"{static.url}/zoo", retry_policy=quick)
     check_reads(remote, files)
     for number, blob in enumerate(blobs_of(cache)):
         blob.path.unlink() if number % 2 else blob.path.write_bytes(b"?" * blob.nbytes)
@@ -152,15 +152,15 @@ def test_damage_in_the_cache_is_mended(static: Served, files: Files, quick: Retr
 
 
 def test_a_zoo_that_has_gone_is_kept(static: Served, quick: RetryPolicy, cache: Path) -> None:
-    open_remote(f"{static.url}/zoo", patience=quick).read("zoo.json", max_bytes=100)
+    open_remote(f"{static.url}/zoo", retry_policy=quick).read("zoo.json", max_bytes=100)
     static.files.clear()
     with pytest.raises(AbsentError):
-        open_remote(f"{static.url}/zoo", patience=quick)
+        open_remote(f"{static.url}/zoo", retry_policy=quick)
     assert [item.gone for item in held(cache)] == [True]
 
 
 def test_whole_files_are_bounded_and_checked(static: Served, files: Files, quick: RetryPolicy) -> None:
-    remote = open_remote(f"{static.url}/zoo", patience=quick)
+    remote = open_remote(f"{static.url}/zoo", retry_policy=quick)
     with pytest.raises(IntegrityError, match="at most 2999 bytes"):
         remote.read(INDEX, max_bytes=2999)
     with pytest.raises(AbsentError, match="nothing"):
@@ -176,7 +176,7 @@ def test_whole_files_are_bounded_and_checked(static: Served, files: Files, quick
 
 
 def test_several_files_at_once_and_spans(static: Served, files: Files, quick: RetryPolicy) -> None:
-    remote = open_remote(f"{static.url}/zoo", patience=quick)
+    remote = open_remote(f"{static.url}/zoo", retry_policy=quick)
     names = ["zoo.json", INDEX, "empty"]
     assert remote.read_many(names, max_bytes=10_000) == [files[name] for name in names]
     assert remote.read_many([], max_bytes=1) == []
@@ -195,17 +195,17 @@ def test_a_folder_is_described_as_it_is(files: Files, tmp_path: Path) -> None:
     (root / LISTING).write_bytes(data)
     assert describe(root, {}) == data
     claimed = "0" * 64
-    assert decode(describe(root, {SHARD: claimed}), where="zoo")[0][SHARD].digest == f"sha256:{claimed}"
+    assert decode(describe(root, {SHARD: claimed}), location="zoo")[0][SHARD].digest == f"sha256:{claimed}"
 
 
 def test_a_listing_is_sealed_and_says_what_it_holds(files: Files) -> None:
     data = listing_of(files)
-    entries, digest = decode(data, where="zoo")
+    entries, digest = decode(data, location="zoo")
     assert list(entries.values()) == sorted(entries_of(files), key=lambda entry: entry.name)
     assert digest.startswith("sha256:") and digest.encode() in data
     assert listing_of(dict(reversed(files.items()))) == data
     with pytest.raises(IntegrityError, match="digest"):
-        decode(data.replace(b'"empty":[0', b'"empty":[1'), where="zoo")
+        decode(data.replace(b'"empty":[0', b'"empty":[1'), location="zoo")
     for bad in (
         {"../x": [1, None]},
         {"x": [1]},
@@ -215,6 +215,6 @@ def test_a_listing_is_sealed_and_says_what_it_holds(files: Files) -> None:
         {"x": [True, None]},
     ):
         with pytest.raises(IntegrityError):
-            decode(seal({"files": bad, "version": 1}), where="zoo")
+            decode(seal({"files": bad, "version": 1}), location="zoo")
     with pytest.raises(IntegrityError, match="Upgrade"):
-        decode(seal({"files": {}, "version": 2}), where="zoo")
+        decode(seal({"files": {}, "version": 2}), location="zoo")

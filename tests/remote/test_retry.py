@@ -29,9 +29,9 @@ def store_of(served: Served, size: int = len(DATA)) -> StaticStore:
     return StaticStore(served.url, "x", {FILE: FileEntry(FILE, size)}, Connections(0.4))
 
 
-def read(served: Served, patience: RetryPolicy, start: int = 1000, stop: int = 900_000) -> bytes:
+def read(served: Served, retry_policy: RetryPolicy, start: int = 1000, stop: int = 900_000) -> bytes:
     with contextlib.closing(
-        read_range(store_of(served), FILE, start, stop, patience=patience, halt=CancelToken())
+        read_range(store_of(served), FILE, start, stop, retry_policy=retry_policy, cancel=CancelToken())
     ) as pieces:
         return b"".join(pieces)
 
@@ -72,7 +72,7 @@ def test_a_file_of_another_size_is_refused(served: Served, quick: RetryPolicy) -
     wrong = StaticStore(served.url, "x", {FILE: FileEntry(FILE, len(DATA) + 5)}, Connections(0.4))
     for start, stop in ((10, 20), (0, len(DATA) + 5)):
         with pytest.raises(RemoteError):
-            b"".join(read_range(wrong, FILE, start, stop, patience=quick, halt=CancelToken()))
+            b"".join(read_range(wrong, FILE, start, stop, retry_policy=quick, cancel=CancelToken()))
 
 
 @pytest.mark.parametrize("kind", ["down", "hangup", "reset"])
@@ -80,7 +80,7 @@ def test_a_fault_that_stays_ends_in_time(served: Served, kind: str) -> None:
     served.faults.append(Fault(kind, 10**9))
     began = time.monotonic()
     with pytest.raises(RemoteError, match=r"127.0.0.1.*expected"):
-        read(served, RetryPolicy(grace=0.5, slowest=10**9, backoff=0.01))
+        read(served, RetryPolicy(deadline=0.5, slowest=10**9, backoff=0.01))
     assert time.monotonic() - began < 5
     assert len(served.seen) > 2
 
@@ -89,23 +89,23 @@ def test_a_trickle_is_closed_and_in_the_end_given_up(served: Served) -> None:
     served.faults.append(Fault("trickle", 10**9, wait="0.01"))
     began = time.monotonic()
     with pytest.raises(RemoteError, match="at least 10000 bytes a second"):
-        read(served, RetryPolicy(grace=1.0, attempt=0.2, slowest=10_000, backoff=0.01))
+        read(served, RetryPolicy(deadline=1.0, attempt=0.2, slowest=10_000, backoff=0.01))
     assert time.monotonic() - began < 10
     assert 2 <= len(served.seen) < 12  # about one every 0.2 s
 
 
 def test_a_slow_but_steady_server_is_not_given_up(served: Served) -> None:
     served.faults.append(Fault("trickle", 1, wait="0.001"))
-    patience = RetryPolicy(grace=0.2, attempt=0.1, slowest=50, backoff=0.01)
-    assert read(served, patience, 10, 400) == DATA[10:400]
+    retry_policy = RetryPolicy(deadline=0.2, attempt=0.1, slowest=50, backoff=0.01)
+    assert read(served, retry_policy, 10, 400) == DATA[10:400]
     assert len(served.seen) == 1
 
 
 def test_a_slow_reader_is_no_slow_server(served: Served) -> None:
-    patience = RetryPolicy(grace=0.2, attempt=0.1, slowest=10**9, backoff=0.01)
+    retry_policy = RetryPolicy(deadline=0.2, attempt=0.1, slowest=10**9, backoff=0.01)
     got = b""
     with contextlib.closing(
-        read_range(store_of(served), FILE, 1, len(DATA), patience=patience, halt=CancelToken())
+        read_range(store_of(served), FILE, 1, len(DATA), retry_policy=retry_policy, cancel=CancelToken())
     ) as pieces:
         for piece in pieces:
             got += piece
@@ -117,7 +117,7 @@ def test_a_slow_reader_is_no_slow_server(served: Served) -> None:
 def test_a_busy_server_is_asked_again_when_it_said(served: Served, kind: str) -> None:
     served.faults.append(Fault(kind, 1, wait="1"))
     began = time.monotonic()
-    assert read(served, RetryPolicy(grace=0.3, attempt=0.3, backoff=0.01, asked=2.0)) == DATA[1000:900_000]
+    assert read(served, RetryPolicy(deadline=0.3, attempt=0.3, backoff=0.01, asked=2.0)) == DATA[1000:900_000]
     assert 1.0 <= time.monotonic() - began < 3
 
 
@@ -125,7 +125,7 @@ def test_a_server_that_asks_for_too_long_is_asked_at_our_own_pace(served: Served
     served.faults.append(Fault("limited", 10**9, wait="300"))
     began = time.monotonic()
     with pytest.raises(RemoteError, match="status 429"):
-        read(served, RetryPolicy(grace=0.3, attempt=0.3, backoff=0.01, asked=2.0))
+        read(served, RetryPolicy(deadline=0.3, attempt=0.3, backoff=0.01, asked=2.0))
     assert time.monotonic() - began < 3
 
 
@@ -161,8 +161,8 @@ def test_no_server_at_all(quick: RetryPolicy) -> None:
                 FILE,
                 0,
                 5,
-                patience=quick,
-                halt=CancelToken(),
+                retry_policy=quick,
+                cancel=CancelToken(),
             )
         )
 
@@ -170,11 +170,17 @@ def test_no_server_at_all(quick: RetryPolicy) -> None:
 def test_connections_are_kept_open_and_replaced_when_closed(served: Served, quick: RetryPolicy) -> None:
     store = store_of(served)
     for at in range(5):
-        assert b"".join(read_range(store, FILE, at, at + 10, patience=quick, halt=CancelToken())) == DATA[at : at + 10]
+        assert (
+            b"".join(read_range(store, FILE, at, at + 10, retry_policy=quick, cancel=CancelToken()))
+            == DATA[at : at + 10]
+        )
     kept = store._connections._idle  # type: ignore[reportPrivateUsage]
     ((connection, _),) = next(iter(kept.values()))
     connection.sock.shutdown(2)  # as a server does to idle ones
-    assert b"".join(read_range(store, FILE, 9, 19, patience=RetryPolicy(grace=0.0), halt=CancelToken())) == DATA[9:19]
+    assert (
+        b"".join(read_range(store, FILE, 9, 19, retry_policy=RetryPolicy(deadline=0.0), cancel=CancelToken()))
+        == DATA[9:19]
+    )
     assert len(served.seen) == 6
 
 
@@ -183,11 +189,11 @@ def test_connections_are_kept_open_and_replaced_when_closed(served: Served, quic
 def test_a_reader_who_leaves_is_not_waited_for(kind: str, version: str) -> None:
     with running(Served({"/file": DATA}, [Fault(kind, 99, wait="20")]), protocol_version=version) as served:
         store = StaticStore(served.url, "x", {FILE: FileEntry(FILE, len(DATA))}, Connections(20.0))
-        halt = CancelToken()
-        threading.Timer(0.2, halt).start()
+        cancel = CancelToken()
+        threading.Timer(0.2, cancel).start()
         began = time.monotonic()
         with pytest.raises(Cancelled):
-            b"".join(read_range(store, FILE, 10, 900_000, patience=RetryPolicy(), halt=halt))
+            b"".join(read_range(store, FILE, 10, 900_000, retry_policy=RetryPolicy(), cancel=cancel))
         assert time.monotonic() - began < 3
 
 

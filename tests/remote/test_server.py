@@ -66,8 +66,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 
 def opened(server: Hosted, name: str = "lab/zoo", **how: float) -> Remote:
-    patience = RetryPolicy(**{"grace": 3.0, "attempt": 0.3, "backoff": 0.01, "asked": 3.0, **how})
-    return open_remote(f"hf://datasets/{name}", endpoint=server.url, patience=patience)
+    retry_policy = RetryPolicy(**{"grace": 3.0, "attempt": 0.3, "backoff": 0.01, "asked": 3.0, **how})
+    return open_remote(f"hf://datasets/{name}", endpoint=server.url, retry_policy=retry_policy)
 
 
 def blocks_of(remote: Remote, names: tuple[str, ...], parts: int = PARTS) -> list[Span]:
@@ -75,7 +75,7 @@ def blocks_of(remote: Remote, names: tuple[str, ...], parts: int = PARTS) -> lis
     made: list[Span] = []
     indices = [name for name in remote.entries if name.endswith(layout.INDEX)]
     for name in indices[:parts]:
-        file, _ = table.open_table(remote.read(name, max_bytes=2**20), where=name)
+        file, _ = table.open_table(remote.read(name, max_bytes=2**20), location=name)
         for row in file.read(use_threads=False).to_pylist():
             if row["tensor"] in names:
                 path = f"{name.removesuffix(layout.INDEX)}{row['file']}"

@@ -36,16 +36,16 @@ def write(files: Files, root: Path) -> Path:
     return root
 
 
-def of_folder(files: Files, root: Path, patience: RetryPolicy) -> Iterator[Store]:
+def of_folder(files: Files, root: Path, retry_policy: RetryPolicy) -> Iterator[Store]:
     yield FolderStore(write(files, root))
 
 
-def of_file_address(files: Files, root: Path, patience: RetryPolicy) -> Iterator[Store]:
+def of_file_address(files: Files, root: Path, retry_policy: RetryPolicy) -> Iterator[Store]:
     write(files, root)
     yield FilesystemStore(f"file://{root}")
 
 
-def of_memory(files: Files, root: Path, patience: RetryPolicy) -> Iterator[Store]:
+def of_memory(files: Files, root: Path, retry_policy: RetryPolicy) -> Iterator[Store]:
     import fsspec
 
     system = fsspec.filesystem("memory")
@@ -55,21 +55,21 @@ def of_memory(files: Files, root: Path, patience: RetryPolicy) -> Iterator[Store
     system.rm(f"/{root.name}", recursive=True)
 
 
-def of_static(files: Files, root: Path, patience: RetryPolicy) -> Iterator[Store]:
+def of_static(files: Files, root: Path, retry_policy: RetryPolicy) -> Iterator[Store]:
     served = {f"/some/zoo/{name}": data for name, data in files.items()}
     served[f"/some/zoo/{LISTING}"] = listing_of(files)
     with running(Served(served)) as server:
-        yield StaticStore.opened(f"{server.url}/some/zoo", patience=patience)
+        yield StaticStore.opened(f"{server.url}/some/zoo", retry_policy=retry_policy)
 
 
-def of_hub(files: Files, root: Path, patience: RetryPolicy) -> Iterator[Store]:
+def of_hub(files: Files, root: Path, retry_policy: RetryPolicy) -> Iterator[Store]:
     with hub(files) as (front, _):
-        yield HubStore.opened(HubAddress("org/zoo"), patience=patience, endpoint=front.url)
+        yield HubStore.opened(HubAddress("org/zoo"), retry_policy=retry_policy, endpoint=front.url)
 
 
-def of_paged_hub(files: Files, root: Path, patience: RetryPolicy) -> Iterator[Store]:
+def of_paged_hub(files: Files, root: Path, retry_policy: RetryPolicy) -> Iterator[Store]:
     with hub(files, sizes=False) as (front, _):
-        yield HubStore.opened(HubAddress("org/zoo"), patience=patience, endpoint=front.url)
+        yield HubStore.opened(HubAddress("org/zoo"), retry_policy=retry_policy, endpoint=front.url)
 
 
 Make = Callable[[Files, Path, RetryPolicy], Iterator[Store]]
@@ -115,7 +115,7 @@ def test_a_range_past_the_end_is_an_error(store: Store, files: Files, quick: Ret
     size = len(files[SHARD])
     for start in (size - 10, size + 10):
         with pytest.raises(RemoteError):
-            b"".join(read_range(store, SHARD, start, size + 20, patience=quick, halt=CancelToken()))
+            b"".join(read_range(store, SHARD, start, size + 20, retry_policy=quick, cancel=CancelToken()))
 
 
 def test_another_process_can_have_it(store: Store, files: Files) -> None:
@@ -139,15 +139,15 @@ def test_a_reader_may_stop_in_the_middle(store: Store, files: Files) -> None:
 )
 def test_names_that_lead_out_of_a_folder_are_refused(name: str) -> None:
     with pytest.raises(IntegrityError, match="relative names"):
-        listed([FileEntry("fine", 1), FileEntry(name, 1)], where="zoo")
+        listed([FileEntry("fine", 1), FileEntry(name, 1)], location="zoo")
 
 
 def test_names_that_are_merely_odd_are_taken() -> None:
     names = ["a b", "...", "a..b", ".gitattributes", "ü/ß", "a/b.c/..d"]
-    assert list(listed([FileEntry(name, 0) for name in names], where="zoo")) == sorted(names)
+    assert list(listed([FileEntry(name, 0) for name in names], location="zoo")) == sorted(names)
 
 
 def test_a_name_twice_and_a_negative_size_are_refused() -> None:
     with pytest.raises(IntegrityError) as caught:
-        listed([FileEntry("a", 1), FileEntry("a", 1), FileEntry("b", -1)], where="zoo")
+        listed([FileEntry("a", 1), FileEntry("a", 1), FileEntry("b", -1)], location="zoo")
     assert len(caught.value.problems) == 2

@@ -80,7 +80,7 @@ def test_turned_signs_are_counted(sorted_units: Make) -> None:
     zoo = sorted_units(keys, np.array([[1, -1, 1], [-1, 1, -1.0]]), kind="sign")
     found = symmetries(zoo, "first-weight")
     (item,) = found.scalings
-    element = np.asarray(zoo.element("first-weight")["units.scale"])
+    element = np.asarray(zoo.group_element("first-weight")["units.scale"])
     assert item.quantiles is None and item.size is None
     assert item.flipped == (element < 0).mean() == 0.5
     assert "50.0%" in text_of(found) and found.counts.signs == 3
@@ -135,7 +135,7 @@ def test_blocks_are_followed_apart_from_what_is_within(tmp_path: Path) -> None:
     zoo = ckptzoo.open(tmp_path / "o")
     found = symmetries(zoo, "first-weight")
     blocks, inside = found.moves
-    outer, perms = (np.asarray(zoo.element("first-weight")[f"{name}.perm"]) for name in ("conv1", "conv2"))
+    outer, perms = (np.asarray(zoo.group_element("first-weight")[f"{name}.perm"]) for name in ("conv1", "conv2"))
     assert (blocks.n, blocks.orders, inside.n, inside.orders) == (2, 1, 5, 2)
     assert blocks.moved.mean == (outer[:, 0] == 1).mean() and blocks.transpositions.mean == blocks.moved.mean
     each = [perms[:, at : at + 5] % 5 for at in (0, 5)]

@@ -30,7 +30,7 @@ EVERY_KIND = Symmetry(
 
 @pytest.mark.parametrize("table", [TABLE, EVERY_KIND])
 def test_a_table_survives_its_sealed_document(table: Symmetry) -> None:
-    content, digest = unseal(seal(table.to_json()), where="symmetry.json")
+    content, digest = unseal(seal(table.to_json()), location="symmetry.json")
     assert Symmetry.from_json(content) == table
     assert digest == table.digest
 

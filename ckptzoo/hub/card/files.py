@@ -46,7 +46,7 @@ def card_in(files: Files) -> Card:
     if files.size(CARD_TOML) is None:
         step = "Pass one with --card; cards/template/card.toml shows every key."
         raise SpecError(Problem(f"{files.name}/{CARD_TOML}", "file", "a card in TOML", "none", step))
-    return Card.from_bytes(files.read(CARD_TOML, max_bytes=MAX_CARD_BYTES), where=f"{files.name}/{CARD_TOML}")
+    return Card.from_bytes(files.read(CARD_TOML, max_bytes=MAX_CARD_BYTES), location=f"{files.name}/{CARD_TOML}")
 
 
 def write(folder: str | Path, card: Card | None = None, *, check: bool = False) -> Written:

@@ -42,11 +42,11 @@ class Connection:
 
     Parameters
     ----------
-    endpoint, token, bounds : as those of ``Client``.
+    endpoint, token, retry_policy : as those of ``Client``.
     """
 
     def __init__(
-        self, endpoint: str | None = None, token: str | None = None, *, bounds: HubRetryPolicy | None = None
+        self, endpoint: str | None = None, token: str | None = None, *, retry_policy: HubRetryPolicy | None = None
     ) -> None:
         try:
             from huggingface_hub import HfApi
@@ -54,7 +54,7 @@ class Connection:
             raise MissingExtraError("huggingface_hub", "hub") from None
         self.api = HfApi(endpoint=endpoint and endpoint.rstrip("/"), token=token, library_name="ckptzoo")
         self.endpoint = self.api.endpoint.rstrip("/")
-        self.token, self.bounds = token, bounds or HubRetryPolicy()
+        self.token, self.retry_policy = token, retry_policy or HubRetryPolicy()
         self.public = self.endpoint == PUBLIC
         if is_offline():
             step = "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to ask it."
@@ -80,14 +80,16 @@ class Connection:
     def ask(
         self,
         call: Callable[[], T],
-        where: str,
+        location: str,
         what: str,
         done: Callable[[], T | None] = lambda: None,
         *,
         needs: str = READ,
     ) -> T:
         """The answer to a question; ``done`` looks whether one that failed was carried out."""
-        return call_with_retry(call, where=where, what=what, bounds=self.bounds, done=done, needs=needs)
+        return call_with_retry(
+            call, location=location, what=what, retry_policy=self.retry_policy, done=done, needs=needs
+        )
 
     def upload(self, repo: str, sending: Sending, *, revision: str, create_pr: bool = False, needs: str) -> None:
         """Bring the large files to the hub, those that it lacks."""
@@ -205,7 +207,7 @@ class Client(Connection):
     """A hub's dataset repositories, asked with one token, and ``pull_requests`` to them.
 
     Every method raises ``HubError``, whose message says what to do, when the hub refuses or gives no answer within
-    ``bounds``. What fails in passing is asked again; a question that changes something is looked up before it is
+    ``retry_policy``. What fails in passing is asked again; a question that changes something is looked up before it is
     asked again, so that nothing is done twice.
 
     Parameters

@@ -73,9 +73,9 @@ class Failure:
 def call_with_retry(
     call: Callable[[], T],
     *,
-    where: str,
+    location: str,
     what: str,
-    bounds: HubRetryPolicy,
+    retry_policy: HubRetryPolicy,
     done: Callable[[], T | None] = lambda: None,
     needs: str = READ,
 ) -> T:
@@ -83,7 +83,7 @@ def call_with_retry(
 
     Parameters
     ----------
-    where, what : the repository and what was wanted of it, for messages.
+    location, what : the repository and what was wanted of it, for messages.
     done : called before another try; what it returns, if not None, is the result, because the failed try was carried
         out although its answer was lost.
     needs : what the token must be one for, said where the hub refuses.
@@ -100,19 +100,19 @@ def call_with_retry(
     vain, waited = 0, 0.0
     while True:
         try:
-            with request_timeouts(bounds):
+            with request_timeouts(retry_policy):
                 return call()
         except Exception as error:
-            failure = classify_error(error, where=where, what=what, needs=needs)
+            failure = classify_error(error, location=location, what=what, needs=needs)
             vain, waited = vain + 1, waited + (failure.wait or 0.0)
-            if not failure.passing or vain >= bounds.tries or waited > bounds.asked:
+            if not failure.passing or vain >= retry_policy.tries or waited > retry_policy.asked:
                 raise failure.error from error
-        time.sleep(max(failure.wait or 0.0, bounds.before(vain, where)))
+        time.sleep(max(failure.wait or 0.0, retry_policy.before(vain, location)))
         if (result := done()) is not None:
             return result
 
 
-def classify_error(error: Exception, *, where: str, what: str, needs: str = READ) -> Failure:
+def classify_error(error: Exception, *, location: str, what: str, needs: str = READ) -> Failure:
     """What an exception of the client library means; any other is raised as it is."""
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
     from huggingface_hub.utils import httpx
@@ -121,12 +121,12 @@ def classify_error(error: Exception, *, where: str, what: str, needs: str = READ
         error = error.__cause__  # "Error while uploading", whose cause says why
 
     def problem(expected: str, got: str, step: str) -> Problem:
-        return Problem(where, what, expected, got, step)
+        return Problem(location, what, expected, got, step)
 
     if isinstance(error, HubError):
         return Failure(error)
     if isinstance(error, HfHubHTTPError):
-        return _answered(error, where, what, needs)
+        return _answered(error, location, what, needs)
     if isinstance(error, LocalTokenNotFoundError):
         return Failure(HubError(problem("a token", "none", _LOGIN)))
     if isinstance(error, OfflineModeIsEnabled):
@@ -158,7 +158,7 @@ def _is_storage(response: Any, what: str) -> bool:
     return request.method == "PUT" or bool(response.history)
 
 
-def _answered(error: Any, where: str, what: str, needs: str) -> Failure:
+def _answered(error: Any, location: str, what: str, needs: str) -> Failure:
     """The meaning of a status; the library's own message is not repeated, because it holds the address asked."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -167,7 +167,7 @@ def _answered(error: Any, where: str, what: str, needs: str) -> Failure:
     said = f"status {status}" + (f" ({text})" if text else "")
 
     def failed(expected: str, step: str, kind: type[HubError] = HubError) -> HubError:
-        return kind(Problem(where, what, expected, said, step))
+        return kind(Problem(location, what, expected, said, step))
 
     if status in _EXPIRED and _is_storage(error.response, what):
         return Failure(failed("an address that has not expired", _AGAIN), passing=True)
@@ -192,7 +192,7 @@ def _answered(error: Any, where: str, what: str, needs: str) -> Failure:
 
 
 @contextlib.contextmanager
-def request_timeouts(bounds: HubRetryPolicy) -> Iterator[None]:
+def request_timeouts(retry_policy: HubRetryPolicy) -> Iterator[None]:
     """While this lasts, requests of the client library that have no time limits get some.
 
     Notes
@@ -204,7 +204,7 @@ def request_timeouts(bounds: HubRetryPolicy) -> Iterator[None]:
     """
     from huggingface_hub import get_session
 
-    limits = {"connect": 30.0, "read": bounds.silence, "write": bounds.silence, "pool": None}
+    limits = {"connect": 30.0, "read": retry_policy.silence, "write": retry_policy.silence, "pool": None}
 
     def limit(request: Any) -> None:
         if not any((request.extensions.get("timeout") or {}).values()):
@@ -212,9 +212,11 @@ def request_timeouts(bounds: HubRetryPolicy) -> Iterator[None]:
 
     def refuse(response: Any) -> None:
         wait = waiting(response.headers) if response.status_code == 429 else None
-        if wait is not None and wait > bounds.asked:
+        if wait is not None and wait > retry_policy.asked:
             host, step = response.request.url.host, "Try again then; nothing is sent twice."
-            raise HubError(Problem(host, "pace", f"a pause of at most {bounds.asked:.0f} s", f"{wait:.0f} s", step))
+            raise HubError(
+                Problem(host, "pace", f"a pause of at most {retry_policy.asked:.0f} s", f"{wait:.0f} s", step)
+            )
 
     hooks, log = get_session().event_hooks, logging.getLogger("huggingface_hub._commit_api")
     hooks["request"].append(limit)

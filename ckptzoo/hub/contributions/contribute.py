@@ -63,7 +63,7 @@ class BuiltPart:
     notes: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
 
-    def told(self, counts: dict[str, int]) -> tuple[str, ...]:
+    def summaries(self, counts: dict[str, int]) -> tuple[str, ...]:
         """Remarks, with how many sources each is of."""
         return tuple(f"{text} ({count:,} of the files)" for text, count in counts.items())
 
@@ -161,7 +161,7 @@ def contribute(
     dry_run: bool = False,
     endpoint: str | None = None,
     token: str | None = None,
-    bounds: HubRetryPolicy | None = None,
+    retry_policy: HubRetryPolicy | None = None,
     progress: Progress | None = None,
 ) -> Contribution:
     """Make a part of strangers' checkpoints and open a pull request with it.
@@ -184,7 +184,7 @@ def contribute(
         not be published the same contribution again carries on from it.
     dry_run : do everything but the upload; the part stays in a folder.
     endpoint, token : by default those of huggingface_hub.
-    bounds : how long to go on asking.
+    retry_policy : how long to go on asking.
     progress : called with what is being done, how much of it is done, and how much there is.
 
     Raises
@@ -204,7 +204,7 @@ def contribute(
     submission = card if isinstance(card, Submission) else Submission.from_toml(card)
     taker = Ingestor(submission, {**submission.names, **_names(map)})
     paths = _paths(files)
-    client, repo = Client(endpoint, token, bounds=bounds), repository(to)
+    client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(to)
     listing = client.find(repo)
     if listing is None or layout.ZOO not in listing.files:
         if submission.zoo is None:
@@ -258,8 +258,8 @@ def _proposal(
         nbytes=sum(path.stat().st_size for path in files),
         entries=looked.entries,
         checks=looked.checks,
-        notes=made.told(made.notes),
-        left_out=made.told(made.left_out),
+        notes=made.summaries(made.notes),
+        left_out=made.summaries(made.left_out),
         license=taker.submission.license,
         source=taker.submission.defaults.get("source", ""),
         folder=folder,
@@ -342,7 +342,7 @@ def _founded(
         return made
     told = None if progress is None else partial(progress, "uploading")
     try:
-        push(folder, repo, endpoint=client.endpoint, token=token, bounds=client.bounds, progress=told)
+        push(folder, repo, endpoint=client.endpoint, token=token, retry_policy=client.retry_policy, progress=told)
     except HubError as error:
         problem = error.problem
         more = (

@@ -86,7 +86,7 @@ class Ingestor:
 
     def taken(self, path: Path, found: StateDict, arch: Architecture) -> IngestedBatch:
         """One state dict of a file, or K of them stacked, under the names of an architecture."""
-        fitted = fit(with_aliases(found), arch, self.names, cast=self.submission.cast, where=found.source)
+        fitted = fit(with_aliases(found), arch, self.names, cast=self.submission.cast, location=found.source)
         count = len(next(iter(fitted.weights.values())))
         sources = tuple(f"{found.source}#{number}" for number in range(count)) if fitted.stacked else (found.source,)
         told: Row = {"file": found.source, "file_sha256": self._digest(path)}
@@ -108,7 +108,7 @@ class Ingestor:
         rows = {row["id"]: row for row in zoo.metadata.to_pylist()}
         for ids, weights in batches(zoo):
             try:
-                fitted = fit(weights, arch, self.names, cast=self.submission.cast, where=zoo.name)
+                fitted = fit(weights, arch, self.names, cast=self.submission.cast, location=zoo.name)
             except SpecError as error:
                 self.proposal = self.proposal or getattr(error, "proposal", "")
                 self.problems += error.problems

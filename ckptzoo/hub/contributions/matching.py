@@ -135,7 +135,7 @@ class NamesError(SpecError):
 
 
 def matched(
-    shapes: Mapping[str, Shape], arch: Architecture, names: Mapping[str, str], *, where: str
+    shapes: Mapping[str, Shape], arch: Architecture, names: Mapping[str, str], *, location: str
 ) -> tuple[str, dict[str, str]]:
     """What was done to the names, and the zoo's name of each tensor to the file's.
 
@@ -152,7 +152,7 @@ def matched(
     given, unmatched = renamed(tuple(shapes), names)
     problems = [
         Problem(
-            where, f"names: {shortened(printable(old), 80)!r}", "a tensor of the file", "none", "Correct the table."
+            location, f"names: {shortened(printable(old), 80)!r}", "a tensor of the file", "none", "Correct the table."
         )
         for old in unmatched
     ]
@@ -165,14 +165,14 @@ def matched(
         if not any(name in by_new for name in (item.name, *item.aliases)) and not item.name.endswith(COUNTER)
     ]
     if unknown or missing or twice or problems:
-        raise _names_error(shapes, arch, where, unknown, missing, twice, problems)
+        raise _names_error(shapes, arch, location, unknown, missing, twice, problems)
     return note, by_new
 
 
 def _names_error(
     shapes: Mapping[str, Shape],
     arch: Architecture,
-    where: str,
+    location: str,
     unknown: list[str],
     missing: list[str],
     twice: list[str],
@@ -192,7 +192,7 @@ def _names_error(
     told += [f"none for {_some(missing)}" if missing and not unknown else ""]
     told += [f"several for {_some(twice)}" if twice else ""]
     got = "; ".join(item for item in told if item)
-    own = [Problem(where, "names of the tensors", expected, got, step)] if got else []
+    own = [Problem(location, "names of the tensors", expected, got, step)] if got else []
     return NamesError([*problems, *own], table)
 
 
@@ -333,7 +333,7 @@ class Fitted:
     rounded: Mapping[str, str] = field(default_factory=dict)
 
 
-def fit(state: State, arch: Architecture, names: Mapping[str, str], *, cast: bool, where: str) -> Fitted:
+def fit(state: State, arch: Architecture, names: Mapping[str, str], *, cast: bool, location: str) -> Fitted:
     """Bring a state dict under an architecture's names.
 
     The names that a table gives come first. Of the others ``module.`` and ``_orig_mod.`` are left out wherever they
@@ -353,12 +353,12 @@ def fit(state: State, arch: Architecture, names: Mapping[str, str], *, cast: boo
     SpecError
         Shapes or dtypes do not, or tied tensors differ; with every problem.
     """
-    note, by_new = matched({name: array.shape for name, array in state.items()}, arch, names, where=where)
+    note, by_new = matched({name: array.shape for name, array in state.items()}, arch, names, location=location)
     held = {name for item in arch.tensors for name in (item.name, *item.aliases)}
     problems: list[Problem] = []
     lead, stacked = _lead(by_new, state, arch)
     notes = [note] if note else []
-    made = _Made(where, cast, lead, problems)
+    made = _Made(location, cast, lead, problems)
     for tensor in arch.tensors:
         own = [name for name in (tensor.name, *tensor.aliases) if name in by_new]
         if own:
@@ -380,7 +380,7 @@ def fit(state: State, arch: Architecture, names: Mapping[str, str], *, cast: boo
 class _Made:
     """Tensors of the zoo's shapes and dtypes, and what was wrong with the others."""
 
-    where: str
+    location: str
     cast: bool
     lead: tuple[int, ...]
     problems: list[Problem]
@@ -430,7 +430,7 @@ class _Made:
 
     def _wrong(self, name: str, expected: str, got: str, step: str) -> None:
         shown = shortened(printable(name), 80)
-        self.problems.append(Problem(self.where, f"tensor {shown!r}", expected, got, step))
+        self.problems.append(Problem(self.location, f"tensor {shown!r}", expected, got, step))
 
 
 def _lead(by_new: Mapping[str, str], state: State, arch: Architecture) -> tuple[tuple[int, ...], bool]:

@@ -258,7 +258,7 @@ def review(
     max_bytes: int = MAX_BYTES,
     endpoint: str | None = None,
     token: str | None = None,
-    bounds: HubRetryPolicy | None = None,
+    retry_policy: HubRetryPolicy | None = None,
     progress: Progress | None = None,
 ) -> Review:
     """Check what a pull request adds to a zoo, and merge it where nothing is wrong.
@@ -278,7 +278,7 @@ def review(
     data : folder of test sets; by default that of ``CKPTZOO_DATA``.
     max_bytes : of the new parts; a larger contribution fails, and is not fetched.
     endpoint, token : by default those of huggingface_hub.
-    bounds : how long to go on asking.
+    retry_policy : how long to go on asking.
     progress : called with what is being done, how much of it is done, and how much there is.
 
     Raises
@@ -291,7 +291,7 @@ def review(
     New parts are fetched to the folder of temporary files, and of the zoo rows and index; see ``copies`` for its
     weights. What must be turned away is in tests/hub/contributions/test_tampered.py.
     """
-    client, repo = Client(endpoint, token, bounds=bounds), repository(address)
+    client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
     about = client.pull_requests.read(repo, number)
     made = Review(repo, number, about.title, about.author, about.status, about.url)
     if about.revision is None or about.status not in ("open", "draft"):

@@ -32,7 +32,7 @@ Row = dict[str, Any]
 def ids_and_units(submitted: Zoo, standing: TargetZoo | None) -> Check:
     """Ids are well formed, each stands once, and no id or unit is in the zoo already."""
     rows = submitted.metadata.select(["id", "unit", "member"]).to_pylist()
-    wrong = [f"{problem.what}: {problem.got}" for problem in value_problems(rows, where="rows")]
+    wrong = [f"{problem.what}: {problem.got}" for problem in value_problems(rows, location="rows")]
     names = [row["id"] for row in rows]
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     wrong += [f"{name} stands twice" for name in twice]

@@ -35,7 +35,9 @@ class CheckReport:
 def sound(folder: Path) -> Check:
     """Seals, digests, names, shapes and dtypes, and no file that does not belong there: ``ckptzoo.verify``."""
     problems = ckptzoo.verify(folder)
-    wrong = [f"{problem.where}: {problem.what}: expected {problem.expected}, got {problem.got}" for problem in problems]
+    wrong = [
+        f"{problem.location}: {problem.what}: expected {problem.expected}, got {problem.got}" for problem in problems
+    ]
     return check_result("bytes", wrong, "seals, digests, names, shapes and dtypes are right")
 
 

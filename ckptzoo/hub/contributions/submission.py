@@ -117,12 +117,12 @@ class Submission:
             content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise SpecError(Problem(str(path), "file", "a contribution in TOML", str(error), _STEP)) from error
-        return cls.from_mapping(content, where=str(path))
+        return cls.from_mapping(content, location=str(path))
 
     @classmethod
-    def from_mapping(cls, content: Mapping[str, Any], *, where: str = "contribution") -> "Submission":
+    def from_mapping(cls, content: Mapping[str, Any], *, location: str = "contribution") -> "Submission":
         """Read parsed TOML; see ``from_toml``."""
-        if problems := list(_problems(content, where)):
+        if problems := list(_problems(content, location)):
             raise SpecError(problems)
         evaluation, zoo = content.get("evaluation"), content.get("zoo")
         dataset = content.get("dataset", "")
@@ -140,27 +140,27 @@ class Submission:
         )
 
 
-def _problems(content: Mapping[str, Any], where: str) -> Iterator[Problem]:
-    yield from _unknown(content, TOP, where)
+def _problems(content: Mapping[str, Any], location: str) -> Iterator[Problem]:
+    yield from _unknown(content, TOP, location)
     for key in ("contributor", "license"):
         if key not in content:
-            yield Problem(where, key, "one for all checkpoints", "none", _STEP)
+            yield Problem(location, key, "one for all checkpoints", "none", _STEP)
     for key in DEFAULTS:
         if key in content:
-            yield from _of_column(where, key, content[key])
+            yield from _of_column(location, key, content[key])
     for key, kind, expected in (("training", str, "a text"), ("cast", bool, "true or false")):
         if not isinstance(content.get(key, kind()), kind):
-            yield Problem(where, key, expected, repr(content[key]), _STEP)
-    yield from _of_names(where, content.get("names", {}))
-    yield from _of_evaluation(where, content.get("evaluation"), content.get("dataset", ""))
-    yield from _of_zoo(where, content.get("zoo"))
+            yield Problem(location, key, expected, repr(content[key]), _STEP)
+    yield from _of_names(location, content.get("names", {}))
+    yield from _of_evaluation(location, content.get("evaluation"), content.get("dataset", ""))
+    yield from _of_zoo(location, content.get("zoo"))
     listed = content.get("checkpoint", [])
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-        yield Problem(where, "checkpoint", "tables [[checkpoint]]", repr(listed)[:80], _STEP)
+        yield Problem(location, "checkpoint", "tables [[checkpoint]]", repr(listed)[:80], _STEP)
         return
     seen: dict[tuple[str, str], int] = {}
     for number, item in enumerate(listed, 1):
-        inner = f"{where}: checkpoint {number}"
+        inner = f"{location}: checkpoint {number}"
         yield from _unknown(item, OF_CHECKPOINT, inner)
         if not isinstance(item.get("file"), str) or not item["file"]:
             yield Problem(inner, "file", "the name of one of the files", repr(item.get("file")), _STEP)
@@ -173,24 +173,24 @@ def _problems(content: Mapping[str, Any], where: str) -> Iterator[Problem]:
                 yield Problem(inner, key, "each once", f"{found!r} again", _STEP)
 
 
-def _unknown(content: Mapping[str, Any], known: tuple[str, ...], where: str) -> Iterator[Problem]:
+def _unknown(content: Mapping[str, Any], known: tuple[str, ...], location: str) -> Iterator[Problem]:
     for key in content:
         if key in known:
             continue
         if key in MEASURED:
             step = f"What you measured yourself is claimed_{key}." if f"claimed_{key}" in known else "Leave it out."
-            yield Problem(where, f"key {key!r}", "figures that are claimed", "one that is measured here", step)
+            yield Problem(location, f"key {key!r}", "figures that are claimed", "one that is measured here", step)
             continue
         near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
         step = f"Did you mean {' or '.join(near)}?" if near else _STEP
-        yield Problem(where, f"key {key!r}", "a known key", "another", step)
+        yield Problem(location, f"key {key!r}", "a known key", "another", step)
 
 
-def _of_column(where: str, key: str, value: Any) -> Iterator[Problem]:
+def _of_column(location: str, key: str, value: Any) -> Iterator[Problem]:
     """Values that do not have their column's type, or make no sense."""
     if key == "extra":
         if not isinstance(value, dict) or any(item is not None for item in _odd_json(value)):
-            yield Problem(where, key, "a table of texts, numbers and lists", repr(value)[:80], _STEP)
+            yield Problem(location, key, "a table of texts, numbers and lists", repr(value)[:80], _STEP)
         return
     kind = _TYPES[key]
     number: Any = value
@@ -202,13 +202,13 @@ def _of_column(where: str, key: str, value: Any) -> Iterator[Problem]:
         "timestamp": isinstance(value, datetime),
     }[kind]
     if not fits:
-        yield Problem(where, key, _EXPECTED[kind], repr(value)[:80], _STEP)
+        yield Problem(location, key, _EXPECTED[kind], repr(value)[:80], _STEP)
     elif key == "license" and not is_licence(value):
-        yield Problem(where, key, "an SPDX identifier such as mit, apache-2.0, cc-by-4.0", repr(value)[:80], _STEP)
+        yield Problem(location, key, "an SPDX identifier such as mit, apache-2.0, cc-by-4.0", repr(value)[:80], _STEP)
     elif key.endswith("_accuracy") and not 0 <= number <= 1:
-        yield Problem(where, key, "a fraction from 0 to 1", f"{number} (percent are not fractions)", _STEP)
+        yield Problem(location, key, "a fraction from 0 to 1", f"{number} (percent are not fractions)", _STEP)
     elif key != "seed" and kind in ("int64", "float64") and number < 0:
-        yield Problem(where, key, "0 or more", str(number), _STEP)
+        yield Problem(location, key, "0 or more", str(number), _STEP)
 
 
 def _odd_json(value: Any) -> Iterator[Any]:
@@ -223,56 +223,56 @@ def _odd_json(value: Any) -> Iterator[Any]:
         yield value if value is not None else "null"
 
 
-def _of_names(where: str, names: Any) -> Iterator[Problem]:
+def _of_names(location: str, names: Any) -> Iterator[Problem]:
     if not isinstance(names, dict):
-        yield Problem(where, "names", "a table of old and new names", repr(names)[:80], _STEP)
+        yield Problem(location, "names", "a table of old and new names", repr(names)[:80], _STEP)
         return
     for old, new in names.items():
         if not isinstance(new, str) or not new or not old or old.count("*") != new.count("*"):
             got = f"{old!r} = {new!r}"[:160]
-            yield Problem(where, "names", "old and new names with as many * in both", got, _STEP)
+            yield Problem(location, "names", "old and new names with as many * in both", got, _STEP)
 
 
-def _of_evaluation(where: str, value: Any, dataset: Any) -> Iterator[Problem]:
+def _of_evaluation(location: str, value: Any, dataset: Any) -> Iterator[Problem]:
     if value is None:
         return
     if not isinstance(value, dict):
-        yield Problem(where, "evaluation", "a table", repr(value)[:80], _STEP)
+        yield Problem(location, "evaluation", "a table", repr(value)[:80], _STEP)
         return
-    where = f"{where}: evaluation"
-    yield from _unknown(value, ("dataset", "mean", "std"), where)
+    location = f"{location}: evaluation"
+    yield from _unknown(value, ("dataset", "mean", "std"), location)
     name = value.get("dataset", dataset)
     if not isinstance(name, str) or not name:
-        yield Problem(where, "dataset", "the name of a data set", repr(name), _STEP)
+        yield Problem(location, "dataset", "the name of a data set", repr(name), _STEP)
     mean, std = (numbers(value.get(key, default)) for key, default in (("mean", 0.0), ("std", 1.0)))
     if mean is None or std is None or min(std) <= 0:
         got = f"{value.get('mean')!r} and {value.get('std')!r}"[:160]
-        yield Problem(where, "mean and std", "finite numbers, std above 0", got, _STEP)
+        yield Problem(location, "mean and std", "finite numbers, std above 0", got, _STEP)
     elif len({1, len(mean), len(std)}) > 2:
-        yield Problem(where, "mean and std", "as many of both", f"{len(mean)} and {len(std)}", _STEP)
+        yield Problem(location, "mean and std", "as many of both", f"{len(mean)} and {len(std)}", _STEP)
 
 
-def _of_zoo(where: str, value: Any) -> Iterator[Problem]:
+def _of_zoo(location: str, value: Any) -> Iterator[Problem]:
     if value is None:
         return
     if not isinstance(value, dict):
-        yield Problem(where, "zoo", "a table", repr(value)[:80], _STEP)
+        yield Problem(location, "zoo", "a table", repr(value)[:80], _STEP)
         return
-    where = f"{where}: zoo"
-    yield from _unknown(value, OF_ZOO, where)
+    location = f"{location}: zoo"
+    yield from _unknown(value, OF_ZOO, location)
     if "name" not in value:
-        yield Problem(where, "name", "the new zoo's name", "none", _STEP)
+        yield Problem(location, "name", "the new zoo's name", "none", _STEP)
     for key, found in value.items():
         if key in ("name", "architecture", "forward", "summary", "citation"):
             if not isinstance(found, str) or not found.strip():
-                yield Problem(where, key, "a text", repr(found)[:80], _STEP)
+                yield Problem(location, key, "a text", repr(found)[:80], _STEP)
         elif key in ("authors", "tags"):
             if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-                yield Problem(where, key, "a list of texts", repr(found)[:80], _STEP)
+                yield Problem(location, key, "a list of texts", repr(found)[:80], _STEP)
         elif key == "input_shape" and not (
             isinstance(found, list) and found and all(type(size) is int and size > 0 for size in found)
         ):
-            yield Problem(where, key, "positive integers", repr(found)[:80], _STEP)
+            yield Problem(location, key, "positive integers", repr(found)[:80], _STEP)
 
 
 def _value(key: str, value: Any) -> Any:

@@ -95,7 +95,7 @@ def batches(zoo: Zoo) -> Iterator[tuple[list[str], Weights]]:
     if not len(zoo):
         return
     step = max(1, _BATCH_BYTES // zoo.arch.nbytes)
-    for batch in zoo.stream(batch_size=step, ragged="keep"):
+    for batch in zoo.stream(batch_size=step, remainder="keep"):
         yield list(batch.ids), {name: np.asarray(batch[name]) for name in zoo.arch.names}
 
 

@@ -126,7 +126,7 @@ def _same(place: Destination, selection: Document) -> bool:
     """Whether the folder notes this selection; raises where it notes another one of the same zoo."""
     note = place.own / ASKED
     try:
-        held, _ = unseal(note.read_bytes(), where=str(note))
+        held, _ = unseal(note.read_bytes(), location=str(note))
     except (OSError, IntegrityError):
         return False
     if held.get("zoo") == selection.get("zoo") and held != selection:

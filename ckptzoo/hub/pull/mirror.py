@@ -219,13 +219,13 @@ class Copier:
         """A part, its rows and its index, when both tables and the sizes of its shards agree."""
         tree, _, name = path.rpartition("/")
         where = f"{self._files.name}/{path}"
-        part, listed = decode_index(index, tree, name, where=f"{where}/{INDEX}")
-        rows = decode_rows(metadata, part, where=f"{where}/{METADATA}")
+        part, listed = decode_index(index, tree, name, location=f"{where}/{INDEX}")
+        rows = decode_rows(metadata, part, location=f"{where}/{METADATA}")
         if (digest := part_digest(rows, listed, part.facts)) != part.digest:
             raise IntegrityError(Problem(where, "digest of the part", part.digest, digest, _STEP))
         zeros = pa.repeat(pa.scalar(0, pa.int32()), len(listed))
         blocks = LazyTable.of(listed.append_column(INDEX_SCHEMA.field("part"), zeros))
-        single = Tree((part,), LazyTable.of(filled_rows(rows, part, where=where)), blocks)
+        single = Tree((part,), LazyTable.of(filled_rows(rows, part, location=where)), blocks)
         if problems := geometry_problems(self._files, self._arch, self._symmetry, single):
             raise IntegrityError(problems)
         return part, rows, listed
@@ -278,7 +278,7 @@ def mirror(
     identity, _, _ = read_documents(files)
     trees = list_trees(files)
     known = [name.partition("/")[2] for name in trees if name not in (layout.PARTS, _RETRACTED)]
-    gauges = asked.gauges(known, where=files.name)
+    gauges = asked.gauges(known, location=files.name)
     wanted = [layout.PARTS, _RETRACTED, *(f"{layout.DERIVED}/{gauge}" for gauge in gauges)]
     documents, cards = read_some(files, layout.DOCUMENTS), read_cards(files)
     listing = read_some(files, (LISTING,)) if asked.everything else {}
@@ -339,7 +339,7 @@ def _copy_listing(afar: bytes, root: Path) -> None:
     path = root / LISTING
     for data in (afar, path.read_bytes() if path.is_file() else b""):
         try:
-            named, _ = decode(data, where=LISTING)
+            named, _ = decode(data, location=LISTING)
         except IntegrityError:
             continue
         sizes = {name: entry.size for name, entry in named.items() if not may_change(name)}

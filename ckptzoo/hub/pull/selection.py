@@ -50,7 +50,7 @@ class PullSelection:
         """Whether nothing is left out."""
         return self.variants is None and self.layers is None and self.where is None
 
-    def gauges(self, known: Sequence[str], *, where: str) -> tuple[str, ...]:
+    def gauges(self, known: Sequence[str], *, location: str) -> tuple[str, ...]:
         """The gauges that are asked for among those that the zoo has.
 
         Raises
@@ -60,10 +60,10 @@ class PullSelection:
         """
         for name in self.variants or ():
             if name != RAW and name not in known:
-                raise UnknownNameError(where, "variant", name, (RAW, *known))
+                raise UnknownNameError(location, "variant", name, (RAW, *known))
         return tuple(name for name in known if self.variants is None or name in self.variants)
 
-    def tensors(self, arch: Architecture, *, where: str) -> tuple[Tensor, ...]:
+    def tensors(self, arch: Architecture, *, location: str) -> tuple[Tensor, ...]:
         """The tensors that are asked for, in the architecture's order; a name means what it means to ``Zoo.stream``.
 
         Raises
@@ -83,7 +83,7 @@ class PullSelection:
             elif name in aliases:
                 wanted.add(aliases[name])
             else:
-                raise UnknownNameError(where, "layer", name, [*arch.layers, *arch.names, *aliases])
+                raise UnknownNameError(location, "layer", name, [*arch.layers, *arch.names, *aliases])
         return tuple(tensor for tensor in arch.tensors if tensor.name in wanted)
 
     def to_json(self) -> Document:

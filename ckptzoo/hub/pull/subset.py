@@ -85,10 +85,10 @@ class SubsetWriter:
     """
 
     def __init__(self, zoo: Zoo, asked: PullSelection) -> None:
-        self._gauges = asked.gauges(zoo.gauges, where=zoo.address)
+        self._gauges = asked.gauges(zoo.gauges, location=zoo.address)
         zoo = zoo if asked.raw else _derived(zoo, self._gauges)
         self._zoo, self._contents = zoo, zoo.contents
-        tensors = asked.tensors(zoo.arch, where=zoo.address)
+        tensors = asked.tensors(zoo.arch, location=zoo.address)
         self._whole, self._raw = len(tensors) == len(zoo.arch.tensors), asked.raw
         self.arch = zoo.arch if self._whole else Architecture(zoo.arch.name, tensors)
         if not len(zoo):
@@ -194,7 +194,7 @@ def _batches(zoo: Zoo, cut: PartSubset) -> Iterator[tuple[dict[str, Mapping[str,
     """The arrays of a part, some checkpoints at a time."""
     count = len(cut.places)
     step = min(count, max(1, BATCH_BYTES // max(1, cut.nbytes // count)))
-    element = zoo.element(cut.variant) if cut.element else {}
+    element = zoo.group_element(cut.variant) if cut.element else {}
     names = [tensor.name for tensor in cut.weights]
     stream = iter(zoo.stream(*names, variant=cut.variant, batch_size=step)) if names else None
     with ThreadPoolExecutor(8, "ckptzoo-element") as pool:

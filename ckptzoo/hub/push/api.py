@@ -139,7 +139,7 @@ def push(
     snapshot: bool = True,
     endpoint: str | None = None,
     token: str | None = None,
-    bounds: HubRetryPolicy | None = None,
+    retry_policy: HubRetryPolicy | None = None,
     progress: Progress | None = None,
 ) -> Pushed:
     """Publish a zoo: upload what its repository lacks, and make its page anew.
@@ -157,7 +157,7 @@ def push(
     snapshot : also write a snapshot of all the repository will hold, so that opening it from afar is cheap, in place
         of those that it has.
     endpoint, token : by default those of huggingface_hub (``HF_ENDPOINT``, ``HF_TOKEN``).
-    bounds : how long to go on asking.
+    retry_policy : how long to go on asking.
     progress : called with the bytes sent and the bytes in all.
 
     Raises
@@ -178,7 +178,7 @@ def push(
     added stay. What page and snapshot need of them is read: their rows and indices, no weights. Held by
     ``tests/hub/test_push*.py``.
     """
-    client, repo = Client(endpoint, token, bounds=bounds), repository(address)
+    client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
     return _Push(_sound(Path(zoo).absolute()), client, repo, snapshot).carry_out(private, message, progress)
 
 
@@ -189,7 +189,7 @@ def plan(
     snapshot: bool = True,
     endpoint: str | None = None,
     token: str | None = None,
-    bounds: HubRetryPolicy | None = None,
+    retry_policy: HubRetryPolicy | None = None,
 ) -> Planned:
     """What ``push`` would do now; nothing is changed.
 
@@ -198,7 +198,7 @@ def plan(
     IntegrityError, HubError
         As ``push``, but for what the hub refuses only when it is asked to change something.
     """
-    client, repo = Client(endpoint, token, bounds=bounds), repository(address)
+    client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
     return _Push(_sound(Path(zoo).absolute()), client, repo, snapshot).planned()
 
 
@@ -262,7 +262,7 @@ class _Push:
             lost = self._commit_all(found, message, total, progress)
             if lost is None:
                 break
-            time.sleep(random.uniform(0.0, self._client.bounds.pause))
+            time.sleep(random.uniform(0.0, self._client.retry_policy.pause))
             found = self._again(lost)
         else:
             step = "Others publish to it at the same time: try again later. What was uploaded is not sent again."

@@ -63,7 +63,7 @@ def known_under_another_name(trees: dict[str, Tree], part: LocalPart) -> bool:
     return part.part.digest in others
 
 
-def refuse_clashes(where: str, trees: dict[str, Tree], parts: Sequence[LocalPart]) -> None:
+def refuse_clashes(location: str, trees: dict[str, Tree], parts: Sequence[LocalPart]) -> None:
     """Refuse parts that hold what a commit has under another part.
 
     Raises
@@ -72,12 +72,12 @@ def refuse_clashes(where: str, trees: dict[str, Tree], parts: Sequence[LocalPart
         A checkpoint's id or a unit is there already, a variant of a checkpoint is, or a variant's versions would be
         mixed; the message names them.
     """
-    problems = [problem for part in parts if part.part.tree in trees for problem in _clashes(where, trees, part)]
+    problems = [problem for part in parts if part.part.tree in trees for problem in _clashes(location, trees, part)]
     if problems:
         raise HubError(problems[0])
 
 
-def _clashes(where: str, trees: dict[str, Tree], part: LocalPart) -> Iterator[Problem]:
+def _clashes(location: str, trees: dict[str, Tree], part: LocalPart) -> Iterator[Problem]:
     tree = trees[part.part.tree]
     raw, tombs = part.part.tree == layout.PARTS, part.part.tree == _TOMBS
     columns = {"id": "checkpoints", "unit": "units"} if raw else {} if tombs else {"id": "checkpoints"}
@@ -89,13 +89,13 @@ def _clashes(where: str, trees: dict[str, Tree], part: LocalPart) -> Iterator[Pr
             shown = ", ".join(repr(name.as_py()) for name in both[:_SHOWN])
             more = f" and {len(both) - _SHOWN} more" if len(both) > _SHOWN else ""
             step = "Leave them out, or give them other ids; they were written by somebody else, or twice."
-            yield Problem(where, f"{what} of {part.path}", "new ones", f"{shown}{more}, which it has", step)
+            yield Problem(location, f"{what} of {part.path}", "new ones", f"{shown}{more}, which it has", step)
     for fact in _ALIKE:
         own = str(part.part.facts.get(fact))
         if held := {str(other.facts.get(fact)) for other in tree.parts} - {own}:
             step = "Derive it anew as the others were derived, with the same ckptzoo and inputs, or under another name."
             expected = shortened(", ".join(sorted(held)), _LONG)
-            yield Problem(where, f"{fact} of {part.path}", expected, shortened(own, _LONG), step)
+            yield Problem(location, f"{fact} of {part.path}", expected, shortened(own, _LONG), step)
 
 
 def snapshots_in(names: Iterable[str]) -> list[str]:
@@ -152,7 +152,7 @@ def difference(local: LocalZoo, repository: RepositoryFiles, listing: Listing | 
     added = [_group(_lacking(part.files, held), part.path) for part in lacking]
     last, notes = _cards(local, repository, listing or Listing("", {}), [*there, *lacking])
     if snapshot:
-        last = last.joined(snapshot_group(repository, listing or Listing("", {}), [*there, *lacking]))
+        last = last.merge(snapshot_group(repository, listing or Listing("", {}), [*there, *lacking]))
     groups = _packed([*documents, *added, last])
     return PushPlan(None if listing is None else listing.commit, groups, len(local.parts) - len(lacking), notes)
 
@@ -197,19 +197,19 @@ def _refuse_strangers(local: LocalZoo, repository: RepositoryFiles, listing: Lis
 
 def _digest(data: bytes, name: str) -> str:
     try:
-        return unseal(data, where=name)[1]
+        return unseal(data, location=name)[1]
     except Exception:
         return "an unreadable document"
 
 
-def _refuse_others(where: str, missing: dict[str, LocalFile], held: dict[str, RepoFile]) -> None:
+def _refuse_others(location: str, missing: dict[str, LocalFile], held: dict[str, RepoFile]) -> None:
     """Refuse a part of which the repository has files with other bytes."""
     for name in missing:
         if name in held:
             step = "One of the two is damaged: ckptzoo verify says which."
             expected = f"{missing[name].size} bytes with sha256 {missing[name].sha256}"
             got = f"{held[name].size} bytes with {held[name].sha256 or held[name].oid}"
-            raise HubError(Problem(where, name, expected, got, step))
+            raise HubError(Problem(location, name, expected, got, step))
 
 
 def _lacking(files: dict[str, LocalFile], held: dict[str, RepoFile]) -> dict[str, LocalFile]:
@@ -238,7 +238,7 @@ def _cards(
         cards.pop(layout.README, None)
     group = _group(_lacking(cards, held))
     if page.data is not None and not is_stored(page.data, held.get(layout.README)):
-        group = group.joined(CommitBatch.of({layout.README: page.data}))
+        group = group.merge(CommitBatch.of({layout.README: page.data}))
     return group, page.notes
 
 
@@ -275,7 +275,7 @@ def _packed(items: list[CommitBatch]) -> tuple[CommitBatch, ...]:
         if not count:
             continue
         if made and len(made[-1].files) + len(made[-1].delete) + count <= MAX_FILES:
-            made[-1] = made[-1].joined(item)
+            made[-1] = made[-1].merge(item)
         else:
             made.append(item)
     return tuple(made)

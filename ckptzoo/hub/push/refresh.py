@@ -46,7 +46,7 @@ def rewrite(
     check: bool = False,
     endpoint: str | None = None,
     token: str | None = None,
-    bounds: HubRetryPolicy | None = None,
+    retry_policy: HubRetryPolicy | None = None,
 ) -> Refreshed:
     """Make the page of a zoo on a hub anew, and its snapshot, for what it holds.
 
@@ -56,7 +56,7 @@ def rewrite(
     card : what a person says; by default what the repository keeps. One that is passed in replaces that.
     check : only say what would change.
     endpoint, token : by default those of huggingface_hub.
-    bounds : how long to go on asking.
+    retry_policy : how long to go on asking.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def rewrite(
     HubError
         The hub refuses or gives no answer.
     """
-    client, repo = Client(endpoint, token, bounds=bounds), repository(address)
+    client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
     return _Refresh(client, repo, card, strict=True).carry_out(check=check)
 
 
@@ -103,7 +103,7 @@ class _Refresh:
                     self._repo, group.files, title=group.title, parent=listing.commit, delete=group.delete
                 )
             except RaceError:
-                time.sleep(random.uniform(0.0, self._client.bounds.pause))
+                time.sleep(random.uniform(0.0, self._client.retry_policy.pause))
                 continue
             return Refreshed(made.repository, made.url, text, changes, done.commit, page.notes)
         step = "Others publish to it at the same time: try again later."
@@ -121,7 +121,7 @@ class _Refresh:
             wanted[layout.README] = page.data
         held = listing.files
         group = CommitBatch.of({name: data for name, data in wanted.items() if not is_stored(data, held.get(name))})
-        return group.joined(snapshot_group(self._repository, listing, [])), page, self._changes(listing, page)
+        return group.merge(snapshot_group(self._repository, listing, [])), page, self._changes(listing, page)
 
     def _changes(self, listing: Listing, page: Page) -> tuple[str, ...]:
         if page.data is None or is_stored(page.data, listing.files.get(layout.README)):

@@ -98,7 +98,7 @@ class OverlayFiles:
 
     def _span(self, span: Span) -> bytes:
         data = self.read(span.name)[span.start : span.stop]
-        check_span(data, span, where=f"{self.name}/{span.name}", step="Push a new snapshot.")
+        check_span(data, span, location=f"{self.name}/{span.name}", step="Push a new snapshot.")
         return data
 
 
@@ -236,7 +236,7 @@ class CommitBatch:
             return f"Write {', '.join(self.files)}"[:200]
         return f"Add {first}" + (f" and {others} more" if others else "")
 
-    def joined(self, other: "CommitBatch") -> "CommitBatch":
+    def merge(self, other: "CommitBatch") -> "CommitBatch":
         """Both in one."""
         return CommitBatch(
             self.files | other.files,

@@ -73,13 +73,13 @@ def _read(path: Path, keeper: Supervisor, limits: Limits) -> list[StateDict]:
             reject(where, "file", "a file", _what(before.st_mode), _STEP)
         if before.st_size > limits.file_bytes:
             reject(where, "size", f"at most {limits.file_bytes} bytes", f"{before.st_size} bytes", "Split the file.")
-        kind = kind_of(path.name, os.pread(descriptor, HEAD, 0), where=where)
+        kind = kind_of(path.name, os.pread(descriptor, HEAD, 0), location=where)
         if kind == "safetensors":
             made = [_flat(descriptor, where, name, limits)]
         else:
-            report, tensors = keeper.read(kind, descriptor, where=where, limits=limits)
+            report, tensors = keeper.read(kind, descriptor, location=where, limits=limits)
             with tensors:
-                states, arrays = read_result(report, tensors, where=where, limits=limits)
+                states, arrays = read_result(report, tensors, location=where, limits=limits)
             made = []
             for state in states:
                 first: dict[int, str] = {}
@@ -101,13 +101,13 @@ def _read(path: Path, keeper: Supervisor, limits: Limits) -> list[StateDict]:
         os.close(descriptor)
 
 
-def _opened(path: Path, where: str) -> int:
+def _opened(path: Path, location: str) -> int:
     """A descriptor for reading; a pipe or a device does not hold it up."""
     try:
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        reject(where, "file", "a file that can be read", reason or type(error).__name__, _STEP)
+        reject(location, "file", "a file that can be read", reason or type(error).__name__, _STEP)
 
 
 def _what(mode: int) -> str:
@@ -115,17 +115,17 @@ def _what(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 
-def _flat(descriptor: int, where: str, name: str, limits: Limits) -> StateDict:
+def _flat(descriptor: int, location: str, name: str, limits: Limits) -> StateDict:
     with os.fdopen(os.dup(descriptor), "rb") as file:
         arrays, metadata = read_flat(
             file,
-            where=where,
+            location=location,
             header_bytes=limits.header_bytes,
             tensor_bytes=limits.tensor_bytes,
             tensors=limits.tensors,
         )
     if not arrays:
-        reject(where, "content", "a state dict: names and tensors", "no tensors", "Save model.state_dict().")
+        reject(location, "content", "a state dict: names and tensors", "no tensors", "Save model.state_dict().")
     facts: dict[str, Fact] = {}
     left: list[str] = []
     for key, text in list(metadata.items())[:256]:

@@ -54,7 +54,7 @@ NAMES = {
 }
 
 
-def kind_of(name: str, head: bytes, *, where: str) -> FileFormat:
+def kind_of(name: str, head: bytes, *, location: str) -> FileFormat:
     """The format of a file from its name and its first ``HEAD`` bytes; zip archives are told apart once unpacked.
 
     Raises
@@ -65,13 +65,13 @@ def kind_of(name: str, head: bytes, *, where: str) -> FileFormat:
     suffix = "." + name.rpartition(".")[2].lower() if "." in name else ""
     if suffix not in SUFFIXES:
         step = "Give a state dict in one of these formats."
-        reject(where, "format", "one of " + ", ".join(SUFFIXES), repr(suffix) if suffix else "no suffix", step)
+        reject(location, "format", "one of " + ", ".join(SUFFIXES), repr(suffix) if suffix else "no suffix", step)
     kind, content = SUFFIXES[suffix], _content(head)
     fits = {"safetensors": ("safetensors",), "torch": ("torch", "zip"), "npz": ("zip",)}[kind]
     if content not in fits:
         other = next((end for end, its in SUFFIXES.items() if its == content), None)
         step = f"Rename it to end in {other}." if other else f"Give a state dict as {', '.join(SUFFIXES)}."
-        reject(where, "format", f"{NAMES[kind]}, as {suffix} says", NAMES.get(content, content), step)
+        reject(location, "format", f"{NAMES[kind]}, as {suffix} says", NAMES.get(content, content), step)
     return kind
 
 
@@ -111,7 +111,7 @@ class Members:
     infos: dict[str, zipfile.ZipInfo]
 
 
-def members_of(file: IO[bytes], *, where: str, limits: Limits) -> Members:
+def members_of(file: IO[bytes], *, location: str, limits: Limits) -> Members:
     """Check an archive's directory and say which format it is.
 
     Raises
@@ -129,60 +129,62 @@ def members_of(file: IO[bytes], *, where: str, limits: Limits) -> Members:
         archive = zipfile.ZipFile(file)
         infos = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, UnicodeDecodeError) as error:
-        reject(where, "archive", "a whole zip archive", f"{type(error).__name__}: {error}")
+        reject(location, "archive", "a whole zip archive", f"{type(error).__name__}: {error}")
     size = file.seek(0, 2)
     most = limits.tensors + 1000
     if not 1 <= len(infos) <= most:
-        reject(where, "archive", f"1 to {most} members", len(infos))
+        reject(location, "archive", f"1 to {most} members", len(infos))
     if archive.comment:
-        reject(where, "archive", "no comment", f"a comment of {len(archive.comment)} bytes")
+        reject(location, "archive", "no comment", f"a comment of {len(archive.comment)} bytes")
     names: dict[str, zipfile.ZipInfo] = {}
     for info in infos:
-        _check(info, where=where)
+        _check(info, location=location)
         if names.setdefault(info.filename, info) is not info:
-            reject(where, "archive", "every member once", f"{info.filename!r} twice")
-    _apart(infos, archive.start_dir, where=where)
-    _ends(file, infos, archive.start_dir, size, where=where)
+            reject(location, "archive", "every member once", f"{info.filename!r} twice")
+    _apart(infos, archive.start_dir, location=location)
+    _ends(file, infos, archive.start_dir, size, location=location)
     unpacked = sum(info.file_size for info in infos)
     allowed = limits.tensor_bytes + limits.pickle_bytes
     if unpacked > allowed:
-        reject(where, "archive", f"at most {allowed} bytes unpacked", f"{unpacked} bytes declared")
+        reject(location, "archive", f"at most {allowed} bytes unpacked", f"{unpacked} bytes declared")
     if unpacked > max(_SMALL, limits.expansion * size):
         got = f"{unpacked} bytes declared in a file of {size}"
-        reject(where, "archive", f"at most {limits.expansion} times its size unpacked", got)
-    kind, folder = _kind(names, where=where)
+        reject(location, "archive", f"at most {limits.expansion} times its size unpacked", got)
+    kind, folder = _kind(names, location=location)
     return Members(archive, kind, folder, names)
 
 
-def _check(info: zipfile.ZipInfo, *, where: str) -> None:
+def _check(info: zipfile.ZipInfo, *, location: str) -> None:
     name = info.filename
     parts = name.removesuffix("/").split("/")
     if not name.isprintable() or "\\" in name or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
-        reject(where, "member name", "a relative path inside the archive", ascii(name))
+        reject(location, "member name", "a relative path inside the archive", ascii(name))
     if info.orig_filename != name:
-        reject(where, "member name", "printable characters", ascii(info.orig_filename))
+        reject(location, "member name", "printable characters", ascii(info.orig_filename))
     if info.flag_bits & 0x2041:
-        reject(where, f"member {shown(name)!r}", "unencrypted bytes", "an encrypted member")
+        reject(location, f"member {shown(name)!r}", "unencrypted bytes", "an encrypted member")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        reject(where, f"member {shown(name)!r}", "stored or deflated bytes", f"method {info.compress_type}")
+        reject(location, f"member {shown(name)!r}", "stored or deflated bytes", f"method {info.compress_type}")
     if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
         got = f"{info.file_size} declared, {info.compress_size} there"
-        reject(where, f"member {shown(name)!r}", "as many bytes as are stored", got)
+        reject(location, f"member {shown(name)!r}", "as many bytes as are stored", got)
 
 
-def _apart(infos: list[zipfile.ZipInfo], stop: int, *, where: str) -> None:
+def _apart(infos: list[zipfile.ZipInfo], stop: int, *, location: str) -> None:
     """Members must lie one after another, from the file's first byte."""
     end = 0
     for info in sorted(infos, key=lambda item: item.header_offset):
         if info.header_offset < end or (end == 0 and info.header_offset != 0):
             kind = "overlapping members" if end else f"{info.header_offset} bytes before the first member"
-            reject(where, f"member {shown(info.filename)!r}", f"to begin at byte {end} or later, the first at 0", kind)
+            reject(
+                location, f"member {shown(info.filename)!r}", f"to begin at byte {end} or later, the first at 0", kind
+            )
         end = info.header_offset + _LOCAL + len(info.filename.encode()) + info.compress_size
     if end > stop:
-        reject(where, "archive", f"members that end before the directory at byte {stop}", f"an end at {end}")
+        reject(location, "archive", f"members that end before the directory at byte {stop}", f"an end at {end}")
 
 
-def _ends(file: IO[bytes], infos: list[zipfile.ZipInfo], start: int, size: int, *, where: str) -> None:
+def _ends(file: IO[bytes], infos: list[zipfile.ZipInfo], start: int, size: int, *, location: str) -> None:
     """The directory must reach to its end record, which must count its entries and end the file."""
     names = sum(len(info.filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")) for info in infos)
     stop = start + names + sum(_ENTRY + len(info.extra) + len(info.comment) for info in infos)
@@ -190,31 +192,31 @@ def _ends(file: IO[bytes], infos: list[zipfile.ZipInfo], start: int, size: int, 
     many = int.from_bytes(file.read(_END)[10:12], "little")
     if stop not in (size - _END, size - _END - _END64) or many not in (len(infos), 0xFFFF):
         got = f"{len(infos)} of {many} entries, up to byte {stop} of {size}"
-        reject(where, "archive", "a whole directory at its end", got)
+        reject(location, "archive", "a whole directory at its end", got)
 
 
-def _kind(names: dict[str, zipfile.ZipInfo], *, where: str) -> tuple[Literal["torch", "npz"], str]:
+def _kind(names: dict[str, zipfile.ZipInfo], *, location: str) -> tuple[Literal["torch", "npz"], str]:
     pickles = [name for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) == 1:
         folder = pickles[0].removesuffix("data.pkl")
         if stray := [name for name in names if not name.startswith(folder)]:
-            reject(where, "archive", f"every member in {folder!r}, as torch.save writes", repr(stray[0]))
+            reject(location, "archive", f"every member in {folder!r}, as torch.save writes", repr(stray[0]))
         if f"{folder}constants.pkl" in names:
             step = "Save model.state_dict() with torch.save: a program cannot be contributed."
-            reject(where, "format", "a state dict", "a TorchScript program (torch.jit.save)", step)
+            reject(location, "format", "a state dict", "a TorchScript program (torch.jit.save)", step)
         return "torch", folder
     if all(name.endswith(".npy") for name in names):
         return "npz", ""
     if any(name.endswith(".pkl") for name in names):
-        reject(where, "archive", "one data.pkl as torch.save writes, or .npy members", f"{', '.join(names)}")
-    reject(where, "archive", "a file of torch.save or of numpy.savez", f"a zip of {', '.join(list(names)[:5])}")
+        reject(location, "archive", "one data.pkl as torch.save writes, or .npy members", f"{', '.join(names)}")
+    reject(location, "archive", "a file of torch.save or of numpy.savez", f"a zip of {', '.join(list(names)[:5])}")
 
 
 _MAX_HEADER = 10_000
 _STEP = "Save it again with numpy.savez and plain arrays of numbers."
 
 
-def load_npz(members: Members, *, where: str, limits: Limits) -> dict[str, NDArray[Any]]:
+def load_npz(members: Members, *, location: str, limits: Limits) -> dict[str, NDArray[Any]]:
     """The arrays of a checked archive, by name, in the archive's order.
 
     Raises
@@ -223,7 +225,7 @@ def load_npz(members: Members, *, where: str, limits: Limits) -> dict[str, NDArr
         The archive is torch's; a member is no array, holds objects or another dtype, or is larger than it declares.
     """
     if members.kind != "npz":
-        reject(where, "format", f"{NAMES['npz']}, as .npz says", NAMES["torch"], "Rename it to end in .pt.")
+        reject(location, "format", f"{NAMES['npz']}, as .npz says", NAMES["torch"], "Rename it to end in .pt.")
     made: dict[str, NDArray[Any]] = {}
     total = 0
     for info in members.infos.values():
@@ -233,13 +235,13 @@ def load_npz(members: Members, *, where: str, limits: Limits) -> dict[str, NDArr
             try:
                 shape, fortran, dtype = _header(stream)
             except Exception as error:  # numpy parses the header with ast; what that raises is not documented
-                reject(where, what, "a header of numpy.save", f"{type(error).__name__}: {error}", _STEP)
+                reject(location, what, "a header of numpy.save", f"{type(error).__name__}: {error}", _STEP)
             if dtype.hasobject:
-                reject(where, what, "plain numbers", "Python objects, which are pickled", _STEP)
+                reject(location, what, "plain numbers", "Python objects, which are pickled", _STEP)
             if storable(dtype) is None:
-                reject(where, f"dtype of {shown(name)!r}", "one of " + ", ".join(ITEMSIZE), dtype, _STEP)
+                reject(location, f"dtype of {shown(name)!r}", "one of " + ", ".join(ITEMSIZE), dtype, _STEP)
             if len(shape) > 32 or any(type(many) is not int or many < 0 for many in shape):
-                reject(where, f"shape of {shown(name)!r}", "at most 32 integers from 0", shape, _STEP)
+                reject(location, f"shape of {shown(name)!r}", "at most 32 integers from 0", shape, _STEP)
             count = 1
             for many in shape:
                 count *= many
@@ -247,10 +249,10 @@ def load_npz(members: Members, *, where: str, limits: Limits) -> dict[str, NDArr
             total += nbytes
             if nbytes != info.file_size - stream.tell():
                 got = f"{info.file_size - stream.tell()} in the archive"
-                reject(where, what, f"{nbytes} bytes from its shape", got, _STEP)
+                reject(location, what, f"{nbytes} bytes from its shape", got, _STEP)
             if total > limits.tensor_bytes:
-                reject(where, "arrays", f"at most {limits.tensor_bytes} bytes", f"{total} bytes or more")
-            data = _exactly(stream, nbytes, where=where, what=what)
+                reject(location, "arrays", f"at most {limits.tensor_bytes} bytes", f"{total} bytes or more")
+            data = _exactly(stream, nbytes, location=location, what=what)
         array = np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
         made[name] = np.ascontiguousarray(array, dtype.newbyteorder("=")).reshape(shape)
     return made
@@ -265,16 +267,16 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     raise ValueError(f"version {version}")
 
 
-def _exactly(stream: IO[bytes], nbytes: int, *, where: str, what: str) -> bytearray:
+def _exactly(stream: IO[bytes], nbytes: int, *, location: str, what: str) -> bytearray:
     data = bytearray(nbytes)
     view, at = memoryview(data), 0
     while at < nbytes:
         try:
             piece = stream.read(min(nbytes - at, 2**24))
         except Exception as error:  # zlib.error, BadZipFile, EOFError
-            reject(where, what, "bytes as they were packed", f"{type(error).__name__}: {error}")
+            reject(location, what, "bytes as they were packed", f"{type(error).__name__}: {error}")
         if not piece:
-            reject(where, what, f"{nbytes} bytes", f"{at} bytes")
+            reject(location, what, f"{nbytes} bytes", f"{at} bytes")
         view[at : at + len(piece)] = piece
         at += len(piece)
     return data

@@ -68,9 +68,9 @@ class Read:
     error: ZooError | None = None
 
 
-def reject(where: str, what: str, expected: str, got: object, step: str = AGAIN) -> NoReturn:
+def reject(location: str, what: str, expected: str, got: object, step: str = AGAIN) -> NoReturn:
     """Turn a file away: one problem, with a stranger's text made harmless."""
-    raise IntegrityError(Problem(shown(where, 1000), what, expected, shown(got), step))
+    raise IntegrityError(Problem(shown(location, 1000), what, expected, shown(got), step))
 
 
 def again(problems: Iterable[Problem], step: str = AGAIN) -> IntegrityError:

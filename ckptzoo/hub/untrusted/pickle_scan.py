@@ -108,7 +108,7 @@ _TENSOR = _Thing()
 class PickleScan:
     """What one pickle declares."""
 
-    where: str
+    location: str
     limits: Limits
     globals: dict[str, None] = field(default_factory=dict[str, None])
     storages: dict[str, Storage] = field(default_factory=dict[str, Storage])
@@ -122,7 +122,7 @@ class PickleScan:
         return [name for name in self.globals if not is_allowed(name)]
 
 
-def scan_pickle(stream: IO[bytes], *, where: str, limits: Limits) -> PickleScan:
+def scan_pickle(stream: IO[bytes], *, location: str, limits: Limits) -> PickleScan:
     """Follow one pickle from where the stream stands to its end.
 
     Raises
@@ -136,7 +136,7 @@ def scan_pickle(stream: IO[bytes], *, where: str, limits: Limits) -> PickleScan:
     Time and memory follow the length of the pickle, not what it would make: nested copies of one object cost one step
     each. Held by tests/hub/untrusted/test_pickle_scan.py.
     """
-    made = PickleScan(where, limits)
+    made = PickleScan(location, limits)
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     try:
@@ -148,7 +148,7 @@ def scan_pickle(stream: IO[bytes], *, where: str, limits: Limits) -> PickleScan:
         raise
     except Exception as error:  # pickletools and a stack that runs empty raise whatever they like
         if not made.foreign and not made.strange:
-            reject(where, "pickle", "a whole pickle", f"{type(error).__name__}: {error}")
+            reject(location, "pickle", "a whole pickle", f"{type(error).__name__}: {error}")
     _judge(made)
     return made
 
@@ -199,7 +199,7 @@ def _step(code: str, argument: Any, stack: list[Any], memo: dict[int, Any], made
     elif code in ("APPEND", "BUILD", "POP"):
         stack.pop()
         if code == "BUILD" and stack[-1] is not _THING:
-            reject(made.where, "pickle", "tensors that stay as they were made", "one that is built a second time")
+            reject(made.location, "pickle", "tensors that stay as they were made", "one that is built a second time")
     elif code == "SETITEM":
         del stack[-2:]
     elif code == "DUP":
@@ -255,7 +255,7 @@ def _called(called: Any, arguments: Any, made: PickleScan) -> Any:
     if name not in VIEWS | WRAPPED | {"torch.nn.parameter.Parameter", "torch.Size"}:
         return _THING
     if not isinstance(arguments, tuple) or not arguments:
-        reject(made.where, name, "its arguments", _word(arguments))
+        reject(made.location, name, "its arguments", _word(arguments))
     if name == "torch.Size":
         return arguments[0]
     if name in VIEWS:
@@ -264,7 +264,7 @@ def _called(called: Any, arguments: Any, made: PickleScan) -> Any:
 
 
 def _storage(pid: Any, made: PickleScan) -> Any:
-    where = made.where
+    where = made.location
     if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] not in ("storage", b"storage"):
         reject(where, "persistent id", "a storage of tensors", type(pid).__name__)
     _, kind, key, _, numel = pid[:5]
@@ -287,13 +287,13 @@ def _part(root: Storage, view: Any, made: PickleScan) -> Storage:
     """A storage that is a piece of another one, as old versions of torch wrote."""
     key, offset, numel = view if isinstance(view, tuple) and len(view) == 3 else (None, -1, -1)
     if not _natural((offset, numel)) or offset + numel > root.numel:
-        reject(made.where, f"storage {root.key!r}", f"a piece of its {root.numel} elements", _word(view))
+        reject(made.location, f"storage {root.key!r}", f"a piece of its {root.numel} elements", _word(view))
     return Storage(f"{root.key}[{_word(key)}]", root.itemsize, numel)
 
 
 def _view(arguments: tuple[Any, ...], made: PickleScan, *, typed: bool) -> None:
     """A tensor: a storage, an offset, a shape and strides; it must lie inside the storage."""
-    where, limits = made.where, made.limits
+    where, limits = made.location, made.limits
     if len(arguments) < 4 or not isinstance(arguments[0], Storage):
         reject(where, "tensor", "a storage, an offset, a shape and strides", f"{len(arguments)} arguments")
     storage, offset, size, stride = arguments[:4]
@@ -328,7 +328,7 @@ def _natural(value: Any) -> bool:
 
 def _judge(made: PickleScan) -> None:
     """Refuse by name what is not tensors and plain containers, and what is too large."""
-    where, limits = made.where, made.limits
+    where, limits = made.location, made.limits
     if strange := made.strange:
         words = [described(name) for name in strange]
         got = ", ".join(shown(name, 80) for name in words[:5]) + (f" and {len(words) - 5} more" * (len(words) > 5))

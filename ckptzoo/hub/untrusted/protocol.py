@@ -80,7 +80,7 @@ def _written(value: Fact) -> str | int:
 
 
 def read_result(
-    report: bytes, tensors: IO[bytes], *, where: str, limits: Limits
+    report: bytes, tensors: IO[bytes], *, location: str, limits: Limits
 ) -> tuple[list[WorkerResult], list[NDArray[Any]]]:
     """Check what came back: the states by name, and the arrays they point to.
 
@@ -89,76 +89,80 @@ def read_result(
     IntegrityError
         The file was refused; or what came back is not what a reading process writes.
     """
-    told = parse(report, where=where, max_bytes=REPORT)
+    told = parse(report, location=location, max_bytes=REPORT)
     refused = told.get("refused")
     if isinstance(refused, list) and refused:
-        problems = [_problem(where, item) for item in cast(list[Any], refused)[:20]]
+        problems = [_problem(location, item) for item in cast(list[Any], refused)[:20]]
         raise IntegrityError(problems)
-    states = [_state(item, where, limits) for item in _list(told.get("states"), where, limits.states)]
+    states = [_state(item, location, limits) for item in _list(told.get("states"), location, limits.states)]
     try:
         arrays, _ = read_flat(
-            tensors, where=where, header_bytes=_HEADER, tensor_bytes=limits.tensor_bytes, tensors=limits.tensors
+            tensors, location=location, header_bytes=_HEADER, tensor_bytes=limits.tensor_bytes, tensors=limits.tensors
         )
     except IntegrityError as error:
         said = [replace(item, what=f"what came back, {item.what}", next_step=_TWICE) for item in error.problems]
         raise IntegrityError(said) from None
     found = [arrays[name] for at in range(len(arrays)) if (name := f"t{at}") in arrays]
     if len(found) != len(arrays) or not states:
-        _odd(where, "numbered tensors and a state dict", f"{len(arrays)} tensors, {len(states)} state dicts")
+        _odd(location, "numbered tensors and a state dict", f"{len(arrays)} tensors, {len(states)} state dicts")
     if any(not 0 <= at < len(found) for state in states for at in state.at):
-        _odd(where, f"names of {len(found)} tensors", "a name without a tensor")
+        _odd(location, f"names of {len(found)} tensors", "a name without a tensor")
     if sum(len(state.names) for state in states) > limits.tensors:
-        _odd(where, f"at most {limits.tensors} names", "more")
+        _odd(location, f"at most {limits.tensors} names", "more")
     return states, found
 
 
 _TWICE = "Read the file again; if it stays so, do not use it."
 
 
-def _odd(where: str, expected: str, got: object) -> NoReturn:
-    reject(where, "what came back from the reading process", expected, got, _TWICE)
+def _odd(location: str, expected: str, got: object) -> NoReturn:
+    reject(location, "what came back from the reading process", expected, got, _TWICE)
 
 
-def _list(value: Any, where: str, most: int) -> list[Any]:
+def _list(value: Any, location: str, most: int) -> list[Any]:
     if not isinstance(value, list) or len(cast(list[Any], value)) > most:
-        _odd(where, f"a list of at most {most}", type(value).__name__)
+        _odd(location, f"a list of at most {most}", type(value).__name__)
     return cast(list[Any], value)
 
 
-def _problem(where: str, item: Any) -> Problem:
-    words = [shown(word, 500) for word in _list(item, where, 4)]
+def _problem(location: str, item: Any) -> Problem:
+    words = [shown(word, 500) for word in _list(item, location, 4)]
     if len(words) != 4:
-        _odd(where, "a problem in four parts", len(words))
-    return Problem(shown(where, 1000), *words)
+        _odd(location, "a problem in four parts", len(words))
+    return Problem(shown(location, 1000), *words)
 
 
-def _state(item: Any, where: str, limits: Limits) -> WorkerResult:
+def _state(item: Any, location: str, limits: Limits) -> WorkerResult:
     if not isinstance(item, dict) or set(cast(dict[str, Any], item)) != {"key", "names", "at", "facts", "left_out"}:
-        _odd(where, "a state dict", type(item).__name__)
-    key, names, at = item["key"], _list(item["names"], where, limits.tensors), _list(item["at"], where, limits.tensors)
+        _odd(location, "a state dict", type(item).__name__)
+    key, names, at = (
+        item["key"],
+        _list(item["names"], location, limits.tensors),
+        _list(item["at"], location, limits.tensors),
+    )
     if (
         not isinstance(key, str)
         or (key and odd_name(key))
         or any(odd_name(name) for name in names)
         or len(set(names)) != len(names)
     ):
-        _odd(where, "printable names, each once", "others")
+        _odd(location, "printable names, each once", "others")
     if len(names) != len(at) or not names or any(type(one) is not int for one in at):
-        _odd(where, "one tensor a name", f"{len(names)} names, {len(at)} tensors")
-    facts = dict(_fact(fact, where) for fact in _list(item["facts"], where, 1000))
-    left = tuple(shown(text) for text in _list(item["left_out"], where, 1000))
+        _odd(location, "one tensor a name", f"{len(names)} names, {len(at)} tensors")
+    facts = dict(_fact(fact, location) for fact in _list(item["facts"], location, 1000))
+    left = tuple(shown(text) for text in _list(item["left_out"], location, 1000))
     return WorkerResult(key, tuple(names), tuple(at), facts, left)
 
 
-def _fact(item: Any, where: str) -> tuple[str, Fact]:
+def _fact(item: Any, location: str) -> tuple[str, Fact]:
     name, kind, value = item if isinstance(item, list) and len(cast(list[Any], item)) == 3 else (None, None, None)
     if odd_name(name) is not None or kind not in _KINDS:
-        _odd(where, "a fact: name, kind and value", shown(name))
+        _odd(location, "a fact: name, kind and value", shown(name))
     if kind == "float":
         try:
             return cast(str, name), float.fromhex(cast(str, value)[:64])
         except (ValueError, OverflowError, TypeError):
-            _odd(where, f"a number for {shown(name)}", type(value).__name__)
+            _odd(location, f"a number for {shown(name)}", type(value).__name__)
     if type(value) is not _KINDS[cast(str, kind)] or (isinstance(value, str) and not value.isprintable()):
-        _odd(where, f"{kind} for {shown(name)}", type(value).__name__)
+        _odd(location, f"{kind} for {shown(name)}", type(value).__name__)
     return cast(str, name), cast(Fact, value)

@@ -19,7 +19,7 @@ _STEP = "Save it again with safetensors."
 
 
 def read_flat(
-    file: IO[bytes], *, where: str, header_bytes: int, tensor_bytes: int, tensors: int
+    file: IO[bytes], *, location: str, header_bytes: int, tensor_bytes: int, tensors: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """The arrays of a safetensors file, by name in the order of its header, and its metadata.
 
@@ -31,39 +31,39 @@ def read_flat(
     size = file.seek(0, 2)
     file.seek(0)
     try:
-        length = header_length(file.read(8), file_size=size, where=where)
+        length = header_length(file.read(8), file_size=size, location=location)
         if length > header_bytes:
-            reject(where, "header length", f"at most {header_bytes} bytes", f"{length} bytes", _STEP)
+            reject(location, "header length", f"at most {header_bytes} bytes", f"{length} bytes", _STEP)
         text = file.read(length)
-        described = parse(text, where=where, max_bytes=header_bytes)
+        described = parse(text, location=location, max_bytes=header_bytes)
         metadata = described.pop("__metadata__", {})
         if len(described) > tensors:
-            reject(where, "tensors", f"at most {tensors} names", len(described), _STEP)
-        entries = _entries(text, described, size=size, where=where)
+            reject(location, "tensors", f"at most {tensors} names", len(described), _STEP)
+        entries = _entries(text, described, size=size, location=location)
     except IntegrityError as error:
         raise again(error.problems, _STEP) from None
     if sum(entry.nbytes for entry in entries) > tensor_bytes:
-        reject(where, "tensors", f"at most {tensor_bytes} bytes", f"{size} bytes", _STEP)
-    made = {entry.name: _array(file, entry, where) for entry in entries}
+        reject(location, "tensors", f"at most {tensor_bytes} bytes", f"{size} bytes", _STEP)
+    made = {entry.name: _array(file, entry, location) for entry in entries}
     return {name: made[name] for name in described}, dict(metadata)
 
 
-def _entries(text: bytes, described: Mapping[str, Any], *, size: int, where: str) -> tuple[Entry, ...]:
+def _entries(text: bytes, described: Mapping[str, Any], *, size: int, location: str) -> tuple[Entry, ...]:
     """The header's entries; names that a zoo does not allow stand in for a moment under ones that it does."""
     if odd := [name for name in described if odd_name(name) is not None]:
-        reject(where, "tensor name", "a printable text of at most 512 characters", odd_name(odd[0]), _STEP)
+        reject(location, "tensor name", "a printable text of at most 512 characters", odd_name(odd[0]), _STEP)
     standing = {name: f"name.{at}" for at, name in enumerate(described) if name_problem(name) is not None}
     if not standing:
-        return read_header(text, file_size=size, where=where)
+        return read_header(text, file_size=size, location=location)
     if taken := set(standing.values()) & set(described):
         reject(
-            where, "tensor name", "names in dotted words", sorted(standing)[0] + f" beside {sorted(taken)[0]}", _STEP
+            location, "tensor name", "names in dotted words", sorted(standing)[0] + f" beside {sorted(taken)[0]}", _STEP
         )
     known = {stand: name for name, stand in standing.items()}
     other = json.dumps({standing.get(name, name): item for name, item in described.items()}).encode()
     shift = len(other) - len(text)
     try:
-        found = read_header(other, file_size=size + shift, where=where)
+        found = read_header(other, file_size=size + shift, location=location)
     except IntegrityError as error:
         for stand, name in known.items():
             error.problems = tuple(
@@ -73,7 +73,7 @@ def _entries(text: bytes, described: Mapping[str, Any], *, size: int, where: str
     return tuple(replace(item, name=known.get(item.name, item.name), offset=item.offset - shift) for item in found)
 
 
-def _array(file: IO[bytes], entry: Entry, where: str) -> NDArray[Any]:
+def _array(file: IO[bytes], entry: Entry, location: str) -> NDArray[Any]:
     """One tensor's own copy of its bytes."""
     raw = np.empty(entry.nbytes, np.uint8)
     view, at = raw.data, 0
@@ -81,9 +81,9 @@ def _array(file: IO[bytes], entry: Entry, where: str) -> NDArray[Any]:
     while at < entry.nbytes:
         got = file.readinto(view[at : at + 2**26])  # pyright: ignore[reportAttributeAccessIssue]
         if not got:
-            reject(where, f"tensor {entry.name!r}", f"{entry.nbytes} bytes", f"{at} bytes", _STEP)
+            reject(location, f"tensor {entry.name!r}", f"{entry.nbytes} bytes", f"{at} bytes", _STEP)
         at += got
     array = raw.view(numpy_dtype(entry.dtype)).reshape(entry.shape)
     if array.size != prod(entry.shape):
-        reject(where, f"tensor {entry.name!r}", "as many numbers as its shape says", array.size, _STEP)
+        reject(location, f"tensor {entry.name!r}", "as many numbers as its shape says", array.size, _STEP)
     return array

@@ -47,7 +47,7 @@ class StateCandidate:
     left_out: tuple[str, ...]
 
 
-def states_of(root: Any, kind: ArrayLibrary, *, where: str, limits: Limits) -> list[StateCandidate]:
+def states_of(root: Any, kind: ArrayLibrary, *, location: str, limits: Limits) -> list[StateCandidate]:
     """The state dicts in a loaded object.
 
     A mapping of names to tensors is a state dict. A mapping or a sequence of such is opened, with keys joined by dots;
@@ -63,12 +63,12 @@ def states_of(root: Any, kind: ArrayLibrary, *, where: str, limits: Limits) -> l
     Looks 6 levels deep, and opens a bounded number of containers: cycles and shared nests end. Held by
     tests/hub/untrusted/test_state_dicts.py.
     """
-    search = _Search(kind, where, limits)
+    search = _Search(kind, location, limits)
     search.enter(root, (), 0)
     if not search.states:
         left = "; ".join(search.left_out[:5])
         got = _described(root, kind) + (f" with {shown(left)}" if left else "")
-        reject(where, "content", "a state dict: names and tensors", got, "Save model.state_dict().")
+        reject(location, "content", "a state dict: names and tensors", got, "Save model.state_dict().")
     facts, left = search.facts, search.left_out
     if len(left) > _LEFT:
         left = [*left[:_LEFT], f"and {len(left) - _LEFT} more"]
@@ -80,8 +80,8 @@ def states_of(root: Any, kind: ArrayLibrary, *, where: str, limits: Limits) -> l
 
 
 class _Search:
-    def __init__(self, kind: ArrayLibrary, where: str, limits: Limits) -> None:
-        self.kind, self.where, self.limits = kind, where, limits
+    def __init__(self, kind: ArrayLibrary, location: str, limits: Limits) -> None:
+        self.kind, self.where, self.limits = kind, location, limits
         self.states: list[tuple[tuple[str, ...], dict[str, Any]]] = []
         self.facts: dict[str, Fact] = {}
         self.left_out: list[str] = []

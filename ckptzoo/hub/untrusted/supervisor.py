@@ -46,7 +46,7 @@ class Supervisor:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def read(self, kind: FileFormat, file: int, *, where: str, limits: Limits) -> tuple[bytes, IO[bytes]]:
+    def read(self, kind: FileFormat, file: int, *, location: str, limits: Limits) -> tuple[bytes, IO[bytes]]:
         """The report on an open file, and the file of tensors that came with it.
 
         Raises
@@ -59,19 +59,19 @@ class Supervisor:
         if kind == "torch" and find_spec("torch") is None:
             raise MissingExtraError("torch", "torch")
         if self._process is None:
-            self._start(where)
+            self._start(location)
         if kind == "torch" and not self.is_cut_off:
             step = "Save the state dict with safetensors.torch.save_file: such files are read everywhere."
-            reject(where, "reading process", "no network, before a pickle is read", "; ".join(self.guards), step)
+            reject(location, "reading process", "no network, before a pickle is read", "; ".join(self.guards), step)
         with contextlib.ExitStack() as stack:
             out = stack.enter_context(tempfile.TemporaryFile())
             report = stack.enter_context(tempfile.TemporaryFile())
-            answer = self._ask(kind, file, out.fileno(), report.fileno(), where, limits)
-            self._judge(answer, where, limits)
+            answer = self._ask(kind, file, out.fileno(), report.fileno(), location, limits)
+            self._judge(answer, location, limits)
             size = report.seek(0, 2)
             report.seek(0)
             if not size:
-                reject(where, "reading process", "a report", "none")
+                reject(location, "reading process", "a report", "none")
             data = report.read()
             stack.pop_all()
             report.close()
@@ -89,7 +89,7 @@ class Supervisor:
             self._folder.cleanup()
         self._line = self._process = self._folder = None
 
-    def _start(self, where: str) -> None:
+    def _start(self, location: str) -> None:
         """Start a warden with nothing of this process: no environment, no descriptors, an empty folder to stand in."""
         self._folder = tempfile.TemporaryDirectory(prefix="ckptzoo-intake-")
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -125,7 +125,7 @@ class Supervisor:
                 self.close()
                 said.seek(0)
                 lines = said.read(100_000).decode(errors="replace").strip().splitlines()
-                reject(where, "reading process", "a start", (lines or [reason])[-1], "Correct the installation.")
+                reject(location, "reading process", "a start", (lines or [reason])[-1], "Correct the installation.")
         self._told(json.loads(hello))
 
     def _told(self, hello: dict[str, Any]) -> None:
@@ -140,37 +140,37 @@ class Supervisor:
         self.guards = ("process of its own", *held, "audit hook", *lacking)
         self.is_cut_off = hello.get("network") is None or hello.get("filter") is None
 
-    def _ask(self, kind: FileFormat, file: int, out: int, report: int, where: str, limits: Limits) -> dict[str, Any]:
+    def _ask(self, kind: FileFormat, file: int, out: int, report: int, location: str, limits: Limits) -> dict[str, Any]:
         from ckptzoo.hub.untrusted.worker import job_of
 
         assert self._line is not None
         self._line.settimeout(limits.seconds + _GRACE)
         try:
-            socket.send_fds(self._line, [job_of(kind, where, limits)], [file, out, report])
+            socket.send_fds(self._line, [job_of(kind, location, limits)], [file, out, report])
             answer = self._line.recv(_MESSAGE)
         except OSError as error:
             self.close()
-            reject(where, "reading process", f"an answer within {limits.seconds:g} s", f"{error}", AGAIN)
+            reject(location, "reading process", f"an answer within {limits.seconds:g} s", f"{error}", AGAIN)
         if not answer:
             self.close()
-            reject(where, "reading process", "an answer", "its end", "Read the file again by itself.")
+            reject(location, "reading process", "an answer", "its end", "Read the file again by itself.")
         return json.loads(answer)
 
     @staticmethod
-    def _judge(answer: dict[str, Any], where: str, limits: Limits) -> None:
+    def _judge(answer: dict[str, Any], location: str, limits: Limits) -> None:
         """Say how a reader ended that did not end by itself."""
         code = int(answer["exit"])
         if answer["late"]:
             step = "Raise Limits.seconds if the file is sound."
-            reject(where, "reading process", f"an end within {limits.seconds:g} s", "none: it was killed", step)
+            reject(location, "reading process", f"an end within {limits.seconds:g} s", "none: it was killed", step)
         if code == -signal.SIGXCPU:
             step = "Raise Limits.cpu_seconds if the file is sound."
-            reject(where, "reading process", f"at most {limits.cpu_seconds} s of the processor", "more", step)
+            reject(location, "reading process", f"at most {limits.cpu_seconds} s of the processor", "more", step)
         if code == -signal.SIGKILL:
             step = "If this machine ran out of memory, read the file on another; else do not use it."
-            reject(where, "reading process", "an end of its own", "SIGKILL: it was killed", step)
+            reject(location, "reading process", "an end of its own", "SIGKILL: it was killed", step)
         if code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-            reject(where, "reading process", "an end of its own", f"{name}: it was killed", "Do not use this file.")
+            reject(location, "reading process", "an end of its own", f"{name}: it was killed", "Do not use this file.")
         if code:
-            reject(where, "reading process", "an end with status 0", f"status {code}", "Do not use this file.")
+            reject(location, "reading process", "an end with status 0", f"status {code}", "Do not use this file.")

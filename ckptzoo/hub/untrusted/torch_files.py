@@ -13,7 +13,7 @@ _PREFACE = 3
 """Pickles before the one of the object in the old format: a magic number, a version, facts of the machine."""
 
 
-def load_torch(file: IO[bytes], members: Members | None, *, where: str, limits: Limits) -> Any:
+def load_torch(file: IO[bytes], members: Members | None, *, location: str, limits: Limits) -> Any:
     """The object in a file of torch.save; ``members`` is None for the format before torch 1.6.
 
     Raises
@@ -24,11 +24,11 @@ def load_torch(file: IO[bytes], members: Members | None, *, where: str, limits: 
     import torch
 
     if members is None:
-        _survey_legacy(file, where=where, limits=limits)
+        _survey_legacy(file, location=location, limits=limits)
     elif members.kind == "torch":
-        _survey_zip(members, where=where, limits=limits)
+        _survey_zip(members, location=location, limits=limits)
     else:
-        reject(where, "format", f"{NAMES['torch']}, as its suffix says", NAMES["npz"], "Rename it to end in .npz.")
+        reject(location, "format", f"{NAMES['torch']}, as its suffix says", NAMES["npz"], "Rename it to end in .npz.")
     file.seek(0)
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
@@ -36,62 +36,62 @@ def load_torch(file: IO[bytes], members: Members | None, *, where: str, limits: 
         raise
     except Exception as error:  # torch raises RuntimeError, UnpicklingError, KeyError, EOFError and others
         lines = str(error).replace("Weights only load failed.", "").strip().splitlines()
-        reject(where, "file of torch.save", "what torch can load", f"{type(error).__name__}: {(lines or [''])[0]}")
+        reject(location, "file of torch.save", "what torch can load", f"{type(error).__name__}: {(lines or [''])[0]}")
 
 
-def _survey_zip(members: Members, *, where: str, limits: Limits) -> None:
+def _survey_zip(members: Members, *, location: str, limits: Limits) -> None:
     """Survey the pickle, and compare what it declares with the archive's members and their checksums."""
     info = members.infos[f"{members.folder}data.pkl"]
     if info.file_size > limits.pickle_bytes:
-        reject(where, "data.pkl", f"at most {limits.pickle_bytes} bytes", f"{info.file_size} bytes")
+        reject(location, "data.pkl", f"at most {limits.pickle_bytes} bytes", f"{info.file_size} bytes")
     try:
         data = members.archive.read(info)
     except Exception as error:  # BadZipFile, zlib.error, EOFError
-        reject(where, "data.pkl", "bytes as they were packed", f"{type(error).__name__}: {error}")
-    found = _survey(BytesIO(data), where=where, limits=limits)
+        reject(location, "data.pkl", "bytes as they were packed", f"{type(error).__name__}: {error}")
+    found = _survey(BytesIO(data), location=location, limits=limits)
     for key, storage in found.storages.items():
         member = members.infos.get(f"{members.folder}data/{key}")
         if member is None or member.file_size != storage.nbytes:
             got = "no such member" if member is None else f"{member.file_size} bytes"
-            reject(where, f"storage {key!r}", f"{storage.nbytes} bytes in the archive", got)
-        _sum(members, member, where=where)
+            reject(location, f"storage {key!r}", f"{storage.nbytes} bytes in the archive", got)
+        _sum(members, member, location=location)
 
 
-def _sum(members: Members, member: ZipInfo, *, where: str) -> None:
+def _sum(members: Members, member: ZipInfo, *, location: str) -> None:
     """Compare a member's bytes with its checksum, which torch does not."""
     try:
         with members.archive.open(member) as stream:
             while stream.read(_PIECE):
                 pass
     except Exception as error:  # BadZipFile, zlib.error, EOFError
-        reject(where, "numbers", "bytes as they were packed", f"{type(error).__name__}: {error}")
+        reject(location, "numbers", "bytes as they were packed", f"{type(error).__name__}: {error}")
 
 
-def _survey_legacy(file: IO[bytes], *, where: str, limits: Limits) -> None:
+def _survey_legacy(file: IO[bytes], *, location: str, limits: Limits) -> None:
     """Survey the pickles of the old format, and compare what they declare with the bytes behind them."""
     size = file.seek(0, 2)
     file.seek(0)
     head = file.read(len(LEGACY))
     if head != LEGACY:
-        reject(where, "file of torch.save", "torch's magic number", "other bytes")
+        reject(location, "file of torch.save", "torch's magic number", "other bytes")
     file.seek(0)
     for _ in range(_PREFACE):
-        scan_pickle(file, where=where, limits=limits)
-    found = _survey(file, where=where, limits=limits)
-    scan_pickle(file, where=where, limits=limits)
+        scan_pickle(file, location=location, limits=limits)
+    found = _survey(file, location=location, limits=limits)
+    scan_pickle(file, location=location, limits=limits)
     behind, needed = size - file.tell(), sum(storage.nbytes + 8 for storage in found.storages.values())
     if behind < needed:
-        reject(where, "numbers", f"{needed} bytes behind the pickles", f"{behind} bytes")
+        reject(location, "numbers", f"{needed} bytes behind the pickles", f"{behind} bytes")
 
 
-def _survey(stream: IO[bytes], *, where: str, limits: Limits) -> PickleScan:
-    found = scan_pickle(stream, where=where, limits=limits)
+def _survey(stream: IO[bytes], *, location: str, limits: Limits) -> PickleScan:
+    found = scan_pickle(stream, location=location, limits=limits)
     if sum(storage.nbytes for storage in found.storages.values()) > limits.tensor_bytes:
-        reject(where, "storages", f"at most {limits.tensor_bytes} bytes", "more")
+        reject(location, "storages", f"at most {limits.tensor_bytes} bytes", "more")
     return found
 
 
-def dense(tensor: Any, name: str, *, where: str) -> str:
+def dense(tensor: Any, name: str, *, location: str) -> str:
     """Our name of a tensor's dtype.
 
     Raises
@@ -105,11 +105,11 @@ def dense(tensor: Any, name: str, *, where: str) -> str:
 
     step = "Save dense tensors: x.dequantize(), x.to_dense(), x.real, x.data.clone()."
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        reject(where, f"tensor {name!r}", "a plain tensor", type(tensor).__name__, step)
+        reject(location, f"tensor {name!r}", "a plain tensor", type(tensor).__name__, step)
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else f"{tensor.layout} on {tensor.device}"
-        reject(where, f"tensor {name!r}", "a dense tensor with its numbers", kind, step)
+        reject(location, f"tensor {name!r}", "a dense tensor with its numbers", kind, step)
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in ITEMSIZE:
-        reject(where, f"dtype of {name!r}", "one of " + ", ".join(ITEMSIZE), dtype, step)
+        reject(location, f"dtype of {name!r}", "one of " + ", ".join(ITEMSIZE), dtype, step)
     return dtype

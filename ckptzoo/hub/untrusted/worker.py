@@ -47,26 +47,30 @@ _NUMPY = ArrayLibrary(
 )
 
 
-def read_one(kind: Format, file: IO[bytes], out: IO[bytes], *, where: str, limits: Limits) -> bytes:
+def read_one(kind: Format, file: IO[bytes], out: IO[bytes], *, location: str, limits: Limits) -> bytes:
     """Read a file, write its numbers to ``out`` and return the report; a refusal is a report too."""
     try:
         zipped = file.read(2) == b"PK"
         file.seek(0)
-        members = members_of(file, where=where, limits=limits) if zipped or kind == "npz" else None
+        members = members_of(file, location=location, limits=limits) if zipped or kind == "npz" else None
         if kind == "npz" and members is not None:
-            root = load_npz(members, where=where, limits=limits)
-            states = states_of(root, _NUMPY, where=where, limits=limits)
+            root = load_npz(members, location=location, limits=limits)
+            states = states_of(root, _NUMPY, location=location, limits=limits)
             return report_of(_hand_arrays(states, out))
-        root = load_torch(file, members, where=where, limits=limits)
-        return report_of(_hand_tensors(states_of(root, _torch(), where=where, limits=limits), out, where, limits))
+        root = load_torch(file, members, location=location, limits=limits)
+        return report_of(
+            _hand_tensors(states_of(root, _torch(), location=location, limits=limits), out, location, limits)
+        )
     except IntegrityError as error:
         return refusal_of(error.problems)
     except MemoryError:
         step = "Raise Limits.memory_bytes, or split the file."
-        return refusal_of([Problem(where, "memory", f"at most {limits.memory_bytes} bytes to read it", "more", step)])
+        return refusal_of(
+            [Problem(location, "memory", f"at most {limits.memory_bytes} bytes to read it", "more", step)]
+        )
     except RecursionError:
         return refusal_of(
-            [Problem(where, "content", "few levels of nesting", "too many", "Save the state dict alone.")]
+            [Problem(location, "content", "few levels of nesting", "too many", "Save the state dict alone.")]
         )
 
 
@@ -98,7 +102,7 @@ def _bytes(array: Any) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
 
 
-def _hand_tensors(states: list[StateCandidate], out: IO[bytes], where: str, limits: Limits) -> list[WorkerResult]:
+def _hand_tensors(states: list[StateCandidate], out: IO[bytes], location: str, limits: Limits) -> list[WorkerResult]:
     """Write every distinct tensor once; those that share all their numbers point to one."""
     import torch
 
@@ -110,13 +114,13 @@ def _hand_tensors(states: list[StateCandidate], out: IO[bytes], where: str, limi
     for state in states:
         places: list[int] = []
         for name, tensor in state.tensors.items():
-            dtype = dense(tensor, name, where=where)
+            dtype = dense(tensor, name, location=location)
             storage = tensor.untyped_storage().data_ptr()
             key = (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), dtype, tensor.is_neg())
             if not tensor.numel() or key not in kept:
                 total += tensor.numel() * tensor.element_size()
                 if total > limits.tensor_bytes:
-                    reject(where, "tensors", f"at most {limits.tensor_bytes} bytes", f"{total} bytes with {name!r}")
+                    reject(location, "tensors", f"at most {limits.tensor_bytes} bytes", f"{total} bytes with {name!r}")
                 kept[key] = len(tensors)
                 tensors.append(tensor)
                 dtypes.append(dtype)
@@ -183,7 +187,7 @@ def _warm(with_torch: bool) -> None:
         with tempfile.TemporaryFile() as file:
             file.write(data)
             file.seek(0)
-            read_one(kind, file, BytesIO(), where="sample", limits=Limits())
+            read_one(kind, file, BytesIO(), location="sample", limits=Limits())
 
 
 def _sample_archive() -> tuple[FileFormat, bytes]:
@@ -224,7 +228,7 @@ def _serve(
         pause = min(pause * 1.5, 0.02)
 
 
-def _read(kind: FileFormat, where: str, limits: Limits, descriptors: list[int], *, filtered: bool) -> NoReturn:
+def _read(kind: FileFormat, location: str, limits: Limits, descriptors: list[int], *, filtered: bool) -> NoReturn:
     """The reader: takes its descriptors, is confined, reads, reports and ends."""
     status = 3
     try:
@@ -240,9 +244,9 @@ def _read(kind: FileFormat, where: str, limits: Limits, descriptors: list[int], 
         enter_sandbox(limits, filtered=filtered)
         with os.fdopen(_FILE, "rb") as file, os.fdopen(_OUT, "wb") as out, os.fdopen(_REPORT, "wb") as report:
             try:
-                told = read_one(kind, file, out, where=where, limits=limits)
+                told = read_one(kind, file, out, location=location, limits=limits)
             except Exception as error:  # whatever a stranger's bytes led a library to raise
-                problem = Problem(where, "content", "what can be read", f"{type(error).__name__}: {error}"[:300], "")
+                problem = Problem(location, "content", "what can be read", f"{type(error).__name__}: {error}"[:300], "")
                 told = refusal_of([problem])
             report.write(told)
         status = 0
@@ -250,6 +254,6 @@ def _read(kind: FileFormat, where: str, limits: Limits, descriptors: list[int], 
         os._exit(status)
 
 
-def job_of(kind: FileFormat, where: str, limits: Limits) -> bytes:
+def job_of(kind: FileFormat, location: str, limits: Limits) -> bytes:
     """The message that asks for one file."""
-    return json.dumps({"kind": kind, "where": where[:1000], "limits": asdict(limits)}).encode()
+    return json.dumps({"kind": kind, "where": location[:1000], "limits": asdict(limits)}).encode()

@@ -152,7 +152,7 @@ class Constraints:
         dead, positive, sign = (self.scales.marks(scale, kind) >= 0 for kind in (DEAD, POSITIVE, SIGN))
         return (scale >= 0) & ~dead & ~(positive & sign)
 
-    def kill(self, scale: NodeIds, why: str) -> None:
+    def forbid_scale(self, scale: NodeIds, why: str) -> None:
         """No factors for these scales."""
         self.scales.mark(scale, DEAD, self.reason(why))
 
@@ -160,7 +160,7 @@ class Constraints:
         """Factors of one kind for these scales: ``POSITIVE`` or ``SIGN``."""
         self.scales.mark(scale, kind, self.reason(why))
 
-    def hold(self, channel: NodeIds, why: str) -> None:
+    def fix(self, channel: NodeIds, why: str) -> None:
         """These channels stay in place."""
         self.channels.mark(channel, FIXED, self.reason(why))
 
@@ -169,23 +169,23 @@ class Constraints:
         self.reasons.append(f"{self.here} {why}")
         return len(self.reasons) - 1
 
-    def tie(self, one: NodeIds, two: NodeIds, why: str) -> NodeIds:
+    def tie_channels(self, one: NodeIds, two: NodeIds, why: str) -> NodeIds:
         """Channels that move together; one beside none stays in place."""
         one, two = np.broadcast_arrays(one, two)
         both = (one >= 0) & (two >= 0)
-        self.channels.unite(one[both], two[both])
+        self.channels.union(one[both], two[both])
         if (lone := (one >= 0) != (two >= 0)).any():
-            self.hold(np.maximum(one, two)[lone], why)
+            self.fix(np.maximum(one, two)[lone], why)
         return np.maximum(one, two) if lone.any() else one
 
-    def join(self, one: NodeIds, two: NodeIds, why: str) -> NodeIds:
+    def tie_scales(self, one: NodeIds, two: NodeIds, why: str) -> NodeIds:
         """Scales that must be the same; one beside none is none."""
         one, two = np.broadcast_arrays(one, two)
         first, second = self.alive(one), self.alive(two)
         both = first & second
-        self.scales.unite(one[both], two[both])
+        self.scales.union(one[both], two[both])
         if (lone := first != second).any():
-            self.kill(np.where(first, one, two)[lone], why)
+            self.forbid_scale(np.where(first, one, two)[lone], why)
         return np.where(both, one, -1)
 
     def together(self, labels: Labels, axes: tuple[int, ...]) -> Labels:
@@ -198,8 +198,8 @@ class Constraints:
             np.moveaxis(np.broadcast_to(item, shape), axes, range(-len(axes), 0)).reshape(math.prod(kept), -1)
             for item in (labels.channel, labels.scale, labels.path)
         )
-        channel = self.tie(channel[:, :1], channel, why)[:, 0]
-        scale = self.join(scale[:, :1], scale, why)[:, 0]
+        channel = self.tie_channels(channel[:, :1], channel, why)[:, 0]
+        scale = self.tie_scales(scale[:, :1], scale, why)[:, 0]
         made = Labels(channel, scale, self.paths.step("together", *path.T), labels.power)
         return made.each(lambda item: item.reshape(kept))
 
@@ -233,7 +233,7 @@ class Constraints:
                 f"symmetry.trace: {self.here}: expected {found.blocks} groups, as where {tensor!r} was used before, "
                 f"got {blocks}. Declare the table by hand, as a ckptzoo.schema.symmetry.Symmetry."
             )
-        found.channel = self.tie(found.channel, channel, f"uses {tensor!r} once more, for what stays in place")
+        found.channel = self.tie_channels(found.channel, channel, f"uses {tensor!r} once more, for what stays in place")
         found.path = self.paths.step("again", found.path, path)
         self._scale_again(found, scale, exponent)
 
@@ -259,7 +259,7 @@ class Constraints:
     def held(self, count: int, why: str) -> NodeIds:
         """Channels that stay in place."""
         made = self.channels.new(count)
-        self.hold(made, why)
+        self.fix(made, why)
         return made
 
     def ground(self, tensor: str, axis: int, size: int, role: str = "bias") -> None:
@@ -278,8 +278,8 @@ class Constraints:
         if abs(exponent) != abs(found.exponent):
             for other, its in ((scale, exponent), (found.scale, found.exponent)):
                 if its:
-                    self.kill(other, f"{again}, in another way")
+                    self.forbid_scale(other, f"{again}, in another way")
             return
-        found.scale = self.join(found.scale, scale, f"{again}, for values that cannot be scaled")
+        found.scale = self.tie_scales(found.scale, scale, f"{again}, for values that cannot be scaled")
         if exponent != found.exponent:
             self.only(found.scale, SIGN, f"{again}, where it reads what it wrote or writes what it read")

@@ -126,7 +126,7 @@ def _apart(ledger: Constraints) -> None:
     """No scale for what several channels would share."""
     for place in ledger.places.values():
         ledger.here = f"{place.tensor!r}"
-        ledger.kill(place.scale[(place.channel < 0) & (place.scale >= 0)], "has values that stay in place")
+        ledger.forbid_scale(place.scale[(place.channel < 0) & (place.scale >= 0)], "has values that stay in place")
     owners: dict[int, int] = {}
     for place in ledger.places.values():
         alive = ledger.alive(place.scale)
@@ -134,7 +134,7 @@ def _apart(ledger: Constraints) -> None:
         for atom, scale in zip(atoms.tolist(), scales.tolist(), strict=True):
             if owners.setdefault(scale, atom) != atom:
                 ledger.here = f"{place.tensor!r}"
-                ledger.kill(np.array([scale]), "has one scale for several channels")
+                ledger.forbid_scale(np.array([scale]), "has one scale for several channels")
 
 
 def mergeable(ledger: Constraints, blocks: ChannelBlocks) -> bool:
@@ -163,15 +163,19 @@ def merge(ledger: Constraints, blocks: ChannelBlocks, why: str) -> None:
         scale, exponent, role = before, reads.exponent, "in"
     elif alive[0]:
         if reads.exponent == 1:
-            ledger.kill(before, "reads inverses")
-        scale, exponent, role = ledger.join(before, after, "joins scaled values with others that cannot be"), 0, "out"
+            ledger.forbid_scale(before, "reads inverses")
+        scale, exponent, role = (
+            ledger.tie_scales(before, after, "joins scaled values with others that cannot be"),
+            0,
+            "out",
+        )
     kept, dropped = (reads, writes) if reads.axis == 0 else (writes, reads)
     if kept is reads:
-        scale = ledger.join(scale[:, :1], scale, "writes several channels of one")[:, :1]
+        scale = ledger.tie_scales(scale[:, :1], scale, "writes several channels of one")[:, :1]
     kept.scale, kept.exponent, kept.role = scale.ravel(), exponent, role
     del ledger.places[dropped.tensor, dropped.axis]
     for use in _uses(ledger, blocks):
-        ledger.tie(use.members[0], use.members[1], "writes what stays in place")
+        ledger.tie_channels(use.members[0], use.members[1], "writes what stays in place")
         use.members, use.places = (), ()
     ledger.notes.append(
         f"The channels that {blocks.name!r} writes move with those that it reads, and share their scales: {why}."
@@ -340,7 +344,7 @@ def _hold_across(ledger: Constraints, blocks: ChannelBlocks) -> None:
         atoms = ledger.channels.find(side)
         for atom in np.unique(atoms[atoms >= 0]):
             if (atoms == atom).any(axis=1).sum() > 1:
-                ledger.hold(np.array([atom]), "has a channel in several blocks")
+                ledger.fix(np.array([atom]), "has a channel in several blocks")
 
 
 def _moving(ledger: Constraints, found: Sequence[Family], claims: Sequence[_Claim]) -> list[Family]:

@@ -83,7 +83,7 @@ class Interpreter:
         why = self.ledger.reason("gives them as outputs")
         for value in tensors(args):
             self.ledger.channels.mark(value.labels.channel, OUTPUT, why)
-            self.ledger.kill(value.labels.scale, "gives them as outputs")
+            self.ledger.forbid_scale(value.labels.scale, "gives them as outputs")
 
     def _guarded(self, node: fx.Node) -> Any:
         try:

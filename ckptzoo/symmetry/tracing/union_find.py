@@ -39,7 +39,7 @@ class UnionFind:
                 found = above
         return np.where(none, -1, found)
 
-    def unite(self, one: NodeIds, two: NodeIds) -> None:
+    def union(self, one: NodeIds, two: NodeIds) -> None:
         """Make one set of the sets of each pair of atoms."""
         for left, right in zip(self.find(one).ravel().tolist(), self.find(two).ravel().tolist(), strict=True):
             self._unite(left, right)

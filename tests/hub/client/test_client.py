@@ -25,8 +25,8 @@ from tests.support.hub_zoos import planned
 QUICK = HubRetryPolicy(pause=0.01, silence=5.0)
 
 
-def client_of(server: Hosted, role: str = "write", bounds: HubRetryPolicy = QUICK) -> Client:
-    return Client(server.url, server.tokens[role], bounds=bounds)
+def client_of(server: Hosted, role: str = "write", retry_policy: HubRetryPolicy = QUICK) -> Client:
+    return Client(server.url, server.tokens[role], retry_policy=retry_policy)
 
 
 def noise(size: int, seed: int = 0) -> bytes:
@@ -186,7 +186,7 @@ def test_no_server_is_said_in_time() -> None:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(HubError, match=r"expected an answer, got ConnectError.*Check the network"):
-        Client(url, "hf_x", bounds=HubRetryPolicy(tries=2, pause=0.01)).head(ZOO)
+        Client(url, "hf_x", retry_policy=HubRetryPolicy(tries=2, pause=0.01)).head(ZOO)
 
 
 def test_a_server_that_falls_silent_is_given_up() -> None:
@@ -194,7 +194,7 @@ def test_a_server_that_falls_silent_is_given_up() -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
         with pytest.raises(HubError, match="expected an answer, got ReadTimeout"):
-            Client(url, "hf_x", bounds=HubRetryPolicy(tries=2, pause=0.01, silence=0.3)).head(ZOO)
+            Client(url, "hf_x", retry_policy=HubRetryPolicy(tries=2, pause=0.01, silence=0.3)).head(ZOO)
         assert time.monotonic() - began < 5
 
 

@@ -22,7 +22,7 @@ QUICK = HubRetryPolicy(pause=0.01, silence=5.0)
 @pytest.fixture(autouse=True)
 def hasty(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """So do readers of the zoo."""
-    monkeypatch.setattr("ckptzoo.remote.retry.Patience.pause", lambda *_: 0.01)
+    monkeypatch.setattr("ckptzoo.remote.retry.RetryPolicy.pause", lambda *_: 0.01)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -36,11 +36,11 @@ def test_every_fault(server: Hosted, make_zoo: Callable[..., Path], tmp_path: Pa
     )
 
     def bring() -> Contribution:
-        how = {"data": data, "endpoint": server.url, "bounds": QUICK}
+        how = {"data": data, "endpoint": server.url, "retry_policy": QUICK}
         return contribute([file], to=ZOO, card=card, token=server.tokens["contribute"], **how)
 
     def merge() -> Review:
-        how = {"data": data, "endpoint": server.url, "bounds": QUICK}
+        how = {"data": data, "endpoint": server.url, "retry_policy": QUICK}
         return review(ZOO, 1, merge=True, token=server.tokens["write"], **how)
 
     met: list[str] = []

@@ -22,7 +22,7 @@ def resnet() -> State:
 
 
 def fitted(state: State, arch: Architecture = ARCH, *, cast: bool = False, **names: str):
-    return fit(state, arch, names, cast=cast, where="file")
+    return fit(state, arch, names, cast=cast, location="file")
 
 
 def same(found: State, state: State) -> bool:
@@ -48,12 +48,12 @@ def test_wrappers_in_the_middle_and_words_in_front() -> None:
 def test_a_table_comes_first() -> None:
     state = state_of(0)
     odd = {name.replace("fc", "head").replace("conv1", "stem.0"): array for name, array in state.items()}
-    found = fit(odd, ARCH, {"head.*": "fc.*", "stem.0.weight": "conv1.weight"}, cast=False, where="file")
+    found = fit(odd, ARCH, {"head.*": "fc.*", "stem.0.weight": "conv1.weight"}, cast=False, location="file")
     assert same(found.weights, state)
     with pytest.raises(NamesError, match=r"names: 'heed\.\*': expected a tensor of the file"):
-        fit(odd, ARCH, {"heed.*": "fc.*", "head.*": "fc.*", "stem.0.*": "conv1.*"}, cast=False, where="file")
+        fit(odd, ARCH, {"heed.*": "fc.*", "head.*": "fc.*", "stem.0.*": "conv1.*"}, cast=False, location="file")
     with pytest.raises(NamesError, match=r"several for fc\.bias"):
-        fit(state, ARCH, {"fc.weight": "fc.bias"}, cast=False, where="file")
+        fit(state, ARCH, {"fc.weight": "fc.bias"}, cast=False, location="file")
 
 
 def test_the_nearest_names_are_proposed() -> None:

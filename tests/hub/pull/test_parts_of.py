@@ -67,8 +67,8 @@ def test_any_part_is_a_zoo_with_the_same_bits(
     if names == set(whole.arch.names):
         assert got.arch == whole.arch and got.symmetry == whole.symmetry
         for variant in set(expected) - {"raw"}:
-            for name, stack in got.element(variant).items():
-                assert np.array_equal(np.asarray(stack), np.asarray(selected.element(variant)[name]))
+            for name, stack in got.group_element(variant).items():
+                assert np.array_equal(np.asarray(stack), np.asarray(selected.group_element(variant)[name]))
     else:
         assert got.arch.forward is None and got.symmetry is None and not list(target.glob("derived/*/*/g-*"))
     again = pull(derived, target, **asked)

@@ -42,7 +42,7 @@ def test_a_server_that_cannot_write_says_so(server: Hosted, make_zoo: Make, tmp_
     server.service.blobs.arrive = arrive  # pyright: ignore[reportAttributeAccessIssue]
     expected = "room on the hub's disk, got status 507" if full else "an answer, got status 500"
     with pytest.raises(HubError, match=expected) as caught:
-        pushed(server, zoo, bounds=HubRetryPolicy(pause=0.01, tries=2))
+        pushed(server, zoo, retry_policy=HubRetryPolicy(pause=0.01, tries=2))
     assert "/_uploads" not in str(caught.value)
     del server.service.blobs.arrive
     assert len(pushed(server, zoo).parts) == 2 and repeated_uploads(server) == []
@@ -60,7 +60,7 @@ def test_faults_now_and_then_cost_nothing(server: Hosted, make_zoo: Make, tmp_pa
     grown(zoo, (1, 2), start=1)
     with planned(server, seed=3, rate=0.25, kinds=(kind,), wait=0.2):
         try:
-            pushed(server, zoo, bounds=QUICK)
+            pushed(server, zoo, retry_policy=QUICK)
         except ZooError as error:
             assert "expected" in str(error) and not any(token in str(error) for token in server.tokens.values())
             assert kind in ("wrong", "short", "whole", "stale"), error
@@ -80,7 +80,13 @@ def test_faults_without_end_are_an_error_in_time(server: Hosted, make_zoo: Make,
         planned(server, rate=1.0, kinds=(kind,), operations=("upload", "part", "commit"), wait=0.0),
         pytest.raises(HubError) as caught,
     ):
-        push(zoo, ZOO, endpoint=server.url, token=server.tokens["write"], bounds=HubRetryPolicy(tries=3, pause=0.01))
+        push(
+            zoo,
+            ZOO,
+            endpoint=server.url,
+            token=server.tokens["write"],
+            retry_policy=HubRetryPolicy(tries=3, pause=0.01),
+        )
     assert "Try again" in str(caught.value) or "try again" in str(caught.value)
     assert time.monotonic() - began < 20
     pushed(server, zoo)  # where the answer was lost with the connection, the commit is there already

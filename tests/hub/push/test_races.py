@@ -46,7 +46,7 @@ def test_pushes_at_once_all_succeed(server: Hosted, make_zoo: Make, tmp_path: Pa
 
     def go(at: int) -> None:
         ready.wait()
-        results[at] = pushed(server, zoos[at], bounds=QUICK)
+        results[at] = pushed(server, zoos[at], retry_policy=QUICK)
 
     threads = [threading.Thread(target=go, args=(at,)) for at in range(3)]
     for thread in threads:
@@ -65,7 +65,7 @@ def test_pushes_at_once_all_succeed(server: Hosted, make_zoo: Make, tmp_path: Pa
 def test_a_race_that_is_lost_is_run_again(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo()
     with planned(server, at=(0, 1, 2), kinds=("conflict",)):
-        found = pushed(server, zoo, bounds=QUICK)
+        found = pushed(server, zoo, retry_policy=QUICK)
     assert len(found.commits) == 1 and len(found.parts) == 2 and repeated_uploads(server) == []
     same_but_for_what_is_made(zoo, downloaded(server, tmp_path))
 
@@ -73,14 +73,14 @@ def test_a_race_that_is_lost_is_run_again(server: Hosted, make_zoo: Make, tmp_pa
 def test_races_without_end_are_given_up(server: Hosted, make_zoo: Make) -> None:
     zoo = make_zoo()
     with planned(server, rate=1.0, kinds=("conflict",)), pytest.raises(HubError, match="one of 16 races won, got none"):
-        pushed(server, zoo, bounds=QUICK)
+        pushed(server, zoo, retry_policy=QUICK)
 
 
 @pytest.mark.parametrize("operation", ["create", "commit", "upload"])
 def test_a_lost_answer_doubles_nothing(server: Hosted, make_zoo: Make, tmp_path: Path, operation: str) -> None:
     zoo = make_zoo()
     with planned(server, at=(0,), kinds=("lost",), operations=(operation,)):
-        found = pushed(server, zoo, bounds=QUICK)
+        found = pushed(server, zoo, retry_policy=QUICK)
     assert len(server.faults.injected) == 1
     client = Client(server.url)
     assert found.commits == (client.head(ZOO),) and len(found.parts) == 2 and found.created
@@ -100,9 +100,9 @@ def test_what_another_pushes_meanwhile_is_not_pushed_again(server: Hosted, make_
     def other(done: int, total: int) -> None:
         if done == total and not first.is_set():  # everything is sent, and the commit is not made yet
             first.set()
-            assert len(pushed(server, copy, bounds=QUICK).parts) == 1
+            assert len(pushed(server, copy, retry_policy=QUICK).parts) == 1
 
-    found = pushed(server, zoo, bounds=QUICK, progress=other)
+    found = pushed(server, zoo, retry_policy=QUICK, progress=other)
     assert (found.commits, found.parts) == ((), ()) and len(own_commits(server)) == 2
 
 

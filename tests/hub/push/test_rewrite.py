@@ -20,7 +20,7 @@ QUICK = HubRetryPolicy(tries=2, pause=0.01)
 
 
 def rewritten(server: Hosted, card: Card | None = None, role: str = "write", *, check: bool = False) -> Refreshed:
-    return rewrite(ZOO, card, check=check, endpoint=server.url, token=server.tokens[role], bounds=QUICK)
+    return rewrite(ZOO, card, check=check, endpoint=server.url, token=server.tokens[role], retry_policy=QUICK)
 
 
 def by_hand(server: Hosted, zoo: Path) -> Client:

@@ -34,7 +34,7 @@ def test_sizes_declared_are_the_sizes_loaded(content: dict[str, torch.Tensor]) -
     data = saved(content)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         pickled = archive.read("archive/data.pkl")
-        found = scan_pickle(io.BytesIO(pickled), where="x", limits=Limits())
+        found = scan_pickle(io.BytesIO(pickled), location="x", limits=Limits())
         for key, declared in found.storages.items():
             assert archive.getinfo(f"archive/data/{key}").file_size == declared.nbytes
     loaded = torch.load(io.BytesIO(data), weights_only=True)
@@ -68,23 +68,23 @@ def test_time_follows_the_pickle_and_not_what_it_makes() -> None:
         b"h" + bytes([at]) + b"h" + bytes([at]) + b"\x86q" + bytes([at + 1]) for at in range(250)
     )
     start = time.monotonic()
-    scan_pickle(io.BytesIO(laughs + b"."), where="x", limits=Limits())
+    scan_pickle(io.BytesIO(laughs + b"."), location="x", limits=Limits())
     assert time.monotonic() - start < 1
 
 
 def test_the_first_pickle_ends_where_the_next_begins() -> None:
     first = state(("w", tensor(place=storage(legacy=True))))
     stream = io.BytesIO(first + b"rest")
-    scan_pickle(stream, where="x", limits=Limits())
+    scan_pickle(stream, location="x", limits=Limits())
     assert stream.read() == b"rest"
 
 
 def test_many_strange_names_are_counted() -> None:
     body = b"\x80\x02" + b"".join(named(f"package.Class{at}") for at in range(9)) + b"."
     with pytest.raises(IntegrityError, match=r"package\.Class0, package\.Class1.*and 4 more"):
-        scan_pickle(io.BytesIO(body), where="x", limits=Limits())
+        scan_pickle(io.BytesIO(body), location="x", limits=Limits())
 
 
 def test_a_pickle_that_is_too_long_is_refused() -> None:
     with pytest.raises(IntegrityError, match="more than 100 bytes"):
-        scan_pickle(io.BytesIO(b"\x80\x02" + b"N" * 1000 + b"."), where="x", limits=Limits(pickle_bytes=100))
+        scan_pickle(io.BytesIO(b"\x80\x02" + b"N" * 1000 + b"."), location="x", limits=Limits(pickle_bytes=100))

@@ -29,7 +29,7 @@ def tensors(*arrays: np.ndarray) -> io.BytesIO:
 
 def taken(report: object, out: io.BytesIO | None = None, limits: Limits | None = None):
     data = report if isinstance(report, bytes) else json.dumps(report).encode()
-    return read_result(data, out or tensors(np.ones(2), np.ones(3)), where="f.pt", limits=limits or Limits())
+    return read_result(data, out or tensors(np.ones(2), np.ones(3)), location="f.pt", limits=limits or Limits())
 
 
 def test_states_and_facts_come_back_as_they_were_handed() -> None:
@@ -47,7 +47,9 @@ def test_refusals_come_back_harmless_and_short() -> None:
         taken(refusal_of([problem] * 100))
     assert len(caught.value.problems) == 20
     back = caught.value.problems[0]
-    assert back.where == "f.pt" and back.what == r"what\x1b[31m" and back.expected == r"a\nb" and len(back.got) == 500
+    assert (
+        back.location == "f.pt" and back.what == r"what\x1b[31m" and back.expected == r"a\nb" and len(back.got) == 500
+    )
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_no_secret_reaches_the_process(tmp_path: Path, monkeypatch: pytest.Monke
     os.set_inheritable(secret.fileno(), True)
     path = written(tmp_path, {"a.npz": b"PK\x03\x04"})[0]
     with secret, Supervisor(with_torch=False) as keeper, path.open("rb") as file:
-        keeper.read("npz", file.fileno(), where="a.npz", limits=Limits())[1].close()
+        keeper.read("npz", file.fileno(), location="a.npz", limits=Limits())[1].close()
         (warden,) = [int(pid) for pid in children(os.getpid()) if "intake.warden" in command(int(pid))]
         environment = Path(f"/proc/{warden}/environ").read_bytes()
         opened = [str(one.readlink()) for one in Path(f"/proc/{warden}/fd").iterdir()]

@@ -22,7 +22,7 @@ TREE = {"Block_0": {"Conv_0": {"kernel": W}, "Norm_0": {"scale": B, "bias": B}},
 
 
 def states(root: Any, limits: Limits | None = None) -> list[StateCandidate]:
-    return states_of(root, ARRAYS, where="f.pt", limits=limits or Limits())
+    return states_of(root, ARRAYS, location="f.pt", limits=limits or Limits())
 
 
 def keys(root: Any) -> dict[str, list[str]]:

@@ -44,12 +44,12 @@ def test_a_wrong_rule_for_permutations_is_caught_and_its_groups_stay(monkeypatch
 
 
 def _without_holding(call: Call, rule: elementwise.Rule):
-    hold = call.ledger.hold
-    call.ledger.hold = lambda *_: None  # type: ignore[method-assign]
+    hold = call.ledger.fix
+    call.ledger.fix = lambda *_: None  # type: ignore[method-assign]
     try:
         return rule(call)
     finally:
-        call.ledger.hold = hold  # type: ignore[method-assign]
+        call.ledger.fix = hold  # type: ignore[method-assign]
 
 
 def test_what_no_group_alone_explains_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def odd(call: Call) -> Labels:
 def none(call: Call) -> Labels:
     """No scale passes: GELU, SiLU, sigmoid, softplus."""
     labels = call.labels(call.input)
-    call.ledger.kill(labels.scale, "is neither homogeneous nor odd")
+    call.ledger.forbid_scale(labels.scale, "is neither homogeneous nor odd")
     return stepped(call, labels)
 
 
@@ -59,7 +59,7 @@ def raised(call: Call, exponent: float) -> Labels:
     """The labels of the input to a power."""
     labels = call.labels(call.input)
     if exponent == 0:
-        call.ledger.kill(labels.scale, "makes ones of everything")
+        call.ledger.forbid_scale(labels.scale, "makes ones of everything")
     elif exponent % 1:
         call.ledger.only(labels.scale, POSITIVE, "takes roots")
     return stepped(call, replace(labels, power=labels.power * exponent or 1.0))
@@ -190,7 +190,7 @@ def _axis(call: Call, labels: Labels, parameter: Value) -> tuple[str, tuple[int,
 def _alike(call: Call, labels: Labels, how: str) -> Labels:
     """The parameter does the same to all channels."""
     if how in (ADD, MAX):
-        call.ledger.kill(labels.scale, "puts a parameter beside channels that it does not tell apart")
+        call.ledger.forbid_scale(labels.scale, "puts a parameter beside channels that it does not tell apart")
     return labels
 
 
@@ -199,14 +199,14 @@ def _beside(call: Call, labels: Labels, axis: int, name: str, source: int, size:
     ledger, held = call.ledger, labels.line(axis, size)
     if how in (ADD, MAX):
         if held.power not in (1, -1):
-            ledger.kill(held.scale, "adds a parameter to powers of values")
+            ledger.forbid_scale(held.scale, "adds a parameter to powers of values")
         ledger.place(name, source, held, -1 if held.power == -1 else 1, "bias")
         if how == MAX:
             ledger.only(held.scale, POSITIVE, "takes the larger of two")
         return labels
     if how == MUL and not ledger.alive(held.scale).any():
         made = ledger.write(name, source, size, "gain", in_mass=True)
-        channel = ledger.tie(held.channel, made.channel, f"multiplies values that stay in place by {name!r}")
+        channel = ledger.tie_channels(held.channel, made.channel, f"multiplies values that stay in place by {name!r}")
         return Labels(channel, made.scale, held.path).across(axis, labels.channel.ndim)
     if ledger.alive(held.scale).any():
         ledger.notes.append(f"{name!r} is permuted and not scaled: {ledger.here} multiplies values that are scaled.")
@@ -222,9 +222,9 @@ def _spread(call: Call, labels: Labels, axis: int, name: str, source: int, size:
     )
     if not labels.free:
         ledger.sum_over(labels)
-        ledger.kill(labels.scale, "makes several channels of one")
+        ledger.forbid_scale(labels.scale, "makes several channels of one")
     if how != MUL:
-        ledger.kill(made.scale, "puts a parameter beside values that cannot be scaled")
+        ledger.forbid_scale(made.scale, "puts a parameter beside values that cannot be scaled")
     return Labels(made.channel, made.scale, made.path).across(axis, labels.channel.ndim)
 
 
@@ -280,12 +280,12 @@ def _with_constant(call: Call, value: Value, constant: Value, how: str, *, turne
     numbers = numbers.reshape((1,) * (ndim - numbers.ndim) + tuple(numbers.shape))
     along = [axis for axis in labels.varying if numbers.shape[axis] > 1]
     if any(bool((numbers != numbers.narrow(axis, 0, 1)).any()) for axis in along):
-        ledger.hold(labels.channel, "meets constants that are not the same for all channels")
+        ledger.fix(labels.channel, "meets constants that are not the same for all channels")
     zero = not bool(numbers.any())
     if how == MAX and zero:
         ledger.only(labels.scale, POSITIVE, "cuts at zero")
     elif how == MAX or (how == ADD and not zero):
-        ledger.kill(labels.scale, "adds a constant" if how == ADD else "cuts at a constant")
+        ledger.forbid_scale(labels.scale, "adds a constant" if how == ADD else "cuts at a constant")
     return replace(labels, power=-labels.power) if how == DIV and turned else labels
 
 
@@ -306,9 +306,9 @@ def _beside_one(call: Call, many: Labels, single: Labels, how: str) -> Labels:
     if single.varying:
         raise call.refused("channels on one axis at most", "channels on two axes")
     call.ledger.sum_over(single)
-    call.ledger.kill(single.scale, "puts one channel beside several others")
+    call.ledger.forbid_scale(single.scale, "puts one channel beside several others")
     if how in (ADD, MAX):
-        call.ledger.kill(many.scale, "puts one channel beside several others")
+        call.ledger.forbid_scale(many.scale, "puts one channel beside several others")
     return many
 
 
@@ -316,10 +316,10 @@ def _joined(call: Call, sides: tuple[Labels, Labels], sizes: list[tuple[int, ...
     """Channels that meet move together; those that meet values without channels stay, if these differ along them."""
     one, two = np.broadcast_arrays(sides[0].channel, sides[1].channel)
     both = (one >= 0) & (two >= 0)
-    call.ledger.channels.unite(one[both], two[both])
+    call.ledger.channels.union(one[both], two[both])
     for mine, its, labels, size in ((one, two, sides[0], sizes[1]), (two, one, sides[1], sizes[0])):
         if any(size[axis] > 1 for axis in labels.varying):
-            call.ledger.hold(mine[its < 0], "joins channels with values that stay in place")
+            call.ledger.fix(mine[its < 0], "joins channels with values that stay in place")
     return np.where(one >= 0, one, two)
 
 
@@ -331,8 +331,8 @@ def _scaled(call: Call, first: Labels, second: Labels, how: str, origins: tuple[
     both = alive[0] & alive[1]
     if how in (ADD, MAX):
         if both.any() and first.power != second.power:
-            ledger.kill(one[both], "joins values with powers of values")
-        scale = ledger.join(one, two, "joins values that are scaled with others that cannot be")
+            ledger.forbid_scale(one[both], "joins values with powers of values")
+        scale = ledger.tie_scales(one, two, "joins values that are scaled with others that cannot be")
         if how == MAX:
             ledger.only(scale, POSITIVE, "takes the larger of two")
         return replace(first, scale=scale, power=first.power if alive[0].any() else second.power)
@@ -341,13 +341,13 @@ def _scaled(call: Call, first: Labels, second: Labels, how: str, origins: tuple[
         power = first.power + its
         return replace(first, scale=np.where(both & (power != 0), one, -1), power=power or 1.0)
     if both.any() and PARAMETER in origins and origins[0] != origins[1]:
-        ledger.kill(two if origins[1] == PARAMETER else one, "multiplies values that are scaled by a parameter")
+        ledger.forbid_scale(two if origins[1] == PARAMETER else one, "multiplies values that are scaled by a parameter")
     elif both.any():
         for scale in (one[both], two[both]):
-            ledger.kill(scale, "multiplies two values that are scaled apart")
+            ledger.forbid_scale(scale, "multiplies two values that are scaled apart")
     alive = ledger.alive(one), ledger.alive(two)
     if alive[0].any() and alive[1].any() and first.power != its:
-        ledger.kill(two, "multiplies by powers of values")
+        ledger.forbid_scale(two, "multiplies by powers of values")
     scale = np.where(alive[0], one, np.where(alive[1], two, -1))
     return replace(first, scale=scale, power=first.power if alive[0].any() else its)
 

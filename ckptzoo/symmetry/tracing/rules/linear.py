@@ -62,7 +62,7 @@ def _across(call: Call, labels: Labels, weight: Value, bias: Value | None) -> La
             for axis, size in zip(axes, value.tensor.shape, strict=True):
                 ledger.ground(name, axis, size)
     if bias is not None:
-        ledger.kill(labels.scale, "adds a bias that does not tell the channels apart")
+        ledger.forbid_scale(labels.scale, "adds a bias that does not tell the channels apart")
     ledger.notes.append(
         f"{_named(call, weight)[0]!r} stays in place: {ledger.here} mixes another axis than the channels'."
     )
@@ -84,14 +84,14 @@ def _weight(call: Call, weight: Value, sides: tuple[int, int], read: Labels, gro
     """What a weight writes, one-dimensional; ``sides`` are its axes that read and write."""
     ledger = call.ledger
     if weight.origin == CONSTANT:
-        ledger.hold(read.channel, "multiplies by a matrix of constants")
-        ledger.kill(read.scale, "multiplies by a matrix of constants")
+        ledger.fix(read.channel, "multiplies by a matrix of constants")
+        ledger.forbid_scale(read.scale, "multiplies by a matrix of constants")
         none = np.full(weight.tensor.shape[sides[1]], -1)
         return Labels(none, none, ledger.paths.step(call.history, weight.labels.path.ravel()))
     name, axes = _named(call, weight)
     reads, writes = (axes[side] for side in sides)
     if read.power not in (1, -1):
-        ledger.kill(read.scale, "reads powers of values")
+        ledger.forbid_scale(read.scale, "reads powers of values")
     if groups > 1 and 0 < (read.channel < 0).sum() < len(read.channel):
         held = ledger.held(len(read.channel), "reads values that stay in place")
         read = replace(read, channel=np.where(read.channel < 0, held, read.channel))

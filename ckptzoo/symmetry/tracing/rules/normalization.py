@@ -20,12 +20,12 @@ def batch_norm(call: Call) -> Labels:
     if call.get(5, "training", False):
         if mean is not None:
             raise call.refused("training=self.training, which is off in evaluation mode", "training=True")
-        ledger.kill(read.scale, "normalises by the batch's own variance, beside eps")
+        ledger.forbid_scale(read.scale, "normalises by the batch's own variance, beside eps")
     else:
         assert mean is not None and variance is not None
         ledger.only(read.scale, POSITIVE, "divides by a standard deviation")
         if read.power != 1:
-            ledger.kill(read.scale, "normalises powers of values")
+            ledger.forbid_scale(read.scale, "normalises powers of values")
         ledger.place(mean.name, 0, read, 1, "mean")
         ledger.place(variance.name, 0, read, 2, "variance", eps=float(call.get(7, "eps", 1e-5)))
     return _affine(call, read, (weight, 0), (bias, 0), axis)
@@ -38,7 +38,7 @@ def layer_norm(call: Call) -> Labels:
     ndim = call.result.ndim
     first = ndim - len(shape)
     labels = call.labels(call.input)
-    call.ledger.kill(labels.scale, "normalises beside eps")
+    call.ledger.forbid_scale(labels.scale, "normalises beside eps")
     axis = labels.varying[0] if labels.varying else ndim - 1
     read = gathered(call, call.input, axis)
     if axis >= first and labels.varying:
@@ -66,7 +66,7 @@ def instance_norm(call: Call) -> Labels:
 
 def _over_blocks(call: Call, groups: int, affine: tuple[Value | None, Value | None]) -> Labels:
     ledger, read = call.ledger, gathered(call, call.input, 1)
-    ledger.kill(read.scale, "normalises beside eps")
+    ledger.forbid_scale(read.scale, "normalises beside eps")
     if groups < len(read.channel):
         name = call.module or call.name
         if groups > 1:
@@ -89,7 +89,7 @@ def _affine(
         made = Labels(channel, scale, read.path)
         if role == "gain":
             made = ledger.write(value.name, at, size, role, in_mass=True)
-            channel = ledger.tie(channel, made.channel, "normalises values that stay in place")
+            channel = ledger.tie_channels(channel, made.channel, "normalises values that stay in place")
             scale = made.scale
         else:
             ledger.place(value.name, at, made, 1, role)

@@ -75,7 +75,7 @@ def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
     if over and len(over) < len(labels.varying):
         labels = call.ledger.together(labels, over)
     elif over:
-        call.ledger.kill(labels.scale, "sums over channels")
+        call.ledger.forbid_scale(labels.scale, "sums over channels")
         call.ledger.sum_over(labels)
         labels = constant_labels(ndim, call.ledger.paths.of("sum", len(call.ledger.sums)))
     labels = stepped(call, labels)

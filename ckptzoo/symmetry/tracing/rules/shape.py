@@ -62,7 +62,7 @@ def padded(call: Call) -> Labels:
         return _gathered(call, [value])
     labels = call.labels(value)
     if number and any(pad):
-        call.ledger.kill(labels.scale, "pads with a constant")
+        call.ledger.forbid_scale(labels.scale, "pads with a constant")
     befores, ndim = labels, value.tensor.ndim
     for at in range(len(pad) // 2):
         axis = ndim - 1 - at
@@ -84,8 +84,8 @@ def _alike(call: Call, values: Sequence[Value], axis: int) -> None:
     for item in labels[1:]:
         first = replace(
             first,
-            channel=call.ledger.tie(first.channel, item.channel, why),
-            scale=call.ledger.join(first.scale, item.scale, why),
+            channel=call.ledger.tie_channels(first.channel, item.channel, why),
+            scale=call.ledger.tie_scales(first.scale, item.scale, why),
         )
 
 
@@ -121,7 +121,7 @@ def _power(ledger: Constraints, sources: Sequence[Labels]) -> float:
     scaled = [labels for labels in sources if ledger.alive(labels.scale).any()]
     for labels in scaled[1:]:
         if labels.power != scaled[0].power:
-            ledger.kill(labels.scale, "joins values with powers of values")
+            ledger.forbid_scale(labels.scale, "joins values with powers of values")
     return scaled[0].power if scaled else 1.0
 
 

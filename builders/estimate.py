@@ -16,10 +16,10 @@ from builders.state import TrainingState
 from builders.train import Trainer, checked, chosen, trainer
 from builders.train import unit_size as usual_size
 from ckptzoo import archs
+from ckptzoo.console import facts
 from ckptzoo.errors import ZooError
 from ckptzoo.format.predictions import DTYPE
 from ckptzoo.schema.architecture import ITEMSIZE
-from ckptzoo.studies.shared.report import facts
 from ckptzoo.text import counted, printable, size
 
 WARM_UP = 2

@@ -1,4 +1,4 @@
-"""What can go wrong, and how it is said.
+"""What can go wrong, and the one form of its message: ``raise ZooError(Problem(...))``.
 
 ::
 
@@ -20,6 +20,8 @@ Every message reads ``<location>: <what>: expected <X>, got <Y>. <next step>.``
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -37,25 +39,38 @@ class Problem:
 
 
 class ZooError(Exception):
-    """Anything ckptzoo raises on purpose."""
+    """Anything ckptzoo raises on purpose.
+
+    Parameters
+    ----------
+    problem : what is wrong; several where a validator found several, and the message lists every one. A plain text
+        is taken as the message.
+
+    Attributes
+    ----------
+    problems : the facts of the message; empty where a plain text was given.
+    """
+
+    def __init__(self, problem: "Problem | Iterable[Problem] | str") -> None:
+        self.problems: tuple[Problem, ...] = ()
+        if not isinstance(problem, str):
+            self.problems = (problem,) if isinstance(problem, Problem) else tuple(problem)
+        super().__init__("\n".join(map(str, self.problems)) if self.problems else problem)
+
+    @property
+    def problem(self) -> Problem:
+        """The first of the problems."""
+        return self.problems[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems or self.args[0],)
 
 
-class _ProblemsError(ZooError):
-    """An error made of one or more problems; the message lists every one."""
-
-    def __init__(self, problems: Problem | Iterable[Problem]) -> None:
-        self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
-
-    def __reduce__(self) -> tuple[type, tuple[tuple[Problem, ...]]]:
-        return type(self), (self.problems,)
-
-
-class SpecError(_ProblemsError):
+class SpecError(ZooError):
     """A declaration is not valid; ``problems`` lists everything found."""
 
 
-class IntegrityError(_ProblemsError):
+class IntegrityError(ZooError):
     """Bytes on disk disagree with what was promised; ``problems`` lists everything found."""
 
 
@@ -65,24 +80,19 @@ class UnknownNameError(ZooError, KeyError):
     def __init__(self, location: str, kind: str, name: str, known: Sequence[str]) -> None:
         self.location, self.kind, self.name, self.known = location, kind, name, tuple(known)
         self.near = tuple(difflib.get_close_matches(name, self.known, n=3, cutoff=0.4))
-        super().__init__(location, kind, name, self.known)
+        listed = ", ".join(self.known[:12]) + (", ..." if len(self.known) > 12 else "")
+        hint = f"Did you mean {' or '.join(self.near)}?" if self.near else "Choose one of these."
+        super().__init__(Problem(location, f"{kind} {name!r}", f"one of {listed or '(none)'}", repr(name), hint))
 
     def __str__(self) -> str:
-        shown = ", ".join(self.known[:12]) + (", ..." if len(self.known) > 12 else "")
-        hint = f"Did you mean {' or '.join(self.near)}?" if self.near else "Choose one of these."
-        expected = f"one of {shown or '(none)'}"
-        return f"{self.location}: {self.kind} {self.name!r}: expected {expected}, got {self.name!r}. {hint}"
+        return str(self.problem)  # a KeyError would show the text's repr
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.location, self.kind, self.name, self.known)
 
 
 class RemoteError(ZooError):
     """Another machine gives no answer, or one that cannot be used; ``problem`` holds the facts of the message."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        super().__init__(problem)
-
-    def __str__(self) -> str:
-        return str(self.problem)
 
 
 class AbsentError(RemoteError):
@@ -106,11 +116,38 @@ class MissingExtraError(ZooError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
-        super().__init__(package, extra)
+        super().__init__(f"{package} is not installed. Install it with: pip install 'ckptzoo[{extra}]'.")
 
-    def __str__(self) -> str:
-        return f"{self.package} is not installed. Install it with: pip install 'ckptzoo[{self.extra}]'."
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.package, self.extra)
 
 
 class SymmetryError(ZooError):
     """A network's symmetries or a gauge cannot be used."""
+
+
+def require(module: str, extra: str, *, package: str | None = None) -> Any:
+    """An optional dependency, imported.
+
+    Parameters
+    ----------
+    module : what to import: ``"sklearn.cluster"``.
+    extra : of ckptzoo, which installs it: ``"stats"``.
+    package : its name on a package index, where it is not the module's.
+
+    Raises
+    ------
+    MissingExtraError
+        It is not installed. Any other import error is raised as it is.
+
+    Examples
+    --------
+    >>> require("json", "none").loads("[1]")
+    [1]
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module and not module.startswith(f"{error.name}."):
+            raise
+        raise MissingExtraError(package or module.partition(".")[0], extra) from error

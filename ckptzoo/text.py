@@ -1,4 +1,9 @@
-"""Figures and strangers' text as people read them."""
+"""Numbers and untrusted text as people read them, and how long work reports its progress."""
+
+from collections.abc import Callable
+
+Progress = Callable[[int, int], None]
+"""Called with how much is done and how much there is, in the units that the function names."""
 
 
 def size(nbytes: int) -> str:
@@ -16,9 +21,18 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def shortened(text: str, most: int) -> str:
-    """At most so many characters, with dots where some are left out."""
-    return text if len(text) <= most else text[: max(0, most - 3)] + "..."
+def shortened(text: str, limit: int) -> str:
+    """At most ``limit`` characters, with dots where some are left out."""
+    return text if len(text) <= limit else text[: max(0, limit - 3)] + "..."
+
+
+def excerpt(value: object, limit: int = 200) -> str:
+    """Untrusted text within a message: one line, at most ``limit`` characters, nothing that a terminal obeys.
+
+    >>> excerpt("a\\nb")
+    'a\\\\nb'
+    """
+    return shortened(printable(str(value)[: limit + 1]), limit)
 
 
 def printable(text: str) -> str:

@@ -30,8 +30,8 @@ def ls(as_json: AsJson = False) -> None:
 
     The folder is $CKPTZOO_CACHE, else $HF_HOME/ckptzoo, else ~/.cache/ckptzoo; the limit is $CKPTZOO_CACHE_SIZE.
     """
+    from ckptzoo.console import columns
     from ckptzoo.remote import cache_limit, cache_root, held
-    from ckptzoo.studies.shared.report import columns
     from ckptzoo.text import counted, printable, size
 
     root, limit = cache_root(), cache_limit()

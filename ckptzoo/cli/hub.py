@@ -23,7 +23,6 @@ import typer
 from ckptzoo.cli.exits import PROBLEMS, InterruptedCommand
 from ckptzoo.cli.options import (
     AsJson,
-    Progress,
     Where,
     ZooAddress,
     ZooFolder,
@@ -33,6 +32,7 @@ from ckptzoo.cli.options import (
     emit,
     folder,
 )
+from ckptzoo.text import Progress
 
 if TYPE_CHECKING:
     from ckptzoo.hub.search import FoundZoo, SearchResult
@@ -65,7 +65,7 @@ def search(
     if not found.zoos:
         print(_nothing(found))
         return
-    from ckptzoo.studies.shared.report import columns
+    from ckptzoo.console import columns
     from ckptzoo.text import printable
 
     shown = columns("repository", "architecture", "data set", "checkpoints", "licence", "updated")

@@ -5,12 +5,14 @@ What goes to the standard output and to the standard error.
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from ckptzoo.text import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,8 +89,6 @@ VariantName = Annotated[
     typer.Option("--variant", metavar="NAME", help="The gauge the weights are in.", autocompletion=complete_variants),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-
-Progress = Callable[[int, int], None]
 _UNBOUNDED = 100_000
 
 

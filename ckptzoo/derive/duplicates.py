@@ -3,7 +3,7 @@
 Points that lie close to one another, found without looking at every pair.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import Canonical, canonicalize
 from ckptzoo.symmetry.fingerprint import SUMS, sketch
+from ckptzoo.text import Progress
 
 
 def apart(points: NDArray[np.float64], width: float) -> Iterator[NDArray[np.int64]]:
@@ -106,9 +107,6 @@ REACH = 4.0
 
 HELD_BYTES = 128 * 2**20
 """Candidates are compared so many bytes at a time, or one by one where there are more."""
-
-Progress = Callable[[int, int], None]
-"""Called with the checkpoints done and the checkpoints in all."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.documents import Document
 from ckptzoo.schema.layout import PREDICTIONS, SET_NAME, predictions_name
-from ckptzoo.text import counted
+from ckptzoo.text import Progress, counted
 
 STACK = 8
 STACK_BYTES = 2**20
@@ -34,9 +34,6 @@ INPUT_BYTES = 512 * 4 * 28 * 28
 """Inputs that go through a stack of checkpoints at once, counted for each of them."""
 MOST_THREADS = 64
 """Stacks that are evaluated at a time, one a core."""
-
-Progress = Callable[[int, int], None]
-"""Called with the checkpoints done and the checkpoints in all."""
 
 
 @dataclass(frozen=True)

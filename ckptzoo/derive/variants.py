@@ -6,7 +6,7 @@ What became of the checkpoints that were derived, counted part by part.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from ckptzoo.schema.documents import Document
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES, Canonical, Gauge, GroupElement, canonicalize
 from ckptzoo.symmetry.fingerprint import fingerprint
+from ckptzoo.text import Progress
 
 
 @dataclass(frozen=True)
@@ -319,9 +320,6 @@ def _taken(weights: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> Mapp
 
 STORE = ("weights", "element")
 """What a variant's parts hold: weights and group elements, or group elements alone."""
-
-Progress = Callable[[int, int], None]
-"""Called with the checkpoints done and the checkpoints in all."""
 
 
 def derive(

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,9 @@ from ckptzoo.format.tree import LazyTable, Tree, empty_tree
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import may_change
 from ckptzoo.schema.documents import REFETCH, unseal
+from ckptzoo.text import Progress
 
 _CHUNK = 8 * 2**20
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all."""
 
 
 def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = None) -> list[Problem]:

@@ -105,7 +105,7 @@ def search(
     checks a zoo, a search does not. Held by ``tests/hub/test_search.py``.
     """
     if limit < 1:
-        raise ZooError(str(Problem("search", "limit", "1 or more", str(limit), "Choose another.")))
+        raise ZooError(Problem("search", "limit", "1 or more", str(limit), "Choose another."))
     named = [f"{prefix}{name}" for prefix, name in ((_ARCH, arch), (_DATASET, dataset)) if name is not None]
     wanted = tuple(dict.fromkeys((TAG, *named, *tags)))
     client = Client(endpoint, token, retry_policy=_ONCE)

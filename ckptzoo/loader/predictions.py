@@ -13,7 +13,7 @@ from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.readers import MmapReader, RemoteReader, TensorReader
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.shard_index import ShardIndex
-from ckptzoo.loader.stream import Ragged, ReaderShard, Shuffle, Source, Stream
+from ckptzoo.loader.stream import ReaderShard, Remainder, Shuffle, Source, Stream
 from ckptzoo.schema.layout import PREDICTIONS, predictions_name
 
 
@@ -82,7 +82,7 @@ class Predictions:
         batch_size: int = 256,
         shuffle: Shuffle = False,
         seed: int = 0,
-        remainder: Ragged = "error",
+        remainder: Remainder = "error",
         rank: int = 0,
         world_size: int = 1,
         device: Any = None,

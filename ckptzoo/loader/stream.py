@@ -115,13 +115,13 @@ class ReaderShard:
     workers: int = 1
 
 
-Ragged = Literal["error", "keep", "drop", "pad"]
+Remainder = Literal["error", "keep", "drop", "pad"]
 REMAINDERS = ("error", "keep", "drop", "pad")
 """What becomes of the last round when its rows do not make equal shares."""
 
 
 def rounds(
-    count: int, start: int, batch_size: int, share: ReaderShard, remainder: Ragged
+    count: int, start: int, batch_size: int, share: ReaderShard, remainder: Remainder
 ) -> list[tuple[int, int, int]]:
     """The batches of one reader as (first position, rows, position after the round).
 
@@ -229,7 +229,7 @@ class Stream:
         batch_size: int = 256,
         shuffle: Shuffle = False,
         seed: int = 0,
-        remainder: Ragged = "error",
+        remainder: Remainder = "error",
         share: ReaderShard | None = None,
     ) -> None:
         for name, value, known in (("shuffle", shuffle, SHUFFLES), ("remainder", remainder, REMAINDERS)):
@@ -248,7 +248,7 @@ class Stream:
                 raise ZooError(f"{source.location}: {name}: expected {expected}, got {value!r}. Choose another.")
         self._source, self._batch_size, self._share = source, batch_size, share
         self._shuffle: Shuffle = shuffle
-        self._remainder: Ragged = remainder
+        self._remainder: Remainder = remainder
         widest = max(source.stacks.values(), key=lambda stack: stack.row_bytes)
         self._row_blocks = pages_of(source.rows, widest.row_blocks)
         longest = int(np.diff(self._row_blocks).max(initial=1))

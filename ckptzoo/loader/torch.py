@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ckptzoo.errors import MissingExtraError
 from ckptzoo.format.header import numpy_dtype
-from ckptzoo.loader.stream import Batch, Ragged, ReaderShard, Shuffle, Source, State, Stream
+from ckptzoo.loader.stream import Batch, ReaderShard, Remainder, Shuffle, Source, State, Stream
 
 _BFLOAT16 = numpy_dtype("bfloat16")
 _SHARED = ("seed", "epoch", "position")
@@ -104,7 +104,7 @@ class ZooDataset(IterableDataset[Batch]):
         batch_size: int,
         shuffle: Shuffle,
         seed: int,
-        remainder: Ragged,
+        remainder: Remainder,
         rank: int | None,
         world_size: int | None,
     ) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,14 @@ from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.selection import Filters, Selection, left_out, standing
 from ckptzoo.loader.shard_index import Maps
-from ckptzoo.loader.stream import Ragged, ReaderShard, Shuffle, Source, Stream
+from ckptzoo.loader.stream import Batch, ReaderShard, Remainder, Shuffle, Source, Stream
 from ckptzoo.loader.variant import Variant
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
+
+BATCH_BYTES = 64 * 2**20
+"""What ``Zoo.batches`` holds at most, unless it is told otherwise."""
 
 
 def open(address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None) -> "Zoo":
@@ -234,7 +237,7 @@ class Zoo:
         batch_size: int = 256,
         shuffle: Shuffle = False,
         seed: int = 0,
-        remainder: Ragged = "error",
+        remainder: Remainder = "error",
         rank: int = 0,
         world_size: int = 1,
         device: Any = None,
@@ -262,6 +265,26 @@ class Zoo:
         stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, remainder=remainder, share=share)
         return stream if device is None else import_torch().TorchStream(stream, device)
 
+    def batches(self, *names: str, variant: str = layout.RAW, max_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
+        """Everything once, in zoo order, as many checkpoints at a time as fit into ``max_bytes``, and at least one.
+
+        Parameters
+        ----------
+        names : tensors, or layers for all their tensors; none for everything.
+        variant : the gauge.
+        max_bytes : of the tensors in a batch.
+
+        Examples
+        --------
+        >>> sum(len(batch.ids) for batch in zoo.batches("conv1")) == len(zoo)  # doctest: +SKIP
+        True
+        """
+        if not len(self):
+            return iter(())
+        row_bytes = sum(stack.row_bytes for stack in self._source(names, variant).stacks.values())
+        size = max(1, max_bytes // max(1, row_bytes))
+        return iter(self.stream(*names, variant=variant, batch_size=size, remainder="keep"))
+
     def to_torch(
         self,
         *names: str,
@@ -269,7 +292,7 @@ class Zoo:
         batch_size: int = 256,
         shuffle: Shuffle = False,
         seed: int = 0,
-        remainder: Ragged = "error",
+        remainder: Remainder = "error",
         rank: int | None = None,
         world_size: int | None = None,
     ) -> Any:
@@ -292,7 +315,7 @@ class Zoo:
             seed=seed,
             remainder=remainder,
             rank=rank,
-            world=world_size,
+            world_size=world_size,
         )
 
     def to_datasets(self, *names: str, variant: str = layout.RAW, shards: int = 16) -> Any:

@@ -238,7 +238,7 @@ def open_remote(
     retry_policy = retry_policy or RetryPolicy()
     # what may be a folder's name mistyped nobody wants to wait for
     first = replace(
-        retry_policy, grace=min(retry_policy.deadline, OPENING_SECONDS if len(places) == 1 else GUESS_SECONDS)
+        retry_policy, deadline=min(retry_policy.deadline, OPENING_SECONDS if len(places) == 1 else GUESS_SECONDS)
     )
     tried: list[str] = []
     kind: type[RemoteError] = AbsentError

@@ -19,16 +19,16 @@ MAX_PROTOCOL_ERRORS = 5
 class RetryPolicy:
     """When to give up. With ``n`` bytes received, a transfer may have spent
 
-    ``grace + n / slowest``
+    ``deadline + n / slowest``
 
     seconds in receiving and in waiting for another try; what the reader does in between does not count. So a server
     that sends nothing, breaks off again and again, or trickles, is given up alike.
 
     Parameters
     ----------
-    grace : seconds.
+    deadline : seconds.
     slowest : bytes a second.
-    attempt : seconds in place of ``grace`` for one connection; a slower one is closed, and the rest asked for anew.
+    attempt : seconds in place of ``deadline`` for one connection; a slower one is closed, and the rest asked for anew.
     asked : seconds that a server may ask for in all ("come back in ..."), which count in no other bound.
     backoff : seconds before the second try; twice as many before every further one that brought nothing, up to 30.
     """

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from rich.console import Console, Group
 from rich.table import Table
 
+from ckptzoo.console import facts
 from ckptzoo.errors import ZooError
 from ckptzoo.loader.checkpoint import import_torch
 from ckptzoo.loader.zoo import Zoo
@@ -24,9 +25,9 @@ from ckptzoo.measure.distances import Distances
 from ckptzoo.measure.kernels import Rule
 from ckptzoo.measure.mmd import p_value
 from ckptzoo.schema import layout
-from ckptzoo.studies.shared.report import facts, need_matplotlib, write
-from ckptzoo.studies.shared.weights import Progress, parameter_names, table_of
-from ckptzoo.text import counted, printable
+from ckptzoo.studies.shared.report import need_matplotlib, write
+from ckptzoo.studies.shared.weights import parameter_names, table_of
+from ckptzoo.text import Progress, counted, printable
 
 Values = NDArray[np.float64]
 

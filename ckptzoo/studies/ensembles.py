@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from ckptzoo.console import columns, facts
 from ckptzoo.errors import ZooError
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import disagreement
 from ckptzoo.studies.ensemble_scores import DisjointEnsembles, Scores, Sum, log_softmax, scores
-from ckptzoo.studies.shared.report import Spread, columns, facts, need_matplotlib, write
-from ckptzoo.studies.shared.weights import Progress
-from ckptzoo.text import counted, printable
+from ckptzoo.studies.shared.report import Spread, need_matplotlib, write
+from ckptzoo.text import Progress, counted, printable
 
 SHARES = (0.9, 0.99)
 """Shares of the gain whose sizes are told."""

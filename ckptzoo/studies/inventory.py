@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 from rich.console import Console, Group
 from rich.table import Table
 
+from ckptzoo.console import facts
 from ckptzoo.format.tree import Tree
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.layout import predictions_name
-from ckptzoo.studies.shared.report import Spread, facts
+from ckptzoo.studies.shared.report import Spread
 from ckptzoo.text import counted, printable, size
 
 TOLD = ("recipe", "dataset", "precision", "license", "contributor")

@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 from rich.console import Console, Group
 
+from ckptzoo.console import columns
 from ckptzoo.errors import ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.studies.exchange import LEAST, LEVEL, Compared, compare, pairs_of
 from ckptzoo.studies.inventory import sound
 from ckptzoo.studies.shared.density import Histogram, histograms
-from ckptzoo.studies.shared.report import columns, need_matplotlib, write
-from ckptzoo.studies.shared.weights import Progress, parameter_names, table_of, thinned
+from ckptzoo.studies.shared.report import need_matplotlib, write
+from ckptzoo.studies.shared.weights import parameter_names, table_of, thinned
 from ckptzoo.studies.variation import Variation, bytes_to_read, variation
 from ckptzoo.symmetry.counts import orbits
-from ckptzoo.text import counted, printable
+from ckptzoo.text import Progress, counted, printable
 
 MAX_ROWS = 24
 """Tables of more tensors or layers are thinned out evenly."""

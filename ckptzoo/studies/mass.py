@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from rich.console import Console, Group
 
 from ckptzoo import archs
+from ckptzoo.console import columns, facts
 from ckptzoo.errors import ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.studies.inventory import sound
-from ckptzoo.studies.shared.report import columns, facts, need_matplotlib, write
-from ckptzoo.studies.shared.weights import Progress, own_table, parameter_names, thinned
+from ckptzoo.studies.shared.report import need_matplotlib, write
+from ckptzoo.studies.shared.weights import own_table, parameter_names, thinned
 from ckptzoo.symmetry import min_mass
-from ckptzoo.text import counted, printable
+from ckptzoo.text import Progress, counted, printable
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 

@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 from rich.console import Console, Group
 from rich.table import Table
 
+from ckptzoo.console import facts
 from ckptzoo.errors import ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.studies.inventory import sound
 from ckptzoo.studies.mean_shift import QUANTILES, RUNS, Cloud, Curve, Space, curve, need_sklearn
-from ckptzoo.studies.shared.report import facts, need_matplotlib, write
-from ckptzoo.studies.shared.weights import Progress, evenly, parameter_names, table_of
+from ckptzoo.studies.shared.report import need_matplotlib, write
+from ckptzoo.studies.shared.weights import evenly, parameter_names, table_of
 from ckptzoo.symmetry.counts import Counts, count
-from ckptzoo.text import counted, printable
+from ckptzoo.text import Progress, counted, printable
 
 MAX_MEMBERS = 200
 MAX_LAYERS = 11

@@ -15,7 +15,8 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Group, Symmetry
 from ckptzoo.studies.shared.density import ValueHistogram
 from ckptzoo.studies.shared.report import Spread
-from ckptzoo.studies.shared.weights import BATCH_BYTES, NeuronOrder, Progress, orders
+from ckptzoo.studies.shared.weights import BATCH_BYTES, NeuronOrder, orders
+from ckptzoo.text import Progress
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _COPIES = 8

@@ -22,7 +22,8 @@ from ckptzoo.schema import layout
 from ckptzoo.studies.inventory import Inventory, inventory, sound
 from ckptzoo.studies.shared.density import Histogram, histograms
 from ckptzoo.studies.shared.report import Spread, need_matplotlib, write
-from ckptzoo.studies.shared.weights import Progress, batches, evenly, weight_names
+from ckptzoo.studies.shared.weights import batches, evenly, weight_names
+from ckptzoo.text import Progress
 
 MAX_POINTS = 20_000
 

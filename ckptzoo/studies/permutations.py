@@ -24,10 +24,10 @@ from ckptzoo.schema.symmetry import Like, Symmetry
 from ckptzoo.studies.inventory import sound
 from ckptzoo.studies.movement import AS, ENOUGH, LESS, MORE, SIGMAS, UNKNOWN, Movement, OrderMovement
 from ckptzoo.studies.shared.report import need_matplotlib, write
-from ckptzoo.studies.shared.weights import BATCH_BYTES, NeuronOrder, Progress, orders, table_of
+from ckptzoo.studies.shared.weights import BATCH_BYTES, NeuronOrder, orders, table_of
 from ckptzoo.symmetry import GAUGES, canonicalize, ordering_keys
 from ckptzoo.symmetry.arrays import Stacked, by_channel, positions
-from ckptzoo.text import counted, printable
+from ckptzoo.text import Progress, counted, printable
 
 Keys = dict[str, NDArray[np.float64]]
 """Group id to (K, n), for raw channels in their raw order; groups that are ``Like`` another are left out."""

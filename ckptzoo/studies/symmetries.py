@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.console import Group as Stack
 from rich.table import Table
 
+from ckptzoo.console import columns, facts
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.studies.moves import Distance, Moves, Scaling, differences
-from ckptzoo.studies.shared.report import Spread, columns, facts, need_matplotlib, write
-from ckptzoo.studies.shared.weights import Progress, table_of
+from ckptzoo.studies.shared.report import Spread, need_matplotlib, write
+from ckptzoo.studies.shared.weights import table_of
 from ckptzoo.symmetry.counts import Counts, count
-from ckptzoo.text import counted, printable
+from ckptzoo.text import Progress, counted, printable
 
 _EXACT = 15
 """Counts of up to so many digits are shown as they are, larger ones as a power of ten."""

@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 from rich.console import Console, Group
 from rich.table import Table
 
+from ckptzoo.console import facts
 from ckptzoo.errors import SymmetryError, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.symmetry import Sym, Symmetry
 from ckptzoo.studies.hills import FEW, SIGMAS, Density, density
 from ckptzoo.studies.inventory import sound
-from ckptzoo.studies.shared.report import facts, need_matplotlib, write
-from ckptzoo.studies.shared.weights import BATCH_BYTES, Progress, own_table
+from ckptzoo.studies.shared.report import need_matplotlib, write
+from ckptzoo.studies.shared.weights import BATCH_BYTES, own_table
 from ckptzoo.symmetry import canonicalize
 from ckptzoo.symmetry.tables import last_layer
-from ckptzoo.text import counted
+from ckptzoo.text import Progress, counted
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 

@@ -154,7 +154,7 @@ def test_faults_now_and_then_cost_no_byte(server: Hosted, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KIND)
 def test_faults_always_end_in_an_error_in_time(server: Hosted, kind: str) -> None:
-    remote = opened(server, grace=0.3, slowest=10**8, attempt=0.2, asked=0.0)
+    remote = opened(server, deadline=0.3, slowest=10**8, attempt=0.2, asked=0.0)
     wanted = blocks_of(remote, LAYER, 4)
     with planned(
         server, rate=1.0, kinds=(kind,), operations=("blob", "resolve"), wait=30 if kind == "trickle" else 0.3

@@ -27,10 +27,11 @@ from ckptzoo.hub.client.models import (
     stored_of,
 )
 from ckptzoo.hub.client.retry import PROPOSE, READ, WRITE, HubRetryPolicy, NotThereError, RaceError, call_with_retry
-from ckptzoo.hub.client.upload import Progress, Sending
+from ckptzoo.hub.client.upload import Sending
 from ckptzoo.remote.address import MAIN, HubAddress
 from ckptzoo.remote.cache import is_offline
 from ckptzoo.remote.hub_store import PUBLIC, hub_address
+from ckptzoo.text import Progress
 
 T = TypeVar("T")
 

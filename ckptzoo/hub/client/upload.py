@@ -10,15 +10,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.text import Progress
 
 T = TypeVar("T")
 
 _GROUP = 8
 """Files that are handed to Xet storage at a time, which tells nothing of its progress."""
 _HASHERS = 4
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all."""
 
 
 class HaltedError(Exception):

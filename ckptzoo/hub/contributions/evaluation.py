@@ -28,7 +28,7 @@ from ckptzoo.measure import predictions
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import trace
-from ckptzoo.text import counted
+from ckptzoo.text import Progress, counted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -297,7 +297,6 @@ CLAIMED = 5e-3
 """One that is claimed may differ by so much, as people round."""
 
 Figures = dict[str, float]
-Progress = Callable[[int, int], None]
 
 
 @dataclass

@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
+from ckptzoo.console import say
 from ckptzoo.hub.card.markdown import code, table
 from ckptzoo.hub.contributions.report import Check, CheckpointSummary, failures, show, written
 from ckptzoo.hub.contributions.submission import Submission
-from ckptzoo.hub.saying import say
 from ckptzoo.text import counted, printable, shortened, size
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ckptzoo.console import say
 from ckptzoo.errors import HubError, Problem, ZooError
 from ckptzoo.hub.client import Client, Discussion, Listing, RepoFile
 from ckptzoo.hub.client.retry import HubRetryPolicy
@@ -26,7 +27,6 @@ from ckptzoo.hub.contributions.report import Check, CheckpointSummary, check_res
 from ckptzoo.hub.contributions.run_checks import CheckReport, Progress, run_checks
 from ckptzoo.hub.contributions.target_zoo import TargetZoo, opened, write_documents
 from ckptzoo.hub.push import refresh
-from ckptzoo.hub.saying import say
 from ckptzoo.remote import open_remote
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout

@@ -12,13 +12,14 @@ from typing import Any
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
 from ckptzoo.hub.pull.mirror import mirror
-from ckptzoo.hub.pull.selection import Progress, PullSelection
+from ckptzoo.hub.pull.selection import PullSelection
 from ckptzoo.hub.pull.subset import extract
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.selection import standing
 from ckptzoo.remote import open_remote
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document
+from ckptzoo.text import Progress
 
 
 @dataclass(frozen=True)

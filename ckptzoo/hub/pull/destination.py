@@ -70,18 +70,18 @@ def refuse(root: Path, zoo: bytes, *, begun: bool) -> None:
     """
     step = "Name another folder."
     if root.exists() and not root.is_dir():
-        raise ZooError(str(Problem(str(root), "a folder to pull into", "a folder or none", "a file", step)))
+        raise ZooError(Problem(str(root), "a folder to pull into", "a folder or none", "a file", step))
     if (root / OWN).is_symlink():  # what lies there is removed in the end
-        raise ZooError(str(Problem(f"{root}/{OWN}", "a pull's own folder", "a folder", "a link", "Remove it.")))
+        raise ZooError(Problem(f"{root}/{OWN}", "a pull's own folder", "a folder", "a link", "Remove it."))
     there = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
     held = root / layout.ZOO
     if held.is_file() and held.read_bytes() != zoo:
-        raise ZooError(str(Problem(str(root), layout.ZOO, "that of the zoo to pull", "that of another", step)))
+        raise ZooError(Problem(str(root), layout.ZOO, "that of the zoo to pull", "that of another", step))
     own = {OWN, *(layout.DOCUMENTS[:-1] if begun else ())}
     others = [name for name in there if name not in own and not name.startswith(TEMPORARY)]
     if not held.is_file() and others:
         got = f"one with {others[0]}" + (f" and {len(others) - 1} more" if len(others) > 1 else "")
-        raise ZooError(str(Problem(str(root), "a folder to pull into", "a zoo or an empty folder", got, step)))
+        raise ZooError(Problem(str(root), "a folder to pull into", "a zoo or an empty folder", got, step))
 
 
 @contextmanager
@@ -109,13 +109,13 @@ def locked_destination(root: Path, zoo: bytes, selection: Document, *, partial: 
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             step = "Wait until it has ended, or name another folder."
-            raise ZooError(str(Problem(str(root), "pull", "one at a time", "another at work", step))) from None
+            raise ZooError(Problem(str(root), "pull", "one at a time", "another at work", step)) from None
         begun = _same(place, selection)
         refuse(root, zoo, begun=begun)
         if not begun:
             if partial and (root / layout.ZOO).is_file():
                 got, step = "one that was not pulled with these options", "Name another folder."
-                raise ZooError(str(Problem(str(root), "a folder to pull into", "an empty folder", got, step)))
+                raise ZooError(Problem(str(root), "a folder to pull into", "an empty folder", got, step))
             write_file(place.own / ASKED, seal(selection))
         yield place
     finally:
@@ -131,7 +131,7 @@ def _same(place: Destination, selection: Document) -> bool:
         return False
     if held.get("zoo") == selection.get("zoo") and held != selection:
         got, step = described(selection), "Name another folder for other options."
-        raise ZooError(str(Problem(str(place.root), "what is pulled here", described(held), got, step)))
+        raise ZooError(Problem(str(place.root), "what is pulled here", described(held), got, step))
     return held == selection
 
 
@@ -214,7 +214,7 @@ class PulledParts:
                 f"{len(again)} that this folder has from elsewhere, such as {again[0]!r}",
             )
             step = "Pull into another folder."
-            raise ZooError(str(Problem(where, "checkpoints", "new ones", got, step)))
+            raise ZooError(Problem(where, "checkpoints", "new ones", got, step))
         held.update(ids)
 
     def lacking_tombstones(self, retracted: Tree) -> pa.Table:

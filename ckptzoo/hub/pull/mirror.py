@@ -37,7 +37,7 @@ from ckptzoo.hub.pull.destination import (
     publish,
 )
 from ckptzoo.hub.pull.page import read_cards, read_some, replace, write_cards
-from ckptzoo.hub.pull.selection import Meter, Progress, PullSelection
+from ckptzoo.hub.pull.selection import Meter, PullSelection
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.remote import Remote
 from ckptzoo.remote.stores import decode
@@ -46,6 +46,7 @@ from ckptzoo.schema.architecture import Tensor
 from ckptzoo.schema.card import may_change
 from ckptzoo.schema.documents import digest_of
 from ckptzoo.schema.layout import INDEX, METADATA, SHARD_NAME, Span
+from ckptzoo.text import Progress
 
 _PIECE = 8 * 2**20
 

@@ -4,7 +4,7 @@ How far a pull is, counted by several threads.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.documents import Document
 from ckptzoo.schema.layout import RAW
+from ckptzoo.text import Progress
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,8 @@ def _names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
         return None
     made = (names,) if isinstance(names, str) else tuple(sorted(set(names)))
     if not made:
-        raise ZooError(str(Problem("pull", what, "one name or more", "none", "Leave them out to pull all.")))
+        raise ZooError(Problem("pull", what, "one name or more", "none", "Leave them out to pull all."))
     return made
-
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes that this call brought to their place, and the bytes that it has to bring in all."""
 
 
 class Meter:

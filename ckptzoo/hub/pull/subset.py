@@ -23,7 +23,7 @@ from ckptzoo.format.reader import read_contents
 from ckptzoo.format.tree import places_of
 from ckptzoo.hub.pull.destination import BlockCache, PulledParts, explain_disk_full, locked_destination, need_room
 from ckptzoo.hub.pull.page import read_cards, write_cards
-from ckptzoo.hub.pull.selection import Meter, Progress, PullSelection
+from ckptzoo.hub.pull.selection import Meter, PullSelection
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.selection import left_out, standing
 from ckptzoo.loader.zoo import Zoo
@@ -31,6 +31,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.documents import Document, Identity, digest_of, seal
 from ckptzoo.schema.metadata import COLUMNS, RETRACTED_COLUMNS, VARIANT_COLUMNS
+from ckptzoo.text import Progress
 
 BATCH_BYTES = 64 * 2**20
 """At most so many bytes, or one checkpoint, are held at a time."""
@@ -93,7 +94,7 @@ class SubsetWriter:
         self.arch = zoo.arch if self._whole else Architecture(zoo.arch.name, tensors)
         if not len(zoo):
             step = "Ask for others."
-            raise ZooError(str(Problem(zoo.address, "checkpoints to pull", "some", f"none where {asked.where}", step)))
+            raise ZooError(Problem(zoo.address, "checkpoints to pull", "some", f"none where {asked.where}", step))
         self.cuts = self._all()
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ckptzoo.console import say
 from ckptzoo.errors import HubError, IntegrityError, Problem, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import list_trees
@@ -19,12 +20,10 @@ from ckptzoo.format.verify import verify
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.models import Listing
 from ckptzoo.hub.client.retry import HubRetryPolicy, NotThereError, RaceError
-from ckptzoo.hub.client.upload import Progress
 from ckptzoo.hub.push.plan import PushPlan, difference, is_there
 from ckptzoo.hub.push.sources import CommitBatch, LocalZoo, RepositoryFiles, links_outside, read_local
-from ckptzoo.hub.saying import say
 from ckptzoo.remote.address import repository
-from ckptzoo.text import counted, size
+from ckptzoo.text import Progress, counted, size
 
 
 @dataclass(frozen=True)

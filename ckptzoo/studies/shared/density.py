@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.studies.shared.weights import Progress, batches
+from ckptzoo.studies.shared.weights import batches
+from ckptzoo.text import Progress
 
 _BITS = 18
 _SHIFT = 32 - _BITS

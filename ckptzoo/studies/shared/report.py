@@ -5,7 +5,7 @@ How a set of figures is spread, in six numbers.
 Facts and tables of figures, as all studies print them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from rich.table import Table
 
 from ckptzoo.errors import MissingExtraError
 from ckptzoo.format import durable
 from ckptzoo.schema.documents import canonical
-from ckptzoo.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,22 +87,3 @@ class Spread:
     def to_json(self) -> dict[str, Any]:
         """The six numbers by name."""
         return asdict(self)
-
-
-def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names and texts, one pair a line."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in rows:
-        table.add_row(name, printable(text))
-    return table
-
-
-def columns(first: str, *others: str) -> Table:
-    """An empty table of these columns: names in the first, figures in the others."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table

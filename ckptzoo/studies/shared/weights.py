@@ -7,7 +7,7 @@ Some of many, without chance.
 Whether a zoo has what a study of its symmetries needs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,9 +24,6 @@ from ckptzoo.symmetry import GAUGES
 
 BATCH_BYTES = 16 * 2**20
 """Weights that are read at a time, as far as whole rows allow."""
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes of weights read and the bytes in all."""
 
 
 def parameter_names(arch: Architecture) -> list[str]:

@@ -66,7 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 
 def opened(server: Hosted, name: str = "lab/zoo", **how: float) -> Remote:
-    retry_policy = RetryPolicy(**{"grace": 3.0, "attempt": 0.3, "backoff": 0.01, "asked": 3.0, **how})
+    retry_policy = RetryPolicy(**{"deadline": 3.0, "attempt": 0.3, "backoff": 0.01, "asked": 3.0, **how})
     return open_remote(f"hf://datasets/{name}", endpoint=server.url, retry_policy=retry_policy)
 
 

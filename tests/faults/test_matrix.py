@@ -2,7 +2,7 @@
 
 A fault that passes costs no more than time; one that stays ends in an error that says what to do, within bounds, and
 leaves what the same call can carry on. The judge is the server's ledger and the bytes of the zoo on this machine.
-With ``CKPTZOO_FAULTS=many`` every request of every operation meets every fault in turn, and more seeds are tried.
+With ``CKPTZOO_TESTS=all`` every request of every operation meets every fault in turn, and more seeds are tried.
 """
 
 import time
@@ -15,9 +15,10 @@ from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.server.testing import KINDS, FaultPlan, Injected
 from tests.faults.bench import Bench, says_what_to_do, settled
-from tests.faults.conftest import defaults, many
+from tests.faults.conftest import defaults
 from tests.faults.counts import COUNTS
 from tests.faults.operations import OPERATIONS, Case
+from tests.support.effort import ALL
 
 NEVER = {
     "whole": {"push", "grow"},
@@ -35,7 +36,7 @@ BORNE = {"stale", "trickle"}
 """What costs nothing but time however long it lasts: no one here goes by an ETag, and a trickle is no silence."""
 BOUND = 60.0
 """Seconds that no operation may exceed, whatever befalls it. Time is short here; see the fixture ``hurried``."""
-SEEDS = range(12) if many() else range(1)
+SEEDS = range(12) if ALL else range(1)
 pytestmark = pytest.mark.usefixtures("hurried")
 
 
@@ -93,7 +94,7 @@ def test_faults_that_stay_end_in_an_error_that_says_what_to_do(
     assert (found is None) == (kind in BORNE), found
 
 
-@pytest.mark.skipif(not many(), reason="CKPTZOO_FAULTS=many tries every request")
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "kind"), CELLS)
 def test_every_request_meets_every_fault(bench: Bench, tiny: Path, name: str, kind: str) -> None:
     number, asked = 0, 1

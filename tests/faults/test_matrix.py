@@ -6,6 +6,7 @@ With ``CKPTZOO_TESTS=all`` every request of every operation meets every fault in
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -40,12 +41,23 @@ SEEDS = range(12) if ALL else range(1)
 pytestmark = pytest.mark.usefixtures("hurried")
 
 
-def tried(bench: Bench, case: Case, plan: FaultPlan, key: tuple[str, str]) -> Exception | None:
-    """Run a case under a plan, and judge what is there; returns the error, which is one that says what to do."""
+def tried(
+    bench: Bench,
+    case: Case,
+    plan: FaultPlan,
+    key: tuple[str, str],
+    policies: Sequence[RetryPolicy | HubRetryPolicy] = (),
+) -> Exception | None:
+    """Run a case under a plan, and judge what is there; returns the error, which is one that says what to do.
+
+    The policies are the defaults while faults last; the call that carries on has time again.
+    """
     injected: list[Injected] = []
     found: Exception | None = None
     began = time.monotonic()
-    with bench.misbehaving(plan, injected):
+    with pytest.MonkeyPatch.context() as patch, bench.misbehaving(plan, injected):
+        for policy in policies:
+            defaults(patch, policy)
         try:
             case.act()
         except ZooError as error:
@@ -84,13 +96,10 @@ def test_faults_that_pass_cost_nothing_but_time(bench: Bench, tiny: Path, name: 
 
 
 @pytest.mark.parametrize(("name", "kind"), CELLS)
-def test_faults_that_stay_end_in_an_error_that_says_what_to_do(
-    bench: Bench, tiny: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
-) -> None:
-    defaults(monkeypatch, RetryPolicy(deadline=0.4, attempt=0.4, backoff=0.02))
-    defaults(monkeypatch, HubRetryPolicy(tries=3, pause=0.01, silence=2.0))
+def test_faults_that_stay_end_in_an_error_that_says_what_to_do(bench: Bench, tiny: Path, name: str, kind: str) -> None:
+    policies = RetryPolicy(deadline=0.4, attempt=0.4, backoff=0.02), HubRetryPolicy(tries=3, pause=0.01, silence=2.0)
     plan = FaultPlan(rate=1.0, kinds=(kind,), wait=0.02)
-    found = tried(bench, OPERATIONS[name](bench, tiny), plan, (name, kind))
+    found = tried(bench, OPERATIONS[name](bench, tiny), plan, (name, kind), policies)
     assert (found is None) == (kind in BORNE), found
 
 

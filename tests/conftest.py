@@ -10,7 +10,7 @@ from hypothesis import settings
 
 import ckptzoo
 from ckptzoo.format.header import numpy_dtype
-from tests.support.effort import examples, seconds_by_folder, skip_exhaustive
+from tests.support.effort import examples, mark, seconds_by_folder
 
 settings.register_profile(
     "ckptzoo", max_examples=examples(100), deadline=None
@@ -77,9 +77,10 @@ def make_zoo(tmp_path: Path) -> Callable[..., tuple[Path, Weights]]:
     return make
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what only a full run does."""
-    skip_exhaustive(items)
+    """Mark what is slow by its folder, and skip what only a full run does."""
+    mark(items)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -5,11 +5,15 @@ By default properties are tried on up to 50 examples, and tests marked ``exhaust
 """
 
 import os
+from pathlib import Path
 
 import pytest
 
+TESTS = Path(__file__).parents[1]
 ALL = os.environ.get("CKPTZOO_TESTS") == "all"
 MAX_EXAMPLES = 50
+SLOW_FOLDERS = ("builders", "cards", "cli", "faults", "hub", "laws", "project", "server")
+"""Tests here start servers or processes, train networks, or try many examples: each is ``slow``."""
 
 
 def examples(count: int) -> int:
@@ -17,9 +21,11 @@ def examples(count: int) -> int:
     return count if ALL else min(count, MAX_EXAMPLES)
 
 
-def skip_exhaustive(items: list[pytest.Item]) -> None:
-    """Skip what only a full run does."""
+def mark(items: list[pytest.Item]) -> None:
+    """Mark what is slow by its folder, and skip what only a full run does."""
     for item in items:
+        if item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
         if not ALL and item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.skip(reason="CKPTZOO_TESTS=all runs it"))
 

@@ -13,7 +13,7 @@ import pytest
 from ckptzoo.errors import ZooError
 from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.remote.retry import RetryPolicy
-from ckptzoo.server.testing import KINDS, FaultPlan, Injected
+from ckptzoo.server.testing import FAULT_KINDS, FaultPlan, InjectedFault
 from tests.faults.bench import Bench, says_what_to_do, settled
 from tests.faults.conftest import defaults, many
 from tests.faults.counts import COUNTS
@@ -30,7 +30,7 @@ NEVER = {
 }
 """What cannot happen: a push to a new repository reads no file, to one that is there none in ranges; readers write
 nothing; a merge is no commit."""
-CELLS = [(name, kind) for name in OPERATIONS for kind in KINDS if name not in NEVER.get(kind, ())]
+CELLS = [(name, kind) for name in OPERATIONS for kind in FAULT_KINDS if name not in NEVER.get(kind, ())]
 BORNE = {"stale", "trickle"}
 """What costs nothing but time however long it lasts: no one here goes by an ETag, and a trickle is no silence."""
 BOUND = 60.0
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("hurried")
 
 def tried(bench: Bench, case: Case, plan: FaultPlan, key: tuple[str, str]) -> Exception | None:
     """Run a case under a plan, and judge what is there; returns the error, which is one that says what to do."""
-    injected: list[Injected] = []
+    injected: list[InjectedFault] = []
     found: Exception | None = None
     began = time.monotonic()
     with bench.misbehaving(plan, injected):

@@ -1,4 +1,4 @@
-"""Servers that tests share."""
+"""A server for each test, without and with an empty dataset."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +18,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Hosted]:
-    with hosted(tmp_path / "served") as found:
-        yield found
+    with hosted(tmp_path / "served") as running:
+        yield running
 
 
 @pytest.fixture

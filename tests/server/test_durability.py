@@ -105,7 +105,7 @@ class Client:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
-    """Three clients commit while the server is killed, twice; the third server has all that any of them was told."""
+    """Three clients commit while the server is killed, twice; the third server has all that was acknowledged to any of them."""
     root, known, commits = tmp_path / "served", dict[str, bytes](), list[str]()
     token, rng = token_for(root), random.Random(seed)
     for turn in range(2):

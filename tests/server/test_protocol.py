@@ -253,7 +253,7 @@ def test_bodies_are_bounded(tmp_path: Path) -> None:
 def test_bad_commits_are_refused_whole(zoo: Hosted, body: bytes) -> None:
     before = ask(zoo, "GET", f"/api/datasets/{ZOO}").json()["sha"]
     assert ask(zoo, "POST", f"/api/datasets/{ZOO}/commit/main", body).status in (400, 404)
-    assert ask(zoo, "GET", f"/api/datasets/{ZOO}").json()["sha"] == before and zoo.ledger.acknowledged == []
+    assert ask(zoo, "GET", f"/api/datasets/{ZOO}").json()["sha"] == before and zoo.request_log.acknowledged == []
 
 
 def test_a_private_server_shows_nothing_without_a_token(tmp_path: Path) -> None:

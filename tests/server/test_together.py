@@ -34,7 +34,7 @@ def test_without_a_parent_all_come_in_one_after_the_other(zoo: Hosted) -> None:
     commits = zoo.api().list_repo_commits(ZOO, repo_type="dataset")
     assert sorted(found.title for found in commits) == sorted(["initial commit", *map(str, range(16))])
     assert len(zoo.api().list_repo_files(ZOO, repo_type="dataset")) == 17
-    assert {found.oid for found in zoo.ledger.acknowledged} == {found.commit_id for found in commits[:-1]}
+    assert {found.oid for found in zoo.request_log.acknowledged} == {found.commit_id for found in commits[:-1]}
 
 
 def test_the_same_file_from_several_is_kept_once(zoo: Hosted) -> None:

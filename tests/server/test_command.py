@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tests.server.test_durability import SERVE, process
+from tests.support.server_process import SERVE, server_process
 
 
 def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -27,7 +27,7 @@ def ask(url: str, token: str | None = None) -> tuple[int, bytes]:
 
 
 def test_tokens_are_made_and_revoked_while_it_runs(tmp_path: Path) -> None:
-    with process(tmp_path, "--private", "--ledger") as (_, url):
+    with server_process(tmp_path, "--private", "--ledger") as (_, url):
         assert url.startswith("http://127.0.0.1:")
         results = {
             role: run_serve("token", "--root", str(tmp_path), "--user", role, f"--{role}")
@@ -52,16 +52,16 @@ def exit_code(done: subprocess.CompletedProcess[str]) -> int:
 
 
 def test_faults_can_be_asked_for(tmp_path: Path) -> None:
-    with process(tmp_path, "--faults", "at=1,kinds=broken") as (_, url):
+    with server_process(tmp_path, "--faults", "at=1,kinds=broken") as (_, url):
         assert [ask(f"{url}/api/datasets")[0] for _ in range(3)] == [200, 502, 200]
         assert ask(f"{url}/_ledger")[0] == 404
-    with process(tmp_path) as (_, url):
+    with server_process(tmp_path) as (_, url):
         assert ask(f"{url}/_ledger")[0] == 404
 
 
 def test_it_ends_when_it_is_interrupted(tmp_path: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        with process(tmp_path) as (server, _):
+        with server_process(tmp_path) as (server, _):
             server.send_signal(number)
             out, err = server.communicate(timeout=20)
             assert (out, "Traceback" in err) == ("", False)

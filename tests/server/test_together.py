@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.test_durability import Client, process, token_for
 from tests.support.hosted import ZOO, Hosted, ask, commit_body
+from tests.support.server_process import PlainClient, server_process, token_for
 
 COMMIT = f"/api/datasets/{ZOO}/commit/main"
 
@@ -61,8 +61,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     data = bytes(size)
     oid = hashlib.sha256(data).hexdigest()
     token = token_for(tmp_path)
-    with process(tmp_path) as (server, url):
-        client = Client(url, token, "c", {})
+    with server_process(tmp_path) as (server, url):
+        client = PlainClient(url, token, "c", {})
         assert client.ask("POST", "/api/repos/create", b'{"name": "zoo", "type": "dataset"}')[0] == 200
         before = peak(server.pid)
         asked = f'{{"operation": "upload", "objects": [{{"oid": "{oid}", "size": {size}}}]}}'.encode()

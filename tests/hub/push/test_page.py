@@ -1,9 +1,7 @@
 """The page of a hub's zoo is right for what the zoo holds there, whoever wrote to it last."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ from ckptzoo.hub.push import Pushed, plan, push
 from ckptzoo.schema.card import Card
 from ckptzoo.server.responses import front_matter as parsed
 from tests.support.hosted import ZOO, Hosted
+from tests.support.hub_clients import run_client
 from tests.support.hub_zoos import ARCH, assert_generated_page, downloaded, files_of, grown, pushed, weights_of
 
 Make = Callable[..., Path]
@@ -75,12 +74,8 @@ def test_load_dataset_reads_what_was_retracted(server: Hosted, make_zoo: Make, t
     pushed(server, zoo)
     ckptzoo.retract(zoo, ["m0-1"], reason="a test")
     pushed(server, zoo)
-    places = {name: str(tmp_path / "elsewhere") for name in ("HOME", "HF_HOME")}
-    environment = {**places, "PATH": os.environ["PATH"], "HF_ENDPOINT": server.url, "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-c", LOADED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [["m0-1"], ["a test"]]
+    printed = run_client(server, tmp_path / "home", sys.executable, "-c", LOADED, role=None)
+    assert json.loads(printed) == [["m0-1"], ["a test"]]
 
 
 def test_a_stale_page_is_all_there_is_to_do(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """Publishing to a real server: what is uploaded, what stays, and who can read it."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ from ckptzoo.derive import derive
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.push import Planned, plan
 from tests.support.hosted import ZOO, Hosted
+from tests.support.hub_clients import run_client
 from tests.support.hub_zoos import ARCH, assert_same_except_generated, downloaded, files_of, grown, pushed, zoo_of
 
 Make = Callable[..., Path]
@@ -168,22 +167,11 @@ print(json.dumps([list(load_dataset("lab/zoo", "metadata", split="train", stream
 """
 
 
-def elsewhere(server: Hosted, tmp_path: Path, code: str, *arguments: str) -> str:
-    """A program in another process, with nothing set but the hub's address and places for caches."""
-    places = {name: str(tmp_path / "elsewhere") for name in ("HOME", "HF_HOME", "CKPTZOO_CACHE")}
-    environment = {**places, "PATH": os.environ["PATH"], "HF_ENDPOINT": server.url, "HF_HUB_DISABLE_XET": "1"}
-    environment["PYTHONPATH"] = str(Path(ckptzoo.__file__).parents[1])
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_what_was_pushed_opens_in_few_requests(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo("zoo", (3, 2))
     pushed(server, zoo)
     before = len(server.request_log.entries)
-    assert elsewhere(server, tmp_path, OPENED, server.url).strip() == str(
+    assert run_client(server, tmp_path / "home", sys.executable, "-c", OPENED, server.url, role=None).strip() == str(
         (5, *np.shape(ckptzoo.open(zoo)["fc.weight"])[1:])
     )
     requests = server.request_log.entries[before:]
@@ -196,4 +184,4 @@ def test_load_dataset_reads_the_metadata(server: Hosted, make_zoo: Make, tmp_pat
     zoo = make_zoo("zoo", (3, 2))
     pushed(server, zoo)
     ids = ckptzoo.open(zoo).ids
-    assert json.loads(elsewhere(server, tmp_path, LOADED)) == [ids, ids]
+    assert json.loads(run_client(server, tmp_path / "home", sys.executable, "-c", LOADED, role=None)) == [ids, ids]

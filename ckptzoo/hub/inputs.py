@@ -62,8 +62,8 @@ def inputs_of(
     shape = zoo.arch.input_shape
     if shape is not None and np.prod(shape) == np.prod(inputs.shape[1:]):
         inputs = inputs.reshape(-1, *shape)
-    own = evaluation.dataset.lower().rpartition("/")[2] == dataset
-    return inputs, test_set.labels[:limit] if own else None
+    is_own_dataset = evaluation.dataset.lower().rpartition("/")[2] == dataset
+    return inputs, test_set.labels[:limit] if is_own_dataset else None
 
 
 def _common_evaluation(zoo: Zoo) -> Evaluation:

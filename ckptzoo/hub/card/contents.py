@@ -27,7 +27,7 @@ MAX_FIGURE = 1e9
 MAX_BINS, MIN_BINS = 20, 5
 BAR_WIDTH = 32
 """Characters of the longest bar of a histogram."""
-_CERTIFICATES = ("certificate_random", "certificate_real")
+_DIFFERENCE_COLUMNS = ("certificate_random", "certificate_real")
 """Columns of a variant's rows with the largest relative difference of the outputs from those of ``raw``."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 """0 to 7 eighths of a character (Unicode block elements, U+258F to U+2589)."""
@@ -146,7 +146,7 @@ def variants(zoo: Zoo) -> str:
 
 def _variant(zoo: Zoo, name: str) -> Sequence[str]:
     tree = zoo.contents.derived(name)
-    rows = tree.rows.select(("gauged", "unresolved", *_CERTIFICATES))
+    rows = tree.rows.select(("gauged", "unresolved", *_DIFFERENCE_COLUMNS))
     rows = rows.filter(pa.array(places_of(tree.rows["id"], zoo.metadata["id"]) >= 0))
     versions = sorted({str(part.facts.get("version")) for part in tree.parts})
     stored = StoredBytes.of(tree)
@@ -160,20 +160,20 @@ def _variant(zoo: Zoo, name: str) -> Sequence[str]:
         f"{int(flags(rows, 'gauged').sum()):,}",
         f"{int(flags(rows, 'unresolved').sum()):,}",
         nbytes,
-        _certificate(rows),
+        _largest_difference(rows),
     )
 
 
 def _rule(name: str, versions: Sequence[str]) -> str:
     """The gauge's rule in words, where this ckptzoo has the gauge in this version."""
-    from ckptzoo.symmetry.gauges import GAUGES
+    from ckptzoo.symmetry.gauges import GAUGES  # a page without variants needs no gauges
 
     gauge = GAUGES.get(name)
     return gauge.rule if gauge is not None and versions == [str(gauge.version)] else ""
 
 
-def _certificate(rows: pa.Table) -> str:
-    values = np.concatenate([rows[name].drop_null().to_numpy() for name in _CERTIFICATES]).astype(np.float64)
+def _largest_difference(rows: pa.Table) -> str:
+    values = np.concatenate([rows[name].drop_null().to_numpy() for name in _DIFFERENCE_COLUMNS]).astype(np.float64)
     return f"{values.max():.1e}" if len(values) else "none"
 
 

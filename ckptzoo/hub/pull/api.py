@@ -115,7 +115,7 @@ def pull(
     remote = open_remote(address, endpoint=endpoint, token=token)
     files = RemoteFiles(remote, os.fspath(address), endpoint, token)
     fetch = mirror if selection.includes_raw and layers is None and where is None else extract
-    parts, there, fetched_bytes = fetch(files, selection, root, progress)
+    parts, already, fetched_bytes = fetch(files, selection, root, progress)
     contents = read_contents(Folder(root))
     raw_parts = [part for part in contents.raw.parts if part.facts.get("bare") is not True]
     gauges = [name for name in contents.derived_parts if contents.kind(name) == "variant"]
@@ -126,6 +126,6 @@ def pull(
         len(standing(contents)),
         (*((layout.RAW,) if raw_parts else ()), *gauges),
         tuple(parts),
-        there,
+        already,
         fetched_bytes,
     )

@@ -62,7 +62,7 @@ def mirror(
     trees = list_trees(files)
     known = [name.partition("/")[2] for name in trees if name not in (layout.PARTS, _RETRACTED_TREE)]
     gauges = selection.gauges(known, location=files.name)
-    wanted = [layout.PARTS, _RETRACTED_TREE, *(f"{layout.DERIVED}/{gauge}" for gauge in gauges)]
+    wanted_trees = [layout.PARTS, _RETRACTED_TREE, *(f"{layout.DERIVED}/{gauge}" for gauge in gauges)]
     documents, card_files = read_existing(files, layout.DOCUMENTS), read_card_files(files)
     listing = read_existing(files, (LISTING,)) if selection.is_everything else {}
     stored_selection = {**selection.to_json(), "zoo": digest_of(identity.to_json())}
@@ -76,7 +76,7 @@ def mirror(
                 write_file(root / name, data)
         pulled = PulledParts(root)
         already = pulled.paths()
-        available = [f"{tree}/{name}" for tree in wanted for name in trees.get(tree, ())]
+        available = [f"{tree}/{name}" for tree in wanted_trees for name in trees.get(tree, ())]
         paths = [path for path in available if path not in already]
         total = shard_bytes(remote, paths)
         needed = max(0, total - _allocated_bytes(destination.staged_parts))

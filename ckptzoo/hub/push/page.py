@@ -50,12 +50,12 @@ def page_of(files: Files, repo: str, card: Card) -> Page:
     return Page(readme(zoo, replace(card, repository=repo)).encode(), () if licence_stated else (NO_LICENCE,))
 
 
-def page_or_note(files: Files, repo: str, *, own: bool) -> Page:
+def page_or_note(files: Files, repo: str, *, local_card: bool) -> Page:
     """As ``page_of``, from the card among the files; a note where there is no page to make.
 
     Parameters
     ----------
-    own : the card is in the caller's folder, so that it can be corrected.
+    local_card : the card is in the caller's folder, so that it can be corrected.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def page_or_note(files: Files, repo: str, *, own: bool) -> Page:
             return Page(None, (NO_CARD,), has_card=False)
         return page_of(files, repo, card_in(files))
     except (SpecError, IntegrityError) as error:
-        if own and isinstance(error, SpecError):
+        if local_card and isinstance(error, SpecError):
             raise
         # What others damaged in the repository must not keep anybody from publishing.
         return Page(None, (f"README.md stays as it is: {error.problem}",))

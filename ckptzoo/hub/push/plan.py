@@ -222,7 +222,7 @@ def _card_batch(
     """Card, pictures, and the page of what the repository will hold; the folder's own page where there is no card."""
     stored, card_files = listing.files, dict(local.card_files)
     files = merged_files(repository, listing, parts, local.documents | card_files)
-    page = page_or_note(files, repository.repo, own=CARD_TOML in card_files)
+    page = page_or_note(files, repository.repo, local_card=CARD_TOML in card_files)
     if page.has_card and (page.data is not None or layout.README in stored):
         card_files.pop(layout.README, None)
     batch = _batch_of(_missing(card_files, stored))
@@ -326,8 +326,8 @@ def _clashes(location: str, trees: dict[str, Tree], part: LocalPart) -> Iterator
         _RETRACTED_TREE: {},
     }.get(part.part.tree, {"id": "checkpoints"})
     for column, what in columns.items():
-        mine = part.rows[column]
-        both = mine.filter(pc.call_function("is_in", [mine], pc.SetLookupOptions(tree.rows[column].combine_chunks())))
+        own = part.rows[column]
+        both = own.filter(pc.call_function("is_in", [own], pc.SetLookupOptions(tree.rows[column].combine_chunks())))
         both = both.drop_null().unique()
         if len(both):
             shown = ", ".join(repr(name.as_py()) for name in both[:_MAX_SHOWN_IDS])
@@ -335,8 +335,8 @@ def _clashes(location: str, trees: dict[str, Tree], part: LocalPart) -> Iterator
             step = "Leave them out, or give them other ids; they were written by somebody else, or twice."
             yield Problem(location, f"{what} of {part.path}", "new ones", f"{shown}{more}, which it has", step)
     for fact in _SHARED_FACTS:
-        mine = str(part.part.facts.get(fact))
-        if theirs := {str(other.facts.get(fact)) for other in tree.parts} - {mine}:
+        own = str(part.part.facts.get(fact))
+        if theirs := {str(other.facts.get(fact)) for other in tree.parts} - {own}:
             step = "Derive it again as the others were, with the same ckptzoo and inputs, or under another name."
             expected = shortened(", ".join(sorted(theirs)), _MAX_SHOWN_FACT)
-            yield Problem(location, f"{fact} of {part.path}", expected, shortened(mine, _MAX_SHOWN_FACT), step)
+            yield Problem(location, f"{fact} of {part.path}", expected, shortened(own, _MAX_SHOWN_FACT), step)

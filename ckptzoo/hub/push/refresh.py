@@ -115,12 +115,14 @@ class _Refresh:
         if self._strict:
             page = page_of(files, self._repo, self._card or card_in(files))
         else:
-            page = page_or_note(files, self._repo, own=False)
-        wanted = {} if self._card is None else {CARD_TOML: self._card.to_toml().encode()}
+            page = page_or_note(files, self._repo, local_card=False)
+        generated = {} if self._card is None else {CARD_TOML: self._card.to_toml().encode()}
         if page.data is not None:
-            wanted[layout.README] = page.data
+            generated[layout.README] = page.data
         stored = listing.files
-        batch = CommitBatch.of({name: data for name, data in wanted.items() if not is_stored(data, stored.get(name))})
+        batch = CommitBatch.of(
+            {name: data for name, data in generated.items() if not is_stored(data, stored.get(name))}
+        )
         return batch.merge(snapshot_batch(self._repository, listing, [])), page, self._changes(listing, page)
 
     def _changes(self, listing: Listing, page: Page) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ def checked(recipe: Recipe) -> ImageRecipe:
 
 def _digits(recipe: Recipe, folder: Path | None) -> Data:
     """scikit-learn's 1,797 digits, enlarged from 8x8 to 28x28; a fixed shuffled split."""
-    found = test_sets.load()
+    found = test_sets.read_digits()
     if found is None:
         raise MissingExtraError("scikit-learn", "build")
     images, labels = found[0][:, 0], found[1]
@@ -127,8 +127,8 @@ def _mnist(recipe: Recipe, folder: Path | None) -> Data:
     folder = folder / "mnist" if (folder / "mnist").is_dir() else folder
     arrays: list[NDArray[Any]] = []
     for stem, count in (("train", recipe.train), ("t10k", recipe.test)):
-        arrays.append(test_sets.read(folder, f"{stem}-images-idx3-ubyte", (count, 28, 28)))
-        arrays.append(test_sets.read(folder, f"{stem}-labels-idx1-ubyte", (count,), largest=9).astype(np.int64))
+        arrays.append(test_sets.read_idx(folder, f"{stem}-images-idx3-ubyte", (count, 28, 28)))
+        arrays.append(test_sets.read_idx(folder, f"{stem}-labels-idx1-ubyte", (count,), largest=9).astype(np.int64))
     return Data("mnist", *arrays)
 
 

@@ -1,4 +1,4 @@
-"""What a zoo's networks are shown of a set of images that lies on this machine."""
+"""The images of a test set as the networks of a zoo take them: scaled and shaped as in their training."""
 
 import re
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub import test_sets
 from ckptzoo.hub.contributions.evaluation import Evaluation, evaluations
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.layout import SET_NAME
 
 _SPLIT = re.compile(r"test(?:-([1-9]\d{0,8}))?")
-"""Which examples of a data set there are."""
+"""``test`` for all examples, ``test-100`` for the first 100."""
 
 
 def inputs_of(
@@ -26,7 +26,7 @@ def inputs_of(
     zoo : its rows say how pixels are scaled.
     name : the set, ``<data set>/test``, such as ``mnist/test``, ``fashion-mnist/test`` or ``digits/test``; and
         ``mnist/test-100`` for its first 100 examples.
-    data : where test sets lie, as ``ckptzoo.hub.test_sets.find`` takes it.
+    data : where test sets are, as ``ckptzoo.hub.test_sets.find`` takes it.
 
     Returns
     -------
@@ -35,44 +35,44 @@ def inputs_of(
     Raises
     ------
     ZooError
-        There is no such set at hand, no row says how pixels are scaled, or rows differ in it.
+        There is no such set on this machine, no row says how pixels are scaled, or rows differ in it.
     """
     dataset, _, split = name.partition("/")
-    cut = _SPLIT.fullmatch(split)
-    if not SET_NAME.fullmatch(name) or cut is None:
+    split_match = _SPLIT.fullmatch(split)
+    if not SET_NAME.fullmatch(name) or split_match is None:
         expected, step = "a data set and /test, as mnist/test or mnist/test-100", "Others are for derive.predict."
-        raise ZooError(f"{zoo.name}: set of inputs: expected {expected}, got {name!r}. {step}")
-    limit = int(cut[1]) if cut[1] else None
-    evaluation = _evaluation(zoo)
-    found = test_sets.find(dataset, data)
-    if found is None:
-        place = test_sets.folder_of(data)
-        looked = "no folder to look in" if place is None else f"none in {place} nor in {place / dataset}"
+        raise ZooError(Problem(zoo.name, "set of inputs", expected, repr(name), step))
+    limit = int(split_match[1]) if split_match[1] else None
+    evaluation = _common_evaluation(zoo)
+    test_set = test_sets.find(dataset, data)
+    what = f"set of inputs {name!r}"
+    if test_set is None:
+        folder = test_sets.folder_of(data)
+        got = "no folder to look in" if folder is None else f"none in {folder} nor in {folder / dataset}"
         step = f"Name the folder that holds it with --data or {test_sets.FOLDER_VARIABLE}."
-        raise ZooError(f"{zoo.name}: set of inputs {name!r}: expected its files at hand, got {looked}. {step}")
-    if limit is not None and limit > len(found):
-        expected = f"at most {len(found):,} examples"
-        raise ZooError(f"{zoo.name}: set of inputs {name!r}: expected {expected}, got {limit:,}. Ask for fewer.")
-    channels = found.images.shape[1]
-    told = max(len(evaluation.mean), len(evaluation.std))
-    if told not in (1, channels):
-        expected = f"images of {told} channels, as the networks take"
-        raise ZooError(f"{zoo.name}: set of inputs {name!r}: expected {expected}, got {channels}. Choose another set.")
-    seen = found.normalized(evaluation.mean, evaluation.std, limit)
-    wanted = zoo.arch.input_shape
-    if wanted is not None and np.prod(wanted) == np.prod(seen.shape[1:]):
-        seen = seen.reshape(-1, *wanted)
-    own = evaluation.dataset.lower().rpartition("/")[2] == dataset
-    return seen, found.labels[:limit] if own else None
+        raise ZooError(Problem(zoo.name, what, "its files on this machine", got, step))
+    if limit is not None and limit > len(test_set):
+        raise ZooError(Problem(zoo.name, what, f"at most {len(test_set):,} examples", f"{limit:,}", "Ask for fewer."))
+    channels = test_set.images.shape[1]
+    expected_channels = max(len(evaluation.mean), len(evaluation.std))
+    if expected_channels not in (1, channels):  # one number is for all channels
+        expected = f"images of {expected_channels} channels, as the networks take"
+        raise ZooError(Problem(zoo.name, what, expected, str(channels), "Choose another set."))
+    inputs = test_set.normalized(evaluation.mean, evaluation.std, limit)
+    shape = zoo.arch.input_shape
+    if shape is not None and np.prod(shape) == np.prod(inputs.shape[1:]):
+        inputs = inputs.reshape(-1, *shape)
+    is_own_dataset = evaluation.dataset.lower().rpartition("/")[2] == dataset
+    return inputs, test_set.labels[:limit] if is_own_dataset else None
 
 
-def _evaluation(zoo: Zoo) -> Evaluation:
-    """How all rows that say so have pixels scaled."""
-    told = {found for found in evaluations(zoo) if found is not None}
-    if len(told) == 1:
-        return told.pop()
-    got = (
-        "no row that says it" if not told else f"{len(told)} kinds, such as {' and '.join(sorted(map(str, told))[:2])}"
-    )
+def _common_evaluation(zoo: Zoo) -> Evaluation:
+    """How pixels are scaled, where all rows that say so agree."""
+    kinds = {evaluation for evaluation in evaluations(zoo) if evaluation is not None}
+    if len(kinds) == 1:
+        return kinds.pop()
+    got = "no row that says it"
+    if kinds:
+        got = f"{len(kinds)} kinds, such as {' and '.join(sorted(map(str, kinds))[:2])}"
     step = "Scale them yourself and call ckptzoo.derive.predict."
-    raise ZooError(f"{zoo.name}: scaling of the pixels: expected one for all rows, got {got}. {step}")
+    raise ZooError(Problem(zoo.name, "scaling of the pixels", "one for all rows", got, step))

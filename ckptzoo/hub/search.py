@@ -1,4 +1,4 @@
-"""Zoos on a hub, found by the tags that their cards carry."""
+"""Find zoos on a hub by the tags of their cards."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,23 +12,26 @@ from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.schema.documents import Document
 
 TAG = "ckptzoo"
-"""The tag of every zoo."""
+"""The tag of every zoo; under this name the card's front matter also has a zoo's numbers."""
 _ARCH, _DATASET, _LICENSE = "arch:", "dataset:", "license:"
-_MOST = 20
+"""What tags begin with; hubs make ``license:`` tags of the front matter by themselves."""
+_MAX_NAMES = 20
+_MAX_LICENCE = 60
+"""Characters."""
 _ONCE = HubRetryPolicy(tries=1)
 """The client library itself asks for a page of results up to six times."""
 
 
 @dataclass(frozen=True)
 class FoundZoo:
-    """A zoo on a hub, as its card describes it; nothing of this was checked.
+    """A zoo on a hub, as its card describes it; none of this was checked.
 
     Parameters
     ----------
     repository : ``org/name``.
     architectures, datasets : names, at most 20 of each.
-    checkpoints, parameters : how many, where the card says.
-    license : where the card says; several with commas.
+    checkpoints, parameters : how many; None where the card does not say.
+    license : None where the card does not say; several with commas.
     updated : when it was last changed.
     private : whether only its owners see it.
     downloads, likes : as the hub counts them.
@@ -53,9 +56,9 @@ class SearchResult:
     Parameters
     ----------
     endpoint : the hub.
-    tags, text : what was asked for.
-    zoos : those changed last come first.
-    more : there may be others, which ``limit`` left out.
+    tags, text : what was searched for.
+    zoos : the one that was changed last comes first.
+    more : whether there are others, which ``limit`` left out.
     """
 
     endpoint: str
@@ -81,15 +84,15 @@ def search(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> SearchResult:
-    """Zoos on a hub.
+    """Find zoos on a hub.
 
     Parameters
     ----------
     arch : the architecture, such as ``resnet18``.
     dataset : one that members were trained on, such as ``cifar100``.
     tags : others that the cards must carry.
-    text : stands in the repository's name.
-    limit : at most so many.
+    text : part of the repository's name.
+    limit : at most this many zoos.
     endpoint, token : of the hub; by default those of huggingface_hub.
 
     Raises
@@ -101,43 +104,47 @@ def search(
 
     Notes
     -----
-    The hub compares tags letter by letter. What is found are claims of the repositories' owners: ``ckptzoo.open``
-    checks a zoo, a search does not. Held by ``tests/hub/test_search.py``.
+    The hub compares tags letter by letter. The results are claims of the repositories' owners: ``ckptzoo.open`` checks
+    a zoo, a search does not. Tested in ``tests/hub/test_search.py``.
+
+    Examples
+    --------
+    >>> search("resnet18", "cifar100").zoos  # doctest: +SKIP
     """
     if limit < 1:
         raise ZooError(Problem("search", "limit", "1 or more", str(limit), "Choose another."))
     named = [f"{prefix}{name}" for prefix, name in ((_ARCH, arch), (_DATASET, dataset)) if name is not None]
     wanted = tuple(dict.fromkeys((TAG, *named, *tags)))
     client = Client(endpoint, token, retry_policy=_ONCE)
-    found = client.search(wanted, text=text, limit=limit + 1)
-    zoos = tuple(_described(item) for item in found[:limit])
-    return SearchResult(client.endpoint, wanted, text, zoos, len(found) > limit)
+    repositories = client.search(wanted, text=text, limit=limit + 1)  # one more, to know whether there are others
+    zoos = tuple(_describe(repository) for repository in repositories[:limit])
+    return SearchResult(client.endpoint, wanted, text, zoos, len(repositories) > limit)
 
 
-def _described(found: RepoFound) -> FoundZoo:
-    facts = found.card.get(TAG)
+def _describe(repository: RepoFound) -> FoundZoo:
+    facts = repository.card.get(TAG)
     numbers = cast(Mapping[str, Any], facts) if isinstance(facts, Mapping) else {}
-    licenses = found.card.get("license")
-    named = [licenses] if isinstance(licenses, str) else list(licenses) if isinstance(licenses, list) else []
-    text = ", ".join(str(name)[:60] for name in named[:_MOST]) or ", ".join(_tagged(found, _LICENSE))
+    value = repository.card.get("license")
+    licenses = [value] if isinstance(value, str) else list(value) if isinstance(value, list) else []
+    text = ", ".join(str(name)[:_MAX_LICENCE] for name in licenses[:_MAX_NAMES])
     return FoundZoo(
-        found.id,
-        _tagged(found, _ARCH),
-        _tagged(found, _DATASET),
+        repository.id,
+        _names_tagged(repository, _ARCH),
+        _names_tagged(repository, _DATASET),
         _count(numbers.get("checkpoints")),
         _count(numbers.get("parameters")),
-        text or None,
-        found.updated,
-        found.private,
-        found.downloads,
-        found.likes,
+        text or ", ".join(_names_tagged(repository, _LICENSE)) or None,
+        repository.updated,
+        repository.private,
+        repository.downloads,
+        repository.likes,
     )
 
 
-def _tagged(found: RepoFound, prefix: str) -> tuple[str, ...]:
-    return tuple(tag.removeprefix(prefix) for tag in found.tags if tag.startswith(prefix))[:_MOST]
+def _names_tagged(repository: RepoFound, prefix: str) -> tuple[str, ...]:
+    return tuple(tag.removeprefix(prefix) for tag in repository.tags if tag.startswith(prefix))[:_MAX_NAMES]
 
 
 def _count(value: Any) -> int | None:
-    """A number of things, of which a stranger's card may say anything."""
+    """A number of things; an untrusted card may say anything."""
     return value if type(value) is int and 0 <= value < 2**63 else None

@@ -1,4 +1,4 @@
-"""The application: from the raw path to a route, from its rule to access, and from what goes wrong to an answer."""
+"""The ASGI application: a request is matched with a route, authorized, handled, and every error becomes an answer."""
 
 import errno
 import inspect
@@ -30,7 +30,10 @@ from ckptzoo.server.store.tokens import Caller, identify
 Handler = Callable[[AuthorizedRequest], Response] | Callable[[AuthorizedRequest], Awaitable[Response]]
 
 _log = logging.getLogger("ckptzoo.server")
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""A full disk, a used-up quota, and the limit on the size of one file (``RLIMIT_FSIZE``)."""
+_MAX_HEADER = 1000
+"""Characters of the message in a header."""
 _PIECES = {
     "kind": f"(?P<kind>{'|'.join(KINDS)})",
     "prefix": "(?:(?P<prefix>datasets|spaces)/)?",
@@ -38,11 +41,12 @@ _PIECES = {
     "path": "(?P<path>.+)",
     "sha256": "(?P<sha256>[0-9a-f]{64})",
 }
+"""Patterns of named pieces of a path; others are one segment."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A method, the raw paths it is for, the role that it needs (none: whoever may read), and its handler."""
+    """A method, the pattern of its raw paths, the role that it needs (None: whoever may read), and its handler."""
 
     method: str
     pattern: re.Pattern[str]
@@ -51,10 +55,10 @@ class Route:
 
 
 def _route(method: str, path: str, role: str | None, handler: Handler) -> Route:
-    def piece(found: re.Match[str]) -> str:
-        return _PIECES.get(found[1], f"(?P<{found[1]}>[^/]+)")
+    def pattern_of(piece: re.Match[str]) -> str:
+        return _PIECES.get(piece[1], f"(?P<{piece[1]}>[^/]+)")
 
-    return Route(method, re.compile(re.sub(r"\{(\w+)\}", piece, path)), role, handler)
+    return Route(method, re.compile(re.sub(r"\{(\w+)\}", pattern_of, path)), role, handler)
 
 
 _REPO = "/api/{kind}/{id}"
@@ -99,7 +103,7 @@ ROUTES = (
     _route("PUT", "/_uploads/{sha256}/part", None, uploads.receive_part),
     _route("POST", "/_uploads/{sha256}/join", None, uploads.join),
 )
-"""Every call that the server answers. Addresses below ``/_`` carry their permission in their signature."""
+"""Every call that the server answers. Addresses below ``/_`` are signed, and need no token."""
 
 
 class Application:
@@ -107,8 +111,8 @@ class Application:
 
     Notes
     -----
-    Paths are matched as they came, before percent-decoding, because clients send ``refs%2Fpr%2F1`` as one piece.
-    HEAD is answered as GET without a body.
+    Paths are matched as they came, before percent-decoding, because clients send ``refs%2Fpr%2F1`` as one piece. A HEAD
+    request is handled as GET; its answer has no body.
     """
 
     def __init__(self, service: Service) -> None:
@@ -123,87 +127,90 @@ class Application:
             return
         except Refusal as refusal:
             await self._drain(request)
-            response = _refused(refusal)
+            response = _error_response(refusal)
         except (OSError, sqlite3.OperationalError) as error:
-            full = "full" in str(error) if isinstance(error, sqlite3.OperationalError) else error.errno in _FULL
+            # SQLite says "database or disk is full" (SQLITE_FULL), without an errno.
+            full = "full" in str(error) if isinstance(error, sqlite3.OperationalError) else error.errno in _DISK_FULL
             await self._drain(request)
             if not full:
                 _log.exception("%s %s", request.method, request.url.path)
             message = "The server's disk is full." if full else "The server could not read or write its disk."
-            response = _refused(Refusal(507 if full else 500, message))
+            response = _error_response(Refusal(507 if full else 500, message))
         except Exception:
             _log.exception("%s %s", request.method, request.url.path)
-            response = _refused(Refusal(500, "The server made a mistake."))
+            response = _error_response(Refusal(500, "The server made a mistake."))
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
         raw = request.scope["raw_path"].decode("latin-1")
         method = "GET" if request.method == "HEAD" else request.method
-        matches = [(route, found) for route in ROUTES if (found := route.pattern.fullmatch(raw)) is not None]
-        chosen = [(route, found) for route, found in matches if route.method == method]
-        if not chosen:
+        matches = [(route, match) for route in ROUTES if (match := route.pattern.fullmatch(raw)) is not None]
+        allowed = [(route, match) for route, match in matches if route.method == method]
+        if not allowed:
             raise Refusal(405, "Method not allowed.") if matches else Refusal(404, "There is nothing at this address.")
-        route, found = chosen[0]
-        pieces = found.groupdict()
+        route, match = allowed[0]
+        pieces = match.groupdict()
         body = b"" if inspect.iscoroutinefunction(route.handler) else await self._body(request)
-        identity, repository = await to_thread.run_sync(self._admit, request, route, pieces)
-        call = AuthorizedRequest(self.service, request, pieces, identity, repository, body)
+        caller, repository = await to_thread.run_sync(self._authorize, request, route, pieces)
+        authorized = AuthorizedRequest(self.service, request, pieces, caller, repository, body)
         if inspect.iscoroutinefunction(route.handler):
-            return await route.handler(call)
-        response = await to_thread.run_sync(route.handler, call)
+            return await route.handler(authorized)
+        response = await to_thread.run_sync(route.handler, authorized)
         assert isinstance(response, Response)
         return response
 
     async def _body(self, request: Request) -> bytes:
-        limit, held = self.service.limits.json_bytes, bytearray()
+        limit, body = self.service.limits.json_bytes, bytearray()
         async for data in request.stream():
-            held += data
-            if len(held) > limit:
+            body += data
+            if len(body) > limit:
                 raise Refusal(413, f"Body: expected at most {limit} bytes.")
-        return bytes(held)
+        return bytes(body)
 
-    def _admit(
+    def _authorize(
         self, request: Request, route: Route, pieces: dict[str, str]
     ) -> tuple[Caller | None, stored.Repository | None]:
-        """Who asks and for which repository; refused unless the route's rule allows it."""
+        """The caller and the repository that the path names; refused unless the caller has the role that is needed."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         signed = route.pattern.pattern.startswith("/_")
         with self.service.database.reading() as connection:
-            identity = identify(connection, token.strip()) if scheme.lower() == "bearer" and not signed else None
-            if identity is None and scheme and not signed:
-                raise _unknown("Invalid credentials in Authorization header")
+            caller = identify(connection, token.strip()) if scheme.lower() == "bearer" and not signed else None
+            if caller is None and scheme and not signed:
+                raise _unauthorized("Invalid credentials in Authorization header")
             repository, name = None, ""
             if "id" in pieces:
                 name = checked_id(decoded(pieces["id"]))
                 repository = stored.find(
                     connection, KINDS[pieces.get("kind") or pieces.get("prefix") or "models"], name
                 )
-        if identity is None and (route.role is not None or (self.service.private and not signed)):
-            raise _unknown("Expected a token, got none.")
-        if route.role is not None and identity is not None and not identity.may(route.role):
-            raise Refusal(403, f"Expected a token that may {route.role}, got one that may {identity.role}")
-        if "id" in pieces and (repository is None or (repository.private and identity is None)):
+        if caller is None and (route.role is not None or (self.service.private and not signed)):
+            raise _unauthorized("Expected a token, got none.")
+        if route.role is not None and caller is not None and not caller.may(route.role):
+            raise Refusal(403, f"Expected a token that may {route.role}, got one that may {caller.role}")
+        # A private repository is answered like one that does not exist, so that its name is not given away.
+        if "id" in pieces and (repository is None or (repository.private and caller is None)):
             raise no_repository(name)
-        return identity, repository
+        return caller, repository
 
     async def _drain(self, request: Request) -> None:
-        """Read what is left of a refused body, so that the client comes to read the answer."""
-        left = self.service.limits.drain_bytes
+        """Read the rest of a refused body, because clients read the answer only after they have sent everything."""
+        remaining = self.service.limits.drain_bytes
         try:
             async for data in request.stream():
-                left -= len(data)
-                if left < 0:
+                remaining -= len(data)
+                if remaining < 0:
                     return
-        except (RuntimeError, ClientDisconnect):
+        except (RuntimeError, ClientDisconnect):  # the handler has read the body, or the client has gone away
             return
 
 
-def _unknown(message: str) -> Refusal:
+def _unauthorized(message: str) -> Refusal:
     return Refusal(401, message, headers={"WWW-Authenticate": 'Bearer realm="ckptzoo"'})
 
 
-def _refused(refusal: Refusal) -> Response:
-    text = "".join(letter if " " <= letter <= "~" else "?" for letter in refusal.message)[:1000]
+def _error_response(refusal: Refusal) -> Response:
+    # Headers hold printable ASCII alone; the body has the message as it is.
+    text = "".join(letter if " " <= letter <= "~" else "?" for letter in refusal.message)[:_MAX_HEADER]
     headers = {**refusal.headers, "X-Error-Message": text}
     if refusal.code is not None:
         headers["X-Error-Code"] = refusal.code

@@ -1,7 +1,4 @@
-"""How a request is turned away.
-
-How much a client may ask for.
-"""
+"""How a request is refused, and how much a client may ask for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,12 +7,12 @@ from ckptzoo.errors import ZooError
 
 
 class Refusal(ZooError):
-    """A request that is turned away.
+    """A request that is refused.
 
     Parameters
     ----------
     status : of HTTP.
-    message : what the client is told.
+    message : for the client.
     code : the hub's name for it (``RepoNotFound``, ``RevisionNotFound``, ``EntryNotFound``), which the clients
         turn into their exceptions.
     headers : further headers of the response.
@@ -29,7 +26,7 @@ class Refusal(ZooError):
 
 
 def no_repository(name: str) -> Refusal:
-    """There is none, or it is private and the client may not know of it."""
+    """There is no such repository, or it is private and the caller may not know of it."""
     return Refusal(404, f"Repository not found: {name}", code="RepoNotFound")
 
 
@@ -56,15 +53,15 @@ class ServerLimits:
     commit_files: int = 20_000
     """Operations of a commit."""
     inline_bytes: int = 2**20
-    """Text files up to here are sent within the commit and served without a redirect."""
+    """Text files up to this size are sent within the commit and served without a redirect."""
     file_bytes: int = 50 * 10**9
     """One file; the clients refuse larger ones over plain HTTP."""
     part_bytes: int = 64 * 2**20
-    """Files above are uploaded in parts of this size."""
+    """Larger files are uploaded in parts of this size."""
     parts: int = 10_000
     """Parts of one upload."""
     batch_files: int = 1000
-    """Files of one question about uploads, and paths of one question about paths."""
+    """Files of one request about uploads, and paths of one request about paths."""
     page: int = 1000
     """Entries of a page of a tree, and repositories of a page of a listing."""
     small_page: int = 50
@@ -72,4 +69,4 @@ class ServerLimits:
     address_seconds: float = 3600
     """A signed address is good for this long."""
     drain_bytes: int = 64 * 2**20
-    """How much of a refused body is still read, so that the client gets to read the answer."""
+    """How much of a refused body is still read, because clients read the answer after they have sent everything."""

@@ -1,4 +1,4 @@
-"""Which names are accepted from strangers: of repositories, branches and files."""
+"""Which names are accepted from clients: of repositories, branches and files."""
 
 import re
 from urllib.parse import unquote
@@ -9,10 +9,12 @@ KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 """The kinds of repositories, as addresses and as bodies name them."""
 
 RESERVED = frozenset({*KINDS, "api", "_blobs", "_uploads", "_ledger"})
+"""First segments of the server's own addresses, which no repository may have."""
 _SEGMENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _BRANCH = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/+-]{0,198}[A-Za-z0-9_+-])?")
-_DEVICE = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")
+_WINDOWS_DEVICE = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")
 _MAX_PATH, _MAX_PART = 1024, 255
+"""Bytes; 255 is the limit of the usual file systems for one name."""
 
 
 def decoded(raw: str) -> str:
@@ -24,7 +26,7 @@ def decoded(raw: str) -> str:
 
 
 def checked_id(name: str) -> str:
-    """``namespace/name`` by the rule of the hub's clients."""
+    """``namespace/name``, by the rule of ``huggingface_hub.utils.validate_repo_id``."""
     parts = name.split("/")
     if (
         len(parts) != 2
@@ -40,8 +42,8 @@ def checked_id(name: str) -> str:
 
 def checked_branch(name: str) -> str:
     """A name for a branch or a tag that is not a path upwards, a commit, or a ref in full."""
-    bad = ("..", "//", "/.", "./", ".lock")
-    if not _BRANCH.fullmatch(name) or any(part in name for part in bad) or name.startswith("refs/"):
+    forbidden = ("..", "//", "/.", "./", ".lock")  # as in git check-ref-format
+    if not _BRANCH.fullmatch(name) or any(part in name for part in forbidden) or name.startswith("refs/"):
         raise Refusal(400, f"Reference: expected a short name of letters, digits, '-', '_', '.', '/', got {name!r}.")
     if re.fullmatch(r"[0-9a-f]{40}", name):
         raise Refusal(400, f"Reference: expected a name, got what reads like a commit, {name!r}.")
@@ -74,6 +76,6 @@ def _problem(path: str) -> str | None:
             return "an empty part, '.', '..' or '.git'"
         if len(part.encode()) > _MAX_PART:
             return f"a part over {_MAX_PART} bytes"
-        if _DEVICE.fullmatch(part) or part[-1] in ". ":
+        if _WINDOWS_DEVICE.fullmatch(part) or part[-1] in ". ":
             return "a part that Windows cannot store"
     return None

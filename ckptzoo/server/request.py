@@ -1,4 +1,4 @@
-"""One request, as the handlers see it."""
+"""A request as the handlers see it, with its pieces, query and body checked as they are read."""
 
 import json
 import re
@@ -16,48 +16,57 @@ from ckptzoo.server.store.repositories import Repository
 from ckptzoo.server.store.tokens import Caller
 
 _HOST = re.compile(r"[A-Za-z0-9.-]+(?::\d+)?|\[[0-9a-fA-F:]+\](?::\d+)?")
+"""A name or an IPv4 address, or an IPv6 address in brackets, with or without a port (RFC 3986, section 3.2.2)."""
+_MAX_SHOWN = 100
+"""Characters of untrusted text in a message."""
 
 
 @dataclass(frozen=True)
 class AuthorizedRequest:
-    """A request whose route, identity and repository are known and whose access was granted.
+    """A request whose route, caller and repository are known, and whose access was granted.
 
-    ``raw`` holds the pieces of the path as they came; ``body`` is empty for handlers that read it as it arrives.
+    Parameters
+    ----------
+    raw_pieces : the named pieces of the path as they came, before percent-decoding.
+    caller : None without a token.
+    found_repository : None for paths that name no repository.
+    body : empty for handlers that read it as it arrives.
     """
 
     service: Service
-    request: Request
-    raw: Mapping[str, str]
-    identity: Caller | None
-    found: Repository | None
+    http_request: Request
+    raw_pieces: Mapping[str, str]
+    caller: Caller | None
+    found_repository: Repository | None
     body: bytes = field(default=b"", repr=False)
 
     @property
     def repository(self) -> Repository:
         """The repository that the path names."""
-        assert self.found is not None
-        return self.found
+        assert self.found_repository is not None
+        return self.found_repository
 
     @property
     def user(self) -> str:
-        """Who asks."""
-        assert self.identity is not None
-        return self.identity.user
+        """The caller's name."""
+        assert self.caller is not None
+        return self.caller.user
 
     @property
     def query(self) -> Mapping[str, str]:
-        """The query; the last of each name."""
-        return self.request.query_params
+        """The query; of a repeated name the last value."""
+        return self.http_request.query_params
 
     @property
     def origin(self) -> str:
-        """The address that the client reaches the server by, without a final slash."""
+        """The address under which the client reaches the server, without a final slash."""
         if self.service.url is not None:
             return self.service.url.rstrip("/")
-        host = self.request.headers.get("host", "")
+        # The header goes into addresses that are sent to clients, so it has to be a plain name.
+        host = self.http_request.headers.get("host", "")
         if not _HOST.fullmatch(host):
-            raise Refusal(400, f"Host: expected a name and a port, got {host[:100]!r}.")
-        return f"{self.request.url.scheme}://{host}"
+            raise Refusal(400, f"Host: expected a name and a port, got {host[:_MAX_SHOWN]!r}.")
+        return f"{self.http_request.url.scheme}://{host}"
 
     @property
     def address(self) -> str:
@@ -66,26 +75,26 @@ class AuthorizedRequest:
         return f"{self.origin}/{prefix}{self.repository.name}"
 
     def may(self, role: str) -> bool:
-        """Whether the client has at least this role."""
-        return self.identity is not None and self.identity.may(role)
+        """Whether the caller has at least this role."""
+        return self.caller is not None and self.caller.may(role)
 
     def piece(self, name: str) -> str:
         """A piece of the path, decoded; empty where it is absent."""
-        return decoded(self.raw.get(name) or "")
+        return decoded(self.raw_pieces.get(name) or "")
 
-    def number(self, name: str) -> int:
-        """A piece of the path that is a number."""
+    def path_number(self, name: str) -> int:
+        """A piece of the path that is a number from 1."""
         text = self.piece(name)
         if not re.fullmatch(r"[1-9]\d{0,8}", text):
-            raise Refusal(404, f"Expected a number, got {text[:100]!r}.")
+            raise Refusal(404, f"Expected a number, got {text[:_MAX_SHOWN]!r}.")
         return int(text)
 
     def is_set(self, name: str) -> bool:
         """Whether the query switches something on."""
         return self.query.get(name, "").lower() in ("1", "true")
 
-    def count(self, name: str, default: int, limit: int) -> int:
-        """A number of the query between 1 and ``limit``."""
+    def query_number(self, name: str, default: int, limit: int) -> int:
+        """A number of the query, brought between 1 and ``limit``."""
         text = self.query.get(name, str(default))
         return min(max(int(text), 1), limit) if re.fullmatch(r"\d{1,9}", text) else default
 
@@ -103,7 +112,7 @@ class AuthorizedRequest:
 
     def form(self) -> dict[str, list[str]]:
         """The body as a form, or as the JSON object that some clients send instead."""
-        if self.request.headers.get("content-type", "").startswith("application/json"):
+        if self.http_request.headers.get("content-type", "").startswith("application/json"):
             return {
                 name: [item if isinstance(item, str) else json.dumps(item) for item in value]
                 if isinstance(value, list)
@@ -134,8 +143,8 @@ def list_of(body: Mapping[str, Any], name: str, limit: int) -> list[dict[str, An
     return value
 
 
-def whole_of(body: Mapping[str, Any], name: str) -> int:
-    """A whole number, zero or more, of a JSON object."""
+def integer_of(body: Mapping[str, Any], name: str) -> int:
+    """An integer, zero or more, of a JSON object."""
     value = body.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise Refusal(400, f"{name}: expected a whole number, got {value!r:.100}.")
@@ -146,5 +155,5 @@ def digest_of(body: Mapping[str, Any], name: str) -> str:
     """A sha256 in hex of a JSON object."""
     value = text_of(body, name)
     if not re.fullmatch(r"[0-9a-f]{64}", value):
-        raise Refusal(400, f"{name}: expected a sha256 in hex, got {value[:100]!r}.")
+        raise Refusal(400, f"{name}: expected a sha256 in hex, got {value[:_MAX_SHOWN]!r}.")
     return value

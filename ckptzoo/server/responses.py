@@ -1,7 +1,4 @@
-"""Sending a stored file, whole or a range of it, in bounded memory.
-
-The metadata at the head of a README.md.
-"""
+"""A stored file or a range of it as a response, and the front matter of a README.md as the hub shows it."""
 
 import re
 from collections.abc import AsyncGenerator, Mapping
@@ -17,11 +14,16 @@ from starlette.types import Send
 
 from ckptzoo.server.errors import Refusal
 
-_CHUNK = 2**20
+_CHUNK_BYTES = 2**20
+"""A file is sent this many bytes at a time."""
 _RANGE = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*")
+MAX_FRONT_MATTER = 2**18
+"""How much of a README.md is searched for its front matter, in bytes."""
+_MAX_TAGS = 100
+_FRONT_MATTER = re.compile(r"\A\s*---\r?\n(.*?)(?:\r?\n)?---(?:\r?\n|\Z)", re.DOTALL)
 
 
-def span(header: str | None, size: int) -> tuple[int, int] | None:
+def requested_range(header: str | None, size: int) -> tuple[int, int] | None:
     """The bytes ``start`` up to ``stop`` that a Range header asks for, None for all (RFC 9110, section 14).
 
     A header that is not one range of bytes is ignored, as the standard allows.
@@ -31,11 +33,11 @@ def span(header: str | None, size: int) -> tuple[int, int] | None:
     Refusal
         With status 416 where no byte of the file is in the range.
     """
-    found = None if header is None else _RANGE.fullmatch(header)
-    if found is None or found.groups() == ("", ""):
+    match = None if header is None else _RANGE.fullmatch(header)
+    if match is None or match.groups() == ("", ""):
         return None
-    first, last = found.groups()
-    if first == "":
+    first, last = match.groups()
+    if first == "":  # the last bytes of the file
         start, stop = max(size - int(last), 0), size
     else:
         start, stop = int(first), min(int(last) + 1, size) if last else size
@@ -48,7 +50,7 @@ def span(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 def file_response(request: Request, path: Path, etag: str, headers: Mapping[str, str], kind: str) -> Response:
-    """A response with a file's bytes, or those of the range that is asked for.
+    """A response with a file's bytes, or those of the range that the request names.
 
     Parameters
     ----------
@@ -56,25 +58,26 @@ def file_response(request: Request, path: Path, etag: str, headers: Mapping[str,
     kind : the content type.
     """
     size = path.stat().st_size
-    fixed = {**headers, "ETag": f'"{etag}"', "Accept-Ranges": "bytes", "X-Content-Type-Options": "nosniff"}
+    # Browsers must not take a file of somebody else's for a page or a script.
+    sent_headers = {**headers, "ETag": f'"{etag}"', "Accept-Ranges": "bytes", "X-Content-Type-Options": "nosniff"}
     if f'"{etag}"' in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=fixed)
-    asked = request.headers.get("range")
-    if request.headers.get("if-range", f'"{etag}"') != f'"{etag}"':
-        asked = None
-    found = span(asked, size)
-    start, stop = found or (0, size)
-    fixed["Content-Length"] = str(stop - start)
-    if found is not None:
-        fixed["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-    status = 200 if found is None else 206
+        return Response(status_code=304, headers=sent_headers)
+    range_header = request.headers.get("range")
+    if request.headers.get("if-range", f'"{etag}"') != f'"{etag}"':  # the client has a part of other content
+        range_header = None
+    byte_range = requested_range(range_header, size)
+    start, stop = byte_range or (0, size)
+    sent_headers["Content-Length"] = str(stop - start)
+    if byte_range is not None:
+        sent_headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+    status = 200 if byte_range is None else 206
     if request.method == "HEAD":
-        return Response(status_code=status, headers=fixed, media_type=kind)
-    return _Streamed(_pieces(path, start, stop), status, fixed, kind)
+        return Response(status_code=status, headers=sent_headers, media_type=kind)
+    return _Streamed(_pieces(path, start, stop), status, sent_headers, kind)
 
 
 class _Streamed(StreamingResponse):
-    """A stream that is closed when the answer ends, also where it is cut short."""
+    """A stream whose file is closed when the answer ends, also where it is cut short."""
 
     def __init__(self, pieces: AsyncGenerator[bytes], status: int, headers: Mapping[str, str], kind: str) -> None:
         super().__init__(pieces, status, headers, kind)
@@ -85,7 +88,7 @@ class _Streamed(StreamingResponse):
         try:
             await super().stream_response(send)
         finally:
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True):  # closing awaits, which a cancelled task may not
                 await self._pieces.aclose()
 
 
@@ -93,17 +96,11 @@ async def _pieces(path: Path, start: int, stop: int) -> AsyncGenerator[bytes]:
     async with await anyio.open_file(path, "rb") as file:
         await file.seek(start)
         while start < stop:
-            data = await file.read(min(_CHUNK, stop - start))
+            data = await file.read(min(_CHUNK_BYTES, stop - start))
             if not data:
                 raise OSError(f"{path}: expected {stop - start} more bytes, got none")
             start += len(data)
             yield data
-
-
-_FRONT = re.compile(r"\A\s*---\r?\n(.*?)(?:\r?\n)?---(?:\r?\n|\Z)", re.DOTALL)
-MAX_TEXT = 2**18
-"""How much of a card is looked at, in bytes."""
-_MAX_TAGS = 100
 
 
 def front_matter(text: str) -> dict[str, Any]:
@@ -115,40 +112,40 @@ def front_matter(text: str) -> dict[str, Any]:
         It is not a plain YAML mapping. References (``*name``) are refused, because a short text may stand for a huge
         one with them.
     """
-    found = _FRONT.match(text[:MAX_TEXT])
-    if found is None:
+    match = _FRONT_MATTER.match(text[:MAX_FRONT_MATTER])
+    if match is None:
         return {}
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(found[1], Loader=yaml.SafeLoader)):
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(match[1], Loader=yaml.SafeLoader)):
             raise ValueError("expected plain YAML, got a reference")
-        content = yaml.safe_load(found[1])
+        content = yaml.safe_load(match[1])
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ValueError(f"expected a mapping, got {type(content).__name__}")
-    return {str(name): _plain(value) for name, value in content.items()}
+    return {str(name): _as_json(value) for name, value in content.items()}
 
 
 def tags(content: dict[str, Any]) -> list[str]:
-    """What a card can be found by: its tags, and ``key:value`` for the entries that the hub shows so."""
-    found = [str(tag) for tag in _listed(content.get("tags"))]
+    """What a repository can be found by: the card's tags, and ``key:value`` for some of its entries, as on the hub."""
+    tags = [str(tag) for tag in _listed(content.get("tags"))]
     for name in ("license", "language", "size_categories", "task_categories", "task_ids"):
-        found += [f"{name}:{value}" for value in _listed(content.get(name))]
-    return found[:_MAX_TAGS]
+        tags += [f"{name}:{value}" for value in _listed(content.get(name))]
+    return tags[:_MAX_TAGS]
 
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _plain(value: Any) -> Any:
-    """The value as JSON has it."""
+def _as_json(value: Any) -> Any:
+    """The value as JSON has it; dates, bytes, infinities and NaN as text."""
     if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): _as_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [_plain(item) for item in value]
+        return [_as_json(item) for item in value]
     if isinstance(value, date | bytes) or (isinstance(value, float) and not abs(value) < float("inf")):
         return str(value)
     return value

@@ -9,11 +9,12 @@ from types import TracebackType
 import uvicorn
 from starlette.types import ASGIApp
 
-_START = 10.0
+_START_SECONDS = 10.0
+"""How long a server in a thread may take to start."""
 
 
 def _server(app: ASGIApp) -> uvicorn.Server:
-    """One process, HTTP/1.1. Idle connections are kept longer than clients reuse them."""
+    """One process, HTTP/1.1. Idle connections are kept for longer than clients reuse them."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -24,7 +25,7 @@ def _server(app: ASGIApp) -> uvicorn.Server:
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_keep_alive=75,
+            timeout_keep_alive=75,  # uvicorn's default is 5 s
             timeout_graceful_shutdown=5,
         )
     )
@@ -34,7 +35,8 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
     """A listening socket and its address; port 0 is any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.create_server((host, port), family=family, backlog=1024)
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it where the protocol number is known
+    # asyncio sets TCP_NODELAY only on sockets that were made with the protocol number of TCP; accepted ones inherit it.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     shown = f"[{host}]" if ":" in host else host
     return bound, f"http://{shown}:{bound.getsockname()[1]}"
 
@@ -57,10 +59,10 @@ class Serving:
 
     def __enter__(self) -> str:
         self._thread.start()
-        until = time.monotonic() + _START
+        deadline = time.monotonic() + _START_SECONDS
         while not self._server.started:
-            if time.monotonic() > until or not self._thread.is_alive():
-                raise TimeoutError(f"{self.url}: expected a server within {_START:.0f} s, got none")
+            if time.monotonic() > deadline or not self._thread.is_alive():
+                raise TimeoutError(f"{self.url}: expected a server within {_START_SECONDS:.0f} s, got none")
             time.sleep(0.002)
         return self.url
 

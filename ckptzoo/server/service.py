@@ -1,7 +1,4 @@
-"""The folder that is served, open: its store, its signer, its limits.
-
-Addresses that carry their own permission and expire.
-"""
+"""The folder that is served, open for one process: its store, its limits, and the signer of its addresses."""
 
 import fcntl
 import hashlib
@@ -33,7 +30,7 @@ class Signer:
 
     Notes
     -----
-    ``test_a_changed_address_is_refused`` changes each field in turn.
+    ``test_a_changed_address_is_refused`` in ``tests/server/test_protocol.py`` changes each field in turn.
     """
 
     def __init__(self, key: bytes, seconds: float, clock: Callable[[], float] = time.time) -> None:
@@ -57,6 +54,7 @@ class Signer:
         """
         content = {name: value for name, value in query.items() if name != "signature"}
         expected = self._signature(purpose, content).encode()
+        # In constant time, so that a signature cannot be guessed byte by byte.
         if not hmac.compare_digest(query.get("signature", "").encode(), expected):
             raise Refusal(403, "The signature of the address does not match.")
         if float(content.pop("expires")) < self._clock():
@@ -82,7 +80,7 @@ class Service:
     root : the folder; made where there is none.
     private : nothing is readable without a token, whatever a repository says.
     limits : how much a client may ask for.
-    url : the address that clients reach the server by; without it, the one that each names in its request.
+    url : the address under which clients reach the server; without it, the one that each names in its request.
     blobs_url : the address that large files are served from; another origin, as the hub has it, or the same.
     clock : the time in seconds since 1970, for signed addresses.
 
@@ -107,22 +105,24 @@ class Service:
         self.root.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
+            # The kernel releases the lock when the process ends, however it ends.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
-            problem = Problem(str(root), "server", "none", "one that is running", "Stop it, or serve another folder.")
-            raise ZooError(str(problem)) from None
+            step = "Stop it, or serve another folder."
+            raise ZooError(Problem(str(root), "server", "none", "one that is running", step)) from None
         self.blobs = Blobs(self.root)
         self.blobs.add(ATTRIBUTES)
         self.database = database_of(self.root)
         self.signer = Signer(self._key(), self.limits.address_seconds, clock)
 
     def _key(self) -> bytes:
+        """The secret of this folder, made once, so that addresses stay good when the server is restarted."""
         with self.database.writing() as connection:
             connection.execute("INSERT OR IGNORE INTO settings VALUES ('key', ?)", (secrets.token_bytes(32),))
             return connection.execute("SELECT value FROM settings WHERE name = 'key'").fetchone()["value"]
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Close the database and release the folder."""
         self.database.close()
         os.close(self._lock)

@@ -1,12 +1,15 @@
-"""A layer that does on purpose what bad networks and tired servers do, the same for the same seed.
+"""Layers around the application for tests: a log of the requests, and faults that are injected on purpose.
 
-A layer that writes down what was asked, what was answered, and which commits were acknowledged.
+::
 
-It knows nothing of the application behind it: commits are read off the answers that went out.
+    AbortableConnections   lets the layers inside reset the connection
+    RequestLog             what was requested and answered, and which commits were acknowledged
+    Faults                 what bad networks and overloaded servers do, the same for the same seed
+    the application
 
-The application with a ledger and faults around it.
-
-What a request is for, told from its method and its raw path alone.
+``layered`` puts them together. They know nothing of the application: what a request is for (``operation_of``) and
+which commit it made are read from the method, the path and the answer. ``ckptzoo serve --faults`` and ``--ledger`` use
+them too.
 """
 
 import asyncio
@@ -42,23 +45,14 @@ _OPERATIONS = (
     ("other", ".*", r".*"),
 )
 _COMPILED = tuple((name, re.compile(methods), re.compile(path)) for name, methods, path in _OPERATIONS)
-
-NAMES = tuple(name for name, _, _ in _OPERATIONS)
-"""The operations that faults can be limited to and that the ledger counts."""
-
-
-def operation_of(method: str, raw_path: str) -> str:
-    """The name of the operation that a request is."""
-    return next(name for name, methods, path in _COMPILED if methods.fullmatch(method) and path.fullmatch(raw_path))
-
-
+OPERATIONS = tuple(name for name, _, _ in _OPERATIONS)
+"""What requests are for: faults can be limited to some, and the log counts by them."""
 _FILES = frozenset({"resolve", "blob"})
 _SIGNED = frozenset({"blob", "upload", "part"})
 _READS = _FILES | {"tree", "paths", "info", "refs"}
 _WRITES = frozenset({"upload", "part", "join", "verify", "commit", "merge", "discussion", "create"})
-_ALL = frozenset(NAMES)
-
-KINDS = {
+_ALL = frozenset(OPERATIONS)
+FAULT_KINDS = {
     "short": (_READS, "half of the body, with a Content-Length that agrees"),
     "whole": (_FILES, "200 with the whole file where a range was asked for"),
     "wrong": (_FILES, "one byte of the body is another"),
@@ -72,27 +66,31 @@ KINDS = {
     "trickle": (_READS, "the body in small pieces with pauses"),
     "conflict": (frozenset({"commit"}), "412, as for a race that was lost"),
 }
-"""Each kind of fault: the operations that it can befall, and what happens."""
-
+"""Each kind of fault: the operations that it can happen to, and what happens."""
 _ETAGS = (b"etag", b"x-linked-etag")
-_PIECES = 20
+"""The second names the content behind a redirect."""
+_TRICKLE_PIECES = 20
+"""A body that trickles is sent in this many pieces."""
+_LOOPBACK = ("127.0.0.1", "::1")
+_COMMIT = re.compile(r"/api/(.+)/commit/[^/]+")
+_MAX_ANSWER = 2**16
+"""Bytes of an answer that are kept to find the commit in it."""
 
 
-@dataclass(frozen=True)
-class Injected:
-    """A fault that happened; ``number`` counts the requests that it could have befallen."""
+def operation_of(method: str, raw_path: str) -> str:
+    """What a request is for: one of ``OPERATIONS``.
 
-    number: int
-    kind: str
-    operation: str
-    path: str
+    >>> operation_of("PUT", "/_uploads/0123"), operation_of("GET", "/api/datasets/lab/zoo")
+    ('upload', 'info')
+    """
+    return next(name for name, methods, path in _COMPILED if methods.fullmatch(method) and path.fullmatch(raw_path))
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultPlan:
-    """Which requests meet which fault.
+    """Which requests get which fault.
 
-    Request number i (from 0, counting those that one of the kinds can befall) meets a fault where ``i`` is in ``at``,
+    Request number i (from 0, counting those that one of the kinds can happen to) gets a fault where ``i`` is in ``at``,
     or, without ``at``, where ``u(sha256(seed:i)) < rate``; the same digest chooses among the kinds.
 
     Parameters
@@ -101,7 +99,7 @@ class FaultPlan:
     rate : the share of requests, from 0 to 1.
     at : the numbers of the requests, instead of a rate.
     kinds, operations : the faults, and what they are limited to; all without.
-    limit : after so many faults there are no more.
+    limit : after this many faults there are no more.
     wait : seconds: of a stall, of all pauses of a trickle together, and the whole ones that a 429 names.
 
     Raises
@@ -109,25 +107,27 @@ class FaultPlan:
     UnknownNameError
         No such kind or operation.
     ZooError
-        The rate is no share.
+        The rate is not between 0 and 1.
     """
 
     seed: int = 0
     rate: float = 0.0
     at: tuple[int, ...] | None = None
-    kinds: tuple[str, ...] = tuple(KINDS)
-    operations: tuple[str, ...] = NAMES
+    kinds: tuple[str, ...] = tuple(FAULT_KINDS)
+    operations: tuple[str, ...] = OPERATIONS
     limit: int | None = None
     wait: float = 1.0
 
     def __post_init__(self) -> None:
-        for what, known, given in (("kind", tuple(KINDS), self.kinds), ("operation", NAMES, self.operations)):
+        for what, known, given in (
+            ("kind", tuple(FAULT_KINDS), self.kinds),
+            ("operation", OPERATIONS, self.operations),
+        ):
             for name in given:
                 if name not in known:
                     raise UnknownNameError("faults", what, name, known)
         if not 0 <= self.rate <= 1:
-            problem = Problem("faults", "rate", "0 to 1", repr(self.rate), "Choose another.")
-            raise ZooError(str(problem))
+            raise ZooError(Problem("faults", "rate", "0 to 1", repr(self.rate), "Choose another."))
 
     @classmethod
     def parse(cls, text: str) -> "FaultPlan":
@@ -141,49 +141,43 @@ class FaultPlan:
             "limit": int,
             "wait": float,
         }
-        found: dict[str, object] = {}
+        settings: dict[str, object] = {}
         for item in text.split(","):
             name, _, value = item.partition("=")
             if name not in readers:
                 raise UnknownNameError("faults", "setting", name, tuple(readers))
             try:
-                found[name] = readers[name](value)
+                settings[name] = readers[name](value)
             except ValueError:
-                problem = Problem("faults", name, "a number", repr(value), "Write it as in seed=1,rate=0.1.")
-                raise ZooError(str(problem)) from None
-        return cls(**found)  # pyright: ignore[reportArgumentType]
+                step = "Write it as in seed=1,rate=0.1."
+                raise ZooError(Problem("faults", name, "a number", repr(value), step)) from None
+        return cls(**settings)  # pyright: ignore[reportArgumentType]
 
     def choose(self, number: int, kinds: tuple[str, ...]) -> str | None:
-        """The fault that request ``number`` meets, None for none."""
+        """The fault that request ``number`` gets, None for none."""
         digest = hashlib.sha256(f"{self.seed}:{number}".encode()).digest()
         draw = int.from_bytes(digest[:8], "big") / 2**64
         hit = draw < self.rate if self.at is None else number in self.at
         return kinds[int.from_bytes(digest[8:16], "big") % len(kinds)] if hit else None
 
 
-class Droppable:
-    """A layer outside of all others that lets them reset the connection (with uvicorn, whose transport it uses)."""
+@dataclass(frozen=True)
+class InjectedFault:
+    """A fault that was injected; ``number`` counts the requests that it could have happened to."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on."""
-        scope["ckptzoo.abort"] = getattr(send, "__self__").transport.abort  # noqa: B009
-        await self._app(scope, receive, send)
-
-
-class _Ended(Exception):
-    """The answer ends here, whatever the application still wants to send."""
+    number: int
+    kind: str
+    operation: str
+    path: str
 
 
 class Faults:
-    """The layer.
+    """The layer that injects faults.
 
     Parameters
     ----------
-    app : what it stands around.
-    plan : which requests meet which fault.
+    app : the application, or the layer, inside.
+    plan : which requests get which fault.
 
     Attributes
     ----------
@@ -192,16 +186,16 @@ class Faults:
 
     def __init__(self, app: ASGIApp, plan: FaultPlan) -> None:
         self._app, self.plan = app, plan
-        self.injected: list[Injected] = []
+        self.injected: list[InjectedFault] = []
         self._count = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, or let it meet its fault."""
+        """Pass one request on, or inject its fault."""
         path = scope["raw_path"].decode("latin-1")
         operation = operation_of(scope["method"], path)
-        kinds = tuple(kind for kind in self.plan.kinds if self._can(kind, operation, scope))
-        full = self.plan.limit is not None and len(self.injected) >= self.plan.limit
-        if not kinds or full:
+        kinds = tuple(kind for kind in self.plan.kinds if self._applies(kind, operation, scope))
+        limit_reached = self.plan.limit is not None and len(self.injected) >= self.plan.limit
+        if not kinds or limit_reached:
             await self._app(scope, receive, send)
             return
         number, self._count = self._count, self._count + 1
@@ -209,17 +203,17 @@ class Faults:
         if kind is None:
             await self._app(scope, receive, send)
             return
-        self.injected.append(Injected(number, kind, operation, path))
-        await self._befall(kind, number, scope, receive, send)
+        self.injected.append(InjectedFault(number, kind, operation, path))
+        await self._inject(kind, number, scope, receive, send)
 
-    def _can(self, kind: str, operation: str, scope: Scope) -> bool:
-        if operation not in self.plan.operations or operation not in KINDS[kind][0]:
+    def _applies(self, kind: str, operation: str, scope: Scope) -> bool:
+        if operation not in self.plan.operations or operation not in FAULT_KINDS[kind][0]:
             return False
         if kind == "whole":
             return any(name == b"range" for name, _ in scope["headers"])
         return scope["method"] != "HEAD" or kind not in ("short", "wrong", "trickle")
 
-    async def _befall(self, kind: str, number: int, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _inject(self, kind: str, number: int, scope: Scope, receive: Receive, send: Send) -> None:
         wait = self.plan.wait
         if kind == "whole":
             headers = [item for item in scope["headers"] if item[0] != b"range"]
@@ -238,18 +232,18 @@ class Faults:
             await _abort(scope)
         else:
             try:
-                await self._app(scope, receive, _Changed(kind, number, scope, send, wait))
-            except _Ended:
+                await self._app(scope, receive, _AlteredAnswer(kind, number, scope, send, wait))
+            except _AnswerEnded:
                 if kind != "short":
                     await _abort(scope)
 
 
-class _Changed:
-    """A ``send`` that changes the answer on its way."""
+class _AlteredAnswer:
+    """A ``send`` that alters the answer on its way to the client."""
 
     def __init__(self, kind: str, number: int, scope: Scope, send: Send, wait: float) -> None:
         self._kind, self._number, self._scope, self._send, self._wait = kind, number, scope, send, wait
-        self._size, self._at = 0, 0
+        self._size, self._sent = 0, 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -261,7 +255,7 @@ class _Changed:
         headers = dict(message["headers"])
         self._size = int(headers.get(b"content-length", b"0"))
         if self._kind == "lost" or (self._kind == "reset" and self._size == 0):
-            raise _Ended
+            raise _AnswerEnded
         if self._kind == "short":
             headers[b"content-length"] = str(self._size // 2).encode()
         if self._kind == "stale":
@@ -270,25 +264,30 @@ class _Changed:
 
     async def _body(self, message: Message) -> None:
         data = message.get("body", b"")
-        start, self._at = self._at, self._at + len(data)
-        if self._kind in ("short", "reset") and self._at >= self._size // 2:
-            more = self._kind == "reset"
-            await self._send({**message, "body": data[: self._size // 2 - start], "more_body": more})
-            raise _Ended
-        if self._kind == "wrong" and start <= self._size // 2 < self._at:
-            at = self._size // 2 - start
-            data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        start, self._sent = self._sent, self._sent + len(data)
+        middle = self._size // 2
+        if self._kind in ("short", "reset") and self._sent >= middle:
+            more_body = self._kind == "reset"
+            await self._send({**message, "body": data[: middle - start], "more_body": more_body})
+            raise _AnswerEnded
+        if self._kind == "wrong" and start <= middle < self._sent:
+            position = middle - start
+            data = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
         if self._kind == "trickle" and data:
-            step = -(-self._size // _PIECES)
-            for cut in range(0, len(data), step):
-                await self._send({**message, "body": data[cut : cut + step], "more_body": True})
-                await asyncio.sleep(self._wait / _PIECES)
+            step = -(-self._size // _TRICKLE_PIECES)
+            for position in range(0, len(data), step):
+                await self._send({**message, "body": data[position : position + step], "more_body": True})
+                await asyncio.sleep(self._wait / _TRICKLE_PIECES)
             data = b""
         await self._send({**message, "body": data})
 
 
+class _AnswerEnded(Exception):
+    """The answer ends here, whatever the application still wants to send."""
+
+
 async def _answer(receive: Receive, send: Send, status: int, text: str, *headers: tuple[bytes, bytes]) -> None:
-    """Read the request to its end and answer something else than the application would."""
+    """Read the request to its end, and answer in place of the application."""
     while (await receive()).get("more_body", False):
         pass
     body = json.dumps({"error": text}).encode()
@@ -303,12 +302,7 @@ async def _answer(receive: Receive, send: Send, status: int, text: str, *headers
 
 async def _abort(scope: Scope) -> None:
     scope["ckptzoo.abort"]()
-    await asyncio.sleep(0.01)
-
-
-_LOOPBACK = ("127.0.0.1", "::1")
-_COMMIT = re.compile(r"/api/(.+)/commit/[^/]+")
-_MAX_ANSWER = 2**16
+    await asyncio.sleep(0.01)  # the reset is carried out by the event loop
 
 
 @dataclass(frozen=True)
@@ -330,8 +324,8 @@ class LoggedRequest:
 
 
 @dataclass(frozen=True)
-class Acknowledged:
-    """A commit whose answer was sent whole: the repository as addresses name it, and the commit."""
+class AcknowledgedCommit:
+    """A commit whose answer was sent whole: the repository as addresses name it, and the commit's id."""
 
     repository: str
     oid: str
@@ -339,7 +333,7 @@ class Acknowledged:
 
 @dataclass
 class _Tally:
-    """What has gone by so far of one request."""
+    """What has passed so far of one request and its answer."""
 
     status: int = 0
     announced: int = -1
@@ -350,24 +344,24 @@ class _Tally:
 
 
 class RequestLog:
-    """The layer; put it outside of everything that changes answers.
+    """The layer that logs requests; put it outside of everything that changes answers.
 
     Parameters
     ----------
-    app : what it stands around.
+    app : the application, or the layer, inside.
     readable : also answer ``GET /_ledger`` to clients on the same machine. Behind a proxy every client is on it.
 
     Attributes
     ----------
-    entries : every request, in the order of their ends; written before the last piece of the answer goes out, so
-        that a client who has an answer finds it here.
+    entries : every request, in the order of their ends; added before the last piece of the answer is sent, so that a
+        client who has an answer finds it here.
     acknowledged : every commit that was acknowledged, in order.
     """
 
     def __init__(self, app: ASGIApp, *, readable: bool = False) -> None:
         self._app, self._readable = app, readable
         self.entries: list[LoggedRequest] = []
-        self.acknowledged: list[Acknowledged] = []
+        self.acknowledged: list[AcknowledgedCommit] = []
 
     def count(self, *operations: str) -> int:
         """How many requests were one of these operations."""
@@ -385,19 +379,19 @@ class RequestLog:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on and write it down."""
+        """Pass one request on and log it."""
         method, path = scope["method"], scope["raw_path"].decode("latin-1")
         if self._readable and path == "/_ledger" and (scope.get("client") or ("",))[0] in _LOOPBACK:
             await JSONResponse(self.to_json())(scope, receive, send)
             return
         tally = _Tally()
 
-        async def receiving() -> Message:
+        async def logged_receive() -> Message:
             message = await receive()
             tally.received += len(message.get("body", b""))
             return message
 
-        async def sending(message: Message) -> None:
+        async def logged_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 tally.status = message["status"]
                 tally.announced = int(dict(message["headers"]).get(b"content-length", b"-1"))
@@ -411,38 +405,51 @@ class RequestLog:
             await send(message)
 
         try:
-            await self._app(scope, receiving, sending)
+            await self._app(scope, logged_receive, logged_send)
         finally:
             if not tally.finished:
                 self._write(scope, tally)
 
     def _write(self, scope: Scope, tally: _Tally) -> None:
         method, path = scope["method"], scope["raw_path"].decode("latin-1")
-        asked = dict(scope["headers"]).get(b"range", b"").decode("latin-1") or None
-        counted = (tally.status, tally.received, tally.sent, tally.finished)
-        self.entries.append(LoggedRequest(operation_of(method, path), method, path, asked, *counted))
-        found = _COMMIT.fullmatch(path)
-        if found is not None and method == "POST" and tally.status == 200 and tally.finished:
-            self.acknowledged.append(Acknowledged(found[1], json.loads(tally.answer)["commitOid"]))
+        range_header = dict(scope["headers"]).get(b"range", b"").decode("latin-1") or None
+        counts = (tally.status, tally.received, tally.sent, tally.finished)
+        self.entries.append(LoggedRequest(operation_of(method, path), method, path, range_header, *counts))
+        commit = _COMMIT.fullmatch(path)
+        if commit is not None and method == "POST" and tally.status == 200 and tally.finished:
+            self.acknowledged.append(AcknowledgedCommit(commit[1], json.loads(tally.answer)["commitOid"]))
+
+
+class AbortableConnections:
+    """The outermost layer, which lets those inside reset the connection (with uvicorn, whose transport it uses)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on."""
+        # uvicorn passes a bound method of its request cycle, which has the connection's transport.
+        scope["ckptzoo.abort"] = getattr(send, "__self__").transport.abort  # noqa: B009
+        await self._app(scope, receive, send)
 
 
 @dataclass(frozen=True)
 class Layered:
-    """The application to serve, and the two layers to ask what happened."""
+    """The application to serve, and the two layers that know what happened."""
 
     app: ASGIApp
-    ledger: RequestLog
+    request_log: RequestLog
     faults: Faults
 
 
 def layered(app: ASGIApp, *, plan: FaultPlan | None = None, readable: bool = False) -> Layered:
-    """Put faults around an application, and the ledger around both, so that it sees what clients see.
+    """Put faults around an application, and the log around both, so that it has what clients see.
 
     Parameters
     ----------
-    plan : which requests meet which fault; none without.
-    readable : the ledger answers ``GET /_ledger`` to clients on the same machine.
+    plan : which requests get which fault; none without.
+    readable : answer ``GET /_ledger`` with the log, to clients on the same machine.
     """
     faults = Faults(app, plan or FaultPlan())
-    ledger = RequestLog(faults, readable=readable)
-    return Layered(Droppable(ledger), ledger, faults)
+    request_log = RequestLog(faults, readable=readable)
+    return Layered(AbortableConnections(request_log), request_log, faults)

@@ -93,7 +93,7 @@ def test_a_few_examples_from_a_folder(cli: Any, data: Path, tmp_path: Path, monk
         ("mnist", (), "mnist", "expected a data set and /test, as mnist/test or mnist/test-100, got 'mnist'"),
         ("mnist/train", (), "mnist", "got 'mnist/train'"),
         ("Mnist/test", (), "mnist", "got 'Mnist/test'"),
-        ("svhn/test", (), "mnist", "expected its files at hand, got none in"),
+        ("svhn/test", (), "mnist", "expected its files on this machine, got none in"),
         ("colours/test", (), "mnist", "shape of the inputs"),
         ("mnist/test", ({"mean": [0.1, 0.2, 0.3], "std": 1},), "mnist", "images of 3 channels, as the networks take"),
         ("mnist/test", ({},), "mnist", "expected one for all rows, got no row that says it"),

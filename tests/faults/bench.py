@@ -16,7 +16,7 @@ from huggingface_hub import snapshot_download
 
 import ckptzoo
 from ckptzoo.errors import IntegrityError, RemoteError
-from ckptzoo.server.testing import FaultPlan, Injected
+from ckptzoo.server.testing import FaultPlan, InjectedFault
 from tests.support.hosted import Hosted, ask, commit_body
 from tests.support.hub_zoos import files_of
 
@@ -71,7 +71,7 @@ class Bench:
         return self.folder / f"p{next(_NUMBERS)}"
 
     @contextmanager
-    def misbehaving(self, plan: FaultPlan, injected: list[Injected]) -> Iterator[None]:
+    def misbehaving(self, plan: FaultPlan, injected: list[InjectedFault]) -> Iterator[None]:
         """While this lasts, requests meet the faults of a plan, counted from 0; they are listed in ``injected``."""
         faults = self.server.faults
         faults.injected.clear()
@@ -112,12 +112,12 @@ def nothing_twice(server: Hosted, since: int, repo: str, *, on_their_way: int = 
 
     ``on_their_way`` is how many files may have come whole although the server was killed before it could say so.
     """
-    mine = server.ledger.entries[since:]
+    mine = server.request_log.entries[since:]
     whole = [
         item.path for item in mine if item.operation in ("upload", "join") and item.finished and item.status == 200
     ]
     assert sum(count - 1 for count in Counter(whole).values()) <= on_their_way
-    commits = [item.oid for item in server.ledger.acknowledged if item.repository == f"datasets/{repo}"]
+    commits = [item.oid for item in server.request_log.acknowledged if item.repository == f"datasets/{repo}"]
     assert len(set(commits)) == len(commits)
 
 

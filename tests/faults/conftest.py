@@ -19,13 +19,13 @@ from tests.faults.material import zoo_of
 from tests.faults.processes import HURRIED, defaults_of
 from tests.support.effort import ALL
 from tests.support.hosted import hosted
-from tests.support.hub_clients import hurry, keep_to, large_uploads_may_warn
+from tests.support.hub_clients import allow_large_upload_warnings, fast_clock, isolate_clients
 
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    large_uploads_may_warn(items, HERE)
+    allow_large_upload_warnings(items, HERE)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -52,13 +52,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every test's clients keep to its folder."""
-    keep_to(tmp_path, monkeypatch)
+    isolate_clients(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client library sleeps a hundredth of the time, and so do we by default."""
-    monkeypatch.setattr("huggingface_hub.utils._http.time", hurry())
+    monkeypatch.setattr("huggingface_hub.utils._http.time", fast_clock())
     for like in HURRIED:
         defaults(monkeypatch, like)
 

@@ -42,7 +42,7 @@ class Case(ABC):
         self.near = ckptzoo.open(zoo)
         os.environ["CKPTZOO_CACHE"] = str(bench.place())
         self.repo = self.prepare()
-        self.since = len(self.server.ledger.entries)
+        self.since = len(self.server.request_log.entries)
 
     @abstractmethod
     def prepare(self) -> str:

@@ -19,10 +19,17 @@ from ckptzoo.server.app import Application
 from ckptzoo.server.run import serve
 from ckptzoo.server.service import Service, database_of
 from ckptzoo.server.store.tokens import make_token
-from ckptzoo.server.testing import Acknowledged, Droppable, FaultPlan, Faults, LoggedRequest, RequestLog
+from ckptzoo.server.testing import (
+    AbortableConnections,
+    AcknowledgedCommit,
+    FaultPlan,
+    Faults,
+    LoggedRequest,
+    RequestLog,
+)
 from tests.faults.operations import Call
 from tests.support.hosted import SMALL
-from tests.support.hub_clients import hurry
+from tests.support.hub_clients import fast_clock
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.faults.processes"])
@@ -82,7 +89,7 @@ def _act(call: Call, cache: str, temporary: str, hurried: bool, telling: Connect
     if hurried:
         from huggingface_hub.utils import _http
 
-        _http.time = hurry()  # pyright: ignore[reportAttributeAccessIssue]
+        _http.time = fast_clock()  # pyright: ignore[reportAttributeAccessIssue]
         for like in HURRIED:
             type(like).__init__.__defaults__ = defaults_of(like)  # pyright: ignore[reportFunctionMemberAccess]
     function, given, named = call
@@ -124,8 +131,8 @@ class _Read:
         return [LoggedRequest(**found) for found in self._lines("entry")]
 
     @property
-    def acknowledged(self) -> list[Acknowledged]:
-        return [Acknowledged(**found) for found in self._lines("commit")]
+    def acknowledged(self) -> list[AcknowledgedCommit]:
+        return [AcknowledgedCommit(**found) for found in self._lines("commit")]
 
     def count(self) -> int:
         """How many lines there are."""
@@ -144,7 +151,7 @@ class Server:
 
     def __init__(self, root: Path, *, limit: int | None = None) -> None:
         self.root, self.limit = root, limit
-        self.ledger = _Read(root.with_name(f"{root.name}-ledger"))
+        self.request_log = _Read(root.with_name(f"{root.name}-ledger"))
         database = database_of(root)
         with database.writing() as connection:
             users = {"read": "reader", "contribute": "stranger", "write": "lab"}
@@ -160,7 +167,7 @@ class Server:
     def start(self) -> None:
         """Serve, on the port that it had before."""
         told, telling = _CONTEXT.Pipe(duplex=False)
-        arguments = (str(self.root), self._port, str(self.ledger.path), self.limit, telling)
+        arguments = (str(self.root), self._port, str(self.request_log.path), self.limit, telling)
         self._process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         telling.close()
@@ -184,4 +191,4 @@ def _serve(root: str, port: int, ledger: str, limit: int | None, telling: Connec
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     written = _Written(Faults(Application(Service(root, limits=SMALL)), FaultPlan()))
     written.path = Path(ledger)
-    serve(Droppable(written), "127.0.0.1", port, telling.send)
+    serve(AbortableConnections(written), "127.0.0.1", port, telling.send)

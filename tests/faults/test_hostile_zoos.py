@@ -254,11 +254,11 @@ def test_links_in_a_zoo_that_is_pushed(bench: Bench, tiny: Path, tmp_path: Path,
     """Nothing is uploaded that does not lie in the zoo's folder."""
     zoo, repo = Path(shutil.copytree(tiny, tmp_path / "zoo")), bench.repo()
     LINKS[link](zoo, secret)
-    since = len(bench.server.ledger.entries)
+    since = len(bench.server.request_log.entries)
     COUNTS.inputs["links in what is pushed"] += 1
     with pytest.raises(ZooError, match=r"expected .*, got .*\. \w+"):
         push(zoo, repo, endpoint=bench.server.url, token=bench.server.tokens["write"])
-    sent = [item for item in bench.server.ledger.entries[since:] if item.operation in ("upload", "part", "commit")]
+    sent = [item for item in bench.server.request_log.entries[since:] if item.operation in ("upload", "part", "commit")]
     assert sent == []
 
 

@@ -26,14 +26,14 @@ def client(case: Case, bench: Bench, *, hurried: bool = True) -> Client:
 def reached(case: Case, count: int, running: Client) -> None:
     """Wait until the server has answered so many requests of a case, or the client has ended."""
     until = time.monotonic() + END
-    while len(case.server.ledger.entries) - case.since < count and running.is_alive:
+    while len(case.server.request_log.entries) - case.since < count and running.is_alive:
         assert time.monotonic() < until
         time.sleep(0.001)
 
 
 def uploads(case: Case) -> Counter[str]:
     """Files that the server has acknowledged, by their sha256."""
-    mine = case.server.ledger.entries[case.since :]
+    mine = case.server.request_log.entries[case.since :]
     whole = [
         item.path for item in mine if item.operation in ("upload", "join") and item.status == 200 and item.finished
     ]
@@ -87,7 +87,9 @@ def test_a_server_that_is_killed_keeps_what_it_acknowledged(
             told = running.result(END)
             assert told == "done" or ("expected" in told and "got" in told), told
         server.start()
-        acknowledged = {item.oid for item in server.ledger.acknowledged if item.repository == f"datasets/{case.repo}"}
+        acknowledged = {
+            item.oid for item in server.request_log.acknowledged if item.repository == f"datasets/{case.repo}"
+        }
         for commit in acknowledged:
             assert server.api().repo_info(case.repo, repo_type="dataset", revision=commit).sha == commit
         if name != "push" or acknowledged:

@@ -14,7 +14,7 @@ import pytest
 from ckptzoo.errors import ZooError
 from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.remote.retry import RetryPolicy
-from ckptzoo.server.testing import KINDS, FaultPlan, Injected
+from ckptzoo.server.testing import FAULT_KINDS, FaultPlan, InjectedFault
 from tests.faults.bench import Bench, says_what_to_do, settled
 from tests.faults.conftest import defaults
 from tests.faults.counts import COUNTS
@@ -32,7 +32,7 @@ NEVER = {
 }
 """What cannot happen: a push to a new repository reads no file, to one that is there none in ranges; readers write
 nothing; a merge is no commit."""
-CELLS = [(name, kind) for name in OPERATIONS for kind in KINDS if name not in NEVER.get(kind, ())]
+CELLS = [(name, kind) for name in OPERATIONS for kind in FAULT_KINDS if name not in NEVER.get(kind, ())]
 BORNE = {"stale", "trickle"}
 """What costs nothing but time however long it lasts: no one here goes by an ETag, and a trickle is no silence."""
 BOUND = 60.0
@@ -52,7 +52,7 @@ def tried(
 
     The policies are the defaults while faults last; the call that carries on has time again.
     """
-    injected: list[Injected] = []
+    injected: list[InjectedFault] = []
     found: Exception | None = None
     began = time.monotonic()
     with pytest.MonkeyPatch.context() as patch, bench.misbehaving(plan, injected):

@@ -1,4 +1,4 @@
-"""A server for each test, clients that keep to the test's folder, and small zoos."""
+"""A server for each test, clients that keep their files in the test's folder, and small zoos."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,33 +10,33 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("huggingface_hub")
 
 from tests.support.hosted import Hosted, hosted
-from tests.support.hub_clients import hurry, keep_to, large_uploads_may_warn
+from tests.support.hub_clients import allow_large_upload_warnings, fast_clock, isolate_clients
 from tests.support.hub_zoos import zoo_of
 
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    large_uploads_may_warn(items, HERE)
+    allow_large_upload_warnings(items, HERE)
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every test's clients keep to its folder."""
-    keep_to(tmp_path, monkeypatch)
+    """Every test's clients keep their files in its folder."""
+    isolate_clients(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client library waits for milliseconds where it would for seconds."""
-    monkeypatch.setattr("huggingface_hub.utils._http.time", hurry())
+    monkeypatch.setattr("huggingface_hub.utils._http.time", fast_clock())
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Hosted]:
     """A server with no repositories; ``server.tokens`` has one for each of the roles read, contribute and write."""
-    with hosted(tmp_path / "served") as found:
-        yield found
+    with hosted(tmp_path / "served") as running:
+        yield running
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""TODO"""
+"""The zoos of these tests are sound and the same every time, and the server answers."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -34,4 +34,4 @@ def test_offline_nothing_is_asked(
     for act in acts:
         with pytest.raises(OfflineError, match=r"got offline mode\. Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE"):
             act()
-    assert server.ledger.entries == []
+    assert server.request_log.entries == []

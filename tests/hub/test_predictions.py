@@ -10,7 +10,7 @@ from ckptzoo.derive import predict
 from ckptzoo.errors import HubError
 from ckptzoo.hub.pull import pull
 from tests.support.hosted import ZOO, Hosted
-from tests.support.hub_zoos import ARCH, downloaded, files_of, grown, pushed, same_but_for_what_is_made, zoo_of
+from tests.support.hub_zoos import ARCH, assert_same_except_generated, downloaded, files_of, grown, pushed, zoo_of
 
 INPUTS = np.random.default_rng(0).standard_normal((9, *(ARCH.input_shape or ()))).astype(np.float32)
 TREE = "derived/predictions-mnist--test"
@@ -26,23 +26,23 @@ def test_push_and_pull_bring_them(server: Hosted, tmp_path: Path) -> None:
     predicted(path)
     first = pushed(server, path)
     assert len(first.parts) == 4
-    same_but_for_what_is_made(path, down := downloaded(server, tmp_path))
+    assert_same_except_generated(path, down := downloaded(server, tmp_path))
     assert ckptzoo.verify(down) == []
     pull(ZOO, tmp_path / "got", endpoint=server.url)
-    same_but_for_what_is_made(path, tmp_path / "got")
+    assert_same_except_generated(path, tmp_path / "got")
 
     grown(path, (4,), start=2)
     near = predicted(path)
     assert [part.rpartition("/")[0] for part in pushed(server, path).parts] == ["parts", TREE]
-    made = pull(ZOO, tmp_path / "got", endpoint=server.url)
-    assert len(made.parts) == 2 and made.there == 4 and made.variants == ("raw",)
+    pulled = pull(ZOO, tmp_path / "got", endpoint=server.url)
+    assert len(pulled.parts) == 2 and pulled.there == 4 and pulled.variants == ("raw",)
     got = ckptzoo.open(tmp_path / "got").predictions("mnist/test")
     np.testing.assert_array_equal(np.asarray(got.logits), np.asarray(near.predictions("mnist/test").logits))
     assert ckptzoo.verify(tmp_path / "got") == []
     assert pushed(server, path).parts == ()
 
 
-def test_a_part_of_a_zoo_leaves_them_behind_and_can_be_predicted_anew(server: Hosted, tmp_path: Path) -> None:
+def test_a_part_of_a_zoo_leaves_them_behind_and_can_be_predicted_again(server: Hosted, tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo", (3, 2))
     whole = predicted(path)
     pushed(server, path)

@@ -1,7 +1,7 @@
-"""Zoos are found by what their cards say, and nothing that a stranger writes there does harm."""
+"""Zoos are found by what their cards say, and no untrusted card does harm."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,17 @@ from ckptzoo.hub.card import write
 from ckptzoo.hub.search import search
 from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
 from tests.support.hosted import Hosted, hosted, push
-from tests.support.hub_zoos import files_of
-
-MakeZoo = Callable[..., Path]
+from tests.support.hub_zoos import files_of, zoo_of
 
 
-@pytest.fixture
-def filled(server: Hosted, make_zoo: MakeZoo) -> Hosted:
-    """A zoo of five OptuNets trained on mnist, one of others, and a data set that is no zoo."""
-    path = make_zoo("nets")
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    """A server for all tests of this module, which only read from it.
+
+    It has a zoo of five OptuNets trained on mnist, one of others, and a data set that is no zoo.
+    """
+    folder = tmp_path_factory.mktemp("search")
+    path = zoo_of(folder / "nets")
     write(path)
     texts = {
         "lab/nets": {name: data for name, data in files_of(path).items() if name == "README.md"},
@@ -34,10 +36,11 @@ def filled(server: Hosted, make_zoo: MakeZoo) -> Hosted:
         },
         "lab/pictures": {"README.md": b"---\ntags:\n- arch:optunet\n---\n# no zoo\n"},
     }
-    for repo, files in texts.items():
-        server.api().create_repo(repo, repo_type="dataset")
-        push(server, files, repo=f"datasets/{repo}")
-    return server
+    with hosted(folder / "served") as server:
+        for repo, files in texts.items():
+            server.api().create_repo(repo, repo_type="dataset")
+            push(server, files, repo=f"datasets/{repo}")
+        yield server
 
 
 def names(server: Hosted, *arguments: Any, **options: Any) -> list[str]:

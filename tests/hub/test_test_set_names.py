@@ -26,7 +26,7 @@ def test_digits_are_those_that_the_recipe_holds_out(tmp_path: Path, monkeypatch:
     assert np.array_equal(seen, data.inputs(recipe, trained.test_images))
     np.savez(tmp_path / "digits_test.npz", images=np.zeros((2, 3, 3), np.uint8), labels=np.array([1, 2]))
     own = test_sets.find("digits", tmp_path)
-    assert own is not None and own.labels.tolist() == [1, 2], "files that lie there come first"
+    assert own is not None and own.labels.tolist() == [1, 2], "files in the folder come first"
 
 
 def test_fashion_mnist_is_never_taken_for_mnist(tmp_path: Path) -> None:

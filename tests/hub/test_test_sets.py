@@ -1,4 +1,4 @@
-"""TODO"""
+"""Test sets are found in every layout, and what is not one is refused."""
 
 import gzip
 import struct
@@ -21,11 +21,11 @@ def test_arrays_in_every_layout(tmp_path: Path) -> None:
     np.savez(tmp_path / "b_test.npz", images=IMAGES.transpose(0, 3, 1, 2), fine_labels=LABELS, coarse_labels=LABELS)
     (tmp_path / "c").mkdir()
     np.savez_compressed(tmp_path / "c" / "c_test.npz", images=IMAGES[..., 0], labels=LABELS.astype(np.uint8))
-    one, two, three = (test_sets.find(name, tmp_path) for name in ("A", "someone/b", "c"))
-    assert one is not None and two is not None and three is not None
-    assert one.images.shape == (5, 3, 4, 6) and one.digest == two.digest and len(one) == 5
-    assert np.array_equal(one.images, two.images) and np.array_equal(three.images[:, 0], IMAGES[..., 0])
-    assert three.labels.dtype == np.int64 and three.digest != one.digest
+    last, first, grey = (test_sets.find(name, tmp_path) for name in ("A", "someone/b", "c"))
+    assert last is not None and first is not None and grey is not None
+    assert last.images.shape == (5, 3, 4, 6) and last.digest == first.digest and len(last) == 5
+    assert np.array_equal(last.images, first.images) and np.array_equal(grey.images[:, 0], IMAGES[..., 0])
+    assert grey.labels.dtype == np.int64 and grey.digest != last.digest
 
 
 def test_idx_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_odd_names_are_not_looked_for(tmp_path: Path, name: str) -> None:
     assert test_sets.find(name, tmp_path / "inner") is None
 
 
-def test_nothing_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(test_sets.FOLDER_VARIABLE, raising=False)
     assert test_sets.find("mnist") is None and test_sets.find("mnist", tmp_path) is None
 

@@ -58,7 +58,7 @@ class Count:
     """Requests and bytes sent since it was made."""
 
     def __init__(self, server: Hosted) -> None:
-        self._ledger = server.ledger
+        self._ledger = server.request_log
         self._from = len(self._ledger.entries)
 
     @property

@@ -19,7 +19,7 @@ from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.schema import layout
 from ckptzoo.schema.layout import Span
 from ckptzoo.server.errors import ServerLimits
-from ckptzoo.server.testing import KINDS, FaultPlan
+from ckptzoo.server.testing import FAULT_KINDS, FaultPlan
 from tests.conftest import rows_of, weights_of
 from tests.support.hosted import Hosted, hosted
 
@@ -95,7 +95,7 @@ def test_a_layer_of_16_shards_costs_its_bytes_and_two_requests_a_shard(server: H
     remote = opened(server)
     wanted = blocks_of(remote, LAYER)
     assert len(wanted) == 2 * PARTS
-    entries = server.ledger.entries
+    entries = server.request_log.entries
     before = len(entries)
     got = dict(remote.as_ready(wanted))
     need = sum(block.stop - block.start for block in wanted)
@@ -116,12 +116,12 @@ def test_a_layer_of_16_shards_costs_its_bytes_and_two_requests_a_shard(server: H
 def test_what_a_reader_of_128_parts_opens_with_is_six_requests(server: Hosted, tmp_path: Path) -> None:
     ckptzoo.compact(made(tmp_path / "many", 128, 2))
     push(server, tmp_path / "many", "lab/many")
-    before = len(server.ledger.entries)
+    before = len(server.request_log.entries)
     remote = opened(server, "lab/many")
     snapshot = next(name for name in remote.entries if name.startswith(layout.SNAPSHOTS))
     for name in (layout.ZOO, layout.ARCHITECTURE, snapshot):
         remote.read(name, max_bytes=2**22)
-    mine = server.ledger.entries[before:]
+    mine = server.request_log.entries[before:]
     assert len(mine) <= 6
     assert sum(entry.sent for entry in mine) <= 200_000, [(entry.path, entry.sent) for entry in mine]
 
@@ -136,7 +136,7 @@ def planned(server: Hosted, **how: object) -> Iterator[None]:
         server.faults.plan = before
 
 
-KIND = sorted(kind for kind in KINDS if kind not in ("lost", "conflict"))
+KIND = sorted(kind for kind in FAULT_KINDS if kind not in ("lost", "conflict"))
 
 
 @pytest.mark.parametrize("kind", KIND)

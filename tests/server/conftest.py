@@ -1,4 +1,4 @@
-"""Servers that tests share."""
+"""A server for each test, without and with an empty dataset, and clients that keep their files in the test's folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 
 from tests.support.hosted import ZOO, Hosted, hosted
+from tests.support.hub_clients import isolate_clients
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Clients keep their caches in the test's folder, draw no bars and use no other storage."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
+    """Every test's clients keep their files in its folder."""
+    isolate_clients(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Hosted]:
-    with hosted(tmp_path / "served") as found:
-        yield found
+    """A server with no repositories."""
+    with hosted(tmp_path / "served") as running:
+        yield running
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ def noise(size: int, seed: int = 0) -> bytes:
 def put(hosted: Hosted, files: dict[str, bytes], **options: object) -> str:
     """Commit files; returns the commit."""
     operations = [CommitOperationAdd(path, data) for path, data in files.items()]
-    made = hosted.api().create_commit(**SET, operations=operations, commit_message="some files", **options)
-    return made.oid
+    commit = hosted.api().create_commit(**SET, operations=operations, commit_message="some files", **options)
+    return commit.oid
 
 
 def get(hosted: Hosted, path: str, role: str | None = "write", **options: object) -> bytes:
@@ -65,8 +65,12 @@ def test_files_small_large_and_in_parts_come_back(zoo: Hosted) -> None:
     }
     oid = put(zoo, files)
     assert {path: get(zoo, path, None) for path in files} == files
-    assert zoo.ledger.count("part") == 6 and zoo.ledger.count("join") == 1 and zoo.ledger.count("upload") == 1
-    assert [(found.repository, found.oid) for found in zoo.ledger.acknowledged] == [(f"datasets/{ZOO}", oid)]
+    assert (
+        zoo.request_log.count("part") == 6
+        and zoo.request_log.count("join") == 1
+        and zoo.request_log.count("upload") == 1
+    )
+    assert [(found.repository, found.oid) for found in zoo.request_log.acknowledged] == [(f"datasets/{ZOO}", oid)]
     info = zoo.api().dataset_info(ZOO, files_metadata=True)
     assert info.sha == oid and info.tags == ["ckptzoo", "license:mit"]
     assert info.siblings is not None
@@ -86,10 +90,10 @@ def test_what_is_there_is_not_sent_again(zoo: Hosted) -> None:
     data = noise(3000)
     put(zoo, {"a.safetensors": data})
     put(zoo, {"b.safetensors": data})
-    assert zoo.ledger.count("upload") == 1
+    assert zoo.request_log.count("upload") == 1
     before = zoo.api().dataset_info(ZOO).sha
     put(zoo, {"b.safetensors": data})
-    assert zoo.api().dataset_info(ZOO).sha == before and len(zoo.ledger.acknowledged) == 2
+    assert zoo.api().dataset_info(ZOO).sha == before and len(zoo.request_log.acknowledged) == 2
 
 
 def test_ids_are_those_of_git(zoo: Hosted) -> None:
@@ -171,7 +175,7 @@ def test_trees_have_pages_and_last_commits(zoo: Hosted) -> None:
     found = {entry.path for entry in zoo.api().list_repo_tree(**SET, recursive=True)}
     folders = {"parts", "parts-a", *(name.rsplit("/", 1)[0] for name in names[:70])}
     assert found == {*names, *folders, ".gitattributes"}
-    assert zoo.ledger.count("tree") == 3
+    assert zoo.request_log.count("tree") == 3
     below = list(zoo.api().list_repo_tree(**SET, path_in_repo="parts/0003", expand=True))
     assert [(entry.path, entry.last_commit["oid"]) for entry in below] == [("parts/0003/raw.txt", second)]
     above = zoo.api().list_repo_tree(**SET, expand=True)
@@ -202,14 +206,14 @@ def test_a_pull_request_from_a_stranger_is_merged(zoo: Hosted) -> None:
     stranger = zoo.api("contribute")
     with pytest.raises(HfHubHTTPError, match="may write"):
         stranger.upload_file(**SET, path_or_fileobj=b"x", path_in_repo="x.txt")
-    made = stranger.create_commit(
+    proposal = stranger.create_commit(
         **SET,
         operations=[CommitOperationAdd("new.safetensors", noise(100)), CommitOperationAdd("b.txt", b"2")],
         commit_message="A part",
         commit_description="Two checkpoints.",
         create_pr=True,
     )
-    assert made.pr_num == 1 and made.pr_revision == "refs/pr/1"
+    assert proposal.pr_num == 1 and proposal.pr_revision == "refs/pr/1"
     stranger.upload_file(**SET, path_or_fileobj=b"more", path_in_repo="c.txt", revision="refs/pr/1")
     stranger.comment_discussion(**SET, discussion_num=1, comment="Please look.")
     assert get(zoo, "new.safetensors", revision="refs/pr/1") == noise(100)
@@ -231,7 +235,7 @@ def test_a_pull_request_from_a_stranger_is_merged(zoo: Hosted) -> None:
         put(zoo, {"late.txt": b""}, revision="refs/pr/1")
 
 
-def test_a_conflict_is_told_and_not_merged(zoo: Hosted) -> None:
+def test_a_conflict_is_reported_and_not_merged(zoo: Hosted) -> None:
     base = put(zoo, {"a.txt": b"1"})
     put(zoo, {"a.txt": b"theirs"}, create_pr=True, parent_commit=base)
     ours = put(zoo, {"a.txt": b"ours"})
@@ -297,7 +301,7 @@ def test_content_of_another_repository_has_to_be_sent(zoo: Hosted) -> None:
         zoo.api().upload_file(
             repo_id="lab/other", repo_type="dataset", path_or_fileobj=data, path_in_repo="x.safetensors"
         )
-    assert zoo.ledger.count("upload") == 2
+    assert zoo.request_log.count("upload") == 2
 
 
 def test_large_files_come_from_another_origin(zoo: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,5 +310,5 @@ def test_large_files_come_from_another_origin(zoo: Hosted, monkeypatch: pytest.M
     put(zoo, files)
     monkeypatch.setattr(zoo.service, "blobs_url", zoo.url.replace("127.0.0.1", "localhost"))
     assert {path: get(zoo, path) for path in files} == files
-    found = [entry.status for entry in zoo.ledger.entries if entry.operation in ("resolve", "blob")]
+    found = [entry.status for entry in zoo.request_log.entries if entry.operation in ("resolve", "blob")]
     assert found == [302, 200, 200, 200]

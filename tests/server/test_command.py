@@ -8,10 +8,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tests.server.test_durability import SERVE, process
+from tests.support.server_process import SERVE, server_process
 
 
-def told(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", SERVE, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
@@ -27,41 +27,41 @@ def ask(url: str, token: str | None = None) -> tuple[int, bytes]:
 
 
 def test_tokens_are_made_and_revoked_while_it_runs(tmp_path: Path) -> None:
-    with process(tmp_path, "--private", "--ledger") as (_, url):
+    with server_process(tmp_path, "--private", "--ledger") as (_, url):
         assert url.startswith("http://127.0.0.1:")
-        made = {
-            role: told("token", "--root", str(tmp_path), "--user", role, f"--{role}")
+        results = {
+            role: run_serve("token", "--root", str(tmp_path), "--user", role, f"--{role}")
             for role in ("write", "contribute")
         }
-        made["read"] = told("token", "--root", str(tmp_path), "--user", "read")
-        for role, done in made.items():
+        results["read"] = run_serve("token", "--root", str(tmp_path), "--user", "read")
+        for role, done in results.items():
             status, body = ask(f"{url}/api/whoami-v2", done.stdout.strip())
             assert status == 200 and json.loads(body)["auth"]["accessToken"]["role"] == role
         assert ask(f"{url}/api/datasets")[0] == 401
-        assert "1 removed" in told("token", "--root", str(tmp_path), "--user", "write", "--revoke").stdout
-        assert ask(f"{url}/api/whoami-v2", made["write"].stdout.strip())[0] == 401
+        assert "1 removed" in run_serve("token", "--root", str(tmp_path), "--user", "write", "--revoke").stdout
+        assert ask(f"{url}/api/whoami-v2", results["write"].stdout.strip())[0] == 401
         entries = json.loads(ask(f"{url}/_ledger")[1])["entries"]
         assert [entry["status"] for entry in entries] == [200, 200, 200, 401, 401]
-    assert ask_nothing(told("token", "--root", str(tmp_path), "--write", "--revoke")) == 2
-    assert ask_nothing(told()) == 2
+    assert exit_code(run_serve("token", "--root", str(tmp_path), "--write", "--revoke")) == 2
+    assert exit_code(run_serve()) == 2
 
 
-def ask_nothing(done: subprocess.CompletedProcess[str]) -> int:
+def exit_code(done: subprocess.CompletedProcess[str]) -> int:
     assert done.stdout == ""
     return done.returncode
 
 
 def test_faults_can_be_asked_for(tmp_path: Path) -> None:
-    with process(tmp_path, "--faults", "at=1,kinds=broken") as (_, url):
+    with server_process(tmp_path, "--faults", "at=1,kinds=broken") as (_, url):
         assert [ask(f"{url}/api/datasets")[0] for _ in range(3)] == [200, 502, 200]
         assert ask(f"{url}/_ledger")[0] == 404
-    with process(tmp_path) as (_, url):
+    with server_process(tmp_path) as (_, url):
         assert ask(f"{url}/_ledger")[0] == 404
 
 
 def test_it_ends_when_it_is_interrupted(tmp_path: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        with process(tmp_path) as (server, _):
+        with server_process(tmp_path) as (server, _):
             server.send_signal(number)
             out, err = server.communicate(timeout=20)
             assert (out, "Traceback" in err) == ("", False)

@@ -1,116 +1,31 @@
 """What was acknowledged survives the process, whenever it ends."""
 
 import hashlib
-import http.client
 import json
 import os
 import random
-import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ckptzoo.errors import ZooError
-from ckptzoo.server.service import Service, database_of
+from ckptzoo.server.service import Service
 from ckptzoo.server.store.blobs import Blobs
-from ckptzoo.server.store.tokens import make_token
-from tests.support.hosted import ZOO, commit_body
-
-SERVE = "import sys; from ckptzoo.cli.serve import serve; serve(sys.argv[1:])"
-
-
-@contextmanager
-def process(root: Path, *options: str, file_size: int | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server in a process of its own, and its address."""
-
-    def bounded() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell inherit that it is ignored
-        if file_size is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-
-    command = [sys.executable, "-c", SERVE, "--root", str(root), "--port", "0", *options]
-    started = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path.cwd(), preexec_fn=bounded
-    )
-    with started:
-        assert started.stdout is not None and started.stderr is not None
-        try:
-            line = started.stdout.readline()
-            assert "serving at" in line, line + started.stderr.read()
-            yield started, line.split()[-1]
-        finally:
-            started.kill()
-
-
-def token_for(root: Path) -> str:
-    database = database_of(root)
-    with database.writing() as connection:
-        token = make_token(connection, "lab", "write")
-    database.close()
-    return token
-
-
-class Client:
-    """Commits files of its own one after the other, and remembers which were acknowledged."""
-
-    def __init__(self, url: str, token: str, name: str, known: dict[str, bytes]) -> None:
-        self.host, self.token, self.name, self.known = url.removeprefix("http://"), token, name, known
-        self.commits: list[str] = []
-
-    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self.host, timeout=20)
-        try:
-            connection.request(method, path, body, {"Authorization": f"Bearer {self.token}"})
-            answer = connection.getresponse()
-            if answer.status == 302:
-                return self.ask(method, answer.headers["Location"].partition(self.host)[2])
-            return answer.status, answer.read()
-        finally:
-            connection.close()
-
-    def push(self, number: int) -> None:
-        """One large and one small file in one commit."""
-        large = random.Random(f"{self.name}{number}").randbytes(200_000)
-        small = f"{self.name} {number}".encode()
-        oid, paths = hashlib.sha256(large).hexdigest(), (f"{self.name}/{number}.bin", f"{self.name}/{number}.txt")
-        asked = json.dumps({"operation": "upload", "objects": [{"oid": oid, "size": len(large)}]}).encode()
-        _, answer = self.ask("POST", f"/datasets/{ZOO}.git/info/lfs/objects/batch", asked)
-        action = json.loads(answer)["objects"][0].get("actions")
-        if action is not None:
-            assert self.ask("PUT", action["upload"]["href"].partition(self.host)[2], large)[0] == 200
-        lines = (
-            {"key": "header", "value": {"summary": f"{self.name} {number}"}},
-            {"key": "lfsFile", "value": {"path": paths[0], "algo": "sha256", "oid": oid}},
-            {"key": "file", "value": {"path": paths[1], "content": small.decode()}},
-        )
-        status, answer = self.ask("POST", f"/api/datasets/{ZOO}/commit/main", commit_body(*lines))
-        assert status == 200, answer
-        self.commits.append(json.loads(answer)["commitOid"])
-        self.known.update({paths[0]: large, paths[1]: small})
-
-    def push_until_it_ends(self) -> None:
-        try:
-            for number in range(10**6):
-                self.push(number)
-        except (OSError, http.client.HTTPException, ValueError):
-            return
+from tests.support.hosted import ZOO
+from tests.support.server_process import PlainClient, server_process, token_for
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
-    """Three clients commit while the server is killed, twice; the third server has all that any of them was told."""
+    """Three clients commit while the server is killed, twice; the third server has all that was acknowledged to any of them."""
     root, known, commits = tmp_path / "served", dict[str, bytes](), list[str]()
     token, rng = token_for(root), random.Random(seed)
     for turn in range(2):
-        with process(root) as (server, url):
-            clients = [Client(url, token, f"c{turn}{at}", known) for at in range(3)]
+        with server_process(root) as (server, url):
+            clients = [PlainClient(url, token, f"c{turn}{at}", known) for at in range(3)]
             body = json.dumps({"name": "zoo", "organization": "lab", "type": "dataset"}).encode()
             assert clients[0].ask("POST", "/api/repos/create", body)[0] in (200, 409)
             threads = [threading.Thread(target=client.push_until_it_ends) for client in clients]
@@ -121,8 +36,8 @@ def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
             for thread in threads:
                 thread.join()
             commits += [oid for client in clients for oid in client.commits]
-    with process(root) as (_, url):
-        reader = Client(url, token, "reader", known)
+    with server_process(root) as (_, url):
+        reader = PlainClient(url, token, "reader", known)
         assert list((root / "incoming").iterdir()) == []
         for path, data in known.items():
             assert reader.ask("GET", f"/datasets/{ZOO}/resolve/main/{path}") == (200, data)
@@ -140,8 +55,8 @@ def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
 def test_a_full_disk_is_said_and_harms_nothing(tmp_path: Path) -> None:
     root = tmp_path / "served"
     token, known = token_for(root), dict[str, bytes]()
-    with process(root, file_size=150_000) as (_, url):
-        client = Client(url, token, "c", known)
+    with server_process(root, file_size=150_000) as (_, url):
+        client = PlainClient(url, token, "c", known)
         body = json.dumps({"name": "zoo", "organization": "lab", "type": "dataset"}).encode()
         assert client.ask("POST", "/api/repos/create", body)[0] == 200
         with pytest.raises(AssertionError):
@@ -154,8 +69,8 @@ def test_a_full_disk_is_said_and_harms_nothing(tmp_path: Path) -> None:
         status, answer = client.ask("PUT", href, data)
         assert status == 507 and b"disk is full" in answer
         assert list((root / "incoming").iterdir()) == []
-    with process(root) as (_, url):
-        client = Client(url, token, "c", known)
+    with server_process(root) as (_, url):
+        client = PlainClient(url, token, "c", known)
         client.push(0)
         assert client.ask("GET", f"/datasets/{ZOO}/resolve/main/c/0.bin") == (200, known["c/0.bin"])
 
@@ -191,7 +106,7 @@ def test_one_process_serves_a_folder(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_server_ends_well(tmp_path: Path) -> None:
-    with process(tmp_path) as (server, _):
+    with server_process(tmp_path) as (server, _):
         server.send_signal(signal.SIGINT)
         out, err = server.communicate(timeout=20)
         assert (server.returncode in (0, -signal.SIGINT, 130, 1), out) == (True, "") and "Traceback" not in err

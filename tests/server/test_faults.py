@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckptzoo.errors import UnknownNameError, ZooError
-from ckptzoo.server.testing import KINDS, FaultPlan
+from ckptzoo.server.testing import FAULT_KINDS, FaultPlan
 from tests.support.hosted import ZOO, Answer, Hosted, ask, commit_body, hosted, push
 
 DATA = bytes(range(256)) * 40
@@ -111,7 +111,7 @@ def test_lost(case: Case) -> None:
     case.plan("lost", "commit")
     with pytest.raises((ConnectionResetError, http.client.RemoteDisconnected)):
         case.commit()
-    assert case.head() != case.oid and len(case.server.ledger.acknowledged) == 1
+    assert case.head() != case.oid and len(case.server.request_log.acknowledged) == 1
 
 
 def test_stall(case: Case) -> None:
@@ -135,7 +135,7 @@ def test_conflict(case: Case) -> None:
 
 def test_every_kind_has_its_test() -> None:
     tests = {name.removeprefix("test_").split("_")[0] for name in globals() if name.startswith("test_")}
-    assert set(KINDS) <= tests
+    assert set(FAULT_KINDS) <= tests
 
 
 def statuses(root: Path, plan: FaultPlan) -> tuple[list[int], list[tuple[int, str, str]]]:

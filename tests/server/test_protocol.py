@@ -4,6 +4,7 @@ import base64
 import hashlib
 import random
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,23 @@ FILES = {"small.txt": DATA[:128], "large.safetensors": DATA}
 RESOLVE = f"/datasets/{ZOO}/resolve/main"
 
 
-def follow(found: Hosted, path: str, method: str = "GET", **headers: str) -> Answer:
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    """A server with ``FILES`` in ``lab/zoo``, for all tests of this module that change nothing."""
+    with hosted(tmp_path_factory.mktemp("protocol") / "served") as server:
+        server.api().create_repo(ZOO, repo_type="dataset")
+        push(server, FILES)
+        yield server
+
+
+def follow(server: Hosted, path: str, method: str = "GET", **headers: str) -> Answer:
     """Ask for a file, with one redirect."""
-    answer = ask(found, method, path, role=None, **headers)
-    return ask(found, method, answer.headers["location"], role=None, **headers) if answer.status == 302 else answer
+    answer = ask(server, method, path, role=None, **headers)
+    return ask(server, method, answer.headers["location"], role=None, **headers) if answer.status == 302 else answer
 
 
 @pytest.mark.parametrize(("name", "data"), FILES.items())
-def test_ranges(zoo: Hosted, name: str, data: bytes) -> None:
-    push(zoo, FILES)
+def test_ranges(filled: Hosted, name: str, data: bytes) -> None:
     size = len(data)
     cases = {
         "bytes=0-0": (0, 1),
@@ -35,41 +44,39 @@ def test_ranges(zoo: Hosted, name: str, data: bytes) -> None:
         f"bytes=10-{size + 100}": (10, size),
     }
     for header, (start, stop) in cases.items():
-        found = follow(zoo, f"{RESOLVE}/{name}", Range=header)
+        found = follow(filled, f"{RESOLVE}/{name}", Range=header)
         assert (found.status, found.body) == (206, data[start:stop]), header
         assert found.headers["content-range"] == f"bytes {start}-{stop - 1}/{size}"
     for header in ("bytes=9-5", "bytes=0-1,3-4", "lines=1-2", "bytes=-", "bytes=x-"):
-        found = follow(zoo, f"{RESOLVE}/{name}", Range=header)
+        found = follow(filled, f"{RESOLVE}/{name}", Range=header)
         assert (found.status, found.body) == (200, data), header
     for header in (f"bytes={size}-", "bytes=-0", "bytes=99999-100000"):
-        found = follow(zoo, f"{RESOLVE}/{name}", Range=header)
+        found = follow(filled, f"{RESOLVE}/{name}", Range=header)
         assert (found.status, found.headers["content-range"]) == (416, f"bytes */{size}"), header
 
 
-def test_head_tells_what_get_sends(zoo: Hosted) -> None:
-    oid = push(zoo, FILES)
+def test_head_tells_what_get_sends(filled: Hosted) -> None:
+    oid = filled.request_log.acknowledged[0].oid
     for name, data in FILES.items():
-        head, whole = follow(zoo, f"{RESOLVE}/{name}", "HEAD"), follow(zoo, f"{RESOLVE}/{name}")
+        head, whole = follow(filled, f"{RESOLVE}/{name}", "HEAD"), follow(filled, f"{RESOLVE}/{name}")
         assert head.status == whole.status == 200 and head.body == b"" and whole.body == data
         assert head.headers["content-length"] == whole.headers["content-length"] == str(len(data))
         assert head.headers["etag"] == whole.headers["etag"]
         assert head.headers["x-repo-commit"] == whole.headers["x-repo-commit"] == oid
-    large = ask(zoo, "HEAD", f"{RESOLVE}/large.safetensors")
+    large = ask(filled, "HEAD", f"{RESOLVE}/large.safetensors")
     assert large.status == 302 and large.headers["x-repo-commit"] == oid
     assert large.headers["x-linked-etag"] == f'"{hashlib.sha256(DATA).hexdigest()}"'
     assert large.headers["x-linked-size"] == str(len(DATA))
 
 
-def test_conditions(zoo: Hosted) -> None:
-    push(zoo, FILES)
-    etag = follow(zoo, f"{RESOLVE}/small.txt").headers["etag"]
-    assert follow(zoo, f"{RESOLVE}/small.txt", If_None_Match=etag).status == 304
-    assert follow(zoo, f"{RESOLVE}/small.txt", Range="bytes=1-2", If_Range=etag).body == DATA[1:3]
-    assert follow(zoo, f"{RESOLVE}/small.txt", Range="bytes=1-2", If_Range='"other"').body == DATA[:128]
+def test_conditions(filled: Hosted) -> None:
+    etag = follow(filled, f"{RESOLVE}/small.txt").headers["etag"]
+    assert follow(filled, f"{RESOLVE}/small.txt", If_None_Match=etag).status == 304
+    assert follow(filled, f"{RESOLVE}/small.txt", Range="bytes=1-2", If_Range=etag).body == DATA[1:3]
+    assert follow(filled, f"{RESOLVE}/small.txt", Range="bytes=1-2", If_Range='"other"').body == DATA[:128]
 
 
-def test_missing_things_have_their_codes(zoo: Hosted) -> None:
-    push(zoo, FILES)
+def test_missing_things_have_their_codes(filled: Hosted) -> None:
     cases = {
         f"/datasets/{ZOO}/resolve/main/none": "EntryNotFound",
         f"/datasets/{ZOO}/resolve/none/small.txt": "RevisionNotFound",
@@ -78,29 +85,28 @@ def test_missing_things_have_their_codes(zoo: Hosted) -> None:
         f"/api/datasets/{ZOO}/tree/main/none": "EntryNotFound",
     }
     for path, code in cases.items():
-        found = ask(zoo, "GET", path)
+        found = ask(filled, "GET", path)
         assert (found.status, found.headers["x-error-code"]) == (404, code), path
-    assert "x-repo-commit" in ask(zoo, "GET", f"/datasets/{ZOO}/resolve/main/none").headers
-    assert ask(zoo, "PATCH", f"/api/datasets/{ZOO}").status == 405
-    assert ask(zoo, "GET", "/nothing/here").status == 404
+    assert "x-repo-commit" in ask(filled, "GET", f"/datasets/{ZOO}/resolve/main/none").headers
+    assert ask(filled, "PATCH", f"/api/datasets/{ZOO}").status == 405
+    assert ask(filled, "GET", "/nothing/here").status == 404
 
 
-def test_a_changed_address_is_refused(zoo: Hosted) -> None:
-    push(zoo, FILES)
-    address = ask(zoo, "GET", f"{RESOLVE}/large.safetensors").headers["location"]
-    assert ask(zoo, "GET", address, role=None).body == DATA
+def test_a_changed_address_is_refused(filled: Hosted) -> None:
+    address = ask(filled, "GET", f"{RESOLVE}/large.safetensors").headers["location"]
+    assert ask(filled, "GET", address, role=None).body == DATA
     path, query = address.split("?")
     fields = query.split("&")
     assert sorted(field.split("=")[0] for field in fields) == ["commit", "expires", "name", "signature"]
     for at, field in enumerate(fields):
         last = "1" if field[-1] != "1" else "2"
         changed = [*fields[:at], field[:-1] + last, *fields[at + 1 :]]
-        assert ask(zoo, "GET", f"{path}?{'&'.join(changed)}", role=None).status == 403, field
-        assert ask(zoo, "GET", f"{path}?{'&'.join(fields[:at] + fields[at + 1 :])}", role=None).status == 403, field
-    assert ask(zoo, "GET", address.replace("_blobs", "_uploads"), role=None).status == 405
-    assert ask(zoo, "PUT", address.replace("_blobs", "_uploads"), b"x", role=None).status == 403
+        assert ask(filled, "GET", f"{path}?{'&'.join(changed)}", role=None).status == 403, field
+        assert ask(filled, "GET", f"{path}?{'&'.join(fields[:at] + fields[at + 1 :])}", role=None).status == 403, field
+    assert ask(filled, "GET", address.replace("_blobs", "_uploads"), role=None).status == 405
+    assert ask(filled, "PUT", address.replace("_blobs", "_uploads"), b"x", role=None).status == 403
     other = hashlib.sha256(FILES["small.txt"]).hexdigest()
-    assert ask(zoo, "GET", address.replace(hashlib.sha256(DATA).hexdigest(), other), role=None).status == 403
+    assert ask(filled, "GET", address.replace(hashlib.sha256(DATA).hexdigest(), other), role=None).status == 403
 
 
 def test_addresses_expire(tmp_path: Path) -> None:
@@ -177,13 +183,15 @@ BAD_PATHS = (
 
 
 @pytest.mark.parametrize("path", BAD_PATHS, ids=ascii)
-def test_bad_file_names_are_refused_in_commits(zoo: Hosted, path: str) -> None:
+def test_bad_file_names_are_refused_in_commits(filled: Hosted, path: str) -> None:
     header = {"key": "header", "value": {"summary": "x"}}
     value = {"path": path, "content": base64.b64encode(b"x").decode(), "encoding": "base64"}
-    found = ask(zoo, "POST", f"/api/datasets/{ZOO}/commit/main", commit_body(header, {"key": "file", "value": value}))
+    found = ask(
+        filled, "POST", f"/api/datasets/{ZOO}/commit/main", commit_body(header, {"key": "file", "value": value})
+    )
     assert found.status == 400 and "File name" in found.json()["error"]
     body = {"files": [{"path": path, "size": 1, "sample": ""}]}
-    assert ask(zoo, "POST", f"/api/datasets/{ZOO}/preupload/main", body).status == 400
+    assert ask(filled, "POST", f"/api/datasets/{ZOO}/preupload/main", body).status == 400
 
 
 def test_deep_folders(zoo: Hosted) -> None:
@@ -250,10 +258,14 @@ def test_bodies_are_bounded(tmp_path: Path) -> None:
      b'{"key": "rm", "value": {"path": "a"}}', b'{"key": "header", "value": 1}', b'{"key": "lfsFile", "value": {"path": "a"}}',
      b'{"key": "deletedFile", "value": {"path": "none"}}\n{"key": "header", "value": {"summary": "x"}}'],
 )  # fmt: skip
-def test_bad_commits_are_refused_whole(zoo: Hosted, body: bytes) -> None:
-    before = ask(zoo, "GET", f"/api/datasets/{ZOO}").json()["sha"]
-    assert ask(zoo, "POST", f"/api/datasets/{ZOO}/commit/main", body).status in (400, 404)
-    assert ask(zoo, "GET", f"/api/datasets/{ZOO}").json()["sha"] == before and zoo.ledger.acknowledged == []
+def test_bad_commits_are_refused_whole(filled: Hosted, body: bytes) -> None:
+    def state() -> tuple[str, int]:
+        head = ask(filled, "GET", f"/api/datasets/{ZOO}").json()["sha"]
+        return head, len(filled.request_log.acknowledged)
+
+    before = state()
+    assert ask(filled, "POST", f"/api/datasets/{ZOO}/commit/main", body).status in (400, 404)
+    assert state() == before
 
 
 def test_a_private_server_shows_nothing_without_a_token(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.test_durability import Client, process, token_for
 from tests.support.hosted import ZOO, Hosted, ask, commit_body
+from tests.support.server_process import PlainClient, server_process, token_for
 
 COMMIT = f"/api/datasets/{ZOO}/commit/main"
 
@@ -34,7 +34,7 @@ def test_without_a_parent_all_come_in_one_after_the_other(zoo: Hosted) -> None:
     commits = zoo.api().list_repo_commits(ZOO, repo_type="dataset")
     assert sorted(found.title for found in commits) == sorted(["initial commit", *map(str, range(16))])
     assert len(zoo.api().list_repo_files(ZOO, repo_type="dataset")) == 17
-    assert {found.oid for found in zoo.ledger.acknowledged} == {found.commit_id for found in commits[:-1]}
+    assert {found.oid for found in zoo.request_log.acknowledged} == {found.commit_id for found in commits[:-1]}
 
 
 def test_the_same_file_from_several_is_kept_once(zoo: Hosted) -> None:
@@ -61,8 +61,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     data = bytes(size)
     oid = hashlib.sha256(data).hexdigest()
     token = token_for(tmp_path)
-    with process(tmp_path) as (server, url):
-        client = Client(url, token, "c", {})
+    with server_process(tmp_path) as (server, url):
+        client = PlainClient(url, token, "c", {})
         assert client.ask("POST", "/api/repos/create", b'{"name": "zoo", "type": "dataset"}')[0] == 200
         before = peak(server.pid)
         asked = f'{{"operation": "upload", "objects": [{{"oid": "{oid}", "size": {size}}}]}}'.encode()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,47 +11,31 @@ import pytest
 from huggingface_hub import CommitOperationAdd
 
 from tests.support.hosted import ZOO, Hosted
+from tests.support.hub_clients import run_client
 
 WALK = Path(__file__).with_name("walk.py")
 OTHER = os.environ.get("CKPTZOO_HUB_CLIENT")
 
 
-def run(server: Hosted, home: Path, *command: str, role: str = "write") -> str:
-    """Run a program as a client of the server; returns what it prints."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "SYSTEMROOT") if name in os.environ}
-    environment = {
-        **kept,
-        "HOME": str(home),
-        "HF_HOME": str(home / "hf"),
-        "HF_ENDPOINT": server.url,
-        "HF_TOKEN": server.tokens[role],
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
-        "NO_COLOR": "1",
-    }
-    done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_the_client_that_is_installed(server: Hosted, tmp_path: Path) -> None:
-    assert "walked with" in run(server, tmp_path, sys.executable, str(WALK))
+    assert "walked with" in run_client(server, tmp_path, sys.executable, str(WALK))
 
 
 @pytest.mark.skipif(OTHER is None, reason="CKPTZOO_HUB_CLIENT names no Python with another huggingface_hub")
 def test_the_other_client(server: Hosted, tmp_path: Path) -> None:
-    assert "walked with" in run(server, tmp_path, str(OTHER), str(WALK))
+    assert "walked with" in run_client(server, tmp_path, str(OTHER), str(WALK))
 
 
 def test_the_command_line(server: Hosted, tmp_path: Path) -> None:
     hf = str(Path(sys.executable).with_name("hf"))
     (tmp_path / "up").mkdir()
     (tmp_path / "up" / "a.safetensors").write_bytes(bytes(range(256)) * 500)
-    assert "lab" in run(server, tmp_path, hf, "auth", "whoami")
-    run(server, tmp_path, hf, "repos", "create", "cli", "--repo-type", "dataset")
-    run(server, tmp_path, hf, "upload", "lab/cli", "up", "--repo-type", "dataset")
-    run(server, tmp_path, hf, "download", "lab/cli", "--repo-type", "dataset", "--local-dir", "down", role="read")
+    assert "lab" in run_client(server, tmp_path, hf, "auth", "whoami")
+    run_client(server, tmp_path, hf, "repos", "create", "cli", "--repo-type", "dataset")
+    run_client(server, tmp_path, hf, "upload", "lab/cli", "up", "--repo-type", "dataset")
+    run_client(
+        server, tmp_path, hf, "download", "lab/cli", "--repo-type", "dataset", "--local-dir", "down", role="read"
+    )
     assert (tmp_path / "down" / "a.safetensors").read_bytes() == bytes(range(256)) * 500
 
 
@@ -81,4 +64,4 @@ def test_datasets(zoo: Hosted, tmp_path: Path) -> None:
         operations.append(CommitOperationAdd(f"parts/{part}/metadata.parquet", path.read_bytes()))
     zoo.api().create_commit(ZOO, operations, commit_message="rows", repo_type="dataset")
     ids = ["m00", "m01", "m02", "m10", "m11", "m12"]
-    assert json.loads(run(zoo, tmp_path, sys.executable, "-c", DATASETS, role="read")) == [ids, ids]
+    assert json.loads(run_client(zoo, tmp_path, sys.executable, "-c", DATASETS, role="read")) == [ids, ids]

@@ -1,4 +1,4 @@
-"""A server on a real port for one test, and clients for it."""
+"""A hub's server on a real port for one test, and clients for it."""
 
 import base64
 import hashlib
@@ -25,12 +25,12 @@ ZOO = "lab/zoo"
 
 @dataclass(frozen=True)
 class Hosted:
-    """A server that runs, its layers, and a token for each role."""
+    """A server that runs, its request log and faults, and a token for each role."""
 
     url: str
     root: Path
     service: Service
-    ledger: RequestLog
+    request_log: RequestLog
     faults: Faults
     tokens: dict[str, str]
 
@@ -43,7 +43,7 @@ class Hosted:
 def hosted(
     root: Path, *, limits: ServerLimits = SMALL, plan: FaultPlan | None = None, port: int = 0, **options: Any
 ) -> Iterator[Hosted]:
-    """Serve a folder for as long as the block lasts."""
+    """Serve a folder until the end of the block; the token of the role contribute belongs to ``stranger``."""
     service = Service(root, limits=limits, **options)
     try:
         with service.database.writing() as connection:
@@ -51,14 +51,14 @@ def hosted(
             tokens = {role: make_token(connection, user, role) for role, user in users.items()}
         app = layered(Application(service), plan=plan, readable=True)
         with Serving(app.app, port=port) as url:
-            yield Hosted(url, root, service, app.ledger, app.faults, tokens)
+            yield Hosted(url, root, service, app.request_log, app.faults, tokens)
     finally:
         service.close()
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back; the names of the headers are in lower case."""
+    """A response; the names of its headers are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -70,7 +70,7 @@ class Answer:
 
 
 def ask(
-    found: Hosted,
+    server: Hosted,
     method: str,
     path: str,
     body: bytes | dict[str, Any] | None = None,
@@ -78,41 +78,41 @@ def ask(
     role: str | None = "write",
     **headers: str,
 ) -> Answer:
-    """Send one request whose path is not touched on the way; redirects are not followed."""
-    path = path.removeprefix(found.url)
+    """Send one request with the path exactly as given; redirects are not followed."""
+    path = path.removeprefix(server.url)
     data = json.dumps(body).encode() if isinstance(body, dict) else body
-    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    request_headers = {name.replace("_", "-"): value for name, value in headers.items()}
     if role is not None:
-        sent["Authorization"] = f"Bearer {found.tokens[role]}"
-    connection = http.client.HTTPConnection(found.url.removeprefix("http://"), timeout=10)
+        request_headers["Authorization"] = f"Bearer {server.tokens[role]}"
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)
     try:
-        connection.request(method, path, data, sent)
+        connection.request(method, path, data, request_headers)
         response = connection.getresponse()
-        names = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, names, response.read())
+        response_headers = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, response_headers, response.read())
     finally:
         connection.close()
 
 
-def push(found: Hosted, files: dict[str, bytes], repo: str = f"datasets/{ZOO}") -> str:
+def push(server: Hosted, files: dict[str, bytes], repo: str = f"datasets/{ZOO}") -> str:
     """Commit files as a client does, large ones first; returns the commit."""
     lines: list[dict[str, Any]] = [{"key": "header", "value": {"summary": "push"}}]
     for path, data in files.items():
         if path.endswith(".safetensors"):
             oid = hashlib.sha256(data).hexdigest()
-            asked = {"operation": "upload", "objects": [{"oid": oid, "size": len(data)}]}
-            (item,) = ask(found, "POST", f"/{repo}.git/info/lfs/objects/batch", asked).json()["objects"]
+            batch = {"operation": "upload", "objects": [{"oid": oid, "size": len(data)}]}
+            (item,) = ask(server, "POST", f"/{repo}.git/info/lfs/objects/batch", batch).json()["objects"]
             if "actions" in item:
-                assert ask(found, "PUT", item["actions"]["upload"]["href"], data, role=None).status == 200
+                assert ask(server, "PUT", item["actions"]["upload"]["href"], data, role=None).status == 200
             lines.append({"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": oid, "size": len(data)}})
         else:
             content = base64.b64encode(data).decode()
             lines.append({"key": "file", "value": {"path": path, "content": content, "encoding": "base64"}})
-    answer = ask(found, "POST", f"/api/{repo}/commit/main", commit_body(*lines))
+    answer = ask(server, "POST", f"/api/{repo}/commit/main", commit_body(*lines))
     assert answer.status == 200, answer.body
     return answer.json()["commitOid"]
 
 
 def commit_body(*lines: dict[str, Any]) -> bytes:
-    """The lines of a commit."""
+    """The body of a commit request: one JSON object a line."""
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)

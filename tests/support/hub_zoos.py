@@ -1,4 +1,4 @@
-"""Small zoos of OptuNets with random weights, and servers that misbehave for a while."""
+"""Small zoos of OptuNets with random weights, and what tests compare after pushing and pulling them."""
 
 import warnings
 from collections import Counter
@@ -23,33 +23,33 @@ TABLE = archs.symmetry("optunet")
 
 
 def weights_of(count: int, seed: int) -> dict[str, np.ndarray]:
-    """Random weights of K OptuNets, stacked; the variances of the normalisations lie around 1."""
+    """Random weights of K OptuNets, stacked; the variances of the normalisations are around 1."""
     rng = np.random.default_rng(seed)
-    made: dict[str, np.ndarray] = {}
+    weights: dict[str, np.ndarray] = {}
     for tensor in ARCH.tensors:
         if tensor.dtype == "int64":
-            made[tensor.name] = np.full((count, *tensor.shape), 100)
+            weights[tensor.name] = np.full((count, *tensor.shape), 100)
             continue
         values = rng.standard_normal((count, *tensor.shape)) / np.sqrt(max(9, np.prod(tensor.shape[1:])))
-        made[tensor.name] = (np.exp(values) if tensor.name.endswith("running_var") else values).astype(np.float32)
-    return made
+        weights[tensor.name] = (np.exp(values) if tensor.name.endswith("running_var") else values).astype(np.float32)
+    return weights
 
 
 def grown(path: Path, parts: tuple[int, ...], *, start: int = 0, label: str = "m") -> Path:
-    """Add parts of so many checkpoints; the ids are ``m0-0``, ``m0-1``, ..., ``m1-0``, ..., counted from ``start``."""
+    """Add parts with these numbers of checkpoints; the ids are ``m0-0``, ``m0-1``, ..., ``m1-0``, ..., counted from ``start``."""
     writer = ckptzoo.append(path)
     for number, count in enumerate(parts, start):
         rows = [
             {
-                "id": f"{label}{number}-{at}",
-                "seed": at,
+                "id": f"{label}{number}-{row}",
+                "seed": row,
                 "step": 10,
                 "unit": f"{label}{number}",
                 "dataset": "mnist",
                 "license": "apache-2.0",
-                "test_accuracy": 0.9 + 0.01 * (at % 10),
+                "test_accuracy": 0.9 + 0.01 * (row % 10),
             }
-            for at in range(count)
+            for row in range(count)
         ]
         writer.add(weights_of(count, 1000 * sum(map(ord, label)) + number), rows)
         writer.commit()
@@ -57,31 +57,31 @@ def grown(path: Path, parts: tuple[int, ...], *, start: int = 0, label: str = "m
 
 
 def zoo_of(path: Path, parts: tuple[int, ...] = (3, 2), *, label: str = "m", name: str | None = None) -> Path:
-    """A zoo of OptuNets in parts of so many checkpoints, with the table of its symmetries."""
+    """A zoo of OptuNets in parts with these numbers of checkpoints, with the table of its symmetries."""
     card = Card(name or path.name, summary="OptuNets with random weights.", dataset="mnist")
     ckptzoo.create(path, arch=ARCH, card=card, symmetry=TABLE)
     return grown(path, parts, label=label)
 
 
-def pushed(server: Hosted, zoo: Path, role: str = "write", **how: object) -> Pushed:
+def pushed(server: Hosted, zoo: Path, role: str = "write", **options: object) -> Pushed:
     """Push a zoo to ``lab/zoo``."""
-    return push(zoo, ZOO, endpoint=server.url, token=server.tokens[role], **how)  # pyright: ignore[reportArgumentType]
+    return push(zoo, ZOO, endpoint=server.url, token=server.tokens[role], **options)  # pyright: ignore[reportArgumentType]
 
 
 def downloaded(server: Hosted, folder: Path, revision: str = "main") -> Path:
     """``lab/zoo`` as the client library downloads it."""
-    how = {"repo_type": "dataset", "endpoint": server.url, "cache_dir": folder / "hf", "revision": revision}
-    return Path(snapshot_download(ZOO, token=server.tokens["read"], **how))
+    options = {"repo_type": "dataset", "endpoint": server.url, "cache_dir": folder / "hf", "revision": revision}
+    return Path(snapshot_download(ZOO, token=server.tokens["read"], **options))
 
 
-def same_but_for_what_is_made(zoo: Path, down: Path) -> None:
-    """Two folders hold the same files with the same bytes, but for page and snapshot, which a push makes."""
-    made = ("snapshots/", "README.md")
-    own, theirs = ({k: v for k, v in files_of(p).items() if not k.startswith(made)} for p in (zoo, down))
+def assert_same_except_generated(zoo: Path, down: Path) -> None:
+    """Two folders hold the same files with the same bytes, but for page and snapshot, which a push generates."""
+    generated = ("snapshots/", "README.md")
+    own, theirs = ({k: v for k, v in files_of(p).items() if not k.startswith(generated)} for p in (zoo, down))
     assert own == theirs
 
 
-def has_its_page(down: Path) -> str:
+def assert_generated_page(down: Path) -> str:
     """A downloaded zoo has the page of what it holds, at the address of its repository; returns it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*retracted", category=UserWarning)
@@ -92,28 +92,30 @@ def has_its_page(down: Path) -> str:
 
 
 def repeated_uploads(server: Hosted) -> list[str]:
-    """Contents that were received whole more than once."""
-    done = [entry.path for entry in server.ledger.entries if entry.operation == "upload" and entry.status == 200]
-    return [path for path, count in Counter(done).items() if count > 1]
+    """Paths of the contents that the server received whole more than once."""
+    uploads = [
+        entry.path for entry in server.request_log.entries if entry.operation == "upload" and entry.status == 200
+    ]
+    return [path for path, count in Counter(uploads).items() if count > 1]
 
 
 def own_commits(server: Hosted) -> list[str]:
-    """Titles of the commits on main, without those that the hub makes by itself."""
-    found = server.api().list_repo_commits(ZOO, repo_type="dataset")
-    return [item.title for item in found if item.title.startswith(("Add ", "Write "))]
+    """Titles of the commits that pushes made on main."""
+    commits = server.api().list_repo_commits(ZOO, repo_type="dataset")
+    return [item.title for item in commits if item.title.startswith(("Add ", "Write "))]
 
 
 def files_of(path: Path) -> dict[str, bytes]:
     """Every file of a folder that is not hidden, and its bytes."""
-    found = {file.relative_to(path): file for file in sorted(path.rglob("*")) if file.is_file()}
-    hidden = {name for name in found if any(piece.startswith(".") for piece in name.parts)}
-    return {name.as_posix(): file.read_bytes() for name, file in found.items() if name not in hidden}
+    files = {file.relative_to(path): file for file in sorted(path.rglob("*")) if file.is_file()}
+    hidden = {name for name in files if any(piece.startswith(".") for piece in name.parts)}
+    return {name.as_posix(): file.read_bytes() for name, file in files.items() if name not in hidden}
 
 
 @contextmanager
-def planned(server: Hosted, **how: object) -> Iterator[None]:
-    """While this lasts, requests meet the faults of this plan; they are counted from 0."""
-    server.faults.plan = FaultPlan(**how)  # pyright: ignore[reportArgumentType]
+def inject_faults(server: Hosted, **plan: object) -> Iterator[None]:
+    """Until the end of the block, requests get the faults of this plan; they are counted from 0."""
+    server.faults.plan = FaultPlan(**plan)  # pyright: ignore[reportArgumentType]
     server.faults.injected.clear()
     server.faults._count = 0
     try:

@@ -25,7 +25,7 @@ def illustrated(zoo: Path, **shades: int) -> Card:
     for name, shade in shades.items():
         (zoo / "pictures" / f"{name}.png").write_bytes(png(shade))
     named = tuple(Picture(f"{name}.png", f"What {name} shows.") for name in shades)
-    held = card_of(open(zoo))
-    card = Card(held.name, summary=held.summary, dataset=held.dataset, license="mit", pictures=named)
+    old = card_of(open(zoo))
+    card = Card(old.name, summary=old.summary, dataset=old.dataset, license="mit", pictures=named)
     write(zoo, card)
     return card

@@ -1,4 +1,4 @@
-"""card.toml and README.md in a zoo's folder."""
+"""Read a zoo's card.toml, and write README.md and card.toml into its folder."""
 
 import difflib
 import warnings
@@ -16,12 +16,12 @@ from ckptzoo.schema.card import CARD_TOML, MAX_CARD_BYTES, Card
 
 @dataclass(frozen=True)
 class Written:
-    """What a card is, and how it differed from the one that was there.
+    """A README.md that was written, or would be, and how it differs from the one that was there.
 
     Parameters
     ----------
     path : the README.md.
-    text : what it holds now, or would.
+    text : what it holds now, or would hold.
     changes : lines of a unified diff from what was there; none where nothing changed.
     """
 
@@ -31,7 +31,7 @@ class Written:
 
 
 def card_of(zoo: Zoo) -> Card:
-    """What a person said about a zoo, as it is kept there.
+    """The card of a zoo: what a person wrote about it.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def card_of(zoo: Zoo) -> Card:
 
 
 def card_in(files: Files) -> Card:
-    """As ``card_of``, from the zoo's files."""
+    """As ``card_of``, from the files of a zoo that is not opened."""
     if files.size(CARD_TOML) is None:
         step = "Pass one with --card; cards/template/card.toml shows every key."
         raise SpecError(Problem(f"{files.name}/{CARD_TOML}", "file", "a card in TOML", "none", step))
@@ -50,13 +50,13 @@ def card_in(files: Files) -> Card:
 
 
 def write(folder: str | Path, card: Card | None = None, *, check: bool = False) -> Written:
-    """Make a zoo's README.md anew, and keep what a person wrote beside it.
+    """Generate a zoo's README.md, and keep the card that it is made from beside it.
 
     Parameters
     ----------
     folder : the zoo's.
-    card : what a person says; by default what the zoo keeps. One that is passed in replaces that.
-    check : only say what would change.
+    card : by default the zoo's card.toml. One that is passed in replaces that.
+    check : only report what would change.
 
     Raises
     ------
@@ -69,23 +69,25 @@ def write(folder: str | Path, card: Card | None = None, *, check: bool = False) 
     """
     root = Path(folder).absolute()
     with warnings.catch_warnings():
+        # The page itself says how many checkpoints are retracted.
         warnings.filterwarnings("ignore", message=".*retracted", category=UserWarning)
         zoo = open(root)
-    said = card_of(zoo) if card is None else card
-    if said.name != zoo.name:
+    used = card_of(zoo) if card is None else card
+    if used.name != zoo.name:
         step = "Name the zoo in the card, or take the card of this zoo."
-        raise SpecError(Problem("card", "name", repr(zoo.name), repr(said.name), step))
-    check_pictures(zoo.contents.files, said)
-    text, path = readme(zoo, said), root / layout.README
+        raise SpecError(Problem("card", "name", repr(zoo.name), repr(used.name), step))
+    check_pictures(zoo.contents.files, used)
+    text, path = readme(zoo, used), root / layout.README
     before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     changes = difflib.unified_diff(
-        before.splitlines(), text.splitlines(), "README.md", "README.md, made anew", n=1, lineterm=""
+        before.splitlines(), text.splitlines(), "README.md", "README.md, generated", n=1, lineterm=""
     )
-    made = Written(path, text, tuple(changes))
+    written = Written(path, text, tuple(changes))
     if not check:
-        facts = said.to_toml().encode()
-        if card is not None and (not (root / CARD_TOML).is_file() or (root / CARD_TOML).read_bytes() != facts):
-            write_file(root / CARD_TOML, facts)
-        if not path.is_file() or path.read_bytes() != text.encode():
-            write_file(path, text.encode())
-    return made
+        contents = {path: text.encode()}
+        if card is not None:
+            contents = {root / CARD_TOML: used.to_toml().encode(), **contents}
+        for target, data in contents.items():
+            if not target.is_file() or target.read_bytes() != data:
+                write_file(target, data)
+    return written

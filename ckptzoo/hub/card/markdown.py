@@ -1,55 +1,74 @@
-"""Markdown in which nobody's text can do anything but be read."""
+"""Markdown in which untrusted text can only be read: code spans, fences, folds and tables."""
 
 import re
 from collections.abc import Iterable, Sequence
 
 MAX_SHOWN = 80
+"""Characters of untrusted text in a code span, unless the caller says otherwise."""
 
 
-def code(text: str, *, most: int = MAX_SHOWN) -> str:
-    r"""Text as a code span that can stand anywhere, in a table too.
+def code(text: str, *, limit: int = MAX_SHOWN, escape: bool = True) -> str:
+    r"""Text as a code span.
 
     Parameters
     ----------
-    text : anybody's. Backticks, bars and whatever is not printable are written as escapes, such as ``\x60``.
-    most : characters between the backticks; what is longer ends in dots.
+    text : untrusted.
+    limit : characters between the backticks; what is longer ends in dots.
+    escape : write backticks, bars and whatever is not printable as escapes, such as ``\x60``, so that the span can be
+        anywhere, in a table too. Otherwise the text is shown letter by letter, whole and on one line, which is not for
+        tables.
 
     Notes
     -----
     ``tests/hub/card/test_markdown.py`` renders arbitrary text.
+
+    Examples
+    --------
+    >>> print(code("a`b"), code("a`b", escape=False))
+    `a\x60b` ``a`b``
     """
-    shown = "".join(map(_escaped, text[: most + 1]))
+    if not escape:
+        line, fence = " ".join(text.split()), _fence(text)
+        # A backtick beside the fence would belong to it; one space on each side is not shown (CommonMark 0.31, 6.1).
+        space = " " if line.startswith("`") or line.endswith("`") else ""
+        return f"{fence}{space}{line}{space}{fence}"
+    shown = "".join(map(_escaped, text[: limit + 1]))
     if not shown.strip():
         return "(blank)"
-    return f"`{shown if len(shown) <= most else shown[: most - 3] + '...'}`"
-
-
-def listed(texts: Sequence[str], *, most: int) -> str:
-    """The first of several texts as code spans, and how many more there are."""
-    more = [f"{len(texts) - most:,} more"] if len(texts) > most else []
-    return ", ".join([*map(code, texts[:most]), *more])
-
-
-def fenced(text: str, language: str = "") -> str:
-    """A block of code; its fence is longer than any in the text."""
-    longest = max(map(len, re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text}\n{fence}"
-
-
-def folded(title: str, text: str) -> str:
-    """Text behind a line that opens it."""
-    return f"<details>\n<summary>{title}</summary>\n\n{text}\n\n</details>"
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> str:
-    """A table of cells that are Markdown already; columns in ``right`` are aligned there."""
-    edge = set(right)
-    rule = ["---:" if at in edge else "---" for at in range(len(header))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
+    return f"`{shown if len(shown) <= limit else shown[: limit - 3] + '...'}`"
 
 
 def _escaped(character: str) -> str:
     if character in "`|":
         return f"\\x{ord(character):02x}"
     return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def _fence(text: str, shortest: int = 1) -> str:
+    """Backticks, one more than follow one another anywhere in a text."""
+    longest = max(map(len, re.findall(r"`+", text)), default=0)
+    return "`" * max(shortest, longest + 1)
+
+
+def listed(texts: Sequence[str], *, limit: int) -> str:
+    """The first ``limit`` of several texts as code spans, and how many more there are."""
+    more = [f"{len(texts) - limit:,} more"] if len(texts) > limit else []
+    return ", ".join([*map(code, texts[:limit]), *more])
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A block of code; its fence is longer than any in the text."""
+    fence = _fence(text, 3)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def folded(title: str, text: str) -> str:
+    """Text that is hidden until its title is clicked."""
+    return f"<details>\n<summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> str:
+    """A table of cells that are Markdown already; ``right`` are the numbers of the columns that are aligned right."""
+    right = set(right)
+    rule = ["---:" if column in right else "---" for column in range(len(header))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))

@@ -127,10 +127,10 @@ def description(made: Contribution, submission: Submission) -> str:
     Whatever strangers wrote stands in code spans, where it can do nothing but be read.
     """
     told = submission.defaults
-    facts = [(key, code(str(told[key]), most=200)) for key in ("contributor", "license", "source", "dataset", "recipe")
+    facts = [(key, code(str(told[key]), limit=200)) for key in ("contributor", "license", "source", "dataset", "recipe")
              if key in told]  # fmt: skip
     if submission.training:
-        facts.append(("training", code(submission.training, most=1000)))
+        facts.append(("training", code(submission.training, limit=1000)))
     facts.append(("part", f"{code(made.part)}, {size(made.nbytes)}"))
     lines = [
         f"{counted(len(made.entries), 'checkpoint')} for {code(made.zoo)}, in one new part. No other file changes.",
@@ -147,14 +147,14 @@ def description(made: Contribution, submission: Submission) -> str:
         "",
         table(
             ("check", "outcome", "detail"),
-            [(check.name, _mark(check.outcome), code(check.detail, most=400)) for check in made.checks],
+            [(check.name, _mark(check.outcome), code(check.detail, limit=400)) for check in made.checks],
         ),
         "",
     ]
     for head, texts in (("Notes", made.notes), ("Left out of the files", made.left_out)):
         if texts:
             more = [f"- and {len(texts) - _REMARKS:,} more"] if len(texts) > _REMARKS else []
-            lines += [f"## {head}", "", *(f"- {code(text, most=300)}" for text in texts[:_REMARKS]), *more, ""]
+            lines += [f"## {head}", "", *(f"- {code(text, limit=300)}" for text in texts[:_REMARKS]), *more, ""]
     lines += [
         "## Review",
         "",

@@ -1,4 +1,14 @@
-"""Fetch a zoo, or a part of one that is itself a zoo."""
+"""Fetch a zoo, or a part of one that is itself a zoo.
+
+::
+
+    api          pull: one call, and what it reports
+    mirror       copies every part byte for byte                 | one of the two,
+    subset       writes some tensors, variants or rows again     | as the selection needs
+    selection    which variants, tensors and checkpoints; progress
+    destination  the target folder: its lock, what it holds already, disk space, the block cache
+    page         card, pictures and README.md
+"""
 
 from ckptzoo.hub.pull.api import Pulled, pull
 

@@ -1,7 +1,4 @@
-"""Fetch a zoo, or a part of one that is itself a zoo.
-
-What a pull did.
-"""
+"""``pull``, and ``Pulled``, what it reports."""
 
 import os
 from collections.abc import Sequence
@@ -29,12 +26,12 @@ class Pulled:
     Parameters
     ----------
     address, revision : what was pulled, and the commit or digest that it was pinned to.
-    folder : where it lies.
+    folder : where it is.
     checkpoints : how many the folder holds now.
     variants : ``raw``, where the weights as trained are among them, and the gauges.
-    parts : the parts that came now, from the zoo's folder.
+    parts : the parts that this call brought, as paths from the zoo's folder.
     there : how many parts were there already.
-    fetched : bytes that were fetched, everything that was read at opening left out.
+    fetched : bytes that were fetched, without what was read to open the zoo.
     """
 
     address: str
@@ -73,20 +70,20 @@ def pull(
 ) -> Pulled:
     """Fetch a zoo, or a part of one that is itself a zoo.
 
-    Without ``layers`` and ``where``, and with the weights as trained, every part is the same bytes as afar. Otherwise
-    parts are written anew: they hold the checkpoints, tensors and variants that were asked for, each with its metadata,
-    and name the part that they were cut from. A pull that is repeated later brings what has been added since.
+    Without ``layers`` and ``where``, and with the weights as trained, every part is copied byte for byte. Otherwise
+    parts are written again: they hold the selected checkpoints, tensors and variants, each with its metadata, and name
+    the part that they were taken from. The same call repeated later brings what has been added since.
 
     Parameters
     ----------
     address : as ``ckptzoo.open`` takes it.
     folder : where to; it is not there, is empty, or holds what an earlier call with the same options brought.
-    variants : ``raw`` and gauges; all without. Without ``raw`` the weights as trained stay behind.
-    layers : modules and tensors, as ``Zoo.stream`` takes them; all without. What is made then has no forward function
+    variants : ``raw`` and gauges; all without. Without ``raw`` the weights as trained are left out.
+    layers : modules and tensors, as ``Zoo.stream`` takes them; all without. The result then has no forward function
         and no table of symmetries, and its variants hold weights and no group elements.
-    where : a condition on the metadata, as ``Zoo.where`` takes it. Checkpoints that were retracted stay behind.
-    endpoint, token : of the hub; by default those of huggingface_hub. The token is kept nowhere.
-    progress : called with the bytes that this call has brought to their place, and the bytes it has to bring in all.
+    where : a condition on the metadata, as ``Zoo.where`` takes it. Retracted checkpoints are left out.
+    endpoint, token : of the hub; by default those of huggingface_hub. The token is stored nowhere.
+    progress : called with the bytes that this call has put in place, and the bytes that it has to bring in all.
 
     Raises
     ------
@@ -97,35 +94,38 @@ def pull(
     ZooError
         The folder holds something else or another selection, or another pull is at work there; or nothing is selected.
     IntegrityError
-        What came is not what was promised. None of it is in the zoo.
+        The bytes that came are not those that were promised. None of them is in the zoo.
     RemoteError
-        The network is gone for longer than patience lasts. What was fetched is kept.
+        The network was gone for longer than the retry policy allows. What was fetched is kept.
     OSError
         The disk is full; the message says how many bytes are needed. What was fetched is kept.
 
     Notes
     -----
-    The folder is a zoo at every moment from the first part on. A call that was interrupted, however that came about,
-    is carried on by the same call, which fetches only the blocks that are missing. Every block, file and table is
-    compared with its digest before the part that holds it appears. Memory: some blocks, and rows and index of the
-    zoo. Disk: what is written, and where parts are written anew the blocks of one part beside it. Held by
-    ``tests/hub/pulling``.
+    From the first part on, the folder is a valid zoo at every moment. A call that was interrupted, in whatever way, is
+    continued by the same call, which fetches only the blocks that are missing. Every block, file and table is compared
+    with its digest before the part that holds it appears. Memory: a few blocks, and the rows and index of the zoo.
+    Disk: the result, and where parts are written again the blocks of one part beside it. Tested in ``tests/hub/pull``.
+
+    Examples
+    --------
+    >>> pull("org/zoo", "few", layers=["fc"], where="test_accuracy > 0.9")  # doctest: +SKIP
     """
-    asked, root = PullSelection.of(variants, layers, where), Path(folder).absolute()
+    selection, root = PullSelection.of(variants, layers, where), Path(folder).absolute()
     remote = open_remote(address, endpoint=endpoint, token=token)
     files = RemoteFiles(remote, os.fspath(address), endpoint, token)
-    bring = mirror if asked.raw and layers is None and where is None else extract
-    parts, there, fetched = bring(files, asked, root, progress)
+    fetch = mirror if selection.includes_raw and layers is None and where is None else extract
+    parts, already, fetched_bytes = fetch(files, selection, root, progress)
     contents = read_contents(Folder(root))
-    raw = [part for part in contents.raw.parts if part.facts.get("bare") is not True]
+    raw_parts = [part for part in contents.raw.parts if part.facts.get("bare") is not True]
     gauges = [name for name in contents.derived_parts if contents.kind(name) == "variant"]
     return Pulled(
         remote.name,
         remote.revision,
         root,
         len(standing(contents)),
-        (*((layout.RAW,) if raw else ()), *gauges),
+        (*((layout.RAW,) if raw_parts else ()), *gauges),
         tuple(parts),
-        there,
-        fetched,
+        already,
+        fetched_bytes,
     )

@@ -1,9 +1,4 @@
-"""A pull that leaves no tensor and no checkpoint out: every part is the same bytes as afar.
-
-Parts as they are afar, byte by byte, each checked before it appears.
-
-Shards that are being copied: what an index says of each, and what of it lies on this disk.
-"""
+"""A pull that leaves nothing out but variants: parts are copied byte for byte, each checked before it appears."""
 
 import errno
 import hashlib
@@ -33,11 +28,11 @@ from ckptzoo.hub.pull.destination import (
     PulledParts,
     explain_disk_full,
     locked_destination,
-    need_room,
-    publish,
+    move_into_zoo,
+    require_disk_space,
 )
-from ckptzoo.hub.pull.page import read_cards, read_some, replace, write_cards
-from ckptzoo.hub.pull.selection import Meter, PullSelection
+from ckptzoo.hub.pull.page import read_card_files, read_existing, write_card_files, write_if_changed
+from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.remote import Remote
 from ckptzoo.remote.stores import decode
@@ -48,7 +43,126 @@ from ckptzoo.schema.documents import digest_of
 from ckptzoo.schema.layout import INDEX, METADATA, SHARD_NAME, Span
 from ckptzoo.text import Progress
 
-_PIECE = 8 * 2**20
+FETCH_BYTES = 256 * 2**20
+FETCH_PARTS = 64
+"""Parts are fetched together up to these limits, so that small ones do not cost a round trip each."""
+_CHUNK_BYTES = 8 * 2**20
+"""Files are hashed, and bytes outside of blocks fetched, this many at a time."""
+_STAT_BLOCK = 512
+"""The unit of ``os.stat_result.st_blocks`` in bytes, whatever the file system's block size."""
+_RETRACTED_TREE = f"{layout.DERIVED}/{layout.RETRACTED}"
+_STEP = "Repeat the pull; if that does not help, tell whoever publishes the zoo."
+
+
+def mirror(
+    files: RemoteFiles, selection: PullSelection, root: Path, progress: Progress | None
+) -> tuple[list[str], int, int]:
+    """Copy what the folder lacks; returns the parts that came, how many were there, and the bytes fetched."""
+    identity, _, _ = read_documents(files)
+    trees = list_trees(files)
+    known = [name.partition("/")[2] for name in trees if name not in (layout.PARTS, _RETRACTED_TREE)]
+    gauges = selection.gauges(known, location=files.name)
+    wanted_trees = [layout.PARTS, _RETRACTED_TREE, *(f"{layout.DERIVED}/{gauge}" for gauge in gauges)]
+    documents, card_files = read_existing(files, layout.DOCUMENTS), read_card_files(files)
+    listing = read_existing(files, (LISTING,)) if selection.is_everything else {}
+    stored_selection = {**selection.to_json(), "zoo": digest_of(identity.to_json())}
+    partial = not selection.is_everything
+    with locked_destination(root, documents[layout.ZOO], stored_selection, partial=partial) as destination:
+        remote = files.remote
+        # Blocks go straight to their places in the staged shards, which is where an interrupted pull finds them.
+        remote.cache = blocks = BlockCache(destination.blocks, remote.cache, keeps=False)
+        for name, data in documents.items():
+            if not (root / name).exists():
+                write_file(root / name, data)
+        pulled = PulledParts(root)
+        already = pulled.paths()
+        available = [f"{tree}/{name}" for tree in wanted_trees for name in trees.get(tree, ())]
+        paths = [path for path in available if path not in already]
+        total = shard_bytes(remote, paths)
+        needed = max(0, total - _allocated_bytes(destination.staged_parts))
+        require_disk_space(root, needed)
+        with explain_disk_full(root, needed):
+            copier = PartCopier(remote, blocks, files, destination.staged_parts, ProgressMeter(total, progress))
+            for group in grouped(remote, paths):
+                for part, rows in copier.fetch(group):
+                    with locked(root):
+                        pulled.add(part.tree, rows.select(["id"]).to_pylist())
+                        move_into_zoo(destination.staged_parts / part.path, root / part.path)
+            if selection.is_everything:
+                _copy_snapshot(files, destination)
+            write_card_files(files, card_files, root, selection, checkpoints=pulled.count(layout.PARTS))
+            if selection.is_everything:
+                _copy_listing(listing.get(LISTING, b""), root)
+        destination.remove_temporary()
+    return paths, len(available) - len(paths), blocks.fetched
+
+
+def grouped(remote: Remote, paths: Iterable[str]) -> Iterator[list[str]]:
+    """Parts, by their paths, in the groups in which they are fetched."""
+    group: list[str] = []
+    total = 0
+    for path in paths:
+        nbytes = shard_bytes(remote, [path])
+        if group and (total + nbytes > FETCH_BYTES or len(group) == FETCH_PARTS):
+            yield group
+            group, total = [], 0
+        group.append(path)
+        total += nbytes
+    if group:
+        yield group
+
+
+def shard_bytes(remote: Remote, paths: Iterable[str]) -> int:
+    """Bytes of the shards of these parts."""
+    folders = set(paths)
+    return sum(
+        entry.size
+        for name, entry in remote.entries.items()
+        if name.rpartition("/")[0] in folders and SHARD_NAME.fullmatch(name.rpartition("/")[2])
+    )
+
+
+def _allocated_bytes(root: Path) -> int:
+    """Bytes on the disk that unfinished parts take already."""
+    paths = (Path(folder) / name for folder, _, names in os.walk(root) for name in names)
+    return sum(path.stat().st_blocks * _STAT_BLOCK for path in paths)
+
+
+def _copy_snapshot(files: RemoteFiles, destination: Destination) -> None:
+    """Copy the newest snapshot that is sound, in place of those that cover no more."""
+    for name in snapshot.listed(files):
+        path = f"{layout.SNAPSHOTS}/{name}"
+        target, staged = destination.root / path, destination.staged_parts / path
+        if not target.is_file():
+            staged.parent.mkdir(parents=True, exist_ok=True)
+            staged.write_bytes(files.read(path, max_bytes=table.MAX_FILE))
+            try:
+                snapshot.Snapshot(Folder(destination.staged_parts), name).check()
+            except IntegrityError:
+                continue
+            target.parent.mkdir(exist_ok=True)
+            sync(staged)
+            staged.replace(target)
+            sync(target.parent)
+        for other in snapshot.listed(Folder(destination.root)):
+            if other != name and other[:6] <= name[:6]:  # the first six characters count the parts that it covers
+                (target.parent / other).unlink(missing_ok=True)
+        return
+
+
+def _copy_listing(listing: bytes, root: Path) -> None:
+    """Copy the listing for web servers, unless it names files that are not here; remove an older one that does."""
+    path = root / LISTING
+    for data in (listing, path.read_bytes() if path.is_file() else b""):
+        try:
+            entries, _ = decode(data, location=LISTING)
+        except IntegrityError:
+            continue
+        sizes = {name: entry.size for name, entry in entries.items() if not may_change(name)}
+        if all((root / name).is_file() and (root / name).stat().st_size == size for name, size in sizes.items()):
+            write_if_changed(path, data)
+            return
+    path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -60,7 +174,7 @@ class Shard:
     name : its path from the zoo's folder.
     nbytes, sha256 : of the whole file.
     blocks : of its tensors, by offset.
-    header : what precedes them where our own writer made the shard.
+    header : the bytes before them where our own writer made the shard.
     """
 
     name: str
@@ -71,118 +185,48 @@ class Shard:
 
     @property
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """Bytes that belong to no block, in pieces of 8 MiB."""
-        at = 0
+        """Bytes that belong to no block, in pieces of at most 8 MiB."""
+        position = 0
         for start, stop in (*((block.start, block.stop) for block in self.blocks), (self.nbytes, self.nbytes)):
-            yield from ((low, min(low + _PIECE, start)) for low in range(at, start, _PIECE))
-            at = max(at, stop)
+            yield from ((low, min(low + _CHUNK_BYTES, start)) for low in range(position, start, _CHUNK_BYTES))
+            position = max(position, stop)
 
     @property
     def is_ours(self) -> bool:
-        """Whether our own writer may have made it: nothing but a header of that length lies between the blocks."""
+        """Whether our own writer may have made it: there is nothing but a header of that length outside the blocks."""
         return list(self.gaps) == [(0, len(self.header))]
 
 
 def shards_of(part: Part, index: pa.Table) -> list[Shard]:
     """The shards of a part whose index was found sound."""
-    whole: dict[str, Mapping[str, Any]] = {}
+    file_rows: dict[str, Mapping[str, Any]] = {}
     blocks: dict[str, list[Span]] = {}
     tensors: dict[str, dict[str, Tensor]] = {}
     for row in index.to_pylist():
         file, name = row["file"], f"{part.path}/{row['file']}"
-        if row["tensor"] is None:
-            whole[file], blocks[file], tensors[file] = row, [], {}
+        if row["tensor"] is None:  # the row of the whole file, which precedes those of its blocks
+            file_rows[file], blocks[file], tensors[file] = row, [], {}
         else:
             blocks[file].append(Span(name, row["offset"], row["offset"] + row["nbytes"], row["sha256"]))
             tensors[file].setdefault(row["tensor"], Tensor(row["tensor"], tuple(row["shape"][1:]), row["dtype"]))
-    made: list[Shard] = []
-    for file, row in whole.items():
+    shards: list[Shard] = []
+    for file, row in file_rows.items():
         ordered = tuple(sorted(blocks[file], key=lambda block: block.start))
         rows, metadata = row["row_stop"] - row["row_start"], {"ckptzoo": file.rpartition("-")[0]}
         header = lay_out(list(tensors[file].values()), rows, metadata).header
-        made.append(Shard(f"{part.path}/{file}", row["nbytes"], row["sha256"], ordered, header))
-    return made
+        shards.append(Shard(f"{part.path}/{file}", row["nbytes"], row["sha256"], ordered, header))
+    return shards
 
 
-def lacking(shard: Shard, path: Path, meter: Meter) -> list[Span]:
-    """The blocks that are not in their places; the file gets its whole size, and its room on the disk."""
-    if not path.is_file() or path.stat().st_size != shard.nbytes:
-        with path.open("wb") as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, shard.nbytes)
-            except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # the file system cannot
-                    raise
-                file.truncate(shard.nbytes)
-        return list(shard.blocks)
-    made: list[Span] = []
-    for block in shard.blocks:
-        if sha256(path, block.start, block.stop) == block.sha256:
-            meter.there(block.stop - block.start)
-        else:
-            made.append(block)
-    return made
-
-
-def put(path: Path, at: int, data: bytes | memoryview) -> None:
-    """Write bytes at their place in a file that is there."""
-    left = memoryview(data)
-    with path.open("r+b", buffering=0) as file:
-        while left:
-            written = os.pwrite(file.fileno(), left, at)
-            left, at = left[written:], at + written
-
-
-def sha256(path: Path, start: int, stop: int) -> bytes:
-    """The sha256 of bytes ``start`` to ``stop`` of a file, in bounded memory."""
-    made = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while start < stop and (data := os.pread(file.fileno(), min(_PIECE, stop - start), start)):
-            made.update(data)
-            start += len(data)
-    return made.digest()
-
-
-GROUP_BYTES = 256 * 2**20
-GROUP_PARTS = 64
-"""Parts are fetched together up to so many bytes and so many parts, so that small ones do not cost a wait each."""
-_STEP = "Repeat the pull; if that does not help, tell whoever publishes the zoo."
-
-
-def groups(remote: Remote, paths: Iterable[str]) -> Iterator[list[str]]:
-    """Parts, by their paths, in the groups in which they are fetched."""
-    group: list[str] = []
-    total = 0
-    for path in paths:
-        nbytes = nbytes_of(remote, [path])
-        if group and (total + nbytes > GROUP_BYTES or len(group) == GROUP_PARTS):
-            yield group
-            group, total = [], 0
-        group.append(path)
-        total += nbytes
-    if group:
-        yield group
-
-
-def nbytes_of(remote: Remote, paths: Iterable[str]) -> int:
-    """Bytes of the shards of these parts."""
-    wanted = set(paths)
-    return sum(
-        entry.size
-        for name, entry in remote.entries.items()
-        if name.rpartition("/")[0] in wanted and SHARD_NAME.fullmatch(name.rpartition("/")[2])
-    )
-
-
-class Copier:
-    """Fetches parts into a folder, where pieces of them may lie.
+class PartCopier:
+    """Copies parts into a folder, which may hold pieces of them from an earlier call.
 
     Parameters
     ----------
     remote, blocks : where from.
     files : the same zoo, as the format reads it.
-    root : gets ``<tree>/<name>/...``; what is there and right is not fetched again.
-    meter : is told what has come to its place, and what was there.
+    root : gets ``<tree>/<name>/...``; blocks that are there and right are not fetched again.
+    meter : counts what was put in place, and what was there.
 
     Raises
     ------
@@ -190,7 +234,7 @@ class Copier:
         The zoo's documents are not right.
     """
 
-    def __init__(self, remote: Remote, blocks: BlockCache, files: Files, root: Path, meter: Meter) -> None:
+    def __init__(self, remote: Remote, blocks: BlockCache, files: Files, root: Path, meter: ProgressMeter) -> None:
         self._remote, self._blocks, self._files, self._root, self._meter = remote, blocks, files, root, meter
         _, self._arch, self._symmetry = read_documents(files)
 
@@ -203,157 +247,109 @@ class Copier:
             What came is not what the part's index says, or the index is not sound.
         """
         names = [f"{path}/{file}" for path in paths for file in (INDEX, METADATA)]
-        data = dict(zip(names, self._files.read_many(names), strict=True))
-        found: list[tuple[Part, pa.Table]] = []
+        tables = dict(zip(names, self._files.read_many(names), strict=True))
+        parts: list[tuple[Part, pa.Table]] = []
         shards: list[Shard] = []
         for path in paths:
-            part, rows, index = self._sound(path, data[f"{path}/{INDEX}"], data[f"{path}/{METADATA}"])
+            part, rows, index = self._decode(path, tables[f"{path}/{INDEX}"], tables[f"{path}/{METADATA}"])
             shards += shards_of(part, index)
-            found.append((part, rows))
-        for name, content in data.items():
+            parts.append((part, rows))
+        for name, data in tables.items():
             (self._root / name).parent.mkdir(parents=True, exist_ok=True)
-            (self._root / name).write_bytes(content)
+            (self._root / name).write_bytes(data)
         self._fill(shards)
-        return found
+        return parts
 
-    def _sound(self, path: str, index: bytes, metadata: bytes) -> tuple[Part, pa.Table, pa.Table]:
-        """A part, its rows and its index, when both tables and the sizes of its shards agree."""
+    def _decode(self, path: str, index_bytes: bytes, metadata: bytes) -> tuple[Part, pa.Table, pa.Table]:
+        """A part, its rows and its index, where both tables and the sizes of its shards agree."""
         tree, _, name = path.rpartition("/")
-        where = f"{self._files.name}/{path}"
-        part, listed = decode_index(index, tree, name, location=f"{where}/{INDEX}")
-        rows = decode_rows(metadata, part, location=f"{where}/{METADATA}")
-        if (digest := part_digest(rows, listed, part.facts)) != part.digest:
-            raise IntegrityError(Problem(where, "digest of the part", part.digest, digest, _STEP))
-        zeros = pa.repeat(pa.scalar(0, pa.int32()), len(listed))
-        blocks = LazyTable.of(listed.append_column(INDEX_SCHEMA.field("part"), zeros))
-        single = Tree((part,), LazyTable.of(filled_rows(rows, part, location=where)), blocks)
+        location = f"{self._files.name}/{path}"
+        part, index = decode_index(index_bytes, tree, name, location=f"{location}/{INDEX}")
+        rows = decode_rows(metadata, part, location=f"{location}/{METADATA}")
+        if (digest := part_digest(rows, index, part.facts)) != part.digest:
+            raise IntegrityError(Problem(location, "digest of the part", part.digest, digest, _STEP))
+        part_numbers = pa.repeat(pa.scalar(0, pa.int32()), len(index))  # the only part of a tree of one
+        blocks = LazyTable.of(index.append_column(INDEX_SCHEMA.field("part"), part_numbers))
+        single = Tree((part,), LazyTable.of(filled_rows(rows, part, location=location)), blocks)
         if problems := geometry_problems(self._files, self._arch, self._symmetry, single):
             raise IntegrityError(problems)
-        return part, rows, listed
+        return part, rows, index
 
     def _fill(self, shards: Sequence[Shard]) -> None:
-        """Bring shards into their places: blocks as they come, then what lies between; then the whole is checked."""
+        """Put the blocks in their places as they come, then what is between them; then check every whole file."""
         with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
             try:
-                wanted: list[Span] = []
-                for some in pool.map(lambda shard: lacking(shard, self._root / shard.name, self._meter), shards):
-                    wanted += some
-                with closing(self._remote.as_ready(wanted)) as coming:
-                    for place, data in coming:
-                        put(self._root / wanted[place].name, wanted[place].start, data)
-                        self._meter.moved(len(data))
-                if problems := [problem for problem in pool.map(self._settle, shards) if problem is not None]:
+                missing: list[Span] = []
+                for blocks in pool.map(
+                    lambda shard: missing_blocks(shard, self._root / shard.name, self._meter), shards
+                ):
+                    missing += blocks
+                with closing(self._remote.as_ready(missing)) as fetched:
+                    for position, data in fetched:
+                        write_at(self._root / missing[position].name, missing[position].start, data)
+                        self._meter.add(len(data))
+                if problems := [problem for problem in pool.map(self._finish, shards) if problem is not None]:
                     raise IntegrityError(problems)
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _settle(self, shard: Shard) -> Problem | None:
-        """Check a shard whose blocks are there, with the header of our own writer, else with what is fetched."""
+    def _finish(self, shard: Shard) -> Problem | None:
+        """Check a shard whose blocks are there, completed with our own writer's header, else with what is fetched."""
         path, gaps = self._root / shard.name, list(shard.gaps)
         if shard.is_ours:
-            put(path, 0, shard.header)
-        found = sha256(path, 0, shard.nbytes)
+            write_at(path, 0, shard.header)
+        digest = sha256_of(path, 0, shard.nbytes)
+        # Bytes outside of blocks have no digest of their own, so a wrong one shows only here; fetch them once more.
         for _ in range(2):
-            if found != shard.sha256:
+            if digest != shard.sha256:
                 for start, stop in gaps:
                     data = self._remote.span(shard.name, start, stop)
                     self._blocks.count(len(data))
-                    put(path, start, data)
-                found = sha256(path, 0, shard.nbytes)
-        self._meter.moved(sum(stop - start for start, stop in gaps))
-        if found == shard.sha256:
+                    write_at(path, start, data)
+                digest = sha256_of(path, 0, shard.nbytes)
+        self._meter.add(sum(stop - start for start, stop in gaps))
+        if digest == shard.sha256:
             return None
         path.unlink()
-        where = f"{self._files.name}/{shard.name}"
-        return Problem(where, "sha256 of the whole file", shard.sha256.hex(), found.hex(), _STEP)
+        location = f"{self._files.name}/{shard.name}"
+        return Problem(location, "sha256 of the whole file", shard.sha256.hex(), digest.hex(), _STEP)
 
 
-_RETRACTED = f"{layout.DERIVED}/{layout.RETRACTED}"
-
-
-def mirror(
-    files: RemoteFiles, asked: PullSelection, root: Path, progress: Progress | None
-) -> tuple[list[str], int, int]:
-    """Copy what the folder lacks; returns the parts that came, how many were there, and the bytes fetched."""
-    identity, _, _ = read_documents(files)
-    trees = list_trees(files)
-    known = [name.partition("/")[2] for name in trees if name not in (layout.PARTS, _RETRACTED)]
-    gauges = asked.gauges(known, location=files.name)
-    wanted = [layout.PARTS, _RETRACTED, *(f"{layout.DERIVED}/{gauge}" for gauge in gauges)]
-    documents, cards = read_some(files, layout.DOCUMENTS), read_cards(files)
-    listing = read_some(files, (LISTING,)) if asked.everything else {}
-    selection = {**asked.to_json(), "zoo": digest_of(identity.to_json())}
-    with locked_destination(root, documents[layout.ZOO], selection, partial=not asked.everything) as place:
-        remote = files.remote
-        remote.cache = blocks = BlockCache(place.blocks, remote.cache, keeps=False)
-        for name, data in documents.items():
-            if not (root / name).exists():
-                write_file(root / name, data)
-        held = PulledParts(root)
-        there = held.parts()
-        afar = [f"{tree}/{name}" for tree in wanted for name in trees.get(tree, ())]
-        paths = [path for path in afar if path not in there]
-        total = nbytes_of(remote, paths)
-        needed = max(0, total - _allocated(place.parts))
-        need_room(root, needed)
-        with explain_disk_full(root, needed):
-            copier = Copier(remote, blocks, files, place.parts, Meter(total, progress))
-            for group in groups(remote, paths):
-                for part, rows in copier.fetch(group):
-                    with locked(root):
-                        held.add(part.tree, rows.select(["id"]).to_pylist())
-                        publish(place.parts / part.path, root / part.path)
-            if asked.everything:
-                _copy_snapshot(files, place)
-            write_cards(files, cards, root, asked, of=held.count(layout.PARTS))
-            if asked.everything:
-                _copy_listing(listing.get(LISTING, b""), root)
-        place.finish()
-    return paths, len(afar) - len(paths), blocks.fetched
-
-
-def _copy_snapshot(files: RemoteFiles, place: Destination) -> None:
-    """The newest snapshot that is sound, in place of those that cover no more."""
-    for name in snapshot.listed(files):
-        path = f"{layout.SNAPSHOTS}/{name}"
-        target, staged = place.root / path, place.parts / path
-        if not target.is_file():
-            staged.parent.mkdir(parents=True, exist_ok=True)
-            staged.write_bytes(files.read(path, max_bytes=table.MAX_FILE))
+def missing_blocks(shard: Shard, path: Path, meter: ProgressMeter) -> list[Span]:
+    """The blocks that are not in their places; the file gets its whole size, and its space on the disk."""
+    if not path.is_file() or path.stat().st_size != shard.nbytes:
+        with path.open("wb") as file:
             try:
-                snapshot.Snapshot(Folder(place.parts), name).check()
-            except IntegrityError:
-                continue
-            target.parent.mkdir(exist_ok=True)
-            sync(staged)
-            staged.replace(target)
-            sync(target.parent)
-        for other in snapshot.listed(Folder(place.root)):
-            if other != name and other[:6] <= name[:6]:
-                (target.parent / other).unlink(missing_ok=True)
-        return
+                os.posix_fallocate(file.fileno(), 0, shard.nbytes)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # the file system cannot reserve space
+                    raise
+                file.truncate(shard.nbytes)
+        return list(shard.blocks)
+    missing: list[Span] = []
+    for block in shard.blocks:
+        if sha256_of(path, block.start, block.stop) == block.sha256:
+            meter.reduce_total(block.stop - block.start)
+        else:
+            missing.append(block)
+    return missing
 
 
-def _copy_listing(afar: bytes, root: Path) -> None:
-    """The listing for web servers, unless it names files that are not there; an older one that does is removed."""
-    path = root / LISTING
-    for data in (afar, path.read_bytes() if path.is_file() else b""):
-        try:
-            named, _ = decode(data, location=LISTING)
-        except IntegrityError:
-            continue
-        sizes = {name: entry.size for name, entry in named.items() if not may_change(name)}
-        if all((root / name).is_file() and (root / name).stat().st_size == size for name, size in sizes.items()):
-            replace(path, data)
-            return
-    path.unlink(missing_ok=True)
+def write_at(path: Path, position: int, data: bytes | memoryview) -> None:
+    """Write bytes at a position of a file that exists."""
+    remaining = memoryview(data)
+    with path.open("r+b", buffering=0) as file:
+        while remaining:
+            written = os.pwrite(file.fileno(), remaining, position)  # may write less than it was given
+            remaining, position = remaining[written:], position + written
 
 
-def _allocated(root: Path) -> int:
-    """Bytes on the disk that unfinished parts have taken already."""
-    return sum(path.stat().st_blocks * 512 for path in _files(root))
-
-
-def _files(root: Path) -> Iterable[Path]:
-    return (Path(folder) / name for folder, _, names in os.walk(root) for name in names)
+def sha256_of(path: Path, start: int, stop: int) -> bytes:
+    """The sha256 of bytes ``start`` to ``stop`` of a file, in bounded memory."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while start < stop and (data := os.pread(file.fileno(), min(_CHUNK_BYTES, stop - start), start)):
+            digest.update(data)
+            start += len(data)
+    return digest.digest()

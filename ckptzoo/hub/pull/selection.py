@@ -1,7 +1,4 @@
-"""What is asked of a pull: which variants, which tensors, which checkpoints.
-
-How far a pull is, counted by several threads.
-"""
+"""What a pull selects (variants, tensors, checkpoints), and the count of the bytes that it has brought."""
 
 import threading
 from collections.abc import Sequence
@@ -17,7 +14,7 @@ from ckptzoo.text import Progress
 
 @dataclass(frozen=True)
 class PullSelection:
-    """A selection from a zoo; None stands for all there is.
+    """A selection from a zoo; None selects everything.
 
     Parameters
     ----------
@@ -37,22 +34,22 @@ class PullSelection:
         Raises
         ------
         ZooError
-            Variants or layers are named, and there are none among them.
+            An empty list of variants or layers was given.
         """
-        return cls(_names("variants", variants), _names("layers", layers), where)
+        return cls(_sorted_names("variants", variants), _sorted_names("layers", layers), where)
 
     @property
-    def raw(self) -> bool:
-        """Whether the weights as trained are asked for."""
+    def includes_raw(self) -> bool:
+        """Whether the weights as trained are selected."""
         return self.variants is None or RAW in self.variants
 
     @property
-    def everything(self) -> bool:
+    def is_everything(self) -> bool:
         """Whether nothing is left out."""
         return self.variants is None and self.layers is None and self.where is None
 
     def gauges(self, known: Sequence[str], *, location: str) -> tuple[str, ...]:
-        """The gauges that are asked for among those that the zoo has.
+        """The selected ones among the gauges that the zoo has.
 
         Raises
         ------
@@ -65,7 +62,7 @@ class PullSelection:
         return tuple(name for name in known if self.variants is None or name in self.variants)
 
     def tensors(self, arch: Architecture, *, location: str) -> tuple[Tensor, ...]:
-        """The tensors that are asked for, in the architecture's order; a name means what it means to ``Zoo.stream``.
+        """The selected tensors, in the architecture's order; names mean what they mean to ``Zoo.stream``.
 
         Raises
         ------
@@ -75,70 +72,74 @@ class PullSelection:
         if self.layers is None:
             return arch.tensors
         aliases = {alias: tensor.name for tensor in arch.tensors for alias in tensor.aliases}
-        wanted = set[str]()
+        selected = set[str]()
         for name in self.layers:
             if name in arch:
-                wanted.add(name)
+                selected.add(name)
             elif name in arch.layers:
-                wanted.update(arch.layers[name])
+                selected.update(arch.layers[name])
             elif name in aliases:
-                wanted.add(aliases[name])
+                selected.add(aliases[name])
             else:
                 raise UnknownNameError(location, "layer", name, [*arch.layers, *arch.names, *aliases])
-        return tuple(tensor for tensor in arch.tensors if tensor.name in wanted)
+        return tuple(tensor for tensor in arch.tensors if tensor.name in selected)
 
     def to_json(self) -> Document:
-        """As it is kept beside what was pulled; a condition that is no text is kept as Python writes it."""
+        """As it is stored beside what was pulled; a condition that is not text is stored as its ``repr``."""
         where = self.where if self.where is None or isinstance(self.where, str) else repr(self.where)
         variants, layers = (None if names is None else list(names) for names in (self.variants, self.layers))
         return {"variants": variants, "layers": layers, "where": where}
 
 
-def described(selection: Document) -> str:
-    """A selection in words, from its JSON."""
-    pieces = [
+def describe(selection: Document) -> str:
+    """A selection in words, from its JSON.
+
+    >>> describe({"variants": ["raw"], "layers": None, "where": "seed < 2"})
+    'variants raw; where seed < 2'
+    """
+    options = [
         f"{name} {', '.join(value) if isinstance(value, list) else value}"
         for name in ("variants", "layers", "where")
         if (value := selection.get(name)) is not None
     ]
-    return "; ".join(pieces) or "everything"
+    return "; ".join(options) or "everything"
 
 
-def _names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
+def _sorted_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
-    made = (names,) if isinstance(names, str) else tuple(sorted(set(names)))
-    if not made:
+    unique = (names,) if isinstance(names, str) else tuple(sorted(set(names)))
+    if not unique:
         raise ZooError(Problem("pull", what, "one name or more", "none", "Leave them out to pull all."))
-    return made
+    return unique
 
 
-class Meter:
-    """Bytes of a pull.
+class ProgressMeter:
+    """Counts the bytes of a pull; may be used by several threads.
 
     Parameters
     ----------
-    total : of all that is to come to its place.
-    progress : is told whenever that changes.
+    total : bytes that are to be put in place.
+    progress : called whenever a count changes.
     """
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._done, self._total, self._progress = 0, total, progress
         self._lock = threading.Lock()
-        self._tell()
+        self._report()
 
-    def moved(self, nbytes: int) -> None:
-        """So many bytes more are in their place."""
+    def add(self, nbytes: int) -> None:
+        """Count bytes that were put in place."""
         with self._lock:
             self._done += nbytes
-            self._tell()
+            self._report()
 
-    def there(self, nbytes: int) -> None:
-        """So many bytes need not come, because an earlier call brought them."""
+    def reduce_total(self, nbytes: int) -> None:
+        """Count bytes that need not be fetched, because an earlier call put them in place."""
         with self._lock:
             self._total -= nbytes
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._progress is not None:
             self._progress(self._done, self._total)

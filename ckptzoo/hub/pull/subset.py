@@ -1,7 +1,4 @@
-"""A pull that leaves tensors, variants or checkpoints out: parts are written anew from blocks that are fetched.
-
-Parts that are written anew from some of what a zoo holds: some tensors, some variants, some checkpoints.
-"""
+"""A pull that leaves tensors, variants or checkpoints out: parts are written again from the blocks that they need."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +18,15 @@ from ckptzoo.format.durable import write_file
 from ckptzoo.format.part import Part, PartWriter
 from ckptzoo.format.reader import read_contents
 from ckptzoo.format.tree import places_of
-from ckptzoo.hub.pull.destination import BlockCache, PulledParts, explain_disk_full, locked_destination, need_room
-from ckptzoo.hub.pull.page import read_cards, write_cards
-from ckptzoo.hub.pull.selection import Meter, PullSelection
+from ckptzoo.hub.pull.destination import (
+    BlockCache,
+    PulledParts,
+    explain_disk_full,
+    locked_destination,
+    require_disk_space,
+)
+from ckptzoo.hub.pull.page import read_card_files, write_card_files
+from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.selection import left_out, standing
 from ckptzoo.loader.zoo import Zoo
@@ -34,10 +37,70 @@ from ckptzoo.schema.metadata import COLUMNS, RETRACTED_COLUMNS, VARIANT_COLUMNS
 from ckptzoo.text import Progress
 
 BATCH_BYTES = 64 * 2**20
-"""At most so many bytes, or one checkpoint, are held at a time."""
+"""At most this many bytes, or one checkpoint, are in memory at a time."""
+_ELEMENT_THREADS = 8
+"""A group element has no stream, so its tensors are read side by side."""
 
-Refuse = Callable[[str, list[dict[str, Any]]], None]
-"""Told the tree and the rows of a part before it appears; raises if they must not go in."""
+CheckRows = Callable[[str, list[dict[str, Any]]], None]
+"""Called with the tree and the rows of a part before it appears; raises if they must not go in."""
+
+
+def extract(
+    files: RemoteFiles, selection: PullSelection, root: Path, progress: Progress | None
+) -> tuple[list[str], int, int]:
+    """Write what the folder lacks; returns the parts that came, how many were there, and the bytes fetched."""
+    zoo = _open_standing(files)
+    writer = SubsetWriter(zoo if selection.where is None else zoo.where(selection.where), selection)
+    symmetry = zoo.contents.identity.symmetry if writer.has_all_tensors else None
+    identity = seal(Identity(zoo.name, writer.arch.digest, symmetry).to_json())
+    card_files = read_card_files(files)
+    documents = {layout.ARCHITECTURE: seal(writer.arch.to_json())}
+    if writer.has_all_tensors and files.size(layout.SYMMETRY) is not None:
+        documents[layout.SYMMETRY] = files.read(layout.SYMMETRY)
+    documents[layout.ZOO] = identity  # last, because the folder is a zoo from then on
+    stored_selection = {**selection.to_json(), "zoo": digest_of(zoo.contents.identity.to_json())}
+    with locked_destination(root, identity, stored_selection, partial=True) as destination:
+        remote = files.remote
+        shared = remote.cache
+        remote.cache = blocks = BlockCache(destination.blocks, shared, keeps=shared is not None)
+        for name, data in documents.items():
+            if not (root / name).exists():
+                write_file(root / name, data)
+        pulled = PulledParts(root)
+        written: list[str] = []
+        todo = [
+            [subset for subset in group if (subset.tree, subset.source.digest) not in pulled.sources]
+            for group in writer.subsets
+        ]
+        group_bytes = [sum(subset.nbytes for subset in group) for group in todo]
+        # Fetched blocks of one group are on the disk beside what is written from them, then they are removed.
+        needed = sum(group_bytes) + (max(group_bytes, default=0) if shared is not None else 0)
+        require_disk_space(root, needed)
+        with explain_disk_full(root, needed):
+            meter = ProgressMeter(sum(group_bytes), progress)
+            for (raw_subset, *_), group in zip(writer.subsets, todo, strict=True):
+                for subset in group:
+                    raw = None
+                    if subset is not raw_subset:
+                        raw = pulled.sources[layout.PARTS, raw_subset.source.digest].digest
+                    part = writer.write(subset, root, raw, check_rows=pulled.add, meter=meter)
+                    pulled.sources[subset.tree, subset.source.digest] = part
+                    written.append(part.path)
+                blocks.clear()
+            if len(retractions := pulled.missing_retractions(zoo.contents.retracted)):
+                written.append(write_retractions(retractions, root, check_rows=pulled.add).path)
+            write_card_files(files, card_files, root, selection, checkpoints=len(zoo))
+        destination.remove_temporary()
+    return written, sum(map(len, writer.subsets)) - sum(map(len, todo)), blocks.fetched
+
+
+def _open_standing(files: RemoteFiles) -> Zoo:
+    """The checkpoints that were not retracted; warns of those that were."""
+    contents = read_contents(files)
+    rows = standing(contents)
+    if warning := left_out(contents, rows):
+        warnings.warn(f"{files.name}: {warning}.", UserWarning, stacklevel=4)  # at the caller of pull
+    return Zoo(contents, {}, rows)
 
 
 @dataclass(frozen=True)
@@ -48,7 +111,7 @@ class PartSubset:
     ----------
     tree : where it goes.
     source : the part that it is made from.
-    places : (K,) int64, its checkpoints among those that were selected.
+    places : (K,) int64, the positions of its checkpoints among those that were selected.
     weights, element : the tensors that it stores of the weights, and of the group element.
     """
 
@@ -70,12 +133,17 @@ class PartSubset:
 
 
 class SubsetWriter:
-    """What is to be written of a zoo, and its writing.
+    """Plans and writes the parts that hold a selection of a zoo.
 
     Parameters
     ----------
     zoo : the checkpoints that were selected.
-    asked : which variants and tensors.
+    selection : which variants and tensors.
+
+    Attributes
+    ----------
+    arch : of the selected tensors.
+    subsets : the parts to write: for every raw part its own, then those of its variants.
 
     Raises
     ------
@@ -85,24 +153,26 @@ class SubsetWriter:
         No checkpoint is left.
     """
 
-    def __init__(self, zoo: Zoo, asked: PullSelection) -> None:
-        self._gauges = asked.gauges(zoo.gauges, location=zoo.address)
-        zoo = zoo if asked.raw else _derived(zoo, self._gauges)
+    def __init__(self, zoo: Zoo, selection: PullSelection) -> None:
+        self._gauges = selection.gauges(zoo.gauges, location=zoo.address)
+        zoo = zoo if selection.includes_raw else _only_derived(zoo, self._gauges)
         self._zoo, self._contents = zoo, zoo.contents
-        tensors = asked.tensors(zoo.arch, location=zoo.address)
-        self._whole, self._raw = len(tensors) == len(zoo.arch.tensors), asked.raw
-        self.arch = zoo.arch if self._whole else Architecture(zoo.arch.name, tensors)
+        tensors = selection.tensors(zoo.arch, location=zoo.address)
+        self._has_all_tensors, self._includes_raw = len(tensors) == len(zoo.arch.tensors), selection.includes_raw
+        self.arch = zoo.arch if self._has_all_tensors else Architecture(zoo.arch.name, tensors)
         if not len(zoo):
-            step = "Ask for others."
-            raise ZooError(Problem(zoo.address, "checkpoints to pull", "some", f"none where {asked.where}", step))
-        self.cuts = self._all()
+            got = f"none where {selection.where}"
+            raise ZooError(Problem(zoo.address, "checkpoints to pull", "some", got, "Ask for others."))
+        self.subsets = self._plan()
 
     @property
-    def whole(self) -> bool:
-        """Whether every tensor is asked for; then groups and their elements are kept too."""
-        return self._whole
+    def has_all_tensors(self) -> bool:
+        """Whether every tensor is selected; then the table of symmetries and group elements are kept too."""
+        return self._has_all_tensors
 
-    def write(self, cut: PartSubset, root: Path, raw: str | None, *, refuse: Refuse, meter: Meter) -> Part:
+    def write(
+        self, subset: PartSubset, root: Path, raw: str | None, *, check_rows: CheckRows, meter: ProgressMeter
+    ) -> Part:
         """Write one part.
 
         Parameters
@@ -110,170 +180,123 @@ class SubsetWriter:
         root : the new zoo's folder.
         raw : for a variant's part, the digest of the new raw part of its checkpoints.
         """
-        zoo = self._zoo.take(cut.places)
-        facts: Document = {**cut.source.facts, "pulled": {"zoo": zoo.name, "part": cut.source.digest}}
+        zoo = self._zoo.take(subset.places)
+        facts: Document = {**subset.source.facts, "pulled": {"zoo": zoo.name, "part": subset.source.digest}}
         if raw is None:
             rows, columns = zoo.metadata, COLUMNS
-            if not cut.weights:
+            if not subset.weights:
                 facts["bare"] = True
         else:
-            rows, columns = zoo.variant_metadata(cut.variant), VARIANT_COLUMNS
+            rows, columns = zoo.variant_metadata(subset.variant), VARIANT_COLUMNS
             rows = rows.set_column(
                 rows.schema.get_field_index("unit"), "unit", pa.array([raw] * len(rows), pa.string())
             )
             facts["raw"] = raw
         stems: dict[str, Sequence[Tensor]] = {}
-        if cut.element:
-            stems[layout.ELEMENT] = cut.element
-        if cut.weights:
-            stems[cut.variant] = cut.weights
+        if subset.element:
+            stems[layout.ELEMENT] = subset.element
+        if subset.weights:
+            stems[subset.variant] = subset.weights
         writer = PartWriter(
-            root / cut.tree, sets=stems, schema=table.schema_of(columns), facts=facts, rows=len(cut.places)
+            root / subset.tree, sets=stems, schema=table.schema_of(columns), facts=facts, rows=len(subset.places)
         )
         try:
-            at, each = 0, cut.nbytes // len(cut.places)
-            for arrays, count in _batches(zoo, cut):
-                writer.add(arrays, rows.slice(at, count).to_pylist())
-                meter.moved(count * each)
-                at += count
-            return writer.commit(root, refuse=lambda found: refuse(cut.tree, found))
+            start, checkpoint_bytes = 0, subset.nbytes // len(subset.places)
+            for arrays, count in _batches(zoo, subset):
+                writer.add(arrays, rows.slice(start, count).to_pylist())
+                meter.add(count * checkpoint_bytes)
+                start += count
+            return writer.commit(root, refuse=lambda new_rows: check_rows(subset.tree, new_rows))
         except BaseException:
             writer.discard()
             raise
 
-    def _all(self) -> list[list[PartSubset]]:
-        """The parts to write: for every raw part its own, and those of its variants behind it."""
+    def _plan(self) -> list[list[PartSubset]]:
+        """The parts to write: for every raw part its own, then those of its variants."""
         contents, ids = self._contents, self._zoo.contents.ids
         selected = places_of(pa.chunked_array([pa.array(self._zoo.ids, pa.string())]), ids)
         starts = np.cumsum([0, *(part.rows for part in contents.raw.parts)])
-        derived = [cut for gauge in self._gauges for cut in self._derived(gauge)]
-        made: list[list[PartSubset]] = []
+        derived = [subset for gauge in self._gauges for subset in self._variant_subsets(gauge)]
+        groups: list[list[PartSubset]] = []
         for start, source in zip(starts.tolist(), contents.raw.parts, strict=False):
             places = np.flatnonzero((selected >= start) & (selected < start + source.rows))
             if len(places):
-                mine = [self._stores(cut, source) for cut in derived if cut.source.facts.get("raw") == source.digest]
-                kept = self._raw and source.facts.get("bare") is not True
-                made.append([PartSubset(layout.PARTS, source, places, self.arch.tensors if kept else ()), *mine])
-        return made
+                of_variants = [
+                    self._with_stored_tensors(subset, source)
+                    for subset in derived
+                    if subset.source.facts.get("raw") == source.digest
+                ]
+                stores_raw = self._includes_raw and source.facts.get("bare") is not True
+                raw = PartSubset(layout.PARTS, source, places, self.arch.tensors if stores_raw else ())
+                groups.append([raw, *of_variants])
+        return groups
 
-    def _derived(self, gauge: str) -> Iterator[PartSubset]:
-        """The parts of a variant that hold selected checkpoints, with the tensors that they store afar."""
+    def _variant_subsets(self, gauge: str) -> Iterator[PartSubset]:
+        """The parts of a variant that hold selected checkpoints, with the tensors that the zoo stores for them."""
         tree = self._contents.derived(gauge)
         places = places_of(tree.rows["id"], pa.chunked_array([pa.array(self._zoo.ids, pa.string())]))
         outline = tree.outline.select(["part", "file", "tensor", "dtype", "shape"]).to_pylist()
-        at = 0
+        start = 0
         for number, part in enumerate(tree.parts):
-            mine = places[at : at + part.rows]
-            at += part.rows
-            held: dict[str, dict[str, Tensor]] = {}
+            part_places = places[start : start + part.rows]
+            start += part.rows
+            stored: dict[str, dict[str, Tensor]] = {}  # by stem and name; one name is in several shards
             for row in (row for row in outline if row["part"] == number and row["tensor"] is not None):
-                kind = Tensor(row["tensor"], tuple(row["shape"][1:]), row["dtype"])
-                held.setdefault(row["file"].rpartition("-")[0], {}).setdefault(kind.name, kind)
-            if len(mine := mine[mine >= 0]):
-                element = tuple(held.get(layout.ELEMENT, {}).values())
-                yield PartSubset(f"{layout.DERIVED}/{gauge}", part, mine, tuple(held.get(gauge, {}).values()), element)
+                tensor = Tensor(row["tensor"], tuple(row["shape"][1:]), row["dtype"])
+                stored.setdefault(row["file"].rpartition("-")[0], {}).setdefault(tensor.name, tensor)
+            if len(part_places := part_places[part_places >= 0]):  # -1: the checkpoint was not selected
+                weights, element = (tuple(stored.get(stem, {}).values()) for stem in (gauge, layout.ELEMENT))
+                yield PartSubset(f"{layout.DERIVED}/{gauge}", part, part_places, weights, element)
 
-    def _stores(self, cut: PartSubset, raw: Part) -> PartSubset:
+    def _with_stored_tensors(self, subset: PartSubset, raw: Part) -> PartSubset:
         """What a variant's part stores here: weights wherever they cannot be computed from raw ones beside them."""
-        if self._whole and self._raw and raw.facts.get("bare") is not True and not cut.weights:
-            return cut
-        stored = tuple(replace(tensor, dtype=variant_dtype(tensor.dtype)) for tensor in self.arch.tensors)
-        return replace(cut, weights=stored, element=cut.element if self._whole else ())
+        computable = self._has_all_tensors and self._includes_raw and raw.facts.get("bare") is not True
+        if computable and not subset.weights:
+            return subset
+        weights = tuple(replace(tensor, dtype=variant_dtype(tensor.dtype)) for tensor in self.arch.tensors)
+        return replace(subset, weights=weights, element=subset.element if self._has_all_tensors else ())
 
 
-def _derived(zoo: Zoo, gauges: Sequence[str]) -> Zoo:
-    """The checkpoints that have weights in one of these gauges; others, which have none to write, are left out."""
-    known = {name for gauge in gauges for name in zoo.having(gauge).ids}
-    having = np.array([name in known for name in zoo.ids], dtype=np.bool_)
-    if not having.all():
-        left = f"{len(zoo) - int(having.sum())} of {len(zoo)} checkpoints are not derived in {', '.join(gauges)}"
-        warnings.warn(f"{zoo.address}: {left}, and left out.", UserWarning, stacklevel=5)
-    return zoo.take(having)
+def _only_derived(zoo: Zoo, gauges: Sequence[str]) -> Zoo:
+    """The checkpoints that have weights in one of these gauges; warns of the others, which have none to write."""
+    derived_ids = {name for gauge in gauges for name in zoo.having(gauge).ids}
+    is_derived = np.array([name in derived_ids for name in zoo.ids], dtype=np.bool_)
+    if not is_derived.all():
+        count = len(zoo) - int(is_derived.sum())
+        warning = f"{count} of {len(zoo)} checkpoints are not derived in {', '.join(gauges)}, and left out."
+        warnings.warn(f"{zoo.address}: {warning}", UserWarning, stacklevel=5)  # at the caller of pull
+    return zoo.take(is_derived)
 
 
-def _batches(zoo: Zoo, cut: PartSubset) -> Iterator[tuple[dict[str, Mapping[str, Any]], int]]:
-    """The arrays of a part, some checkpoints at a time."""
-    count = len(cut.places)
-    step = min(count, max(1, BATCH_BYTES // max(1, cut.nbytes // count)))
-    element = zoo.group_element(cut.variant) if cut.element else {}
-    names = [tensor.name for tensor in cut.weights]
-    stream = iter(zoo.stream(*names, variant=cut.variant, batch_size=step)) if names else None
-    with ThreadPoolExecutor(8, "ckptzoo-element") as pool:
+def _batches(zoo: Zoo, subset: PartSubset) -> Iterator[tuple[dict[str, Mapping[str, Any]], int]]:
+    """The arrays of a part, some checkpoints at a time, and how many."""
+    count = len(subset.places)
+    step = min(count, max(1, BATCH_BYTES // max(1, subset.nbytes // count)))
+    element = zoo.group_element(subset.variant) if subset.element else {}
+    names = [tensor.name for tensor in subset.weights]
+    stream = iter(zoo.stream(*names, variant=subset.variant, batch_size=step)) if names else None
+    with ThreadPoolExecutor(_ELEMENT_THREADS, "ckptzoo-element") as pool:
         for start in range(0, count, step):
-            some = slice(start, min(start + step, count))
+            rows = slice(start, min(start + step, count))
             arrays: dict[str, Mapping[str, Any]] = {}
             if element:
-                found = pool.map(lambda tensor, some=some: element[tensor.name][some], cut.element)
-                arrays[layout.ELEMENT] = {tensor.name: data for tensor, data in zip(cut.element, found, strict=True)}
+                tensors = pool.map(lambda tensor, rows=rows: element[tensor.name][rows], subset.element)
+                arrays[layout.ELEMENT] = {
+                    tensor.name: data for tensor, data in zip(subset.element, tensors, strict=True)
+                }
             if stream is not None:
-                arrays[cut.variant] = next(stream).tensors
-            yield arrays, some.stop - start
+                arrays[subset.variant] = next(stream).tensors
+            yield arrays, rows.stop - start
 
 
-def write_tombstones(rows: pa.Table, root: Path, *, refuse: Refuse) -> Part:
+def write_retractions(rows: pa.Table, root: Path, *, check_rows: CheckRows) -> Part:
     """Write retractions as one part."""
-    writer = PartWriter(
-        root / layout.DERIVED / layout.RETRACTED,
-        sets={},
-        schema=table.schema_of(RETRACTED_COLUMNS),
-        facts={"kind": layout.RETRACTED},
-    )
+    tree = f"{layout.DERIVED}/{layout.RETRACTED}"
+    schema, facts = table.schema_of(RETRACTED_COLUMNS), {"kind": layout.RETRACTED}
+    writer = PartWriter(root / tree, sets={}, schema=schema, facts=facts)
     try:
         writer.add({}, rows.to_pylist())
-        return writer.commit(root, refuse=lambda found: refuse(f"{layout.DERIVED}/{layout.RETRACTED}", found))
+        return writer.commit(root, refuse=lambda new_rows: check_rows(tree, new_rows))
     except BaseException:
         writer.discard()
         raise
-
-
-def extract(
-    files: RemoteFiles, asked: PullSelection, root: Path, progress: Progress | None
-) -> tuple[list[str], int, int]:
-    """Write what the folder lacks; returns the parts that came, how many were there, and the bytes fetched."""
-    zoo = _standing(files)
-    selected = zoo if asked.where is None else zoo.where(asked.where)
-    cuts = SubsetWriter(selected, asked)
-    symmetry = zoo.contents.identity.symmetry if cuts.whole else None
-    identity = seal(Identity(zoo.name, cuts.arch.digest, symmetry).to_json())
-    cards = read_cards(files)
-    documents = {layout.ARCHITECTURE: seal(cuts.arch.to_json())}
-    if cuts.whole and files.size(layout.SYMMETRY) is not None:
-        documents[layout.SYMMETRY] = files.read(layout.SYMMETRY)
-    documents[layout.ZOO] = identity
-    selection = {**asked.to_json(), "zoo": digest_of(zoo.contents.identity.to_json())}
-    with locked_destination(root, identity, selection, partial=True) as place:
-        remote = files.remote
-        shared = remote.cache
-        remote.cache = blocks = BlockCache(place.blocks, shared, keeps=shared is not None)
-        for name, data in documents.items():
-            if not (root / name).exists():
-                write_file(root / name, data)
-        held = PulledParts(root)
-        parts: list[str] = []
-        todo = [[cut for cut in one if (cut.tree, cut.source.digest) not in held.sources] for one in cuts.cuts]
-        sizes = [sum(cut.nbytes for cut in some) for some in todo]
-        needed = sum(sizes) + (max(sizes, default=0) if shared is not None else 0)
-        need_room(root, needed)
-        with explain_disk_full(root, needed):
-            meter = Meter(sum(sizes), progress)
-            for (first, *_), some in zip(cuts.cuts, todo, strict=True):
-                for cut in some:
-                    raw = None if cut is first else held.sources[layout.PARTS, first.source.digest].digest
-                    part = cuts.write(cut, root, raw, refuse=held.add, meter=meter)
-                    held.sources[cut.tree, cut.source.digest] = part
-                    parts.append(part.path)
-                blocks.clear()
-            if len(tombs := held.lacking_tombstones(zoo.contents.retracted)):
-                parts.append(write_tombstones(tombs, root, refuse=held.add).path)
-            write_cards(files, cards, root, asked, of=len(zoo))
-        place.finish()
-    return parts, sum(map(len, cuts.cuts)) - sum(map(len, todo)), blocks.fetched
-
-
-def _standing(files: RemoteFiles) -> Zoo:
-    """The checkpoints that were not retracted."""
-    contents = read_contents(files)
-    rows = standing(contents)
-    if told := left_out(contents, rows):
-        warnings.warn(f"{files.name}: {told}.", UserWarning, stacklevel=4)
-    return Zoo(contents, {}, rows)

@@ -1,7 +1,4 @@
-"""Bring a zoo to a repository.
-
-What a push did, and what one would do.
-"""
+"""``push`` and ``plan``, and ``Pushed`` and ``Planned``, what they report."""
 
 import random
 import time
@@ -20,10 +17,16 @@ from ckptzoo.format.verify import verify
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.models import Listing
 from ckptzoo.hub.client.retry import HubRetryPolicy, NotThereError, RaceError
-from ckptzoo.hub.push.plan import PushPlan, difference, is_there
-from ckptzoo.hub.push.sources import CommitBatch, LocalZoo, RepositoryFiles, links_outside, read_local
+from ckptzoo.hub.push.plan import CommitBatch, PushPlan, is_committed, plan_push
+from ckptzoo.hub.push.sources import LocalZoo, RepositoryFiles, links_outside, read_local
 from ckptzoo.remote.address import repository
 from ckptzoo.text import Progress, counted, size
+
+MAX_RACES = 16
+"""Races that may be lost one after another, before the push gives up."""
+_ROLES_WITHOUT_WRITE = ("read", "contribute")
+"""Roles of tokens that may not commit; ``ckptzoo serve`` has the second."""
+_PUBLIC = "the repository was there, is public, and stays so; --private is for one that is made."
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,13 @@ class Pushed:
     ----------
     repository, url : where the zoo is, and its page where the hub has pages.
     created : the repository was made.
-    commits : in order; none where nothing was lacking.
+    commits : in order; none where nothing was missing.
     parts : those that were uploaded, by their folders in the zoo.
     already : how many parts were there before.
-    documents : the other files that were written: documents, cards and pictures, a snapshot.
+    documents : the other files that were written: documents, card and pictures, page, snapshot.
     nbytes : of all these files.
-    sent : bytes that were sent; what the hub had from before is not sent again, what was made for a commit that came
-        too late because others published meanwhile was sent in vain.
+    sent : bytes that were sent: fewer than ``nbytes`` where the hub had some already, more where a commit lost a race
+        with somebody else's and what was generated for it was replaced.
     notes : what a person should know.
     """
 
@@ -67,8 +70,8 @@ class Pushed:
                 f"{self.repository}: {counted(len(self.parts), 'part')} uploaded, {self.already:,} there already.",
                 f"{self._amount()}, in {counted(len(self.commits), 'commit')}.",
             ]
-        told = (f"note: {note}" for note in self.notes)
-        say(console or Console(), *lines, *([self.url] if self.url else []), *told)
+        notes = (f"note: {note}" for note in self.notes)
+        say(console or Console(), *lines, *([self.url] if self.url else []), *notes)
 
     def _amount(self) -> str:
         """Bytes that were sent, and how many of them are in the commits."""
@@ -113,20 +116,14 @@ class Planned:
         """Print it on a rich console, by default the standard output."""
         lines = [f"{self.repository}: nothing to do, {counted(self.already, 'part')} there already."]
         if self.commits:
-            made = " in a new repository" if self.creates else ""
+            where = " in a new repository" if self.creates else ""
             lines = [
-                f"{self.repository}: {counted(len(self.parts), 'part')} to upload{made}, {self.already:,} there.",
+                f"{self.repository}: {counted(len(self.parts), 'part')} to upload{where}, {self.already:,} there.",
                 *(f"  {name}" for name in (*self.documents, *self.parts)),
                 *(f"  {name} (removed)" for name in self.removed),
                 f"{size(self.nbytes)} at most, in {counted(self.commits, 'commit')}; nothing was sent.",
             ]
         say(console or Console(), *lines, *(f"note: {note}" for note in self.notes))
-
-
-RACES = 16
-"""Races that may be lost one after another."""
-_MAY_NOT = ("read", "contribute")
-_PUBLIC = "the repository was there, is public, and stays so; --private is for one that is made."
 
 
 def push(
@@ -141,20 +138,20 @@ def push(
     retry_policy: HubRetryPolicy | None = None,
     progress: Progress | None = None,
 ) -> Pushed:
-    """Publish a zoo: upload what its repository lacks, and make its page anew.
+    """Publish a zoo: upload what its repository lacks, and make its page again.
 
     The page is README.md for all that the repository then holds, parts of others too, from the folder's card.toml, else
-    from the repository's; without either the folder's README.md is taken as it is. Where the cards of two people differ
-    that of the last push stands.
+    from the repository's; without either the folder's README.md is taken as it is. Where the cards of two people
+    differ, that of the last push stays.
 
     Parameters
     ----------
     zoo : its folder.
     address : ``org/zoo`` or ``hf://datasets/org/zoo``; the repository is made where there is none.
-    private : where the repository is made, make it one that is not public; one that is there stays as it is.
-    message : the commits' title; by default says what they add.
-    snapshot : also write a snapshot of all the repository will hold, so that opening it from afar is cheap, in place
-        of those that it has.
+    private : make the repository one that is not public; one that exists already stays as it is.
+    message : the commits' title; by default it says what they add.
+    snapshot : also write a snapshot of all that the repository will hold, so that opening it takes few requests, in
+        place of those that it has.
     endpoint, token : by default those of huggingface_hub (``HF_ENDPOINT``, ``HF_TOKEN``).
     retry_policy : how long to go on asking.
     progress : called with the bytes sent and the bytes in all.
@@ -167,18 +164,22 @@ def push(
         The folder's card.toml is not valid, or another zoo's, or the folder lacks a picture that it names.
     HubError
         The hub refuses or gives no answer; the repository holds another zoo, or checkpoints of the same ids in other
-        parts. The message says what to do. Repeated, a push sends only what is lacking.
+        parts. The message says what to do. Repeated, a push sends only what is missing.
 
     Notes
     -----
     Documents come first, then raw parts in order, then derived ones, then card, pictures, page, snapshot, at most 100
     files a commit; every commit is a valid zoo, so a part of more files is a commit of its own. Each names the commit
-    that it was made for, so of two pushes at once the later one looks again and goes on from there. Parts that others
-    added stay. What page and snapshot need of them is read: their rows and indices, no weights. Held by
-    ``tests/hub/test_push*.py``.
+    that it was made for, so of two pushes at once the later one compares again and goes on from there. Parts that
+    others added stay. What page and snapshot need of them is read: their rows and indices, no weights. Tested in
+    ``tests/hub/push``.
+
+    Examples
+    --------
+    >>> push("zoos/few", "org/few", private=True).print()  # doctest: +SKIP
     """
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
-    return _Push(_sound(Path(zoo).absolute()), client, repo, snapshot).carry_out(private, message, progress)
+    return _Push(_read_verified(Path(zoo).absolute()), client, repo, snapshot).carry_out(private, message, progress)
 
 
 def plan(
@@ -198,15 +199,15 @@ def plan(
         As ``push``, but for what the hub refuses only when it is asked to change something.
     """
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
-    return _Push(_sound(Path(zoo).absolute()), client, repo, snapshot).planned()
+    return _Push(_read_verified(Path(zoo).absolute()), client, repo, snapshot).report_plan()
 
 
-def _sound(root: Path) -> LocalZoo:
-    """What is to be published; parts that come while it is verified are left for the next time."""
+def _read_verified(root: Path) -> LocalZoo:
+    """What is to be published; parts that are added while it is verified are left for the next time."""
     if not root.is_dir():
-        found = "a file" if root.exists() else "nothing"
-        raise ZooError(f"{root}: a zoo: expected a folder, got {found}. Make one with ckptzoo.create.")
-    trees = list_trees(Folder(root))
+        got = "a file" if root.exists() else "nothing"
+        raise ZooError(Problem(str(root), "a zoo", "a folder", got, "Make one with ckptzoo.create."))
+    trees = list_trees(Folder(root))  # before verify, so that nothing is published that was not verified
     if problems := verify(root, deep=False):
         raise IntegrityError(problems)
     local = read_local(root, trees)
@@ -216,138 +217,139 @@ def _sound(root: Path) -> LocalZoo:
 
 
 class _Push:
-    """One zoo on its way to one repository."""
+    """One push of one zoo to one repository."""
 
     def __init__(self, local: LocalZoo, client: Client, repo: str, snapshot: bool) -> None:
         self._local, self._client, self._repo, self._snapshot = local, client, repo, snapshot
         self._repository = RepositoryFiles(client, repo)
         self._commits: list[str] = []
-        self._groups: list[CommitBatch] = []
+        self._committed: list[CommitBatch] = []
         self._sent = 0
 
-    def _look(self, listing: Listing | None) -> PushPlan:
-        """What a commit of the repository lacks."""
-        return difference(self._local, self._repository, listing, snapshot=self._snapshot)
-
-    def planned(self) -> Planned:
-        """What it lacks now, as people read it."""
-        found = self._look(self._client.find(self._repo))
-        groups = found.groups
+    def report_plan(self) -> Planned:
+        """What would be done now."""
+        push_plan = self._plan(self._client.find(self._repo))
+        batches = push_plan.batches
         return Planned(
             self._repository.name,
             self._client.page(self._repo),
-            found.head is None,
-            len(groups),
-            tuple(name for group in groups for name in group.parts),
-            found.already,
-            _documents(groups),
-            tuple(name for group in groups for name in group.delete),
-            sum(group.nbytes for group in groups),
-            found.notes,
+            push_plan.head is None,
+            len(batches),
+            tuple(name for batch in batches for name in batch.parts),
+            push_plan.already,
+            _documents(batches),
+            tuple(name for batch in batches for name in batch.delete),
+            sum(batch.nbytes for batch in batches),
+            push_plan.notes,
         )
 
     def carry_out(self, private: bool, message: str | None, progress: Progress | None) -> Pushed:
-        """Commit until nothing is lacking."""
+        """Commit until nothing is missing."""
         listing = self._client.find(self._repo)
-        found = self._look(listing)
-        created, already = found.head is None, found.already
-        if found.groups:
-            self._refuse_role(new=created)
+        push_plan = self._plan(listing)
+        created, already = push_plan.head is None, push_plan.already
+        if push_plan.batches:
+            self._check_role(new=created)
         if created:
             self._client.create(self._repo, private=private)
-            found = self._look(self._client.listing(self._repo))
-        total = sum(group.nbytes for group in found.groups)
-        for _ in range(RACES):
-            lost = self._commit_all(found, message, total, progress)
+            push_plan = self._plan(self._client.listing(self._repo))
+        total = sum(batch.nbytes for batch in push_plan.batches)
+        for _ in range(MAX_RACES):
+            lost = self._commit_all(push_plan, message, total, progress)
             if lost is None:
                 break
+            # At random, because those who lost the same race would meet again in the next.
             time.sleep(random.uniform(0.0, self._client.retry_policy.pause))
-            found = self._again(lost)
+            push_plan = self._plan_after_race(*lost)
         else:
             step = "Others publish to it at the same time: try again later. What was uploaded is not sent again."
-            raise HubError(Problem(self._repository.name, "commit", f"one of {RACES} races won", "none", step))
-        self._check()
-        public = private and listing is not None and listing.private is False
+            raise HubError(Problem(self._repository.name, "commit", f"one of {MAX_RACES} races won", "none", step))
+        self._check_result()
+        stays_public = private and listing is not None and listing.private is False
         return Pushed(
             self._repository.name,
             self._client.page(self._repo),
             created,
             tuple(self._commits),
-            tuple(name for group in self._groups for name in group.parts),
+            tuple(name for batch in self._committed for name in batch.parts),
             already,
-            _documents(self._groups),
-            sum(group.nbytes for group in self._groups),
+            _documents(self._committed),
+            sum(batch.nbytes for batch in self._committed),
             self._sent,
-            (*((_PUBLIC,) if public else ()), *found.notes),
+            (*((_PUBLIC,) if stays_public else ()), *push_plan.notes),
         )
 
-    def _refuse_role(self, *, new: bool) -> None:
+    def _plan(self, listing: Listing | None) -> PushPlan:
+        """What a commit of the repository lacks."""
+        return plan_push(self._local, self._repository, listing, snapshot=self._snapshot)
+
+    def _check_role(self, *, new: bool) -> None:
         """Refuse before anything is sent where the token may not commit."""
         try:
             account = self._client.whoami()
-        except NotThereError:  # a hub that does not tell
+        except NotThereError:  # a hub without this call
             return
-        if account.role in _MAY_NOT:
+        if account.role in _ROLES_WITHOUT_WRITE:
             got = f"one of {account.name} that may {account.role}"
-            other = account.role == "contribute" and not new
-            step = f"Use another token{', or open a pull request with ckptzoo contribute' if other else ''}."
+            may_contribute = account.role == "contribute" and not new
+            step = f"Use another token{', or open a pull request with ckptzoo contribute' if may_contribute else ''}."
             raise HubError(Problem(self._repository.name, "token", "one that may write", got, step))
 
     def _commit_all(
-        self, found: PushPlan, message: str | None, total: int, progress: Progress | None
+        self, push_plan: PushPlan, message: str | None, total: int, progress: Progress | None
     ) -> tuple[CommitBatch, RaceError] | None:
-        """Make the commits in order; the one whose race was lost, or None."""
-        head, count = found.head or "", len(found.groups)
-        for number, group in enumerate(found.groups, 1):
-            title = message or group.title
+        """Make the commits in order; returns the one whose race was lost, or None."""
+        head, count = push_plan.head or "", len(push_plan.batches)
+        for number, batch in enumerate(push_plan.batches, 1):
+            title = message or batch.title
             if count > 1:
                 title = f"{title} ({number} of {count})"
-            done = sum(made.nbytes for made in self._groups)
+            done = sum(committed.nbytes for committed in self._committed)
 
-            def moved(now: int, _: int, done: int = done) -> None:
+            def report(sent: int, _: int, done: int = done) -> None:
                 if progress is not None:
-                    progress(min(done + now, total), total)
+                    progress(min(done + sent, total), total)
 
             try:
-                made = self._client.commit(
+                # The hub refuses a commit whose parent is no longer the head of the branch (RaceError).
+                committed = self._client.commit(
                     self._repo,
-                    group.files,
+                    batch.files,
                     title=title,
                     parent=head,
-                    delete=group.delete,
-                    sha256=group.sha256,
-                    progress=moved,
+                    delete=batch.delete,
+                    sha256=batch.sha256,
+                    progress=report,
                 )
             except RaceError as error:
                 self._sent += error.sent
-                return group, error
-            head = made.commit
-            self._sent += made.sent
-            self._made(head, group)
+                return batch, error
+            head = committed.commit
+            self._sent += committed.sent
+            self._record(head, batch)
         return None
 
-    def _again(self, lost: tuple[CommitBatch, RaceError]) -> PushPlan:
-        """A fresh look after a race; a commit that was made although its answer was lost is counted."""
-        group, error = lost
+    def _plan_after_race(self, batch: CommitBatch, error: RaceError) -> PushPlan:
+        """Compare again; a commit that was made although its answer was lost is counted as ours."""
         listing = self._client.listing(self._repo)
-        if error.unanswered and is_there(group, listing):
-            self._made(listing.commit, group)
-        return self._look(listing)
+        if error.unanswered and is_committed(batch, listing):
+            self._record(listing.commit, batch)
+        return self._plan(listing)
 
-    def _made(self, commit: str, group: CommitBatch) -> None:
+    def _record(self, commit: str, batch: CommitBatch) -> None:
         self._commits.append(commit)
-        self._groups.append(group)
+        self._committed.append(batch)
 
-    def _check(self) -> None:
+    def _check_result(self) -> None:
         """Compare the last commit with what was sent."""
         if not self._commits:
             return
         listing = self._client.listing(self._repo, self._commits[-1])
-        if not all(is_there(group, listing) for group in self._groups):
+        if not all(is_committed(batch, listing) for batch in self._committed):
             step = "Push again; if that does not help, see whether its .gitignore leaves some out."
             raise HubError(Problem(self._repository.name, "files after the push", "those of the zoo", "fewer", step))
 
 
-def _documents(groups: Iterable[CommitBatch]) -> tuple[str, ...]:
-    """The files that lie in no part."""
-    return tuple(name for group in groups for name in group.files if name.rpartition("/")[0] not in group.parts)
+def _documents(batches: Iterable[CommitBatch]) -> tuple[str, ...]:
+    """The files that are in no part."""
+    return tuple(name for batch in batches for name in batch.files if name.rpartition("/")[0] not in batch.parts)

@@ -1,4 +1,4 @@
-"""The page of a hub's zoo: README.md for what the repository holds, or will hold, from what a person wrote."""
+"""README.md of a repository, for what it holds or will hold, from the card that a person wrote."""
 
 from dataclasses import dataclass, replace
 
@@ -10,7 +10,7 @@ from ckptzoo.loader.selection import standing
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.card import CARD_TOML, Card
 
-NO_CARD = f"README.md is not made anew, because there is no {CARD_TOML} to make it from; cards/template has one."
+NO_CARD = f"README.md stays as it is, because there is no {CARD_TOML} to make it from; cards/template has one."
 NO_LICENCE = f"no licence is stated, so that nobody may use the zoo; add license to {CARD_TOML}."
 
 
@@ -21,16 +21,17 @@ class Page:
     Parameters
     ----------
     data : what it should hold; None where it cannot be made.
-    told : whether there is a card that says what the page should say.
+    notes : why it cannot be made, and that no licence is stated.
+    has_card : whether there is a card to make it from.
     """
 
     data: bytes | None
     notes: tuple[str, ...] = ()
-    told: bool = True
+    has_card: bool = True
 
 
 def page_of(files: Files, repo: str, card: Card) -> Page:
-    """The page of a zoo that lies in a repository, ``org/zoo``.
+    """The page of a zoo in a repository, ``org/zoo``.
 
     Raises
     ------
@@ -45,27 +46,28 @@ def page_of(files: Files, repo: str, card: Card) -> Page:
         step = "Name the zoo in the card, or take the card of this zoo."
         raise SpecError(Problem(f"{files.name}/{CARD_TOML}", "name", repr(zoo.name), repr(card.name), step))
     check_pictures(files, card)
-    stated = bool(card.license.strip()) or (len(zoo) > 0 and zoo.metadata["license"].null_count == 0)
-    return Page(readme(zoo, replace(card, repository=repo)).encode(), () if stated else (NO_LICENCE,))
+    licence_stated = bool(card.license.strip()) or (len(zoo) > 0 and zoo.metadata["license"].null_count == 0)
+    return Page(readme(zoo, replace(card, repository=repo)).encode(), () if licence_stated else (NO_LICENCE,))
 
 
-def page_or_note(files: Files, repo: str, *, own: bool) -> Page:
+def page_or_note(files: Files, repo: str, *, local_card: bool) -> Page:
     """As ``page_of``, from the card among the files; a note where there is no page to make.
 
     Parameters
     ----------
-    own : the card lies here, so that it can be corrected.
+    local_card : the card is in the caller's folder, so that it can be corrected.
 
     Raises
     ------
     SpecError
-        The card lies here and is not valid, or another zoo's, or lacks a picture.
+        The card is in the caller's folder, and is not valid, or another zoo's, or names a picture that is not there.
     """
     try:
         if files.size(CARD_TOML) is None:
-            return Page(None, (NO_CARD,), told=False)
+            return Page(None, (NO_CARD,), has_card=False)
         return page_of(files, repo, card_in(files))
     except (SpecError, IntegrityError) as error:
-        if own and isinstance(error, SpecError):
+        if local_card and isinstance(error, SpecError):
             raise
-        return Page(None, (f"README.md stays as it is: {error.problems[0]}",))
+        # What others damaged in the repository must not keep anybody from publishing.
+        return Page(None, (f"README.md stays as it is: {error.problem}",))

@@ -1,10 +1,8 @@
-"""What a repository lacks of a zoo, and in which commits it is to come.
-
-What a repository will hold after a push: which parts clash with those of others, and a snapshot of all.
-"""
+"""What a repository lacks of a zoo, in which commits it is uploaded, and which repositories and parts are refused."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pyarrow.compute as pc
 
@@ -15,28 +13,150 @@ from ckptzoo.format.reader import list_trees, read_tree
 from ckptzoo.format.tree import Tree
 from ckptzoo.hub.client.models import Listing, RepoFile, is_stored
 from ckptzoo.hub.push.page import page_or_note
-from ckptzoo.hub.push.sources import CommitBatch, LocalFile, LocalPart, LocalZoo, OverlayFiles, RepositoryFiles
+from ckptzoo.hub.push.sources import LocalFile, LocalPart, LocalZoo, OverlayFiles, RepositoryFiles
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARD_TOML
 from ckptzoo.schema.documents import unseal
 from ckptzoo.text import shortened
 
-_TOMBS = f"{layout.DERIVED}/{layout.RETRACTED}"
-_SHOWN = 3
-_ALIKE = ("gauge", "version", "symmetry", *SHARED)
+MAX_FILES = 100
+"""Files of one commit; a part that has more is a commit of its own, because half of it would not be a valid zoo."""
+_ALLOWED_BEFORE = frozenset({".gitattributes", ".gitignore", layout.README})
+"""What a repository may hold before it is a zoo: what hubs and people put into a new one."""
+_RETRACTED_TREE = f"{layout.DERIVED}/{layout.RETRACTED}"
+_SHARED_FACTS = ("gauge", "version", "symmetry", *SHARED)
 """Facts in which all parts of a derived tree agree, those that it has."""
-_LONG = 80
+_MAX_SHOWN_IDS = 3
+_MAX_SHOWN_FACT = 80
+"""Characters."""
+_MAX_TITLE = 200
+"""Characters of the title of a commit."""
 
 
-def trees_of(repository: RepositoryFiles, listing: Listing, parts: Iterable[LocalPart]) -> dict[str, Tree]:
+@dataclass(frozen=True)
+class CommitBatch:
+    """What one commit adds and removes.
+
+    Parameters
+    ----------
+    files : paths in the zoo, to the file or the bytes.
+    sizes : bytes of every file.
+    sha256 : of every file that is given as a path.
+    parts : the parts that it adds.
+    delete : paths in the zoo that it removes.
+    """
+
+    files: dict[str, Path | bytes] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    sha256: dict[str, str] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
+    delete: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, files: dict[str, bytes], delete: tuple[str, ...] = ()) -> "CommitBatch":
+        """Files that were generated for the commit."""
+        return cls(dict(files), {name: len(data) for name, data in files.items()}, delete=delete)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its files."""
+        return sum(self.sizes.values())
+
+    @property
+    def title(self) -> str:
+        """The commit's title, where the caller gives none."""
+        first, others = next(iter(self.parts), None), len(self.parts) - 1
+        if first is None:
+            return f"Write {', '.join(self.files)}"[:_MAX_TITLE]
+        return f"Add {first}" + (f" and {others} more" if others else "")
+
+    def merge(self, other: "CommitBatch") -> "CommitBatch":
+        """Both in one."""
+        return CommitBatch(
+            self.files | other.files,
+            self.sizes | other.sizes,
+            self.sha256 | other.sha256,
+            self.parts + other.parts,
+            self.delete + other.delete,
+        )
+
+
+@dataclass(frozen=True)
+class PushPlan:
+    """The commits to make.
+
+    Parameters
+    ----------
+    head : the commit that they follow; None where there is no repository.
+    batches : the commits, in order.
+    already : how many parts are there.
+    notes : what a person should know.
+    """
+
+    head: str | None
+    batches: tuple[CommitBatch, ...]
+    already: int
+    notes: tuple[str, ...] = ()
+
+
+def plan_push(local: LocalZoo, repository: RepositoryFiles, listing: Listing | None, *, snapshot: bool) -> PushPlan:
+    """Compare a zoo with a commit of its repository, or with none.
+
+    Raises
+    ------
+    HubError
+        The repository holds another zoo, or something that is none, or parts that clash.
+    """
+    stored = {} if listing is None else listing.files
+    if listing is not None:
+        _check_same_zoo(local, repository, listing)
+    documents = _batch_of(_missing(local.documents, stored))
+    complete, incomplete = list[LocalPart](), list[LocalPart]()
+    for part in local.parts:
+        missing = _missing(part.files, stored)
+        _check_same_bytes(repository.name, missing, stored)
+        (incomplete if missing else complete).append(part)
+    stored_parts = _parts_in(stored)
+    if listing is not None and not stored_parts <= {part.path for part in local.parts}:
+        trees = merged_trees(repository, listing, [part for part in local.parts if part.path in stored_parts])
+        incomplete = [part for part in incomplete if not _is_there_renumbered(trees, part)]
+        _check_clashes(repository.name, trees, [part for part in incomplete if part.path not in stored_parts])
+    added = [_batch_of(_missing(part.files, stored), part.path) for part in incomplete]
+    last, notes = _card_batch(local, repository, listing or Listing("", {}), [*complete, *incomplete])
+    if snapshot:
+        last = last.merge(snapshot_batch(repository, listing or Listing("", {}), [*complete, *incomplete]))
+    batches = _pack([documents, *added, last])
+    return PushPlan(None if listing is None else listing.commit, batches, len(local.parts) - len(incomplete), notes)
+
+
+def is_committed(batch: CommitBatch, listing: Listing) -> bool:
+    """Whether a commit holds what a batch adds.
+
+    What was generated for the commit (the page, a snapshot) does not count, because the next push replaces it, unless
+    the batch adds nothing else.
+    """
+    lasting = [name for name, content in batch.files.items() if not isinstance(content, bytes)]
+    for name in lasting or batch.files:
+        content, stored = batch.files[name], listing.files.get(name)
+        same = (
+            is_stored(content, stored)
+            if isinstance(content, bytes)
+            else LocalFile(content, batch.sizes[name], batch.sha256[name]).is_stored(stored)
+        )
+        if not same:
+            return False
+    return True
+
+
+def merged_trees(repository: RepositoryFiles, listing: Listing, parts: Iterable[LocalPart]) -> dict[str, Tree]:
     """Rows and indices of a commit together with parts of this machine, which are read here."""
-    files = files_of(repository, listing, parts)
-    names = {tree: held for tree, held in list_trees(files).items() if held}
-    known = snapshot_format.newest(files, names)
-    return {tree: read_tree(files, tree, held, known) for tree, held in names.items()}
+    files = merged_files(repository, listing, parts)
+    part_names = {tree: names for tree, names in list_trees(files).items() if names}
+    snapshot = snapshot_format.newest(files, part_names)
+    return {tree: read_tree(files, tree, names, snapshot) for tree, names in part_names.items()}
 
 
-def files_of(
+def merged_files(
     repository: RepositoryFiles,
     listing: Listing,
     parts: Iterable[LocalPart],
@@ -44,27 +164,147 @@ def files_of(
 ) -> OverlayFiles:
     """The files of a commit together with parts and others, by their paths, of this machine, which are read here.
 
-    Where every part lies here no snapshot is among them, because it would have to be fetched.
+    Where every part is here no snapshot is among them, because it would have to be fetched.
     """
     local = {name: file.path for name, file in (others or {}).items()}
     for part in parts:
         local |= {name: file.path for name, file in part.files.items()}
-    afar_too = (name for name in listing.files if name.endswith(f"/{layout.INDEX}") and name not in local)
-    if next(afar_too, None) is None:
-        left = set(snapshots_in(listing.files))
-        listing = replace(listing, files={name: held for name, held in listing.files.items() if name not in left})
+    remote_parts = (name for name in listing.files if name.endswith(f"/{layout.INDEX}") and name not in local)
+    if next(remote_parts, None) is None:
+        snapshots = set(_snapshots_in(listing.files))
+        listing = replace(listing, files={name: file for name, file in listing.files.items() if name not in snapshots})
     return OverlayFiles(repository, listing, local)
 
 
-def known_under_another_name(trees: dict[str, Tree], part: LocalPart) -> bool:
+def snapshot_batch(repository: RepositoryFiles, listing: Listing, parts: list[LocalPart]) -> CommitBatch:
+    """A snapshot of what the repository will hold, in place of those that it has; empty where one covers it already."""
+    stored = listing.files
+    old = _snapshots_in(stored)
+    count = len(_parts_in(stored) | {part.path for part in parts})
+    if any(_parts_covered(name) == count for name in old) and count == len(_parts_in(stored)):
+        return CommitBatch()
+    trees = merged_trees(repository, listing, parts)
+    if not trees:
+        return CommitBatch()
+    name, data = snapshot_format.encode(trees)
+    if is_stored(data, stored.get(name)):
+        return CommitBatch()
+    return CommitBatch.of({name: data}, tuple(other for other in old if other != name))
+
+
+def _snapshots_in(names: Iterable[str]) -> list[str]:
+    """Those of some paths that are snapshots."""
+    prefix = f"{layout.SNAPSHOTS}/"
+    return [
+        name for name in names if name.startswith(prefix) and layout.SNAPSHOT_NAME.fullmatch(name.removeprefix(prefix))
+    ]
+
+
+def _parts_covered(snapshot: str) -> int:
+    """How many parts a snapshot covers, from its path: the first six digits of its name."""
+    return int(snapshot.rpartition("/")[2][:6])
+
+
+def _parts_in(names: Iterable[str]) -> set[str]:
+    """Folders of the parts that some paths are in."""
+    folders: set[str] = set()
+    for name in names:
+        pieces = name.split("/")
+        depth = {layout.PARTS: 2, layout.DERIVED: 3}.get(pieces[0], 0)  # parts/<part>, derived/<tree>/<part>
+        if depth and len(pieces) > depth and layout.PART_NAME.fullmatch(pieces[depth - 1]):
+            folders.add("/".join(pieces[:depth]))
+    return folders
+
+
+def _card_batch(
+    local: LocalZoo, repository: RepositoryFiles, listing: Listing, parts: list[LocalPart]
+) -> tuple[CommitBatch, tuple[str, ...]]:
+    """Card, pictures, and the page of what the repository will hold; the folder's own page where there is no card."""
+    stored, card_files = listing.files, dict(local.card_files)
+    files = merged_files(repository, listing, parts, local.documents | card_files)
+    page = page_or_note(files, repository.repo, local_card=CARD_TOML in card_files)
+    if page.has_card and (page.data is not None or layout.README in stored):
+        card_files.pop(layout.README, None)
+    batch = _batch_of(_missing(card_files, stored))
+    if page.data is not None and not is_stored(page.data, stored.get(layout.README)):
+        batch = batch.merge(CommitBatch.of({layout.README: page.data}))
+    return batch, page.notes
+
+
+def _missing(files: dict[str, LocalFile], stored: dict[str, RepoFile]) -> dict[str, LocalFile]:
+    return {name: file for name, file in files.items() if not file.is_stored(stored.get(name))}
+
+
+def _batch_of(files: dict[str, LocalFile], part: str | None = None) -> CommitBatch:
+    return CommitBatch(
+        {name: file.path for name, file in files.items()},
+        {name: file.size for name, file in files.items()},
+        {name: file.sha256 for name, file in files.items()},
+        (part,) if part is not None else (),
+    )
+
+
+def _pack(batches: list[CommitBatch]) -> tuple[CommitBatch, ...]:
+    """The same in their order, as many in one commit as fit."""
+    packed: list[CommitBatch] = []
+    for batch in batches:
+        count = len(batch.files) + len(batch.delete)
+        if not count:
+            continue
+        if packed and len(packed[-1].files) + len(packed[-1].delete) + count <= MAX_FILES:
+            packed[-1] = packed[-1].merge(batch)
+        else:
+            packed.append(batch)
+    return tuple(packed)
+
+
+def _check_same_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listing) -> None:
+    """Refuse a repository of another zoo, and one that holds something else."""
+    stored = listing.files
+    if layout.ZOO not in stored:
+        others = [name for name in stored if name not in _ALLOWED_BEFORE]
+        if others:
+            got, step = f"{len(others)} files, such as {others[0]}", "Choose another repository."
+            raise HubError(Problem(repository.name, "repository", "a zoo, or an empty one", got, step))
+        return
+    for name, file in local.documents.items():
+        if name in stored and not file.is_stored(stored[name]):
+            (theirs,) = repository.read([name], listing)
+            what = "zoo" if name == layout.ZOO else name
+            step = "Push to another repository: this one holds another zoo."
+            if name != layout.ZOO:
+                step = "Fetch the repository's with ckptzoo pull; documents of a zoo are never replaced."
+            expected, got = f"digest {_digest(file.path.read_bytes(), name)}", _digest(theirs, name)
+            raise HubError(Problem(repository.name, what, expected, got, step))
+
+
+def _digest(data: bytes, name: str) -> str:
+    """The digest of a document, for a message; the document may hold anything."""
+    try:
+        return unseal(data, location=name)[1]
+    except Exception:
+        return "an unreadable document"
+
+
+def _check_same_bytes(location: str, missing: dict[str, LocalFile], stored: dict[str, RepoFile]) -> None:
+    """Refuse a part of which the repository has files with other bytes."""
+    for name in missing:
+        if name in stored:
+            step = "One of the two is damaged: ckptzoo verify says which."
+            expected = f"{missing[name].size} bytes with sha256 {missing[name].sha256}"
+            got = f"{stored[name].size} bytes with {stored[name].sha256 or stored[name].oid}"
+            raise HubError(Problem(location, name, expected, got, step))
+
+
+def _is_there_renumbered(trees: dict[str, Tree], part: LocalPart) -> bool:
     """Whether a commit has this part under another number, as happens to what two people add at once."""
     tree = trees.get(part.part.tree)
-    others = () if tree is None else (held.digest for held in tree.parts if held.name != part.part.name)
+    others = () if tree is None else (other.digest for other in tree.parts if other.name != part.part.name)
     return part.part.digest in others
 
 
-def refuse_clashes(location: str, trees: dict[str, Tree], parts: Sequence[LocalPart]) -> None:
-    """Refuse parts that hold what a commit has under another part.
+def _check_clashes(location: str, trees: dict[str, Tree], parts: Sequence[LocalPart]) -> None:
+    """Refuse parts that hold what a commit has in another part.
 
     Raises
     ------
@@ -79,203 +319,24 @@ def refuse_clashes(location: str, trees: dict[str, Tree], parts: Sequence[LocalP
 
 def _clashes(location: str, trees: dict[str, Tree], part: LocalPart) -> Iterator[Problem]:
     tree = trees[part.part.tree]
-    raw, tombs = part.part.tree == layout.PARTS, part.part.tree == _TOMBS
-    columns = {"id": "checkpoints", "unit": "units"} if raw else {} if tombs else {"id": "checkpoints"}
+    # Units are those of raw parts: a variant's column of that name holds the digest of its raw part.
+    # The same checkpoint may be retracted in several parts.
+    columns = {
+        layout.PARTS: {"id": "checkpoints", "unit": "units"},
+        _RETRACTED_TREE: {},
+    }.get(part.part.tree, {"id": "checkpoints"})
     for column, what in columns.items():
-        mine = part.rows[column]
-        both = mine.filter(pc.call_function("is_in", [mine], pc.SetLookupOptions(tree.rows[column].combine_chunks())))
+        own = part.rows[column]
+        both = own.filter(pc.call_function("is_in", [own], pc.SetLookupOptions(tree.rows[column].combine_chunks())))
         both = both.drop_null().unique()
         if len(both):
-            shown = ", ".join(repr(name.as_py()) for name in both[:_SHOWN])
-            more = f" and {len(both) - _SHOWN} more" if len(both) > _SHOWN else ""
+            shown = ", ".join(repr(name.as_py()) for name in both[:_MAX_SHOWN_IDS])
+            more = f" and {len(both) - _MAX_SHOWN_IDS} more" if len(both) > _MAX_SHOWN_IDS else ""
             step = "Leave them out, or give them other ids; they were written by somebody else, or twice."
             yield Problem(location, f"{what} of {part.path}", "new ones", f"{shown}{more}, which it has", step)
-    for fact in _ALIKE:
+    for fact in _SHARED_FACTS:
         own = str(part.part.facts.get(fact))
-        if held := {str(other.facts.get(fact)) for other in tree.parts} - {own}:
-            step = "Derive it anew as the others were derived, with the same ckptzoo and inputs, or under another name."
-            expected = shortened(", ".join(sorted(held)), _LONG)
-            yield Problem(location, f"{fact} of {part.path}", expected, shortened(own, _LONG), step)
-
-
-def snapshots_in(names: Iterable[str]) -> list[str]:
-    """Those of some paths that are snapshots."""
-    prefix = f"{layout.SNAPSHOTS}/"
-    return [
-        name for name in names if name.startswith(prefix) and layout.SNAPSHOT_NAME.fullmatch(name.removeprefix(prefix))
-    ]
-
-
-def snapshot_count(name: str) -> int:
-    """How many parts a snapshot covers, from its path."""
-    return int(name.rpartition("/")[2][:6])
-
-
-MAX_FILES = 100
-"""Files of one commit; a part that has more is a commit of its own, because half of it would be no zoo."""
-_BESIDE = frozenset({".gitattributes", ".gitignore", layout.README})
-"""What a repository may hold before it is a zoo."""
-
-
-@dataclass(frozen=True)
-class PushPlan:
-    """What is to be done: the commits in order, upon a head; how many parts are there already; and what to know."""
-
-    head: str | None
-    groups: tuple[CommitBatch, ...]
-    already: int
-    notes: tuple[str, ...] = ()
-
-
-def difference(local: LocalZoo, repository: RepositoryFiles, listing: Listing | None, *, snapshot: bool) -> PushPlan:
-    """Compare a zoo with a commit of its repository, or with none.
-
-    Raises
-    ------
-    HubError
-        The repository holds another zoo, or something that is none, or parts that clash.
-    """
-    held = {} if listing is None else listing.files
-    if listing is not None:
-        _refuse_strangers(local, repository, listing)
-    documents = [_group(_lacking(local.documents, held))]
-    there, lacking = list[LocalPart](), list[LocalPart]()
-    for part in local.parts:
-        missing = _lacking(part.files, held)
-        _refuse_others(repository.name, missing, held)
-        (lacking if missing else there).append(part)
-    named = _parts_in(held)
-    if listing is not None and not named <= {part.path for part in local.parts}:
-        trees = trees_of(repository, listing, [part for part in local.parts if part.path in named])
-        lacking = [part for part in lacking if not known_under_another_name(trees, part)]
-        refuse_clashes(repository.name, trees, [part for part in lacking if part.path not in named])
-    added = [_group(_lacking(part.files, held), part.path) for part in lacking]
-    last, notes = _cards(local, repository, listing or Listing("", {}), [*there, *lacking])
-    if snapshot:
-        last = last.merge(snapshot_group(repository, listing or Listing("", {}), [*there, *lacking]))
-    groups = _packed([*documents, *added, last])
-    return PushPlan(None if listing is None else listing.commit, groups, len(local.parts) - len(lacking), notes)
-
-
-def is_there(group: CommitBatch, listing: Listing) -> bool:
-    """Whether a commit holds what a group adds.
-
-    What was made for the commit (the page, a snapshot) does not count, because the next push replaces it, unless the
-    group adds nothing else.
-    """
-    lasting = [name for name, content in group.files.items() if not isinstance(content, bytes)]
-    for name in lasting or group.files:
-        content, stored = group.files[name], listing.files.get(name)
-        there = (
-            is_stored(content, stored)
-            if isinstance(content, bytes)
-            else LocalFile(content, group.sizes[name], group.sha256[name]).is_stored(stored)
-        )
-        if not there:
-            return False
-    return True
-
-
-def _refuse_strangers(local: LocalZoo, repository: RepositoryFiles, listing: Listing) -> None:
-    """Refuse a repository of another zoo, and one that holds something else."""
-    held = listing.files
-    if layout.ZOO not in held:
-        others = [name for name in held if name not in _BESIDE]
-        if others:
-            got, step = f"{len(others)} files, such as {others[0]}", "Choose another repository."
-            raise HubError(Problem(repository.name, "repository", "a zoo, or an empty one", got, step))
-        return
-    for name, file in local.documents.items():
-        if name in held and not file.is_stored(held[name]):
-            own, theirs = _digest(file.path.read_bytes(), name), _digest(repository.read([name], listing)[0], name)
-            what = "zoo" if name == layout.ZOO else name
-            step = "Push to another repository: this one holds another zoo."
-            if name != layout.ZOO:
-                step = "Fetch the repository's with ckptzoo pull; documents of a zoo are never replaced."
-            raise HubError(Problem(repository.name, what, f"digest {own}", theirs, step))
-
-
-def _digest(data: bytes, name: str) -> str:
-    try:
-        return unseal(data, location=name)[1]
-    except Exception:
-        return "an unreadable document"
-
-
-def _refuse_others(location: str, missing: dict[str, LocalFile], held: dict[str, RepoFile]) -> None:
-    """Refuse a part of which the repository has files with other bytes."""
-    for name in missing:
-        if name in held:
-            step = "One of the two is damaged: ckptzoo verify says which."
-            expected = f"{missing[name].size} bytes with sha256 {missing[name].sha256}"
-            got = f"{held[name].size} bytes with {held[name].sha256 or held[name].oid}"
-            raise HubError(Problem(location, name, expected, got, step))
-
-
-def _lacking(files: dict[str, LocalFile], held: dict[str, RepoFile]) -> dict[str, LocalFile]:
-    return {name: file for name, file in files.items() if not file.is_stored(held.get(name))}
-
-
-def _parts_in(names: Iterable[str]) -> set[str]:
-    """Folders of parts that some paths lie in."""
-    found: set[str] = set()
-    for name in names:
-        pieces = name.split("/")
-        depth = {layout.PARTS: 2, layout.DERIVED: 3}.get(pieces[0], 0)
-        if depth and len(pieces) > depth and layout.PART_NAME.fullmatch(pieces[depth - 1]):
-            found.add("/".join(pieces[:depth]))
-    return found
-
-
-def _cards(
-    local: LocalZoo, repository: RepositoryFiles, listing: Listing, parts: list[LocalPart]
-) -> tuple[CommitBatch, tuple[str, ...]]:
-    """What a person wrote, and the page of what the repository will hold; the folder's own where no card says more."""
-    held, cards = listing.files, dict(local.cards)
-    files = files_of(repository, listing, parts, local.documents | cards)
-    page = page_or_note(files, repository.repo, own=CARD_TOML in cards)
-    if page.told and (page.data is not None or layout.README in held):
-        cards.pop(layout.README, None)
-    group = _group(_lacking(cards, held))
-    if page.data is not None and not is_stored(page.data, held.get(layout.README)):
-        group = group.merge(CommitBatch.of({layout.README: page.data}))
-    return group, page.notes
-
-
-def snapshot_group(repository: RepositoryFiles, listing: Listing, parts: list[LocalPart]) -> CommitBatch:
-    """A snapshot of what the repository will hold, in place of those that it has; none where one covers it already."""
-    held = listing.files
-    old = snapshots_in(held)
-    count = len(_parts_in(held) | {part.path for part in parts})
-    if any(snapshot_count(name) == count for name in old) and count == len(_parts_in(held)):
-        return CommitBatch()
-    trees = trees_of(repository, listing, parts)
-    if not trees:
-        return CommitBatch()
-    name, data = snapshot_format.encode(trees)
-    if is_stored(data, held.get(name)):
-        return CommitBatch()
-    return CommitBatch.of({name: data}, tuple(other for other in old if other != name))
-
-
-def _group(files: dict[str, LocalFile], part: str | None = None) -> CommitBatch:
-    return CommitBatch(
-        {name: file.path for name, file in files.items()},
-        {name: file.size for name, file in files.items()},
-        {name: file.sha256 for name, file in files.items()},
-        (part,) if part is not None else (),
-    )
-
-
-def _packed(items: list[CommitBatch]) -> tuple[CommitBatch, ...]:
-    """The items in their order, as many in one commit as fit."""
-    made: list[CommitBatch] = []
-    for item in items:
-        count = len(item.files) + len(item.delete)
-        if not count:
-            continue
-        if made and len(made[-1].files) + len(made[-1].delete) + count <= MAX_FILES:
-            made[-1] = made[-1].merge(item)
-        else:
-            made.append(item)
-    return tuple(made)
+        if theirs := {str(other.facts.get(fact)) for other in tree.parts} - {own}:
+            step = "Derive it again as the others were, with the same ckptzoo and inputs, or under another name."
+            expected = shortened(", ".join(sorted(theirs)), _MAX_SHOWN_FACT)
+            yield Problem(location, f"{fact} of {part.path}", expected, shortened(own, _MAX_SHOWN_FACT), step)

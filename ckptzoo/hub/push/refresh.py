@@ -1,18 +1,18 @@
-"""Bring up to date what a repository holds beside the zoo itself: its page and its snapshot."""
+"""Make page and snapshot of a repository again, for what it holds; nothing else of the zoo changes."""
 
 import difflib
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptzoo.errors import HubError, Problem
 from ckptzoo.hub.card import card_in
 from ckptzoo.hub.client import Client, HubRetryPolicy, Listing, RaceError
 from ckptzoo.hub.client.models import is_stored
-from ckptzoo.hub.push.api import RACES
+from ckptzoo.hub.push.api import MAX_RACES
 from ckptzoo.hub.push.page import Page, page_of, page_or_note
-from ckptzoo.hub.push.plan import files_of, snapshot_group
-from ckptzoo.hub.push.sources import CommitBatch, RepositoryFiles
+from ckptzoo.hub.push.plan import CommitBatch, merged_files, snapshot_batch
+from ckptzoo.hub.push.sources import RepositoryFiles
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARD_TOML, Card
@@ -48,7 +48,7 @@ def rewrite(
     token: str | None = None,
     retry_policy: HubRetryPolicy | None = None,
 ) -> Refreshed:
-    """Make the page of a zoo on a hub anew, and its snapshot, for what it holds.
+    """Make the page of a zoo on a hub again, and its snapshot, for what it holds.
 
     Parameters
     ----------
@@ -83,50 +83,52 @@ def refresh(client: Client, repo: str) -> Refreshed:
 
 
 class _Refresh:
-    """A repository whose page is made anew; ``strict`` where it is an error that this cannot be done."""
+    """One refresh of one repository; ``strict`` where it is an error that the page cannot be made."""
 
     def __init__(self, client: Client, repo: str, card: Card | None, *, strict: bool) -> None:
         self._client, self._repo, self._card, self._strict = client, repo, card, strict
         self._repository = RepositoryFiles(client, repo)
 
     def carry_out(self, *, check: bool) -> Refreshed:
-        """Commit what is lacking, upon the head that it was made for."""
-        for _ in range(RACES):
+        """Commit what is missing, on top of the commit that it was compared with."""
+        for _ in range(MAX_RACES):
             listing = self._client.listing(self._repo)
-            group, page, changes = self._look(listing)
+            batch, page, changes = self._compare(listing)
             text = None if page.data is None else page.data.decode()
-            made = Refreshed(self._repository.name, self._client.page(self._repo), text, changes, None, page.notes)
-            if check or not group.files:
-                return made
+            result = Refreshed(self._repository.name, self._client.page(self._repo), text, changes, None, page.notes)
+            if check or not batch.files:
+                return result
             try:
-                done = self._client.commit(
-                    self._repo, group.files, title=group.title, parent=listing.commit, delete=group.delete
+                committed = self._client.commit(
+                    self._repo, batch.files, title=batch.title, parent=listing.commit, delete=batch.delete
                 )
             except RaceError:
                 time.sleep(random.uniform(0.0, self._client.retry_policy.pause))
                 continue
-            return Refreshed(made.repository, made.url, text, changes, done.commit, page.notes)
+            return replace(result, commit=committed.commit)
         step = "Others publish to it at the same time: try again later."
-        raise HubError(Problem(self._repository.name, "commit", f"one of {RACES} races won", "none", step))
+        raise HubError(Problem(self._repository.name, "commit", f"one of {MAX_RACES} races won", "none", step))
 
-    def _look(self, listing: Listing) -> tuple[CommitBatch, Page, tuple[str, ...]]:
+    def _compare(self, listing: Listing) -> tuple[CommitBatch, Page, tuple[str, ...]]:
         """What a commit lacks, its page as it should be, and how that differs from the one that is there."""
-        files = files_of(self._repository, listing, [])
+        files = merged_files(self._repository, listing, [])
         if self._strict:
             page = page_of(files, self._repo, self._card or card_in(files))
         else:
-            page = page_or_note(files, self._repo, own=False)
-        wanted = {} if self._card is None else {CARD_TOML: self._card.to_toml().encode()}
+            page = page_or_note(files, self._repo, local_card=False)
+        generated = {} if self._card is None else {CARD_TOML: self._card.to_toml().encode()}
         if page.data is not None:
-            wanted[layout.README] = page.data
-        held = listing.files
-        group = CommitBatch.of({name: data for name, data in wanted.items() if not is_stored(data, held.get(name))})
-        return group.merge(snapshot_group(self._repository, listing, [])), page, self._changes(listing, page)
+            generated[layout.README] = page.data
+        stored = listing.files
+        batch = CommitBatch.of(
+            {name: data for name, data in generated.items() if not is_stored(data, stored.get(name))}
+        )
+        return batch.merge(snapshot_batch(self._repository, listing, [])), page, self._changes(listing, page)
 
     def _changes(self, listing: Listing, page: Page) -> tuple[str, ...]:
         if page.data is None or is_stored(page.data, listing.files.get(layout.README)):
             return ()
-        there = layout.README in listing.files
-        (before,) = self._repository.read([layout.README], listing) if there else (b"",)
+        exists = layout.README in listing.files
+        (before,) = self._repository.read([layout.README], listing) if exists else (b"",)
         lines = before.decode("utf-8", "replace").splitlines(), page.data.decode().splitlines()
-        return tuple(difflib.unified_diff(*lines, "README.md", "README.md, made anew", n=1, lineterm=""))
+        return tuple(difflib.unified_diff(*lines, "README.md", "README.md, generated", n=1, lineterm=""))

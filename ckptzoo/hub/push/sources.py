@@ -1,13 +1,8 @@
-"""The files of a zoo of which some lie here and some in its repository, as the format reads them.
-
-The files of a zoo's folder that a repository holds too: documents and parts, with their digests.
-
-What one commit adds and removes.
-"""
+"""The files that a push reads: those of the zoo's folder, those of its repository, and both together."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -26,24 +21,127 @@ from ckptzoo.schema.documents import REFETCH
 from ckptzoo.schema.layout import Span
 
 
+@dataclass(frozen=True)
+class LocalFile:
+    """One file of this machine: its path, its size in bytes, and its sha256 in hex."""
+
+    path: Path
+    size: int
+    sha256: str
+
+    def is_stored(self, stored: RepoFile | None) -> bool:
+        """Whether a repository's file is this one; the file is read only where the repository has no sha256 of it."""
+        if stored is None or stored.size != self.size:
+            return False
+        return self.sha256 == stored.sha256 if stored.sha256 is not None else is_stored(self.path.read_bytes(), stored)
+
+
+@dataclass(frozen=True)
+class LocalPart:
+    """A part and its files by their paths from the zoo's folder, the index last."""
+
+    part: Part
+    files: dict[str, LocalFile]
+    root: Path
+
+    @property
+    def path(self) -> str:
+        """Its folder, from the zoo's."""
+        return self.part.path
+
+    @cached_property
+    def rows(self) -> pa.Table:
+        """Its rows."""
+        return read_rows(Folder(self.root), self.part)
+
+
+@dataclass(frozen=True)
+class LocalZoo:
+    """A zoo's folder: documents, card files with their pictures, and parts: raw ones first, each tree's in order."""
+
+    root: Path
+    documents: dict[str, LocalFile]
+    card_files: dict[str, LocalFile]
+    parts: tuple[LocalPart, ...]
+
+
+def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
+    """Read what a zoo's folder holds of these trees.
+
+    Parameters
+    ----------
+    trees : the names of the parts in each tree.
+
+    Raises
+    ------
+    IntegrityError
+        A part's index cannot be read.
+    SpecError
+        The card is not valid, or the folder lacks a picture that it names.
+
+    Notes
+    -----
+    Shards are not read: their digests are those of the index. Rows and indices are, once.
+    """
+    files = Folder(root)
+    parts: list[LocalPart] = []
+    for tree, names in trees.items():
+        for name in names:
+            part, index = read_part(files, tree, name)
+            part_files = {f"{part.path}/{layout.METADATA}": _hashed(root / part.path / layout.METADATA)}
+            shards = index.filter(index["tensor"].is_null())
+            columns = (shards[column].to_pylist() for column in ("file", "nbytes", "sha256"))
+            for file, nbytes, sha256 in zip(*columns, strict=True):
+                part_files[f"{part.path}/{file}"] = LocalFile(root / part.path / file, nbytes, sha256.hex())
+            part_files[f"{part.path}/{layout.INDEX}"] = _hashed(root / part.path / layout.INDEX)
+            parts.append(LocalPart(part, part_files, root))
+    pictures = check_pictures(files, card_in(files)) if (root / CARD_TOML).is_file() else ()
+    documents, card_files = (
+        {name: _hashed(root / name) for name in names if (root / name).is_file()}
+        for names in (layout.DOCUMENTS, (*CARDS, *pictures))
+    )
+    return LocalZoo(root, documents, card_files, tuple(parts))
+
+
+def links_outside(zoo: LocalZoo) -> list[Problem]:
+    """Files that would be published but are elsewhere, behind a link: an untrusted zoo may point to anything."""
+    root = zoo.root.resolve()
+    files = [
+        *zoo.documents.values(),
+        *zoo.card_files.values(),
+        *(file for part in zoo.parts for file in part.files.values()),
+    ]
+    step = "Put a copy of it there, as cp --dereference makes one."
+    return [
+        Problem(str(file.path), "file", "one in the zoo's folder", f"a link to {target}", step)
+        for file in files
+        if not (target := file.path.resolve()).is_relative_to(root)
+    ]
+
+
+def _hashed(path: Path) -> LocalFile:
+    data = path.read_bytes()
+    return LocalFile(path, len(data), hashlib.sha256(data).hexdigest())
+
+
 class RepositoryFiles:
-    """A repository whose small files are read once, whatever commit they are asked of."""
+    """A repository whose small files are read once, in whatever commit they are."""
 
     def __init__(self, client: Client, repo: str) -> None:
         self.client, self.repo, self.name = client, repo, client.address(repo)
-        self._held: dict[str, bytes] = {}
+        self._contents: dict[str, bytes] = {}
 
     def read(self, names: Sequence[str], listing: Listing) -> list[bytes]:
         """Whole files of a commit."""
         keys = {name: f"{name} {listing.files[name]}" for name in names}
-        lacking = [name for name, key in keys.items() if key not in self._held]
-        for name, data in zip(lacking, self.client.read_many(self.repo, lacking, listing), strict=True):
-            self._held[keys[name]] = data
-        return [self._held[keys[name]] for name in names]
+        missing = [name for name, key in keys.items() if key not in self._contents]
+        for name, data in zip(missing, self.client.read_many(self.repo, missing, listing), strict=True):
+            self._contents[keys[name]] = data
+        return [self._contents[keys[name]] for name in names]
 
 
 class OverlayFiles:
-    """Files of a zoo by their paths: those in ``local`` lie here, all others in the repository.
+    """Files of a zoo by their paths: those in ``local`` from this machine, all others from the repository.
 
     Parameters
     ----------
@@ -51,7 +149,7 @@ class OverlayFiles:
     local : paths in the zoo to files of this machine.
     """
 
-    here = None
+    here = None  # as in format.files.Files: there is no one folder to map into memory
 
     def __init__(self, repository: RepositoryFiles, listing: Listing, local: Mapping[str, Path]) -> None:
         self._repository, self._listing, self._local = repository, listing, local
@@ -83,14 +181,14 @@ class OverlayFiles:
     def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
         """Several whole files."""
         for name in names:
-            if not 0 <= (size := self.size(name) or 0) <= max_bytes or self.size(name) is None:
-                got = "none" if self.size(name) is None else f"{size} bytes"
-                raise IntegrityError(
-                    Problem(f"{self.name}/{name}", "file", f"one of at most {max_bytes} bytes", got, REFETCH)
-                )
-        away = [name for name in names if name not in self._local]
-        held = dict(zip(away, self._repository.read(away, self._listing), strict=True))
-        return [held[name] if name in held else self._local[name].read_bytes() for name in names]
+            size = self.size(name)
+            if size is None or not 0 <= size <= max_bytes:
+                got = "none" if size is None else f"{size} bytes"
+                expected = f"one of at most {max_bytes} bytes"
+                raise IntegrityError(Problem(f"{self.name}/{name}", "file", expected, got, REFETCH))
+        remote = [name for name in names if name not in self._local]
+        fetched = dict(zip(remote, self._repository.read(remote, self._listing), strict=True))
+        return [fetched[name] if name in fetched else self._local[name].read_bytes() for name in names]
 
     def spans(self, wanted: Sequence[Span]) -> list[bytes]:
         """Pieces of files; the files are read whole."""
@@ -100,148 +198,3 @@ class OverlayFiles:
         data = self.read(span.name)[span.start : span.stop]
         check_span(data, span, location=f"{self.name}/{span.name}", step="Push a new snapshot.")
         return data
-
-
-@dataclass(frozen=True)
-class LocalFile:
-    """One file: where it lies here, its bytes, and their sha256 in hex."""
-
-    path: Path
-    size: int
-    sha256: str
-
-    def is_stored(self, stored: RepoFile | None) -> bool:
-        """Whether a repository's file is this one; only a small one that is not stored apart is read for it."""
-        if stored is None or stored.size != self.size:
-            return False
-        return self.sha256 == stored.sha256 if stored.sha256 is not None else is_stored(self.path.read_bytes(), stored)
-
-
-@dataclass(frozen=True)
-class LocalPart:
-    """A part and its files by their paths from the zoo's folder, the index last."""
-
-    part: Part
-    files: dict[str, LocalFile]
-    root: Path
-
-    @property
-    def path(self) -> str:
-        """Its folder, from the zoo's."""
-        return self.part.path
-
-    @cached_property
-    def rows(self) -> pa.Table:
-        """Its rows."""
-        return read_rows(Folder(self.root), self.part)
-
-
-@dataclass(frozen=True)
-class LocalZoo:
-    """Documents, cards with their pictures, and the parts: raw ones first, each tree's in order."""
-
-    root: Path
-    documents: dict[str, LocalFile]
-    cards: dict[str, LocalFile]
-    parts: tuple[LocalPart, ...]
-
-
-def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
-    """What a zoo's folder holds of these trees.
-
-    Raises
-    ------
-    IntegrityError
-        A part's index cannot be read.
-    SpecError
-        The card is not valid, or the folder lacks a picture that it names.
-
-    Notes
-    -----
-    Shards are not read: their digests are those of the index. Rows and indices are, once.
-    """
-    files = Folder(root)
-    parts: list[LocalPart] = []
-    for tree, names in trees.items():
-        for name in names:
-            part, index = read_part(files, tree, name)
-            held = {f"{part.path}/{layout.METADATA}": _small(root / part.path / layout.METADATA)}
-            shards = index.filter(index["tensor"].is_null())
-            columns = (shards[column].to_pylist() for column in ("file", "nbytes", "sha256"))
-            for file, nbytes, sha256 in zip(*columns, strict=True):
-                held[f"{part.path}/{file}"] = LocalFile(root / part.path / file, nbytes, sha256.hex())
-            held[f"{part.path}/{layout.INDEX}"] = _small(root / part.path / layout.INDEX)
-            parts.append(LocalPart(part, held, root))
-    pictures = check_pictures(files, card_in(files)) if (root / CARD_TOML).is_file() else ()
-    documents, cards = (
-        {name: _small(root / name) for name in names if (root / name).is_file()}
-        for names in (layout.DOCUMENTS, (*CARDS, *pictures))
-    )
-    return LocalZoo(root, documents, cards, tuple(parts))
-
-
-def links_outside(zoo: LocalZoo) -> list[Problem]:
-    """Files that would be published but lie elsewhere, behind a link: a zoo of a stranger's may point to anything."""
-    root = zoo.root.resolve()
-    files = [
-        *zoo.documents.values(),
-        *zoo.cards.values(),
-        *(file for part in zoo.parts for file in part.files.values()),
-    ]
-    step = "Put a copy of it there, as cp --dereference makes one."
-    return [
-        Problem(str(file.path), "file", "one in the zoo's folder", f"a link to {where}", step)
-        for file in files
-        if not (where := file.path.resolve()).is_relative_to(root)
-    ]
-
-
-def _small(path: Path) -> LocalFile:
-    data = path.read_bytes()
-    return LocalFile(path, len(data), hashlib.sha256(data).hexdigest())
-
-
-@dataclass(frozen=True)
-class CommitBatch:
-    """What one commit adds and removes.
-
-    Parameters
-    ----------
-    files : paths in the zoo, to the file or the bytes.
-    sha256 : of every file that is given as a path.
-    parts : the parts that it adds.
-    """
-
-    files: dict[str, Path | bytes] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
-    sha256: dict[str, str] = field(default_factory=dict)
-    parts: tuple[str, ...] = ()
-    delete: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, files: dict[str, bytes], delete: tuple[str, ...] = ()) -> "CommitBatch":
-        """Files that were made here."""
-        return cls(dict(files), {name: len(data) for name, data in files.items()}, delete=delete)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its files."""
-        return sum(self.sizes.values())
-
-    @property
-    def title(self) -> str:
-        """The commit's title, where nobody says another."""
-        first, others = next(iter(self.parts), None), len(self.parts) - 1
-        if first is None:
-            return f"Write {', '.join(self.files)}"[:200]
-        return f"Add {first}" + (f" and {others} more" if others else "")
-
-    def merge(self, other: "CommitBatch") -> "CommitBatch":
-        """Both in one."""
-        return CommitBatch(
-            self.files | other.files,
-            self.sizes | other.sizes,
-            self.sha256 | other.sha256,
-            self.parts + other.parts,
-            self.delete + other.delete,
-        )

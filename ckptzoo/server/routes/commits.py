@@ -1,4 +1,4 @@
-"""A commit: its lines are read as they arrive, its files stored, then everything is decided in one transaction."""
+"""One commit: its lines are read and its small files stored as they arrive, the rest is done in one transaction."""
 
 import base64
 import json
@@ -17,10 +17,13 @@ from ckptzoo.server.store.commits import PULLS, Commit, History
 from ckptzoo.server.store.discussions import Discussions, StoredDiscussion
 from ckptzoo.server.store.git_objects import Changes, File, Trees
 
+_MAX_TITLE, _MAX_PULL_TITLE, _MAX_DESCRIPTION = 1000, 200, 65536
+"""Characters; what is longer is cut."""
+
 
 @dataclass
 class _Proposal:
-    """What a client wants to commit."""
+    """What a client wants to commit: kind, path and file of each operation, in order."""
 
     title: str | None = None
     description: str = ""
@@ -28,34 +31,36 @@ class _Proposal:
     operations: list[tuple[str, str, File | None]] = field(default_factory=list)
 
 
-async def commit(call: AuthorizedRequest) -> Response:
-    """Make a commit upon a branch or a pull request, or begin a pull request with it."""
+async def commit(request: AuthorizedRequest) -> Response:
+    """Make a commit on a branch or a pull request, or open a pull request with it."""
     proposal = _Proposal()
-    async for line in _lines(call):
-        await to_thread.run_sync(_understand, call, proposal, line)
+    async for line in _lines(request):
+        await to_thread.run_sync(_add_line, request, proposal, line)
     if proposal.title is None:
         raise Refusal(400, "Commit: expected a header line, got none.")
-    return await to_thread.run_sync(_commit, call, proposal)
+    return await to_thread.run_sync(_commit, request, proposal)
 
 
-async def _lines(call: AuthorizedRequest) -> AsyncIterator[bytes]:
-    limits, held, total = call.service.limits, bytearray(), 0
-    async for data in call.request.stream():
+async def _lines(request: AuthorizedRequest) -> AsyncIterator[bytes]:
+    """The lines of the body as they arrive (newline-delimited JSON), without empty ones."""
+    limits, rest, total = request.service.limits, bytearray(), 0
+    async for data in request.http_request.stream():
         total += len(data)
-        held += data
-        whole: list[bytearray] = []
+        rest += data
+        lines: list[bytearray] = []
         if b"\n" in data:
-            *whole, held = held.split(b"\n")
-        if total > limits.commit_bytes or max(map(len, (*whole, held))) > limits.line_bytes:
+            *lines, rest = rest.split(b"\n")
+        if total > limits.commit_bytes or max(map(len, (*lines, rest))) > limits.line_bytes:
             raise Refusal(413, f"Commit: expected at most {limits.commit_bytes} bytes, {limits.line_bytes} a line.")
-        for line in whole:
+        for line in lines:
             if line.strip():
                 yield bytes(line)
-    if held.strip():
-        yield bytes(held)
+    if rest.strip():
+        yield bytes(rest)
 
 
-def _understand(call: AuthorizedRequest, proposal: _Proposal, line: bytes) -> None:
+def _add_line(request: AuthorizedRequest, proposal: _Proposal, line: bytes) -> None:
+    """Check one line and add it to the proposal; a small file in it is stored."""
     try:
         item = json.loads(line)
         key, value = item["key"], item["value"]
@@ -64,79 +69,79 @@ def _understand(call: AuthorizedRequest, proposal: _Proposal, line: bytes) -> No
     if not isinstance(value, dict):
         raise Refusal(400, "Commit: expected an object as value.")
     if key == "header":
-        proposal.title = text_of(value, "summary")[:1000] or "Update"
-        proposal.description = text_of(value, "description", "")[:65536]
+        proposal.title = text_of(value, "summary")[:_MAX_TITLE] or "Update"
+        proposal.description = text_of(value, "description", "")[:_MAX_DESCRIPTION]
         proposal.parent = value.get("parentCommit") and text_of(value, "parentCommit")
         return
-    if len(proposal.operations) >= call.service.limits.commit_files:
-        raise Refusal(413, f"Commit: expected at most {call.service.limits.commit_files} operations.")
+    if len(proposal.operations) >= request.service.limits.commit_files:
+        raise Refusal(413, f"Commit: expected at most {request.service.limits.commit_files} operations.")
     path = text_of(value, "path")
     checked_path(path.rstrip("/") if key == "deletedFolder" else path)
     file: File | None = None
     if key == "file":
-        file = _small(call, value)
+        file = _store_small(request, value)
     elif key == "lfsFile":
-        file = File.apart(digest_of(value, "oid"), -1)
+        file = File.apart(digest_of(value, "oid"), -1)  # its size is looked up when the commit is made
     elif key not in ("deletedFile", "deletedFolder"):
         raise Refusal(400, f"Commit: expected file, lfsFile, deletedFile or deletedFolder, got {str(key)[:100]!r}.")
     proposal.operations.append((str(key), path.rstrip("/"), file))
 
 
-def _small(call: AuthorizedRequest, value: dict[str, Any]) -> File:
-    """Store the bytes of a small file; a commit that fails leaves them behind and harms nobody."""
+def _store_small(request: AuthorizedRequest, value: dict[str, Any]) -> File:
+    """Store the bytes of a small file; a commit that fails leaves a blob that no tree names."""
     content = text_of(value, "content")
     try:
         data = base64.b64decode(content, validate=True) if value.get("encoding") == "base64" else content.encode()
     except ValueError:
         raise Refusal(400, "content: expected base64 or text.") from None
-    call.service.blobs.add(data)
+    request.service.blobs.add(data)
     return File.small(data)
 
 
-def _commit(call: AuthorizedRequest, proposal: _Proposal) -> Response:
-    revision, new_pull = call.piece("revision"), call.is_set("create_pr")
-    with call.service.database.writing() as connection:
-        history, trees = History(connection, call.repository.id), Trees(connection)
-        discussions = Discussions(connection, call.repository.id)
+def _commit(request: AuthorizedRequest, proposal: _Proposal) -> Response:
+    revision, new_pull = request.piece("revision"), request.is_set("create_pr")
+    with request.service.database.writing() as connection:
+        history, trees = History(connection, request.repository.id), Trees(connection)
+        discussions = Discussions(connection, request.repository.id)
         ref = history.writable(revision)
         head = history.resolve(ref)
         base = history.resolve(proposal.parent) if new_pull and proposal.parent else head
         pull = None
         if new_pull:
             pull = discussions.create(
-                title=(proposal.title or "")[:200],
-                author=call.user,
+                title=(proposal.title or "")[:_MAX_PULL_TITLE],
+                author=request.user,
                 description=proposal.description,
                 base=base.oid,
                 target=ref,
             )
         elif ref.startswith(PULLS):
             pull = discussions.get(int(ref.removeprefix(PULLS)))
-        _check_access(call, pull)
+        _check_access(request, pull)
         if not new_pull and proposal.parent not in (None, head.oid):
             message = f"A commit has happened since. Expected parent {head.oid}, got {proposal.parent}."
-            raise Refusal(412, message)
-        tree = trees.changed(base.tree, _changes(call, proposal, base, trees))
-        author, title = call.user, proposal.title or ""
+            raise Refusal(412, message)  # as the hub answers a lost race
+        tree = trees.changed(base.tree, _changes(request, proposal, base, trees))
+        author, title = request.user, proposal.title or ""
         oid = history.add(tree, (base.oid,), author=author, title=title, message=proposal.description)
         history.point(ref if pull is None else pull.ref, oid)
         if pull is not None:
             discussions.note(pull.number, "commit", author, {"subject": title, "oid": oid})
-    content = {"success": True, "commitOid": oid, "commitUrl": f"{call.address}/commit/{oid}", "hookOutput": ""}
+    content = {"success": True, "commitOid": oid, "commitUrl": f"{request.address}/commit/{oid}", "hookOutput": ""}
     if new_pull and pull is not None:
-        content["pullRequestUrl"] = f"{call.address}/discussions/{pull.number}"
+        content["pullRequestUrl"] = f"{request.address}/discussions/{pull.number}"
     return JSONResponse(content)
 
 
-def _check_access(call: AuthorizedRequest, pull: StoredDiscussion | None) -> None:
-    """Who may not write may still commit to a pull request of their own while it is open."""
+def _check_access(request: AuthorizedRequest, pull: StoredDiscussion | None) -> None:
+    """Callers without write access may commit to a pull request of their own while it is open."""
     if pull is not None and pull.status not in ("draft", "open"):
         raise Refusal(403, f"Pull request {pull.number}: expected an open one, it is {pull.status}.")
-    if not call.may("write") and (pull is None or pull.author != call.user):
+    if not request.may("write") and (pull is None or pull.author != request.user):
         raise Refusal(403, "Expected a token that may write, or a pull request of your own (create_pr).")
 
 
-def _changes(call: AuthorizedRequest, proposal: _Proposal, base: Commit, trees: Trees) -> Changes:
+def _changes(request: AuthorizedRequest, proposal: _Proposal, base: Commit, trees: Trees) -> Changes:
     changes: Changes = {}
     for key, path, file in proposal.operations:
         if key == "deletedFolder":
@@ -152,15 +157,15 @@ def _changes(call: AuthorizedRequest, proposal: _Proposal, base: Commit, trees: 
         else:
             assert file is not None
             if file.large:
-                file = _held(call, file.sha256, path, trees)
+                file = _given_file(request, file.sha256, path, trees)
             trees.add_file(file)
             changes[path] = file.oid
     return changes
 
 
-def _held(call: AuthorizedRequest, sha256: str, path: str, trees: Trees) -> File:
-    """A large file that the repository was given."""
-    size = repositories.given(trees.connection, call.repository.id, sha256)
+def _given_file(request: AuthorizedRequest, sha256: str, path: str, trees: Trees) -> File:
+    """A large file, which must have been uploaded to this repository."""
+    size = repositories.given(trees.connection, request.repository.id, sha256)
     if size is None:
         raise Refusal(400, f"{path}: expected content that was uploaded to this repository, {sha256} was not.")
     return File.apart(sha256, size)

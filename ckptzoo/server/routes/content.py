@@ -1,4 +1,4 @@
-"""What a repository holds: its folders, what is known of paths, and the bytes of files."""
+"""What a repository holds: its folders, what is known of paths, the bytes of files."""
 
 import base64
 from collections.abc import Iterable
@@ -15,61 +15,61 @@ from ckptzoo.server.store.commits import Commit, History
 from ckptzoo.server.store.git_objects import Node, Trees, position
 
 
-def tree(call: AuthorizedRequest) -> Response:
-    """A page of a folder; the next one's address names the commit, so that all pages are of one moment."""
-    path = call.piece("path")
+def tree(request: AuthorizedRequest) -> Response:
+    """A page of a folder; the next page's address names the commit, so that all pages are of one commit."""
+    path = request.piece("path")
     if path:
         checked_path(path)
-    expand, recursive = call.is_set("expand"), call.is_set("recursive")
-    limits = call.service.limits
-    size = call.count("limit", limits.page, limits.page)
+    expand, recursive = request.is_set("expand"), request.is_set("recursive")
+    limits = request.service.limits
+    size = request.query_number("limit", limits.page, limits.page)
     size = min(size, limits.small_page) if expand else size
-    with call.service.database.reading() as connection:
-        history, trees = History(connection, call.repository.id), Trees(connection)
-        commit = history.resolve(call.piece("revision"))
+    with request.service.database.reading() as connection:
+        history, trees = History(connection, request.repository.id), Trees(connection)
+        commit = history.resolve(request.piece("revision"))
         root = trees.find(commit.tree, path)
         if root is None or not root.folder:
             raise no_entry(path, {"X-Repo-Commit": commit.oid})
         page: list[tuple[str, Node]] = []
-        more = False
-        for item in trees.walk(root.oid, path, recursive=recursive, after=_cursor(call.query.get("cursor", ""))):
+        has_more = False
+        for item in trees.walk(root.oid, path, recursive=recursive, after=_cursor(request.query.get("cursor", ""))):
             if len(page) == size:
-                more = True
+                has_more = True
                 break
             page.append(item)
         content = _entries(page, trees, history, commit if expand else None)
     headers = {"X-Repo-Commit": commit.oid}
-    if more:
+    if has_more:
         cursor = base64.urlsafe_b64encode(position(*page[-1])).decode()
         below = f"/{quote(path, safe='')}" if path else ""
-        address = f"{call.origin}/api/{call.repository.kind}s/{call.repository.name}/tree/{commit.oid}{below}"
+        address = f"{request.origin}/api/{request.repository.kind}s/{request.repository.name}/tree/{commit.oid}{below}"
         options = f"recursive={str(recursive).lower()}&expand={str(expand).lower()}&limit={size}"
         headers["Link"] = f'<{address}?{options}&cursor={cursor}>; rel="next"'
     return JSONResponse(content, headers=headers)
 
 
-def paths_info(call: AuthorizedRequest) -> Response:
-    """What is known of some paths; those that are not there are left out."""
-    form = call.form()
+def paths_info(request: AuthorizedRequest) -> Response:
+    """What is known of some paths; those that do not exist are left out."""
+    form = request.form()
     paths = form.get("paths", [])
-    if len(paths) > call.service.limits.batch_files:
-        raise Refusal(413, f"paths: expected at most {call.service.limits.batch_files}, got {len(paths)}.")
-    with call.service.database.reading() as connection:
-        history, trees = History(connection, call.repository.id), Trees(connection)
-        commit = history.resolve(call.piece("revision"))
-        found = [(path, trees.find(commit.tree, path)) for path in dict.fromkeys(paths) if path]
+    if len(paths) > request.service.limits.batch_files:
+        raise Refusal(413, f"paths: expected at most {request.service.limits.batch_files}, got {len(paths)}.")
+    with request.service.database.reading() as connection:
+        history, trees = History(connection, request.repository.id), Trees(connection)
+        commit = history.resolve(request.piece("revision"))
+        nodes = [(path, trees.find(commit.tree, path)) for path in dict.fromkeys(paths) if path]
         expand = form.get("expand", [""])[0].lower() in ("1", "true")
-        there = [(path, node) for path, node in found if node is not None]
-        content = _entries(there, trees, history, commit if expand else None)
+        existing = [(path, node) for path, node in nodes if node is not None]
+        content = _entries(existing, trees, history, commit if expand else None)
     return JSONResponse(content, headers={"X-Repo-Commit": commit.oid})
 
 
-def resolve(call: AuthorizedRequest) -> Response:
-    """The bytes of a file: small ones at once, large ones at a signed address that expires."""
-    revision, path = call.piece("revision"), checked_path(call.piece("path"))
-    service = call.service
+def resolve(request: AuthorizedRequest) -> Response:
+    """The bytes of a small file, or a redirect to the signed address of a large one."""
+    revision, path = request.piece("revision"), checked_path(request.piece("path"))
+    service = request.service
     with service.database.reading() as connection:
-        history, trees = History(connection, call.repository.id), Trees(connection)
+        history, trees = History(connection, request.repository.id), Trees(connection)
         commit = history.resolve(revision)
         node = trees.find(commit.tree, path)
         headers = {"X-Repo-Commit": commit.oid}
@@ -77,27 +77,29 @@ def resolve(call: AuthorizedRequest) -> Response:
             raise no_entry(path, headers)
         file = trees.file(node.oid)
     if not file.large:
+        # Never as HTML or the like, whatever the file's ending.
         text = "text/plain; charset=utf-8"
-        return file_response(call.request, service.blobs.path(file.sha256), file.oid, headers, text)
+        return file_response(request.http_request, service.blobs.path(file.sha256), file.oid, headers, text)
     fields = {"commit": commit.oid, "name": path.split("/")[-1]}
     query = service.signer.query(f"read {file.sha256}", fields)
-    target = f"{service.blobs_url or call.origin}/_blobs/{file.sha256}?{query}"
+    target = f"{service.blobs_url or request.origin}/_blobs/{file.sha256}?{query}"
+    # Clients read digest and size off the redirect, before they follow it.
     linked = {"X-Linked-ETag": f'"{file.sha256}"', "X-Linked-Size": str(file.size), "ETag": f'"{file.oid}"'}
     return RedirectResponse(target, 302, headers={**headers, **linked, "Accept-Ranges": "bytes"})
 
 
-def blob(call: AuthorizedRequest) -> Response:
-    """The bytes of a large file, for whoever has the address."""
-    sha256 = call.raw["sha256"]
-    fields = call.service.signer.check(f"read {sha256}", call.query)
-    path = call.service.blobs.path(sha256)
+def blob(request: AuthorizedRequest) -> Response:
+    """The bytes of a large file, for whoever has its signed address."""
+    sha256 = request.raw_pieces["sha256"]
+    fields = request.service.signer.check(f"read {sha256}", request.query)
+    path = request.service.blobs.path(sha256)
     headers = {
         "X-Repo-Commit": fields["commit"],
         "X-Linked-ETag": f'"{sha256}"',
         "X-Linked-Size": str(path.stat().st_size),
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(fields['name'], safe='')}",
     }
-    return file_response(call.request, path, sha256, headers, "application/octet-stream")
+    return file_response(request.http_request, path, sha256, headers, "application/octet-stream")
 
 
 def _cursor(text: str) -> bytes:
@@ -122,24 +124,24 @@ def _entries(
             if file.large:
                 entry["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": file.pointer_size}
         if path in last:
-            made = last[path]
-            entry["lastCommit"] = {"id": made.oid, "title": made.title, "date": made.date}
+            commit = last[path]
+            entry["lastCommit"] = {"id": commit.oid, "title": commit.title, "date": commit.date}
         content.append(entry)
     return content
 
 
 def _last_commits(paths: Iterable[str], trees: Trees, history: History, head: Commit) -> dict[str, Commit]:
     """For each path, the last commit that changed it, back along the first parents."""
-    found: dict[str, Commit] = {}
-    open_paths, commit = set(paths), head
-    while open_paths:
-        above = next(iter(history.parents(commit.oid)), None)
-        before = None if above is None else history.commit(above)
-        for path in sorted(open_paths):
+    last: dict[str, Commit] = {}
+    remaining, commit = set(paths), head
+    while remaining:
+        parent = next(iter(history.parents(commit.oid)), None)
+        before = None if parent is None else history.commit(parent)
+        for path in sorted(remaining):
             if before is None or trees.find(before.tree, path) != trees.find(commit.tree, path):
-                found[path] = commit
-                open_paths.discard(path)
+                last[path] = commit
+                remaining.discard(path)
         if before is None:
             break
         commit = before
-    return found
+    return last

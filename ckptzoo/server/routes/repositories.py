@@ -1,9 +1,4 @@
-"""Repositories: make, list, describe, change, remove.
-
-Branches, tags and the commits behind them.
-
-Who am I, may I, and is this card well-formed.
-"""
+"""Repositories: make, list, describe, change, remove; their branches, tags and commits; account and card checks."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -14,124 +9,127 @@ from starlette.responses import JSONResponse, Response
 from ckptzoo.server.errors import Refusal, no_repository
 from ckptzoo.server.names import KINDS, checked_branch, checked_id
 from ckptzoo.server.request import AuthorizedRequest, text_of
-from ckptzoo.server.responses import MAX_TEXT, front_matter, tags
+from ckptzoo.server.responses import MAX_FRONT_MATTER, front_matter, tags
 from ckptzoo.server.store import repositories
 from ckptzoo.server.store.commits import HEADS, MAIN, PULLS, TAGS, Commit, History
 from ckptzoo.server.store.discussions import Discussions
 from ckptzoo.server.store.git_objects import Trees
 from ckptzoo.server.store.repositories import Repository
 
+_MAX_NUMBER = 10**9
+"""The largest page or offset that a query may ask for."""
 
-def create(call: AuthorizedRequest) -> Response:
+
+def create(request: AuthorizedRequest) -> Response:
     """Make a repository; one that exists is answered with 409 and its address."""
-    body = call.json()
+    body = request.json()
     kind = _kind(body)
-    name = checked_id(f"{text_of(body, 'organization', call.user)}/{text_of(body, 'name')}")
-    with call.service.database.writing() as connection:
+    name = checked_id(f"{text_of(body, 'organization', request.user)}/{text_of(body, 'name')}")
+    with request.service.database.writing() as connection:
         exists = repositories.find(connection, kind, name) is not None
         if not exists:
-            repositories.create(connection, kind, name, private=_private(body) or False, author=call.user)
-    url = f"{call.origin}/{'' if kind == 'model' else f'{kind}s/'}{name}"
+            repositories.create(connection, kind, name, private=_private(body) or False, author=request.user)
+    url = f"{request.origin}/{'' if kind == 'model' else f'{kind}s/'}{name}"
     content = {"url": url, "name": name, "id": name}
     if exists:
         return JSONResponse({**content, "error": f"You already created this {kind} repo: {name}"}, 409)
     return JSONResponse(content)
 
 
-def delete(call: AuthorizedRequest) -> Response:
+def delete(request: AuthorizedRequest) -> Response:
     """Remove a repository."""
-    body = call.json()
-    name = checked_id(f"{text_of(body, 'organization', call.user)}/{text_of(body, 'name')}")
-    with call.service.database.writing() as connection:
-        found = repositories.find(connection, _kind(body), name)
-        if found is None:
+    body = request.json()
+    name = checked_id(f"{text_of(body, 'organization', request.user)}/{text_of(body, 'name')}")
+    with request.service.database.writing() as connection:
+        repository = repositories.find(connection, _kind(body), name)
+        if repository is None:
             raise no_repository(name)
-        repositories.remove(connection, found)
+        repositories.remove(connection, repository)
     return JSONResponse({})
 
 
-def move(call: AuthorizedRequest) -> Response:
+def move(request: AuthorizedRequest) -> Response:
     """Give a repository another name."""
-    body = call.json()
+    body = request.json()
     old, new = checked_id(text_of(body, "fromRepo")), checked_id(text_of(body, "toRepo"))
-    with call.service.database.writing() as connection:
-        found = repositories.find(connection, _kind(body), old)
-        if found is None:
+    with request.service.database.writing() as connection:
+        repository = repositories.find(connection, _kind(body), old)
+        if repository is None:
             raise no_repository(old)
-        repositories.move(connection, found, new)
+        repositories.move(connection, repository, new)
     return JSONResponse({})
 
 
-def settings(call: AuthorizedRequest) -> Response:
+def settings(request: AuthorizedRequest) -> Response:
     """Hide a repository from those without a token, or show it."""
-    body = call.json()
-    if body.get("gated"):
+    body = request.json()
+    if body.get("gated"):  # on the hub, access after a request to the owner
         raise Refusal(400, "gated: expected false, this server has private and public repositories only.")
     private = _private(body)
     if private is not None:
-        with call.service.database.writing() as connection:
-            repositories.set_private(connection, call.repository, private)
-    return JSONResponse({"private": call.repository.private if private is None else private})
+        with request.service.database.writing() as connection:
+            repositories.set_private(connection, request.repository, private)
+    return JSONResponse({"private": request.repository.private if private is None else private})
 
 
-def listing(call: AuthorizedRequest) -> Response:
-    """The repositories of a kind that match every word and tag that is asked for, the last made first."""
-    query = call.request.query_params
+def listing(request: AuthorizedRequest) -> Response:
+    """The repositories of a kind that match every word and tag of the query, the newest first."""
+    query = request.http_request.query_params
     words = [word.lower() for word in query.getlist("search")]
-    wanted = {tag for value in query.getlist("filter") for tag in value.split(",")}
+    required_tags = {tag for value in query.getlist("filter") for tag in value.split(",")}
     author = query.get("author")
-    found: list[dict[str, Any]] = []
-    with call.service.database.reading() as connection:
-        for repository in repositories.listed(connection, KINDS[call.raw["kind"]]):
-            if repository.private and not call.may("read"):
+    matching: list[dict[str, Any]] = []
+    with request.service.database.reading() as connection:
+        for repository in repositories.listed(connection, KINDS[request.raw_pieces["kind"]]):
+            if repository.private and not request.may("read"):
                 continue
             if author is not None and repository.name.split("/")[0] != author:
                 continue
             if not all(word in repository.name.lower() for word in words):
                 continue
             history, trees = History(connection, repository.id), Trees(connection)
-            described = _described(call, repository, history.resolve(MAIN), trees)
-            if wanted <= set(described["tags"]):
-                found.append(described)
+            description = _describe(request, repository, history.resolve(MAIN), trees)
+            if required_tags <= set(description["tags"]):
+                matching.append(description)
     if query.get("sort") == "lastModified":
-        found.sort(key=lambda item: item["lastModified"], reverse=True)
-    limit = call.count("limit", call.service.limits.page, call.service.limits.page)
-    start = call.count("skip", 0, 10**9) if "skip" in query else 0
+        matching.sort(key=lambda item: item["lastModified"], reverse=True)
+    limit = request.query_number("limit", request.service.limits.page, request.service.limits.page)
+    start = request.query_number("skip", 0, _MAX_NUMBER) if "skip" in query else 0
     headers = {}
-    if start + limit < len(found):
-        more = call.request.url.include_query_params(skip=start + limit, limit=limit).query
-        headers["Link"] = f'<{call.origin}/api/{call.raw["kind"]}?{more}>; rel="next"'
-    return JSONResponse(found[start : start + limit], headers=headers)
+    if start + limit < len(matching):
+        next_query = request.http_request.url.include_query_params(skip=start + limit, limit=limit).query
+        headers["Link"] = f'<{request.origin}/api/{request.raw_pieces["kind"]}?{next_query}>; rel="next"'
+    return JSONResponse(matching[start : start + limit], headers=headers)
 
 
-def info(call: AuthorizedRequest) -> Response:
+def info(request: AuthorizedRequest) -> Response:
     """What a repository is at a revision, and the names of all its files."""
-    with call.service.database.reading() as connection:
-        history, trees = History(connection, call.repository.id), Trees(connection)
-        commit = history.resolve(call.piece("revision") or MAIN)
-        content = _described(call, call.repository, commit, trees)
+    with request.service.database.reading() as connection:
+        history, trees = History(connection, request.repository.id), Trees(connection)
+        commit = history.resolve(request.piece("revision") or MAIN)
+        content = _describe(request, request.repository, commit, trees)
         siblings: list[dict[str, Any]] = []
-        used = 0
+        used_bytes = 0
         for path, node in trees.walk(commit.tree):
             if node.folder:
                 continue
             file = trees.file(node.oid)
-            used += file.size
+            used_bytes += file.size
             sibling: dict[str, Any] = {"rfilename": path}
-            if call.is_set("blobs"):
+            if request.is_set("blobs"):
                 sibling.update(size=file.size, blobId=file.oid)
                 if file.large:
                     sibling["lfs"] = {"size": file.size, "sha256": file.sha256, "pointerSize": file.pointer_size}
             siblings.append(sibling)
-    return JSONResponse({**content, "siblings": siblings, "usedStorage": used})
+    return JSONResponse({**content, "siblings": siblings, "usedStorage": used_bytes})
 
 
-def _described(call: AuthorizedRequest, repository: Repository, commit: Commit, trees: Trees) -> dict[str, Any]:
+def _describe(request: AuthorizedRequest, repository: Repository, commit: Commit, trees: Trees) -> dict[str, Any]:
     readme = trees.find(commit.tree, "README.md")
     card: dict[str, Any] = {}
     if readme is not None and not readme.folder:
         file = trees.file(readme.oid)
-        card = _card(str(call.service.blobs.path(file.sha256)))
+        card = _card(str(request.service.blobs.path(file.sha256)))
     return {
         "_id": str(repository.id),
         "id": repository.name,
@@ -142,7 +140,7 @@ def _described(call: AuthorizedRequest, repository: Repository, commit: Commit, 
         "private": repository.private,
         "gated": False,
         "disabled": False,
-        "downloads": 0,
+        "downloads": 0,  # not counted, nor are likes
         "likes": 0,
         "tags": tags(card),
         "cardData": card,
@@ -151,9 +149,9 @@ def _described(call: AuthorizedRequest, repository: Repository, commit: Commit, 
 
 @lru_cache(maxsize=1024)
 def _card(path: str) -> dict[str, Any]:
-    """The metadata of a stored README.md, empty where it is not well-formed; a blob never changes."""
+    """The front matter of a stored README.md, empty where it is not well-formed; cached, because blobs never change."""
     with Path(path).open("rb") as file:
-        text = file.read(MAX_TEXT).decode(errors="replace")
+        text = file.read(MAX_FRONT_MATTER).decode(errors="replace")
     try:
         return front_matter(text)
     except ValueError:
@@ -168,40 +166,40 @@ def _kind(body: dict[str, Any]) -> str:
 
 
 def _private(body: dict[str, Any]) -> bool | None:
-    """What a body says of visibility, in the words of newer clients or of older ones."""
+    """Whether a body asks for a private repository, under the newer clients' name or the older ones'."""
     visibility, private = body.get("visibility"), body.get("private")
     if visibility not in (None, "public", "private") or not isinstance(private, bool | None):
         raise Refusal(400, "visibility: expected public or private.")
     return private if visibility is None else visibility == "private"
 
 
-def refs(call: AuthorizedRequest) -> Response:
-    """Every branch and tag, and on demand every pull request, with its commit."""
-    with call.service.database.reading() as connection:
-        found = History(connection, call.repository.id).refs()
+def refs(request: AuthorizedRequest) -> Response:
+    """Every branch and tag, and every pull request where the query asks for them, with its commit."""
+    with request.service.database.reading() as connection:
+        commit_of_ref = History(connection, request.repository.id).refs()
 
-    def under(start: str) -> list[dict[str, str]]:
+    def under(prefix: str) -> list[dict[str, str]]:
         return [
-            {"name": name.removeprefix(start), "ref": name, "targetCommit": oid}
-            for name, oid in found.items()
-            if name.startswith(start)
+            {"name": name.removeprefix(prefix), "ref": name, "targetCommit": oid}
+            for name, oid in commit_of_ref.items()
+            if name.startswith(prefix)
         ]
 
     content = {"branches": under(HEADS), "tags": under(TAGS), "converts": []}
-    if call.is_set("include_prs"):
+    if request.is_set("include_prs"):
         content["pullRequests"] = [{**item, "name": item["ref"]} for item in under(PULLS)]
     return JSONResponse(content)
 
 
-def commits(call: AuthorizedRequest) -> Response:
-    """A page of commits, the last first."""
-    size, page = call.service.limits.small_page, 0
-    if call.query.get("p", "").isdigit():
-        page = min(int(call.query["p"]), 10**9)
-    with call.service.database.reading() as connection:
-        history = History(connection, call.repository.id)
-        head = history.resolve(call.piece("revision"))
-        found = history.log(head.oid, size + 1, page * size)
+def commits(request: AuthorizedRequest) -> Response:
+    """A page of the commits before a revision, the last first."""
+    size, page = request.service.limits.small_page, 0
+    if request.query.get("p", "").isdigit():
+        page = min(int(request.query["p"]), _MAX_NUMBER)
+    with request.service.database.reading() as connection:
+        history = History(connection, request.repository.id)
+        head = history.resolve(request.piece("revision"))
+        log = history.log(head.oid, size + 1, page * size)  # one more, to know whether there is another page
     content: list[dict[str, Any]] = [
         {
             "id": commit.oid,
@@ -210,74 +208,75 @@ def commits(call: AuthorizedRequest) -> Response:
             "date": commit.date,
             "authors": [{"user": commit.author, "avatar": ""}],
         }
-        for commit in found[:size]
+        for commit in log[:size]
     ]
-    if "formatted" in call.request.query_params.getlist("expand[]"):
+    if "formatted" in request.http_request.query_params.getlist("expand[]"):
         for item in content:
             item["formatted"] = {"title": item["title"], "message": item["message"]}
     headers = {}
-    if len(found) > size:
-        address = f"{call.origin}/api/{call.repository.kind}s/{call.repository.name}/commits/{head.oid}"
+    if len(log) > size:
+        address = f"{request.origin}/api/{request.repository.kind}s/{request.repository.name}/commits/{head.oid}"
         headers["Link"] = f'<{address}?p={page + 1}>; rel="next"'
     return JSONResponse(content, headers=headers)
 
 
-def create_branch(call: AuthorizedRequest) -> Response:
+def create_branch(request: AuthorizedRequest) -> Response:
     """A new branch at a revision."""
-    return _create(call, HEADS, call.piece("name"), call.json().get("startingPoint") or MAIN)
+    return _create_ref(request, HEADS, request.piece("name"), request.json().get("startingPoint") or MAIN)
 
 
-def create_tag(call: AuthorizedRequest) -> Response:
+def create_tag(request: AuthorizedRequest) -> Response:
     """A new tag at the revision that the path names."""
-    return _create(call, TAGS, text_of(call.json(), "tag"), call.piece("name"))
+    return _create_ref(request, TAGS, text_of(request.json(), "tag"), request.piece("name"))
 
 
-def delete_branch(call: AuthorizedRequest) -> Response:
+def delete_branch(request: AuthorizedRequest) -> Response:
     """Remove a branch; its commits stay."""
-    name = checked_branch(call.piece("name"))
+    name = checked_branch(request.piece("name"))
     if HEADS + name == MAIN:
         raise Refusal(403, "Branch: expected another than main.")
-    return _remove(call, HEADS + name)
+    return _remove_ref(request, HEADS + name)
 
 
-def delete_tag(call: AuthorizedRequest) -> Response:
+def delete_tag(request: AuthorizedRequest) -> Response:
     """Remove a tag."""
-    return _remove(call, TAGS + checked_branch(call.piece("name")))
+    return _remove_ref(request, TAGS + checked_branch(request.piece("name")))
 
 
-def super_squash(call: AuthorizedRequest) -> Response:
-    """Replace all commits of a branch by one; those that nothing else reaches are gone."""
-    body = call.json()
-    name = HEADS + checked_branch(call.piece("name"))
-    with call.service.database.writing() as connection:
-        history = History(connection, call.repository.id)
+def super_squash(request: AuthorizedRequest) -> Response:
+    """Replace all commits of a branch by one; those that no other ref or pull request reaches are removed."""
+    body = request.json()
+    name = HEADS + checked_branch(request.piece("name"))
+    with request.service.database.writing() as connection:
+        history = History(connection, request.repository.id)
         head = history.resolve(name)
-        oid = history.add(head.tree, (), author=call.user, title=text_of(body, "message", "Super-squash")[:1000])
+        oid = history.add(head.tree, (), author=request.user, title=text_of(body, "message", "Super-squash")[:1000])
         history.point(name, oid)
-        bases = [found.base for found in Discussions(connection, call.repository.id).all() if found.base is not None]
+        discussions = Discussions(connection, request.repository.id).all()
+        bases = [discussion.base for discussion in discussions if discussion.base is not None]
         history.forget([*history.refs().values(), *bases])
     return JSONResponse({"commitOid": oid})
 
 
-def _create(call: AuthorizedRequest, start: str, name: str, revision: object) -> Response:
+def _create_ref(request: AuthorizedRequest, start: str, name: str, revision: object) -> Response:
     name = start + checked_branch(name)
-    with call.service.database.writing() as connection:
-        history = History(connection, call.repository.id)
+    with request.service.database.writing() as connection:
+        history = History(connection, request.repository.id)
         commit = history.resolve(str(revision))
         history.create(name, commit.oid)
     return JSONResponse({"ref": name, "targetCommit": commit.oid})
 
 
-def _remove(call: AuthorizedRequest, name: str) -> Response:
-    with call.service.database.writing() as connection:
-        History(connection, call.repository.id).remove(name)
+def _remove_ref(request: AuthorizedRequest, name: str) -> Response:
+    with request.service.database.writing() as connection:
+        History(connection, request.repository.id).remove(name)
     return JSONResponse({})
 
 
-def whoami(call: AuthorizedRequest) -> Response:
-    """The user that the token belongs to."""
-    assert call.identity is not None
-    name, role = call.identity.user, call.identity.role
+def whoami(request: AuthorizedRequest) -> Response:
+    """The user that the token belongs to, and its role."""
+    assert request.caller is not None
+    name, role = request.caller.user, request.caller.role
     token = {"displayName": name, "role": role, "createdAt": "1970-01-01T00:00:00.000Z"}
     return JSONResponse(
         {
@@ -292,15 +291,15 @@ def whoami(call: AuthorizedRequest) -> Response:
     )
 
 
-def auth_check(call: AuthorizedRequest) -> Response:
-    """Access was checked before this was called."""
-    return JSONResponse({"name": call.repository.name})
+def auth_check(request: AuthorizedRequest) -> Response:
+    """Answer that the caller may; access was checked before the handler was called."""
+    return JSONResponse({"name": request.repository.name})
 
 
-def validate_yaml(call: AuthorizedRequest) -> Response:
-    """What is wrong with the metadata of a README.md."""
+def validate_yaml(request: AuthorizedRequest) -> Response:
+    """What is wrong with the front matter of a README.md."""
     try:
-        front_matter(text_of(call.json(), "content"))
+        front_matter(text_of(request.json(), "content"))
     except ValueError as error:
         return JSONResponse({"errors": [{"message": str(error)}], "warnings": []}, 400)
     return JSONResponse({"errors": [], "warnings": []})

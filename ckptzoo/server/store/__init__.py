@@ -1,1 +1,12 @@
-"""What the server keeps: bytes in files, everything else in one SQLite database. Knows no HTTP."""
+"""What the server stores: bytes in files, everything else in one SQLite database. Knows no HTTP.
+
+::
+
+    blobs         bytes in files named by their sha256
+    database      the tables; reads side by side, writes one after the other
+    git_objects   ids as git computes them; folders and files
+    commits       commits, refs, three-way merges and diffs
+    repositories  repositories, and which contents each was given
+    discussions   discussions, pull requests and their events
+    tokens        who may read, contribute and write
+"""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ckptzoo.server.errors import Refusal
 
-_CHUNK = 2**20
+_CHUNK_BYTES = 2**20
+"""Parts are joined this many bytes at a time."""
 
 
 def sync(path: Path) -> None:
@@ -23,7 +24,7 @@ def sync(path: Path) -> None:
 
 
 class Arriving:
-    """A file under construction; its digest grows with it."""
+    """A file that is being written, with its digest so far."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self.path, self.size, self._limit = path, 0, limit
@@ -31,7 +32,7 @@ class Arriving:
         self._file = path.open("xb")
 
     def write(self, data: bytes) -> None:
-        """Append; more than was announced is refused."""
+        """Append; more bytes than were announced are refused."""
         if self.size + len(data) > self._limit:
             raise Refusal(413, f"Body: expected at most {self._limit} bytes, got more.")
         self._file.write(data)
@@ -49,23 +50,23 @@ class Arriving:
         """Remove it, if it is still there."""
         try:
             self._file.close()
-        except OSError:
+        except OSError:  # closing flushes first, which fails on a full disk
             self._file.close()
         finally:
             self.path.unlink(missing_ok=True)
 
 
 class Blobs:
-    """The folders ``blobs/`` (complete, never changed) and ``incoming/`` (under construction).
+    """The folders ``blobs/`` (complete files, never changed) and ``incoming/`` (files that are being written).
 
     Parameters
     ----------
-    root : the server's folder. What an earlier process left unfinished in it is removed.
+    root : the server's folder. Unfinished files of an earlier process are removed.
 
     Notes
     -----
     A blob is flushed, renamed into place, and its folder flushed, before its name is given to anyone.
-    ``test_killed_at_any_moment`` kills the process meanwhile.
+    ``test_killed_at_any_moment`` in ``tests/server/test_durability.py`` kills the process meanwhile.
     """
 
     def __init__(self, root: Path) -> None:
@@ -85,7 +86,7 @@ class Blobs:
         """Begin a file of at most ``limit`` bytes."""
         return Arriving(self._incoming / secrets.token_hex(16), limit)
 
-    def keep(self, arrived: Arriving, sha256: str, size: int) -> None:
+    def keep(self, arriving: Arriving, sha256: str, size: int) -> None:
         """Put a finished file in its place if it is what was announced.
 
         Raises
@@ -94,26 +95,26 @@ class Blobs:
             The size or the digest differ; the file is gone.
         """
         try:
-            found = arrived.finish()
-            if (found, arrived.size) != (sha256, size):
-                message = f"Content: expected {size} bytes with sha256 {sha256}, got {arrived.size} with {found}."
+            digest = arriving.finish()
+            if (digest, arriving.size) != (sha256, size):
+                message = f"Content: expected {size} bytes with sha256 {sha256}, got {arriving.size} with {digest}."
                 raise Refusal(422, message)
             target = self.path(sha256)
-            arrived.path.replace(target)
+            arriving.path.replace(target)
             sync(target.parent)
         finally:
-            arrived.discard()
+            arriving.discard()
 
     def add(self, data: bytes) -> str:
         """Store bytes that are in memory; returns their sha256."""
         sha256 = hashlib.sha256(data).hexdigest()
         if not self.path(sha256).exists():
-            arrived = self.arrive(len(data))
+            arriving = self.arrive(len(data))
             try:
-                arrived.write(data)
-                self.keep(arrived, sha256, len(data))
+                arriving.write(data)
+                self.keep(arriving, sha256, len(data))
             finally:
-                arrived.discard()
+                arriving.discard()
         return sha256
 
     def begin_upload(self) -> str:
@@ -129,19 +130,19 @@ class Blobs:
             raise Refusal(404, "Upload: expected one under way, got one that ended. Start it again.")
         return Arriving(folder / secrets.token_hex(16), limit)
 
-    def keep_part(self, arrived: Arriving, number: int, size: int) -> str:
+    def keep_part(self, arriving: Arriving, number: int, size: int) -> str:
         """Put a finished part in its place; returns its ETag. A repeated part replaces the earlier one."""
         try:
-            found = arrived.finish()
-            if arrived.size != size:
-                raise Refusal(422, f"Part {number}: expected {size} bytes, got {arrived.size}.")
-            arrived.path.replace(arrived.path.with_name(f"{number}-{found}"))
-            return found
+            digest = arriving.finish()
+            if arriving.size != size:
+                raise Refusal(422, f"Part {number}: expected {size} bytes, got {arriving.size}.")
+            arriving.path.replace(arriving.path.with_name(f"{number}-{digest}"))
+            return digest
         finally:
-            arrived.discard()
+            arriving.discard()
 
     def join(self, upload: str, etags: list[str], sha256: str, size: int) -> None:
-        """Make the blob from all parts of an upload, in order; done twice it is done once."""
+        """Make the blob from all parts of an upload, in order; may be repeated."""
         folder = self._incoming / f"parts-{upload}"
         if self.path(sha256).exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -150,27 +151,27 @@ class Blobs:
         missing = [number for number, path in enumerate(paths, 1) if not path.is_file()]
         if missing:
             raise Refusal(400, f"Parts: expected all {len(etags)}, part {missing[0]} is missing or is another one.")
-        arrived = self.arrive(size)
+        arriving = self.arrive(size)
         try:
             for path in paths:
                 for chunk in _chunks(path):
-                    arrived.write(chunk)
-            self.keep(arrived, sha256, size)
+                    arriving.write(chunk)
+            self.keep(arriving, sha256, size)
         finally:
-            arrived.discard()
+            arriving.discard()
         shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self, seconds: float) -> None:
-        """Remove uploads in parts that nothing was added to for so long."""
+        """Remove uploads in parts to which nothing was added for ``seconds``."""
         for folder in self._incoming.glob("parts-*"):
             try:
                 if folder.stat().st_mtime < time.time() - seconds:
                     shutil.rmtree(folder, ignore_errors=True)
-            except FileNotFoundError:
+            except FileNotFoundError:  # it was joined meanwhile
                 continue
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(_CHUNK_BYTES):
             yield chunk

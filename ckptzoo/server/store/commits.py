@@ -1,7 +1,4 @@
-"""Commits and the names that point to them.
-
-What a pull request changes, and bringing it in.
-"""
+"""Commits, the refs that point to them, three-way merges and diffs."""
 
 import difflib
 import sqlite3
@@ -14,7 +11,13 @@ from ckptzoo.server.store.blobs import Blobs
 from ckptzoo.server.store.git_objects import Changes, Trees, commit_content, object_id, pointer
 
 HEADS, TAGS, PULLS = "refs/heads/", "refs/tags/", "refs/pr/"
+"""What the names of branches, tags and pull requests begin with; the last as on the hub."""
 MAIN = "refs/heads/main"
+_REACHED = """WITH RECURSIVE reached (oid) AS (
+    SELECT ? UNION SELECT p.parent FROM reached r JOIN parents p ON p.child = r.oid)"""
+"""A commit and everything before it."""
+_MAX_TEXT, _MAX_DIFF = 2**18, 2**22
+"""Bytes of a file that is shown in a diff, and characters of a diff."""
 
 
 def now() -> str:
@@ -47,8 +50,8 @@ class History:
 
     def commit(self, oid: str) -> Commit | None:
         """A commit that belongs to this repository."""
-        found = "SELECT c.* FROM commits c JOIN history h ON h.oid = c.oid WHERE h.repository = ? AND c.oid = ?"
-        row = self._connection.execute(found, (self._repository, oid)).fetchone()
+        query = "SELECT c.* FROM commits c JOIN history h ON h.oid = c.oid WHERE h.repository = ? AND c.oid = ?"
+        row = self._connection.execute(query, (self._repository, oid)).fetchone()
         return None if row is None else Commit(*row)
 
     def refs(self) -> dict[str, str]:
@@ -60,8 +63,8 @@ class History:
 
     def ref(self, name: str) -> str | None:
         """The commit of a ref that is named in full."""
-        found = "SELECT oid FROM refs WHERE repository = ? AND name = ?"
-        row = self._connection.execute(found, (self._repository, name)).fetchone()
+        query = "SELECT oid FROM refs WHERE repository = ? AND name = ?"
+        row = self._connection.execute(query, (self._repository, name)).fetchone()
         return None if row is None else row["oid"]
 
     def resolve(self, revision: str) -> Commit:
@@ -76,10 +79,10 @@ class History:
             oid = self.ref(name)
             if oid is not None:
                 break
-        found = self.commit(oid or revision)
-        if found is None:
+        commit = self.commit(oid or revision)
+        if commit is None:
             raise no_revision(revision)
-        return found
+        return commit
 
     def writable(self, revision: str) -> str:
         """The ref in full that commits for this revision go to: a branch or a pull request."""
@@ -104,10 +107,10 @@ class History:
         oid = object_id("commit", commit_content(tree, parents, author, int(date.timestamp()), text))
         row = (oid, tree, author, stamp(date), title, message)
         self._connection.execute("INSERT OR IGNORE INTO commits VALUES (?, ?, ?, ?, ?, ?)", row)
-        above = [(oid, at, parent) for at, parent in enumerate(parents)]
-        self._connection.executemany("INSERT OR IGNORE INTO parents VALUES (?, ?, ?)", above)
-        belongs = (self._repository, oid)
-        self._connection.execute("INSERT OR IGNORE INTO history (repository, oid) VALUES (?, ?)", belongs)
+        parent_rows = [(oid, position, parent) for position, parent in enumerate(parents)]
+        self._connection.executemany("INSERT OR IGNORE INTO parents VALUES (?, ?, ?)", parent_rows)
+        history_row = (self._repository, oid)
+        self._connection.execute("INSERT OR IGNORE INTO history (repository, oid) VALUES (?, ?)", history_row)
         return oid
 
     def point(self, name: str, oid: str) -> None:
@@ -117,8 +120,10 @@ class History:
 
     def remove(self, name: str) -> None:
         """Remove a ref; its commits stay."""
-        gone = self._connection.execute("DELETE FROM refs WHERE repository = ? AND name = ?", (self._repository, name))
-        if gone.rowcount == 0:
+        deleted = self._connection.execute(
+            "DELETE FROM refs WHERE repository = ? AND name = ?", (self._repository, name)
+        )
+        if deleted.rowcount == 0:
             raise no_revision(name)
 
     def create(self, name: str, oid: str) -> None:
@@ -128,33 +133,27 @@ class History:
         self.point(name, oid)
 
     def parents(self, oid: str) -> list[str]:
-        """The commits that a commit follows; the first is what it was made upon."""
+        """The commits that a commit follows; the first is the one that it was made on."""
         rows = self._connection.execute("SELECT parent FROM parents WHERE child = ? ORDER BY position", (oid,))
         return [row["parent"] for row in rows]
 
     def log(self, oid: str, limit: int, start: int = 0) -> list[Commit]:
-        """A commit and those before it, the last made first."""
-        found = f"""{_REACHED} SELECT c.* FROM reached JOIN history h ON h.oid = reached.oid AND h.repository = ?
+        """A commit and those before it, the newest first."""
+        query = f"""{_REACHED} SELECT c.* FROM reached JOIN history h ON h.oid = reached.oid AND h.repository = ?
             JOIN commits c ON c.oid = h.oid ORDER BY h.sequence DESC LIMIT ? OFFSET ?"""
-        return [Commit(*row) for row in self._connection.execute(found, (oid, self._repository, limit, start))]
+        return [Commit(*row) for row in self._connection.execute(query, (oid, self._repository, limit, start))]
 
     def forget(self, roots: Iterable[str]) -> None:
-        """Take from the repository every commit that none of these reaches."""
-        kept: set[str] = set()
+        """Remove from the repository every commit that none of these reaches."""
+        reached: set[str] = set()
         for root in roots:
-            if root not in kept:
-                kept.update(
+            if root not in reached:
+                reached.update(
                     row["oid"] for row in self._connection.execute(f"{_REACHED} SELECT oid FROM reached", (root,))
                 )
         owned = self._connection.execute("SELECT oid FROM history WHERE repository = ?", (self._repository,)).fetchall()
-        lost = [(self._repository, row["oid"]) for row in owned if row["oid"] not in kept]
-        self._connection.executemany("DELETE FROM history WHERE repository = ? AND oid = ?", lost)
-
-
-_REACHED = """WITH RECURSIVE reached (oid) AS (
-    SELECT ? UNION SELECT p.parent FROM reached r JOIN parents p ON p.child = r.oid)"""
-
-_MAX_TEXT, _MAX_DIFF = 2**18, 2**22
+        unreached = [(self._repository, row["oid"]) for row in owned if row["oid"] not in reached]
+        self._connection.executemany("DELETE FROM history WHERE repository = ? AND oid = ?", unreached)
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ class Merge:
 
 
 def merge(trees: Trees, base: str, target: str, proposed: str) -> Merge:
-    """Three-way, file by file: what ``proposed`` changed since ``base`` is applied to ``target``.
+    """Merge three ways, file by file: what ``proposed`` changed since ``base`` is applied to ``target``.
 
     Parameters
     ----------
@@ -182,7 +181,7 @@ def merge(trees: Trees, base: str, target: str, proposed: str) -> Merge:
 
 
 def diff(trees: Trees, blobs: Blobs, before: str, after: str) -> str:
-    """The unified diff between two folders; large files show as their pointers, and it ends where it grows too long."""
+    """The unified diff between two folders; large files are shown as their pointers, and a long diff is cut."""
     parts: list[str] = []
     size = 0
     for path, oids in trees.difference(before, after).items():
@@ -208,7 +207,7 @@ def diff(trees: Trees, blobs: Blobs, before: str, after: str) -> str:
 
 
 def _text(trees: Trees, blobs: Blobs, oid: str | None) -> str | None:
-    """The text of a file, empty where there is none; None where it is no text or too long."""
+    """The text of a file, empty where there is no file; None where it is not text or too long."""
     if oid is None:
         return ""
     file = trees.file(oid)

@@ -1,4 +1,4 @@
-"""One SQLite database: its tables, and how it is read and written by several threads."""
+"""The SQLite database: its tables, and how several threads read and write it."""
 
 import queue
 import sqlite3
@@ -43,7 +43,8 @@ CREATE TABLE IF NOT EXISTS events (
     FOREIGN KEY (repository, number) REFERENCES discussions ON DELETE CASCADE) STRICT;
 CREATE INDEX IF NOT EXISTS events_of ON events (repository, number);
 """
-_PAUSE = 30.0
+_BUSY_SECONDS = 30.0
+"""How long SQLite waits for another process, such as ``ckptzoo serve token``, to end its transaction."""
 
 
 class Database:
@@ -64,11 +65,11 @@ class Database:
         self._idle.put(connection)
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=_PAUSE, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         connection.row_factory = sqlite3.Row
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block one another
+        connection.execute("PRAGMA synchronous = FULL")  # NORMAL may lose the last transactions with the power
+        connection.execute("PRAGMA foreign_keys = ON")  # off by default; ON DELETE CASCADE needs it
         return connection
 
     @contextmanager
@@ -88,13 +89,14 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection that sees the state of one moment."""
+        """A connection that sees the state of one moment, whatever is written meanwhile."""
         with self._borrowed("BEGIN") as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A connection that is alone to write; everything is kept at the end, or nothing where it raises."""
+        """The only connection that writes; everything is committed at the end, or nothing where it raises."""
+        # IMMEDIATE takes the write lock at once: a transaction that reads first could find the database changed.
         with self._writer, self._borrowed("BEGIN IMMEDIATE") as connection:
             yield connection
 

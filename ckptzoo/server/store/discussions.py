@@ -9,7 +9,8 @@ from typing import Any
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.store.commits import MAIN, PULLS, now
 
-STATUSES = ("draft", "open", "closed", "merged")
+CHANGEABLE = ("draft", "open", "closed")
+"""The statuses that a request may set; ``merged`` is set by merging alone."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class StoredDiscussion:
     """One discussion; a pull request is one with a target and a base.
 
     ``target`` is the ref that the changes are for, ``base`` the commit they start from, ``merged`` the commit that
-    brought them in.
+    merged them.
     """
 
     repository: int
@@ -63,7 +64,7 @@ class Discussions:
         target: str = MAIN,
         status: str = "open",
     ) -> StoredDiscussion:
-        """Begin a discussion, or with a base a pull request."""
+        """Open a discussion, or with a base a pull request."""
         number = self.count() + 1
         row = (self._repository, number, title, author, now(), status, None if base is None else target, base)
         self._connection.execute("INSERT INTO discussions VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
@@ -73,26 +74,26 @@ class Discussions:
 
     def count(self) -> int:
         """How many there are."""
-        found = "SELECT COUNT(*) AS n FROM discussions WHERE repository = ?"
-        return self._connection.execute(found, (self._repository,)).fetchone()["n"]
+        query = "SELECT COUNT(*) AS n FROM discussions WHERE repository = ?"
+        return self._connection.execute(query, (self._repository,)).fetchone()["n"]
 
     def get(self, number: int) -> StoredDiscussion:
         """The discussion of this number."""
-        found = "SELECT * FROM discussions WHERE repository = ? AND number = ?"
-        row = self._connection.execute(found, (self._repository, number)).fetchone()
+        query = "SELECT * FROM discussions WHERE repository = ? AND number = ?"
+        row = self._connection.execute(query, (self._repository, number)).fetchone()
         if row is None:
             raise Refusal(404, f"Discussion not found: {number}")
         return StoredDiscussion(*row)
 
     def all(self) -> list[StoredDiscussion]:
-        """Every one, the last first."""
-        found = "SELECT * FROM discussions WHERE repository = ? ORDER BY number DESC"
-        return [StoredDiscussion(*row) for row in self._connection.execute(found, (self._repository,))]
+        """Every discussion, the last first."""
+        query = "SELECT * FROM discussions WHERE repository = ? ORDER BY number DESC"
+        return [StoredDiscussion(*row) for row in self._connection.execute(query, (self._repository,))]
 
     def events(self, number: int) -> list[Event]:
-        """What happened, in order."""
-        found = "SELECT * FROM events WHERE repository = ? AND number = ? ORDER BY sequence"
-        return [_made(row) for row in self._connection.execute(found, (self._repository, number))]
+        """The events of a discussion, in order."""
+        query = "SELECT * FROM events WHERE repository = ? AND number = ? ORDER BY sequence"
+        return [_event(row) for row in self._connection.execute(query, (self._repository, number))]
 
     def note(self, number: int, type: str, author: str, data: dict[str, Any]) -> Event:
         """Add an event."""
@@ -110,12 +111,12 @@ class Discussions:
         )
 
     def edit(self, number: int, id: str, author: str, text: str | None) -> Event:
-        """Change a comment of one's own; without a text it is hidden."""
-        found = "SELECT * FROM events WHERE repository = ? AND number = ? AND id = ? AND type = 'comment'"
-        row = self._connection.execute(found, (self._repository, number, id)).fetchone()
+        """Change a comment of the author's own; without a text it is hidden."""
+        query = "SELECT * FROM events WHERE repository = ? AND number = ? AND id = ? AND type = 'comment'"
+        row = self._connection.execute(query, (self._repository, number, id)).fetchone()
         if row is None:
             raise Refusal(404, f"Comment not found: {id}")
-        event = _made(row)
+        event = _event(row)
         if event.author != author:
             raise Refusal(403, f"Comment: expected one by {author}, got one by {event.author}.")
         latest = {"raw": text or "", "html": "", "updatedAt": now(), "author": {"name": author}}
@@ -125,7 +126,7 @@ class Discussions:
         return event
 
     def rename(self, discussion: StoredDiscussion, author: str, title: str) -> Event:
-        """Give it another title."""
+        """Give a discussion another title."""
         self._set(discussion.number, "title", title)
         return self.note(discussion.number, "title-change", author, {"from": discussion.title, "to": title})
 
@@ -135,13 +136,13 @@ class Discussions:
         return self.note(number, "status-change", author, {"status": status})
 
     def set_merged(self, number: int, oid: str) -> None:
-        """Note the commit that brought a pull request in."""
+        """Store the commit that merged a pull request."""
         self._set(number, "merged", oid)
 
     def _set(self, number: int, column: str, value: str) -> None:
-        changed = f"UPDATE discussions SET {column} = ? WHERE repository = ? AND number = ?"
-        self._connection.execute(changed, (value, self._repository, number))
+        statement = f"UPDATE discussions SET {column} = ? WHERE repository = ? AND number = ?"
+        self._connection.execute(statement, (value, self._repository, number))
 
 
-def _made(row: sqlite3.Row) -> Event:
+def _event(row: sqlite3.Row) -> Event:
     return Event(row["id"], row["type"], row["author"], row["created"], json.loads(row["data"]))

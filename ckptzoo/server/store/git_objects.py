@@ -1,7 +1,4 @@
-"""Ids of files, folders and commits, computed as git does.
-
-Folders: looking up, listing, changing and comparing them.
-"""
+"""Files, folders and commits with the ids that git gives them; folders are read, listed, changed and compared."""
 
 import hashlib
 import sqlite3
@@ -11,6 +8,8 @@ from dataclasses import dataclass
 from ckptzoo.server.errors import Refusal
 
 _FOLDER, _FILE = "40000", "100644"
+"""The modes of git's tree entries."""
+_SHA1_BYTES = 20
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,7 @@ class Node:
 
 def object_id(kind: str, content: bytes) -> str:
     """``sha1(kind + " " + size + "\\0" + content)``, in hex; kind is ``blob``, ``tree`` or ``commit``."""
+    # git's choice of a hash; contents are compared by their sha256.
     return hashlib.sha1(f"{kind} {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
 
 
@@ -32,7 +32,7 @@ def pointer(sha256: str, size: int) -> bytes:
 
 
 def sort_key(name: str, node: Node) -> bytes:
-    """Names of folders sort as if they ended with ``/``."""
+    """The order of git's trees: names of folders sort as if they ended with ``/``."""
     return f"{name}/".encode() if node.folder else name.encode()
 
 
@@ -47,18 +47,18 @@ def tree_content(nodes: Mapping[str, Node]) -> bytes:
 def tree_nodes(content: bytes) -> dict[str, Node]:
     """The entries of a folder, in git's order."""
     nodes: dict[str, Node] = {}
-    at = 0
-    while at < len(content):
-        end = content.index(b"\0", at)
-        mode, name = content[at:end].decode().split(" ", 1)
-        nodes[name] = Node(content[end + 1 : end + 21].hex(), mode == _FOLDER)
-        at = end + 21
+    start = 0
+    while start < len(content):
+        end = content.index(b"\0", start)
+        mode, name = content[start:end].decode().split(" ", 1)
+        start = end + 1 + _SHA1_BYTES
+        nodes[name] = Node(content[end + 1 : start].hex(), mode == _FOLDER)
     return nodes
 
 
 def commit_content(tree: str, parents: Iterable[str], author: str, seconds: int, message: str) -> bytes:
     """A commit as bytes."""
-    person = f"{author} <{author}@localhost> {seconds} +0000"
+    person = f"{author} <{author}@localhost> {seconds} +0000"  # git wants an address; the server knows none
     above = [f"tree {tree}", *(f"parent {parent}" for parent in parents), f"author {person}", f"committer {person}"]
     return ("\n".join(above) + f"\n\n{message}\n").encode()
 
@@ -69,7 +69,7 @@ Changes = dict[str, str | None]
 
 @dataclass(frozen=True)
 class File:
-    """A file's content: its git id, its size, where its bytes are, and whether it stands apart as a large file."""
+    """A file's content: its git id, its size, its sha256, and whether it is stored apart as a large file (LFS)."""
 
     oid: str
     size: int
@@ -78,17 +78,17 @@ class File:
 
     @classmethod
     def small(cls, content: bytes) -> "File":
-        """A file that git holds as it is."""
+        """A file that git stores as it is."""
         return cls(object_id("blob", content), len(content), hashlib.sha256(content).hexdigest(), False)
 
     @classmethod
     def apart(cls, sha256: str, size: int) -> "File":
-        """A file for which git holds a pointer."""
+        """A file for which git stores a pointer."""
         return cls(object_id("blob", pointer(sha256, size)), size, sha256, True)
 
     @property
     def pointer_size(self) -> int:
-        """Size of the pointer that git holds for a large file."""
+        """Size of the pointer that git stores for a large file."""
         return len(pointer(self.sha256, self.size))
 
 
@@ -97,16 +97,16 @@ class Trees:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self._read: dict[str, dict[str, Node]] = {}
+        self._nodes: dict[str, dict[str, Node]] = {}
 
     def nodes(self, oid: str | None) -> dict[str, Node]:
         """The entries of one folder; None is an empty one."""
         if oid is None:
             return {}
-        if oid not in self._read:
+        if oid not in self._nodes:
             row = self.connection.execute("SELECT content FROM trees WHERE oid = ?", (oid,)).fetchone()
-            self._read[oid] = tree_nodes(row["content"])
-        return self._read[oid]
+            self._nodes[oid] = tree_nodes(row["content"])
+        return self._nodes[oid]
 
     def add(self, nodes: Mapping[str, Node]) -> str:
         """Store a folder; returns its id."""
@@ -129,10 +129,10 @@ class Trees:
         """What has this path below a folder; the empty path is the folder itself."""
         node = Node(root, True)
         for part in path.split("/") if path else ():
-            found = self.nodes(node.oid).get(part) if node.folder else None
-            if found is None:
+            child = self.nodes(node.oid).get(part) if node.folder else None
+            if child is None:
                 return None
-            node = found
+            node = child
         return node
 
     def walk(
@@ -146,16 +146,16 @@ class Trees:
         path : of that folder; the paths begin with it.
         after : ``position`` of an entry; those up to and including it are left out.
         """
-        above = f"{path}/" if path else ""
+        prefix = f"{path}/" if path else ""
         for name, node in self.nodes(root).items():
-            at = above.encode() + sort_key(name, node)
-            if at > after:
-                yield above + name, node
-            if recursive and node.folder and (at > after or after.startswith(at)):
-                yield from self.walk(node.oid, above + name, after=after)
+            key = prefix.encode() + sort_key(name, node)
+            if key > after:
+                yield prefix + name, node
+            if recursive and node.folder and (key > after or after.startswith(key)):
+                yield from self.walk(node.oid, prefix + name, after=after)
 
     def changed(self, root: str | None, changes: Changes) -> str:
-        """Apply changes to a folder and store what comes of it; folders that become empty go.
+        """Apply changes to a folder and store the result; folders that become empty are removed.
 
         Raises
         ------
@@ -171,12 +171,12 @@ class Trees:
             elif oid is None and not (first in nodes and nodes[first].folder):
                 nodes.pop(first, None)
         for name, inner in below.items():
-            held = nodes.get(name)
-            if held is not None and not held.folder:
+            existing = nodes.get(name)
+            if existing is not None and not existing.folder:
                 if any(oid is not None for oid in inner.values()):
                     raise Refusal(400, f"{name}: expected a file or a folder, got both.")
                 continue
-            oid = self.changed(None if held is None else held.oid, inner)
+            oid = self.changed(None if existing is None else existing.oid, inner)
             if self.nodes(oid):
                 nodes[name] = Node(oid, True)
             else:
@@ -190,27 +190,27 @@ class Trees:
         return self.add(nodes)
 
     def difference(
-        self, before: str | None, after: str | None, above: str = ""
+        self, before: str | None, after: str | None, prefix: str = ""
     ) -> dict[str, tuple[str | None, str | None]]:
         """Paths of the files that differ between two folders, with their ids before and after."""
         if before == after:
             return {}
         old, new = self.nodes(before), self.nodes(after)
-        found: dict[str, tuple[str | None, str | None]] = {}
+        changed: dict[str, tuple[str | None, str | None]] = {}
         for name in sorted({*old, *new}):
             was, now = old.get(name), new.get(name)
             if was == now:
                 continue
-            path = above + name
+            path = prefix + name
             if (was is not None and was.folder) or (now is not None and now.folder):
                 inner = [node.oid if node is not None and node.folder else None for node in (was, now)]
-                found.update(self.difference(inner[0], inner[1], f"{path}/"))
+                changed.update(self.difference(inner[0], inner[1], f"{path}/"))
             files = [None if node is None or node.folder else node.oid for node in (was, now)]
             if files != [None, None]:
-                found[path] = (files[0], files[1])
-        return found
+                changed[path] = (files[0], files[1])
+        return changed
 
 
 def position(path: str, node: Node) -> bytes:
-    """Where an entry stands in a walk."""
+    """The key by which a walk is ordered and continued."""
     return sort_key(path, node)

@@ -1,4 +1,4 @@
-"""Repositories: made, found, changed, removed; and which contents each was given."""
+"""Make, find, change and remove repositories, and note which contents each was given."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from ckptzoo.server.store.commits import MAIN, History, now
 from ckptzoo.server.store.git_objects import File, Node, Trees
 
 LARGE = (".safetensors", ".parquet", ".arrow", ".bin", ".npy", ".npz", ".pt", ".pth", ".gz", ".zip", ".zst")
-"""Endings of files that stand apart from commits, however small."""
+"""Endings of files that are stored apart from commits (LFS), however small."""
 ATTRIBUTES = "".join(f"*{ending} filter=lfs diff=lfs merge=lfs -text\n" for ending in LARGE).encode()
 """The content of .gitattributes in a new repository; git reads it, the server does not."""
 
@@ -24,20 +24,20 @@ class Repository:
     created: str
 
 
-def _made(row: sqlite3.Row) -> Repository:
+def _repository(row: sqlite3.Row) -> Repository:
     return Repository(row["id"], row["kind"], row["name"], bool(row["private"]), row["created"])
 
 
 def find(connection: sqlite3.Connection, kind: str, name: str) -> Repository | None:
     """The repository of this kind and name."""
     row = connection.execute("SELECT * FROM repositories WHERE kind = ? AND name = ?", (kind, name)).fetchone()
-    return None if row is None else _made(row)
+    return None if row is None else _repository(row)
 
 
 def listed(connection: sqlite3.Connection, kind: str) -> list[Repository]:
-    """Every repository of a kind, the last made first."""
+    """Every repository of a kind, the newest first."""
     rows = connection.execute("SELECT * FROM repositories WHERE kind = ? ORDER BY id DESC", (kind,))
-    return [_made(row) for row in rows]
+    return [_repository(row) for row in rows]
 
 
 def create(connection: sqlite3.Connection, kind: str, name: str, *, private: bool, author: str) -> Repository:
@@ -46,14 +46,14 @@ def create(connection: sqlite3.Connection, kind: str, name: str, *, private: boo
         raise Refusal(409, f"You already created this {kind} repo: {name}")
     row = (kind, name, int(private), now())
     connection.execute("INSERT INTO repositories (kind, name, private, created) VALUES (?, ?, ?, ?)", row)
-    made = find(connection, kind, name)
-    assert made is not None
-    trees, history = Trees(connection), History(connection, made.id)
+    repository = find(connection, kind, name)
+    assert repository is not None
+    trees, history = Trees(connection), History(connection, repository.id)
     file = File.small(ATTRIBUTES)
     trees.add_file(file)
     tree = trees.add({".gitattributes": Node(file.oid, False)})
     history.point(MAIN, history.add(tree, (), author=author, title="initial commit"))
-    return made
+    return repository
 
 
 def move(connection: sqlite3.Connection, repository: Repository, name: str) -> None:
@@ -74,7 +74,7 @@ def remove(connection: sqlite3.Connection, repository: Repository) -> None:
 
 
 def give(connection: sqlite3.Connection, repository: int, sha256: str, size: int) -> None:
-    """Note that someone who may write to the repository has sent this content."""
+    """Note that a caller with access to the repository has sent this content."""
     row = (repository, sha256, size)
     connection.execute("INSERT OR IGNORE INTO contents SELECT r.id, ?2, ?3 FROM repositories r WHERE r.id = ?1", row)
 
@@ -84,8 +84,8 @@ def given(connection: sqlite3.Connection, repository: int, sha256: str) -> int |
 
     Notes
     -----
-    A content is asked for again for each repository, so that its digest alone gives nobody its bytes.
+    A content has to be sent to each repository, so that its digest alone gives nobody its bytes.
     """
-    found = "SELECT size FROM contents WHERE repository = ? AND sha256 = ?"
-    row = connection.execute(found, (repository, sha256)).fetchone()
+    query = "SELECT size FROM contents WHERE repository = ? AND sha256 = ?"
+    row = connection.execute(query, (repository, sha256)).fetchone()
     return None if row is None else row["size"]

@@ -1,4 +1,4 @@
-"""Tokens: who may read, propose and write. Only their digests are stored."""
+"""Tokens: who may read, contribute and write. Only their digests are stored."""
 
 import hashlib
 import secrets
@@ -14,20 +14,20 @@ ROLES = ("read", "contribute", "write")
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks."""
+    """Whose token came with a request, and what it may do."""
 
     user: str
     role: str
 
     def may(self, role: str) -> bool:
-        """Whether this role is at least ``role``."""
+        """Whether the caller's role includes ``role``."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
 
 def make_token(connection: sqlite3.Connection, user: str, role: str) -> str:
     """Make a token; it is returned once and cannot be shown again."""
-    checked_id(f"{user}/name")
-    ROLES.index(role)
+    checked_id(f"{user}/name")  # users are namespaces of repositories
+    ROLES.index(role)  # raises for an unknown role
     token = f"hf_{secrets.token_hex(20)}"
     row = (_digest(token), user, role, datetime.now(UTC).isoformat())
     connection.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", row)
@@ -40,11 +40,11 @@ def revoke(connection: sqlite3.Connection, user: str) -> int:
 
 
 def identify(connection: sqlite3.Connection, token: str) -> Caller | None:
-    """Whose token this is."""
+    """The owner of a token, None where it is not known."""
     row = connection.execute("SELECT user, role FROM tokens WHERE digest = ?", (_digest(token),)).fetchone()
     return None if row is None else Caller(row["user"], row["role"])
 
 
 def _digest(token: str) -> str:
-    """A token is 160 random bits, so a plain digest cannot be guessed backwards."""
+    """A token is 160 random bits, so a plain digest cannot be reversed by guessing."""
     return hashlib.sha256(token.encode()).hexdigest()

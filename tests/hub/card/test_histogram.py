@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptzoo.hub.card.contents import MOST_ROWS, WIDTH, Scale, histogram
+from ckptzoo.hub.card.contents import BAR_WIDTH, MAX_BINS, Scale, histogram
 
 FIGURES = st.lists(st.floats(-1e9, 1e9) | st.floats(0, 1), min_size=1, max_size=300)
 LINE = re.compile(r"(.+?)  +([\d,]+)(?:  ([█▏▎▍▌▋▊▉]+))?")
@@ -26,14 +26,14 @@ def test_every_figure_is_counted_once_and_in_its_bin(values: list[float]) -> Non
     text = histogram(values)
     assert text == histogram(values[::-1])
     found = lines(text)
-    assert sum(number for _, number, _ in found) == len(values) and len(found) <= MOST_ROWS + 2
+    assert sum(number for _, number, _ in found) == len(values) and len(found) <= MAX_BINS + 2
     for label, number, bar in found:
-        assert bool(bar) == bool(number) and len(bar) <= WIDTH
+        assert bool(bar) == bool(number) and len(bar) <= BAR_WIDTH
         if " - " in label and (ends := re.findall(r"-?[\d.]+", label)):
             low, high = map(float, ends)
             inside = sum(low <= value <= high for value in values)
             assert number <= inside
-    assert max((number, len(bar)) for _, number, bar in found)[1] == WIDTH
+    assert max((number, len(bar)) for _, number, bar in found)[1] == BAR_WIDTH
 
 
 @settings(deadline=None)
@@ -69,6 +69,6 @@ def test_equal_figures_are_one_bin(value: float) -> None:
 def test_bins_can_be_those_of_others() -> None:
     found = lines(histogram([0.5, 1.5, 7.0], Scale(1, 0, 1, 3)))
     assert found == [
-        ("below   1", 1, "█" * WIDTH), ("1 - 2", 1, "█" * WIDTH), ("2 - 3", 0, ""), ("3 - 4", 0, ""),
-        ("above   4", 1, "█" * WIDTH),
+        ("below   1", 1, "█" * BAR_WIDTH), ("1 - 2", 1, "█" * BAR_WIDTH), ("2 - 3", 0, ""), ("3 - 4", 0, ""),
+        ("above   4", 1, "█" * BAR_WIDTH),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a card promises of ``load_dataset``, held to by ``datasets`` in a process of its own, from a hub and a folder."""
+"""``load_dataset`` reads what a card promises, in a process of its own, from a hub and from a folder."""
 
 import json
 import shutil
@@ -16,8 +16,8 @@ from ckptzoo.hub.card import write
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.metadata import COLUMNS, VARIANT_COLUMNS
 from ckptzoo.symmetry import GroupElement
-from tests.server.test_tools import run
 from tests.support.hosted import ZOO, Hosted
+from tests.support.hub_clients import run_client
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
 GOLDEN = Path(__file__).parents[2] / "golden/v1"
@@ -60,7 +60,7 @@ def grown(tmp_path: Path) -> Path:
     return path
 
 
-def held(found: dict[str, Any]) -> None:
+def check_rows(found: dict[str, Any]) -> None:
     assert sorted(found["configs"]) == ["first-weight", "metadata", "retracted"]
     assert found["default"] == 5
     assert found["metadata"]["columns"] == [column.name for column in COLUMNS]
@@ -75,11 +75,11 @@ def held(found: dict[str, Any]) -> None:
 def test_from_a_hub(server: Hosted, grown: Path, tmp_path: Path) -> None:
     server.api().create_repo(ZOO, repo_type="dataset")
     server.api().upload_folder(repo_id=ZOO, repo_type="dataset", folder_path=grown)
-    held(json.loads(run(server, tmp_path, sys.executable, "-c", PROGRAM, ZOO, role="read")))
+    check_rows(json.loads(run_client(server, tmp_path, sys.executable, "-c", PROGRAM, ZOO, role="read")))
     info = server.api("read").dataset_info(ZOO)
     assert {"ckptzoo", "arch:optunet", 'dataset:a "b": c', "license:apache-2.0"} <= set(info.tags or ())
     assert info.card_data is not None and info.card_data.to_dict()["ckptzoo"]["checkpoints"] == 4
 
 
 def test_from_a_folder(server: Hosted, grown: Path, tmp_path: Path) -> None:
-    held(json.loads(run(server, tmp_path, sys.executable, "-c", PROGRAM, str(grown), role="read")))
+    check_rows(json.loads(run_client(server, tmp_path, sys.executable, "-c", PROGRAM, str(grown), role="read")))

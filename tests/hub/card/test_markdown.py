@@ -56,7 +56,7 @@ def test_a_fence_holds_what_is_in_it(text: str) -> None:
 
 
 def test_lists_and_folds() -> None:
-    assert listed(["a", "b", "c"], most=2) == "`a`, `b`, 1 more" and listed([], most=2) == ""
+    assert listed(["a", "b", "c"], limit=2) == "`a`, `b`, 1 more" and listed([], limit=2) == ""
     assert code("") == code("   ") == "(blank)" and code("a`|\n") == "`a\\x60\\x7c\\n`"
     assert code("x" * 81) == f"`{'x' * 77}...`" and code("x" * 80) == f"`{'x' * 80}`"
     assert kinds(folded("Open", "| a |\n| --- |\n| b |")).count("td_open") == 1

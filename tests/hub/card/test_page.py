@@ -22,7 +22,7 @@ from tests.support.hub_zoos import ARCH, TABLE, grown, weights_of, zoo_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
 HERE = Path(__file__).parent
-GOLDEN = HERE.parent / "golden/v1"
+GOLDEN = HERE.parents[1] / "golden/v1"
 CARD = Card(
     "golden-v1",
     title="The golden zoo",
@@ -159,7 +159,7 @@ def test_no_licence_is_nobodys_choice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_part_of_a_zoo_says_so_and_what_it_lacks(tmp_path: Path, whole: bool) -> None:
-    """Also when the page is made anew, which takes away what the pull wrote there."""
+    """Also when the page is made again, which removes what the pull wrote there."""
     from ckptzoo.derive import derive
 
     derive(zoo_of(tmp_path / "zoo", (3, 2)), gauge="canonical", certify="none")
@@ -196,7 +196,7 @@ TEXT = st.text(max_size=120) | st.text("`|\\<>[]()*_#~!&$\n\r\t -:\"'x\x00\x1b\u
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=3), st.floats(), st.floats())
-def test_strangers_strings_stay_what_they_are(
+def test_untrusted_strings_stay_what_they_are(
     tmp_path_factory: pytest.TempPathFactory, texts: list[tuple[str, str, str]], loss: float, epoch: float
 ) -> None:
     """Links, HTML, headings and tables of the page are those that it has with harmless strings in their places."""

@@ -22,7 +22,7 @@ from ckptzoo.hub.push import plan, rewrite
 from ckptzoo.hub.push.refresh import refresh
 from ckptzoo.schema.card import MAX_CAPTION, MAX_PICTURE_BYTES, Card, Picture
 from tests.support.hosted import ZOO, Hosted
-from tests.support.hub_zoos import downloaded, files_of, grown, has_its_page, pushed
+from tests.support.hub_zoos import assert_generated_page, downloaded, files_of, grown, pushed
 from tests.support.pictures import illustrated, png
 from tests.support.serving import Served, running
 
@@ -91,7 +91,7 @@ def test_a_picture_that_cannot_be_shown_is_named(make_zoo: Make, server: Hosted,
     for act in (lambda: write(zoo), lambda: write(zoo, check=True), lambda: pushed(server, zoo)):
         with pytest.raises(SpecError, match=said):
             act()
-    assert (zoo / "README.md").read_bytes() == before and server.ledger.count("create", "upload", "commit") == 0
+    assert (zoo / "README.md").read_bytes() == before and server.request_log.count("create", "upload", "commit") == 0
     assert ckptzoo.verify(zoo) == []
 
 
@@ -135,7 +135,7 @@ def test_a_push_uploads_what_the_card_names(server: Hosted, make_zoo: Make, tmp_
     assert {*NAMES} <= {*plan(zoo, ZOO, endpoint=server.url).documents}
     assert {*NAMES} <= {*pushed(server, zoo).documents}
     down = downloaded(server, tmp_path)
-    assert shown(has_its_page(down)) == [*NAMES] and not (down / "pictures/draft.png").exists()
+    assert shown(assert_generated_page(down)) == [*NAMES] and not (down / "pictures/draft.png").exists()
     assert ckptzoo.verify(down) == [] and pushed(server, zoo).commits == ()
     (zoo / "pictures/a.png").write_bytes(png(3))
     assert pushed(server, zoo).documents == ("pictures/a.png",)
@@ -149,22 +149,22 @@ def test_pictures_behind_a_link_are_not_uploaded(server: Hosted, make_zoo: Make,
     (zoo / "pictures").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(IntegrityError, match=r"a\.png: file: expected one in the zoo's folder, got a link to"):
         pushed(server, zoo)
-    assert server.ledger.count("create", "upload", "commit") == 0
+    assert server.request_log.count("create", "upload", "commit") == 0
 
 
-def test_a_page_made_anew_on_the_hub_keeps_its_pictures(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
+def test_a_page_made_again_on_the_hub_keeps_its_pictures(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo()
     older = Path(shutil.copytree(zoo, tmp_path / "older"))
     (older / "card.toml").unlink()
     card = illustrated(zoo, b=1, a=2)
     pushed(server, zoo)
     pushed(server, grown(older, (1,), start=7))  # by somebody who has neither card nor pictures
-    text = has_its_page(downloaded(server, tmp_path))
+    text = assert_generated_page(downloaded(server, tmp_path))
     assert shown(text) == [*NAMES] and "**6** of 6 members" in text
     client = Client(server.url, server.tokens["write"])
     client.commit(ZOO, {"README.md": b"# By hand\n"}, title="harm", parent=client.head(ZOO))
     refresh(client, ZOO)  # as review does after a merge
-    assert shown(has_its_page(downloaded(server, tmp_path))) == [*NAMES]
+    assert shown(assert_generated_page(downloaded(server, tmp_path))) == [*NAMES]
     token = server.tokens["write"]
     assert rewrite(ZOO, card, endpoint=server.url, token=token).commit is None
     with pytest.raises(SpecError, match=r"pictures/c\.png: picture: expected a whole PNG .*, got none"):
@@ -204,15 +204,15 @@ def test_a_pull_goes_on_without_what_is_no_picture(make_zoo: Make, tmp_path: Pat
     illustrated(zoo, c=0, b=1, a=2)
     (zoo / NAMES[0]).write_bytes(b"MZ" + bytes(99))
     (zoo / NAMES[1]).unlink()
-    with pytest.warns(UserWarning, match="The pull goes on without it") as told:
+    with pytest.warns(UserWarning, match="The pull goes on without it") as warned:
         pull(zoo, tmp_path / "got")
-    assert [str(item.message).split(":")[0].rpartition("/")[2] for item in told] == ["b.png", "a.png"]
+    assert [str(item.message).split(":")[0].rpartition("/")[2] for item in warned] == ["b.png", "a.png"]
     assert [path.name for path in (tmp_path / "got/pictures").iterdir()] == ["c.png"]
     assert card_of(ckptzoo.open(tmp_path / "got")) == card_of(ckptzoo.open(zoo))
 
 
 @pytest.mark.parametrize("name", ["../a.png", "/a.png", "x/../../../a.png", "a.png\n"])
-def test_a_strangers_card_writes_nowhere_else(make_zoo: Make, tmp_path: Path, name: str) -> None:
+def test_an_untrusted_card_writes_nowhere_else(make_zoo: Make, tmp_path: Path, name: str) -> None:
     zoo = make_zoo()
     (zoo / "pictures").mkdir()
     for place in (tmp_path / "a.png", zoo / "a.png"):

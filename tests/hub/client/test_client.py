@@ -20,7 +20,7 @@ from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.models import RepoFile
 from ckptzoo.hub.client.retry import HubRetryPolicy, NotThereError, RaceError
 from tests.support.hosted import ZOO, Hosted
-from tests.support.hub_zoos import planned
+from tests.support.hub_zoos import inject_faults
 
 QUICK = HubRetryPolicy(pause=0.01, silence=5.0)
 
@@ -63,19 +63,19 @@ def test_what_is_committed_is_listed_and_read(client: Client, tmp_path: Path) ->
 def test_large_files_are_stored_once(client: Client, server: Hosted, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(noise(200_000))
     head = client.commit(ZOO, {"a.safetensors": tmp_path / "a"}, title="a", parent=client.head(ZOO)).commit
-    parts = server.ledger.count("part")
+    parts = server.request_log.count("part")
     made = client.commit(ZOO, {"b.safetensors": tmp_path / "a"}, title="b", parent=head)
-    assert made.sent == 0 and parts == server.ledger.count("part") == 4
+    assert made.sent == 0 and parts == server.request_log.count("part") == 4
 
 
 def test_files_that_are_not_what_they_should_be_are_not_sent(client: Client, server: Hosted, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"other bytes")
-    before = len(server.ledger.entries)
+    before = len(server.request_log.entries)
     with pytest.raises(IntegrityError, match=r"a\.safetensors: sha256: expected 00"):
         client.commit(
             ZOO, {"a.safetensors": tmp_path / "a"}, title="a", parent="0" * 40, sha256={"a.safetensors": "0" * 64}
         )
-    assert len(server.ledger.entries) == before
+    assert len(server.request_log.entries) == before
 
 
 def test_a_race_is_lost(client: Client) -> None:
@@ -88,14 +88,14 @@ def test_a_race_is_lost(client: Client) -> None:
 
 def test_a_lost_answer_is_told_from_a_lost_race(client: Client, server: Hosted) -> None:
     first = client.head(ZOO)
-    with planned(server, at=(0,), kinds=("lost",), operations=("commit",)), pytest.raises(RaceError) as caught:
+    with inject_faults(server, at=(0,), kinds=("lost",), operations=("commit",)), pytest.raises(RaceError) as caught:
         client.commit(ZOO, {"a.txt": b"1"}, title="a", parent=first)
     assert caught.value.unanswered and "a.txt" in client.files(ZOO)
 
 
 @pytest.mark.parametrize("kind", ["broken", "limited", "reset"])
 def test_what_fails_in_passing_is_asked_again(client: Client, server: Hosted, kind: str) -> None:
-    with planned(server, rate=0.3, seed=4, kinds=(kind,), operations=("info", "commit", "preupload"), wait=0.0):
+    with inject_faults(server, rate=0.3, seed=4, kinds=(kind,), operations=("info", "commit", "preupload"), wait=0.0):
         first = client.head(ZOO)
         made = client.commit(ZOO, {"a.txt": b"1"}, title="a", parent=first)
         assert client.head(ZOO) == made.commit
@@ -105,7 +105,7 @@ def test_what_fails_in_passing_is_asked_again(client: Client, server: Hosted, ki
 def test_pull_requests_are_opened_once_read_discussed_and_merged(client: Client, server: Hosted) -> None:
     stranger = client_of(server, "contribute")
     assert (stranger.whoami().name, stranger.whoami().role) == ("stranger", "contribute")
-    with planned(server, at=(0,), kinds=("lost",), operations=("commit",)):
+    with inject_faults(server, at=(0,), kinds=("lost",), operations=("commit",)):
         number, url = stranger.pull_requests.propose(
             ZOO, {"p/a.safetensors": noise(500)}, title="Mine", description="**Why**"
         )
@@ -115,10 +115,10 @@ def test_pull_requests_are_opened_once_read_discussed_and_merged(client: Client,
     assert (found.title, found.author, found.status, found.revision) == ("Mine", "stranger", "open", "refs/pr/1")
     assert found.comments[0].text == "**Why**" and found.conflicts == () and found.merged is None
     assert "p/a.safetensors" in client.files(ZOO, "refs/pr/1") and "p/a.safetensors" not in client.files(ZOO)
-    with planned(server, at=(0,), kinds=("lost",), operations=("discussion",)):
+    with inject_faults(server, at=(0,), kinds=("lost",), operations=("discussion",)):
         client.pull_requests.comment(ZOO, 1, "Looks right.")
     assert [item.text for item in client.pull_requests.read(ZOO, 1).comments] == ["**Why**", "Looks right."]
-    with planned(server, at=(0,), kinds=("lost",), operations=("merge",)):
+    with inject_faults(server, at=(0,), kinds=("lost",), operations=("merge",)):
         merged = client.pull_requests.merge(ZOO, 1)
     assert merged == client.head(ZOO) and client.pull_requests.read(ZOO, 1).status == "merged"
     assert client.pull_requests.listed(ZOO) == [] and len(client.pull_requests.listed(ZOO, status="all")) == 1
@@ -201,7 +201,7 @@ def test_a_server_that_falls_silent_is_given_up() -> None:
 def test_a_hub_that_asks_for_too_much_patience_is_given_up(client: Client, server: Hosted) -> None:
     files = {"a.safetensors": noise(100)}
     first = client.head(ZOO)
-    with planned(server, rate=1.0, kinds=("limited",), operations=("preupload",), wait=3600.0):
+    with inject_faults(server, rate=1.0, kinds=("limited",), operations=("preupload",), wait=3600.0):
         began = time.monotonic()
         with pytest.raises(HubError, match="expected a pause of at most 660 s, got 3600 s"):
             client.commit(ZOO, files, title="a", parent=first)
@@ -225,7 +225,7 @@ def test_plain_hubs_are_not_asked_for_xet_storage(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
     client.commit(ZOO, {"a.safetensors": noise(100)}, title="a", parent=client.head(ZOO))
     assert "a.safetensors" in client.files(ZOO)
-    assert not [entry for entry in server.ledger.entries if "xet" in entry.path] and "Xet" not in caplog.text
+    assert not [entry for entry in server.request_log.entries if "xet" in entry.path] and "Xet" not in caplog.text
 
 
 INTERRUPTED = """
@@ -245,14 +245,14 @@ except KeyboardInterrupt:
 
 def test_an_interrupt_ends_an_upload_soon(client: Client, server: Hosted, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(noise(3_000_000))
-    with planned(server, rate=1.0, kinds=("stall",), operations=("part",), wait=2.0):
+    with inject_faults(server, rate=1.0, kinds=("stall",), operations=("part",), wait=2.0):
         command = [sys.executable, "-c", INTERRUPTED, server.url, server.tokens["write"], str(tmp_path / "a")]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ
         )
         try:
             deadline = threading.Event()
-            while server.ledger.count("batch") == 0 and process.poll() is None:
+            while server.request_log.count("batch") == 0 and process.poll() is None:
                 deadline.wait(0.05)
             time.sleep(0.3)
             process.send_signal(signal.SIGINT)

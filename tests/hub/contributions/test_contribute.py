@@ -95,11 +95,11 @@ def test_the_text_of_the_pull_request(server: Hosted, bring: Bring, tmp_path: Pa
 
 
 def test_a_dry_run_uploads_nothing(server: Hosted, bring: Bring, tmp_path: Path) -> None:
-    before = len(server.ledger.entries)
+    before = len(server.request_log.entries)
     made = bring(saved(tmp_path / "one.safetensors", state_of(1)), dry_run=True)
     assert made.status == "dry run" and made.folder is not None and made.number is None
     assert ckptzoo.verify(made.folder) == [] and ckptzoo.open(made.folder).ids == ["one"]
-    assert {entry.method for entry in server.ledger.entries[before:]} <= {"GET", "HEAD"}
+    assert {entry.method for entry in server.request_log.entries[before:]} <= {"GET", "HEAD"}
 
 
 def test_the_same_again_is_recognised(server: Hosted, bring: Bring, tmp_path: Path) -> None:

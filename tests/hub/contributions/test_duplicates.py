@@ -89,10 +89,10 @@ def test_stored_fingerprints_save_the_weights(
     push(folder, ZOO, endpoint=server.url, token=server.tokens["write"])
     monkeypatch.setattr("ckptzoo.hub.contributions.target_zoo.COMPARED_BYTES", 0)
     zoo = ckptzoo.open(ZOO, endpoint=server.url)
-    before = len(server.ledger.entries)
+    before = len(server.request_log.entries)
     fresh = copies(added(tmp_path / "new", weights_of(1, 5)), TargetZoo(zoo))
     assert fresh.found == {} and fresh.check().outcome == "passed"
-    assert not [entry.path for entry in server.ledger.entries[before:] if "safetensors" in entry.path]
+    assert not [entry.path for entry in server.request_log.entries[before:] if "safetensors" in entry.path]
     found = copies(added(tmp_path / "copy", disguised(held(2), 3)), TargetZoo(zoo))
     assert found.found == {"x0": "m0-2 of the zoo in disguise"}
 

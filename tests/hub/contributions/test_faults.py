@@ -11,9 +11,9 @@ from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.hub.contributions.contribute import contribute
 from ckptzoo.hub.contributions.result import Contribution
 from ckptzoo.hub.contributions.review import Review, review
-from ckptzoo.server.testing import KINDS
+from ckptzoo.server.testing import FAULT_KINDS
 from tests.support.hosted import ZOO, Hosted
-from tests.support.hub_zoos import downloaded, planned, pushed
+from tests.support.hub_zoos import downloaded, inject_faults, pushed
 from tests.support.untrusted_files import card_of, heldout_in, saved, state_of
 
 QUICK = HubRetryPolicy(pause=0.01, silence=5.0)
@@ -25,7 +25,7 @@ def hasty(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckptzoo.remote.retry.RetryPolicy.pause", lambda *_: 0.01)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(FAULT_KINDS))
 def test_every_fault(server: Hosted, make_zoo: Callable[..., Path], tmp_path: Path, kind: str) -> None:
     """Whatever fails, nothing is doubled, nothing wrong is merged, and the same command again completes it."""
     pushed(server, make_zoo("zoo", (2,)))
@@ -46,7 +46,7 @@ def test_every_fault(server: Hosted, make_zoo: Callable[..., Path], tmp_path: Pa
     met: list[str] = []
     where = {"at": (0,)} if kind == "conflict" else {"rate": 0.25}
     for act, ends in ((bring, ("proposed", "open")), (merge, ("open", "merged"))):
-        with planned(server, seed=4, kinds=(kind,), wait=0.2, **where):
+        with inject_faults(server, seed=4, kinds=(kind,), wait=0.2, **where):
             try:
                 assert act().status in ends
             except ZooError as error:

@@ -13,7 +13,7 @@ from ckptzoo.errors import HubError, ZooError
 from ckptzoo.hub.client import HubRetryPolicy
 from ckptzoo.hub.contributions.review import review
 from tests.support.hosted import ZOO, Hosted
-from tests.support.hub_zoos import downloaded, files_of, has_its_page, planned
+from tests.support.hub_zoos import assert_generated_page, downloaded, files_of, inject_faults
 from tests.support.tampering import Tamper
 
 
@@ -33,21 +33,21 @@ def test_a_merge_brings_page_and_snapshot_up_to_date(tamper: Tamper, tmp_path: P
     found = tamper.review(tamper.propose(tamper.part(50)))
     assert found.merged is not None and found.notes == ()
     down = downloaded(server, tmp_path)
-    text = has_its_page(down)
+    text = assert_generated_page(down)
     assert "**6** of 6 members" in text and "`Ada Stranger`" in text and "cc-by-4.0" in text
     (snapshot,) = (down / "snapshots").iterdir()
     assert snapshot.name.startswith("000003-") and ckptzoo.verify(down) == []
     assert server.api().list_repo_commits(ZOO, repo_type="dataset")[1].commit_id == found.merged
-    before = len(server.ledger.entries)
+    before = len(server.request_log.entries)
     assert len(ckptzoo.open(ZOO, endpoint=server.url)) == 6
-    assert len(server.ledger.entries) - before <= 6
+    assert len(server.request_log.entries) - before <= 6
 
 
 def test_a_page_that_cannot_be_made_does_not_undo_a_merge(
     tamper: Tamper, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     number, page = tamper.propose(tamper.part(50)), files_of(downloaded(tamper.server, tmp_path))["README.md"]
-    with planned(tamper.server, rate=1.0, kinds=("conflict",), operations=("commit",)):
+    with inject_faults(tamper.server, rate=1.0, kinds=("conflict",), operations=("commit",)):
         found = tamper.review(number, retry_policy=HubRetryPolicy(tries=2, pause=0.01))
     assert found.merged is not None and found.passed
     assert "the page and the snapshot are as they were" in found.notes[0] and f"ckptzoo card {ZOO}" in found.notes[0]

@@ -125,10 +125,10 @@ def test_odd_evaluations_are_as_good_as_none(tamper: Tamper) -> None:
 
 def test_too_much_is_not_fetched(tamper: Tamper) -> None:
     number = tamper.propose(tamper.part())
-    before = len(tamper.server.ledger.entries)
+    before = len(tamper.server.request_log.entries)
     found = tamper.review(number, max_bytes=1000)
     assert {item.name for item in found.checks if item.outcome == "failed"} == {"sizes"} and not found.entries
-    asked = [entry.path for entry in tamper.server.ledger.entries[before:]]
+    asked = [entry.path for entry in tamper.server.request_log.entries[before:]]
     assert not [path for path in asked if "raw-00" in path or "000003" in path]
 
 

@@ -48,16 +48,16 @@ def publish(tmp_path: Path) -> Iterator[Callable[..., Hosted]]:
     """``publish(zoo, plan=...)``: a server that holds the zoo as ``lab/zoo``; the plan's faults come from then on."""
     with contextlib.ExitStack() as servers:
 
-        def made(path: Path, **how: object) -> Hosted:
-            found = servers.enter_context(hosted(tmp_path / "served", **how))  # pyright: ignore[reportArgumentType]
-            found.api().create_repo(REPO, repo_type="dataset")
-            push(found, files_of(path))
-            return found
+        def start(path: Path, **options: object) -> Hosted:
+            server = servers.enter_context(hosted(tmp_path / "served", **options))  # pyright: ignore[reportArgumentType]
+            server.api().create_repo(REPO, repo_type="dataset")
+            push(server, files_of(path))
+            return server
 
-        yield made
+        yield start
 
 
-def sound(path: Path) -> ckptzoo.Zoo:
-    """A zoo in which nothing is wrong."""
+def verified(path: Path) -> ckptzoo.Zoo:
+    """Open a zoo, after checking that nothing is wrong in it."""
     assert [str(problem) for problem in ckptzoo.verify(path)] == []
     return ckptzoo.open(path)

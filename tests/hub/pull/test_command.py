@@ -15,7 +15,7 @@ import typer
 import ckptzoo
 from ckptzoo.cli.hub import moving, pull
 from ckptzoo.server.testing import FaultPlan
-from tests.hub.pull.conftest import REPO, Publish, sound
+from tests.hub.pull.conftest import REPO, Publish, verified
 from tests.support.hub_zoos import files_of
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +25,7 @@ sys.path.insert(0, {str(ROOT)!r})
 import typer
 import ckptzoo.cli.app
 from ckptzoo.cli import main
-from ckptzoo.cli.pull import pull
+from ckptzoo.cli.hub import pull
 app = typer.Typer()
 app.command()(pull)
 app.callback()(lambda: None)
@@ -50,7 +50,7 @@ def test_a_part_from_a_hub(derived: Path, publish: Publish, tmp_path: Path) -> N
     lines = done.stdout.splitlines()
     assert lines[0] == f"{tmp_path / 'got'}: 6 checkpoints (canonical) of {REPO}."
     assert lines[1].startswith("6 parts came, 0 were there; ") and lines[2].startswith("revision ")
-    assert sound(tmp_path / "got").arch.names == ("conv1.weight", "fc.weight", "fc.bias")
+    assert verified(tmp_path / "got").arch.names == ("conv1.weight", "fc.weight", "fc.bias")
     again = run(REPO, "-o", tmp_path / "got", *asked, "--json", **hub)
     found = json.loads(again.stdout)
     assert (found["parts"], found["there"], found["fetched"], found["checkpoints"]) == ([], 6, 0, 6)
@@ -59,7 +59,7 @@ def test_a_part_from_a_hub(derived: Path, publish: Publish, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("{zoo}", "-o", "{got}", "--variant", "cannonical"), 2, "Did you mean canonical"),
         (("{zoo}", "-o", "{got}", "--layers", "fc,conv3"), 2, "layer 'conv3'"),
@@ -70,11 +70,11 @@ def test_a_part_from_a_hub(derived: Path, publish: Publish, tmp_path: Path) -> N
     ],
 )
 def test_what_is_wrong_is_one_line_and_a_code(
-    derived: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
+    derived: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     done = run(*(text.format(zoo=derived, got=tmp_path / "got") for text in arguments))
     assert done.returncode == code and done.stdout == "", done.stderr
-    assert said in done.stderr and done.stderr.count("\n") == 1
+    assert message in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "got").exists()
 
 
@@ -94,11 +94,11 @@ def test_an_interrupt_says_how_to_carry_on(wide: Path, publish: Publish, tmp_pat
         time.sleep(0.5)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=60)
+        out, message = process.communicate(timeout=60)
     assert time.monotonic() - began < 5
     assert process.returncode == 130 and out == ""
-    assert "ckptzoo: interrupted: what was fetched is kept; carry on with the same command.\n" in said
-    assert "Traceback" not in said
+    assert "ckptzoo: interrupted: what was fetched is kept; carry on with the same command.\n" in message
+    assert "Traceback" not in message
     assert run(REPO, "-o", tmp_path / "got", HF_ENDPOINT=server.url).returncode == 0
     assert files_of(tmp_path / "got") == files_of(wide)
 

@@ -7,7 +7,7 @@ import pytest
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.pull import pull
 from ckptzoo.server.testing import FaultPlan
-from tests.hub.pull.conftest import REPO, Publish, sound
+from tests.hub.pull.conftest import REPO, Publish, verified
 from tests.support.hub_zoos import files_of
 
 KINDS = ("short", "whole", "wrong", "stale", "expired", "limited", "broken", "reset", "trickle")
@@ -25,7 +25,7 @@ def test_no_fault_of_the_network_comes_into_the_zoo(
     server = publish(wide, plan=plan)
     pull(REPO, tmp_path / "got", endpoint=server.url, layers=layers)
     assert [item.kind for item in server.faults.injected] == [kind for _ in at]
-    sound(tmp_path / "got")
+    verified(tmp_path / "got")
     if layers is None:
         assert files_of(tmp_path / "got") == files_of(wide)
 
@@ -39,4 +39,4 @@ def test_a_server_that_is_always_wrong_brings_nothing_into_the_zoo(
     with pytest.raises(IntegrityError, match="sha256"):
         pull(REPO, tmp_path / "got", endpoint=server.url, layers=layers)
     assert not list((tmp_path / "got").glob("parts/*"))
-    assert sound(tmp_path / "got").ids == []
+    assert verified(tmp_path / "got").ids == []

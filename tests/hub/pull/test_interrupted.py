@@ -16,7 +16,7 @@ import ckptzoo
 from ckptzoo.hub.pull import pull
 from ckptzoo.remote import RemoteError
 from ckptzoo.server.testing import FaultPlan
-from tests.hub.pull.conftest import REPO, Publish, sound
+from tests.hub.pull.conftest import REPO, Publish, verified
 from tests.support.hosted import Hosted
 from tests.support.hub_zoos import files_of
 
@@ -28,14 +28,14 @@ OPENING = 60_000
 PULLER = """
 import sys
 sys.path.insert(0, {root!r})
-from ckptzoo.hub.pulling import pull
+from ckptzoo.hub.pull import pull
 pull({repo!r}, {target!r}, endpoint={url!r}, layers={layers!r}, progress=lambda *now: print(*now, flush=True))
 """
 
 
 def sent(server: Hosted, since: int) -> int:
     """Bytes of all answers from a number on."""
-    return sum(entry.sent for entry in server.ledger.entries[since:])
+    return sum(entry.sent for entry in server.request_log.entries[since:])
 
 
 @contextmanager
@@ -50,8 +50,8 @@ def pulling(server: Hosted, target: Path, layers: list[str] | None) -> Iterator[
             process.kill()
 
 
-def kept(target: Path) -> int:
-    """Bytes of blocks that lie in a pull's own folder."""
+def stored_blocks(target: Path) -> int:
+    """Bytes of the blocks in a pull's own folder."""
     blobs = (target / ".ckptzoo-pull" / "blocks").glob("*/blobs/*/sha256-*")
     return sum(path.stat().st_size for path in blobs)
 
@@ -68,12 +68,12 @@ def test_killed_in_the_middle_of_a_whole_pull(wide: Path, publish: Publish, tmp_
         process.send_signal(signal.SIGKILL)
     assert total / 4 <= done < total
     if (tmp_path / "got" / "parts").exists():
-        sound(tmp_path / "got")
+        verified(tmp_path / "got")
     wait_until_quiet(server)
-    since = len(server.ledger.entries)
-    made = pull(REPO, tmp_path / "got", endpoint=server.url)
+    since = len(server.request_log.entries)
+    pulled = pull(REPO, tmp_path / "got", endpoint=server.url)
     assert sent(server, since) <= total - done + OPENING
-    assert made.fetched <= total - done + OPENING
+    assert pulled.fetched <= total - done + OPENING
     assert files_of(tmp_path / "got") == files_of(wide)
 
 
@@ -82,30 +82,30 @@ def test_killed_in_the_middle_of_a_part(wide: Path, publish: Publish, tmp_path: 
     total = 24 * 2**20
     with pulling(server, tmp_path / "got", ["big"]) as process:
         deadline = time.monotonic() + 60
-        while kept(tmp_path / "got") < 2 * 2**20 and time.monotonic() < deadline:
+        while stored_blocks(tmp_path / "got") < 2 * 2**20 and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
-    had = kept(tmp_path / "got")
+    had = stored_blocks(tmp_path / "got")
     assert 2 * 2**20 <= had < total
     wait_until_quiet(server)
-    since = len(server.ledger.entries)
+    since = len(server.request_log.entries)
     pull(REPO, tmp_path / "got", endpoint=server.url, layers=["big"])
     assert sent(server, since) <= total - had + OPENING
     pull(wide, tmp_path / "straight", layers=["big"])
-    one, two = (files_of(tmp_path / name) for name in ("got", "straight"))
-    assert {name for name in one if one[name] != two[name]} == {"README.md"} and one.keys() == two.keys()
+    got, straight = (files_of(tmp_path / name) for name in ("got", "straight"))
+    assert {name for name in got if got[name] != straight[name]} == {"README.md"} and got.keys() == straight.keys()
     assert sorted(path.name for path in (tmp_path / "got" / ".ckptzoo-pull").iterdir()) == ["asked.json"]
 
 
 def wait_until_quiet(server: Hosted) -> None:
-    """Until the answers to a process that was killed have ended, and stand in the ledger."""
+    """Until the answers to a process that was killed have ended, and are in the request log."""
     count = -1
-    while count != (count := len(server.ledger.entries)):
+    while count != (count := len(server.request_log.entries)):
         time.sleep(0.5)
 
 
 def test_a_network_that_is_gone_in_the_middle(wide: Path, publish: Publish, tmp_path: Path) -> None:
-    """The first requests go well, then all are refused for longer than patience lasts."""
+    """The first requests go well, then all are refused for longer than the retry policy allows."""
     server = publish(wide, plan=FaultPlan(at=tuple(range(1, 400)), kinds=("expired",), operations=("blob",)))
     with pytest.raises(RemoteError):
         pull(REPO, tmp_path / "got", endpoint=server.url)
@@ -122,7 +122,7 @@ def test_a_private_zoo_is_pulled_with_a_token_that_is_not_kept(
         pull(REPO, tmp_path / "got", endpoint=server.url, layers=["other"])
     how: dict[str, Any] = {"endpoint": server.url, "layers": ["other"], "token": server.tokens["read"]}
     pull(REPO, tmp_path / "got", **how)
-    sound(tmp_path / "got")
+    verified(tmp_path / "got")
     assert os.environ["HF_TOKEN"] == "another"
     assert not [
         path for path in tmp_path.glob("got/**/*") if path.is_file() and how["token"].encode() in path.read_bytes()

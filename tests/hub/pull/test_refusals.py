@@ -13,9 +13,9 @@ import pytest
 import ckptzoo
 from ckptzoo.errors import ZooError
 from ckptzoo.hub.pull import pull
-from ckptzoo.hub.pull.destination import OWN, need_room
+from ckptzoo.hub.pull.destination import PULL_FOLDER, require_disk_space
 from ckptzoo.remote import AbsentError
-from tests.hub.pull.conftest import sound
+from tests.hub.pull.conftest import verified
 from tests.support.hub_zoos import files_of
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +33,7 @@ def test_a_folder_with_something_else(derived: Path, wide: Path, tmp_path: Path)
     before = files_of(tmp_path / "other")
     with pytest.raises(ZooError, match=r"zoo.json: expected that of the zoo to pull, got that of another"):
         pull(derived, tmp_path / "other")
-    assert files_of(tmp_path / "other") == before and not (tmp_path / "other" / OWN).exists()
+    assert files_of(tmp_path / "other") == before and not (tmp_path / "other" / PULL_FOLDER).exists()
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
@@ -60,7 +60,7 @@ def test_the_order_of_names_makes_no_other_selection(derived: Path, tmp_path: Pa
 
 
 def test_two_at_once(derived: Path, tmp_path: Path) -> None:
-    own = tmp_path / "got" / OWN
+    own = tmp_path / "got" / PULL_FOLDER
     own.mkdir(parents=True)
     descriptor = os.open(own, os.O_RDONLY)
     try:
@@ -70,7 +70,7 @@ def test_two_at_once(derived: Path, tmp_path: Path) -> None:
     finally:
         os.close(descriptor)
     pull(derived, tmp_path / "got")
-    sound(tmp_path / "got")
+    verified(tmp_path / "got")
 
 
 def test_no_such_zoo(tmp_path: Path) -> None:
@@ -80,15 +80,15 @@ def test_no_such_zoo(tmp_path: Path) -> None:
 
 
 def test_too_little_room_is_said_before_anything_is_fetched(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"room on the disk: expected 4,611,686,018,427,387,904 bytes, got") as told:
-        need_room(tmp_path, 2**62)
-    assert told.value.errno == errno.ENOSPC and "Make room and repeat" in str(told.value)
+    with pytest.raises(OSError, match=r"room on the disk: expected 4,611,686,018,427,387,904 bytes, got") as caught:
+        require_disk_space(tmp_path, 2**62)
+    assert caught.value.errno == errno.ENOSPC and "Make room and repeat" in str(caught.value)
 
 
 FULL = """
 import resource, signal, sys
 sys.path.insert(0, {root!r})
-from ckptzoo.hub.pulling import pull
+from ckptzoo.hub.pull import pull
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (6_000_000, 6_000_000))  # every file ends here, as on a full disk
 try:
@@ -107,15 +107,15 @@ def test_a_disk_that_is_full_says_what_is_needed_and_the_rest_comes_later(
     needed = sum(path.stat().st_size for path in wide.glob("parts/*/*.safetensors")) if layers is None else 24 * 2**20
     assert f"expected {needed:,} bytes, got File too large. Make room and repeat" in done.stdout, done.stderr
     assert str(tmp_path / "got") in done.stdout and not list((tmp_path / "got").glob("parts/0*"))
-    made = pull(wide, tmp_path / "got", layers=layers)
-    assert made.checkpoints == 24
-    sound(tmp_path / "got")
+    pulled = pull(wide, tmp_path / "got", layers=layers)
+    assert pulled.checkpoints == 24
+    verified(tmp_path / "got")
     assert ckptzoo.open(tmp_path / "got").ids == ckptzoo.open(wide).ids
 
 
-def test_a_note_that_is_damaged_is_written_anew(derived: Path, tmp_path: Path) -> None:
+def test_a_damaged_selection_file_is_written_again(derived: Path, tmp_path: Path) -> None:
     pull(derived, tmp_path / "got")
-    (tmp_path / "got" / OWN / "asked.json").write_bytes(b"{}")
+    (tmp_path / "got" / PULL_FOLDER / "asked.json").write_bytes(b"{}")
     assert pull(derived, tmp_path / "got").parts == ()
     with pytest.raises(ZooError, match="expected everything, got layers fc"):
         pull(derived, tmp_path / "got", layers=["fc"])

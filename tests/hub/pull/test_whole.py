@@ -1,4 +1,4 @@
-"""A whole pull is the same bytes as afar, and a repeated one brings what is new and nothing else."""
+"""A whole pull gives the same bytes as the source, and a repeated one brings what is new and nothing else."""
 
 import shutil
 from pathlib import Path
@@ -13,28 +13,28 @@ from ckptzoo.format.maintenance import LISTING
 from ckptzoo.hub.pull import pull
 from ckptzoo.remote import OfflineError
 from ckptzoo.schema.layout import SHARD_NAME
-from tests.hub.pull.conftest import REPO, Publish, sound
+from tests.hub.pull.conftest import REPO, Publish, verified
 from tests.support.hosted import Hosted, push
 from tests.support.hub_zoos import files_of, grown, weights_of
 from tests.support.serving import Served, running
 
 
-def shards(server: Hosted, since: int) -> int:
-    """How many answers from a number on held bytes of shards."""
-    return sum(entry.operation == "blob" for entry in server.ledger.entries[since:])
+def shard_answers(server: Hosted, since: int) -> int:
+    """How many answers, from one number on, held bytes of shards."""
+    return sum(entry.operation == "blob" for entry in server.request_log.entries[since:])
 
 
 def test_every_byte_is_that_of_the_hub(derived: Path, publish: Publish, tmp_path: Path) -> None:
     server = publish(derived)
     seen: list[tuple[int, int]] = []
-    made = pull(REPO, tmp_path / "got", endpoint=server.url, progress=lambda *now: seen.append(now))
+    pulled = pull(REPO, tmp_path / "got", endpoint=server.url, progress=lambda *now: seen.append(now))
     assert files_of(tmp_path / "got") == files_of(derived)
-    assert sound(tmp_path / "got").ids == ckptzoo.open(derived).ids
+    assert verified(tmp_path / "got").ids == ckptzoo.open(derived).ids
     total = sum(len(data) for name, data in files_of(derived).items() if SHARD_NAME.fullmatch(name.rpartition("/")[2]))
     assert seen[0] == (0, total) and seen[-1] == (total, total) and seen == sorted(seen)
-    assert (made.checkpoints, len(made.parts), made.there) == (12, 9, 0)
-    assert made.variants == ("raw", "canonical", "first-weight")
-    assert made.revision in made.to_json().values() and len(made.revision) == 40
+    assert (pulled.checkpoints, len(pulled.parts), pulled.there) == (12, 9, 0)
+    assert pulled.variants == ("raw", "canonical", "first-weight")
+    assert pulled.revision in pulled.to_json().values() and len(pulled.revision) == 40
     assert sorted(path.name for path in (tmp_path / "got" / ".ckptzoo-pull").iterdir()) == ["asked.json"]
 
 
@@ -46,29 +46,29 @@ def test_a_folder_and_a_repository_give_the_same(derived: Path, publish: Publish
 
 
 def test_what_is_there_is_not_fetched_again(derived: Path, publish: Publish, tmp_path: Path) -> None:
-    afar = shutil.copytree(derived, tmp_path / "afar" / "zoo")
-    server = publish(afar)
+    source = shutil.copytree(derived, tmp_path / "source" / "zoo")
+    server = publish(source)
     pull(REPO, tmp_path / "got", endpoint=server.url)
     before = files_of(tmp_path / "got")
-    since = len(server.ledger.entries)
+    since = len(server.request_log.entries)
     again = pull(REPO, tmp_path / "got", endpoint=server.url)
     assert (again.parts, again.there, again.fetched) == ((), 9, 0)
-    assert shards(server, since) == 0 and files_of(tmp_path / "got") == before
+    assert shard_answers(server, since) == 0 and files_of(tmp_path / "got") == before
 
-    grown(afar, (2,), start=3)
-    ckptzoo.retract(afar, ["m0-1"], reason="a test")
-    (old,) = (afar / "snapshots").iterdir()
-    ckptzoo.compact(afar)
-    fresh = files_of(afar)
+    grown(source, (2,), start=3)
+    ckptzoo.retract(source, ["m0-1"], reason="a test")
+    (old,) = (source / "snapshots").iterdir()
+    ckptzoo.compact(source)
+    fresh = files_of(source)
     push(server, {name: data for name, data in fresh.items() if before.get(name) != data and name != LISTING})
-    since = len(server.ledger.entries)
+    since = len(server.request_log.entries)
     again = pull(REPO, tmp_path / "got", endpoint=server.url)
     assert [path.rpartition("/")[0] for path in again.parts] == ["parts", "derived/retracted"]
     assert (again.there, again.checkpoints) == (9, 13)
-    assert shards(server, since) == 1
+    assert shard_answers(server, since) == 1
     assert not (tmp_path / "got" / "snapshots" / old.name).exists()
     with pytest.warns(UserWarning, match="1 of 14 checkpoints retracted"):
-        assert len(sound(tmp_path / "got")) == 13
+        assert len(verified(tmp_path / "got")) == 13
     assert files_of(tmp_path / "got") == {name: data for name, data in fresh.items() if name != LISTING}
     push(server, {LISTING: fresh[LISTING]})
     pull(REPO, tmp_path / "got", endpoint=server.url)
@@ -76,8 +76,8 @@ def test_what_is_there_is_not_fetched_again(derived: Path, publish: Publish, tmp
 
 
 def test_some_variants_with_the_raw_weights_are_parts_as_they_are(derived: Path, tmp_path: Path) -> None:
-    made = pull(derived, tmp_path / "got", variants=["raw", "canonical"])
-    assert made.variants == ("raw", "canonical")
+    pulled = pull(derived, tmp_path / "got", variants=["raw", "canonical"])
+    assert pulled.variants == ("raw", "canonical")
     got, all_of = files_of(tmp_path / "got"), files_of(derived)
     lacking = {name for name in all_of if name.startswith(("derived/first-weight", "snapshots", LISTING))}
     assert got.keys() == all_of.keys() - lacking
@@ -85,15 +85,15 @@ def test_some_variants_with_the_raw_weights_are_parts_as_they_are(derived: Path,
     text = got["README.md"].decode()
     assert "> This is a part of another zoo. `ckptzoo pull` took 12 of 12 checkpoints from `zoo`" in text
     assert "with variants `canonical, raw`" in text and text.startswith("---\n")
-    sound(tmp_path / "got")
+    verified(tmp_path / "got")
 
 
 def test_blocks_that_were_streamed_before_are_not_fetched_again(wide: Path, publish: Publish, tmp_path: Path) -> None:
     server = publish(wide)
     np.asarray(ckptzoo.open(REPO, endpoint=server.url)["big.weight"])
-    made = pull(REPO, tmp_path / "got", endpoint=server.url)
+    pulled = pull(REPO, tmp_path / "got", endpoint=server.url)
     small = sum((wide / name).stat().st_size for name in files_of(wide) if not name.endswith(".safetensors"))
-    assert made.fetched <= 24 * 64 * 1024 * 4 + small
+    assert pulled.fetched <= 24 * 64 * 1024 * 4 + small
     assert files_of(tmp_path / "got") == files_of(wide)
 
 
@@ -111,22 +111,22 @@ def odd(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_headers_that_cannot_be_told_from_the_index_are_fetched(odd: Path, tmp_path: Path) -> None:
     pull(odd, tmp_path / "got")
     assert files_of(tmp_path / "got") == files_of(odd)
-    sound(tmp_path / "got")
+    verified(tmp_path / "got")
 
 
-def test_parts_of_ones_own_stay_and_are_never_doubled(derived: Path, tmp_path: Path) -> None:
-    afar = shutil.copytree(derived, tmp_path / "afar" / "zoo")
-    pull(afar, tmp_path / "got")
+def test_parts_of_your_own_stay_and_are_never_doubled(derived: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(derived, tmp_path / "source" / "zoo")
+    pull(source, tmp_path / "got")
     with ckptzoo.append(tmp_path / "got") as writer:
         writer.add(weights_of(1, 99), [{"id": "mine"}])
-    assert pull(afar, tmp_path / "got").checkpoints == 13
-    grown(afar, (1,), start=7)
-    assert pull(afar, tmp_path / "got").checkpoints == 14
+    assert pull(source, tmp_path / "got").checkpoints == 13
+    grown(source, (1,), start=7)
+    assert pull(source, tmp_path / "got").checkpoints == 14
     derive(tmp_path / "got", certify="none")
-    derive(afar, certify="none")
+    derive(source, certify="none")
     with pytest.raises(ZooError, match=r"derived/canonical: checkpoints: expected new ones.*'m7-0'.*another folder"):
-        pull(afar, tmp_path / "got")
-    sound(tmp_path / "got")
+        pull(source, tmp_path / "got")
+    verified(tmp_path / "got")
 
 
 def test_unknown_variants_are_named_with_near_ones(derived: Path, tmp_path: Path) -> None:
@@ -135,25 +135,25 @@ def test_unknown_variants_are_named_with_near_ones(derived: Path, tmp_path: Path
     assert not (tmp_path / "got").exists()
 
 
-def test_damage_afar_is_found_and_not_brought_over(derived: Path, tmp_path: Path) -> None:
-    afar = shutil.copytree(derived, tmp_path / "afar" / "zoo")
-    shard = sorted(afar.glob("parts/*/raw-00.safetensors"))[1]
+def test_damage_at_the_source_is_found_and_not_copied(derived: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(derived, tmp_path / "source" / "zoo")
+    shard = sorted(source.glob("parts/*/raw-00.safetensors"))[1]
     right = shard.read_bytes()
     shard.write_bytes(right[:9000] + bytes([right[9000] ^ 1]) + right[9001:])
     with pytest.raises(IntegrityError, match="sha256 of bytes"):
-        pull(afar, tmp_path / "got")
+        pull(source, tmp_path / "got")
     assert not (tmp_path / "got" / "parts" / shard.parent.name).exists()
     shard.write_bytes(right)
-    pull(afar, tmp_path / "got")
+    pull(source, tmp_path / "got")
     assert files_of(tmp_path / "got") == files_of(derived)
 
 
-def test_a_wrong_header_afar_is_mended_where_it_is_one_of_ours(derived: Path, tmp_path: Path) -> None:
-    afar = shutil.copytree(derived, tmp_path / "afar" / "zoo")
-    shard = sorted(afar.glob("parts/*/raw-00.safetensors"))[1]
+def test_a_wrong_header_at_the_source_is_repaired_where_it_is_one_of_ours(derived: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(derived, tmp_path / "source" / "zoo")
+    shard = sorted(source.glob("parts/*/raw-00.safetensors"))[1]
     right = shard.read_bytes()
     shard.write_bytes(right[:40] + bytes([right[40] ^ 1]) + right[41:])
-    pull(afar, tmp_path / "got")
+    pull(source, tmp_path / "got")
     assert files_of(tmp_path / "got") == files_of(derived)
 
 
@@ -172,7 +172,7 @@ def test_from_a_web_server(derived: Path, tmp_path: Path) -> None:
         pull(f"{web.url}/zoo", tmp_path / "got")
         pull(f"{web.url}/zoo", tmp_path / "part", layers=["fc"])
     assert files_of(tmp_path / "got") == {name: data for name, data in files.items() if name != LISTING}
-    sound(tmp_path / "part")
+    verified(tmp_path / "part")
 
 
 def test_offline_says_what_is_missing(
@@ -186,6 +186,6 @@ def test_offline_says_what_is_missing(
     monkeypatch.delenv("CKPTZOO_OFFLINE")
     np.asarray(ckptzoo.open(REPO, endpoint=server.url)["other.weight"])
     monkeypatch.setenv("CKPTZOO_OFFLINE", "1")
-    made = pull(REPO, tmp_path / "two", layers=["other"], endpoint=server.url)
-    assert made.fetched == 0 and made.checkpoints == 24
-    sound(tmp_path / "two")
+    pulled = pull(REPO, tmp_path / "two", layers=["other"], endpoint=server.url)
+    assert pulled.fetched == 0 and pulled.checkpoints == 24
+    verified(tmp_path / "two")

@@ -12,7 +12,7 @@ from ckptzoo.cli.hub import push
 from ckptzoo.errors import HubError
 from ckptzoo.hub.client import Client
 from tests.support.hosted import ZOO, Hosted
-from tests.support.hub_zoos import planned
+from tests.support.hub_zoos import inject_faults
 
 Make = Callable[..., Path]
 Run = Callable[..., Result]
@@ -59,7 +59,7 @@ def test_push_in_json(run: Run, server: Hosted, make_zoo: Make) -> None:
 
 def test_the_librarys_own_words_are_not_heard(run: Run, server: Hosted, make_zoo: Make) -> None:
     zoo = make_zoo()
-    with planned(server, at=(1,), kinds=("broken",), operations=("upload",)):
+    with inject_faults(server, at=(1,), kinds=("broken",), operations=("upload",)):
         result = run(zoo, ZOO)
     assert server.faults.injected and result.stderr == "" and "_uploads" not in result.output
 

@@ -11,16 +11,16 @@ import ckptzoo
 from ckptzoo.errors import HubError, ZooError
 from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.hub.push import push
-from ckptzoo.server.testing import KINDS
+from ckptzoo.server.testing import FAULT_KINDS
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import (
+    assert_same_except_generated,
     downloaded,
     grown,
+    inject_faults,
     own_commits,
-    planned,
     pushed,
     repeated_uploads,
-    same_but_for_what_is_made,
 )
 
 Make = Callable[..., Path]
@@ -46,10 +46,10 @@ def test_a_server_that_cannot_write_says_so(server: Hosted, make_zoo: Make, tmp_
     assert "/_uploads" not in str(caught.value)
     del server.service.blobs.arrive
     assert len(pushed(server, zoo).parts) == 2 and repeated_uploads(server) == []
-    same_but_for_what_is_made(zoo, downloaded(server, tmp_path))
+    assert_same_except_generated(zoo, downloaded(server, tmp_path))
 
 
-MEETING = sorted(KINDS)
+MEETING = sorted(FAULT_KINDS)
 
 
 @pytest.mark.parametrize("kind", MEETING)
@@ -58,7 +58,7 @@ def test_faults_now_and_then_cost_nothing(server: Hosted, make_zoo: Make, tmp_pa
     zoo = make_zoo("zoo", (2,))
     pushed(server, zoo)
     grown(zoo, (1, 2), start=1)
-    with planned(server, seed=3, rate=0.25, kinds=(kind,), wait=0.2):
+    with inject_faults(server, seed=3, rate=0.25, kinds=(kind,), wait=0.2):
         try:
             pushed(server, zoo, retry_policy=QUICK)
         except ZooError as error:
@@ -68,7 +68,7 @@ def test_faults_now_and_then_cost_nothing(server: Hosted, make_zoo: Make, tmp_pa
     assert ckptzoo.verify(down) == []
     pushed(server, zoo)
     down = downloaded(server, tmp_path)
-    same_but_for_what_is_made(zoo, down)
+    assert_same_except_generated(zoo, down)
     assert ckptzoo.verify(down) == [] and len(own_commits(server)) <= 3
 
 
@@ -77,7 +77,7 @@ def test_faults_without_end_are_an_error_in_time(server: Hosted, make_zoo: Make,
     zoo = make_zoo()
     began = time.monotonic()
     with (
-        planned(server, rate=1.0, kinds=(kind,), operations=("upload", "part", "commit"), wait=0.0),
+        inject_faults(server, rate=1.0, kinds=(kind,), operations=("upload", "part", "commit"), wait=0.0),
         pytest.raises(HubError) as caught,
     ):
         push(

@@ -20,13 +20,13 @@ def test_equal_shards_are_sent_once(server: Hosted, tmp_path: Path) -> None:
     found = pushed(server, zoo)
     shards = {path.read_bytes() for path in zoo.glob("parts/*/raw-00.safetensors")}
     assert len(shards) == 1 and len(found.parts) == 4
-    paths = [entry.path for entry in server.ledger.entries if entry.operation == "upload"]
+    paths = [entry.path for entry in server.request_log.entries if entry.operation == "upload"]
     assert len(paths) == len(set(paths)) == 4 * 2 + 1 + 1
     assert found.sent == found.nbytes - 3 * len(shards.pop())
 
 
 def many(path: Path, parts: int) -> Path:
-    """A zoo of so many parts of one checkpoint, three files each."""
+    """A zoo of ``parts`` parts of one checkpoint, three files each."""
     ckptzoo.create(path, arch=ARCH, symmetry=TABLE)
     return grown(path, (1,) * parts)
 

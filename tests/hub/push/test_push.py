@@ -1,9 +1,7 @@
 """Publishing to a real server: what is uploaded, what stays, and who can read it."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,8 @@ from ckptzoo.derive import derive
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.push import Planned, plan
 from tests.support.hosted import ZOO, Hosted
-from tests.support.hub_zoos import ARCH, downloaded, files_of, grown, pushed, same_but_for_what_is_made, zoo_of
+from tests.support.hub_clients import run_client
+from tests.support.hub_zoos import ARCH, assert_same_except_generated, downloaded, files_of, grown, pushed, zoo_of
 
 Make = Callable[..., Path]
 
@@ -27,24 +26,24 @@ def planned_push(server: Hosted, zoo: Path) -> Planned:
 
 def test_a_first_push_then_added_parts_then_nothing(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo("zoo", (3, 2))
-    told: list[tuple[int, int]] = []
-    first = pushed(server, zoo, progress=lambda done, total: told.append((done, total)))
+    reports: list[tuple[int, int]] = []
+    first = pushed(server, zoo, progress=lambda done, total: reports.append((done, total)))
     assert first.created and len(first.commits) == 1 and len(first.parts) == 2 and first.already == 0
-    assert first.sent == first.nbytes == told[-1][0] == told[-1][1]
+    assert first.sent == first.nbytes == reports[-1][0] == reports[-1][1]
     assert {"zoo.json", "architecture.json", "symmetry.json", "README.md"} < set(first.documents)
-    same_but_for_what_is_made(zoo, downloaded(server, tmp_path))
+    assert_same_except_generated(zoo, downloaded(server, tmp_path))
     grown(zoo, (4,), start=2)
-    sent = server.ledger.count("upload")
+    sent = server.request_log.count("upload")
     second = pushed(server, zoo)
     assert not second.created and len(second.commits) == 1 and len(second.parts) == 1 and second.already == 2
-    assert server.ledger.count("upload") - sent == 4  # two tables, a shard, a snapshot
+    assert server.request_log.count("upload") - sent == 4  # two tables, a shard, a snapshot
     down = downloaded(server, tmp_path)
-    same_but_for_what_is_made(zoo, down)
+    assert_same_except_generated(zoo, down)
     assert ckptzoo.verify(down) == [] and len(list((down / "snapshots").iterdir())) == 1
-    before, entries = files_of(zoo), len(server.ledger.entries)
+    before, entries = files_of(zoo), len(server.request_log.entries)
     third = pushed(server, zoo)
     assert (third.commits, third.parts, third.already, third.documents, third.sent) == ((), (), 3, (), 0)
-    assert [entry.operation for entry in server.ledger.entries[entries:]] == ["info"] and files_of(zoo) == before
+    assert [entry.operation for entry in server.request_log.entries[entries:]] == ["info"] and files_of(zoo) == before
 
 
 def test_the_snapshot_is_the_one_that_compact_would_make(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
@@ -75,7 +74,7 @@ def test_variants_tombstones_and_late_tables_come_along(server: Hosted, tmp_path
     trees = [name.rpartition("/")[0] for name in found.parts]
     assert sorted(trees) == ["derived/canonical", "derived/canonical", "derived/retracted"]
     down = downloaded(server, tmp_path)
-    same_but_for_what_is_made(zoo, down)
+    assert_same_except_generated(zoo, down)
     assert ckptzoo.verify(down) == []
 
 
@@ -168,27 +167,16 @@ print(json.dumps([list(load_dataset("lab/zoo", "metadata", split="train", stream
 """
 
 
-def elsewhere(server: Hosted, tmp_path: Path, code: str, *arguments: str) -> str:
-    """A program in another process, with nothing set but the hub's address and places for caches."""
-    places = {name: str(tmp_path / "elsewhere") for name in ("HOME", "HF_HOME", "CKPTZOO_CACHE")}
-    environment = {**places, "PATH": os.environ["PATH"], "HF_ENDPOINT": server.url, "HF_HUB_DISABLE_XET": "1"}
-    environment["PYTHONPATH"] = str(Path(ckptzoo.__file__).parents[1])
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_what_was_pushed_opens_cheaply_from_afar(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
+def test_what_was_pushed_opens_in_few_requests(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo("zoo", (3, 2))
     pushed(server, zoo)
-    before = len(server.ledger.entries)
-    assert elsewhere(server, tmp_path, OPENED, server.url).strip() == str(
+    before = len(server.request_log.entries)
+    assert run_client(server, tmp_path / "home", sys.executable, "-c", OPENED, server.url, role=None).strip() == str(
         (5, *np.shape(ckptzoo.open(zoo)["fc.weight"])[1:])
     )
-    mine = server.ledger.entries[before:]
-    opening = [entry for entry in mine if "raw-00" not in entry.path and entry.operation != "blob"]
-    assert len(opening) <= 6 and sum(entry.sent for entry in mine) < 200_000
+    requests = server.request_log.entries[before:]
+    opening = [entry for entry in requests if "raw-00" not in entry.path and entry.operation != "blob"]
+    assert len(opening) <= 6 and sum(entry.sent for entry in requests) < 200_000
 
 
 def test_load_dataset_reads_the_metadata(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
@@ -196,4 +184,4 @@ def test_load_dataset_reads_the_metadata(server: Hosted, make_zoo: Make, tmp_pat
     zoo = make_zoo("zoo", (3, 2))
     pushed(server, zoo)
     ids = ckptzoo.open(zoo).ids
-    assert json.loads(elsewhere(server, tmp_path, LOADED)) == [ids, ids]
+    assert json.loads(run_client(server, tmp_path / "home", sys.executable, "-c", LOADED, role=None)) == [ids, ids]

@@ -18,15 +18,15 @@ from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.hub.push import Pushed
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import (
+    assert_generated_page,
+    assert_same_except_generated,
     downloaded,
     files_of,
     grown,
-    has_its_page,
+    inject_faults,
     own_commits,
-    planned,
     pushed,
     repeated_uploads,
-    same_but_for_what_is_made,
 )
 
 Make = Callable[..., Path]
@@ -58,34 +58,37 @@ def test_pushes_at_once_all_succeed(server: Hosted, make_zoo: Make, tmp_path: Pa
     assert ckptzoo.verify(down) == [] and len(ckptzoo.open(down)) == 2 + 3 * 3
     assert all(len(found.commits) == 1 for found in results.values())
     assert sum(len(found.parts) for found in results.values()) == 6 + new
-    has_its_page(down)
+    assert_generated_page(down)
     assert len(list((down / "snapshots").iterdir())) == 1
 
 
 def test_a_race_that_is_lost_is_run_again(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo()
-    with planned(server, at=(0, 1, 2), kinds=("conflict",)):
+    with inject_faults(server, at=(0, 1, 2), kinds=("conflict",)):
         found = pushed(server, zoo, retry_policy=QUICK)
     assert len(found.commits) == 1 and len(found.parts) == 2 and repeated_uploads(server) == []
-    same_but_for_what_is_made(zoo, downloaded(server, tmp_path))
+    assert_same_except_generated(zoo, downloaded(server, tmp_path))
 
 
 def test_races_without_end_are_given_up(server: Hosted, make_zoo: Make) -> None:
     zoo = make_zoo()
-    with planned(server, rate=1.0, kinds=("conflict",)), pytest.raises(HubError, match="one of 16 races won, got none"):
+    with (
+        inject_faults(server, rate=1.0, kinds=("conflict",)),
+        pytest.raises(HubError, match="one of 16 races won, got none"),
+    ):
         pushed(server, zoo, retry_policy=QUICK)
 
 
 @pytest.mark.parametrize("operation", ["create", "commit", "upload"])
 def test_a_lost_answer_doubles_nothing(server: Hosted, make_zoo: Make, tmp_path: Path, operation: str) -> None:
     zoo = make_zoo()
-    with planned(server, at=(0,), kinds=("lost",), operations=(operation,)):
+    with inject_faults(server, at=(0,), kinds=("lost",), operations=(operation,)):
         found = pushed(server, zoo, retry_policy=QUICK)
     assert len(server.faults.injected) == 1
     client = Client(server.url)
     assert found.commits == (client.head(ZOO),) and len(found.parts) == 2 and found.created
     assert len(own_commits(server)) == 1
-    same_but_for_what_is_made(zoo, downloaded(server, tmp_path))
+    assert_same_except_generated(zoo, downloaded(server, tmp_path))
 
 
 def test_what_another_pushes_meanwhile_is_not_pushed_again(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
@@ -108,7 +111,7 @@ def test_what_another_pushes_meanwhile_is_not_pushed_again(server: Hosted, make_
 
 PUSHING = """
 import sys
-from ckptzoo.hub.publishing import push
+from ckptzoo.hub.push import push
 push(sys.argv[1], "lab/zoo", endpoint=sys.argv[2], token=sys.argv[3])
 """
 
@@ -132,16 +135,16 @@ def test_killed_amid_uploads_and_repeated_nothing_is_sent_twice(server: Hosted, 
     zoo = make_zoo("zoo", (3, 2, 4, 1))
 
     def stored() -> int:
-        return sum(entry.operation == "upload" and entry.status == 200 for entry in server.ledger.entries)
+        return sum(entry.operation == "upload" and entry.status == 200 for entry in server.request_log.entries)
 
-    with planned(server, at=(6, 8, 10), kinds=("stall",), operations=("upload",), wait=60.0):
+    with inject_faults(server, at=(6, 8, 10), kinds=("stall",), operations=("upload",), wait=60.0):
         killed(server, zoo, lambda: stored() >= 8 and len(server.faults.injected) == 3)
     before = stored()
     assert Client(server.url).files(ZOO).keys() == {".gitattributes"}
     found = pushed(server, zoo)
     assert len(found.parts) == 4 and 0 < found.sent < found.nbytes and stored() - before == 13 - before
     assert repeated_uploads(server) == []
-    same_but_for_what_is_made(zoo, downloaded(server, tmp_path))
+    assert_same_except_generated(zoo, downloaded(server, tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["stall", "lost"])
@@ -149,11 +152,11 @@ def test_killed_amid_a_commit_and_repeated_it_is_there_once(
     server: Hosted, make_zoo: Make, tmp_path: Path, kind: str
 ) -> None:
     zoo = make_zoo("zoo", (3, 2))
-    with planned(server, at=(0,), kinds=(kind,), operations=("commit",), wait=60.0):
+    with inject_faults(server, at=(0,), kinds=(kind,), operations=("commit",), wait=60.0):
         killed(server, zoo, lambda: bool(server.faults.injected))
     found = pushed(server, zoo)
     assert len(own_commits(server)) == 1 and repeated_uploads(server) == []
     down = downloaded(server, tmp_path)
     texts = sum(len(data) for name, data in files_of(down).items() if name.endswith((".json", ".md", ".toml")))
     assert found.sent in (0, texts)
-    same_but_for_what_is_made(zoo, down)
+    assert_same_except_generated(zoo, down)

@@ -21,7 +21,7 @@ Make = Callable[..., Path]
 
 def test_other_zoos_and_other_things_are_refused(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     pushed(server, make_zoo("zoo"))
-    before = len(server.ledger.acknowledged)
+    before = len(server.request_log.acknowledged)
     other = make_zoo("other")
     with pytest.raises(HubError, match=r"zoo: expected digest sha256:\w+, got sha256:\w+\. Push to another repository"):
         pushed(server, other)
@@ -30,7 +30,7 @@ def test_other_zoos_and_other_things_are_refused(server: Hosted, make_zoo: Make,
     client.commit("lab/photos", {"cat.jpg": b"1"}, title="cat", parent=client.head("lab/photos"))
     with pytest.raises(HubError, match=r"expected a zoo, or an empty one, got 1 files, such as cat\.jpg"):
         push(other, "lab/photos", endpoint=server.url, token=server.tokens["write"])
-    assert len(server.ledger.acknowledged) == before + 1
+    assert len(server.request_log.acknowledged) == before + 1
     client.create("lab/fresh")
     client.commit("lab/fresh", {"README.md": b"# soon\n"}, title="soon", parent=client.head("lab/fresh"))
     found = push(other, "hf://datasets/lab/fresh", endpoint=server.url, token=server.tokens["write"])
@@ -68,14 +68,14 @@ def test_what_the_repository_has_under_another_part_is_refused(
         writer.add(weights_of(1, seed), [row])
         writer.commit()
     pushed(server, theirs)
-    before = len(server.ledger.entries)
+    before = len(server.request_log.entries)
     shown = {
         "id": "checkpoints of parts/000002-.*expected new ones, got 'x'",
         "unit": "units of parts/000002-.*got 'u'",
     }
     with pytest.raises(HubError, match=shown[clash]):
         pushed(server, mine)
-    assert not {"upload", "commit"} & {entry.operation for entry in server.ledger.entries[before:]}
+    assert not {"upload", "commit"} & {entry.operation for entry in server.request_log.entries[before:]}
 
 
 def test_a_variant_that_somebody_else_derived_is_refused_or_known(
@@ -101,11 +101,11 @@ def test_damage_is_found_before_anything_is_sent(server: Hosted, make_zoo: Make)
     shard.write_bytes(data)
     with pytest.raises(IntegrityError, match=r"raw-00\.safetensors: sha256: expected"):  # its size is right
         pushed(server, zoo)
-    assert server.ledger.count("upload", "part", "commit") == 0
+    assert server.request_log.count("upload", "part", "commit") == 0
     shard.unlink()
     with pytest.raises(IntegrityError):
         pushed(server, zoo)
-    assert server.ledger.count("create") == 1
+    assert server.request_log.count("create") == 1
 
 
 def test_a_damaged_part_of_the_repository_is_not_taken_for_the_own(server: Hosted, make_zoo: Make) -> None:
@@ -134,6 +134,6 @@ def test_tokens_that_may_not_write_are_refused_before_anything_is_sent(server: H
         push(zoo, ZOO, endpoint=server.url, token="hf_wrong")
     with pytest.raises(HubError, match=r"expected a token, got none\. Log in with hf auth login, or set HF_TOKEN"):
         push(zoo, ZOO, endpoint=server.url)
-    assert server.ledger.count("upload", "part", "create") == 0
+    assert server.request_log.count("upload", "part", "create") == 0
     pushed(server, zoo)
     assert pushed(server, zoo, "read").commits == ()  # nothing to do needs no leave

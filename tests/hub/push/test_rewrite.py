@@ -13,7 +13,7 @@ from ckptzoo.hub.client import Client, HubRetryPolicy
 from ckptzoo.hub.push import Refreshed, rewrite
 from ckptzoo.schema.card import Card
 from tests.support.hosted import ZOO, Hosted
-from tests.support.hub_zoos import downloaded, has_its_page, planned, pushed
+from tests.support.hub_zoos import assert_generated_page, downloaded, inject_faults, pushed
 
 Make = Callable[..., Path]
 QUICK = HubRetryPolicy(tries=2, pause=0.01)
@@ -41,7 +41,7 @@ def test_page_and_snapshot_are_made_in_one_commit(server: Hosted, make_zoo: Make
     assert found.commit == client.head(ZOO) and found.changes == checked.changes and found.url is None
     assert client.commits(ZOO)[1] == head
     down = downloaded(server, tmp_path)
-    assert has_its_page(down) == found.text and ckptzoo.verify(down) == []
+    assert assert_generated_page(down) == found.text and ckptzoo.verify(down) == []
     assert [path.name[:6] for path in (down / "snapshots").iterdir()] == ["000002"]
     again = rewritten(server)
     assert again.commit is None and again.changes == () and again.text == found.text
@@ -57,7 +57,7 @@ def test_another_card_is_kept(server: Hosted, make_zoo: Make, tmp_path: Path) ->
     card = Card("zoo", summary="In other words.", license="mit")
     assert rewritten(server, card).commit is not None
     down = downloaded(server, tmp_path)
-    assert Card.from_toml(down / "card.toml") == card and "In other words." in has_its_page(down)
+    assert Card.from_toml(down / "card.toml") == card and "In other words." in assert_generated_page(down)
     assert rewritten(server, card).commit is None
     with pytest.raises(SpecError, match="expected 'zoo', got 'other'"):
         rewritten(server, Card("other"))
@@ -76,11 +76,11 @@ def test_without_a_card(server: Hosted, make_zoo: Make) -> None:
 
 def test_a_lost_race_is_run_again(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     client = by_hand(server, make_zoo())
-    with planned(server, at=(0, 1), kinds=("conflict",)):
+    with inject_faults(server, at=(0, 1), kinds=("conflict",)):
         found = rewritten(server)
     assert found.commit == client.head(ZOO)
-    has_its_page(downloaded(server, tmp_path))
-    with planned(server, rate=1.0, kinds=("conflict",)), pytest.raises(HubError, match="one of 16 races won"):
+    assert_generated_page(downloaded(server, tmp_path))
+    with inject_faults(server, rate=1.0, kinds=("conflict",)), pytest.raises(HubError, match="one of 16 races won"):
         rewritten(server, Card("zoo", summary="Never."))
 
 
@@ -111,8 +111,8 @@ def test_the_command(
     assert say("card", ZOO, "--check") == (0, f"{ZOO}: README.md is as it should be.\n", "")
     (tmp_path / "mine.toml").write_text('name = "zoo"\nsummary = "Other words."\n')
     code, out, _ = say("card", ZOO, "--card", tmp_path / "mine.toml", "--json")
-    told = json.loads(out)
-    assert code == 0 and told["written"] and len(told["commit"]) == 40 and "+Other words." in told["changes"]
+    report = json.loads(out)
+    assert code == 0 and report["written"] and len(report["commit"]) == 40 and "+Other words." in report["changes"]
     assert "Other words." in client.read(ZOO, "README.md", client.listing(ZOO)).decode()
     assert say("card", "lab/none")[0] == 2 and say("card", f"{ZOO}@v1")[0] == 2
     code, _, err = say("card", tmp_path / "none")

@@ -15,7 +15,7 @@ TAG = "ckptzoo"
 """The tag of every zoo."""
 _ARCH, _DATASET, _LICENSE = "arch:", "dataset:", "license:"
 _MOST = 20
-_ONCE = HubRetryPolicy(tries=1)
+_ONCE = HubRetryPolicy(max_attempts=1)
 """The client library itself asks for a page of results up to six times."""
 
 

@@ -261,7 +261,7 @@ class _Push:
             lost = self._commit_all(found, message, total, progress)
             if lost is None:
                 break
-            time.sleep(random.uniform(0.0, self._client.retry_policy.pause))
+            time.sleep(random.uniform(0.0, self._client.retry_policy.first_pause))
             found = self._again(lost)
         else:
             step = "Others publish to it at the same time: try again later. What was uploaded is not sent again."

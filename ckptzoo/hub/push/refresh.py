@@ -103,7 +103,7 @@ class _Refresh:
                     self._repo, group.files, title=group.title, parent=listing.commit, delete=group.delete
                 )
             except RaceError:
-                time.sleep(random.uniform(0.0, self._client.retry_policy.pause))
+                time.sleep(random.uniform(0.0, self._client.retry_policy.first_pause))
                 continue
             return Refreshed(made.repository, made.url, text, changes, done.commit, page.notes)
         step = "Others publish to it at the same time: try again later."

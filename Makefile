@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test lint format bench clean
+.PHONY: quickstart test test-fast test-all lint format bench clean
 .DEFAULT_GOAL := quickstart
 
 $(READY): pyproject.toml constraints.txt
@@ -18,8 +18,17 @@ $(READY): pyproject.toml constraints.txt
 quickstart: $(READY)  ## train a zoo of OptuNets on handwritten digits, derive, verify, stream and draw it
 	@$(PY) -m builders quickstart --members $(MEMBERS) --to $(ZOO)
 
-test: $(READY)  ## the whole test suite, offline, on a CPU
-	@$(PY) -m pytest -q -n auto --dist loadfile
+# Workers take tests from one another when they run out, so that one long file does not keep a core to itself.
+PYTEST := $(PY) -m pytest -q -n auto --dist worksteal
+
+test: $(READY)  ## every test, offline, on a CPU; properties on up to 50 examples
+	@$(PYTEST)
+
+test-fast: $(READY)  ## what takes no servers, processes or training
+	@$(PYTEST) -m "not slow"
+
+test-all: $(READY)  ## every test with every example, every fault on every request (an hour)
+	@CKPTZOO_TESTS=all $(PYTEST)
 
 lint: $(READY)  ## format, lint, types and the architecture's contracts
 	@$(VENV)/bin/ruff format --check .

@@ -1,4 +1,4 @@
-"""Small zoos that tests share."""
+"""What every test gets: small zoos, how thorough the run is, and where its time went."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,9 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 import ckptzoo
 from ckptzoo.format.header import numpy_dtype
+from tests.support.effort import examples, mark, seconds_by_folder
+
+settings.register_profile(
+    "ckptzoo", max_examples=examples(100), deadline=None
+)  # examples differ in size: no limit each
+settings.load_profile("ckptzoo")
 
 Weights = dict[str, np.ndarray]
 
@@ -68,3 +75,19 @@ def make_zoo(tmp_path: Path) -> Callable[..., tuple[Path, Weights]]:
         return tmp_path / name, weights
 
     return make
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow by its folder, and skip what only a full run does."""
+    mark(items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Seconds by folder, of all workers together."""
+    reports = [report for group in terminalreporter.stats.values() for report in group if hasattr(report, "duration")]
+    folders = seconds_by_folder(reports)
+    if len(folders) > 1:
+        terminalreporter.section("seconds by folder", "-")
+        for folder, count, seconds in folders:
+            terminalreporter.line(f"{seconds:7.1f} s {count:5d} tests  {folder}")

@@ -23,6 +23,7 @@ from builders.recipe import ImageRecipe, Recipe
 from builders.state import TrainingState
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
+from tests.support.effort import examples
 
 torch.set_num_threads(1)
 FULL = data.load(Recipe.load("digits-optunet"))
@@ -61,7 +62,7 @@ def draw(
     tl.store(corners + lane, drawn.corners(key, word, position, pad, width).to(tl.int64))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(
     key=st.integers(0, 2**64 - 1),
     epoch=st.integers(0, 2**20),
@@ -84,6 +85,7 @@ def test_order_and_crops_are_those_of_builders_draws(
     assert np.array_equal(corners[: len(positions)], (down * width + right)[0])
 
 
+@pytest.mark.exhaustive
 def test_steps_are_those_of_the_general_engine_whatever_the_way_and_the_company() -> None:
     """Over the end of an epoch, with momentum and weight decay."""
     recipe = dataclasses.replace(RECIPE, momentum=0.9, weight_decay=0.01)
@@ -114,7 +116,7 @@ def test_without_momentum_and_decay_they_are_those_of_both_other_engines() -> No
         torch.testing.assert_close(states[2].weights[name], states[1].weights[name], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1, 33])
+@pytest.mark.parametrize("size", [1, pytest.param(33, marks=pytest.mark.exhaustive)])
 def test_the_gradient_is_that_of_double_precision(size: int) -> None:
     """A step so large that what it leaves of the weights is the gradient; 33 images take 64 lanes."""
     rate = 2.0**24
@@ -134,6 +136,7 @@ def test_the_gradient_is_that_of_double_precision(size: int) -> None:
         assert (found - weight.grad).abs().max() < 2e-6 * max(1, weight.grad.abs().max().item())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_one_weight_that_is_no_number_spreads_as_in_the_general_engine() -> None:
     images = material(RECIPE)

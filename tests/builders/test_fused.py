@@ -16,6 +16,7 @@ from builders.recipe import Recipe
 from builders.state import TrainingState
 from builders.train import trainer
 from ckptzoo.errors import MissingExtraError, ZooError
+from tests.support.effort import ALL
 
 triton = pytest.importorskip("triton")
 
@@ -55,7 +56,7 @@ def test_its_steps_are_right_in_tritons_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     found = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path.cwd(), check=False)
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "8 passed" in found.stdout
+    assert ("8 passed" if ALL else "5 passed, 3 skipped") in found.stdout
 
 
 def test_it_compiles_to_128_registers_without_atomics_or_tensor_cores(

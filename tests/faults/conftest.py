@@ -1,6 +1,5 @@
 """Clients wait a hundredth of the usual time between attempts here."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tests.faults.bench import Bench
 from tests.faults.counts import COUNTS
 from tests.faults.material import zoo_of
 from tests.faults.processes import HURRIED, defaults_of
+from tests.support.effort import ALL
 from tests.support.hosted import hosted
 from tests.support.hub_clients import hurry, keep_to, large_uploads_may_warn
 
@@ -42,16 +42,11 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How much was tried: two lines, or with CKPTZOO_FAULTS=many everything."""
+    """How much was tried: two lines, or with CKPTZOO_TESTS=all everything."""
     if COUNTS:
         terminalreporter.section("faults", "-")
-        for line in COUNTS.lines()[: None if many() else 2]:
+        for line in COUNTS.lines()[: None if ALL else 2]:
             terminalreporter.line(line)
-
-
-def many() -> bool:
-    """Whether the long sweep is asked for."""
-    return os.environ.get("CKPTZOO_FAULTS") == "many"
 
 
 @pytest.fixture(autouse=True)

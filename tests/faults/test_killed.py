@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.bench import Bench
-from tests.faults.conftest import many
 from tests.faults.counts import COUNTS
 from tests.faults.operations import OPERATIONS, Case
 from tests.faults.processes import Client, Server
+from tests.support.effort import ALL
 
-SEEDS = range(10) if many() else range(1)
+SEEDS = range(10) if ALL else range(1)
 KILLS = 3
 END = 60.0
 
@@ -98,7 +98,7 @@ def test_a_server_that_is_killed_keeps_what_it_acknowledged(
     server.kill()
 
 
-@pytest.mark.parametrize("count", range(5, 20) if many() else (8, 12))
+@pytest.mark.parametrize("count", range(5, 20) if ALL else (8, 12))
 def test_a_server_that_comes_back_within_seconds_costs_nothing_but_time(apart: Bench, tiny: Path, count: int) -> None:
     """With the default policies, the same call goes on."""
     server: Server = apart.server  # pyright: ignore[reportAssignmentType]

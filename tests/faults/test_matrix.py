@@ -2,10 +2,11 @@
 
 A fault that passes costs no more than time; one that stays ends in an error that says what to do, within bounds, and
 leaves what the same call can carry on. The judge is the server's ledger and the bytes of the zoo on this machine.
-With ``CKPTZOO_FAULTS=many`` every request of every operation meets every fault in turn, and more seeds are tried.
+With ``CKPTZOO_TESTS=all`` every request of every operation meets every fault in turn, and more seeds are tried.
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.server.testing import KINDS, FaultPlan, Injected
 from tests.faults.bench import Bench, says_what_to_do, settled
-from tests.faults.conftest import defaults, many
+from tests.faults.conftest import defaults
 from tests.faults.counts import COUNTS
 from tests.faults.operations import OPERATIONS, Case
+from tests.support.effort import ALL
 
 NEVER = {
     "whole": {"push", "grow"},
@@ -35,16 +37,27 @@ BORNE = {"stale", "trickle"}
 """What costs nothing but time however long it lasts: no one here goes by an ETag, and a trickle is no silence."""
 BOUND = 60.0
 """Seconds that no operation may exceed, whatever befalls it. Time is short here; see the fixture ``hurried``."""
-SEEDS = range(12) if many() else range(1)
+SEEDS = range(12) if ALL else range(1)
 pytestmark = pytest.mark.usefixtures("hurried")
 
 
-def tried(bench: Bench, case: Case, plan: FaultPlan, key: tuple[str, str]) -> Exception | None:
-    """Run a case under a plan, and judge what is there; returns the error, which is one that says what to do."""
+def tried(
+    bench: Bench,
+    case: Case,
+    plan: FaultPlan,
+    key: tuple[str, str],
+    policies: Sequence[RetryPolicy | HubRetryPolicy] = (),
+) -> Exception | None:
+    """Run a case under a plan, and judge what is there; returns the error, which is one that says what to do.
+
+    The policies are the defaults while faults last; the call that carries on has time again.
+    """
     injected: list[Injected] = []
     found: Exception | None = None
     began = time.monotonic()
-    with bench.misbehaving(plan, injected):
+    with pytest.MonkeyPatch.context() as patch, bench.misbehaving(plan, injected):
+        for policy in policies:
+            defaults(patch, policy)
         try:
             case.act()
         except ZooError as error:
@@ -83,17 +96,17 @@ def test_faults_that_pass_cost_nothing_but_time(bench: Bench, tiny: Path, name: 
 
 
 @pytest.mark.parametrize(("name", "kind"), CELLS)
-def test_faults_that_stay_end_in_an_error_that_says_what_to_do(
-    bench: Bench, tiny: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
-) -> None:
-    defaults(monkeypatch, RetryPolicy(deadline=0.4, connection_deadline=0.4, first_pause=0.02))
-    defaults(monkeypatch, HubRetryPolicy(max_attempts=3, first_pause=0.01, read_timeout=2.0))
+def test_faults_that_stay_end_in_an_error_that_says_what_to_do(bench: Bench, tiny: Path, name: str, kind: str) -> None:
+    policies = (
+        RetryPolicy(deadline=0.4, connection_deadline=0.4, first_pause=0.02),
+        HubRetryPolicy(max_attempts=3, first_pause=0.01, read_timeout=2.0),
+    )
     plan = FaultPlan(rate=1.0, kinds=(kind,), wait=0.02)
-    found = tried(bench, OPERATIONS[name](bench, tiny), plan, (name, kind))
+    found = tried(bench, OPERATIONS[name](bench, tiny), plan, (name, kind), policies)
     assert (found is None) == (kind in BORNE), found
 
 
-@pytest.mark.skipif(not many(), reason="CKPTZOO_FAULTS=many tries every request")
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "kind"), CELLS)
 def test_every_request_meets_every_fault(bench: Bench, tiny: Path, name: str, kind: str) -> None:
     number, asked = 0, 1

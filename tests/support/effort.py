@@ -1,0 +1,42 @@
+"""How thorough a run of the tests is.
+
+By default properties are tried on up to 50 examples, and tests marked ``exhaustive`` are skipped. With
+``CKPTZOO_TESTS=all`` every count is taken in full (``make test-all``).
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+ALL = os.environ.get("CKPTZOO_TESTS") == "all"
+MAX_EXAMPLES = 50
+SLOW_FOLDERS = ("builders", "cards", "cli", "faults", "hub", "laws", "project", "server")
+"""Tests here start servers or processes, train networks, or try many examples: each is ``slow``."""
+
+
+def examples(count: int) -> int:
+    """How many examples a property is tried on, which in full takes ``count``."""
+    return count if ALL else min(count, MAX_EXAMPLES)
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Mark what is slow by its folder, and skip what only a full run does."""
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
+        if not ALL and item.get_closest_marker("exhaustive"):
+            item.add_marker(pytest.mark.skip(reason="CKPTZOO_TESTS=all runs it"))
+
+
+def seconds_by_folder(reports: list[pytest.TestReport]) -> list[tuple[str, int, float]]:
+    """Folder, number of tests and seconds, the slowest first; set-up and tear-down count."""
+    seconds: dict[str, float] = {}
+    tests: dict[str, set[str]] = {}
+    for report in reports:
+        folder = report.nodeid.partition("::")[0].rpartition("/")[0]
+        seconds[folder] = seconds.get(folder, 0.0) + report.duration
+        tests.setdefault(folder, set()).add(report.nodeid)
+    slowest_first = sorted(seconds, key=lambda folder: -seconds[folder])
+    return [(folder, len(tests[folder]), seconds[folder]) for folder in slowest_first]

@@ -77,7 +77,7 @@ def parse_size(text: str, *, location: str) -> int:
     """
     matched = _SIZE.fullmatch(text)
     if matched is None:
-        raise ZooError(Problem(location, "size", "for example 20GB or 512MiB", repr(text), "Correct it."))
+        raise ZooError(Problem(location, "size", "one such as 20GB or 512MiB", repr(text), "Correct it."))
     return int(float(matched[1]) * (1024 if matched[3] else 1000) ** " kMGT".index(matched[2] or " "))
 
 

@@ -238,8 +238,8 @@ def range_header(start: int, stop: int, size: int) -> dict[str, str]:
 
 # httpx in place of what follows was measured (httpx2 2.16, benchmarks/remote.py --checkpoints 16, medians of 5) and is
 # more than 3 % slower: 2.11 against 1.81 s for a layer of 16 x 9.44 MB, 1.25 against 0.77 s for one checkpoint. It also
-# fails test_lies of tests/faults/test_hostile_answers.py, beginning with "status 100 for ever": its timeouts are per
-# read, so an answer that never ends its head is waited for without end.
+# fails test_lies of tests/faults/test_hostile_answers.py: its timeouts are per read, so "status 100 for ever", "a head
+# byte by byte" and "chunk sizes byte by byte", each by itself, had not ended after 12 s with a deadline of 1 s.
 class Connections:
     """Connections by origin, shared by the threads of one process; after a fork the child starts with none.
 

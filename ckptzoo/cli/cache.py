@@ -19,9 +19,9 @@ cache = typer.Typer(
 
 def _complete_zoos(incomplete: str) -> Iterable[str]:
     """Addresses of the zoos in the cache."""
-    from ckptzoo.remote import cache_root, held
+    from ckptzoo.remote import cache_root, cached_zoos
 
-    return [item.address for item in held(cache_root()) if item.address.startswith(incomplete)]
+    return [item.address for item in cached_zoos(cache_root()) if item.address.startswith(incomplete)]
 
 
 @cache.command()
@@ -31,11 +31,11 @@ def ls(as_json: AsJson = False) -> None:
     The folder is $CKPTZOO_CACHE, else $HF_HOME/ckptzoo, else ~/.cache/ckptzoo; the limit is $CKPTZOO_CACHE_SIZE.
     """
     from ckptzoo.console import columns
-    from ckptzoo.remote import cache_limit, cache_root, held
+    from ckptzoo.remote import cache_limit, cache_root, cached_zoos
     from ckptzoo.text import counted, printable, size
 
     root, limit = cache_root(), cache_limit()
-    found = held(root)
+    found = cached_zoos(root)
     total = sum(item.nbytes for item in found)
     if as_json:
         listed = [_described(item) for item in found]
@@ -76,12 +76,12 @@ def prune(
     if to is None and zoo is None:
         raise typer.BadParameter("expected --to SIZE or --zoo ADDRESS, got neither.")
     root = cache_root()
-    most = None if to is None else parse_size(to, location="--to")
+    max_bytes = None if to is None else parse_size(to, location="--to")
     address = None if zoo is None else _known(root, zoo)
     if dry_run:
-        pruned = Pruned.of(prunable(root, address=address, most=most))
+        pruned = Pruned.of(prunable(root, address=address, max_bytes=max_bytes))
     else:
-        pruned = remove(root, address=address, most=most)
+        pruned = remove(root, address=address, max_bytes=max_bytes)
     if as_json:
         emit({"folder": str(root), "files": pruned.files, "nbytes": pruned.nbytes, "removed": not dry_run})
         return
@@ -92,9 +92,9 @@ def prune(
 def _known(root: Path, text: str) -> str:
     """The address under which the cache has a zoo, from what a person typed."""
     from ckptzoo.errors import UnknownNameError, ZooError
-    from ckptzoo.remote import candidates, held
+    from ckptzoo.remote import cached_zoos, candidates
 
-    known = [item.address for item in held(root)]
+    known = [item.address for item in cached_zoos(root)]
     if text in known:
         return text
     try:

@@ -18,7 +18,7 @@ _ARCH, _DATASET, _LICENSE = "arch:", "dataset:", "license:"
 _MAX_NAMES = 20
 _MAX_LICENCE = 60
 """Characters."""
-_ONCE = HubRetryPolicy(tries=1)
+_ONCE = HubRetryPolicy(max_attempts=1)
 """The client library itself asks for a page of results up to six times."""
 
 

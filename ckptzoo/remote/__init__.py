@@ -1,4 +1,4 @@
-"""Zoos on other machines: stores, ranges, a cache.
+"""Zoos on other machines: addresses, stores, range requests, retries and a cache.
 
 ``open_remote(address)`` gives a ``Remote``: the names of a zoo's files, whole small ones, and blocks of large ones,
 each checked against its digest. It knows nothing of what the files hold.
@@ -6,7 +6,7 @@ each checked against its digest. It knows nothing of what the files hold.
 
 from ckptzoo.errors import AbsentError, OfflineError, RemoteError
 from ckptzoo.remote.address import candidates
-from ckptzoo.remote.cache import CacheEntry, Pruned, cache_limit, cache_root, held, parse_size, prunable, prune
+from ckptzoo.remote.cache import CacheEntry, Pruned, cache_limit, cache_root, cached_zoos, parse_size, prunable, prune
 from ckptzoo.remote.remote import Remote, open_remote
 
 __all__ = [
@@ -18,8 +18,8 @@ __all__ = [
     "RemoteError",
     "cache_limit",
     "cache_root",
+    "cached_zoos",
     "candidates",
-    "held",
     "open_remote",
     "parse_size",
     "prunable",

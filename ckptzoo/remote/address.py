@@ -1,4 +1,4 @@
-"""Where a zoo may be, read from what a person typed."""
+"""From an address that a person typed to the places where the zoo may be: ``candidates``."""
 
 import os
 import re
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 
+# names as huggingface_hub.utils.validate_repo_id allows them: 96 characters, no "--" or "..", none of "-." at the ends
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[-.](?![-.])){0,95}"
 _REPO = re.compile(rf"(?P<repo>{_WORD}/{_WORD})(?<![-.])(?:@(?P<revision>[^\s@]+))?")
 _HUB = re.compile(
@@ -17,6 +18,7 @@ _PAGE = re.compile(
     rf"/datasets/(?P<repo>{_WORD}/{_WORD})(?<![-.])(?:/(?:tree|blob)/(?P<revision>[^/]+)(?:/(?P<folder>.+?))?)?/?"
 )
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://|::)")
+# hosts whose pages are pages of repositories, so that an address can be copied from a browser
 _PAGES = ("huggingface.co", "hf.co", "www.huggingface.co")
 _STEP = (
     "Write a folder, org/zoo, hf://datasets/org/zoo@revision, https://host/path/zoo, or an fsspec address such as "
@@ -76,19 +78,22 @@ def candidates(text: str) -> tuple[Address, ...]:
     """Where the zoo of this address may be, in the order in which to look.
 
     ``org/zoo`` is a folder where there is one, else a repository of the hub; a path that is absolute, begins with a
-    dot, or has not two words is a folder only. Nothing is looked up.
+    dot, or does not have two words is a folder only. Nothing is looked up.
+
+    >>> [str(place) for place in candidates("lab/few")]
+    ['lab/few', 'hf://datasets/lab/few']
 
     Raises
     ------
     ZooError
-        The address has no form that is known, or carries a password or a query, which would end up in messages.
+        The address has no known form, or carries a password or a query, which would appear in messages.
 
     Notes
     -----
-    Held by ``tests/remote/test_address.py``.
+    Tested in ``tests/remote/test_address.py``.
     """
     if not text.strip() or "\x00" in text:
-        raise ZooError(f"{text!r}: address of a zoo: expected a place, got nothing. {_STEP}")
+        raise ZooError(Problem(repr(text), "address of a zoo", "a place", "nothing", _STEP))
     scheme = _SCHEME.match(text)
     if scheme is None:
         folder = FolderAddress(Path(os.path.expanduser(text)))  # noqa: PTH111 (which leaves ~nobody as it is)
@@ -104,7 +109,7 @@ def candidates(text: str) -> tuple[Address, ...]:
 
 
 def repository(text: str) -> str:
-    """``org/zoo`` of the address of a repository, in which it names no revision and no folder.
+    """``org/zoo`` of the address of a repository without revision and folder.
 
     Raises
     ------
@@ -114,7 +119,7 @@ def repository(text: str) -> str:
     for place in candidates(text):
         if isinstance(place, HubAddress) and place.revision == MAIN and not place.folder:
             return place.repo
-    raise ZooError(f"{text}: repository: expected org/zoo, got another address. Name a repository of a hub.")
+    raise ZooError(Problem(text, "repository", "org/zoo", "another address", "Name a repository of a hub."))
 
 
 def _hub(text: str) -> HubAddress:
@@ -122,16 +127,16 @@ def _hub(text: str) -> HubAddress:
         _HUB.fullmatch(unquote(text[len("hf://datasets/") :])) if text.lower().startswith("hf://datasets/") else None
     )
     if matched is None:
-        raise ZooError(f"{text}: address of a zoo: expected hf://datasets/org/zoo@revision, got {text}. {_STEP}")
+        raise ZooError(Problem(text, "address of a zoo", "hf://datasets/org/zoo@revision", text, _STEP))
     return HubAddress(matched["repo"], matched["revision"] or MAIN, matched["folder"] or "")
 
 
 def _web(text: str) -> Address:
     parts = urlsplit(text)
     if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
-        shown = urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))
+        public = urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))
         got = "more than that" if parts.hostname else "no host"
-        raise ZooError(f"{shown}: address of a zoo: expected https://host/path, got {got}. {_STEP}")
+        raise ZooError(Problem(public, "address of a zoo", "https://host/path", got, _STEP))
     if parts.hostname in _PAGES and (matched := _PAGE.fullmatch(unquote(parts.path))):
         return HubAddress(matched["repo"], matched["revision"] or MAIN, matched["folder"] or "")
     return WebAddress(urlunsplit((parts.scheme.lower(), parts.netloc.lower(), parts.path.rstrip("/"), "", "")))

@@ -1,14 +1,12 @@
-"""Blocks and files that were fetched once, on disk under their digests.
+"""Blocks and files that were fetched once, on disk under their digests; ``ckptzoo cache ls`` and ``prune``.
 
-    <root>/<zoo>/address.json              which zoo this is
-    <root>/<zoo>/revisions/<name>.json     what a revision was found to be, and the files it holds
+    <root>/<zoo>/address.json              the zoo's address
+    <root>/<zoo>/revisions/<name>.json     which commit a revision was, and the files it holds
     <root>/<zoo>/blobs/<2 hex>/<digest>    bytes
 
 Every file appears by one rename, and a blob is compared with its name whenever it is read, so a process that dies, a
 machine that loses power, or two processes that fetch the same, leave nothing wrong behind. No lock is held while
-anything is fetched. Blobs are copied when read, never mapped: whoever removes or cuts one harms no reader.
-
-Where the cache is, what it holds, and making room in it: ``ckptzoo cache ls`` and ``prune``.
+anything is fetched. Blobs are copied when read, never mapped: removing or truncating one does no harm to a reader.
 """
 
 import contextlib
@@ -26,211 +24,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptzoo.errors import UnknownNameError, ZooError
+from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.remote.stores import FileEntry
 
-TEMPORARY = ".tmp-"
-SCAN_SHARE = 32
-"""Room is made anew whenever a process has written the limit over this."""
-ROOM_SHARE = 0.9
-"""Of the limit, what stays when room is made."""
-TOUCH_SECONDS = 60.0
-"""A blob's time of use is exact to this."""
-GONE = "gone"
-"""A file of this name says that the zoo cannot be fetched any more."""
-_DIGEST = re.compile(r"(sha256|git)-[0-9a-f]{40,64}")
-
-
-@dataclass(frozen=True)
-class RevisionRecord:
-    """What a revision was found to be."""
-
-    revision: str
-    entries: dict[str, FileEntry]
-
-
-class Cache:
-    """The part of a cache that belongs to one zoo, bounded together with all others below the same root.
-
-    Parameters
-    ----------
-    root : of the whole cache; made when first written to.
-    address : the zoo, without revision.
-    limit : bytes of all blobs below the root. It may be exceeded by what processes write at the same time, up to
-        limit / 32 each.
-    evicts : whether room may be made by removing what was not used for longest; never so in a process that could not
-        fetch it again.
-    """
-
-    def __init__(self, root: Path, address: str, *, limit: int, evicts: bool = True) -> None:
-        self.root, self.address, self.limit, self.evicts = root, address, limit, evicts
-        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", address).strip(".-")[-80:]
-        self.folder = root / f"{slug}-{hashlib.sha256(address.encode()).hexdigest()[:16]}"
-        self._written: int | None = None
-        self._broken = False
-
-    def read(self, digest: str) -> bytes | None:
-        """The bytes of a digest (``sha256:<hex>`` or ``git:<hex>``), or None; those that are not right are removed."""
-        path = self._path(digest)
-        try:
-            with path.open("rb") as file:
-                data, used = file.read(), os.fstat(file.fileno()).st_mtime
-        except OSError:
-            return None
-        if not is_right(digest, data):
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-            return None
-        if time.time() - used > TOUCH_SECONDS:
-            with contextlib.suppress(OSError):
-                os.utime(path)
-        return data
-
-    def holds(self, digest: str) -> bool:
-        """Whether there are bytes under this digest, right or wrong."""
-        return self._path(digest).exists()
-
-    def write(self, digest: str, data: bytes | memoryview) -> None:
-        """Keep bytes that were checked; where the disk is full or may not be written, warn once and go on without."""
-        path = self._path(digest)
-        if self._broken or len(data) > self.limit or path.exists():
-            return
-        if self._written is None or self._written > self.limit // SCAN_SHARE:
-            self._written = 0
-            self._make_room(len(data))
-        self._written += len(data)
-        self._put(path, data)
-
-    def remember(self, asked: str, found: RevisionRecord) -> None:
-        """Keep what a revision was found to be."""
-        with contextlib.suppress(OSError):
-            (self.folder / GONE).unlink(missing_ok=True)
-        if self.remembered(asked) == found:
-            return
-        listed = {entry.name: [entry.size, entry.digest] for entry in found.entries.values()}
-        content = {"asked": asked, "revision": found.revision, "entries": listed, "saved": time.time()}
-        self._put(self.folder / "address.json", json.dumps({"address": self.address}).encode())
-        for name in {asked, found.revision}:
-            self._put(self._revision(name), json.dumps(content).encode())
-
-    def remembered(self, asked: str) -> RevisionRecord | None:
-        """What a revision was found to be when it was last looked up, or None."""
-        try:
-            content: Any = json.loads(self._revision(asked).read_bytes())
-            entries = {name: FileEntry(name, *facts) for name, facts in content["entries"].items()}
-            return RevisionRecord(str(content["revision"]), entries)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return None
-
-    def mark_gone(self) -> None:
-        """Note that the zoo is no longer where it was; from now on its blobs are kept when room is made."""
-        if self.folder.is_dir():
-            self._put(self.folder / GONE, b"")
-
-    def _revision(self, name: str) -> Path:
-        return self.folder / "revisions" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
-
-    def _path(self, digest: str) -> Path:
-        name = digest.replace(":", "-")
-        if not _DIGEST.fullmatch(name):
-            raise ValueError(f"not a digest: {digest[:80]!r}")
-        return self.folder / "blobs" / name.partition("-")[2][:2] / name
-
-    def _put(self, path: Path, data: bytes | memoryview) -> None:
-        """A file under a temporary name, locked while it is written, then renamed."""
-        temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
-        try:
-            _make(path.parent, self.root)
-            with temporary.open("xb") as file:
-                with contextlib.suppress(OSError):  # some network file systems have no locks
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                file.write(data)
-                file.flush()
-                temporary.replace(path)
-        except FileNotFoundError:
-            pass  # another process removed the folder or took the file for a leftover: it is not cached, that is all
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            self._unwritten(error)
-
-    def _unwritten(self, error: OSError) -> None:
-        """Told of what could not be written: say so once, and go on without."""
-        if not self._broken:
-            self._broken = True
-            said = f"{self.root}: the cache cannot be written ({error.strerror or error}); reading goes on without"
-            warnings.warn(f"{said}. Make room, or name another folder in CKPTZOO_CACHE.", UserWarning, stacklevel=3)
-
-    def _make_room(self, nbytes: int) -> None:
-        """Remove what was not used for longest; one process at a time, the others go on."""
-        if not self.evicts:
-            return
-        try:
-            _make(self.root, self.root)
-            with (self.root / ".lock").open("ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                blobs = sorted(blobs_of(self.root, kept=False), key=lambda blob: (blob.used, blob.path))
-                total = sum(blob.nbytes for blob in blobs_of(self.root)) + nbytes
-                if total > self.limit:
-                    for blob in blobs:
-                        if total <= self.limit * ROOM_SHARE:
-                            break
-                        blob.path.unlink(missing_ok=True)
-                        total -= blob.nbytes
-                sweep(self.root)
-        except OSError:
-            return  # another process is at it, or nothing may be removed
-
-
-@dataclass(frozen=True)
-class Blob:
-    """One file of bytes in the cache, with the time of its last use."""
-
-    path: Path
-    nbytes: int
-    used: float
-
-
-def is_right(digest: str, data: bytes | memoryview) -> bool:
-    """Whether bytes have this digest, ``sha256:<hex>`` or ``git:<hex>`` (sha1 of git's blob)."""
-    kind, _, expected = digest.partition(":")
-    made = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % len(data), usedforsecurity=False)
-    made.update(data)
-    return made.hexdigest() == expected
-
-
-def blobs_of(root: Path, *, kept: bool = True) -> Iterator[Blob]:
-    """Every blob below a cache's root, or below one zoo's folder; without ``kept`` not those of zoos that are gone."""
-    folders = [root] if (root / "blobs").is_dir() else sorted(root.iterdir()) if root.is_dir() else []
-    for folder in folders:
-        if not kept and (folder / GONE).exists():
-            continue
-        for path in folder.glob("blobs/*/*"):
-            with contextlib.suppress(OSError):
-                if not path.name.startswith(TEMPORARY):
-                    found = path.stat()
-                    yield Blob(path, found.st_size, found.st_mtime)
-
-
-def sweep(root: Path) -> None:
-    """Remove files that processes which died left half written; those being written are locked."""
-    for left in root.glob(f"*/**/{TEMPORARY}*"):
-        with contextlib.suppress(OSError), left.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            left.unlink(missing_ok=True)
-
-
-def _make(folder: Path, root: Path) -> None:
-    """The folder, with a note in the root that tells backups to leave it out."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tag = root / "CACHEDIR.TAG"
-    if not tag.exists():
-        tag.write_text("Signature: 8a477f597d28d172789f06886806bc55\n# Fetched by ckptzoo; may be removed.\n")
-
-
 DEFAULT_LIMIT = 32 * 2**30
+"""Bytes."""
+SCAN_SHARE = 32
+"""A process makes room again whenever it has written 1/32 of the limit: each time reads the whole folder."""
+ROOM_SHARE = 0.9
+"""What is left when room is made, as a share of the limit."""
+TOUCH_SECONDS = 60.0
+"""The time of a blob's last use is exact to this; touching it at every read would write to the disk."""
+TEMPORARY = ".tmp-"
+"""How the names of files begin that are being written."""
+GONE = "gone"
+"""The name of a file that marks a zoo which cannot be fetched any more."""
+_DIGEST = re.compile(r"(sha256|git)-[0-9a-f]{40,64}")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*")
 _TRUE = ("1", "on", "yes", "true")
+"""In small letters; the values that huggingface_hub takes as true."""
 
 
 def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
@@ -255,6 +67,9 @@ def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
 def parse_size(text: str, *, location: str) -> int:
     """A size as a person writes it, in bytes.
 
+    >>> parse_size("1.5 kB", location="here"), parse_size("2MiB", location="here")
+    (1500, 2097152)
+
     Raises
     ------
     ZooError
@@ -262,8 +77,195 @@ def parse_size(text: str, *, location: str) -> int:
     """
     matched = _SIZE.fullmatch(text)
     if matched is None:
-        raise ZooError(f"{location}: size: expected, for example, 20GB or 512MiB, got {text!r}. Correct it.")
+        raise ZooError(Problem(location, "size", "one such as 20GB or 512MiB", repr(text), "Correct it."))
     return int(float(matched[1]) * (1024 if matched[3] else 1000) ** " kMGT".index(matched[2] or " "))
+
+
+@dataclass(frozen=True)
+class RevisionRecord:
+    """Which commit, or digest of a listing, a revision was when it was looked up, and its files by name."""
+
+    revision: str
+    entries: dict[str, FileEntry]
+
+
+class Cache:
+    """The part of a cache that belongs to one zoo, bounded together with all others below the same root.
+
+    Parameters
+    ----------
+    root : of the whole cache; made when first written to.
+    address : the zoo, without revision.
+    limit : bytes of all blobs below the root. It may be exceeded by what processes write at the same time, up to
+        limit / 32 each.
+    evicts : whether blobs that were not used for longest may be removed to make room; False in a process that is
+        offline and could not fetch them again.
+    """
+
+    def __init__(self, root: Path, address: str, *, limit: int, evicts: bool = True) -> None:
+        self.root, self.address, self.limit, self.evicts = root, address, limit, evicts
+        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", address).strip(".-")[-80:]
+        self.folder = root / f"{slug}-{hashlib.sha256(address.encode()).hexdigest()[:16]}"
+        self._written: int | None = None
+        self._broken = False
+
+    def read(self, digest: str) -> bytes | None:
+        """The bytes of a digest (``sha256:<hex>`` or ``git:<hex>``), or None; a damaged blob is removed."""
+        path = self._path(digest)
+        try:
+            with path.open("rb") as file:
+                data, used = file.read(), os.fstat(file.fileno()).st_mtime
+        except OSError:
+            return None
+        if not is_right(digest, data):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            return None
+        if time.time() - used > TOUCH_SECONDS:
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        return data
+
+    def holds(self, digest: str) -> bool:
+        """Whether there is a blob under this digest; it is not read, and may be damaged."""
+        return self._path(digest).exists()
+
+    def write(self, digest: str, data: bytes | memoryview) -> None:
+        """Keep bytes that were checked; where the disk is full or may not be written, warn once and go on without."""
+        path = self._path(digest)
+        if self._broken or len(data) > self.limit or path.exists():
+            return
+        if self._written is None or self._written > self.limit // SCAN_SHARE:
+            self._written = 0
+            self._make_room(len(data))
+        self._written += len(data)
+        self._put(path, data)
+
+    def remember(self, asked: str, record: RevisionRecord) -> None:
+        """Keep what a revision is now, under the name that was asked for and under its own."""
+        with contextlib.suppress(OSError):
+            (self.folder / GONE).unlink(missing_ok=True)
+        if self.remembered(asked) == record:
+            return
+        entries = {entry.name: [entry.size, entry.digest] for entry in record.entries.values()}
+        content = {"asked": asked, "revision": record.revision, "entries": entries, "saved": time.time()}
+        self._put(self.folder / "address.json", json.dumps({"address": self.address}).encode())
+        for name in {asked, record.revision}:
+            self._put(self._revision(name), json.dumps(content).encode())
+
+    def remembered(self, asked: str) -> RevisionRecord | None:
+        """What a revision was when it was last looked up, or None."""
+        try:
+            content: Any = json.loads(self._revision(asked).read_bytes())
+            entries = {name: FileEntry(name, *facts) for name, facts in content["entries"].items()}
+            return RevisionRecord(str(content["revision"]), entries)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def mark_gone(self) -> None:
+        """Note that the zoo is no longer where it was; from now on its blobs are kept when room is made."""
+        if self.folder.is_dir():
+            self._put(self.folder / GONE, b"")
+
+    def _revision(self, name: str) -> Path:
+        return self.folder / "revisions" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
+
+    def _path(self, digest: str) -> Path:
+        name = digest.replace(":", "-")
+        if not _DIGEST.fullmatch(name):
+            raise ValueError(f"not a digest: {digest[:80]!r}")
+        return self.folder / "blobs" / name.partition("-")[2][:2] / name
+
+    def _put(self, path: Path, data: bytes | memoryview) -> None:
+        """Write a file under a temporary name, locked so that ``sweep`` leaves it alone, and rename it."""
+        temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
+        try:
+            _make_folder(path.parent, self.root)
+            with temporary.open("xb") as file:
+                with contextlib.suppress(OSError):  # some network file systems have no locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                file.write(data)
+                file.flush()
+                temporary.replace(path)
+        except FileNotFoundError:
+            pass  # another process removed the folder, or the file as a leftover: then it is not cached
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            self._warn_once(error)
+
+    def _warn_once(self, error: OSError) -> None:
+        """Warn that the cache cannot be written, and do not write to it again."""
+        if not self._broken:
+            self._broken = True
+            reason = f"{self.root}: the cache cannot be written ({error.strerror or error}); reading goes on without"
+            warnings.warn(f"{reason}. Make room, or name another folder in CKPTZOO_CACHE.", UserWarning, stacklevel=3)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Remove what was not used for longest; one process at a time, the others skip it."""
+        if not self.evicts:
+            return
+        try:
+            _make_folder(self.root, self.root)
+            with (self.root / ".lock").open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                blobs = sorted(blobs_of(self.root, with_gone=False), key=lambda blob: (blob.used, blob.path))
+                total = sum(blob.nbytes for blob in blobs_of(self.root)) + nbytes
+                if total > self.limit:
+                    for blob in blobs:
+                        if total <= self.limit * ROOM_SHARE:
+                            break
+                        blob.path.unlink(missing_ok=True)
+                        total -= blob.nbytes
+                sweep(self.root)
+        except OSError:
+            return  # another process does it, or nothing may be removed
+
+
+def is_right(digest: str, data: bytes | memoryview) -> bool:
+    """Whether bytes have this digest, ``sha256:<hex>`` or ``git:<hex>`` (git's id of a blob)."""
+    kind, _, expected = digest.partition(":")
+    actual = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % len(data), usedforsecurity=False)
+    actual.update(data)
+    return actual.hexdigest() == expected
+
+
+def _make_folder(folder: Path, root: Path) -> None:
+    """Make a folder, and the root with a tag that tells backups to leave it out (https://bford.info/cachedir)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tag = root / "CACHEDIR.TAG"
+    if not tag.exists():
+        tag.write_text("Signature: 8a477f597d28d172789f06886806bc55\n# Fetched by ckptzoo; may be removed.\n")
+
+
+@dataclass(frozen=True)
+class Blob:
+    """One file of bytes in the cache, with the time of its last use."""
+
+    path: Path
+    nbytes: int
+    used: float
+
+
+def blobs_of(root: Path, *, with_gone: bool = True) -> Iterator[Blob]:
+    """Every blob below a cache's root, or below one zoo's folder; ``with_gone`` includes zoos that are gone."""
+    folders = [root] if (root / "blobs").is_dir() else sorted(root.iterdir()) if root.is_dir() else []
+    for folder in folders:
+        if not with_gone and (folder / GONE).exists():
+            continue
+        for path in folder.glob("blobs/*/*"):
+            with contextlib.suppress(OSError):
+                if not path.name.startswith(TEMPORARY):
+                    facts = path.stat()
+                    yield Blob(path, facts.st_size, facts.st_mtime)
+
+
+def sweep(root: Path) -> None:
+    """Remove files that were left half written by processes that died; those being written are locked."""
+    for leftover in root.glob(f"*/**/{TEMPORARY}*"):
+        with contextlib.suppress(OSError), leftover.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            leftover.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -277,7 +279,7 @@ class CacheEntry:
     files, nbytes : blocks and whole files, and their bytes.
     used : when one of them was last used, in seconds since 1970; 0 where there is none.
     gone : the zoo was not where it had been when it was last opened; its blobs are kept when room is made.
-    revisions : what was found when it was looked up and what had been asked for, the last first.
+    revisions : each commit or digest that was found, with the revision that was asked for; the last first.
     """
 
     address: str
@@ -291,7 +293,7 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was removed, or would be."""
+    """The number of files that were removed, or would be, and their bytes."""
 
     files: int
     nbytes: int
@@ -302,41 +304,43 @@ class Pruned:
         return cls(len(blobs), sum(blob.nbytes for blob in blobs))
 
 
-def held(root: Path) -> list[CacheEntry]:
+def cached_zoos(root: Path) -> list[CacheEntry]:
     """What the cache has of every zoo, the one used last first."""
-    made: list[CacheEntry] = []
+    entries: list[CacheEntry] = []
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
         if folder.is_dir():
             blobs = list(blobs_of(folder))
             used = max((blob.used for blob in blobs), default=0.0)
             nbytes = sum(blob.nbytes for blob in blobs)
             gone, revisions = (folder / GONE).exists(), _revisions(folder)
-            made.append(CacheEntry(_address(folder), folder, len(blobs), nbytes, used, gone, revisions))
-    return sorted(made, key=lambda item: (-item.used, item.address))
+            entries.append(CacheEntry(_address(folder), folder, len(blobs), nbytes, used, gone, revisions))
+    return sorted(entries, key=lambda item: (-item.used, item.address))
 
 
-def prune(root: Path, *, address: str | None = None, most: int | None = None, before: float | None = None) -> Pruned:
+def prune(
+    root: Path, *, address: str | None = None, max_bytes: int | None = None, before: float | None = None
+) -> Pruned:
     """Remove from the cache what was asked for; parameters and errors are those of ``prunable``."""
-    gone = prunable(root, address=address, most=most, before=before)
-    for item in held(root):
+    blobs = prunable(root, address=address, max_bytes=max_bytes, before=before)
+    for item in cached_zoos(root):
         if item.address == address:
             shutil.rmtree(item.folder, ignore_errors=True)
-    for blob in gone:
+    for blob in blobs:
         with contextlib.suppress(OSError):
             blob.path.unlink(missing_ok=True)
     sweep(root)
-    return Pruned.of(gone)
+    return Pruned.of(blobs)
 
 
 def prunable(
-    root: Path, *, address: str | None = None, most: int | None = None, before: float | None = None
+    root: Path, *, address: str | None = None, max_bytes: int | None = None, before: float | None = None
 ) -> list[Blob]:
     """What would be removed from the cache, in the order in which it would be.
 
     Parameters
     ----------
     address : all that belongs to this zoo, even if it cannot be fetched again.
-    most : bytes that may stay; what was not used for longest goes first.
+    max_bytes : bytes that may stay; what was not used for longest goes first.
     before : blobs not used since, in seconds since 1970.
 
     Raises
@@ -346,34 +350,35 @@ def prunable(
     ZooError
         None of the three was given.
     """
-    if address is None and most is None and before is None:
-        raise ZooError("prune: what to remove: expected a zoo, a size or an age, got none. Name one.")
-    gone: list[Blob] = []
+    if address is None and max_bytes is None and before is None:
+        raise ZooError(Problem("prune", "what to remove", "a zoo, a size or an age", "none", "Name one."))
+    removed: list[Blob] = []
     if address is not None:
-        known = {item.address: item for item in held(root)}
+        known = {item.address: item for item in cached_zoos(root)}
         if address not in known:
             raise UnknownNameError(str(root), "zoo", address, list(known))
-        gone += blobs_of(known[address].folder)
-    own = {blob.path for blob in gone}
-    total = sum(blob.nbytes for blob in blobs_of(root)) - sum(blob.nbytes for blob in gone)
-    for blob in sorted(blobs_of(root, kept=False), key=lambda blob: (blob.used, blob.path)):
-        late = (before is not None and blob.used < before) or (most is not None and total > most)
-        if late and blob.path not in own:
-            gone.append(blob)
+        removed += blobs_of(known[address].folder)
+    already = {blob.path for blob in removed}
+    total = sum(blob.nbytes for blob in blobs_of(root)) - sum(blob.nbytes for blob in removed)
+    for blob in sorted(blobs_of(root, with_gone=False), key=lambda blob: (blob.used, blob.path)):
+        is_due = (before is not None and blob.used < before) or (max_bytes is not None and total > max_bytes)
+        if is_due and blob.path not in already:
+            removed.append(blob)
             total -= blob.nbytes
-    return gone
+    return removed
 
 
 def _revisions(folder: Path) -> tuple[tuple[str, str], ...]:
-    found: dict[str, tuple[float, str]] = {}
+    """What ``CacheEntry.revisions`` has, of the files that can be read."""
+    latest: dict[str, tuple[float, str]] = {}
     for path in sorted((folder / "revisions").glob("*.json")):
         try:
             content = json.loads(path.read_bytes())
             revision, asked, saved = str(content["revision"]), str(content["asked"]), float(content["saved"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        found[revision] = max(found.get(revision, (0.0, "")), (saved, asked))
-    newest = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
+        latest[revision] = max(latest.get(revision, (0.0, "")), (saved, asked))
+    newest = sorted(latest.items(), key=lambda item: (-item[1][0], item[0]))
     return tuple((revision, asked) for revision, (_, asked) in newest)
 
 

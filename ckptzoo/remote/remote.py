@@ -1,7 +1,4 @@
-"""A zoo on another machine as a reader needs it: names, whole files, and blocks, through the cache.
-
-From an address to what reads it: which of the candidates is there, through which store and cache.
-"""
+"""``open_remote``: from an address to a ``Remote``, which reads names, whole files and blocks through the cache."""
 
 import os
 from collections.abc import Callable, Generator, Sequence
@@ -23,17 +20,25 @@ from ckptzoo.remote.web_store import StaticStore
 from ckptzoo.schema.layout import Span
 
 WORKERS = 8
+"""Requests at a time."""
 AHEAD = 256 * 2**20
+"""Bytes that are received before the reader takes them."""
+GUESS_SECONDS = 8.0
+"""The retry deadline for opening an address such as ``org/zoo``, which may be the mistyped name of a folder."""
+OPENING_SECONDS = 20.0
+"""The retry deadline for opening any other address."""
+LATEST = "latest"
+"""The revision, in the cache, of places that have no names for revisions."""
 
 
 class Remote:
-    """A store and its cache.
+    """A zoo as its readers need it: names, whole files and blocks of a store, through its cache.
 
     Parameters
     ----------
     store : where the zoo is.
-    cache : None reads everything from the store; right for folders of this machine.
-    offline : what the cache lacks is not fetched.
+    cache : None reads everything from the store, as is right for folders of this machine.
+    offline : only the cache is read.
     workers : requests at a time.
     ahead : bytes that are received before the reader takes them.
     """
@@ -53,7 +58,7 @@ class Remote:
 
     @property
     def name(self) -> str:
-        """What messages call the zoo."""
+        """The zoo's name in messages."""
         return self.store.address
 
     @property
@@ -74,7 +79,7 @@ class Remote:
         AbsentError
             There is no such file.
         IntegrityError
-            It is larger than ``max_bytes``, or came twice with another digest.
+            It is larger than ``max_bytes``, or came twice with a wrong digest.
         OfflineError
             The cache lacks it, and it may not be fetched.
         """
@@ -85,13 +90,10 @@ class Remote:
         if self.cache is not None and entry.digest and (data := self.cache.read(entry.digest)) is not None:
             return data
         if self.offline:
-            raise self._missing([name], entry.size)
+            raise self._offline_error([name], entry.size)
         data = b""
         for _ in range(2):
-            with closing(
-                read_range(self.store, name, 0, entry.size, retry_policy=self._retry_policy, cancel=CancelToken())
-            ) as pieces:
-                data = b"".join(pieces)
+            data = self._range(name, 0, entry.size)
             if not entry.digest or is_right(entry.digest, data):
                 break
         else:
@@ -116,11 +118,8 @@ class Remote:
         For headers and footers, by callers that compare a whole file with its digest afterwards.
         """
         if self.offline:
-            raise self._missing([name], stop - start)
-        with closing(
-            read_range(self.store, name, start, stop, retry_policy=self._retry_policy, cancel=CancelToken())
-        ) as pieces:
-            return b"".join(pieces)
+            raise self._offline_error([name], stop - start)
+        return self._range(name, start, stop)
 
     def in_order(self, wanted: Sequence[Span]) -> Generator[memoryview]:
         """Blocks in the order in which they are asked for, fetched ahead; closing the generator stops all requests.
@@ -128,26 +127,27 @@ class Remote:
         Raises
         ------
         IntegrityError
-            A block came twice with another digest; none of its bytes is handed out.
+            A block came twice with a wrong digest; none of its bytes is handed out.
         RemoteError
-            The store gave none, for longer than patience lasts.
+            The retry policy has ended; the message has the last failure.
         OfflineError
-            Some are not in the cache and may not be fetched; says how many, before the first is handed out.
+            Some are not in the cache and may not be fetched; raised before the first is handed out, with their number.
         """
-        missing = self._lacking(wanted)
-        with InOrder(self.store, wanted, plan(wanted, missing, longest=self._ahead), **self._how) as fetching:
+        missing = self._missing_places(wanted)
+        with InOrder(self.store, wanted, plan(wanted, missing, split_limit=self._ahead), **self._options) as fetching:
             fetched = set(missing)
             for place, block in enumerate(wanted):
                 yield fetching.take(place) if place in fetched else self._cached(block)
 
     def as_ready(self, wanted: Sequence[Span]) -> Generator[tuple[int, memoryview]]:
-        """Blocks with their places as they come, those in the cache first; else as ``in_order``.
+        """Blocks with their places in ``wanted`` as they come, those in the cache first; else as ``in_order``.
 
         This is the faster way to fill an array, because every request runs at full speed.
         """
-        missing = self._lacking(wanted)
-        runs = sorted(plan(wanted, missing, longest=2**63), key=lambda run: run.start - run.stop)  # longest first
-        with AsReady(self.store, wanted, runs, **self._how) as fetching:
+        missing = self._missing_places(wanted)
+        requests = plan(wanted, missing, split_limit=2**63)
+        requests.sort(key=lambda request: request.start - request.stop)  # the longest first, because they take longest
+        with AsReady(self.store, wanted, requests, **self._options) as fetching:
             fetched = set(missing)
             for place, block in enumerate(wanted):
                 if place not in fetched:
@@ -155,15 +155,21 @@ class Remote:
             for _ in missing:
                 yield fetching.take()
 
+    def _range(self, name: str, start: int, stop: int) -> bytes:
+        pieces = read_range(self.store, name, start, stop, retry_policy=self._retry_policy, cancel=CancelToken())
+        with closing(pieces):
+            return b"".join(pieces)
+
     @property
-    def _how(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
+        """Those of ``Fetching``."""
         return {"retry_policy": self._retry_policy, "workers": self._workers, "ahead": self._ahead, "keep": self._keep}
 
     def _keep(self, block: Span, data: memoryview) -> None:
         if self.cache is not None:
             self.cache.write(f"sha256:{block.sha256.hex()}", data)
 
-    def _lacking(self, wanted: Sequence[Span]) -> list[int]:
+    def _missing_places(self, wanted: Sequence[Span]) -> list[int]:
         """Places of the blocks that are to be fetched; raises where they may not be."""
         for block in wanted:
             entry = find_entry(self.store.entries, block.name, location=self.name)
@@ -178,34 +184,26 @@ class Remote:
             if cache is None or not cache.holds(f"sha256:{block.sha256.hex()}")
         ]
         if missing and self.offline:
-            lacking = [wanted[place] for place in missing]
-            nbytes = sum(block.stop - block.start for block in lacking)
-            raise self._missing(sorted({block.name for block in lacking}), nbytes, len(lacking))
+            blocks = [wanted[place] for place in missing]
+            nbytes = sum(block.stop - block.start for block in blocks)
+            raise self._offline_error(sorted({block.name for block in blocks}), nbytes, len(blocks))
         return missing
 
     def _cached(self, block: Span) -> memoryview:
-        """A block that the cache had, fetched after all if it has gone or is not right."""
+        """A block that the cache had; fetched if it was removed since, or is damaged."""
         if self.cache is not None and (data := self.cache.read(f"sha256:{block.sha256.hex()}")) is not None:
             return memoryview(data)
         if self.offline:
-            raise self._missing([block.name], block.stop - block.start, 1)
-        with InOrder(self.store, [block], plan([block], [0], longest=self._ahead), **self._how) as fetching:
+            raise self._offline_error([block.name], block.stop - block.start, 1)
+        with InOrder(self.store, [block], plan([block], [0], split_limit=self._ahead), **self._options) as fetching:
             return fetching.take(0)
 
-    def _missing(self, names: list[str], nbytes: int, blocks: int | None = None) -> OfflineError:
+    def _offline_error(self, names: list[str], nbytes: int, blocks: int | None = None) -> OfflineError:
         what = f"{blocks} blocks" if blocks is not None else names[0]
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} files more" if len(names) > 3 else "")
-        got = f"{nbytes} bytes missing" + (f" of {shown}" if blocks is not None else "")
+        files = ", ".join(names[:3]) + (f" and {len(names) - 3} files more" if len(names) > 3 else "")
+        got = f"{nbytes} bytes missing" + (f" of {files}" if blocks is not None else "")
         step = "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to fetch them."
         return OfflineError(Problem(self.name, what, "in the cache", got, step))
-
-
-GUESS_SECONDS = 8.0
-"""So long a hub is asked for a repository whose address may as well be that of a folder."""
-OPENING_SECONDS = 20.0
-"""So long any machine is asked for what it holds, before it is said that it gives no answer."""
-LATEST = "latest"
-"""What the cache calls the revision of places that have no names for revisions."""
 
 
 def open_remote(
@@ -236,15 +234,13 @@ def open_remote(
     """
     places = [FolderAddress(Path(address))] if isinstance(address, os.PathLike) else candidates(address)
     retry_policy = retry_policy or RetryPolicy()
-    # what may be a folder's name mistyped nobody wants to wait for
-    first = replace(
-        retry_policy, deadline=min(retry_policy.deadline, OPENING_SECONDS if len(places) == 1 else GUESS_SECONDS)
-    )
+    seconds = OPENING_SECONDS if len(places) == 1 else GUESS_SECONDS
+    opening_policy = replace(retry_policy, deadline=min(retry_policy.deadline, seconds))
     tried: list[str] = []
-    kind: type[RemoteError] = AbsentError
+    kind: type[RemoteError] = AbsentError  # in the end that of the place tried last
     for place in places:
         try:
-            return _opened(place, endpoint, token, retry_policy, first)
+            return _open_place(place, endpoint, token, retry_policy, opening_policy)
         except RemoteError as error:
             if len(places) == 1:
                 raise
@@ -257,8 +253,8 @@ def open_remote(
     raise kind(Problem(str(address), "a zoo", "a folder or a repository", f"neither: {'; '.join(tried)}", step))
 
 
-def _opened(
-    place: Address, endpoint: str | None, token: str | None, retry_policy: RetryPolicy, first: RetryPolicy
+def _open_place(
+    place: Address, endpoint: str | None, token: str | None, retry_policy: RetryPolicy, opening_policy: RetryPolicy
 ) -> Remote:
     match place:
         case FolderAddress(path=path):
@@ -268,48 +264,49 @@ def _opened(
                 raise AbsentError(Problem(str(path), "a zoo", "a folder", got, step))
             return Remote(FolderStore(path), None, retry_policy=retry_policy)
         case HubAddress():
-            hub = _checked(endpoint or default_endpoint())
+            hub = _checked_endpoint(endpoint or default_endpoint())
 
-            def from_hub(cache: Cache) -> Store:
+            def open_store(cache: Cache) -> Store:
                 known = cache.remembered(place.revision)
-                if known is not None and known.revision == place.revision:
+                if known is not None and known.revision == place.revision:  # a commit never changes
                     return HubStore(place, known.revision, known.entries, endpoint=hub, token=token)
-                return HubStore.opened(place, retry_policy=first, endpoint=hub, token=token)
+                return HubStore.opened(place, retry_policy=opening_policy, endpoint=hub, token=token)
 
-            return _through(hub_address(place, hub), place.revision, from_hub, retry_policy)
+            return _with_cache(hub_address(place, hub), place.revision, open_store, retry_policy)
         case WebAddress(url=url):
-            return _through(url, LATEST, lambda _: StaticStore.opened(url, retry_policy=first), retry_policy)
+            return _with_cache(
+                url, LATEST, lambda _: StaticStore.opened(url, retry_policy=opening_policy), retry_policy
+            )
         case _:
-            return _through(place.url, LATEST, lambda _: FilesystemStore(place.url), retry_policy)
+            return _with_cache(place.url, LATEST, lambda _: FilesystemStore(place.url), retry_policy)
 
 
-def _checked(endpoint: str) -> str:
+def _checked_endpoint(endpoint: str) -> str:
     """A hub's address, without a final slash."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ZooError(
-            f"HF_ENDPOINT: address of the hub: expected http://... or https://..., got {endpoint}. Correct it."
-        )
+        expected = "http://... or https://..."
+        raise ZooError(Problem("HF_ENDPOINT", "address of the hub", expected, endpoint, "Correct it."))
     return endpoint.rstrip("/")
 
 
-def _through(address: str, asked: str, ask: Callable[[Cache], Store], retry_policy: RetryPolicy) -> Remote:
-    """A store with its cache; offline, what the cache remembers of it."""
+def _with_cache(address: str, revision: str, open_store: Callable[[Cache], Store], retry_policy: RetryPolicy) -> Remote:
+    """A store with its cache; offline, the listing that the cache remembers."""
     offline = is_offline()
     cache = Cache(cache_root(), address, limit=cache_limit(), evicts=not offline)
     if offline:
-        known = cache.remembered(asked)
+        known = cache.remembered(revision)
         if known is None:
             got, step = "nothing", "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to look for it."
-            raise OfflineError(Problem(address, f"revision {asked}", "in the cache", got, step))
+            raise OfflineError(Problem(address, f"revision {revision}", "in the cache", got, step))
         return Remote(
             OfflineStore(address, known.revision, known.entries), cache, offline=True, retry_policy=retry_policy
         )
     try:
-        store = ask(cache)
-        cache.remember(asked, RevisionRecord(store.revision, dict(store.entries)))
+        store = open_store(cache)
+        cache.remember(revision, RevisionRecord(store.revision, dict(store.entries)))
     except AbsentError:
-        if cache.remembered(asked) is not None:
-            cache.mark_gone()
+        if cache.remembered(revision) is not None:
+            cache.mark_gone()  # so that its blobs, which may be the last copy, stay when room is made
         raise
     return Remote(store, cache, retry_policy=retry_policy)

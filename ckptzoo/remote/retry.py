@@ -1,8 +1,20 @@
-"""How long to go on trying, and one range of a file received however often it breaks off."""
+"""How often and how long a request is tried again: ``RetryPolicy``, and what every policy of the package shares.
 
+There are two policies, because there are two kinds of request:
+
+- ``RetryPolicy``, here, for reading the files of a zoo (``ckptzoo.open``, ``ckptzoo pull``). It ends by time.
+- ``ckptzoo.hub.client.retry.HubRetryPolicy``, for a hub's API (``push``, ``contribute``, ``review``). It ends by a
+  number of attempts.
+
+Both use ``RETRIED_STATUSES``, ``EXPIRED_STATUSES``, ``server_wait`` and ``backoff`` of this module.
+"""
+
+import contextlib
+import email.utils
+import random
+import re
 import time
-import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,121 +23,198 @@ from ckptzoo.remote.stores import CancelToken, Store, TransientError
 
 T = TypeVar("T")
 
+RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""HTTP statuses after which the same request may succeed later: timeouts, rate limits, servers that are overloaded."""
+EXPIRED_STATUSES = frozenset({400, 401, 403, 404, 410})
+"""What storage answers to a signed address that has expired; which of them depends on the storage. Only an answer to
+such an address means this: it is tried again with a new one."""
 MAX_PROTOCOL_ERRORS = 5
-"""Answers in a row that do not fit the question before no other is asked for."""
+"""Answers in a row that do not fit the request (another range, another length), after which no other is asked for."""
+MAX_PAUSE = 30.0
+"""Seconds; pauses that double stop growing here."""
+
+# The rate limit of huggingface.co, as its draft standard writes it: ratelimit: "resolvers";r=0;t=37
+_RATE_LIMIT_RESET = re.compile(r";\s*t\s*=\s*(\d{1,6})")
+# Not the generator that users seed, and one that differs between processes that were forked from one another.
+_JITTER = random.SystemRandom()
+
+
+def backoff(first: float, failures: int) -> float:
+    """Seconds to wait after a number of failures in a row.
+
+    The bound is ``first`` and doubles with every failure, up to ``MAX_PAUSE``; the result is drawn between half of the
+    bound and the bound, so that clients that failed together do not come back together.
+    """
+    bound = min(MAX_PAUSE, first * 2.0 ** min(failures - 1, 20))  # 2 ** 1024 would be no float
+    return bound * _JITTER.uniform(0.5, 1.0)
+
+
+def server_wait(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a busy server asks for, by ``RateLimit`` or either form of ``Retry-After``; None if it does not.
+
+    >>> server_wait({"ratelimit": '"resolvers";r=0;t=37'}), server_wait({"retry-after": "5"})
+    (37.0, 5.0)
+    """
+    if matched := _RATE_LIMIT_RESET.search(headers.get("ratelimit", "")):
+        return float(matched[1])
+    text = headers.get("retry-after", "").strip()
+    if text.isascii() and text.isdigit() and len(text) < 7:
+        return float(text)
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time()) if text else None
+    return None
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """When to give up. With ``n`` bytes received, a transfer may have spent
+    """When to stop trying to read a file of a zoo. With ``n`` bytes received, a transfer may have spent
 
-    ``deadline + n / slowest``
+    ``deadline + n / min_bytes_per_second``
 
-    seconds in receiving and in waiting for another try; what the reader does in between does not count. So a server
-    that sends nothing, breaks off again and again, or trickles, is given up alike.
+    seconds in receiving and in pauses; what the reader does in between does not count. So a server that sends nothing,
+    one that breaks off again and again, and one that sends a byte now and then, are all given up.
+
+    Requests to a hub's API have a policy of their own, ``ckptzoo.hub.client.HubRetryPolicy``.
 
     Parameters
     ----------
     deadline : seconds.
-    slowest : bytes a second.
-    attempt : seconds in place of ``deadline`` for one connection; a slower one is closed, and the rest asked for anew.
-    asked : seconds that a server may ask for in all ("come back in ..."), which count in no other bound.
-    backoff : seconds before the second try; twice as many before every further one that brought nothing, up to 30.
+    min_bytes_per_second : the slowest transfer that goes on.
+    connection_deadline : seconds in place of ``deadline`` for one connection: a slower one is closed, and the missing
+        bytes are asked for on another. Also the longest silence on a connection.
+    max_server_wait : seconds that a server may ask for in all ("come back in ..."); they count in no other bound.
+        What exceeds them is not waited for.
+    first_pause : seconds before the second attempt, see ``backoff``.
     """
 
     deadline: float = 90.0
-    slowest: float = 20_000.0
-    attempt: float = 20.0
-    asked: float = 660.0
-    backoff: float = 0.25
+    min_bytes_per_second: float = 20_000.0
+    connection_deadline: float = 20.0
+    max_server_wait: float = 660.0  # more than two windows of 300 s, as in the rate limits of huggingface.co
+    first_pause: float = 0.25
 
-    def pause(self, failures: int, name: str) -> float:
-        """Seconds before the try after so many vain ones, between 1/2 and 1 of the bound; it differs with the name."""
-        spread = zlib.crc32(f"{name}:{failures}".encode()) / 2**32
-        return min(30.0, self.backoff * 2.0 ** min(failures - 1, 20)) * (0.5 + 0.5 * spread)
+    def pause(self, failures: int) -> float:
+        """Seconds to wait after a number of failures in a row that brought no byte."""
+        return backoff(self.first_pause, failures)
 
 
 class Cancelled(Exception):
-    """The reader has gone; raised and caught within this room."""
+    """The caller no longer wants the result; raised in the thread that works for it, and caught there."""
 
 
 def read_range(
     store: Store, name: str, start: int, stop: int, *, retry_policy: RetryPolicy, cancel: CancelToken
 ) -> Generator[bytes]:
-    """Bytes ``start`` to ``stop`` of a file, in pieces; what breaks off is taken up where it ended.
+    """Bytes ``start`` to ``stop`` of a file, in pieces; a transfer that breaks off is resumed at its next byte.
 
     Raises
     ------
     RemoteError
-        The store will not hand it out, or patience has ended; the message has the last thing that went wrong.
+        The store refuses, or the retry policy ends; the message has the last failure.
+    Cancelled
+        ``cancel`` was called.
 
     Notes
     -----
-    Held by ``tests/remote/test_retry.py``.
+    Tested in ``tests/remote/test_retry.py``.
     """
-    at, spent, asked, vain, strange = start, 0.0, 0.0, 0, 0
-    while at < stop:
-        begin, used = at, 0.0
-        source = store.get(name, at, stop, cancel)
+    attempts, position = _Attempts(retry_policy), start
+    while position < stop:
+        connection_start, connection_seconds = position, 0.0
+        source = store.get(name, position, stop, cancel)
         try:
-            while at < stop:
+            while position < stop:
                 began = time.monotonic()
                 try:
                     piece = next(source, None)
                 finally:
-                    passed = time.monotonic() - began
-                    spent, used = spent + passed, used + passed
+                    seconds = time.monotonic() - began
+                    attempts.spent += seconds
+                    connection_seconds += seconds
                 if piece is None:
-                    raise TransientError(_cut(store, name, start, stop, at))
-                at += len(piece)
+                    expected, got = f"{stop - start} bytes from {start}", f"{position - start} and then an end"
+                    raise TransientError(Problem(store.address, name, expected, got, "Try again later."))
+                position += len(piece)
                 yield piece
-                if at < stop and used > retry_policy.attempt + (at - begin) / retry_policy.slowest:
-                    raise TransientError(slow(store.address, name, retry_policy, at - begin, used))
+                received = position - connection_start
+                if position < stop and is_too_slow(retry_policy, received, connection_seconds):
+                    raise TransientError(too_slow(store.address, name, retry_policy, received, connection_seconds))
                 if cancel.called:
                     raise Cancelled
         except TransientError as error:
-            if cancel.called:
+            if cancel.called:  # which also breaks off what is being received
                 raise Cancelled from None
-            vain = 1 if at > begin else vain + 1
-            strange = error.protocol_error + (0 if at > begin else strange)
-            pause = retry_policy.pause(vain, name)
-            if error.wait is not None and asked + error.wait <= retry_policy.asked:
-                asked, pause = asked + error.wait, max(error.wait, pause)
-                spent -= error.wait
-            spent += pause
-            if strange >= MAX_PROTOCOL_ERRORS or spent > retry_policy.deadline + (at - start) / retry_policy.slowest:
-                raise RemoteError(error.problem) from error
+            pause = attempts.next_pause(error, received=position - start, progress=position > connection_start)
             if cancel.wait(pause):
                 raise Cancelled from None
         finally:
             source.close()
 
 
-def retry(ask: Callable[[], T], *, name: str, retry_policy: RetryPolicy, cancel: CancelToken) -> T:
-    """The result of a small question, asked again while it fails in passing."""
-    spent, asked, vain, strange = 0.0, 0.0, 0, 0
+def retry(request: Callable[[], T], *, retry_policy: RetryPolicy, cancel: CancelToken) -> T:
+    """The result of a small request, which is repeated after a TransientError.
+
+    Raises
+    ------
+    RemoteError
+        The retry policy ends; the message has the last failure. Other errors of the request are raised at once.
+    Cancelled
+        ``cancel`` was called during a pause.
+    """
+    attempts = _Attempts(retry_policy)
     while True:
         began = time.monotonic()
         try:
-            return ask()
+            return request()
         except TransientError as error:
-            vain, strange = vain + 1, strange + error.protocol_error
-            pause = retry_policy.pause(vain, name)
-            spent += time.monotonic() - began + pause
-            if error.wait is not None and asked + error.wait <= retry_policy.asked:
-                asked, pause = asked + error.wait, max(error.wait, pause)
-            if strange >= MAX_PROTOCOL_ERRORS or spent > retry_policy.deadline:
-                raise RemoteError(error.problem) from error
-            if cancel.wait(pause):
+            attempts.spent += time.monotonic() - began
+            if cancel.wait(attempts.next_pause(error)):
                 raise Cancelled from None
 
 
-def _cut(store: Store, name: str, start: int, stop: int, at: int) -> Problem:
-    expected, got = f"{stop - start} bytes from {start}", f"{at - start} and then an end"
-    return Problem(store.address, name, expected, got, "Try again later.")
+def is_too_slow(retry_policy: RetryPolicy, received: int, seconds: float) -> bool:
+    """Whether one connection that brought this many bytes in this time is to be closed."""
+    return seconds > retry_policy.connection_deadline + received / retry_policy.min_bytes_per_second
 
 
-def slow(location: str, what: str, retry_policy: RetryPolicy, count: int, seconds: float) -> Problem:
-    """What is wrong with so many bytes in so many seconds."""
-    expected, got = f"at least {retry_policy.slowest:.0f} bytes a second", f"{count} in {seconds:.1f} s"
+def too_slow(location: str, what: str, retry_policy: RetryPolicy, received: int, seconds: float) -> Problem:
+    """The problem of such a connection."""
+    expected = f"at least {retry_policy.min_bytes_per_second:.0f} bytes a second"
+    got = f"{received} in {seconds:.1f} s"
     return Problem(location, what, expected, got, "Try again on a better connection.")
+
+
+class _Attempts:
+    """What one transfer has used of its retry policy.
+
+    Attributes
+    ----------
+    spent : seconds in receiving and in pauses of our own.
+    """
+
+    def __init__(self, retry_policy: RetryPolicy) -> None:
+        self._retry_policy = retry_policy
+        self.spent, self._server_waits = 0.0, 0.0
+        self._failures, self._protocol_errors = 0, 0
+
+    def next_pause(self, error: TransientError, *, received: int = 0, progress: bool = False) -> float:
+        """Seconds to wait before the next attempt; raises RemoteError where there is to be none.
+
+        Parameters
+        ----------
+        received : bytes of the whole transfer.
+        progress : whether the attempt that failed brought some of them, which begins the count of failures again.
+        """
+        policy = self._retry_policy
+        self._failures = 1 if progress else self._failures + 1
+        self._protocol_errors = error.protocol_error + (0 if progress else self._protocol_errors)
+        pause = policy.pause(self._failures)
+        if error.wait is not None and self._server_waits + error.wait <= policy.max_server_wait:
+            self._server_waits += error.wait
+            pause = max(error.wait, pause)
+            self.spent -= error.wait  # so that of this pause only what exceeds the server's wish counts
+        self.spent += pause
+        limit = policy.deadline + received / policy.min_bytes_per_second
+        if self._protocol_errors >= MAX_PROTOCOL_ERRORS or self.spent > limit:
+            raise RemoteError(error.problem) from error
+        return pause

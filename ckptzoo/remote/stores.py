@@ -1,14 +1,8 @@
-"""What every place that holds a zoo must be able to do: say which files it has, and hand out ranges of them.
+"""What a place that holds a zoo can do (``Store``: list its files, hand out ranges of them), and the simple places.
 
-A folder of this machine as a store: what the others are measured against.
-
-Any place that fsspec can reach (``s3://``, ``gs://``, ``memory://``, ``file://``) as a store.
-
-A zoo of which only the cache can be asked.
-
-What passes: caught within this room, and raised as a RemoteError when patience has ended.
-
-``listing.json`` as ``ckptzoo.format.maintenance`` describes it, read as a stranger's.
+``FolderStore`` is a folder of this machine, ``FilesystemStore`` any place that fsspec can reach (``s3://``, ``gs://``,
+``memory://``, ``file://``), ``OfflineStore`` a zoo of which only the cache knows. Hubs are in ``hub_store``, web
+servers in ``web_store``. ``decode`` reads ``listing.json`` as ``ckptzoo.format.maintenance`` describes it.
 """
 
 import contextlib
@@ -23,13 +17,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from ckptzoo.errors import AbsentError, IntegrityError, MissingExtraError, OfflineError, Problem, RemoteError
+from ckptzoo.errors import AbsentError, IntegrityError, OfflineError, Problem, RemoteError, require
 from ckptzoo.format.maintenance import LISTING, VERSION
 from ckptzoo.schema.documents import REFETCH, unseal
 
-_BAD = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\\]|(^|/)(\.{0,2}|[^/]{256,})(/|$)")
-"""Control characters, halves of letters, backslashes, and path segments that are empty, ``.``, ``..`` or too long."""
 MAX_NAME = 1024
+"""Characters of a name; a path of Linux has at most 4,096 bytes, the cache's own folders among them."""
+READ_BYTES = 2**20
+"""The limit of one read of a local file."""
+REQUEST_BYTES = 16 * 2**20
+"""Bytes of one call of fsspec, which returns a range whole: this limits the memory that a longer range takes."""
+_UNSAFE_NAME = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\\]|(^|/)(\.{0,2}|[^/]{256,})(/|$)")
+"""Control characters, lone surrogates, backslashes, and path segments that are empty, ``.``, ``..`` or too long."""
+_CHECK = "Check the address and the credentials; fsspec finds them in its own configuration."
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class FileEntry:
 
 
 class CancelToken:
-    """Tells transfers to stop: no new request, no further wait, and sockets that are being read are shut down."""
+    """Stops transfers when it is called: no new request, no further wait, and sockets that are read are shut down."""
 
     def __init__(self) -> None:
         self._event, self._lock, self._sockets = threading.Event(), threading.Lock(), set[socket.socket]()
 
     def __call__(self) -> None:
-        """Stop everything that was given this."""
+        """Stop every transfer that was given this token."""
         self._event.set()
         with self._lock:
-            for connected in self._sockets:
-                _shut(connected)
+            for sock in self._sockets:
+                _shut_down(sock)
 
     @property
     def called(self) -> bool:
@@ -67,43 +67,63 @@ class CancelToken:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep, but not longer than until it is called; returns whether it was."""
+        """Sleep until the seconds have passed or it is called; returns whether it was."""
         return self._event.wait(seconds)
 
     @contextlib.contextmanager
-    def watching(self, connected: socket.socket | None) -> Generator[None]:
-        """Shut this socket down when it is called; None is not watched."""
-        if connected is None:
+    def watching(self, sock: socket.socket | None) -> Generator[None]:
+        """Within this block, shut this socket down when it is called; None is not watched."""
+        if sock is None:
             yield
             return
         with self._lock:
-            self._sockets.add(connected)
+            self._sockets.add(sock)
         if self.called:
-            _shut(connected)
+            _shut_down(sock)
         try:
             yield
         finally:
             with self._lock:
-                self._sockets.discard(connected)
+                self._sockets.discard(sock)
 
 
-def _shut(connected: socket.socket) -> None:
-    """End both directions below any encryption, which wakes whoever reads."""
+def _shut_down(sock: socket.socket) -> None:
+    """End both directions, which wakes the thread that reads."""
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(connected, socket.SHUT_RDWR)
+        # not sock.shutdown(): that of an SSLSocket also drops its TLS state while the other thread reads
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+class TransientError(RemoteError):
+    """Another attempt may succeed; ``ckptzoo.remote.retry`` makes it, and raises a plain RemoteError after the last.
+
+    Parameters
+    ----------
+    problem : what was expected and what came.
+    wait : seconds that the server asked for before the next attempt, or None.
+    protocol_error : the answer does not fit the request, as from a server that does not serve ranges; after
+        ``retry.MAX_PROTOCOL_ERRORS`` of them no other attempt is made.
+    """
+
+    def __init__(self, problem: Problem, wait: float | None = None, protocol_error: bool = False) -> None:
+        super().__init__(problem)
+        self.wait, self.protocol_error = wait, protocol_error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problem, self.wait, self.protocol_error)
 
 
 class Store(Protocol):
-    """A zoo somewhere, at one revision. Stores can be pickled, used by many threads, and hold no secrets."""
+    """The files of a zoo at one revision. Stores can be pickled and used by many threads; a pickle holds no secrets."""
 
     @property
     def address(self) -> str:
-        """The zoo, without revision: what messages name and what the cache is filed under."""
+        """The zoo, without revision: its name in messages and in the cache."""
         ...
 
     @property
     def revision(self) -> str:
-        """What the listing was pinned to: a commit, or a digest of the listing."""
+        """What was pinned at opening: a commit, or a digest of the listing."""
         ...
 
     @property
@@ -117,11 +137,11 @@ class Store(Protocol):
         Raises
         ------
         TransientError
-            It broke off, or the server is busy; pieces that were yielded are right as far as the transport can tell.
+            It broke off, or the server is busy; pieces that were yielded before may be used.
         AbsentError
             There is no such file.
         RemoteError
-            Anything that another try will not mend.
+            Anything that another attempt does not change.
         """
         ...
 
@@ -132,21 +152,21 @@ def listed(entries: Iterable[FileEntry], *, location: str) -> dict[str, FileEntr
     Raises
     ------
     IntegrityError
-        A name that is no relative file name (``../x``, ``/x``, control characters), twice the same, or a bad size.
+        A name that is no relative file name (``../x``, ``/x``, control characters) or is there twice, or a bad size.
     """
-    made: dict[str, FileEntry] = {}
+    by_name: dict[str, FileEntry] = {}
     problems: list[Problem] = []
     step = "Do not use this zoo; tell whoever publishes it."
     for entry in entries:
-        if len(entry.name) > MAX_NAME or _BAD.search(entry.name) or entry.name in made:
-            shown = repr(entry.name[:80])
-            problems.append(Problem(location, "listing", "relative names of files, each once", shown, step))
+        if len(entry.name) > MAX_NAME or _UNSAFE_NAME.search(entry.name) or entry.name in by_name:
+            expected, got = "relative names of files, each once", repr(entry.name[:80])
+            problems.append(Problem(location, "listing", expected, got, step))
         elif entry.size < 0:
             problems.append(Problem(location, f"size of {entry.name}", "0 or more", str(entry.size), step))
-        made[entry.name] = entry
+        by_name[entry.name] = entry
     if problems:
-        raise IntegrityError(problems[:20])
-    return dict(sorted(made.items()))
+        raise IntegrityError(problems[:20])  # a listing may hold a million of them
+    return dict(sorted(by_name.items()))
 
 
 def find_entry(entries: Mapping[str, FileEntry], name: str, *, location: str) -> FileEntry:
@@ -158,23 +178,40 @@ def find_entry(entries: Mapping[str, FileEntry], name: str, *, location: str) ->
         raise AbsentError(Problem(location, name, "a file", "none of that name", step)) from None
 
 
-class TransientError(RemoteError):
-    """Another try may succeed.
+def revision_of(entries: dict[str, FileEntry]) -> str:
+    """``sha256:<hex>`` of names, sizes and digests: the revision of a store that keeps no versions."""
+    digest = hashlib.sha256()
+    for entry in entries.values():
+        digest.update(f"{entry.name}\0{entry.size}\0{entry.digest or ''}\0".encode())
+    return f"sha256:{digest.hexdigest()}"
 
-    Parameters
-    ----------
-    problem : what was expected and what came.
-    wait : seconds that the server asked for before the next try, or None.
-    strange : the answer was not to the question, as from a server that does not serve ranges; few such are borne.
+
+def decode(data: bytes, *, location: str) -> tuple[dict[str, FileEntry], str]:
+    """The entries of a ``listing.json`` by name, and its digest. The listing is untrusted.
+
+    Raises
+    ------
+    IntegrityError
+        It is no listing, its digest disagrees, or it holds names that are not relative file names.
     """
+    content, digest = unseal(data, location=location)
+    files = content.get("files")
+    if content.get("version") != VERSION or not isinstance(files, dict):
+        got = repr(content.get("version"))
+        raise IntegrityError(Problem(location, "version", str(VERSION), got, "Upgrade ckptzoo to read it."))
+    entries = [_entry_of_facts(name, facts, location) for name, facts in cast(Mapping[str, Any], files).items()]
+    return listed(entries, location=location), digest
 
-    def __init__(self, problem: Problem, wait: float | None = None, strange: bool = False) -> None:
-        super().__init__(problem)
-        self.wait, self.protocol_error = wait, strange
-        self.args = (problem, wait, strange)
 
-
-READ_BYTES = 2**20
+def _entry_of_facts(name: str, facts: Any, location: str) -> FileEntry:
+    match facts:
+        case [bool(), _]:  # a bool is an int for Python, and no size
+            pass
+        case [int(size), None]:
+            return FileEntry(name, size)
+        case [int(size), str(text)] if len(text) == 64 and set(text) <= set("0123456789abcdef"):
+            return FileEntry(name, size, f"sha256:{text}")
+    raise IntegrityError(Problem(location, f"file {name[:80]!r}", "[size, sha256]", repr(facts)[:80], REFETCH))
 
 
 class FolderStore:
@@ -217,63 +254,18 @@ class FolderStore:
         except FileNotFoundError as error:
             raise AbsentError(Problem(self.address, name, "a file", "none", "Restore it from a copy.")) from error
         except OSError as error:
-            said = error.strerror or str(error)
-            raise RemoteError(Problem(self.address, name, "a readable file", said, "Check its permissions.")) from error
+            got = error.strerror or str(error)
+            raise RemoteError(Problem(self.address, name, "a readable file", got, "Check its permissions.")) from error
 
     def _walk(self) -> Iterator[FileEntry]:
         for folder, folders, files in os.walk(self.root):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            at = Path(folder)
-            for file in (at / name for name in files if not name.startswith(".")):
+            for file in (Path(folder) / name for name in files if not name.startswith(".")):
                 yield FileEntry(file.relative_to(self.root).as_posix(), file.stat().st_size)
 
 
-def revision_of(entries: dict[str, FileEntry]) -> str:
-    """``sha256:`` and the digest of names, sizes and digests: the revision of a store that keeps no versions."""
-    made = hashlib.sha256()
-    for entry in entries.values():
-        made.update(f"{entry.name}\0{entry.size}\0{entry.digest or ''}\0".encode())
-    return f"sha256:{made.hexdigest()}"
-
-
-_PREFIX = "sha256:"
-
-
-def decode(data: bytes, *, location: str) -> tuple[dict[str, FileEntry], str]:
-    """Entries by name, and the listing's digest.
-
-    Raises
-    ------
-    IntegrityError
-        It is no listing, its digest disagrees, or it holds names that are not relative file names.
-    """
-    content, digest = unseal(data, location=location)
-    files = content.get("files")
-    if content.get("version") != VERSION or not isinstance(files, dict):
-        got = repr(content.get("version"))
-        raise IntegrityError(Problem(location, "version", str(VERSION), got, "Upgrade ckptzoo to read it."))
-    made = [_entry_of_facts(name, facts, location) for name, facts in cast(Mapping[str, Any], files).items()]
-    return listed(made, location=location), digest
-
-
-def _entry_of_facts(name: str, facts: Any, location: str) -> FileEntry:
-    match facts:
-        case [bool(), _]:
-            pass
-        case [int(size), None]:
-            return FileEntry(name, size)
-        case [int(size), str(text)] if len(text) == 64 and set(text) <= set("0123456789abcdef"):
-            return FileEntry(name, size, _PREFIX + text)
-    raise IntegrityError(Problem(location, f"file {name[:80]!r}", "[size, sha256]", repr(facts)[:80], REFETCH))
-
-
-REQUEST_BYTES = 16 * 2**20
-"""Bytes of one call: fsspec hands out a range whole, so this bounds the memory of a longer one."""
-_CHECK = "Check the address and the credentials; fsspec finds them in its own configuration."
-
-
 class FilesystemStore:
-    """A folder behind fsspec. It holds the address only: file systems and credentials are fsspec's, made when needed.
+    """A folder that fsspec reaches. The store holds an address only; fsspec makes file systems and finds credentials.
 
     Raises
     ------
@@ -290,22 +282,22 @@ class FilesystemStore:
     def entries(self) -> dict[str, FileEntry]:
         """Every file by name, as they were when first asked for; names that begin with a dot are left out."""
         if self._entries is None:
-            system, root = self._reached
+            system, root = self._file_system
             try:
-                held = system.find(root, detail=True)
+                details = system.find(root, detail=True)
             except FileNotFoundError:
-                held = {}
+                details = {}
             except Exception as error:
                 raise self._failed("listing", error) from error
-            if not held:
+            if not details:  # object stores have no folders: one without files is not there
                 raise AbsentError(Problem(self.address, "folder", "files", "none", _CHECK))
-            made = [_entry_of_detail(path, root, detail) for path, detail in held.items()]
-            shown = [entry for entry in made if not any(part.startswith(".") for part in entry.name.split("/"))]
-            self._entries = self._sealed(listed(shown, location=self.address))
+            entries = [_entry_of_detail(path, root, detail) for path, detail in details.items()]
+            visible = [entry for entry in entries if not any(part.startswith(".") for part in entry.name.split("/"))]
+            self._entries = self._with_digests(listed(visible, location=self.address))
         return self._entries
 
-    def _sealed(self, entries: dict[str, FileEntry]) -> dict[str, FileEntry]:
-        """The entries with the digests that a listing beside them knows, so that whole files can be cached too."""
+    def _with_digests(self, entries: dict[str, FileEntry]) -> dict[str, FileEntry]:
+        """The entries with the digests of ``listing.json``, if there is one, so that whole files can be cached."""
         if LISTING not in entries:
             return entries
         self._entries, size = entries, entries[LISTING].size
@@ -323,7 +315,7 @@ class FilesystemStore:
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
         """Bytes ``start`` to ``stop`` of a file, as ``Store.get``, with a request for every ``REQUEST_BYTES``."""
         find_entry(self.entries, name, location=self.address)
-        system, root = self._reached
+        system, root = self._file_system
         while start < stop and not cancel.called:
             end = min(start + REQUEST_BYTES, stop)
             try:
@@ -334,7 +326,9 @@ class FilesystemStore:
                 raise self._failed(name, error) from error
             if len(piece) != end - start:
                 expected, got = f"{end - start} bytes from {start}", str(len(piece))
-                raise TransientError(Problem(self.address, name, expected, got, "Try again later."), strange=True)
+                raise TransientError(
+                    Problem(self.address, name, expected, got, "Try again later."), protocol_error=True
+                )
             start = end
             yield piece
 
@@ -342,23 +336,21 @@ class FilesystemStore:
         return {"address": self.address, "_entries": self._entries}
 
     @cached_property
-    def _reached(self) -> tuple[Any, str]:
+    def _file_system(self) -> tuple[Any, str]:
+        """The file system of fsspec, and the zoo's folder in it."""
+        core = require("fsspec.core", "hub")
         try:
-            from fsspec.core import url_to_fs
-        except ImportError:
-            raise MissingExtraError("fsspec", "hub") from None
-        try:
-            system, root = url_to_fs(self.address)
+            system, root = core.url_to_fs(self.address)
         except (ImportError, ValueError) as error:
             expected = "a scheme that fsspec knows"
             raise RemoteError(Problem(self.address, "address", expected, str(error)[:200], _CHECK)) from error
         return system, str(root).rstrip("/")
 
     def _failed(self, what: str, error: Exception) -> RemoteError:
-        """Whatever a file system raises, which may be any class of the package behind it."""
+        """The error for what a file system raised: any class, of s3fs, gcsfs or what is below them."""
         problem = Problem(self.address, what, "an answer", f"{type(error).__name__}: {error}"[:200], _CHECK)
-        final = isinstance(error, PermissionError | NotImplementedError | ImportError | TypeError)
-        return RemoteError(problem) if final else TransientError(problem)
+        is_final = isinstance(error, PermissionError | NotImplementedError | ImportError | TypeError)
+        return RemoteError(problem) if is_final else TransientError(problem)
 
 
 def _entry_of_detail(path: str, root: str, detail: dict[str, Any]) -> FileEntry:
@@ -366,7 +358,7 @@ def _entry_of_detail(path: str, root: str, detail: dict[str, Any]) -> FileEntry:
 
 
 class OfflineStore:
-    """What was remembered of a zoo; it hands out nothing.
+    """The names and sizes of a zoo's files, as the cache remembers them; ``get`` always raises.
 
     Parameters
     ----------
@@ -380,4 +372,4 @@ class OfflineStore:
         """Raise OfflineError."""
         step = "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to fetch it."
         raise OfflineError(Problem(self.address, name, "in the cache", f"{stop - start} bytes missing", step))
-        yield b""
+        yield b""  # which makes this a generator, as Store.get is

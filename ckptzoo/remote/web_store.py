@@ -1,4 +1,4 @@
-"""A folder behind any web server that serves ranges, as a store; ``listing.json`` says what it holds."""
+"""A folder behind any web server that serves ranges, as a store; ``listing.json`` names its files."""
 
 from collections.abc import Generator
 from urllib.parse import quote
@@ -16,8 +16,8 @@ class StaticStore:
     Parameters
     ----------
     address : the zoo's, without a final slash.
-    revision : the listing's digest.
-    entries : what it names.
+    revision : the digest of its listing.
+    entries : the files that the listing names.
     """
 
     def __init__(self, address: str, revision: str, entries: dict[str, FileEntry], connections: Connections) -> None:
@@ -35,26 +35,26 @@ class StaticStore:
         IntegrityError
             It is not what its digest says.
         """
-        connections, where, cancel = Connections(retry_policy.attempt), f"{url}/{LISTING}", CancelToken()
+        connections, location, cancel = Connections(retry_policy.connection_deadline), f"{url}/{LISTING}", CancelToken()
 
-        def ask() -> bytes:
+        def request() -> bytes:
             sent = {"Accept-Encoding": "gzip"}
-            with http.get(connections, where, location=where, cancel=cancel, headers=sent) as answer:
-                return http.document(answer, location=where, retry_policy=retry_policy)
+            with http.get(connections, location, location=location, cancel=cancel, headers=sent) as answer:
+                return http.document(answer, location=location, retry_policy=retry_policy)
 
         try:
-            data = retry(ask, name=where, retry_policy=retry_policy, cancel=cancel)
+            data = retry(request, retry_policy=retry_policy, cancel=cancel)
         except AbsentError as error:
             step = "Write one with ckptzoo compact --index in the zoo's folder on the server."
             raise AbsentError(Problem(url, LISTING, "a listing of the zoo", error.problem.got, step)) from None
-        entries, digest = decode(data, location=where)
+        entries, digest = decode(data, location=location)
         return cls(url, digest, entries, connections)
 
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
         """Bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
-        size, where = find_entry(self.entries, name, location=self.address).size, f"{self.address}/{name}"
-        sent = http.ranged(start, stop, size)
+        size, location = find_entry(self.entries, name, location=self.address).size, f"{self.address}/{name}"
+        sent = http.range_header(start, stop, size)
         with http.get(
-            self._connections, f"{self.address}/{quote(name)}", location=where, cancel=cancel, headers=sent
+            self._connections, f"{self.address}/{quote(name)}", location=location, cancel=cancel, headers=sent
         ) as answer:
-            yield from http.body(answer, start, stop, size, location=where)
+            yield from http.body(answer, start, stop, size, location=location)

@@ -115,7 +115,7 @@ def test_prune_removes_what_a_dry_run_says(
     ("arguments", "said"),
     [
         ((), "expected --to SIZE or --zoo ADDRESS, got neither"),
-        (("--to", "much"), "--to: size: expected, for example, 20GB"),
+        (("--to", "much"), "--to: size: expected one such as 20GB"),
         (("--zoo", "lab/zoo"), "expected one zoo, got 2"),
         (("--zoo", "lab/zoos"), "zoo 'lab/zoos'"),
     ],

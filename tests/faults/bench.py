@@ -1,4 +1,4 @@
-"""A server with repositories to spoil, and the judgement of what an operation left there."""
+"""A server with repositories for tests to use up, and checks of what an operation left there."""
 
 import base64
 import hashlib
@@ -25,7 +25,7 @@ _NUMBERS = itertools.count(1)
 
 
 def put(server: Hosted, repo: str, files: dict[str, bytes], *, role: str = "write", revision: str = "main") -> str:
-    """Commit files as the client library does, those that are no text apart; the repository is made if need be."""
+    """Commit files as the client library does, large ones by LFS; the repository is created if there is none."""
     organization, name = repo.split("/")
     ask(server, "POST", "/api/repos/create", {"organization": organization, "name": name, "type": "dataset"})
     large = {name: data for name, data in files.items() if name.endswith(_APART)}

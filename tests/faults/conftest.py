@@ -1,4 +1,4 @@
-"""Time runs faster here: what clients wait between tries is a hundredth of what it is."""
+"""Clients wait a hundredth of the usual time between attempts here."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,14 +57,14 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client library sleeps a hundredth of the time, and so do we by default."""
+    """The client library sleeps a hundredth of the time, and the default policies are as short."""
     monkeypatch.setattr("huggingface_hub.utils._http.time", fast_clock())
     for like in HURRIED:
         defaults(monkeypatch, like)
 
 
 def defaults(monkeypatch: pytest.MonkeyPatch, like: RetryPolicy | HubRetryPolicy) -> None:
-    """Make these what everybody gets who does not say how long to wait."""
+    """Make this the policy of everybody who passes none."""
     monkeypatch.setattr(type(like).__init__, "__defaults__", defaults_of(like))
 
 

@@ -38,10 +38,10 @@ class Counts:
     def add(self, others: dict[str, list[Any]]) -> None:
         """What another process counted, as ``plain`` gives it."""
         for name, items in others.items():
-            held = getattr(self, name)
+            counter = getattr(self, name)
             for key, value in items:
                 key = tuple(key) if isinstance(key, list) else key
-                held[key] = max(held.get(key, 0.0), value) if name == "slowest" else held[key] + value
+                counter[key] = max(counter.get(key, 0.0), value) if name == "slowest" else counter[key] + value
 
     def lines(self) -> list[str]:
         """All of it as plain text."""

@@ -1,4 +1,4 @@
-"""Disks that are as small as a test wants them, where the machine lets us make one."""
+"""Disks of any size for a test, on machines where a file system can be mounted."""
 
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ class Disk:
     path: Path
 
     def resize(self, nbytes: int) -> None:
-        """Make it so large."""
+        """Change its size in bytes."""
         _mount("-o", f"remount,size={nbytes}", str(self.path))
 
     @property

@@ -1,4 +1,4 @@
-"""A hub that means harm: it answers as it is told, byte by byte, and writes down what it was sent."""
+"""A hostile hub: it sends the raw bytes that a test gives it, and records the requests it got."""
 
 import contextlib
 import hashlib
@@ -26,7 +26,7 @@ class Asked:
 
 
 Answer = bytes | Iterator[bytes] | None
-"""What goes down the line; None is what an honest hub would answer."""
+"""The raw bytes to send; None for the answer of an honest hub."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Evil:
         ]
 
     def honest(self, asked: Asked) -> bytes:
-        """The answer of a hub that means well."""
+        """The answer of an honest hub."""
         path = unquote(urlsplit(asked.path).path)
         if path.startswith(API):
             siblings = self.listing() if self.siblings is None else self.siblings

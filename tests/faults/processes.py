@@ -34,12 +34,15 @@ from tests.support.hub_clients import fast_clock
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.faults.processes"])
 _START = 60.0
-HURRIED = (RetryPolicy(deadline=4.0, attempt=3.0, backoff=0.0025), HubRetryPolicy(pause=0.01, silence=5.0))
-"""How long clients here wait by default, in processes of their own as in that of the tests."""
+HURRIED = (
+    RetryPolicy(deadline=4.0, connection_deadline=3.0, first_pause=0.0025),
+    HubRetryPolicy(first_pause=0.01, read_timeout=5.0),
+)
+"""The default policies of clients here, in processes of their own and in that of the tests."""
 
 
 def defaults_of(like: RetryPolicy | HubRetryPolicy) -> tuple[Any, ...]:
-    """The values of a way to wait, as defaults of its class."""
+    """The fields of a policy as ``__defaults__`` of its class, in their order."""
     return tuple(getattr(like, name) for name in like.__dataclass_fields__)
 
 

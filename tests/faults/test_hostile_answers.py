@@ -21,7 +21,7 @@ from tests.faults.evil import API, COMMIT, REPO, Answer, Evil, head, plain, runn
 from tests.support.hub_zoos import files_of
 
 BOUND = 60.0
-"""Seconds in which all of them have ended, with the patience below."""
+"""Seconds in which all of them have ended, with the policy below."""
 AT_ONCE = 12
 
 
@@ -130,8 +130,8 @@ PLACES = {"listing": API, "document": "/zoo.json", "snapshot": "/snapshots/", "s
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patience of a second, and half of one for a connection."""
-    defaults(monkeypatch, RetryPolicy(deadline=1.0, attempt=0.5, backoff=0.05, asked=1.0))
+    """A retry policy of a second, and half of one for a connection."""
+    defaults(monkeypatch, RetryPolicy(deadline=1.0, connection_deadline=0.5, first_pause=0.05, max_server_wait=1.0))
 
 
 def believed(tiny: Path, lie: str, place: str) -> str:
@@ -209,7 +209,7 @@ def test_another_origin_asks_for_the_token(
 
     token = "hf_" + "s3cret" * 6
     monkeypatch.setenv("HF_TOKEN", token)
-    defaults(monkeypatch, RetryPolicy(deadline=0.5, attempt=0.5, backoff=0.05))
+    defaults(monkeypatch, RetryPolicy(deadline=0.5, connection_deadline=0.5, first_pause=0.05))
     other, front = Evil({}), Evil(files_of(tiny))
     other.says = lambda asked: plain(b"", **{key: text.format(url=other.url) for key, text in ASKS[asks].items()})
     front.says = lambda asked: (

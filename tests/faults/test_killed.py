@@ -102,7 +102,7 @@ def test_a_server_that_is_killed_keeps_what_it_acknowledged(
 
 @pytest.mark.parametrize("count", range(5, 20) if ALL else (8, 12))
 def test_a_server_that_comes_back_within_seconds_costs_nothing_but_time(apart: Bench, tiny: Path, count: int) -> None:
-    """With the patience that everybody has, the same call goes on."""
+    """With the default policies, the same call goes on."""
     server: Server = apart.server  # pyright: ignore[reportAssignmentType]
     case = OPERATIONS["push"](apart, tiny)
     running = client(case, apart, hurried=False)

@@ -97,7 +97,10 @@ def test_faults_that_pass_cost_nothing_but_time(bench: Bench, tiny: Path, name: 
 
 @pytest.mark.parametrize(("name", "kind"), CELLS)
 def test_faults_that_stay_end_in_an_error_that_says_what_to_do(bench: Bench, tiny: Path, name: str, kind: str) -> None:
-    policies = RetryPolicy(deadline=0.4, attempt=0.4, backoff=0.02), HubRetryPolicy(tries=3, pause=0.01, silence=2.0)
+    policies = (
+        RetryPolicy(deadline=0.4, connection_deadline=0.4, first_pause=0.02),
+        HubRetryPolicy(max_attempts=3, first_pause=0.01, read_timeout=2.0),
+    )
     plan = FaultPlan(rate=1.0, kinds=(kind,), wait=0.02)
     found = tried(bench, OPERATIONS[name](bench, tiny), plan, (name, kind), policies)
     assert (found is None) == (kind in BORNE), found

@@ -1,4 +1,4 @@
-"""Files that tests of the room share, and a cache of each test's own."""
+"""Files that the tests of this package share, and a cache of each test's own."""
 
 from pathlib import Path
 
@@ -20,8 +20,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def quick() -> RetryPolicy:
-    """Patience for tests: short pauses, and the end after a second."""
-    return RetryPolicy(deadline=1.0, attempt=0.4, backoff=0.01, asked=2.0)
+    """A retry policy for tests: short pauses, and the end after a second."""
+    return RetryPolicy(deadline=1.0, connection_deadline=0.4, first_pause=0.01, max_server_wait=2.0)
 
 
 @pytest.fixture(scope="session")

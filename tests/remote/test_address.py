@@ -1,4 +1,4 @@
-"""Addresses are read as a person means them, and nothing is looked up."""
+"""From an address to the places that it may mean, without looking anything up."""
 
 from pathlib import Path
 

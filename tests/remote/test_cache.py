@@ -1,4 +1,4 @@
-"""What was fetched once is right or fetched again, bounded, shared between processes, and survives their deaths."""
+"""The cache: damage is noticed, the size is limited, processes share it, and it survives that they are killed."""
 
 import errno
 import hashlib
@@ -21,7 +21,7 @@ from ckptzoo.remote.cache import (
     blobs_of,
     cache_limit,
     cache_root,
-    held,
+    cached_zoos,
     is_offline,
     is_right,
     parse_size,
@@ -126,10 +126,10 @@ def test_what_cannot_be_fetched_again_stays(cache: Path) -> None:
     for seed in range(10, 20):
         new.write(digest_of(blob(seed)), blob(seed))
     assert all(lost.holds(digest_of(blob(seed))) for seed in range(4))
-    assert prune(cache, most=0).files > 0
-    assert [(item.address, item.files) for item in held(cache)] == [(lost.folder.name, 4), (new.folder.name, 0)]
+    assert prune(cache, max_bytes=0).files > 0
+    assert [(item.address, item.files) for item in cached_zoos(cache)] == [(lost.folder.name, 4), (new.folder.name, 0)]
     lost.remember("main", RevisionRecord("c1", {}))  # it is there again
-    assert prune(cache, most=0).files == 4
+    assert prune(cache, max_bytes=0).files == 4
     offline = Cache(cache, "offline", limit=1500, evicts=False)
     for seed in range(3):
         offline.write(digest_of(blob(seed)), blob(seed))
@@ -252,23 +252,23 @@ def test_what_is_being_written_is_not_swept(cache: Path) -> None:
 
 def test_listing_and_pruning(cache: Path) -> None:
     a, b = Cache(cache, "hf://datasets/org/a", limit=MIB), Cache(cache, "https://host/b", limit=MIB)
-    assert held(cache) == []
+    assert cached_zoos(cache) == []
     for of, seeds, old in ((a, range(3), 1000), (b, range(10, 15), 10)):
         of.remember("main", RevisionRecord("c1", {}))
         for seed in seeds:
             of.write(digest_of(blob(seed)), blob(seed))
             age(of, blob(seed), old + seed)
-    listed = held(cache)
+    listed = cached_zoos(cache)
     assert [(item.address, item.files, item.nbytes, item.gone) for item in listed] == [
         ("https://host/b", 5, 5000, False),
         ("hf://datasets/org/a", 3, 3000, False),
     ]
     assert abs(time.time() - 20 - listed[0].used) < 5
-    assert prune(cache, most=7000).files == 1 and not a.holds(digest_of(blob(2)))
+    assert prune(cache, max_bytes=7000).files == 1 and not a.holds(digest_of(blob(2)))
     pruned = prune(cache, before=time.time() - 500)
     assert (pruned.files, pruned.nbytes) == (2, 2000)
     assert prune(cache, address="https://host/b").nbytes == 5000
-    assert [item.address for item in held(cache)] == ["hf://datasets/org/a"]
+    assert [item.address for item in cached_zoos(cache)] == ["hf://datasets/org/a"]
     with pytest.raises(UnknownNameError, match="hf://datasets/org/a"):
         prune(cache, address="hf://datasets/org/b")
     with pytest.raises(ZooError, match="Name one"):

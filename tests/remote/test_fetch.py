@@ -1,4 +1,4 @@
-"""Blocks come in order or as they are ready, in parallel, ahead, bounded in memory, checked, and can be stopped."""
+"""Blocks in order or as they are ready: in parallel, ahead of the reader, in limited memory, checked, and stopped."""
 
 import hashlib
 import random
@@ -39,7 +39,7 @@ def served() -> Iterator[Served]:
 
 def remote_of(served: Served, **how: int) -> Remote:
     entries = {name: FileEntry(name, len(data)) for name, data in SHARDS.items()}
-    retry_policy = RetryPolicy(deadline=1.0, attempt=0.5, backoff=0.01)
+    retry_policy = RetryPolicy(deadline=1.0, connection_deadline=0.5, first_pause=0.01)
     return Remote(StaticStore(served.url, "x", entries, Connections(0.5)), None, retry_policy=retry_policy, **how)
 
 

@@ -1,4 +1,4 @@
-"""One GET: encrypted, through proxies, along redirects; what is no answer to the question is refused."""
+"""``http.get``: encrypted, through proxies, after redirects; answers that do not fit the request are refused."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ DATA = bytes(range(256)) * 1000
 
 
 class Redirecting(RangeHandler):
-    """``/to/<address>`` leads there; ``/chunks`` and ``/packed`` answer in other forms."""
+    """``/to/<address>`` redirects there; ``/chunks`` answers in chunks, any absolute address as a proxy does."""
 
     def answer(self, path: str) -> None:
         if path.startswith("/to/"):
@@ -31,8 +31,8 @@ class Redirecting(RangeHandler):
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            for at in range(0, len(DATA), 50_000):
-                piece = DATA[at : at + 50_000]
+            for start in range(0, len(DATA), 50_000):
+                piece = DATA[start : start + 50_000]
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
             self.wfile.write(b"0\r\n\r\n")
         elif self.path.startswith("http://"):  # as a proxy is asked
@@ -54,9 +54,9 @@ def ask(connections: Connections, url: str, **headers: str) -> bytes:
 
 @pytest.fixture
 def connections() -> Iterator[Connections]:
-    made = Connections(1.0)
-    yield made
-    made.close()
+    connections = Connections(1.0)
+    yield connections
+    connections.close()
 
 
 def test_redirects_are_followed_within_a_bound(served: Served, connections: Connections) -> None:

@@ -1,4 +1,4 @@
-"""A repository is pinned, a file resolved once, its signed address kept and refreshed, the token kept at home."""
+"""A repository is pinned, a file resolved once, its signed address kept and refreshed, the token sent to the hub only."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""An address leads to the one zoo that it means; what was read once is read from the cache, also without a network."""
+"""``open_remote``: an address opens its zoo; what was read once is read from the cache, also offline."""
 
 import hashlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 
 from ckptzoo.errors import AbsentError, IntegrityError, OfflineError, RemoteError
 from ckptzoo.format.maintenance import LISTING, describe
-from ckptzoo.remote.cache import blobs_of, held
+from ckptzoo.remote.cache import blobs_of, cached_zoos
 from ckptzoo.remote.remote import Remote, open_remote
 from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.remote.stores import decode
@@ -156,7 +156,7 @@ def test_a_zoo_that_has_gone_is_kept(static: Served, quick: RetryPolicy, cache: 
     static.files.clear()
     with pytest.raises(AbsentError):
         open_remote(f"{static.url}/zoo", retry_policy=quick)
-    assert [item.gone for item in held(cache)] == [True]
+    assert [item.gone for item in cached_zoos(cache)] == [True]
 
 
 def test_whole_files_are_bounded_and_checked(static: Served, files: Files, quick: RetryPolicy) -> None:

@@ -1,4 +1,4 @@
-"""What a server does wrong is borne, taken up where it ended, or given up in time; wrong bytes never come through."""
+"""Faults of a server are tried again, resumed at the next byte, or given up in time; wrong bytes are never read."""
 
 import contextlib
 import threading
@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from ckptzoo.errors import AbsentError, RemoteError
-from ckptzoo.remote.http import Connections, waiting
-from ckptzoo.remote.retry import MAX_PROTOCOL_ERRORS, Cancelled, RetryPolicy, read_range
+from ckptzoo.remote.http import Connections
+from ckptzoo.remote.retry import MAX_PROTOCOL_ERRORS, Cancelled, RetryPolicy, read_range, server_wait
 from ckptzoo.remote.stores import CancelToken, FileEntry
 from ckptzoo.remote.web_store import StaticStore
 from tests.support.serving import Fault, Served, running
@@ -40,7 +40,7 @@ def read(served: Served, retry_policy: RetryPolicy, start: int = 1000, stop: int
     "kind", ["short", "reset", "hangup", "down", "busy", "limited", "whole", "shifted", "less", "packed", "stall"]
 )
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_fault_that_passes_costs_no_byte(served: Served, quick: RetryPolicy, kind: str, times: int) -> None:
+def test_transient_faults_lose_no_byte(served: Served, quick: RetryPolicy, kind: str, times: int) -> None:
     served.faults.append(Fault(kind, times))
     assert read(served, quick) == DATA[1000:900_000]
     assert len(served.seen) == times + 1
@@ -61,7 +61,7 @@ def test_a_whole_file_may_come_with_status_200(served: Served, quick: RetryPolic
     assert served.seen[0].range is None and len(served.seen) == 1
 
 
-def test_a_server_without_ranges_is_told_from_one_that_fails(served: Served, quick: RetryPolicy) -> None:
+def test_a_server_without_ranges_is_given_up_soon(served: Served, quick: RetryPolicy) -> None:
     served.faults.append(Fault("whole", 99))
     with pytest.raises(RemoteError, match="may not serve ranges"):
         read(served, quick)
@@ -76,33 +76,33 @@ def test_a_file_of_another_size_is_refused(served: Served, quick: RetryPolicy) -
 
 
 @pytest.mark.parametrize("kind", ["down", "hangup", "reset"])
-def test_a_fault_that_stays_ends_in_time(served: Served, kind: str) -> None:
+def test_a_permanent_fault_ends_in_time(served: Served, kind: str) -> None:
     served.faults.append(Fault(kind, 10**9))
     began = time.monotonic()
     with pytest.raises(RemoteError, match=r"127.0.0.1.*expected"):
-        read(served, RetryPolicy(deadline=0.5, slowest=10**9, backoff=0.01))
+        read(served, RetryPolicy(deadline=0.5, min_bytes_per_second=10**9, first_pause=0.01))
     assert time.monotonic() - began < 5
     assert len(served.seen) > 2
 
 
-def test_a_trickle_is_closed_and_in_the_end_given_up(served: Served) -> None:
+def test_a_slow_connection_is_closed_and_in_the_end_given_up(served: Served) -> None:
     served.faults.append(Fault("trickle", 10**9, wait="0.01"))
     began = time.monotonic()
     with pytest.raises(RemoteError, match="at least 10000 bytes a second"):
-        read(served, RetryPolicy(deadline=1.0, attempt=0.2, slowest=10_000, backoff=0.01))
+        read(served, RetryPolicy(deadline=1.0, connection_deadline=0.2, min_bytes_per_second=10_000, first_pause=0.01))
     assert time.monotonic() - began < 10
     assert 2 <= len(served.seen) < 12  # about one every 0.2 s
 
 
 def test_a_slow_but_steady_server_is_not_given_up(served: Served) -> None:
     served.faults.append(Fault("trickle", 1, wait="0.001"))
-    retry_policy = RetryPolicy(deadline=0.2, attempt=0.1, slowest=50, backoff=0.01)
+    retry_policy = RetryPolicy(deadline=0.2, connection_deadline=0.1, min_bytes_per_second=50, first_pause=0.01)
     assert read(served, retry_policy, 10, 400) == DATA[10:400]
     assert len(served.seen) == 1
 
 
-def test_a_slow_reader_is_no_slow_server(served: Served) -> None:
-    retry_policy = RetryPolicy(deadline=0.2, attempt=0.1, slowest=10**9, backoff=0.01)
+def test_a_slow_reader_is_not_taken_for_a_slow_server(served: Served) -> None:
+    retry_policy = RetryPolicy(deadline=0.2, connection_deadline=0.1, min_bytes_per_second=10**9, first_pause=0.01)
     got = b""
     with contextlib.closing(
         read_range(store_of(served), FILE, 1, len(DATA), retry_policy=retry_policy, cancel=CancelToken())
@@ -114,26 +114,29 @@ def test_a_slow_reader_is_no_slow_server(served: Served) -> None:
 
 
 @pytest.mark.parametrize("kind", ["busy", "limited"])
-def test_a_busy_server_is_asked_again_when_it_said(served: Served, kind: str) -> None:
+def test_a_busy_server_is_tried_again_after_the_wait_it_asks_for(served: Served, kind: str) -> None:
     served.faults.append(Fault(kind, 1, wait="1"))
     began = time.monotonic()
-    assert read(served, RetryPolicy(deadline=0.3, attempt=0.3, backoff=0.01, asked=2.0)) == DATA[1000:900_000]
+    assert (
+        read(served, RetryPolicy(deadline=0.3, connection_deadline=0.3, first_pause=0.01, max_server_wait=2.0))
+        == DATA[1000:900_000]
+    )
     assert 1.0 <= time.monotonic() - began < 3
 
 
-def test_a_server_that_asks_for_too_long_is_asked_at_our_own_pace(served: Served) -> None:
+def test_too_long_a_wait_is_not_waited_for(served: Served) -> None:
     served.faults.append(Fault("limited", 10**9, wait="300"))
     began = time.monotonic()
     with pytest.raises(RemoteError, match="status 429"):
-        read(served, RetryPolicy(deadline=0.3, attempt=0.3, backoff=0.01, asked=2.0))
+        read(served, RetryPolicy(deadline=0.3, connection_deadline=0.3, first_pause=0.01, max_server_wait=2.0))
     assert time.monotonic() - began < 3
 
 
-def test_what_the_wait_is_read_from() -> None:
-    assert waiting({"ratelimit": '"resolvers";r=0;t=37', "retry-after": "5"}) == 37
-    assert waiting({"retry-after": "5"}) == 5
-    assert waiting({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
-    assert waiting({"retry-after": "soon"}) is None and waiting({}) is None
+def test_the_headers_that_ask_for_a_wait() -> None:
+    assert server_wait({"ratelimit": '"resolvers";r=0;t=37', "retry-after": "5"}) == 37
+    assert server_wait({"retry-after": "5"}) == 5
+    assert server_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
+    assert server_wait({"retry-after": "soon"}) is None and server_wait({}) is None
 
 
 @pytest.mark.parametrize("status", ["forbidden"])
@@ -169,13 +172,11 @@ def test_no_server_at_all(quick: RetryPolicy) -> None:
 
 def test_connections_are_kept_open_and_replaced_when_closed(served: Served, quick: RetryPolicy) -> None:
     store = store_of(served)
-    for at in range(5):
-        assert (
-            b"".join(read_range(store, FILE, at, at + 10, retry_policy=quick, cancel=CancelToken()))
-            == DATA[at : at + 10]
-        )
-    kept = store._connections._idle  # type: ignore[reportPrivateUsage]
-    ((connection, _),) = next(iter(kept.values()))
+    for start in range(5):
+        pieces = read_range(store, FILE, start, start + 10, retry_policy=quick, cancel=CancelToken())
+        assert b"".join(pieces) == DATA[start : start + 10]
+    idle = store._connections._idle  # type: ignore[reportPrivateUsage]
+    ((connection, _),) = next(iter(idle.values()))
     connection.sock.shutdown(2)  # as a server does to idle ones
     assert (
         b"".join(read_range(store, FILE, 9, 19, retry_policy=RetryPolicy(deadline=0.0), cancel=CancelToken()))
@@ -204,6 +205,6 @@ def test_a_server_that_closes_every_connection(quick: RetryPolicy) -> None:
 
 
 def test_pauses_grow_and_are_bounded() -> None:
-    pauses = [RetryPolicy().pause(failures, "x") for failures in range(1, 40)]
+    pauses = [RetryPolicy().pause(failures) for failures in range(1, 40)]
     assert all(0.125 * 2**at <= pause <= 0.25 * 2**at for at, pause in enumerate(pauses[:6]))
     assert max(pauses) <= 30 and min(pauses[10:]) >= 15

@@ -1,4 +1,4 @@
-"""A zoo pushed to the project's own server with the real client is read back: counts, bytes, and every fault."""
+"""A zoo on the project's own server is read back: numbers of requests, bytes, and every fault."""
 
 import contextlib
 import warnings
@@ -65,8 +65,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
         yield found
 
 
-def opened(server: Hosted, name: str = "lab/zoo", **how: float) -> Remote:
-    retry_policy = RetryPolicy(**{"deadline": 3.0, "attempt": 0.3, "backoff": 0.01, "asked": 3.0, **how})
+def opened(server: Hosted, name: str = "lab/zoo", **fields: float) -> Remote:
+    retry_policy = RetryPolicy(
+        **{"deadline": 3.0, "connection_deadline": 0.3, "first_pause": 0.01, "max_server_wait": 3.0, **fields}
+    )
     return open_remote(f"hf://datasets/{name}", endpoint=server.url, retry_policy=retry_policy)
 
 
@@ -154,7 +156,7 @@ def test_faults_now_and_then_cost_no_byte(server: Hosted, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KIND)
 def test_faults_always_end_in_an_error_in_time(server: Hosted, kind: str) -> None:
-    remote = opened(server, deadline=0.3, slowest=10**8, attempt=0.2, asked=0.0)
+    remote = opened(server, deadline=0.3, min_bytes_per_second=10**8, connection_deadline=0.2, max_server_wait=0.0)
     wanted = blocks_of(remote, LAYER, 4)
     with planned(
         server, rate=1.0, kinds=(kind,), operations=("blob", "resolve"), wait=30 if kind == "trickle" else 0.3

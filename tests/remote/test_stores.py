@@ -1,4 +1,4 @@
-"""One suite that every store passes; a folder of this machine is the reference."""
+"""One suite for every store; a folder of this machine is the reference."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""Real servers on loopback: static files with ranges that can misbehave, and the part of a hub that a reader meets."""
+"""Real servers on loopback: static files with ranges and faults on demand, and the part of a hub that readers use."""
 
 import contextlib
 import gzip
@@ -22,7 +22,7 @@ COMMIT = "c0ffee" * 6 + "beef"
 
 @dataclass
 class Fault:
-    """What to do wrong with the next ``times`` answers to requests whose path holds ``path``."""
+    """A fault in the next ``times`` answers to requests whose path contains ``path``; ``wait`` is in seconds."""
 
     kind: str
     times: int = 1
@@ -32,7 +32,7 @@ class Fault:
 
 @dataclass
 class Seen:
-    """One request: path, range, headers, and body bytes sent."""
+    """One request: path, range, headers, and the body bytes that were sent for it."""
 
     path: str
     range: str | None
@@ -42,7 +42,7 @@ class Seen:
 
 @dataclass
 class Served:
-    """Files of a server, what it was asked, and what it is to do wrong."""
+    """The files of a server, the faults it has to make, and the requests it got."""
 
     files: dict[str, bytes]
     faults: list[Fault] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Served:
 
 
 class RangeHandler(BaseHTTPRequestHandler):
-    """GET with single ranges, as a good static server answers, or badly."""
+    """GET with single ranges, as a static server answers, or with a fault."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1
@@ -74,7 +74,7 @@ class RangeHandler(BaseHTTPRequestHandler):
 
     def finish(self) -> None:
         for file in (self.wfile, self.rfile):
-            with contextlib.suppress(OSError):  # of a client that went away
+            with contextlib.suppress(OSError):  # of a client that has disconnected
                 file.close()
 
     def do_GET(self) -> None:
@@ -128,8 +128,8 @@ class RangeHandler(BaseHTTPRequestHandler):
             body = body[: len(body) // 2] + bytes([body[len(body) // 2] ^ 1]) + body[len(body) // 2 + 1 :]
         self.send_response(status)
         if status == 206:
-            moved = 1 if kind == "shifted" else 0
-            self.send_header("Content-Range", f"bytes {start + moved}-{stop - 1 + moved}/{len(data)}")
+            shift = 1 if kind == "shifted" else 0
+            self.send_header("Content-Range", f"bytes {start + shift}-{stop - 1 + shift}/{len(data)}")
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(body) - 1 if kind == "less" else len(body)))
@@ -142,8 +142,8 @@ class RangeHandler(BaseHTTPRequestHandler):
                 self.write(body[: len(body) // 2])
                 return time.sleep(float(wait))
             case "trickle":
-                for at in range(len(body)):
-                    self.write(body[at : at + 1])
+                for index in range(len(body)):
+                    self.write(body[index : index + 1])
                     time.sleep(float(wait))
             case "less":
                 self.write(body[:-1])
@@ -151,9 +151,9 @@ class RangeHandler(BaseHTTPRequestHandler):
                 self.write(body)
 
     def write(self, body: bytes) -> None:
-        for at in range(0, len(body), 2**18):
-            piece = body[at : at + 2**18]
-            self.log.sent += len(piece)  # before the client can know
+        for start in range(0, len(body), 2**18):
+            piece = body[start : start + 2**18]
+            self.log.sent += len(piece)  # first: a test may read it as soon as the client has the bytes
             self.wfile.write(piece)
             self.wfile.flush()
 
@@ -214,25 +214,25 @@ class HubHandler(RangeHandler):
 
     def tree(self, page: int) -> None:
         names = sorted(self.served.files)
-        made = [{"type": "directory", "path": "parts", "oid": "0" * 40, "size": 0}] if page == 0 else []
+        items = [{"type": "directory", "path": "parts", "oid": "0" * 40, "size": 0}] if page == 0 else []
         for name in names[page * 2 : page * 2 + 2]:
             data = self.served.files[name]
             item = {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
             facts = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
-            made.append({**item, "lfs": facts})
+            items.append({**item, "lfs": facts})
         more = page * 2 + 2 < len(names)
         route = urlsplit(self.path).path
         link = {"Link": f'<{self.served.url}{route}?recursive=true&page={page + 1}>; rel="next"'} if more else {}
-        self.plain(200, json.dumps(made).encode(), **link)
+        self.plain(200, json.dumps(items).encode(), **link)
 
 
 class Server(ThreadingHTTPServer):
-    """Quiet about clients that went away."""
+    """A server that prints nothing about clients that disconnect."""
 
     daemon_threads = True
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # without asking for the machine's name
+        TCPServer.server_bind(self)  # that of HTTPServer looks up the machine's name, which may be slow
         self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -244,9 +244,9 @@ class Server(ThreadingHTTPServer):
 def running(
     served: Served, handler: type[RangeHandler] = RangeHandler, *, certificate: Path | None = None, **kinds: object
 ) -> Iterator[Served]:
-    """Serve on a free port of loopback until the end of the block, encrypted where there is a certificate."""
-    made = type("Handler", (handler,), {"served": served, **kinds})
-    server = Server(("127.0.0.1", 0), made)
+    """Serve on a free port of loopback until the end of the block, encrypted if there is a certificate."""
+    handler_class = type("Handler", (handler,), {"served": served, **kinds})
+    server = Server(("127.0.0.1", 0), handler_class)
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
@@ -264,7 +264,7 @@ def running(
 
 @contextlib.contextmanager
 def hub(files: dict[str, bytes], **kinds: object) -> Iterator[tuple[Served, Served]]:
-    """A hub with the repository ``org/zoo``, and the other server that it redirects large files to."""
+    """A hub with the repository ``org/zoo``, and the other server to which it redirects large files."""
     other = Served({f"/{hashlib.sha256(data).hexdigest()}": data for data in files.values()})
     with running(other), running(Served(dict(files)), HubHandler, elsewhere=other, **kinds) as front:
         yield front, other

@@ -1,4 +1,4 @@
-"""Asking a hub: the one folder that knows the client library's ``HfApi``, and what its answers and refusals mean."""
+"""A hub's API: the only package that uses the client library's ``HfApi`` and knows its answers and errors."""
 
 from ckptzoo.hub.client.client import Client
 from ckptzoo.hub.client.models import Discussion, Listing, RepoFile, RepoFound

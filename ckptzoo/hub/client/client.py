@@ -1,9 +1,4 @@
-"""A hub as the rest of this room sees it.
-
-A hub and the token that it is asked with.
-
-Pull requests to the repositories of a hub.
-"""
+"""``Client``: the dataset repositories of a hub and their pull requests, asked with one token."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from ckptzoo.errors import IntegrityError, MissingExtraError, OfflineError, Problem
+from ckptzoo.errors import IntegrityError, OfflineError, Problem, require
 from ckptzoo.hub.client.models import (
     Account,
     Committed,
@@ -22,9 +17,9 @@ from ckptzoo.hub.client.models import (
     RepoFile,
     RepoFound,
     discussion_of,
-    found_of,
     is_stored,
-    stored_of,
+    repo_file_of,
+    repo_found_of,
 )
 from ckptzoo.hub.client.retry import PROPOSE, READ, WRITE, HubRetryPolicy, NotThereError, RaceError, call_with_retry
 from ckptzoo.hub.client.upload import Sending
@@ -34,12 +29,14 @@ from ckptzoo.remote.hub_store import PUBLIC, hub_address
 from ckptzoo.text import Progress
 
 T = TypeVar("T")
-
 DATASET = "dataset"
+"""The type of repository that holds zoos."""
+_WORKERS = 8
+"""Small files that are read at a time."""
 
 
 class Connection:
-    """A hub and the token that it is asked with; ``api`` is the client library's, and goes no further than this folder.
+    """A hub and a token; ``api`` is the ``HfApi`` of the client library, which only this package uses.
 
     Parameters
     ----------
@@ -49,11 +46,8 @@ class Connection:
     def __init__(
         self, endpoint: str | None = None, token: str | None = None, *, retry_policy: HubRetryPolicy | None = None
     ) -> None:
-        try:
-            from huggingface_hub import HfApi
-        except ImportError:
-            raise MissingExtraError("huggingface_hub", "hub") from None
-        self.api = HfApi(endpoint=endpoint and endpoint.rstrip("/"), token=token, library_name="ckptzoo")
+        api = require("huggingface_hub", "hub").HfApi
+        self.api = api(endpoint=endpoint and endpoint.rstrip("/"), token=token, library_name="ckptzoo")
         self.endpoint = self.api.endpoint.rstrip("/")
         self.token, self.retry_policy = token, retry_policy or HubRetryPolicy()
         self.public = self.endpoint == PUBLIC
@@ -65,7 +59,7 @@ class Connection:
         return f"{type(self).__name__}({self.endpoint!r})"
 
     def address(self, repo: str) -> str:
-        """What messages call a repository."""
+        """The name of a repository in messages."""
         return hub_address(HubAddress(repo), self.endpoint)
 
     def page(self, repo: str) -> str | None:
@@ -73,10 +67,10 @@ class Connection:
         return f"{self.endpoint}/datasets/{repo}" if self.public else None
 
     def whoami(self) -> Account:
-        """Whom the token belongs to."""
-        said = self.ask(self.api.whoami, self.endpoint, "token")
-        role = said.get("auth", {}).get("accessToken", {}).get("role")
-        return Account(said["name"], role, tuple(item["name"] for item in said.get("orgs", ())))
+        """The user whom the token belongs to."""
+        info = self.ask(self.api.whoami, self.endpoint, "token")
+        role = info.get("auth", {}).get("accessToken", {}).get("role")
+        return Account(info["name"], role, tuple(item["name"] for item in info.get("orgs", ())))
 
     def ask(
         self,
@@ -87,18 +81,18 @@ class Connection:
         *,
         needs: str = READ,
     ) -> T:
-        """The answer to a question; ``done`` looks whether one that failed was carried out."""
+        """The result of a call of the library, which is repeated as ``call_with_retry`` says."""
         return call_with_retry(
             call, location=location, what=what, retry_policy=self.retry_policy, done=done, needs=needs
         )
 
     def upload(self, repo: str, sending: Sending, *, revision: str, create_pr: bool = False, needs: str) -> None:
-        """Bring the large files to the hub, those that it lacks."""
-        how: Any = {"repo_type": DATASET, "revision": revision, "create_pr": create_pr, "free_memory": False}
+        """Upload the large files that the hub lacks."""
+        options: Any = {"repo_type": DATASET, "revision": revision, "create_pr": create_pr, "free_memory": False}
         for group in sending.groups():
 
             def call(group: list[Any] = group) -> bool:
-                sending.interruptible(lambda: self.api.preupload_lfs_files(repo, group, **how))
+                sending.interruptible(lambda: self.api.preupload_lfs_files(repo, group, **options))
                 return True
 
             self.ask(call, self.address(repo), "upload", needs=needs)
@@ -106,7 +100,7 @@ class Connection:
 
 
 class PullRequests:
-    """Opened, read, discussed and merged; every method raises as those of ``Client``."""
+    """The pull requests of a hub; every method raises as those of ``Client``."""
 
     def __init__(self, hub: Connection) -> None:
         self._hub = hub
@@ -122,20 +116,20 @@ class PullRequests:
         sha256: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> PullRequest:
-        """Propose files by a pull request; as ``commit``."""
+        """Propose files by a pull request; parameters and errors are those of ``Client.commit``."""
         before = {item.number for item in self.listed(repo)}
 
-        def opened() -> PullRequest | None:
+        def find_opened() -> PullRequest | None:
             """The one that was opened although its answer was lost."""
             mine = [item for item in self.listed(repo) if item.number not in before and item.title == title]
             me = self._hub.whoami().name if mine else ""
             return next((PullRequest(item.number, item.url) for item in mine if item.author == me), None)
 
-        with Sending(files, sha256 or {}, progress, paths=self._hub.public) as sending:
+        with Sending(files, sha256 or {}, progress, by_path=self._hub.public) as sending:
             self._hub.upload(repo, sending, revision=MAIN, create_pr=True, needs=PROPOSE)
 
             def call() -> PullRequest:
-                made = self._hub.api.create_commit(
+                commit = self._hub.api.create_commit(
                     repo,
                     sending.operations(),
                     repo_type=DATASET,
@@ -144,31 +138,30 @@ class PullRequests:
                     parent_commit=parent,
                     create_pr=True,
                 )
-                number = int(str(made.pr_url).rstrip("/").rpartition("/")[2])
+                number = int(str(commit.pr_url).rstrip("/").rpartition("/")[2])
                 page = self._hub.page(repo)
                 return PullRequest(number, page and f"{page}/discussions/{number}")
 
-            made = self._hub.ask(call, self._hub.address(repo), "pull request", opened, needs=PROPOSE)
+            opened = self._hub.ask(call, self._hub.address(repo), "pull request", find_opened, needs=PROPOSE)
             sending.finished()
-            return made
+            return opened
 
     def listed(self, repo: str, *, status: str = "open") -> list[Discussion]:
-        """Pull requests without what was written in them, the last first; ``status`` is open, closed or all."""
+        """Pull requests without their comments, the last first; ``status`` is open, closed or all."""
 
         def call() -> list[Discussion]:
-            how: Any = {"discussion_type": "pull_request", "discussion_status": status, "repo_type": DATASET}
-            return [
-                discussion_of(item, pages=self._hub.public) for item in self._hub.api.get_repo_discussions(repo, **how)
-            ]
+            options: Any = {"discussion_type": "pull_request", "discussion_status": status, "repo_type": DATASET}
+            items = self._hub.api.get_repo_discussions(repo, **options)
+            return [discussion_of(item, pages=self._hub.public) for item in items]
 
         return self._hub.ask(call, self._hub.address(repo), "pull requests")
 
     def read(self, repo: str, number: int) -> Discussion:
-        """A discussion or a pull request with everything that was written in it."""
+        """A discussion or a pull request with its comments."""
 
         def call() -> Discussion:
-            found = self._hub.api.get_discussion_details(repo, number, repo_type=DATASET)
-            return discussion_of(found, pages=self._hub.public)
+            details = self._hub.api.get_discussion_details(repo, number, repo_type=DATASET)
+            return discussion_of(details, pages=self._hub.public)
 
         return self._hub.ask(call, self._hub.address(repo), f"discussion {number}")
 
@@ -179,43 +172,39 @@ class PullRequests:
             self._hub.api.merge_pull_request(repo, number, comment=comment, repo_type=DATASET)
             return self.read(repo, number)
 
-        def merged() -> Discussion | None:
-            found = self.read(repo, number)
-            return found if found.status == "merged" else None
+        def find_merged() -> Discussion | None:
+            discussion = self.read(repo, number)
+            return discussion if discussion.status == "merged" else None
 
         return self._hub.ask(
-            call, self._hub.address(repo), f"merge of pull request {number}", merged, needs=WRITE
+            call, self._hub.address(repo), f"merge of pull request {number}", find_merged, needs=WRITE
         ).merged
 
     def comment(self, repo: str, number: int, text: str) -> None:
-        """Write into a discussion or a pull request."""
+        """Comment on a discussion or a pull request."""
 
-        def written() -> bool | None:
+        def is_written() -> bool | None:
             return (text.strip() in {item.text.strip() for item in self.read(repo, number).comments}) or None
 
         def call() -> bool:
             self._hub.api.comment_discussion(repo, number, text, repo_type=DATASET)
             return True
 
-        self._hub.ask(call, self._hub.address(repo), f"comment on {number}", written, needs=PROPOSE)
-
-
-_AT_ONCE = 8
-"""Small files that are read at a time."""
+        self._hub.ask(call, self._hub.address(repo), f"comment on {number}", is_written, needs=PROPOSE)
 
 
 class Client(Connection):
     """A hub's dataset repositories, asked with one token, and ``pull_requests`` to them.
 
     Every method raises ``HubError``, whose message says what to do, when the hub refuses or gives no answer within
-    ``retry_policy``. What fails in passing is asked again; a question that changes something is looked up before it is
-    asked again, so that nothing is done twice.
+    ``retry_policy``. Transient failures are tried again. Before a request that changes something is tried again, the
+    hub is asked whether the first was carried out, so that nothing is done twice.
 
     Parameters
     ----------
-    endpoint : the hub's address; None is the one that huggingface_hub uses (``HF_ENDPOINT``).
-    token : None is the one that huggingface_hub uses (``HF_TOKEN``, or that of ``hf auth login``). It is kept in this
-        object alone, and stands in no message.
+    endpoint : the hub's address; None for the one that huggingface_hub uses (``HF_ENDPOINT``).
+    token : None for the one that huggingface_hub uses (``HF_TOKEN``, or that of ``hf auth login``). It is kept in this
+        object only, and is in no message.
 
     Raises
     ------
@@ -225,11 +214,11 @@ class Client(Connection):
 
     @property
     def pull_requests(self) -> PullRequests:
-        """Its pull requests."""
+        """Those of its repositories."""
         return PullRequests(self)
 
     def create(self, repo: str, *, private: bool = False) -> None:
-        """Make a dataset repository; one that is there stays as it is."""
+        """Create a dataset repository, if there is none of this name."""
 
         def call() -> Any:
             return self.api.create_repo(repo, repo_type=DATASET, private=private, exist_ok=True)
@@ -240,11 +229,11 @@ class Client(Connection):
         """The commit that a revision is, and its files, by one request; ``NotThereError`` where there is none."""
 
         def call() -> Listing:
-            found = self.api.dataset_info(repo, revision=revision, files_metadata=True)
-            if not found.sha or found.siblings is None:
-                raise ValueError("no commit")
-            files = {item.rfilename: stored_of(item) for item in found.siblings}
-            return Listing(found.sha, files, found.private)
+            info = self.api.dataset_info(repo, revision=revision, files_metadata=True)
+            if not info.sha or info.siblings is None:
+                raise ValueError("no commit")  # which classify_error makes a HubError
+            files = {item.rfilename: repo_file_of(item) for item in info.siblings}
+            return Listing(info.sha, files, info.private)
 
         return self.ask(call, self.address(repo), f"revision {revision}")
 
@@ -278,10 +267,10 @@ class Client(Connection):
         IntegrityError
             It is larger than ``max_bytes``.
         """
-        where, stored = f"{self.address(repo)}/{name}", listing.files[name]
+        location, stored = f"{self.address(repo)}/{name}", listing.files[name]
         if stored.size > max_bytes:
             step = "Tell whoever publishes the zoo."
-            raise IntegrityError(Problem(where, "size", f"at most {max_bytes} bytes", str(stored.size), step))
+            raise IntegrityError(Problem(location, "size", f"at most {max_bytes} bytes", str(stored.size), step))
 
         def call() -> bytes:
             from huggingface_hub import get_session
@@ -294,17 +283,17 @@ class Client(Connection):
                 hf_raise_for_status(response)
                 for piece in response.iter_bytes():
                     data += piece
-                    if len(data) > stored.size:
+                    if len(data) > stored.size:  # it cannot be the file any more, and may have no end
                         break
             if not is_stored(bytes(data), stored):
                 raise ValueError(f"{len(data)} bytes with another digest")
             return bytes(data)
 
-        return self.ask(call, where, "file")
+        return self.ask(call, location, "file")
 
     def read_many(self, repo: str, names: Sequence[str], listing: Listing) -> list[bytes]:
         """Several whole small files, in the order of their names."""
-        with ThreadPoolExecutor(_AT_ONCE, "ckptzoo-hub") as pool:
+        with ThreadPoolExecutor(_WORKERS, "ckptzoo-hub") as pool:
             return list(pool.map(lambda name: self.read(repo, name, listing), names))
 
     def commit(
@@ -324,9 +313,9 @@ class Client(Connection):
 
         Parameters
         ----------
-        files : where they go, and their bytes or the file that holds them.
+        files : by their names in the repository, as bytes or as the file that holds them.
         parent : the commit that the branch must still be at.
-        sha256 : what files must be, in hex; a file that is not is not sent.
+        sha256 : the digests that files must have, in hex; a file with another is not sent.
         progress : called as bytes are sent, from several threads in turn.
 
         Raises
@@ -334,16 +323,17 @@ class Client(Connection):
         RaceError
             The branch is no longer at ``parent``.
         IntegrityError
-            A file is not what it should be.
+            A file has another digest.
         """
         unanswered = False
 
-        def lost() -> None:
+        def note_unanswered() -> None:
+            """The attempt before may have been carried out; its commit is then not at ``parent`` any more."""
             nonlocal unanswered
             unanswered = True
 
         message: Any = {"commit_message": title, "commit_description": description, "revision": revision}
-        with Sending(files, sha256 or {}, progress, paths=self.public) as sending:
+        with Sending(files, sha256 or {}, progress, by_path=self.public) as sending:
             self.upload(repo, sending, revision=revision, needs=WRITE)
 
             def call() -> str:
@@ -351,18 +341,18 @@ class Client(Connection):
                 return self.api.create_commit(repo, operations, repo_type=DATASET, parent_commit=parent, **message).oid
 
             try:
-                made = self.ask(call, self.address(repo), "commit", lost, needs=WRITE)
+                commit = self.ask(call, self.address(repo), "commit", note_unanswered, needs=WRITE)
             except RaceError as error:
                 error.unanswered, error.sent = unanswered, sending.finished()
                 raise
-            return Committed(made, sending.finished())
+            return Committed(commit, sending.finished())
 
     def search(self, tags: Sequence[str], *, text: str | None = None, limit: int = 50) -> list[RepoFound]:
         """Dataset repositories that have every tag, and ``text`` in their names; those changed last come first."""
-        facts: Any = ["cardData", "downloads", "lastModified", "likes", "private", "sha", "tags"]
+        properties: Any = ["cardData", "downloads", "lastModified", "likes", "private", "sha", "tags"]
 
         def call() -> list[RepoFound]:
-            how: Any = {"filter": list(tags), "search": text, "sort": "last_modified", "limit": limit}
-            return [found_of(item) for item in self.api.list_datasets(expand=facts, **how)]
+            options: Any = {"filter": list(tags), "search": text, "sort": "last_modified", "limit": limit}
+            return [repo_found_of(item) for item in self.api.list_datasets(expand=properties, **options)]
 
         return self.ask(call, self.endpoint, "search")

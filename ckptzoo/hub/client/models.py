@@ -1,4 +1,4 @@
-"""What a hub answers, in few words."""
+"""The answers of a hub as small frozen records, and how they are read from those of the client library."""
 
 import hashlib
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class RepoFile(NamedTuple):
-    """A file of a repository: its bytes, its sha256 where it is stored apart (LFS), and the id that git gives it."""
+    """A file of a repository: its size in bytes, its sha256 if it is in LFS storage, and the id that git gives it."""
 
     size: int
     sha256: str | None
@@ -24,7 +24,7 @@ class Listing:
 
 
 class Committed(NamedTuple):
-    """A commit that was acknowledged, and the bytes that were sent for it; what the hub had is not sent again."""
+    """A commit that was acknowledged, and the bytes that were sent for it, which are none of what the hub had."""
 
     commit: str
     sent: int
@@ -39,7 +39,7 @@ class PullRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class Account:
-    """Whom a token belongs to, and what it may: the role is None where the hub does not say."""
+    """The user a token belongs to, and its role; None where the hub does not say."""
 
     name: str
     role: str | None
@@ -48,7 +48,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Comment:
-    """What somebody wrote; the first one of a pull request is its description."""
+    """One comment; the first one of a pull request is its description."""
 
     author: str
     text: str
@@ -63,9 +63,9 @@ class Discussion:
     status : ``draft``, ``open``, ``closed`` or ``merged``.
     url : its page; None where the hub has no pages.
     revision : ``refs/pr/7`` of a pull request, else None.
-    comments : what was written; empty in listings.
+    comments : empty in listings.
     conflicts : files that were changed on both sides; empty in listings.
-    merged : the commit that merged it.
+    merged : the commit that merged it, or None.
     """
 
     number: int
@@ -93,16 +93,16 @@ class RepoFound:
     card: dict[str, Any]
 
 
-def stored_of(sibling: Any) -> RepoFile:
+def repo_file_of(sibling: Any) -> RepoFile:
     """A file as the client library lists it."""
-    apart = sibling.lfs
+    lfs = sibling.lfs
     if sibling.size is None:
         raise ValueError(f"{sibling.rfilename}: no size")
-    return RepoFile(sibling.size, None if apart is None else apart.sha256, sibling.blob_id)
+    return RepoFile(sibling.size, None if lfs is None else lfs.sha256, sibling.blob_id)
 
 
 def is_stored(data: bytes, stored: RepoFile | None) -> bool:
-    """Whether bytes are those of a file; where the hub gives no digest, whether they are as many."""
+    """Whether bytes are those of a file; only the size is compared where the hub gives no digest."""
     if stored is None or len(data) != stored.size:
         return False
     if stored.sha256 is not None:
@@ -111,8 +111,8 @@ def is_stored(data: bytes, stored: RepoFile | None) -> bool:
 
 
 def discussion_of(item: Any, *, pages: bool) -> Discussion:
-    """A discussion as the client library describes it, with details or without; ``pages`` says if the hub has some."""
-    said = [event for event in getattr(item, "events", ()) if event.type == "comment"]
+    """A discussion of the client library, with details or without; ``pages``: the hub has web pages."""
+    comments = [event for event in getattr(item, "events", ()) if event.type == "comment"]
     conflicts = getattr(item, "conflicting_files", None) or ()
     return Discussion(
         item.num,
@@ -121,13 +121,13 @@ def discussion_of(item: Any, *, pages: bool) -> Discussion:
         item.status,
         item.url if pages else None,
         f"refs/pr/{item.num}" if item.is_pull_request else None,
-        tuple(Comment(event.author, event.content) for event in said),
-        ("some files",) if conflicts is True else tuple(conflicts),
+        tuple(Comment(event.author, event.content) for event in comments),
+        ("some files",) if conflicts is True else tuple(conflicts),  # True: the hub does not say which
         getattr(item, "merge_commit_oid", None),
     )
 
 
-def found_of(item: Any) -> RepoFound:
+def repo_found_of(item: Any) -> RepoFound:
     """A repository as the client library lists it."""
     card = item.card_data.to_dict() if item.card_data is not None else {}
     counts = (item.downloads or 0, item.likes or 0)

@@ -1,49 +1,55 @@
-"""Asking a hub through its client library: what it refuses becomes a HubError, what fails in passing is asked again."""
+"""How often a request to a hub is tried again (``HubRetryPolicy``), and which HubError each of its failures becomes.
+
+Everything that asks a hub through its client library does it by ``call_with_retry``.
+"""
 
 import contextlib
 import logging
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ckptzoo.errors import AbsentError, HubError, Problem
-from ckptzoo.remote.http import shown, waiting
+from ckptzoo.remote.retry import EXPIRED_STATUSES, RETRIED_STATUSES, backoff, server_wait
+from ckptzoo.text import excerpt
 
 T = TypeVar("T")
 
-_AGAIN = "Try again later; nothing is sent twice."
-_LOGIN = "Log in with hf auth login, or set HF_TOKEN."
 READ, PROPOSE, WRITE = "may read it", "may open pull requests there", "may write there"
 """What a token is needed for."""
-_BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+CONNECT_SECONDS = 30.0
 _OUTDATED = frozenset({409, 412})
-_EXPIRED = frozenset({400, 401, 403, 404, 410})
-"""What storage answers to signed addresses that are no more, and to bytes that arrived damaged."""
+"""What hubs answer to a commit whose parent is not the head of the branch."""
+_AGAIN = "Try again later; nothing is sent twice."
+_LOGIN = "Log in with hf auth login, or set HF_TOKEN."
 
 
 @dataclass(frozen=True)
 class HubRetryPolicy:
-    """How long to go on asking.
+    """When to stop trying a request to a hub's API: ``push``, ``contribute``, ``review`` and ``search``.
+
+    The library is asked for one thing at a time here, so attempts are counted. The files of a zoo are read by the
+    other policy, ``ckptzoo.remote.retry.RetryPolicy``, which counts seconds and bytes. Pauses and the statuses that
+    are tried again are the same for both (``backoff`` and ``RETRIED_STATUSES`` there).
 
     Parameters
     ----------
-    tries : of one question; the library itself asks up to six times for uploads.
-    pause : seconds before the second try; twice as many before every further one, up to 30.
-    asked : seconds that a hub may ask for in all ("come back in ...").
-    silence : seconds without a byte after which a connection is given up.
+    max_attempts : of one request; within one, the library itself tries uploads up to six times.
+    first_pause : seconds before the second attempt, see ``backoff``.
+    max_server_wait : seconds that a hub may ask for in all ("come back in ...").
+    read_timeout : seconds without a byte, in either direction, after which a connection is closed.
     """
 
-    tries: int = 5
-    pause: float = 1.0
-    asked: float = 660.0
-    silence: float = 120.0
+    max_attempts: int = 5
+    first_pause: float = 1.0
+    max_server_wait: float = 660.0
+    read_timeout: float = 120.0
 
-    def before(self, vain: int, name: str) -> float:
-        """Seconds before the next try, between 1/2 and 1 of the bound; it differs with the name."""
-        spread = zlib.crc32(f"{name}:{vain}:{time.monotonic_ns()}".encode()) / 2**32
-        return min(30.0, self.pause * 2.0 ** min(vain - 1, 20)) * (0.5 + 0.5 * spread)
+    def pause(self, failures: int) -> float:
+        """Seconds to wait after a number of failures."""
+        return backoff(self.first_pause, failures)
 
 
 class NotThereError(HubError, AbsentError):
@@ -53,7 +59,7 @@ class NotThereError(HubError, AbsentError):
 class RaceError(HubError):
     """The branch has moved on since its head was looked up.
 
-    ``unanswered`` says that an earlier try of the same commit got no answer, so that the head may be that commit;
+    ``unanswered`` says that an earlier attempt at the same commit got no answer, so that the head may be that commit;
     ``sent`` counts the bytes that were uploaded for it.
     """
 
@@ -63,10 +69,17 @@ class RaceError(HubError):
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong: the error to raise, whether another try may succeed, and the seconds that the hub asked for."""
+    """What a failure means.
+
+    Parameters
+    ----------
+    error : to be raised where there is no other attempt.
+    is_transient : whether another attempt may succeed.
+    wait : seconds that the hub asked for.
+    """
 
     error: HubError
-    passing: bool = False
+    is_transient: bool = False
     wait: float | None = None
 
 
@@ -79,100 +92,105 @@ def call_with_retry(
     done: Callable[[], T | None] = lambda: None,
     needs: str = READ,
 ) -> T:
-    """The result of a question to the client library, asked again while it fails in passing.
+    """The result of a call of the client library, which is repeated after transient failures.
 
     Parameters
     ----------
     location, what : the repository and what was wanted of it, for messages.
-    done : called before another try; what it returns, if not None, is the result, because the failed try was carried
-        out although its answer was lost.
-    needs : what the token must be one for, said where the hub refuses.
+    done : called before another attempt; what it returns, if not None, is the result, because the failed attempt was
+        carried out although its answer was lost.
+    needs : what the token must allow, for the message of a refusal.
 
     Raises
     ------
     HubError
-        The hub refuses, or bounds have ended; the message has the last thing that went wrong and what to do.
+        The hub refuses, or the retry policy ends; the message has the last failure and what to do.
 
     Notes
     -----
-    Held by ``tests/hub/client/test_client.py``.
+    Tested in ``tests/hub/client/test_client.py``.
     """
-    vain, waited = 0, 0.0
+    failures, server_waits = 0, 0.0
     while True:
         try:
             with request_timeouts(retry_policy):
                 return call()
         except Exception as error:
             failure = classify_error(error, location=location, what=what, needs=needs)
-            vain, waited = vain + 1, waited + (failure.wait or 0.0)
-            if not failure.passing or vain >= retry_policy.tries or waited > retry_policy.asked:
+            failures, server_waits = failures + 1, server_waits + (failure.wait or 0.0)
+            last = failures >= retry_policy.max_attempts or server_waits > retry_policy.max_server_wait
+            if last or not failure.is_transient:
                 raise failure.error from error
-        time.sleep(max(failure.wait or 0.0, retry_policy.before(vain, location)))
+        time.sleep(max(failure.wait or 0.0, retry_policy.pause(failures)))
         if (result := done()) is not None:
             return result
 
 
 def classify_error(error: Exception, *, location: str, what: str, needs: str = READ) -> Failure:
-    """What an exception of the client library means; any other is raised as it is."""
+    """What an exception of the client library means; one that is not about the hub is raised as it is."""
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
     from huggingface_hub.utils import httpx
 
+    # uploads raise RuntimeError("Error while uploading ..."), and the cause says why
     while isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # "Error while uploading", whose cause says why
+        error = error.__cause__
 
-    def problem(expected: str, got: str, step: str) -> Problem:
-        return Problem(location, what, expected, got, step)
+    def failed(expected: str, got: str, step: str) -> HubError:
+        return HubError(Problem(location, what, expected, got, step))
 
     if isinstance(error, HubError):
         return Failure(error)
     if isinstance(error, HfHubHTTPError):
-        return _answered(error, location, what, needs)
+        return _classify_status(error, location, what, needs)
     if isinstance(error, LocalTokenNotFoundError):
-        return Failure(HubError(problem("a token", "none", _LOGIN)))
+        return Failure(failed("a token", "none", _LOGIN))
     if isinstance(error, OfflineModeIsEnabled):
-        return Failure(HubError(problem("a network", "HF_HUB_OFFLINE=1", "Unset it.")))
+        return Failure(failed("a network", "HF_HUB_OFFLINE=1", "Unset it."))
     if isinstance(error, httpx.HTTPError | httpx.StreamError):
         got = f"{type(error).__name__}: {error}"[:160]
-        reached = not isinstance(error, httpx.ConnectError)  # the library has tried for long
-        return Failure(HubError(problem("an answer", got, f"Check the network and the address. {_AGAIN}")), reached)
-    if _lost_its_session(error):
-        return Failure(HubError(problem("an answer", "a closed connection", _AGAIN)), passing=True)
+        is_transient = not isinstance(error, httpx.ConnectError)  # nobody listens at this address
+        return Failure(failed("an answer", got, f"Check the network and the address. {_AGAIN}"), is_transient)
+    if _has_lost_session(error):
+        return Failure(failed("an answer", "a closed connection", _AGAIN), is_transient=True)
+    # what the library raises where an answer is no JSON, or lacks what it needs
     if isinstance(error, ValueError | KeyError | TypeError) and not isinstance(error, UnicodeError):
         got = f"{type(error).__name__}: {error}"[:300]
-        passing = not str(error).startswith("LFS batch API")
-        return Failure(HubError(problem("an answer that can be read", got, _AGAIN)), passing=passing)
+        is_transient = not str(error).startswith("LFS batch API")  # the hub refuses a file: no attempt changes that
+        return Failure(failed("an answer that can be read", got, _AGAIN), is_transient)
     raise error
 
 
-def _lost_its_session(error: Exception) -> bool:
-    """Whether another thread closed the library's session meanwhile, as it does where nobody answers."""
-    gone = isinstance(error, AttributeError) and error.obj is None and error.name in ("request", "stream")
-    return gone or (isinstance(error, RuntimeError) and "closed" in str(error))
+def _has_lost_session(error: Exception) -> bool:
+    """Whether another thread closed the library's session, which it does when it cannot connect."""
+    is_none = isinstance(error, AttributeError) and error.obj is None and error.name in ("request", "stream")
+    return is_none or (isinstance(error, RuntimeError) and "closed" in str(error))
 
 
-def _is_storage(response: Any, what: str) -> bool:
-    """Whether an answer came from a signed address: a new one is asked for, and what it lost is sent again."""
+def _is_from_storage(response: Any, what: str) -> bool:
+    """Whether an answer came from a signed address: another attempt asks for a new one, and sends the bytes again."""
     request, path = response.request, response.request.url.path
-    if what == "upload" and request.method == "POST":  # parts to be joined, or a file to be looked for
+    if what == "upload" and request.method == "POST":  # the end of a multipart upload, or the check of a file
         return "/api/" not in path and not path.endswith("/objects/batch")
     return request.method == "PUT" or bool(response.history)
 
 
-def _answered(error: Any, location: str, what: str, needs: str) -> Failure:
-    """The meaning of a status; the library's own message is not repeated, because it holds the address asked."""
+def _classify_status(error: Any, location: str, what: str, needs: str) -> Failure:
+    """The meaning of a status; the library's own message is not repeated, because it contains the (signed) address."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     status = error.response.status_code
-    text = shown(" ".join((error.server_message or "").split()), 300)
-    said = f"status {status}" + (f" ({text})" if text else "")
+    text = excerpt(" ".join((error.server_message or "").split()), 300)
+    got = f"status {status}" + (f" ({text})" if text else "")
 
     def failed(expected: str, step: str, kind: type[HubError] = HubError) -> HubError:
-        return kind(Problem(location, what, expected, said, step))
+        return kind(Problem(location, what, expected, got, step))
 
-    if status in _EXPIRED and _is_storage(error.response, what):
-        return Failure(failed("an address that has not expired", _AGAIN), passing=True)
+    # also the answer to an upload whose bytes arrived damaged
+    if status in EXPIRED_STATUSES and _is_from_storage(error.response, what):
+        return Failure(failed("an address that has not expired", _AGAIN), is_transient=True)
     if status == 401 and "credentials" in text:
         return Failure(failed("a token that the hub knows", _LOGIN))
+    # huggingface.co answers 401 for repositories that do not exist too, which the library raises as this class
     if status == 404 or isinstance(error, RepositoryNotFoundError):
         step = f"Check the name. Where it is private: {_LOGIN[0].lower()}{_LOGIN[1:]}"
         return Failure(failed("something that is there and may be seen", step, NotThereError))
@@ -186,49 +204,49 @@ def _answered(error: Any, location: str, what: str, needs: str) -> Failure:
         return Failure(failed("something smaller", "Split it, or ask who runs the hub."))
     if status == 507:
         return Failure(failed("room on the hub's disk", f"Ask who runs the hub for room. {_AGAIN}"))
-    if status in _BUSY or status >= 500:
-        return Failure(failed("an answer", _AGAIN), passing=True, wait=waiting(error.response.headers))
+    if status in RETRIED_STATUSES or status >= 500:
+        return Failure(failed("an answer", _AGAIN), is_transient=True, wait=server_wait(error.response.headers))
     return Failure(failed("agreement", "Correct what it says."))
 
 
 @contextlib.contextmanager
 def request_timeouts(retry_policy: HubRetryPolicy) -> Iterator[None]:
-    """While this lasts, requests of the client library that have no time limits get some.
+    """While this lasts, requests of the client library that have no timeouts get those of a policy.
 
     Notes
     -----
-    The library's session has no limits and is one for the whole process; its methods take none. So a hook is put on
-    the session and taken off at the end: requests that other threads make meanwhile get the same limits, if they have
-    none of their own. A hub that asks for more patience than there is, is refused, which the library would not do.
-    Of the hubs that have no Xet storage the library would say so in a log line for every upload; it is left out.
+    The library's session has no timeouts, is one for the whole process, and its methods take none. So a hook is put on
+    the session and taken off at the end: requests that other threads make meanwhile get the same timeouts, if they
+    have none of their own. A hub that asks for a longer wait than ``max_server_wait`` is refused here, because the
+    library would sleep as long as it is told. For hubs without Xet storage the library logs a warning for every
+    upload; it is filtered out.
     """
     from huggingface_hub import get_session
 
-    limits = {"connect": 30.0, "read": retry_policy.silence, "write": retry_policy.silence, "pool": None}
+    read = retry_policy.read_timeout
+    timeouts = {"connect": CONNECT_SECONDS, "read": read, "write": read, "pool": None}
 
-    def limit(request: Any) -> None:
+    def set_timeouts(request: Any) -> None:
         if not any((request.extensions.get("timeout") or {}).values()):
-            request.extensions = {**request.extensions, "timeout": limits}
+            request.extensions = {**request.extensions, "timeout": timeouts}
 
-    def refuse(response: Any) -> None:
-        wait = waiting(response.headers) if response.status_code == 429 else None
-        if wait is not None and wait > retry_policy.asked:
-            host, step = response.request.url.host, "Try again then; nothing is sent twice."
-            raise HubError(
-                Problem(host, "pace", f"a pause of at most {retry_policy.asked:.0f} s", f"{wait:.0f} s", step)
-            )
+    def refuse_long_wait(response: Any) -> None:
+        wait = server_wait(response.headers) if response.status_code == 429 else None
+        if wait is not None and wait > retry_policy.max_server_wait:
+            host, expected = response.request.url.host, f"a pause of at most {retry_policy.max_server_wait:.0f} s"
+            raise HubError(Problem(host, "pace", expected, f"{wait:.0f} s", "Try again then; nothing is sent twice."))
 
     hooks, log = get_session().event_hooks, logging.getLogger("huggingface_hub._commit_api")
-    hooks["request"].append(limit)
-    hooks["response"].append(refuse)
-    log.addFilter(_tells_more)
+    hooks["request"].append(set_timeouts)
+    hooks["response"].append(refuse_long_wait)
+    log.addFilter(_is_not_about_xet)
     try:
         yield
     finally:
-        hooks["request"].remove(limit)
-        hooks["response"].remove(refuse)
-        log.removeFilter(_tells_more)
+        hooks["request"].remove(set_timeouts)
+        hooks["response"].remove(refuse_long_wait)
+        log.removeFilter(_is_not_about_xet)
 
 
-def _tells_more(record: logging.LogRecord) -> bool:
+def _is_not_about_xet(record: logging.LogRecord) -> bool:
     return "not supported by Xet Storage" not in record.getMessage()

@@ -1,4 +1,4 @@
-"""Files on their way to a hub: hashed, counted as they are sent, and stopped when the caller has gone."""
+"""The files of one commit to a hub (``Sending``): hashed, counted as they are sent, stopped by an interrupt."""
 
 import io
 import threading
@@ -10,17 +10,15 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.remote.retry import Cancelled
 from ckptzoo.text import Progress
 
 T = TypeVar("T")
 
 _GROUP = 8
-"""Files that are handed to Xet storage at a time, which tells nothing of its progress."""
+"""Files that are given to Xet storage at a time: it reports no progress, so progress moves by such groups."""
 _HASHERS = 4
-
-
-class HaltedError(Exception):
-    """The caller has gone; raised and caught within this room."""
+"""Threads; hashlib releases the interpreter's lock."""
 
 
 class Outgoing(io.BufferedReader):
@@ -30,18 +28,18 @@ class Outgoing(io.BufferedReader):
     other than huggingface.co have no Xet storage, and the library would ask them for it.
     """
 
-    def __init__(self, content: Path | bytes, moved: Callable[[int], None]) -> None:
+    def __init__(self, content: Path | bytes, on_read: Callable[[int], None]) -> None:
         raw: Any = io.BytesIO(content) if isinstance(content, bytes) else io.FileIO(content)
         super().__init__(raw)
-        self._moved, self._reached, self.counts = moved, 0, False
+        self._on_read, self._furthest, self.counts = on_read, 0, False  # the library also reads it to hash it
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """The next bytes; what is read again for another try is counted once."""
+        """The next bytes; those that are read again for another attempt are counted once."""
         data = super().read(size)
-        more = self.tell() - self._reached
+        new = max(0, self.tell() - self._furthest)
         if self.counts:
-            self._reached += max(0, more)
-            self._moved(max(0, more))
+            self._furthest += new
+            self._on_read(new)
         return data
 
 
@@ -50,32 +48,32 @@ class Sending:
 
     Parameters
     ----------
-    files : where they go, and their bytes or the file that holds them.
-    sha256 : what files must be, in hex.
+    files : by their names in the repository, as bytes or as the file that holds them.
+    sha256 : the digests that files must have, in hex.
     progress : called as bytes are sent.
-    paths : hand out paths, so that the library may use Xet storage.
+    by_path : give the library paths in place of file objects, so that it may use Xet storage.
 
     Raises
     ------
     IntegrityError
-        A file is not what it should be.
+        A file has another digest.
     """
 
     def __init__(
-        self, files: Mapping[str, Path | bytes], sha256: Mapping[str, str], progress: Progress | None, *, paths: bool
+        self, files: Mapping[str, Path | bytes], sha256: Mapping[str, str], progress: Progress | None, *, by_path: bool
     ) -> None:
-        self._files, self._sha256, self._progress, self._paths = files, sha256, progress, paths
+        self._files, self._sha256, self._progress, self._by_path = files, sha256, progress, by_path
         self._open, self._lock = ExitStack(), threading.Lock()
         self._additions: list[Any] = []
         self._bodies: list[Outgoing] = []
-        self._total, self._sent, self._halted = 0, 0, False
+        self._total, self._sent, self._cancelled = 0, 0, False
 
     def __enter__(self) -> Self:
         try:
-            made = [self._body(content) for content in self._files.values()]
-            self._bodies = [body for body in made if isinstance(body, Outgoing)]
+            bodies = [self._body(content) for content in self._files.values()]
+            self._bodies = [body for body in bodies if isinstance(body, Outgoing)]
             with ThreadPoolExecutor(_HASHERS, "ckptzoo-hash") as pool:
-                self._additions = list(pool.map(self._addition, self._files, made))
+                self._additions = list(pool.map(self._addition, self._files, bodies))
         except BaseException:
             self._open.close()
             raise
@@ -90,7 +88,7 @@ class Sending:
         self._open.close()
 
     def operations(self, delete: Iterable[str] = ()) -> list[Any]:
-        """What the library is to commit."""
+        """What the library commits."""
         from huggingface_hub import CommitOperationDelete
 
         return [*self._additions, *(CommitOperationDelete(name, is_folder=False) for name in delete)]
@@ -98,22 +96,22 @@ class Sending:
     def groups(self) -> Iterator[list[Any]]:
         """The files in the groups in which they are uploaded: all at once where every byte is counted.
 
-        What is in several files is in the first group once, because the library would send it from one file in
-        several threads; by the second group the hub has it.
+        Content that several files share is in the first group once, because the library would read one of the file
+        objects in several threads; when the second group is sent, the hub has it.
         """
-        once, again = dict[bytes, Any](), list[Any]()
+        first, repeated = dict[bytes, Any](), list[Any]()
         for addition in self._additions:
-            if once.setdefault(addition.upload_info.sha256, addition) is not addition:
-                again.append(addition)
-        for listed in (list(once.values()), again):
-            size = _GROUP if self._paths else max(1, len(listed))
-            for start in range(0, len(listed), size):
-                yield listed[start : start + size]
+            if first.setdefault(addition.upload_info.sha256, addition) is not addition:
+                repeated.append(addition)
+        for additions in (list(first.values()), repeated):
+            size = _GROUP if self._by_path else max(1, len(additions))
+            for start in range(0, len(additions), size):
+                yield additions[start : start + size]
 
     def interruptible(self, call: Callable[[], T]) -> T:
-        """The result of an upload in another thread; an interrupt here ends it at its next bytes or request.
+        """The result of an upload in another thread; an interrupt in this one ends it at its next bytes or request.
 
-        Every file is sent from its start: the library leaves those that failed where they were.
+        Files are rewound first: after a failure the library leaves them where it stopped reading.
         """
         from huggingface_hub import get_session
 
@@ -121,46 +119,46 @@ class Sending:
             body.seek(0)
         with ExitStack() as hooked, ThreadPoolExecutor(1, "ckptzoo-push") as pool:
             hooks = get_session().event_hooks["request"]
-            hooks.append(self._stop)
-            hooked.callback(hooks.remove, self._stop)
+            hooks.append(self._check_cancelled)
+            hooked.callback(hooks.remove, self._check_cancelled)
             try:
                 return pool.submit(call).result()
             except Exception:
                 raise
-            except BaseException:
-                self._halted = True
+            except BaseException:  # KeyboardInterrupt, which is raised in the main thread only
+                self._cancelled = True
                 raise
 
     def sent(self, group: list[Any]) -> None:
         """A group is on the hub."""
-        if self._paths:
-            self._move(sum(addition.upload_info.size for addition in group))
+        if self._by_path:
+            self._add_sent(sum(addition.upload_info.size for addition in group))
 
     def finished(self) -> int:
-        """Everything is there, sent now or before; returns the bytes that were sent now."""
+        """Report full progress, because all files are on the hub; returns the bytes that were sent for it."""
         if self._progress is not None:
             self._progress(self._total, self._total)
         return self._sent
 
     def _body(self, content: Path | bytes) -> Any:
-        return content if self._paths else self._open.enter_context(Outgoing(content, self._move))
+        return content if self._by_path else self._open.enter_context(Outgoing(content, self._add_sent))
 
     def _addition(self, name: str, body: Any) -> Any:
         from huggingface_hub import CommitOperationAdd
 
-        made = CommitOperationAdd(name, body)
-        expected, found = self._sha256.get(name), made.upload_info.sha256.hex()
-        if expected not in (None, found):
+        addition = CommitOperationAdd(name, body)  # which reads the file and hashes it
+        expected, got = self._sha256.get(name), addition.upload_info.sha256.hex()
+        if expected not in (None, got):
             step = "Restore it from a copy; ckptzoo verify finds what else is wrong."
-            raise IntegrityError(Problem(name, "sha256", str(expected), found, step))
-        return made
+            raise IntegrityError(Problem(name, "sha256", str(expected), got, step))
+        return addition
 
-    def _stop(self, _: Any = None) -> None:
-        if self._halted:
-            raise HaltedError
+    def _check_cancelled(self, _: Any = None) -> None:
+        if self._cancelled:
+            raise Cancelled
 
-    def _move(self, count: int) -> None:
-        self._stop()
+    def _add_sent(self, count: int) -> None:
+        self._check_cancelled()
         with self._lock:
             self._sent += count
             if self._progress is not None:

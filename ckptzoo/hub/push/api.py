@@ -259,7 +259,7 @@ class _Push:
             if lost is None:
                 break
             # At random, because those who lost the same race would meet again in the next.
-            time.sleep(random.uniform(0.0, self._client.retry_policy.pause))
+            time.sleep(random.uniform(0.0, self._client.retry_policy.first_pause))
             push_plan = self._plan_after_race(*lost)
         else:
             step = "Others publish to it at the same time: try again later. What was uploaded is not sent again."

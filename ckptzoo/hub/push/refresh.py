@@ -103,7 +103,7 @@ class _Refresh:
                     self._repo, batch.files, title=batch.title, parent=listing.commit, delete=batch.delete
                 )
             except RaceError:
-                time.sleep(random.uniform(0.0, self._client.retry_policy.pause))
+                time.sleep(random.uniform(0.0, self._client.retry_policy.first_pause))
                 continue
             return replace(result, commit=committed.commit)
         step = "Others publish to it at the same time: try again later."

@@ -1,4 +1,4 @@
-"""The client against a real server: what it reads, changes and proposes, and what it says when a hub refuses."""
+"""The client against a real server: reading, commits, pull requests, and the errors when a hub refuses."""
 
 import hashlib
 import logging
@@ -22,7 +22,7 @@ from ckptzoo.hub.client.retry import HubRetryPolicy, NotThereError, RaceError
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import inject_faults
 
-QUICK = HubRetryPolicy(pause=0.01, silence=5.0)
+QUICK = HubRetryPolicy(first_pause=0.01, read_timeout=5.0)
 
 
 def client_of(server: Hosted, role: str = "write", retry_policy: HubRetryPolicy = QUICK) -> Client:
@@ -35,18 +35,20 @@ def noise(size: int, seed: int = 0) -> bytes:
 
 @pytest.fixture
 def client(server: Hosted) -> Client:
-    made = client_of(server)
-    made.create(ZOO)
-    return made
+    client = client_of(server)
+    client.create(ZOO)
+    return client
 
 
 def test_what_is_committed_is_listed_and_read(client: Client, tmp_path: Path) -> None:
     large, small = noise(200_000), b"# a card\n"
     (tmp_path / "a.safetensors").write_bytes(large)
     files = {"w/a.safetensors": tmp_path / "a.safetensors", "note.md": small}
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     first = client.head(ZOO)
-    made = client.commit(ZOO, files, title="two", parent=first, progress=lambda done, total: told.append((done, total)))
+    made = client.commit(
+        ZOO, files, title="two", parent=first, progress=lambda done, total: reports.append((done, total))
+    )
     found = client.listing(ZOO)
     assert found.commit == made.commit != first and made.sent == len(large) + 9
     assert found.files["w/a.safetensors"] == RepoFile(
@@ -54,7 +56,7 @@ def test_what_is_committed_is_listed_and_read(client: Client, tmp_path: Path) ->
     )
     assert found.files["note.md"] == RepoFile(9, None, hashlib.sha1(b"blob 9\0" + small).hexdigest())
     assert client.read_many(ZOO, ["note.md", "w/a.safetensors"], found) == [small, large]
-    assert told[-1] == (len(large) + 9,) * 2 and len({done for done, _ in told}) > 2
+    assert reports[-1] == (len(large) + 9,) * 2 and len({done for done, _ in reports}) > 2
     again = client.commit(ZOO, {"b.safetensors": large}, title="again", parent=made.commit, delete=["note.md"])
     assert set(client.files(ZOO)) == {".gitattributes", "b.safetensors", "w/a.safetensors"}
     assert client.listing(ZOO, made.commit).files == found.files and client.head(ZOO) == again.commit
@@ -68,7 +70,7 @@ def test_large_files_are_stored_once(client: Client, server: Hosted, tmp_path: P
     assert made.sent == 0 and parts == server.request_log.count("part") == 4
 
 
-def test_files_that_are_not_what_they_should_be_are_not_sent(client: Client, server: Hosted, tmp_path: Path) -> None:
+def test_files_with_another_digest_are_not_sent(client: Client, server: Hosted, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"other bytes")
     before = len(server.request_log.entries)
     with pytest.raises(IntegrityError, match=r"a\.safetensors: sha256: expected 00"):
@@ -86,7 +88,7 @@ def test_a_race_is_lost(client: Client) -> None:
     assert not caught.value.unanswered
 
 
-def test_a_lost_answer_is_told_from_a_lost_race(client: Client, server: Hosted) -> None:
+def test_a_lost_answer_is_distinguished_from_a_lost_race(client: Client, server: Hosted) -> None:
     first = client.head(ZOO)
     with inject_faults(server, at=(0,), kinds=("lost",), operations=("commit",)), pytest.raises(RaceError) as caught:
         client.commit(ZOO, {"a.txt": b"1"}, title="a", parent=first)
@@ -94,7 +96,7 @@ def test_a_lost_answer_is_told_from_a_lost_race(client: Client, server: Hosted) 
 
 
 @pytest.mark.parametrize("kind", ["broken", "limited", "reset"])
-def test_what_fails_in_passing_is_asked_again(client: Client, server: Hosted, kind: str) -> None:
+def test_transient_failures_are_tried_again(client: Client, server: Hosted, kind: str) -> None:
     with inject_faults(server, rate=0.3, seed=4, kinds=(kind,), operations=("info", "commit", "preupload"), wait=0.0):
         first = client.head(ZOO)
         made = client.commit(ZOO, {"a.txt": b"1"}, title="a", parent=first)
@@ -181,12 +183,12 @@ def test_only_the_public_hub_is_known_to_have_pages(client: Client) -> None:
     assert client.page(ZOO) is None and client.listing(ZOO).private is False
 
 
-def test_no_server_is_said_in_time() -> None:
+def test_no_server_is_reported_in_time() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(HubError, match=r"expected an answer, got ConnectError.*Check the network"):
-        Client(url, "hf_x", retry_policy=HubRetryPolicy(tries=2, pause=0.01)).head(ZOO)
+        Client(url, "hf_x", retry_policy=HubRetryPolicy(max_attempts=2, first_pause=0.01)).head(ZOO)
 
 
 def test_a_server_that_falls_silent_is_given_up() -> None:
@@ -194,11 +196,13 @@ def test_a_server_that_falls_silent_is_given_up() -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
         with pytest.raises(HubError, match="expected an answer, got ReadTimeout"):
-            Client(url, "hf_x", retry_policy=HubRetryPolicy(tries=2, pause=0.01, silence=0.3)).head(ZOO)
+            Client(url, "hf_x", retry_policy=HubRetryPolicy(max_attempts=2, first_pause=0.01, read_timeout=0.3)).head(
+                ZOO
+            )
         assert time.monotonic() - began < 5
 
 
-def test_a_hub_that_asks_for_too_much_patience_is_given_up(client: Client, server: Hosted) -> None:
+def test_a_hub_that_asks_for_too_long_a_wait_is_given_up(client: Client, server: Hosted) -> None:
     files = {"a.safetensors": noise(100)}
     first = client.head(ZOO)
     with inject_faults(server, rate=1.0, kinds=("limited",), operations=("preupload",), wait=3600.0):

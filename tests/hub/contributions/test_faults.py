@@ -16,7 +16,7 @@ from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import downloaded, inject_faults, pushed
 from tests.support.untrusted_files import card_of, heldout_in, saved, state_of
 
-QUICK = HubRetryPolicy(pause=0.01, silence=5.0)
+QUICK = HubRetryPolicy(first_pause=0.01, read_timeout=5.0)
 
 
 @pytest.fixture(autouse=True)

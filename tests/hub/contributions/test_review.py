@@ -48,7 +48,7 @@ def test_a_page_that_cannot_be_made_does_not_undo_a_merge(
 ) -> None:
     number, page = tamper.propose(tamper.part(50)), files_of(downloaded(tamper.server, tmp_path))["README.md"]
     with inject_faults(tamper.server, rate=1.0, kinds=("conflict",), operations=("commit",)):
-        found = tamper.review(number, retry_policy=HubRetryPolicy(tries=2, pause=0.01))
+        found = tamper.review(number, retry_policy=HubRetryPolicy(max_attempts=2, first_pause=0.01))
     assert found.merged is not None and found.passed
     assert "the page and the snapshot are as they were" in found.notes[0] and f"ckptzoo card {ZOO}" in found.notes[0]
     found.print()

@@ -24,7 +24,7 @@ from tests.support.hub_zoos import (
 )
 
 Make = Callable[..., Path]
-QUICK = HubRetryPolicy(pause=0.01, silence=5.0)
+QUICK = HubRetryPolicy(first_pause=0.01, read_timeout=5.0)
 pytestmark = pytest.mark.usefixtures("hasty")
 
 
@@ -42,7 +42,7 @@ def test_a_server_that_cannot_write_says_so(server: Hosted, make_zoo: Make, tmp_
     server.service.blobs.arrive = arrive  # pyright: ignore[reportAttributeAccessIssue]
     expected = "room on the hub's disk, got status 507" if full else "an answer, got status 500"
     with pytest.raises(HubError, match=expected) as caught:
-        pushed(server, zoo, retry_policy=HubRetryPolicy(pause=0.01, tries=2))
+        pushed(server, zoo, retry_policy=HubRetryPolicy(first_pause=0.01, max_attempts=2))
     assert "/_uploads" not in str(caught.value)
     del server.service.blobs.arrive
     assert len(pushed(server, zoo).parts) == 2 and repeated_uploads(server) == []
@@ -85,7 +85,7 @@ def test_faults_without_end_are_an_error_in_time(server: Hosted, make_zoo: Make,
             ZOO,
             endpoint=server.url,
             token=server.tokens["write"],
-            retry_policy=HubRetryPolicy(tries=3, pause=0.01),
+            retry_policy=HubRetryPolicy(max_attempts=3, first_pause=0.01),
         )
     assert "Try again" in str(caught.value) or "try again" in str(caught.value)
     assert time.monotonic() - began < 20

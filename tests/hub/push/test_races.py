@@ -30,7 +30,7 @@ from tests.support.hub_zoos import (
 )
 
 Make = Callable[..., Path]
-QUICK = HubRetryPolicy(pause=0.01, silence=5.0)
+QUICK = HubRetryPolicy(first_pause=0.01, read_timeout=5.0)
 pytestmark = pytest.mark.usefixtures("hasty")
 
 

@@ -16,7 +16,7 @@ from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import assert_generated_page, downloaded, inject_faults, pushed
 
 Make = Callable[..., Path]
-QUICK = HubRetryPolicy(tries=2, pause=0.01)
+QUICK = HubRetryPolicy(max_attempts=2, first_pause=0.01)
 
 
 def rewritten(server: Hosted, card: Card | None = None, role: str = "write", *, check: bool = False) -> Refreshed:

@@ -1,16 +1,16 @@
-"""Principal components of many samples: how much variance lies along how many directions, in bounded memory."""
+"""Principal components of many samples: how much variance is along how many directions, in bounded memory."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 
 Values = NDArray[np.float64]
 
 _PIECE = 2**22
-"""Numbers of a block that are centred at a time."""
+"""Numbers of a block that are centred at a time: 32 MiB of float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,15 +64,15 @@ def principal_components(samples: ArrayLike) -> Components:
     Notes
     -----
     Through the smaller of the two Gram matrices: time K d min(K, d), memory min(K, d)^2 and a few copies of pieces.
-    A variance is known to about 1e-15 of the largest one. Laws: ``tests/measure/test_components.py``.
+    A variance is known to about 1e-15 of the largest one. Tested in ``tests/measure/test_components.py``.
     """
     array = np.asarray(samples)
     if array.ndim != 2:
-        raise _refused("principal_components", "(K, d)", str(array.shape))
+        raise ZooError(_problem("principal_components", "(K, d)", str(array.shape)))
     K, d = array.shape
-    gathered = ByRows(d) if d < K else ByColumns(K)
-    gathered.add(array)
-    return gathered.components()
+    sums = ByRows(d) if d < K else ByColumns(K)
+    sums.add(array)
+    return sums.components()
 
 
 class ByRows:
@@ -89,14 +89,14 @@ class ByRows:
 
     def __init__(self, d: int) -> None:
         if d < 1:
-            raise _refused("ByRows", "1 column or more", str(d))
+            raise ZooError(_problem("ByRows", "1 column or more", str(d)))
         self._origin: Values | None = None
         self._count, self._sum, self._products = 0, np.zeros(d), np.zeros((d, d))
 
     def add(self, block: NDArray[np.generic]) -> None:
         """Add rows (k, d)."""
         if block.ndim != 2 or block.shape[1] != len(self._sum):
-            raise _refused("ByRows", f"(k, {len(self._sum)})", str(block.shape))
+            raise ZooError(_problem("ByRows", f"(k, {len(self._sum)})", str(block.shape)))
         for start in range(0, len(block), step := max(1, _PIECE // block.shape[1])):
             piece = block[start : start + step].astype(np.float64)
             if self._origin is None:
@@ -109,7 +109,7 @@ class ByRows:
     def components(self) -> Components:
         """Of the rows so far, 2 or more."""
         if self._count < 2:
-            raise _refused("ByRows", "2 rows or more", str(self._count))
+            raise ZooError(_problem("ByRows", "2 rows or more", str(self._count)))
         scatter = self._products - np.outer(self._sum, self._sum / self._count)
         return _components(scatter, self._count, len(self._sum))
 
@@ -124,13 +124,13 @@ class ByColumns:
 
     def __init__(self, K: int) -> None:
         if K < 2:
-            raise _refused("ByColumns", "2 rows or more", str(K))
+            raise ZooError(_problem("ByColumns", "2 rows or more", str(K)))
         self._gram, self._columns = np.zeros((K, K)), 0
 
     def add(self, block: NDArray[np.generic]) -> None:
         """Add columns (K, c); each loses its mean."""
         if block.ndim != 2 or len(block) != len(self._gram):
-            raise _refused("ByColumns", f"({len(self._gram)}, c)", str(block.shape))
+            raise ZooError(_problem("ByColumns", f"({len(self._gram)}, c)", str(block.shape)))
         for start in range(0, block.shape[1], step := max(1, _PIECE // len(block))):
             piece = block[:, start : start + step].astype(np.float64)
             piece -= piece[0].copy()
@@ -141,17 +141,18 @@ class ByColumns:
     def components(self) -> Components:
         """Of the columns so far, 1 or more."""
         if not self._columns:
-            raise _refused("ByColumns", "1 column or more", "none")
+            raise ZooError(_problem("ByColumns", "1 column or more", "none"))
         return _components(self._gram, len(self._gram), self._columns)
 
 
 def _components(scatter: Values, K: int, d: int) -> Components:
     """From either Gram matrix of the centred samples."""
     if not np.isfinite(scatter).all():
-        raise _refused("principal_components", "finite numbers", "others")
-    found = np.linalg.eigvalsh(scatter)[::-1][: min(K - 1, d)]
-    return Components(found.clip(0) / (K - 1))
+        raise ZooError(_problem("principal_components", "finite numbers", "others"))
+    # K centred samples span K - 1 dimensions at most: other eigenvalues are 0, and rounding can make them negative.
+    eigenvalues = np.linalg.eigvalsh(scatter)[::-1][: min(K - 1, d)]
+    return Components(eigenvalues.clip(0) / (K - 1))
 
 
-def _refused(location: str, expected: str, got: str) -> ZooError:
-    return ZooError(f"{location}: samples: expected {expected}, got {got}. Pass one sample a row.")
+def _problem(location: str, expected: str, got: str) -> Problem:
+    return Problem(location, "samples", expected, got, "Pass one sample a row.")

@@ -1,6 +1,6 @@
-"""Where distances are computed: in numpy, or in torch on the device that holds the weights.
+"""Where distances are computed: in numpy, or in torch on the device that holds the weights (``select_backend``).
 
-Distances between all rows in numpy: tiles that stay in the cache, on a few threads.
+In numpy they are computed in tiles that stay in the cache, on a few threads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,20 +11,144 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array, to_device
 from numpy.typing import NDArray
 
-from ckptzoo.measure.panels import Panel, share
+from ckptzoo.measure.panels import Panel, run_tasks
 
 CHUNK = 256
 """Columns that are taken at a time, and added up before the sum goes on in float64."""
 TILE = 2**18
 """Bytes of a tile; with its copy about half of a core's second-level cache."""
 GROUP = 32
-"""Rows of a product. With ``CHUNK`` columns it is small enough for BLAS to leave it to the thread that asks."""
+"""Rows of a product. With ``CHUNK`` columns it is small enough for BLAS to compute it on the calling thread."""
 SMALL = 2**22
-"""Differences that one thread takes alone."""
+"""Differences for each thread: with fewer, one thread does all."""
 
 Rows = NDArray[Any]
 Values = NDArray[np.float64]
 Task = tuple[Panel, int, int]
+
+
+class ArrayBackend(Protocol):
+    """The operations that distances need, for arrays of one framework on one device."""
+
+    def full(self, shape: tuple[int, int], value: float) -> Any:
+        """A new float64 array filled with one number."""
+        ...
+
+    def block(self, x: Any, y: Any, columns: slice) -> Any:
+        """Some columns of X, and below them those of Y, as a new float64 array."""
+        ...
+
+    def from_numpy(self, array: NDArray[np.float64]) -> Any:
+        """An array of numpy brought here."""
+        ...
+
+    def to_numpy(self, array: Any) -> NDArray[Any]:
+        """An array brought to numpy."""
+        ...
+
+    def add_distances(self, panels: Sequence[Panel], block: Any, single: bool) -> None:
+        """Add the distances in a centred block of float64; absolute ones of float32 where ``single``."""
+        ...
+
+
+def select_backend(x: Any, y: Any) -> tuple[ArrayBackend, Any, Any]:
+    """The backend for the distances of two arrays, and the arrays as it takes them.
+
+    Two torch tensors on one device stay there where it has float64; everything else comes to numpy.
+    """
+    if all(is_torch_array(array) for array in (x, y)) and device(x) == device(y):
+        kinds = array_namespace(x).__array_namespace_info__().dtypes(device=device(x), kind="real floating")
+        if "float64" in kinds:
+            return TorchBackend(array_namespace(x), device(x)), x.detach(), y.detach()
+    return NumpyBackend(), _in_numpy(x), _in_numpy(y)
+
+
+@dataclass(frozen=True)
+class NumpyBackend:
+    """Numpy."""
+
+    def full(self, shape: tuple[int, int], value: float) -> NDArray[np.float64]:
+        """As in ``ArrayBackend``."""
+        return np.full(shape, value)
+
+    def block(self, x: NDArray[Any], y: NDArray[Any], columns: slice) -> NDArray[np.float64]:
+        """As in ``ArrayBackend``."""
+        rows = np.empty((len(x) + len(y), x[:1, columns].shape[1]))
+        rows[: len(x)], rows[len(x) :] = x[:, columns], y[:, columns]
+        return rows
+
+    def from_numpy(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        """As in ``ArrayBackend``."""
+        return array
+
+    def to_numpy(self, array: NDArray[Any]) -> NDArray[Any]:
+        """As in ``ArrayBackend``."""
+        return array
+
+    def add_distances(self, panels: Sequence[Panel], block: NDArray[np.float64], single: bool) -> None:
+        """As in ``ArrayBackend``."""
+        add_distances(panels, block, single)
+
+
+@dataclass(frozen=True)
+class TorchBackend:
+    """Torch on a device.
+
+    Sums of absolute differences are ``torch.pdist``'s, ``CHUNK`` columns at a time.
+
+    Parameters
+    ----------
+    framework : the array API namespace of torch.
+    device : torch's own.
+    """
+
+    framework: Any
+    device: Any
+
+    def full(self, shape: tuple[int, int], value: float) -> Any:
+        """As in ``ArrayBackend``."""
+        return self.framework.full(shape, value, dtype=self.framework.float64, device=self.device)
+
+    def block(self, x: Any, y: Any, columns: slice) -> Any:
+        """As in ``ArrayBackend``."""
+        xp = self.framework
+        return xp.concat([xp.astype(array[:, columns], xp.float64) for array in (x, y)], axis=0)
+
+    def from_numpy(self, array: NDArray[np.float64]) -> Any:
+        """As in ``ArrayBackend``."""
+        return self.framework.asarray(array, device=self.device)
+
+    def to_numpy(self, array: Any) -> NDArray[Any]:
+        """As in ``ArrayBackend``."""
+        return np.asarray(to_device(array, "cpu"))
+
+    def add_distances(self, panels: Sequence[Panel], block: Any, single: bool) -> None:
+        """As in ``ArrayBackend``."""
+        xp = self.framework
+        rows = xp.astype(block, xp.float32 if single else xp.float64, copy=False)
+        count, width = rows.shape
+        distances = xp.zeros(count * (count - 1) // 2, dtype=xp.float64, device=self.device)
+        for start in range(0, width, CHUNK):
+            distances += xp.pdist(rows[:, start : start + CHUNK], p=1.0)
+        # pdist lists pairs row by row, so that every panel takes the next ones.
+        for panel in panels:
+            shape = panel.manhattan.shape
+            upper = tuple(xp.triu_indices(*shape, offset=1, device=self.device))
+            panel.manhattan[upper] += distances[: len(upper[0])]
+            distances = distances[len(upper[0]) :]
+        norms = xp.sum(block * block, axis=1)
+        for panel in panels:
+            sums = norms[panel.start : panel.stop, None] + norms[panel.start :]
+            sums -= 2 * (block[panel.start : panel.stop] @ block[panel.start :].T)
+            panel.squares[...] += xp.clip(sums, 0)
+
+
+def _in_numpy(array: Any) -> NDArray[Any]:
+    if not is_torch_array(array):
+        return np.asarray(array)
+    on_host: Any = array.detach().cpu()
+    # numpy has no bfloat16; float32 holds every number of two bytes.
+    return (on_host.float() if on_host.dtype.itemsize == 2 else on_host).numpy()
 
 
 def add_distances(panels: Sequence[Panel], block: Values, single: bool) -> None:
@@ -43,7 +167,7 @@ def add_distances(panels: Sequence[Panel], block: Values, single: bool) -> None:
 
     Notes
     -----
-    Errors are bounded as ``ckptzoo.measure.Distances`` says. No bit depends on the threads, those of BLAS included.
+    Errors are bounded as in ``ckptzoo.measure.Distances``. No bit depends on the threads, those of BLAS included.
     """
     count, width = block.shape
     whole = _chunks(block, np.dtype(np.float64))
@@ -68,30 +192,31 @@ def add_distances(panels: Sequence[Panel], block: Values, single: bool) -> None:
                 (panel.manhattan, _larger(rounded, task, tile), 2, -totals),
                 (panel.squares, _products(whole, task), -2, norms),
             ):
-                found = sums[: panel.stop - panel.start, : stop - first]
-                found *= scale
-                found += own[rows, None]
-                found += own[columns]
-                into[:, place] += np.maximum(found, 0, out=found)
+                distances = sums[: panel.stop - panel.start, : stop - first]
+                distances *= scale
+                distances += own[rows, None]
+                distances += own[columns]
+                # Rounding can leave a distance of equal rows slightly below 0.
+                into[:, place] += np.maximum(distances, 0, out=distances)
 
         return act
 
-    share(tasks(), worker, most=max(1, count * count * width // SMALL))
+    run_tasks(tasks(), worker, max_threads=max(1, count * count * width // SMALL))
 
 
 def _chunks(block: Values, dtype: np.dtype[Any]) -> list[Rows]:
-    """The columns ``CHUNK`` at a time, each with ``GROUP`` rows of zeros behind."""
+    """The columns ``CHUNK`` at a time, each with ``GROUP`` rows of zeros at the end, so that groups can be whole."""
     count, width = block.shape
-    made: list[Rows] = []
+    chunks: list[Rows] = []
     for start in range(0, width, CHUNK):
-        some = block[:, start : start + CHUNK]
-        made.append(np.zeros((count + GROUP, some.shape[1]), dtype))
-        made[-1][:count] = some
-    return made
+        columns = block[:, start : start + CHUNK]
+        chunks.append(np.zeros((count + GROUP, columns.shape[1]), dtype))
+        chunks[-1][:count] = columns
+    return chunks
 
 
 def _larger(chunks: Sequence[Rows], task: Task, tile: Rows) -> Values:
-    """(I, J) sums of the larger elements, for the rows of the panel and those of the tile behind each."""
+    """(I, J) sums of the larger elements, for the rows of the panel and the later rows of the tile."""
     panel, first, stop = task
     groups = -(-(stop - first) // GROUP)
     sums = np.zeros((panel.stop - panel.start, groups * GROUP))
@@ -99,24 +224,25 @@ def _larger(chunks: Sequence[Rows], task: Task, tile: Rows) -> Values:
     for chunk in chunks:
         width = chunk.shape[1]
         ones = np.ones(width, chunk.dtype)
-        some = chunk[first : first + groups * GROUP]
-        made = tile[: some.size].reshape(some.shape)
+        rows_of_tile = chunk[first : first + groups * GROUP]
+        maxima = tile[: rows_of_tile.size].reshape(rows_of_tile.shape)
         views = [
-            (some[start:], made[start:], made[start:].reshape(-1, GROUP, width))
+            (rows_of_tile[start:], maxima[start:], maxima[start:].reshape(-1, GROUP, width))
             for start in range(0, groups * GROUP, GROUP)
         ]
-        for at, into in enumerate(part, panel.start):
-            skip = (at + 1 - first) // GROUP if at > first else 0
+        for row, into in enumerate(part, panel.start):
+            # Groups of the tile whose rows all come before this one's pairs are left out.
+            skip = (row + 1 - first) // GROUP if row > first else 0
             if skip < groups:
                 rows, larger, products = views[skip]
-                np.maximum(rows, chunk[at], out=larger)
+                np.maximum(rows, chunk[row], out=larger)
                 np.matmul(products, ones, out=into[skip:])
         sums += part.reshape(sums.shape)
     return sums
 
 
 def _products(chunks: Sequence[Values], task: Task) -> Values:
-    """(I, J) products of the rows of the panel and those of the tile, and some more behind them."""
+    """(I, J) products of the rows of the panel and those of the tile, in whole groups."""
     panel, first, stop = task
     high, wide = (-(-size // GROUP) for size in (panel.stop - panel.start, stop - first))
     sums = np.zeros((high, wide, GROUP, GROUP))
@@ -126,125 +252,3 @@ def _products(chunks: Sequence[Values], task: Task) -> Values:
         right = chunk[first : first + wide * GROUP].reshape(1, wide, GROUP, -1)
         sums += np.matmul(left, right.swapaxes(2, 3), out=part)
     return sums.swapaxes(1, 2).reshape(high * GROUP, wide * GROUP)
-
-
-class ArrayBackend(Protocol):
-    """What distances need of arrays of one kind."""
-
-    def filled(self, shape: tuple[int, int], value: float) -> Any:
-        """A new float64 array with this number everywhere."""
-        ...
-
-    def block(self, x: Any, y: Any, columns: slice) -> Any:
-        """Some columns of X and below them those of Y, as a new float64 array."""
-        ...
-
-    def labels(self, array: NDArray[np.float64]) -> Any:
-        """An array of numpy brought here."""
-        ...
-
-    def host(self, array: Any) -> NDArray[Any]:
-        """An array brought to numpy."""
-        ...
-
-    def add_distances(self, panels: Sequence[Panel], block: Any, single: bool) -> None:
-        """Add the distances in a centred block of float64; absolute ones of float32 where ``single``."""
-        ...
-
-
-@dataclass(frozen=True)
-class NumpyBackend:
-    """Numpy."""
-
-    def filled(self, shape: tuple[int, int], value: float) -> NDArray[np.float64]:
-        """As in ``ArrayBackend``."""
-        return np.full(shape, value)
-
-    def block(self, x: NDArray[Any], y: NDArray[Any], columns: slice) -> NDArray[np.float64]:
-        """As in ``ArrayBackend``."""
-        made = np.empty((len(x) + len(y), x[:1, columns].shape[1]))
-        made[: len(x)], made[len(x) :] = x[:, columns], y[:, columns]
-        return made
-
-    def labels(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
-        """As in ``ArrayBackend``."""
-        return array
-
-    def host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """As in ``ArrayBackend``."""
-        return array
-
-    def add_distances(self, panels: Sequence[Panel], block: NDArray[np.float64], single: bool) -> None:
-        """As in ``ArrayBackend``."""
-        add_distances(panels, block, single)
-
-
-@dataclass(frozen=True)
-class TorchBackend:
-    """Torch on a device.
-
-    Sums of absolute differences are ``torch.pdist``'s, ``CHUNK`` columns at a time.
-
-    Parameters
-    ----------
-    framework : the array API namespace of torch.
-    device : torch's own.
-    """
-
-    framework: Any
-    device: Any
-
-    def filled(self, shape: tuple[int, int], value: float) -> Any:
-        """As in ``ArrayBackend``."""
-        return self.framework.full(shape, value, dtype=self.framework.float64, device=self.device)
-
-    def block(self, x: Any, y: Any, columns: slice) -> Any:
-        """As in ``ArrayBackend``."""
-        xp = self.framework
-        return xp.concat([xp.astype(array[:, columns], xp.float64) for array in (x, y)], axis=0)
-
-    def labels(self, array: NDArray[np.float64]) -> Any:
-        """As in ``ArrayBackend``."""
-        return self.framework.asarray(array, device=self.device)
-
-    def host(self, array: Any) -> NDArray[Any]:
-        """As in ``ArrayBackend``."""
-        return np.asarray(to_device(array, "cpu"))
-
-    def add_distances(self, panels: Sequence[Panel], block: Any, single: bool) -> None:
-        """As in ``ArrayBackend``."""
-        xp = self.framework
-        rows = xp.astype(block, xp.float32 if single else xp.float64, copy=False)
-        count, width = rows.shape
-        found = xp.zeros(count * (count - 1) // 2, dtype=xp.float64, device=self.device)
-        for start in range(0, width, CHUNK):
-            found += xp.pdist(rows[:, start : start + CHUNK], p=1.0)
-        for panel in panels:
-            shape = panel.manhattan.shape
-            upper = tuple(xp.triu_indices(*shape, offset=1, device=self.device))
-            panel.manhattan[upper] += found[: len(upper[0])]
-            found = found[len(upper[0]) :]
-        norms = xp.sum(block * block, axis=1)
-        for panel in panels:
-            sums = norms[panel.start : panel.stop, None] + norms[panel.start :]
-            sums -= 2 * (block[panel.start : panel.stop] @ block[panel.start :].T)
-            panel.squares[...] += xp.clip(sums, 0)
-
-
-def select_backend(x: Any, y: Any) -> tuple[ArrayBackend, Any, Any]:
-    """Where to compute the distances of two arrays, and the arrays there.
-
-    Two torch tensors on one device stay there where it has float64; everything else comes to numpy.
-    """
-    if all(is_torch_array(array) for array in (x, y)) and device(x) == device(y):
-        kinds = array_namespace(x).__array_namespace_info__().dtypes(device=device(x), kind="real floating")
-        if "float64" in kinds:
-            return TorchBackend(array_namespace(x), device(x)), x.detach(), y.detach()
-    return NumpyBackend(), _in_numpy(x), _in_numpy(y)
-
-
-def _in_numpy(array: Any) -> NDArray[Any]:
-    if not is_torch_array(array):
-        return np.asarray(array)
-    held: Any = array.detach().cpu()
-    return (held.float() if held.dtype.itemsize == 2 else held).numpy()

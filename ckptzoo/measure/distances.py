@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.measure.distance_backends import CHUNK, ArrayBackend, select_backend
-from ckptzoo.measure.kernels import Rule, chosen, estimates, relabelled
-from ckptzoo.measure.panels import Panel, laid_out
+from ckptzoo.measure.kernels import Rule, kernel_estimates, permuted_estimates, resolve_bandwidths
+from ckptzoo.measure.panels import Panel, make_panels
 
 SPAN = 2**21
 """Elements of a block of columns, 16 MiB of float64, that is centred and measured at a time."""
 LARGEST = 2.0**500
-"""Sums of squares of smaller numbers stay finite."""
+"""Sums of squares of smaller numbers stay finite in float64, which ends at 2^1024."""
 LARGEST_SINGLE = 2.0**100
-"""Sums of smaller numbers stay finite in float32."""
+"""Sums of smaller numbers stay finite in float32, which ends at 2^128."""
 
 Values = NDArray[np.float64]
 
@@ -53,15 +53,16 @@ class Distances:
       of more than CHUNK columns with 4 bytes an element or fewer, else u = 2^-53;
     - ``(w + B + 8) 2^-53 sum (R2(x) + R2(y))^2`` for the sum of squares, the sum over blocks.
 
-    Typical errors are far smaller. ``tests/measure/test_distances.py`` holds both bounds, against exact fractions.
+    Typical errors are far smaller. Both bounds are tested against exact fractions in
+    ``tests/measure/test_distances.py``.
     """
 
     def __init__(self, m: int, n: int) -> None:
         if min(m, n) < 2:
             step = "The unbiased estimate needs pairs of each."
-            raise ZooError(f"mmd: rows: expected 2 or more of X and of Y, got {m} and {n}. {step}")
+            raise ZooError(Problem("mmd", "rows", "2 or more of X and of Y", f"{m} and {n}", step))
         self.m, self.n, self.columns = m, n, 0
-        self._home: ArrayBackend | None = None
+        self._backend: ArrayBackend | None = None
         self._panels: tuple[Panel, ...] = ()
 
     def add(self, x: Any, y: Any) -> None:
@@ -77,22 +78,22 @@ class Distances:
         ZooError
             The shapes do not fit, an element is not finite, or blocks came from different devices.
         """
-        home, x, y = select_backend(x, y)
+        backend, x, y = select_backend(x, y)
         if not len(x.shape) or not len(y.shape) or (x.shape[0], y.shape[0]) != (self.m, self.n):
             expected = f"{self.m} and {self.n} rows"
             got = f"shapes {tuple(x.shape)} and {tuple(y.shape)}"
-            raise ZooError(f"mmd: a block: expected {expected}, got {got}. Pass the same rows in every block.")
+            raise ZooError(Problem("mmd", "a block", expected, got, "Pass the same rows in every block."))
         if tuple(x.shape[1:]) != tuple(y.shape[1:]):
             got = f"{tuple(x.shape[1:])} and {tuple(y.shape[1:])}"
-            raise ZooError(f"mmd: a block: expected the same columns of X and Y, got {got}. Pass the same tensor.")
+            raise ZooError(Problem("mmd", "a block", "the same columns of X and Y", got, "Pass the same tensor."))
         x, y = (array.reshape(array.shape[0], math.prod(array.shape[1:])) for array in (x, y))
-        self._prepare(home)
+        self._prepare(backend)
         width = x.shape[1]
         if width:
-            most = max(CHUNK, SPAN // (self.m + self.n) // CHUNK * CHUNK)
+            limit = max(CHUNK, SPAN // (self.m + self.n) // CHUNK * CHUNK)
             single = width > CHUNK and _single(x) and _single(y)
-            for start in range(0, width, most):
-                self._add(home, x, y, slice(start, min(start + most, width)), single)
+            for start in range(0, width, limit):
+                self._add(backend, x, y, slice(start, min(start + limit, width)), single)
         self.columns += width
 
     def include(self, other: "Distances") -> None:
@@ -105,10 +106,11 @@ class Distances:
         """
         if (other.m, other.n) != (self.m, self.n):
             got = f"{other.m} and {other.n}"
-            raise ZooError(f"mmd: rows: expected {self.m} and {self.n}, got {got}. Include distances of the same rows.")
-        if other._home is None:
+            step = "Include distances of the same rows."
+            raise ZooError(Problem("mmd", "rows", f"{self.m} and {self.n}", got, step))
+        if other._backend is None:
             return
-        self._prepare(other._home)
+        self._prepare(other._backend)
         for mine, others in zip(self._panels, other._panels, strict=True):
             mine.manhattan[...] += others.manhattan
             mine.squares[...] += others.squares
@@ -116,13 +118,13 @@ class Distances:
 
     def bandwidths(self, bandwidths: Rule | ArrayLike = "paper") -> Values:
         """(20,) the bandwidths of a rule, 10 for L1 and 10 for L2; given ones are checked. See ``mmd2``."""
-        home = self._ready()
-        return chosen(self._panels, self.m, self.n, bandwidths, home.host)
+        backend = self._ready()
+        return resolve_bandwidths(self._panels, self.m, self.n, bandwidths, backend.to_numpy)
 
     def mmd2(self, bandwidths: Rule | ArrayLike = "paper") -> Values:
         """(20,) unbiased estimates of the squared maximum mean discrepancy, as the function ``mmd2`` has them."""
-        home = self._ready()
-        return estimates(self._panels, self.m, self.n, self.bandwidths(bandwidths), home.host)
+        backend = self._ready()
+        return kernel_estimates(self._panels, self.m, self.n, self.bandwidths(bandwidths), backend.to_numpy)
 
     def null(self, bandwidths: Rule | ArrayLike = "paper", *, permutations: int, seed: int = 0) -> Values:
         """(20, B) the same estimates after B random exchanges of rows between X and Y.
@@ -139,47 +141,51 @@ class Distances:
         multiplications, and 8 (m + n) B bytes of labels.
         """
         if permutations < 1:
-            raise ZooError(f"mmd: permutations: expected 1 or more, got {permutations}. Ask for some.")
-        home, count = self._ready(), self.m + self.n
+            raise ZooError(Problem("mmd", "permutations", "1 or more", str(permutations), "Ask for some."))
+        backend, count = self._ready(), self.m + self.n
         rng, labels = np.random.default_rng(seed), np.zeros((count, permutations))
-        for at in range(permutations):
-            labels[rng.permutation(count)[: self.m], at] = 1
-        found = relabelled(self._panels, self.m, self.n, self.bandwidths(bandwidths), home.labels(labels))
-        return np.stack([home.host(item) for item in found])
+        for number in range(permutations):
+            labels[rng.permutation(count)[: self.m], number] = 1
+        estimates = permuted_estimates(
+            self._panels, self.m, self.n, self.bandwidths(bandwidths), backend.from_numpy(labels)
+        )
+        return np.stack([backend.to_numpy(item) for item in estimates])
 
     def _ready(self) -> ArrayBackend:
-        if self._home is None or not self.columns:
-            raise ZooError("mmd: columns: expected at least one, got none. Add blocks first.")
-        return self._home
+        if self._backend is None or not self.columns:
+            raise ZooError(Problem("mmd", "columns", "at least one", "none", "Add blocks first."))
+        return self._backend
 
-    def _prepare(self, home: ArrayBackend) -> None:
-        if self._home is None:
-            self._home, self._panels = home, tuple(laid_out(self.m, self.n, home.filled))
-        elif home != self._home:
+    def _prepare(self, backend: ArrayBackend) -> None:
+        if self._backend is None:
+            self._backend, self._panels = backend, tuple(make_panels(self.m, self.n, backend.full))
+        elif backend != self._backend:
             step = "Keep all blocks where the first one is."
-            raise ZooError(f"mmd: a block: expected arrays on the device of those before, got others. {step}")
+            raise ZooError(Problem("mmd", "a block", "arrays on the device of those before", "others", step))
 
-    def _add(self, home: ArrayBackend, x: Any, y: Any, columns: slice, single: bool) -> None:
-        """Columns of which a centred copy is made at once."""
+    def _add(self, backend: ArrayBackend, x: Any, y: Any, columns: slice, single: bool) -> None:
+        """Add columns, of which one centred copy is made."""
         with np.errstate(over="ignore", invalid="ignore"):
-            block = home.block(x, y, columns)
+            block = backend.block(x, y, columns)
             block -= block.mean(0)
             largest = float(max(block.max(), -block.min()))
             if not largest < LARGEST:
-                self._refuse(home, x, y, columns)
-        home.add_distances(self._panels, block, single and largest < LARGEST_SINGLE)
+                self._raise_not_finite(backend, x, y, columns)
+        backend.add_distances(self._panels, block, single and largest < LARGEST_SINGLE)
 
-    def _refuse(self, home: ArrayBackend, x: Any, y: Any, columns: slice) -> None:
-        """An element is not finite, or too large: say in which rows."""
-        found: list[str] = []
+    def _raise_not_finite(self, backend: ArrayBackend, x: Any, y: Any, columns: slice) -> None:
+        """Raise the error for elements that are not finite, or too large, with their rows."""
+        descriptions: list[str] = []
         for name, array in (("X", x), ("Y", y)):
-            good = np.isfinite(home.host(home.block(array, array[:0], columns))).all(axis=1)
+            good = np.isfinite(backend.to_numpy(backend.block(array, array[:0], columns))).all(axis=1)
             bad = np.flatnonzero(~good)
             if len(bad):
                 shown = ", ".join(map(str, bad[:8].tolist())) + (", ..." if len(bad) > 8 else "")
-                found.append(f"row{'s' * (len(bad) > 1)} {shown} of {name} that {'are' if len(bad) > 1 else 'is'} not")
-        got = " and ".join(found) or "elements whose squares overflow"
-        raise ZooError(f"mmd: weights: expected finite ones, got {got}. Leave them out.")
+                descriptions.append(
+                    f"row{'s' * (len(bad) > 1)} {shown} of {name} that {'are' if len(bad) > 1 else 'is'} not"
+                )
+        got = " and ".join(descriptions) or "elements whose squares overflow"
+        raise ZooError(Problem("mmd", "weights", "finite ones", got, "Leave them out."))
 
 
 def _single(array: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Sums of Laplace and Gaussian kernels over the pairs of two samples, as they are and with labels exchanged.
+"""Laplace and Gaussian kernels: their bandwidths, and their sums over the pairs of two samples.
 
-Bandwidths of kernels from distances: the rule of arXiv 2310.08287's code.
+Bandwidths follow the rule of arXiv 2310.08287's code. Sums are of the samples as they are, or with rows exchanged.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,16 +10,22 @@ import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import ArrayLike, NDArray
 
-from ckptzoo.errors import UnknownNameError, ZooError
-from ckptzoo.measure.panels import Panel, share
+from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.measure.panels import Panel, run_tasks
 
 COUNT = 10
 """Bandwidths of each norm."""
 FIRST = 500
-"""Rows of each sample that the rule looks at."""
+"""Rows of each sample whose distances a rule takes."""
 
 Rule = Literal["paper", "fixed"]
 RULES: tuple[Rule, ...] = ("paper", "fixed")
+PIECE = 2**16
+"""Distances whose kernels are computed at a time."""
+
+Values = NDArray[np.float64]
+Host = Callable[[Any], Any]
+"""Brings an array to numpy."""
 
 
 def bandwidths_of(distances: ArrayLike) -> NDArray[np.float64]:
@@ -51,30 +57,30 @@ def bandwidths_of(distances: ArrayLike) -> NDArray[np.float64]:
 
     Notes
     -----
-    Held by ``tests/measure/test_bandwidths.py``.
+    Tested in ``tests/measure/test_bandwidths.py``.
     """
-    found = np.asarray(distances, np.float64).ravel()
-    if not len(found) or not np.isfinite(found).all() or found.min() < 0:
-        got = "none" if not len(found) else f"{found.min()} to {found.max()}"
+    values = np.asarray(distances, np.float64).ravel()
+    if not len(values) or not np.isfinite(values).all() or values.min() < 0:
+        got = "none" if not len(values) else f"{values.min()} to {values.max()}"
         step = "Pass distances of at least two rows whose sums do not overflow."
-        raise ZooError(f"bandwidths: distances: expected finite ones, 0 or above, got {got}. {step}")
-    least = float(found.min())
-    if least < 0.1:
-        place = len(found) // 20
-        least = max(float(np.partition(found, place)[place]), 0.1)
-    low, high = least / 2, 2 * max(float(found.max()), 0.3)
+        raise ZooError(Problem("bandwidths", "distances", "finite ones, 0 or above", got, step))
+    smallest = float(values.min())
+    if smallest < 0.1:
+        index = len(values) // 20
+        smallest = max(float(np.partition(values, index)[index]), 0.1)
+    low, high = smallest / 2, 2 * max(float(values.max()), 0.3)
     return low * (high / low) ** (np.arange(COUNT) / (COUNT - 1))
 
 
-def chosen(
+def resolve_bandwidths(
     panels: Sequence[Panel], m: int, n: int, bandwidths: Rule | ArrayLike, host: Callable[[Any], NDArray[Any]]
 ) -> NDArray[np.float64]:
     """(20,) bandwidths: given ones, or the rule's for the distances in the panels, 10 for L1 and then 10 for L2.
 
     Parameters
     ----------
-    bandwidths : ``paper`` looks at the distances between the first 500 rows of X and of Y; ``fixed`` at those among
-        the first 500 rows of X, each pair once; or (20,) numbers.
+    bandwidths : ``paper`` takes the distances between the first 500 rows of X and of Y; ``fixed`` those among the
+        first 500 rows of X, each pair once; or (20,) numbers.
     host : brings an array to numpy.
 
     Raises
@@ -88,42 +94,35 @@ def chosen(
         if bandwidths not in RULES:
             raise UnknownNameError("mmd", "bandwidths", bandwidths, RULES)
         cross = bandwidths == "paper"
-        squares = _first(panels, m, n, "squares", cross, host)
+        squares = _rule_distances(panels, m, n, "squares", cross, host)
         return np.concatenate(
-            [bandwidths_of(_first(panels, m, n, "manhattan", cross, host)), bandwidths_of(np.sqrt(squares))]
+            [bandwidths_of(_rule_distances(panels, m, n, "manhattan", cross, host)), bandwidths_of(np.sqrt(squares))]
         )
     given = np.asarray(bandwidths, np.float64)
     if given.shape != (2 * COUNT,) or not (np.isfinite(given) & (given > 0)).all():
         got = f"{given.shape}" if given.shape != (2 * COUNT,) else f"{given.min()} to {given.max()}"
         step = "Give 10 for Laplace kernels and then 10 for Gaussian ones."
-        raise ZooError(f"mmd: bandwidths: expected (20,) finite numbers above 0, got {got}. {step}")
+        raise ZooError(Problem("mmd", "bandwidths", "(20,) finite numbers above 0", got, step))
     return given
 
 
-def _first(
+def _rule_distances(
     panels: Sequence[Panel], m: int, n: int, norm: str, cross: bool, host: Callable[[Any], NDArray[Any]]
 ) -> NDArray[np.float64]:
-    """The distances of one norm that a rule looks at."""
-    most = min(m, FIRST)
-    found: list[NDArray[np.float64]] = []
+    """The distances of one norm from which a rule makes bandwidths."""
+    limit = min(m, FIRST)
+    blocks: list[NDArray[np.float64]] = []
     for panel in panels:
-        if panel.start >= most:
+        if panel.start >= limit:
             break
-        rows = slice(most - panel.start)
-        columns = slice(panel.cut, panel.cut + min(n, FIRST)) if cross else slice(most - panel.start)
+        rows = slice(limit - panel.start)
+        columns = slice(panel.x_columns, panel.x_columns + min(n, FIRST)) if cross else slice(limit - panel.start)
         block = host(getattr(panel, norm)[rows, columns])
-        found.append(block.ravel() if cross else block[np.triu_indices(block.shape[0], 1, block.shape[1])])
-    return np.concatenate(found)
+        blocks.append(block.ravel() if cross else block[np.triu_indices(block.shape[0], 1, block.shape[1])])
+    return np.concatenate(blocks)
 
 
-PIECE = 2**16
-"""Distances whose kernels are computed at a time."""
-
-Values = NDArray[np.float64]
-Host = Callable[[Any], Any]
-
-
-def exponent(panel: Panel, rows: slice, bandwidths: Values, number: int) -> Any:
+def kernel_exponents(panel: Panel, rows: slice, bandwidths: Values, number: int) -> Any:
     """A new array of one kernel's exponents for some rows of a panel; minus infinity where a pair does not count."""
     b = float(bandwidths[number])
     return panel.manhattan[rows] * (-1 / b) if number < COUNT else panel.squares[rows] * (-1 / b / b)
@@ -145,7 +144,7 @@ def unbiased(within_x: Any, within_y: Any, across: Any, m: int, n: int) -> Any:
     return 2 * within_x / (m * (m - 1)) + 2 * within_y / (n * (n - 1)) - 2 * across / (m * n)
 
 
-def estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Values, host: Host) -> Values:
+def kernel_estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Values, host: Host) -> Values:
     """(20,) the estimate of every kernel.
 
     Parameters
@@ -159,22 +158,22 @@ def estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Values, host:
     ]
     sums = np.empty((len(pieces), 2 * COUNT, 2))
 
-    def act(at: int) -> None:
-        panel, rows = pieces[at]
-        cut = panel.cut
-        for number in range(2 * COUNT):
-            kernel = exponent(panel, rows, bandwidths, number)
+    def sum_piece(number: int) -> None:
+        panel, rows = pieces[number]
+        x_columns = panel.x_columns
+        for kernel_number in range(2 * COUNT):
+            kernel = kernel_exponents(panel, rows, bandwidths, kernel_number)
             xp: Any = array_namespace(kernel)
             xp.exp(kernel, out=kernel)
-            sums[at, number] = [float(xp.sum(kernel[:, :cut])), float(xp.sum(kernel[:, cut:]))]
+            sums[number, kernel_number] = [float(xp.sum(kernel[:, :x_columns])), float(xp.sum(kernel[:, x_columns:]))]
 
-    share(range(len(pieces)), lambda: act)
-    of_x = np.array([panel.cut > 0 for panel, _ in pieces])
+    run_tasks(range(len(pieces)), lambda: sum_piece)
+    of_x = np.array([panel.x_columns > 0 for panel, _ in pieces])
     left, right = sums[of_x].sum(axis=0).T
     return unbiased(left, sums[~of_x, :, 1].sum(axis=0), right, m, n)
 
 
-def relabelled(panels: Sequence[Panel], m: int, n: int, bandwidths: Values, labels: Any) -> Iterator[Any]:
+def permuted_estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Values, labels: Any) -> Iterator[Any]:
     """For every kernel the (B,) estimates of B ways to call m of the rows X and the others Y.
 
     With K the kernel's matrix without its diagonal and z the indicator of X, the sums over ordered pairs are
@@ -189,10 +188,10 @@ def relabelled(panels: Sequence[Panel], m: int, n: int, bandwidths: Values, labe
     for number in range(2 * COUNT):
         inside, degree = 0.0 * labels[0], 0.0 * labels[:, 0]
         for panel in panels:
-            kernel = xp.exp(exponent(panel, slice(None), bandwidths, number))
-            mine = slice(panel.start, panel.stop)
-            inside += xp.sum(labels[mine] * (kernel @ labels[panel.start :]), axis=0)
-            degree[mine] += xp.sum(kernel, axis=1)
+            kernel = xp.exp(kernel_exponents(panel, slice(None), bandwidths, number))
+            rows = slice(panel.start, panel.stop)
+            inside += xp.sum(labels[rows] * (kernel @ labels[panel.start :]), axis=0)
+            degree[rows] += xp.sum(kernel, axis=1)
             degree[panel.start :] += xp.sum(kernel, axis=0)
         of_x = degree @ labels
         across = of_x - 2 * inside

@@ -1,13 +1,11 @@
 """Whether two samples come from one distribution, for many pairs of samples: Kolmogorov and Smirnov's test."""
 
 import warnings
-from importlib import import_module
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ckptzoo.errors import MissingExtraError, ZooError
+from ckptzoo.errors import Problem, ZooError, require
 
 Values = NDArray[np.float64]
 
@@ -41,22 +39,21 @@ def equality(first: ArrayLike, second: ArrayLike) -> Values:
     Notes
     -----
     Time P n log n where m = n, memory a few copies. Two samples of n are never closer than 1 / n, where p is 1; scipy's
-    sum can round to more than 1 there and is given up for an approximation, so that 1 is put in its place. Held
+    sum can round to more than 1 there and is given up for an approximation, so that 1 is put in its place. Tested
     against the formula of Gnedenko and Korolyuk and against all permutations in ``tests/measure/test_marginals.py``.
     """
     x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or not x.shape[1] or not y.shape[1]:
-        step = "Pass one pair of samples a row."
-        raise ZooError(
-            f"equality: shapes: expected (P, m) and (P, n), m and n above 0, got {x.shape} and {y.shape}. {step}"
-        )
+        expected, got = "(P, m) and (P, n), m and n above 0", f"{x.shape} and {y.shape}"
+        raise ZooError(Problem("equality", "shapes", expected, got, "Pass one pair of samples a row."))
     if not len(x):
         return np.empty(0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ks_2samp: Exact calculation unsuccessful", RuntimeWarning)
-        found = _stats().ks_2samp(x, y, axis=1)
-    certain = found.statistic * x.shape[1] < 1.5 if x.shape == y.shape else False
-    return np.where(certain, 1.0, found.pvalue)
+        result = require("scipy.stats", "stats").ks_2samp(x, y, axis=1)
+    # The distance of two samples of n is a multiple of 1 / n: below 1.5 / n it is the least one, where p is 1.
+    closest = result.statistic * x.shape[1] < 1.5 if x.shape == y.shape else False
+    return np.where(closest, 1.0, result.pvalue)
 
 
 def uniformity(p: ArrayLike) -> float:
@@ -84,19 +81,10 @@ def uniformity(p: ArrayLike) -> float:
 
     Notes
     -----
-    Its size is held in ``tests/measure/test_marginals.py``.
+    Its size is tested in ``tests/measure/test_marginals.py``.
     """
     values, counts = np.unique(np.asarray(p, np.float64), return_counts=True)
     if not len(values):
         return float("nan")
     distance = (np.cumsum(counts) / counts.sum() - values).max()
-    return float(_stats().ksone.sf(distance, counts.sum()))
-
-
-def _stats() -> Any:
-    try:
-        return import_module("scipy.stats")
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "scipy":
-            raise
-        raise MissingExtraError("scipy", "stats") from error
+    return float(require("scipy.stats", "stats").ksone.sf(distance, counts.sum()))

@@ -10,7 +10,7 @@ from ckptzoo.measure.distances import Distances
 from ckptzoo.measure.kernels import Rule
 
 TOLERANCE = 1e-12
-"""Statistics of kernels, which are at most 1, that are as close as this count as equal."""
+"""Statistics that are as close as this count as equal: sums of kernels, which are at most 1, differ by rounding."""
 
 
 def mmd2(x: Any, y: Any, bandwidths: Rule | ArrayLike = "paper") -> NDArray[np.float64]:
@@ -52,7 +52,7 @@ def mmd2(x: Any, y: Any, bandwidths: Rule | ArrayLike = "paper") -> NDArray[np.f
     Notes
     -----
     Time (m + n)^2 d / 2 absolute differences and as many multiplications, on one thread a core; memory as
-    ``Distances``, which also takes columns block by block. Torch tensors stay on their device. Held against
+    ``Distances``, which also takes columns block by block. Torch tensors stay on their device. Tested against
     loops over the definition in ``tests/measure/test_mmd.py``.
     """
     distances = Distances(len(x), len(y))
@@ -97,16 +97,16 @@ def mmd_test(
 
     Notes
     -----
-    Distances and kernels are not computed anew: see ``Distances.null``. Held against every permutation of a small
+    Distances and kernels are computed once: see ``Distances.null``. Tested against every permutation of a small
     sample in ``tests/measure/test_mmd.py``.
     """
     distances = Distances(len(x), len(y))
     distances.add(x, y)
     kernels = distances.bandwidths(bandwidths)
-    found = distances.mmd2(kernels)
-    statistic = float(np.median(found))
+    estimates = distances.mmd2(kernels)
+    statistic = float(np.median(estimates))
     null = np.median(distances.null(kernels, permutations=permutations, seed=seed), axis=0)
-    return MMDTest(found, statistic, null, p_value(statistic, null))
+    return MMDTest(estimates, statistic, null, p_value(statistic, null))
 
 
 def p_value(statistic: float, null: NDArray[np.float64]) -> float:

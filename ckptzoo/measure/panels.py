@@ -1,6 +1,6 @@
-"""Where the distances of two samples are kept: panels of rows, each against itself and all later rows.
+"""Panels, in which the distances of two samples are kept, and the threads that fill them.
 
-A few threads that take tasks until none is left.
+A panel has some rows of X and Y, one below the other, and their distances to themselves and all later rows.
 """
 
 import os
@@ -12,6 +12,10 @@ from typing import Any, TypeVar
 
 ROWS = 128
 """Rows of a panel."""
+MAX_THREADS = 8
+"""numpy keeps no more threads busy: between two calls each needs the interpreter."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,39 +25,33 @@ class Panel:
     Parameters
     ----------
     start, stop : its rows, all of X or all of Y.
-    cut : how many of its columns are rows of X; 0 where its own rows are Y's.
+    x_columns : how many of its columns are rows of X; 0 where its own rows are Y's.
     manhattan, squares : (stop - start, m + n - start) float64, sums of absolute and of squared differences; infinity
         on and below the diagonal, so that every pair counts once and a kernel of it is 0.
     """
 
     start: int
     stop: int
-    cut: int
+    x_columns: int
     manhattan: Any
     squares: Any
 
 
-def laid_out(m: int, n: int, filled: Callable[[tuple[int, int], float], Any]) -> Iterator[Panel]:
-    """Panels for m rows of X and n rows of Y, with no distance yet.
+def make_panels(m: int, n: int, full: Callable[[tuple[int, int], float], Any]) -> Iterator[Panel]:
+    """Panels for m rows of X and n rows of Y, with distances of 0.
 
     Parameters
     ----------
-    filled : makes a float64 array of a shape that holds a number everywhere.
+    full : makes a float64 array of a shape, filled with one number.
     """
-    for first, behind in ((0, m), (m, m + n)):
-        for start in range(first, behind, ROWS):
-            stop = min(start + ROWS, behind)
-            pair = [filled((stop - start, m + n - start), 0.0) for _ in range(2)]
+    for first, end in ((0, m), (m, m + n)):
+        for start in range(first, end, ROWS):
+            stop = min(start + ROWS, end)
+            pair = [full((stop - start, m + n - start), 0.0) for _ in range(2)]
             for array in pair:
-                for at in range(stop - start):
-                    array[at, : at + 1] = float("inf")
+                for row in range(stop - start):
+                    array[row, : row + 1] = float("inf")
             yield Panel(start, stop, max(0, m - start), *pair)
-
-
-MOST = 8
-"""More cannot be kept busy by numpy: between two calls each thread needs the interpreter."""
-
-_T = TypeVar("_T")
 
 
 def cores() -> int:
@@ -61,29 +59,31 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def share(tasks: Iterable[_T], worker: Callable[[], Callable[[_T], None]], *, most: int = MOST) -> None:
-    """Do all tasks, on one thread a core and at most so many.
+def run_tasks(
+    tasks: Iterable[_T], worker: Callable[[], Callable[[_T], None]], *, max_threads: int = MAX_THREADS
+) -> None:
+    """Do all tasks, on one thread a core and at most ``max_threads``. The first error ends them and is raised.
 
     Parameters
     ----------
-    worker : called once in every thread; what it returns does a task there.
+    worker : called once in every thread; it returns the function that does a task there.
     """
-    left = deque(tasks)
+    waiting = deque(tasks)
 
     def work() -> None:
-        act = worker()
+        do = worker()
         while True:
             try:
-                task = left.popleft()
+                task = waiting.popleft()
             except IndexError:
                 return
             try:
-                act(task)
+                do(task)
             except BaseException:
-                left.clear()
+                waiting.clear()
                 raise
 
-    count = min(cores(), most, MOST, len(left))
+    count = min(cores(), max_threads, MAX_THREADS, len(waiting))
     if count < 2:
         return work()
     with ThreadPoolExecutor(count) as pool:

@@ -1,8 +1,9 @@
-"""How good predicted probabilities are: accuracy, likelihood, Brier score, calibration.
+"""Predictions of ensembles: how good probabilities are, how much members differ, and how well scores detect.
 
-How well a score tells two kinds of inputs apart, such as inputs of another data set from those of the own.
-
-How much the members of an ensemble differ in what they predict, from sums over the members alone.
+- Probabilities and labels: ``accuracy``, ``nll``, ``brier``, ``ece``.
+- What the members of an ensemble predict, from sums over the members: ``entropy``, ``mutual_information``,
+  ``disagreement``.
+- Values of two kinds of inputs, such as another data set's and the test set's: ``auroc``, ``fpr``.
 """
 
 import math
@@ -11,14 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 
 BINS = 10
+"""Bins of the calibration error."""
 
-Scores = NDArray[np.float64]
+Values = NDArray[np.float64]
 
 
-def accuracy(log_probabilities: ArrayLike, labels: ArrayLike) -> Scores:
+# Probabilities and labels.
+
+
+def accuracy(log_probabilities: ArrayLike, labels: ArrayLike) -> Values:
     r"""The fraction of inputs whose most probable class is the label, the first of several.
 
     .. math:: \frac{1}{N} \sum_n [\arg\max_c p_{nc} = y_n]
@@ -42,7 +47,7 @@ def accuracy(log_probabilities: ArrayLike, labels: ArrayLike) -> Scores:
     return np.where(np.isnan(logs).any((-2, -1)), np.nan, hits)
 
 
-def nll(log_probabilities: ArrayLike, labels: ArrayLike) -> Scores:
+def nll(log_probabilities: ArrayLike, labels: ArrayLike) -> Values:
     r"""Mean negative log-likelihood in nats; the mean cross-entropy of one-hot labels is the same number.
 
     .. math:: -\frac{1}{N} \sum_n \log p_{n y_n}
@@ -53,7 +58,7 @@ def nll(log_probabilities: ArrayLike, labels: ArrayLike) -> Scores:
     return -np.take_along_axis(logs, _index(truth, logs), axis=-1)[..., 0].mean(-1)
 
 
-def brier(log_probabilities: ArrayLike, labels: ArrayLike) -> Scores:
+def brier(log_probabilities: ArrayLike, labels: ArrayLike) -> Values:
     r"""Mean squared distance of the probabilities to the one-hot label.
 
     .. math:: \frac{1}{N} \sum_n \sum_c (p_{nc} - [c = y_n])^2
@@ -68,12 +73,12 @@ def brier(log_probabilities: ArrayLike, labels: ArrayLike) -> Scores:
     return np.square(gap).sum(-1).mean(-1)
 
 
-def ece(log_probabilities: ArrayLike, labels: ArrayLike) -> Scores:
+def ece(log_probabilities: ArrayLike, labels: ArrayLike) -> Values:
     r"""Expected calibration error of the top label over 10 bins of equal width, in the L1 norm.
 
     .. math:: \sum_{b=1}^{10} \frac{|B_b|}{N} \left| \mathrm{acc}(B_b) - \mathrm{conf}(B_b) \right|
 
-    where bin b holds the inputs whose largest probability lies in :math:`((b-1)/10, b/10]` (Guo, Pleiss, Sun and
+    where bin b has the inputs whose largest probability is in :math:`((b-1)/10, b/10]` (Guo, Pleiss, Sun and
     Weinberger, "On calibration of modern neural networks", ICML 2017, equation 3). Parameters, Returns and Raises as in
     ``accuracy``; the value is 0 to 1.
     """
@@ -86,103 +91,7 @@ def ece(log_probabilities: ArrayLike, labels: ArrayLike) -> Scores:
     return np.where(np.isnan(confidence).any(-1), np.nan, np.sum(sums, axis=0) / truth.size)
 
 
-def _checked_log_probabilities(log_probabilities: ArrayLike, labels: ArrayLike) -> tuple[Scores, NDArray[Any]]:
-    logs, truth = np.asarray(log_probabilities, dtype=np.float64), np.asarray(labels)
-    if truth.ndim != 1 or not truth.size or logs.ndim < 2 or logs.shape[-2] != truth.size:
-        found = f"{logs.shape} and {truth.shape}"
-        step = "Pass log-probabilities of the same inputs."
-        raise ZooError(f"uncertainty: shapes: expected (..., N, C) and (N,) with N above 0, got {found}. {step}")
-    if truth.dtype.kind not in "iu" or truth.min() < 0 or truth.max() >= logs.shape[-1]:
-        found = f"{truth.dtype} {truth.min()} to {truth.max()}"
-        raise ZooError(f"uncertainty: labels: expected integers below {logs.shape[-1]}, got {found}. Correct them.")
-    return logs, truth
-
-
-def _index(truth: NDArray[Any], logs: Scores) -> NDArray[Any]:
-    return np.broadcast_to(truth[:, None], (*logs.shape[:-1], 1))
-
-
-def auroc(positives: ArrayLike, negatives: ArrayLike) -> float:
-    r"""The area under the receiver operating characteristic: how often a positive has the higher score.
-
-    .. math:: \frac{1}{P N} \sum_{i=1}^P \sum_{j=1}^N \left( [s_i > t_j] + \tfrac{1}{2} [s_i = t_j] \right)
-
-    for positives s and negatives t: the statistic of Mann and Whitney (1947) over the number of pairs, ties counted
-    half, which is the area (Hanley and McNeil, "The meaning and use of the area under a ROC curve", 1982).
-
-    Parameters
-    ----------
-    positives, negatives : (P,) and (N,) scores of what is to be found and of the rest, higher for what is to be found;
-        P and N are 1 or more.
-
-    Returns
-    -------
-    float in 0 .. 1; 0.5 by chance.
-
-    Raises
-    ------
-    ZooError
-        No scores of one kind, or a score that is not a number.
-
-    Notes
-    -----
-    Time (P + N) log(P N) by sorting; exact counts. Held against all pairs and scikit-learn in
-    ``tests/measure/test_detection.py``.
-    """
-    found, rest = _checked_scores("auroc", positives, negatives)
-    rest.sort()
-    found.sort()
-    twice = np.searchsorted(rest, found, "left").sum() + np.searchsorted(rest, found, "right").sum()
-    return float(twice) / (2 * found.size * rest.size)
-
-
-def fpr(positives: ArrayLike, negatives: ArrayLike, recall: float = 0.95) -> float:
-    r"""The share of negatives that are flagged where at least this share of the positives is.
-
-    .. math:: \frac{1}{N} \left| \{ j : t_j \ge \tau \} \right|, \qquad
-        \tau = \max \left\{ x : \tfrac{1}{P} \left| \{ i : s_i \ge x \} \right| \ge r \right\}
-
-    for positives s, negatives t and recall r: the false positive rate at a true positive rate, without interpolation.
-
-    Parameters
-    ----------
-    positives, negatives : as in ``auroc``.
-    recall : r, above 0 and at most 1.
-
-    Returns
-    -------
-    float in 0 .. 1: 0 at best, about r by chance. It changes where the two kinds are exchanged; ``auroc`` of exchanged
-    kinds and negated scores is the same.
-
-    Raises
-    ------
-    ZooError
-        As in ``auroc``, or the recall is out of range.
-    """
-    found, rest = _checked_scores("fpr", positives, negatives)
-    if not 0 < recall <= 1:
-        raise ZooError(f"fpr: recall: expected above 0 and at most 1, got {recall}. Choose another share.")
-    count = math.ceil(recall * found.size)
-    if count > 1 and (count - 1) / found.size >= recall:
-        count -= 1
-    threshold = np.partition(found, found.size - count)[found.size - count]
-    return float((rest >= threshold).mean())
-
-
-def _checked_scores(location: str, positives: ArrayLike, negatives: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Copies of both, in float64."""
-    found, rest = np.array(positives, np.float64), np.array(negatives, np.float64)
-    if found.ndim != 1 or rest.ndim != 1 or not found.size or not rest.size:
-        step = "Pass scores of both kinds."
-        raise ZooError(
-            f"{location}: shapes: expected (P,) and (N,), P and N above 0, got {found.shape} and {rest.shape}. {step}"
-        )
-    if np.isnan(found).any() or np.isnan(rest).any():
-        raise ZooError(f"{location}: scores: expected numbers, got some that are not. Leave those inputs out.")
-    return found, rest
-
-
-Values = NDArray[np.float64]
+# What the members of an ensemble predict.
 
 
 def entropy(probabilities: ArrayLike) -> Values:
@@ -205,7 +114,7 @@ def entropy(probabilities: ArrayLike) -> Values:
 
 
 def mutual_information(mean_probabilities: ArrayLike, mean_entropy: ArrayLike) -> Values:
-    r"""What a member of the ensemble tells about the prediction, in nats: the ensemble's epistemic uncertainty.
+    r"""The mutual information of prediction and member, in nats: the ensemble's epistemic uncertainty.
 
     .. math:: I = H\left( \frac{1}{S} \sum_s p_s \right) - \frac{1}{S} \sum_s H(p_s)
 
@@ -223,7 +132,7 @@ def mutual_information(mean_probabilities: ArrayLike, mean_entropy: ArrayLike) -
 
     Notes
     -----
-    Held against both forms over all members in ``tests/measure/test_diversity.py``.
+    Tested against both forms over all members in ``tests/measure/test_diversity.py``.
     """
     return np.maximum(entropy(mean_probabilities) - np.asarray(mean_entropy, np.float64), 0)
 
@@ -251,11 +160,110 @@ def disagreement(votes: ArrayLike) -> Values:
 
     Notes
     -----
-    Held against all pairs in ``tests/measure/test_diversity.py``.
+    Tested against all pairs in ``tests/measure/test_diversity.py``.
     """
     v = np.asarray(votes)
     if v.dtype.kind not in "iu" or not v.ndim or (v < 0).any() or (v.sum(-1) < 2).any():
-        raise ZooError("disagreement: votes: expected counts of 2 members or more, got others. Count their classes.")
+        expected, step = "counts of 2 members or more", "Count their classes."
+        raise ZooError(Problem("disagreement", "votes", expected, "others", step))
     v = v.astype(np.float64)
     total = v.sum(-1)
     return 1 - (v * (v - 1)).sum(-1) / (total * (total - 1))
+
+
+# Values of two kinds of inputs.
+
+
+def auroc(positives: ArrayLike, negatives: ArrayLike) -> float:
+    r"""The area under the receiver operating characteristic: how often a positive has the higher score.
+
+    .. math:: \frac{1}{P N} \sum_{i=1}^P \sum_{j=1}^N \left( [s_i > t_j] + \tfrac{1}{2} [s_i = t_j] \right)
+
+    for positives s and negatives t: the statistic of Mann and Whitney (1947) over the number of pairs, ties counted
+    half, which is the area (Hanley and McNeil, "The meaning and use of the area under a ROC curve", 1982).
+
+    Parameters
+    ----------
+    positives, negatives : (P,) and (N,) scores of the inputs to detect and of the others, higher for those to detect;
+        P and N are 1 or more.
+
+    Returns
+    -------
+    float in 0 .. 1; 0.5 by chance.
+
+    Raises
+    ------
+    ZooError
+        No scores of one kind, or a score that is not a number.
+
+    Notes
+    -----
+    Time (P + N) log(P N) by sorting; exact counts. Tested against all pairs and scikit-learn in
+    ``tests/measure/test_detection.py``.
+    """
+    positive, negative = _checked_scores("auroc", positives, negatives)
+    negative.sort()
+    positive.sort()
+    # Lower negatives are counted twice, and equal ones once.
+    twice = np.searchsorted(negative, positive, "left").sum() + np.searchsorted(negative, positive, "right").sum()
+    return float(twice) / (2 * positive.size * negative.size)
+
+
+def fpr(positives: ArrayLike, negatives: ArrayLike, recall: float = 0.95) -> float:
+    r"""The share of negatives that are flagged where at least this share of the positives is.
+
+    .. math:: \frac{1}{N} \left| \{ j : t_j \ge \tau \} \right|, \qquad
+        \tau = \max \left\{ x : \tfrac{1}{P} \left| \{ i : s_i \ge x \} \right| \ge r \right\}
+
+    for positives s, negatives t and recall r: the false positive rate at a true positive rate, without interpolation.
+
+    Parameters
+    ----------
+    positives, negatives : as in ``auroc``.
+    recall : r, above 0 and at most 1.
+
+    Returns
+    -------
+    float in 0 .. 1: 0 at best, about r by chance. It changes where the two kinds are exchanged; ``auroc`` of exchanged
+    kinds and negated scores is the same.
+
+    Raises
+    ------
+    ZooError
+        As in ``auroc``, or the recall is out of range.
+    """
+    positive, negative = _checked_scores("fpr", positives, negatives)
+    if not 0 < recall <= 1:
+        raise ZooError(Problem("fpr", "recall", "above 0 and at most 1", str(recall), "Choose another share."))
+    count = math.ceil(recall * positive.size)
+    # The product can round up to the next integer, as 0.07 * 100 does.
+    if count > 1 and (count - 1) / positive.size >= recall:
+        count -= 1
+    threshold = np.partition(positive, positive.size - count)[positive.size - count]
+    return float((negative >= threshold).mean())
+
+
+def _checked_log_probabilities(log_probabilities: ArrayLike, labels: ArrayLike) -> tuple[Values, NDArray[Any]]:
+    logs, truth = np.asarray(log_probabilities, dtype=np.float64), np.asarray(labels)
+    if truth.ndim != 1 or not truth.size or logs.ndim < 2 or logs.shape[-2] != truth.size:
+        expected, got = "(..., N, C) and (N,) with N above 0", f"{logs.shape} and {truth.shape}"
+        raise ZooError(Problem("uncertainty", "shapes", expected, got, "Pass log-probabilities of the same inputs."))
+    if truth.dtype.kind not in "iu" or truth.min() < 0 or truth.max() >= logs.shape[-1]:
+        expected, got = f"integers below {logs.shape[-1]}", f"{truth.dtype} {truth.min()} to {truth.max()}"
+        raise ZooError(Problem("uncertainty", "labels", expected, got, "Correct them."))
+    return logs, truth
+
+
+def _index(truth: NDArray[Any], logs: Values) -> NDArray[Any]:
+    return np.broadcast_to(truth[:, None], (*logs.shape[:-1], 1))
+
+
+def _checked_scores(location: str, positives: ArrayLike, negatives: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Copies of both, in float64."""
+    positive, negative = np.array(positives, np.float64), np.array(negatives, np.float64)
+    if positive.ndim != 1 or negative.ndim != 1 or not positive.size or not negative.size:
+        expected, got = "(P,) and (N,), P and N above 0", f"{positive.shape} and {negative.shape}"
+        raise ZooError(Problem(location, "shapes", expected, got, "Pass scores of both kinds."))
+    if np.isnan(positive).any() or np.isnan(negative).any():
+        raise ZooError(Problem(location, "scores", "numbers", "some that are not", "Leave those inputs out."))
+    return positive, negative

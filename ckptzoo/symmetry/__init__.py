@@ -68,6 +68,6 @@ def trace(module: "torch.nn.Module", example_input: "torch.Tensor") -> "Traced":
     and the notes say so. Milliseconds for small networks, about a second for a ResNet-18 on images of 32x32 pixels,
     most of it six forward passes. Laws: tests/symmetry/tracing.
     """
-    from ckptzoo.symmetry.tracing.trace import trace as of_module
+    from ckptzoo.symmetry.tracing.trace import trace_module as of_module
 
     return of_module(module, example_input)

@@ -16,7 +16,7 @@ from ckptzoo.symmetry import canonical, ordering
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.arrays import Stacked, stack_of, to_numpy
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.mass.formulations import least
+from ckptzoo.symmetry.mass.formulations import least_mass_scales
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import sum_keys
 from ckptzoo.symmetry.report import Report
@@ -95,7 +95,7 @@ _RULES = (
         ("pinned scales",),
         "the sum of squared weights is least, filters in front of a normalisation as they are",
         False,
-        least,
+        least_mass_scales,
         None,
     ),
 )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.symmetry import GroupElement, apply, min_mass
-from ckptzoo.symmetry.mass.assembly import network_of
+from ckptzoo.symmetry.mass.assembly import build_network
 from ckptzoo.symmetry.mass.certificate import certify
 from ckptzoo.symmetry.mass.formulations import FORMULATIONS, Formulation
 from ckptzoo.symmetry.mass.solver import balance
@@ -41,19 +41,19 @@ def test_the_mass_is_least_over_random_scales_and_is_certified(net: Net, seed: i
 
 @some
 @given(nets, seeds, st.sampled_from([1.0, 10.0]))
-def test_disguised_networks_come_to_the_same_weights(net: Net, seed: int, spread: float) -> None:
+def test_rescaled_networks_come_to_the_same_weights(net: Net, seed: int, spread: float) -> None:
     raw = net.weights(K, seed)
-    one = min_mass(raw, net.table)
-    two = min_mass(apply(net.scalings(K, seed + 1, spread), raw, net.table), net.table)
-    np.testing.assert_allclose(two.mass_after, one.mass_after, rtol=1e-12)
-    for name, array in one.weights.items():
-        np.testing.assert_allclose(two.weights[name], array, rtol=1e-8, err_msg=name)
+    expected = min_mass(raw, net.table)
+    found = min_mass(apply(net.scalings(K, seed + 1, spread), raw, net.table), net.table)
+    np.testing.assert_allclose(found.mass_after, expected.mass_after, rtol=1e-12)
+    for name, array in expected.weights.items():
+        np.testing.assert_allclose(found.weights[name], array, rtol=1e-8, err_msg=name)
 
 
 @some
 @given(nets, seeds)
-def test_a_balanced_network_in_disguise_is_found_again(net: Net, seed: int) -> None:
-    """The planted optimum is one of in = out, which a sum over the tensors that write and read a channel tells."""
+def test_a_rescaled_balanced_network_is_balanced_again(net: Net, seed: int) -> None:
+    """The planted optimum has in = out, by the derivative of the mass in every channel's log-scale."""
     planted = min_mass(net.weights(K, seed), net.table).weights
     for group in net.table.groups:
         if group.scale != "positive":
@@ -77,8 +77,8 @@ def test_a_balanced_network_in_disguise_is_found_again(net: Net, seed: int) -> N
 @given(nets, seeds, st.sampled_from([1e-8, 1e-3, 0.05, 0.5]))
 def test_the_gap_is_at_least_the_excess_of_any_scales(net: Net, seed: int, size: float) -> None:
     raw = net.weights(K, seed)
-    network = network_of(Moments(raw, net.table))
-    best = balance(network, 0.0).logs
+    network = build_network(Moments(raw, net.table))
+    best = balance(network, 0.0).log_scales
     least = certify(network, best).mass
     moved = certify(network, best + size * np.random.default_rng(seed).standard_normal(best.shape))
     assert (moved.gap >= (moved.mass - least) / moved.mass - 1e-15).all()
@@ -89,7 +89,7 @@ def test_the_gap_is_at_least_the_excess_of_any_scales(net: Net, seed: int, size:
 
 @some
 @given(nets, seeds)
-def test_checkpoints_do_not_know_each_other(net: Net, seed: int) -> None:
+def test_checkpoints_do_not_depend_on_each_other(net: Net, seed: int) -> None:
     raw = net.weights(3, seed)
     raw[next(iter(raw))][1, 0] = 0
     together = min_mass(raw, net.table)
@@ -130,10 +130,10 @@ def test_normalised_networks_in_every_formulation(net: Net, seed: int, formulati
 def test_the_gap_holds_in_every_formulation(net: Net, seed: int, formulation: str, size: float) -> None:
     """In layers the perturbed scales are made to add up to 0 and to keep their bounds."""
     raw = net.weights(K, seed)
-    way = Formulation.of(formulation, net.table, net.shapes)
-    seen = way.seen(raw)
-    network = network_of(Moments(seen, way.table), way.bounds(seen))
-    best = balance(network, 0.0).logs
+    problem = Formulation.of(formulation, net.table, net.shapes)
+    arrays = problem.to_table(raw)
+    network = build_network(Moments(arrays, problem.table), problem.least_log_scales(arrays))
+    best = balance(network, 0.0).log_scales
     moved = best + size * np.random.default_rng(seed).standard_normal(best.shape)
     for layer in network.layers:
         part = moved[:, layer.nodes] - moved[:, layer.nodes].mean(axis=1, keepdims=True)

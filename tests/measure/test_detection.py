@@ -1,4 +1,4 @@
-"""Areas and rates of scores that tell two kinds apart: known answers, all pairs, and scikit-learn."""
+"""Areas and rates of scores that detect one kind of input: known answers, all pairs, and scikit-learn."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ def test_known_answers() -> None:
     assert auroc([1, 1], [1, 1, 1]) == 0.5 and fpr([1, 1], [1, 1, 1]) == 1
     assert auroc([1, 3], [2, 3]) == (0 + 0 + 1 + 0.5) / 4
     positives = np.arange(20)
-    assert fpr(positives, [0, 0.5, 1, 1.5]) == 0.5, "the threshold is 1: 19 of 20 lie there or above"
+    assert fpr(positives, [0, 0.5, 1, 1.5]) == 0.5, "the threshold is 1: 19 of 20 are there or above"
     assert fpr(positives, [0, 0.5, 1, 1.5], 0.96) == 1 and fpr(positives, [0, 0.5, 1, 1.5], 0.9) == 0
 
 

@@ -8,15 +8,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import kendalltau
 
 from ckptzoo.errors import ZooError
-from ckptzoo.measure.ranks import kendall, noise_tau, normal_tau, normal_tau_sd, random_transpositions, transpositions
+from ckptzoo.measure.ranks import (
+    kendall,
+    kendall_tau_b,
+    noise_tau,
+    normal_tau,
+    normal_tau_sd,
+    random_transpositions,
+    transpositions,
+)
 
 
 def test_tau_is_that_of_the_ranks_and_not_of_the_orders() -> None:
-    one, two = np.array([0, 4, 1, 2, 3]), np.array([4, 0, 1, 2, 3])
-    assert kendall(np.argsort(one), np.argsort(two)) == 0.8
-    assert kendall(one, two) == -0.4
+    first, second = np.array([0, 4, 1, 2, 3]), np.array([4, 0, 1, 2, 3])
+    assert kendall(np.argsort(first), np.argsort(second)) == 0.8
+    assert kendall(first, second) == -0.4
 
 
 def test_known_answers() -> None:
@@ -49,6 +58,47 @@ def test_tau_is_its_definition(seed: int, n: int, rows: int) -> None:
     np.testing.assert_array_equal(kendall(np.exp(first), second**3), found)
     shuffle = np.random.default_rng(seed).permutation(n)
     np.testing.assert_array_equal(kendall(first[..., shuffle], second[..., shuffle]), found)
+
+
+def test_known_answers_with_ties() -> None:
+    assert kendall_tau_b([1, 1, 2, 3], [1, 2, 2, 3]) == pytest.approx(4 / math.sqrt(5 * 5))
+    assert kendall_tau_b([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / math.sqrt(2 * 3))
+    assert kendall_tau_b([3, 3, 1], [7, 7, 9]) == -1, "the same pairs are tied in both"
+    assert math.isnan(kendall_tau_b([5, 5, 5], [1, 2, 3])) and math.isnan(kendall_tau_b([2.5, 1.5], [0, 0]))
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    n=st.integers(2, 40),
+    levels=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    dtype=st.sampled_from([np.int64, np.float32, np.float64]),
+)
+@settings(max_examples=150, deadline=None)
+def test_tau_b_is_its_definition_and_that_of_scipy(seed: int, n: int, levels: tuple[int, int], dtype: Any) -> None:
+    rng = np.random.default_rng(seed)
+    common = rng.integers(0, 5, (4, n))
+    first, second = (((common + rng.integers(0, 9, (4, n))) % level * 37 - 11).astype(dtype) for level in levels)
+    second[3] = 4
+    found = kendall_tau_b(first, second)
+    assert found.shape == (4,) and np.isnan(found[3]), "NaN where one side is constant"
+    for row in range(4):
+        expected = kendalltau(first[row], second[row], variant="b").statistic
+        np.testing.assert_allclose(found[row], expected, atol=1e-12)
+        pairs = list(itertools.combinations(range(n), 2))
+        sides = (values[row].tolist() for values in (first, second))
+        signs = [np.array([np.sign(values[i] - values[j]) for i, j in pairs]) for values in sides]
+        norms = [np.square(sign).sum() for sign in signs]
+        if min(norms):
+            assert found[row] == pytest.approx((signs[0] * signs[1]).sum() / math.sqrt(norms[0] * norms[1]), abs=1e-12)
+    np.testing.assert_array_equal(kendall_tau_b(second, first), found)
+    np.testing.assert_array_equal(kendall_tau_b(first, -second), -found)
+
+
+@given(seed=st.integers(0, 2**32), n=st.integers(2, 40))
+@settings(max_examples=60, deadline=None)
+def test_without_ties_tau_b_is_tau_to_the_last_bit(seed: int, n: int) -> None:
+    first, second = np.random.default_rng(seed).normal(size=(2, 3, 2, n))
+    np.testing.assert_array_equal(kendall_tau_b(first, second), kendall(first, second))
 
 
 def walked(perm: np.ndarray) -> int:
@@ -122,6 +172,12 @@ def test_the_deviation_has_known_values() -> None:
 def test_what_has_no_tau_is_refused(first: Any, second: Any) -> None:
     with pytest.raises(ZooError, match=r"kendall: .*expected"):
         kendall(first, second)
+
+
+@pytest.mark.parametrize(("first", "second"), [([1, 2], [1, 2, 3]), ([1], [1]), (1, 1), ([1, 1], [1, math.nan])])
+def test_what_has_no_tau_b_is_refused(first: Any, second: Any) -> None:
+    with pytest.raises(ZooError, match=r"kendall_tau_b: .*expected"):
+        kendall_tau_b(first, second)
 
 
 @pytest.mark.parametrize("perm", [[0, 0, 1], [1, 2, 3], [0.0, 1.0], [[0, 1], [1, 1]], [], 3])

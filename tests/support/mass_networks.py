@@ -1,4 +1,4 @@
-"""Networks whose mass is minimised in tests: tables with shapes, weights for them, and the mass by its definition."""
+"""Networks whose mass tests minimise: tables with shapes, weights for them, and the mass by its definition."""
 
 from dataclasses import dataclass
 
@@ -26,13 +26,13 @@ class Net:
     def weights(self, K: int, seed: int, dtype: type = np.float64) -> Weights:
         """Normal weights, positive running variances."""
         rng = np.random.default_rng(seed)
-        made: Weights = {}
+        weights: Weights = {}
         for name, shape in self.shapes.items():
             drawn = rng.standard_normal((K, *shape))
-            made[name] = (np.square(drawn) + 0.05 if name.endswith("var") else drawn).astype(dtype)
+            weights[name] = (np.square(drawn) + 0.05 if name.endswith("var") else drawn).astype(dtype)
             if name.endswith("tracked"):
-                made[name] = np.zeros((K, *shape), np.int64)
-        return made
+                weights[name] = np.zeros((K, *shape), np.int64)
+        return weights
 
     def scalings(self, K: int, seed: int, spread: float = 1.0) -> GroupElement:
         """Random scales of what no BatchNorm reads, and no permutation."""
@@ -66,8 +66,8 @@ def whole(group: str, n: int, inner: int = 1) -> tuple[Segment, ...]:
 
 def layer(name: str, write: tuple[str, int] | None, read: tuple[str, int] | None) -> list[AxisAction]:
     """A linear layer between two groups."""
-    made = [AxisAction(name, 0, whole(*write), 1, True, "out")] if write else []
-    return made + ([AxisAction(name, 1, whole(*read), -1, True, "in")] if read else [])
+    actions = [AxisAction(name, 0, whole(*write), 1, True, "out")] if write else []
+    return actions + ([AxisAction(name, 1, whole(*read), -1, True, "in")] if read else [])
 
 
 def residual(depth: int, n: int, inner: int) -> Net:

@@ -95,7 +95,7 @@ def test_the_mass_of_what_is_left_is_that_of_the_smaller_network() -> None:
 
 
 def test_a_stream_that_its_first_layer_does_not_write_is_certified() -> None:
-    """The order of groups does not tell where such a channel gets its mass from."""
+    """The order of groups does not say where such a channel gets its mass from."""
     net = residual(3, 6, 4)
     raw = net.weights(2, 1)
     raw["first"][0, 2] = raw["jump"][0, 2] = 0
@@ -116,9 +116,9 @@ def test_no_square_overflows_or_vanishes(factor: float) -> None:
     net = known("mlp-3-4-5-4-2")
     raw = net.weights(2, 1)
     expected = min_mass(raw, net.table)
-    disguised = {**raw, "fc1.weight": raw["fc1.weight"] * factor, "fc3.weight": raw["fc3.weight"] / factor}
-    disguised |= {"fc1.bias": raw["fc1.bias"] * factor, "fc2.bias": raw["fc2.bias"] * factor}
-    made = min_mass(disguised, net.table)
+    rescaled = {**raw, "fc1.weight": raw["fc1.weight"] * factor, "fc3.weight": raw["fc3.weight"] / factor}
+    rescaled |= {"fc1.bias": raw["fc1.bias"] * factor, "fc2.bias": raw["fc2.bias"] * factor}
+    made = min_mass(rescaled, net.table)
     np.testing.assert_allclose(made.mass_after, expected.mass_after, rtol=1e-12)
     for name, array in expected.weights.items():
         np.testing.assert_allclose(made.weights[name], array, rtol=1e-8, err_msg=name)
@@ -191,7 +191,7 @@ def test_the_gauge_has_the_same_weights() -> None:
 
 
 def test_a_variational_network_is_scaled_for_the_sum_of_both_squares() -> None:
-    """Means and deviations stand along a last axis: m = mean^2 + deviation^2."""
+    """Means and deviations are along a last axis: m = mean^2 + deviation^2."""
     net = known("mlp-3-4-4-2")
     mean, deviation = net.weights(2, 0), net.weights(2, 1)
     both = {name: np.stack([mean[name], np.abs(deviation[name])], axis=-1) for name in mean}

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptzoo.symmetry.mass.assembly import network_of
+from ckptzoo.symmetry.mass.assembly import build_network
 from ckptzoo.symmetry.mass.certificate import certify
-from ckptzoo.symmetry.mass.flow import At, Flow
-from ckptzoo.symmetry.mass.network import filled, multipliers
-from ckptzoo.symmetry.mass.solver import balance, damping, inverse, newton, scalars
+from ckptzoo.symmetry.mass.flow import Flow, StepFlows
+from ckptzoo.symmetry.mass.network import fill_to_level, multipliers
+from ckptzoo.symmetry.mass.solver import balance, damping_factor, group_log_scales, laplacian_inverse, newton_direction
 from ckptzoo.symmetry.moments import Moments
 from tests.support.mass_networks import PLAIN, Net, known
 
@@ -21,13 +21,13 @@ some = settings(max_examples=60, deadline=None)
 nets = pytest.mark.parametrize("net", PLAIN, ids=str)
 
 
-def flow_of(net: Net, seed: int) -> tuple[Flow, np.ndarray, At]:
+def flow_of(net: Net, seed: int) -> tuple[Flow, np.ndarray, StepFlows]:
     """Flows somewhere beside the base, which is not the optimum."""
-    network = network_of(Moments(net.weights(K, seed), net.table))
+    network = build_network(Moments(net.weights(K, seed), net.table))
     rng = np.random.default_rng(seed)
     flow = Flow(network, rng.standard_normal(network.source.shape))
     step = 0.5 * rng.standard_normal(network.source.shape)
-    return flow, step, flow.at(step)
+    return flow, step, flow.at_step(step)
 
 
 @nets
@@ -37,7 +37,7 @@ def test_the_slope_is_twice_in_less_out_and_the_curvature_four_laplacians(net: N
     direction = rng.standard_normal(step.shape)
     slope = (2 * (at.into - at.out_of) * direction).sum(axis=1)
     curvature = 4 * (direction * flow.laplacian(at, direction)).sum(axis=1)
-    ahead, behind = (flow.mass(flow.at(step + size * direction)) for size in (1e-4, -1e-4))
+    ahead, behind = (flow.mass(flow.at_step(step + size * direction)) for size in (1e-4, -1e-4))
     np.testing.assert_allclose((ahead - behind) / 2e-4, slope, rtol=1e-5, atol=1e-5 * flow.mass(at).max())
     np.testing.assert_allclose((ahead + behind - 2 * flow.mass(at)) / 1e-8, curvature, rtol=1e-4)
 
@@ -48,10 +48,10 @@ def test_the_laplacian_is_symmetric_and_the_newton_direction_solves_it(net: Net)
     N = step.shape[1]
     dense = np.stack([flow.laplacian(at, np.tile(row, (K, 1))) for row in np.eye(N)], axis=2)
     np.testing.assert_allclose(dense, dense.transpose(0, 2, 1), rtol=1e-12, atol=1e-14)
-    found = newton(flow, at, step, np.ones(K, bool), np.full(K, 1e-14))
+    found = newton_direction(flow, at, step, np.ones(K, bool), np.full(K, 1e-14))
     exact = np.linalg.solve(dense, (at.out_of - at.into)[..., None])[..., 0] / 2
     np.testing.assert_allclose(found, exact, rtol=1e-8, atol=1e-10)
-    still = newton(flow, at, step, np.array([True, False, True]), np.full(K, 1e-3))
+    still = newton_direction(flow, at, step, np.array([True, False, True]), np.full(K, 1e-3))
     assert (still[1] == 0).all() and still[0].any()
 
 
@@ -59,19 +59,19 @@ def test_the_laplacian_is_symmetric_and_the_newton_direction_solves_it(net: Net)
 def test_a_damped_step_lowers_the_mass_as_far_as_is_promised(net: Net) -> None:
     for seed in range(5):
         flow, step, at = flow_of(net, seed)
-        direction = newton(flow, at, step, np.ones(K, bool), np.full(K, 1e-2))
+        direction = newton_direction(flow, at, step, np.ones(K, bool), np.full(K, 1e-2))
         slope = 2 * ((at.into - at.out_of) * direction).sum(axis=1)
         squares = 4 * (direction * flow.laplacian(at, direction)).sum(axis=1)
         np.testing.assert_allclose(slope, -squares, rtol=1e-9)
         length = 2 * (np.maximum(direction, 0).max(axis=1) + np.maximum(-direction, 0).max(axis=1))
-        t = damping(length)
-        moved = flow.mass(flow.at(step + t[:, None] * direction)) - flow.mass(at)
+        t = damping_factor(length)
+        moved = flow.mass(flow.at_step(step + t[:, None] * direction)) - flow.mass(at)
         assert (moved <= (t**2 * np.exp(t * length) / 2 - t) * squares + 1e-12 * flow.mass(at)).all()
 
 
 def test_the_damping_solves_its_equation() -> None:
     length = np.array([0.0, 1e-300, 1e-9, 0.1, 1.0, np.e, 30.0, 1e6, 1e300])
-    t = damping(length)
+    t = damping_factor(length)
     assert t[0] == 1 and (np.diff(t) <= 0).all()
     np.testing.assert_allclose(np.log(t[1:]) + t[1:] * length[1:], 0, atol=1e-10)
 
@@ -83,7 +83,7 @@ def test_one_scale_a_group_balances_the_groups(seed: int, count: int, first_held
     between = np.exp(3 * rng.standard_normal((K, count, count))) * (rng.random((K, count, count)) < 0.6)
     source, sink = (np.exp(3 * rng.standard_normal((K, count))) for _ in range(2))
     held = np.arange(count) == 0 if first_held else np.zeros(count, bool)
-    found = scalars(between, source, sink, held)
+    found = group_log_scales(between, source, sink, held)
     flows = np.exp(2 * found)[:, :, None] * between * np.exp(-2 * found)[:, None]
     come = source * np.exp(2 * found) + flows.sum(axis=2)
     gone = sink * np.exp(-2 * found) + flows.sum(axis=1)
@@ -96,7 +96,7 @@ def test_the_inverse_is_right_however_far_apart_the_flows_are() -> None:
     rng = np.random.default_rng(0)
     between = 10.0 ** rng.integers(-40, 40, (2, 5, 5))
     source, sink = 10.0 ** rng.integers(-60, 0, (2, 2, 5))
-    found = inverse(between, source, sink)
+    found = laplacian_inverse(between, source, sink)
     for row in range(2):
         joined = [
             [Fraction(a) + Fraction(b) for a, b in zip(*pair, strict=True)]
@@ -127,15 +127,15 @@ def test_a_chain_is_balanced_by_least_squares_at_once() -> None:
     """Layers of masses e^0, e^100, e^-300, e^40 end with the geometric mean of all."""
     between, source, sink = np.zeros((1, 3, 3)), np.array([[1.0, 0, 0]]), np.array([[0, 0, np.exp(40.0)]])
     between[0, 1, 0], between[0, 2, 1] = np.exp(100.0), np.exp(-300.0)
-    (found,) = scalars(between, source, sink, np.zeros(3, bool))
+    (found,) = group_log_scales(between, source, sink, np.zeros(3, bool))
     logs = [2 * found[0], 100 + 2 * (found[1] - found[0]), -300 + 2 * (found[2] - found[1]), 40 - 2 * found[2]]
     np.testing.assert_allclose(logs, -40, rtol=1e-12)
 
 
 def test_groups_without_flows_do_no_harm() -> None:
     between, none = np.zeros((1, 2, 2)), np.zeros((1, 2))
-    assert (inverse(between, none, none) == np.eye(2)).all()
-    assert (scalars(between, none, none, np.zeros(2, bool)) == 0).all()
+    assert (laplacian_inverse(between, none, none) == np.eye(2)).all()
+    assert (group_log_scales(between, none, none, np.zeros(2, bool)) == 0).all()
 
 
 @some
@@ -146,7 +146,7 @@ def test_a_layer_is_filled_to_one_level(seed: int, n: int, unbounded: float, tig
     logs, least = 3 * rng.standard_normal((K, n)), -np.abs(2 * rng.standard_normal((K, n)))
     least = np.where(rng.random((K, n)) < unbounded, -np.inf, 0.0 if tight else least)
     counted = rng.random((K, n)) < 0.8
-    u = filled(logs, least, counted)
+    u = fill_to_level(logs, least, counted)
     np.testing.assert_allclose(u.sum(axis=1), 0, atol=1e-12)
     assert (u >= least)[counted].all() and (u[~counted] == 0).all()
     mu, extra, rest = multipliers(np.exp(logs + 2 * u), counted)
@@ -160,7 +160,7 @@ def test_the_gap_is_the_mass_less_the_dual_bound() -> None:
     """D = sum y (1 - log(y / m)), two layers: y is the outgoing flow, spread over what comes in."""
     net = known("mlp-3-5-2")
     raw = net.weights(1, 3)
-    network = network_of(Moments(raw, net.table))
+    network = build_network(Moments(raw, net.table))
     logs = 0.3 * np.random.default_rng(0).standard_normal((1, 5))
     into, out_of = (np.square(raw[name][0]) for name in ("fc1.weight", "fc2.weight"))
     one, two = into * np.exp(2 * logs[0])[:, None], out_of * np.exp(-2 * logs[0])
@@ -171,4 +171,4 @@ def test_the_gap_is_the_mass_less_the_dual_bound() -> None:
     mass = one.sum() + two.sum()
     np.testing.assert_allclose(found.mass, mass, rtol=1e-13)
     np.testing.assert_allclose(found.gap, (mass - bound) / mass, rtol=1e-11)
-    assert bound <= certify(network, balance(network, 0.0).logs).mass[0] <= mass
+    assert bound <= certify(network, balance(network, 0.0).log_scales).mass[0] <= mass

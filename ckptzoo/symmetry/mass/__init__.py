@@ -1,1 +1,1 @@
-"""The representative of least mass: networks as flows, the solver, its certificate."""
+"""The representative of least mass: networks as flows, the solver, and its certificate (a duality gap)."""

@@ -1,6 +1,6 @@
 """From stacked weights and a table to flow networks: squares, summed over what shares both ends.
 
-Elements are squared after division by a power of two, by one of each sum's own where a float64 tensor's elements differ
+Elements are squared after division by a power of two, one for each sum where the elements of a float64 tensor differ
 by more than 1e144.
 """
 
@@ -9,17 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ckptzoo.errors import SymmetryError
+from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import AxisAction
 from ckptzoo.symmetry.arrays import is_float, positions
 from ckptzoo.symmetry.mass.network import Edges, Layer, Network
 from ckptzoo.symmetry.moments import Moments
 
 SPAN = 2.0**-480
-"""Elements of float64 tensors down to this part of the largest are squared beside it."""
+"""Elements of float64 tensors down to this part of the largest share its power of two; their squares stay normal."""
+Sums = tuple[np.ndarray, Callable[..., np.ndarray]]
+"""Masses, or their logarithms, and the function that sums them over an axis."""
 
 
-def network_of(moments: Moments, layers: Sequence[Mapping[str, np.ndarray]] = ()) -> Network:
+def build_network(moments: Moments, layers: Sequence[Mapping[str, np.ndarray]] = ()) -> Network:
     """The networks of K checkpoints.
 
     Parameters
@@ -36,17 +38,13 @@ def network_of(moments: Moments, layers: Sequence[Mapping[str, np.ndarray]] = ()
     -----
     One pass over the weights; memory of one float64 per pair of channels.
     """
-    made = _Assembly(moments)
+    assembly = _Assembly(moments)
     for name, array in moments.arrays.items():
         actions = moments.symmetry.actions_on(name)
         counted = any(action.in_mass for action in actions) if actions else array.ndim > 2
         if counted and is_float(array) and array.size:
-            made.add(name)
-    return made.network(layers)
-
-
-Sums = tuple[np.ndarray, Callable[..., np.ndarray]]
-"""Masses, or their logarithms, and how they are summed over an axis."""
+            assembly.add(name)
+    return assembly.network(layers)
 
 
 class _Assembly:
@@ -72,12 +70,12 @@ class _Assembly:
             K, rows, *others = values.shape
             values = values.reshape(K, blocks, rows // blocks, *others)
         dims = [self._dims(action, axes, blocks) for action in (head, tail)]
-        both = blocks > 1 and all(1 in found for found in dims)
-        used = sorted({dim for found in dims for dim in found})
+        both = blocks > 1 and all(1 in side for side in dims)
+        used = sorted({dim for side in dims for dim in side})
         spare = tuple(dim for dim in range(1, values.ndim) if dim not in used)
         for dim in reversed(spare):
             values = total(values, axis=dim)
-        order = [used.index(dim) + 1 for found in dims for dim in found if not (both and dim == 1)]
+        order = [used.index(dim) + 1 for side in dims for dim in side if not (both and dim == 1)]
         lead = (0, used.index(1) + 1) if both else (0,)
         values = values.transpose(*lead, *order)
         sizes = [
@@ -96,47 +94,46 @@ class _Assembly:
             if both:
                 values = _spread(values, 0.0 if total is _sum else -np.inf)
             pairs = [
-                ((one, two), part)
-                for one, some in _parts(values, total, listings[0], 2)
-                for two, part in _parts(some, total, listings[1], 3)
+                ((head_group, tail_group), part)
+                for head_group, rows in _parts(values, total, listings[0], 2)
+                for tail_group, part in _parts(rows, total, listings[1], 3)
             ]
-        for (one, two), part in pairs:
+        for (head_group, tail_group), part in pairs:
             with np.errstate(divide="ignore"):
                 logs = np.log(part) if total is _sum else part
-            self._put(one, two, logs + shift[:, None, None, None])
+            self._put(head_group, tail_group, logs + shift[:, None, None, None])
 
     def network(self, layers: Sequence[Mapping[str, np.ndarray]]) -> Network:
-        """What was put together."""
+        """The network of all tensors that were added."""
         edges = tuple(sorted(self._edges, key=lambda item: (item.head, item.tail)))
-        made: list[Layer] = []
+        network_layers: list[Layer] = []
         for layer in layers:
             places = [self._places[self._numbers[name]] for name in layer]
             nodes = np.concatenate([np.arange(place.start, place.stop) for place in places])
-            made.append(Layer(nodes, np.concatenate(list(layer.values()), axis=1)))
+            network_layers.append(Layer(nodes, np.concatenate(list(layer.values()), axis=1)))
         reached = _closure(self._source > -np.inf, edges, forward=True)
         ends = self._sink > -np.inf
-        for layer in made:
+        for layer in network_layers:
             ends[:, layer.nodes] = reached[:, layer.nodes]
         useful = _closure(ends, edges, forward=False)
         parts = self._source, self._sink, self._loops, self._fixed
-        return Network(self._groups, self._places, *parts, edges, reached & useful, tuple(made))
+        return Network(self._groups, self._places, *parts, edges, reached & useful, tuple(network_layers))
 
     def _ends(self, name: str) -> tuple[AxisAction | None, AxisAction | None]:
         """The action that writes scaled channels and the one that reads them."""
-        found: dict[int, list[AxisAction]] = {1: [], -1: [], 2: [], 0: []}
+        by_exponent: dict[int, list[AxisAction]] = {1: [], -1: [], 2: [], 0: []}
         for action in self._symmetry.actions_on(name):
             if any(segment.group in self._numbers for segment in action.segments):
-                found[action.exponent].append(action)
-        if len(found[1]) > 1 or len(found[-1]) > 1 or found[2]:
-            raise SymmetryError(
-                f"tensor {name!r}: axes whose scales change its mass: expected at most one that writes channels and "
-                f"one that reads them, got {len(found[1])} and {len(found[-1])}"
-                f"{', and a variance' if found[2] else ''}. Use another gauge."
-            )
-        return next(iter(found[1]), None), next(iter(found[-1]), None)
+                by_exponent[action.exponent].append(action)
+        if len(by_exponent[1]) > 1 or len(by_exponent[-1]) > 1 or by_exponent[2]:
+            what = "axes whose scales change its mass"
+            expected = "at most one that writes channels and one that reads them"
+            got = f"{len(by_exponent[1])} and {len(by_exponent[-1])}{', and a variance' if by_exponent[2] else ''}"
+            raise SymmetryError(Problem(f"tensor {name!r}", what, expected, got, "Use another gauge."))
+        return next(iter(by_exponent[1]), None), next(iter(by_exponent[-1]), None)
 
     def _sums(self, name: str) -> tuple[Sums, np.ndarray]:
-        """Masses summed over the axes that stay, and the logarithm (K,) of what they are to be multiplied with."""
+        """Masses summed over the axes that stay, and the logarithm (K,) of the factor that they lack."""
         array, K = self._moments.arrays[name], self._moments.K
         if array.dtype == np.float64:
             size = np.abs(array).reshape(K, -1)
@@ -151,12 +148,12 @@ class _Assembly:
         return (values, _sum), exponent * np.log(4.0)
 
     def _log_squares(self, name: str) -> np.ndarray:
-        """Logarithms of the sums of squares over the axes that stay, each sum with an exponent of its own."""
+        """Logarithms of the sums of squares over the axes that stay, with an exponent for each sum."""
         array, axes = self._moments.arrays[name], self._moments.moving_axes(name)
         if not self._symmetry.actions_on(name):
             axes = []
-        still = [axis for axis in range(array.ndim - 1) if axis not in axes]
-        moved = array.transpose(0, *(axis + 1 for axis in (*axes, *still)))
+        summed = [axis for axis in range(array.ndim - 1) if axis not in axes]
+        moved = array.transpose(0, *(axis + 1 for axis in (*axes, *summed)))
         flat = moved.reshape(*moved.shape[: len(axes) + 1], -1)
         _, exponent = np.frexp(np.abs(flat).max(axis=-1))
         sums = np.square(np.ldexp(flat, -exponent[..., None])).sum(axis=-1)
@@ -177,15 +174,15 @@ class _Assembly:
     @staticmethod
     def _spans(dims: list[list[int]], both: bool) -> list[tuple[int, int]]:
         """Which of the ordered dimensions belong to the heads and which to the tails."""
-        counts = [len(found) - both for found in dims]
+        counts = [len(side) - both for side in dims]
         return [(0, counts[0]), (counts[0], sum(counts))]
 
     def _listings(self, action: AxisAction | None) -> list[tuple[int, np.ndarray]]:
         """The listings of groups that are nodes: the group's number and positions (n, inner)."""
         if action is None:
             return []
-        found = positions(action, self._symmetry)
-        return [(self._numbers[name], places) for name, places in found if name in self._numbers]
+        listed = positions(action, self._symmetry)
+        return [(self._numbers[name], places) for name, places in listed if name in self._numbers]
 
     @staticmethod
     def _one_side(values: np.ndarray, total: Callable[..., np.ndarray], ground: int) -> np.ndarray:
@@ -199,11 +196,11 @@ class _Assembly:
     def _folded(
         values: np.ndarray, total: Callable[..., np.ndarray], listings: list[list[tuple[int, np.ndarray]]]
     ) -> np.ndarray | None:
-        """Blocks by channels, where one group's channels stand in order on both sides; else None."""
-        for side, found in enumerate(listings):
-            if len(found) != 1:
+        """Blocks by channels, where on both sides the channels are those of one group in order; else None."""
+        for side, listed in enumerate(listings):
+            if len(listed) != 1:
                 return None
-            places, size = found[0][1], values.shape[1] * values.shape[2 + side]
+            places, size = listed[0][1], values.shape[1] * values.shape[2 + side]
             inner = places.shape[1]
             if not np.array_equal(places.ravel(), np.arange(size)) or values.shape[2 + side] % inner:
                 return None
@@ -217,13 +214,14 @@ class _Assembly:
         if head is None and tail is None:
             self._fixed = np.logaddexp(self._fixed, logs.reshape(K))
         elif head is None or tail is None:
-            number, held = (head, self._source) if tail is None else (tail, self._sink)
+            number, masses = (head, self._source) if tail is None else (tail, self._sink)
             assert number is not None
             place = self._places[number]
-            held[:, place] = np.logaddexp(held[:, place], logs.reshape(K, -1))
+            masses[:, place] = np.logaddexp(masses[:, place], logs.reshape(K, -1))
         else:
             into, out_of = self._places[head], self._places[tail]
             if head == tail:
+                # An edge from a channel to itself is a loop, whose mass no scale changes.
                 own = np.arange(logs.shape[2])
                 loops = logs[:, :, own, own].reshape(K, -1)
                 self._loops[:, into] = np.logaddexp(self._loops[:, into], loops)
@@ -234,29 +232,29 @@ class _Assembly:
 def _spread(values: np.ndarray, nothing: float) -> np.ndarray:
     """Blocks (K, B, H, T) as one matrix (K, 1, B H, B T) with nothing elsewhere."""
     K, blocks, heads, tails = values.shape
-    made = np.full((K, blocks, heads, blocks, tails), nothing)
+    matrix = np.full((K, blocks, heads, blocks, tails), nothing)
     own = np.arange(blocks)
-    made[:, own, :, own, :] = values.transpose(1, 0, 2, 3)
-    return made.reshape(K, 1, blocks * heads, blocks * tails)
+    matrix[:, own, :, own, :] = values.transpose(1, 0, 2, 3)
+    return matrix.reshape(K, 1, blocks * heads, blocks * tails)
 
 
 def _parts(
     values: np.ndarray, total: Callable[..., np.ndarray], listings: list[tuple[int, np.ndarray]], axis: int
 ) -> list[tuple[int | None, np.ndarray]]:
     """An axis of positions, by group and channel; ground, where there is any, as one entry."""
-    made: list[tuple[int | None, np.ndarray]] = []
+    parts: list[tuple[int | None, np.ndarray]] = []
     rest = np.ones(values.shape[axis], bool)
     for number, places in listings:
         whole = places.shape[1] == 1 and np.array_equal(places[:, 0], np.arange(len(rest)))
         taken = values if whole else np.take(values, places.ravel(), axis=axis)
         if places.shape[1] > 1:
             taken = total(taken.reshape(*values.shape[:axis], *places.shape, *values.shape[axis + 1 :]), axis=axis + 1)
-        made.append((number, taken))
+        parts.append((number, taken))
         rest[places.ravel()] = False
     if rest.any():
         ground = values if rest.all() else np.compress(rest, values, axis=axis)
-        made.append((None, total(ground, axis=axis, keepdims=True)))
-    return made
+        parts.append((None, total(ground, axis=axis, keepdims=True)))
+    return parts
 
 
 def _sum(values: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
@@ -269,17 +267,17 @@ def _log_sum(logs: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
 
 def _closure(seeds: np.ndarray, edges: tuple[Edges, ...], *, forward: bool) -> np.ndarray:
     """The nodes (K, N) that positive edges join to the seeds, along their direction or against it."""
-    found, before = seeds.copy(), -1
-    there = () if found.all() else [edge.logs > -np.inf for edge in edges]
-    ordered = list(zip(edges, there, strict=False))
-    while (count := int(found.sum())) > before and not found.all():
+    reached, before = seeds.copy(), -1
+    has_edge = () if reached.all() else [edge.log_masses > -np.inf for edge in edges]
+    ordered = list(zip(edges, has_edge, strict=False))
+    while (count := int(reached.sum())) > before and not reached.all():
         before = count
         for edge, positive in ordered if forward else reversed(ordered):
-            near, far = (edge.out_of, edge.into) if forward else (edge.into, edge.out_of)
+            near, far = (edge.tail_nodes, edge.head_nodes) if forward else (edge.head_nodes, edge.tail_nodes)
             K, blocks, heads, tails = positive.shape
             if forward:
-                joined = (positive & found[:, near].reshape(K, blocks, 1, tails)).any(axis=3)
+                joined = (positive & reached[:, near].reshape(K, blocks, 1, tails)).any(axis=3)
             else:
-                joined = (positive & found[:, near].reshape(K, blocks, heads, 1)).any(axis=2)
-            found[:, far] |= joined.reshape(K, -1)
-    return found
+                joined = (positive & reached[:, near].reshape(K, blocks, heads, 1)).any(axis=2)
+            reached[:, far] |= joined.reshape(K, -1)
+    return reached

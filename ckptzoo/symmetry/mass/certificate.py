@@ -1,4 +1,4 @@
-"""How far from least a mass can be: a bound from any scales, by duality, whatever found them.
+"""How far above the least mass the mass at given scales can be: a bound by duality, whatever found the scales.
 
 For any circulation y >= 0 on the edges, one whose flows into and out of every node are the same, and any u,
 ``m exp(x) >= y (1 - log(y / m)) + y x`` (Fenchel and Young) adds up to
@@ -6,13 +6,13 @@ For any circulation y >= 0 on the edges, one whose flows into and out of every n
     P(u) >= D(y) = sum over edges of y (1 - log(y / m)),
 
 as ``sum y 2 (u_head - u_tail) = 2 sum u_i (in_i(y) - out_i(y)) = 0``. So D(y) bounds the least mass from below. For
-y = w (1 + z), w the flows at the scales to be judged, the gap is free of differences of large numbers:
+y = w (1 + z), w the flows at the given scales, the gap is free of differences of large numbers:
 
     P(u) - D(y) = sum w phi(z),    phi(z) = (1 + z) log(1 + z) - z >= 0.
 
 y is made by one pass from output to input. A node's flow out is known when all the nodes that it goes to are done; the
 flows into it from ground and from nodes before it are multiplied with one factor ``f = 1 + z``, such that
-``in = out``. Which nodes stand before which is the order of groups, as long as 1/1024 of a node's flow comes from
+``in = out``. Which nodes come before which is the order of groups, as long as 1/1024 of a node's flow comes from
 before; a node that gets less (a residual stream that its first layer does not write) is put behind the block that it
 gets most from. Edges against the order keep their flow, and no factor is below 1/1024.
 
@@ -34,21 +34,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ckptzoo.symmetry.mass.flow import At, Flow, backward, forward, largest
+from ckptzoo.symmetry.mass.flow import Flow, StepFlows, backward, forward, largest
 from ckptzoo.symmetry.mass.network import Edges, Network, multipliers
 
 SHARE = 2.0**-10
 """Least part of a node's flow from the nodes before it, and least factor of that."""
 FLOOR = 2.0**-52
+"""Least gap that is given: the relative rounding of the mass itself."""
 
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """What is proven of K checkpoints.
+    """Bounds on the least mass of K checkpoints.
 
     Parameters
     ----------
-    mass : (K,) float64, of what lies on a way from input to output, and what no scale changes.
+    mass : (K,) float64, of what is on a way from input to output, and what no scale changes.
     gap : (K,) float64, ``(P - D) / P``.
     imbalance : (K,) float64, the largest of ``|in - out| / (in + out)`` over the nodes, of the flows y of the bound.
     """
@@ -58,10 +59,10 @@ class Certificate:
     imbalance: np.ndarray
 
 
-def masses(network: Network, logs: np.ndarray) -> np.ndarray:
-    """(K,) the mass at log-scales (K, N), of what lies on a way from input to output, and what no scale changes."""
+def total_masses(network: Network, logs: np.ndarray) -> np.ndarray:
+    """(K,) the mass at log-scales (K, N), of what is on a way from input to output, and what no scale changes."""
     flow = Flow(network, logs)
-    return (flow.mass(flow.at(np.zeros_like(logs))) + np.exp(network.constant - flow.shift)) * np.exp(flow.shift)
+    return (flow.mass(flow.at_step(np.zeros_like(logs))) + np.exp(network.constant - flow.shift)) * np.exp(flow.shift)
 
 
 def certify(network: Network, logs: np.ndarray) -> Certificate:
@@ -72,25 +73,25 @@ def certify(network: Network, logs: np.ndarray) -> Certificate:
     Three products of every matrix of masses with a vector, and one exponential and two logarithms of every mass.
     """
     flow = Flow(network, logs)
-    at = flow.at(np.zeros_like(logs))
-    levels = _levels(flow, at)
-    route = _Route(flow, at, levels)
+    flows = flow.at_step(np.zeros_like(logs))
+    levels = _levels(flow, flows)
+    circulation = _Circulation(flow, flows, levels)
     constant = np.exp(network.constant - flow.shift)
-    mass = flow.mass(at)
-    excess, rest = route.excess, np.abs(route.rest)
+    mass = flow.mass(flows)
+    excess, residual = circulation.excess, np.abs(circulation.residual)
     for layer in network.layers:
         u, counted = logs[:, layer.nodes], network.kept[:, layer.nodes]
-        mu, extra, rest[:, layer.nodes] = multipliers(at.into[:, layer.nodes], counted)
+        mu, extra, residual[:, layer.nodes] = multipliers(flows.into[:, layer.nodes], counted)
         slack = np.where(extra > 0, extra * (u - layer.least), 0).sum(axis=1)
         excess = excess + np.abs(mu * np.where(counted, u, 0).sum(axis=1)) + slack
-    whole = mass + constant
-    left = np.where(rest > 0, rest * _bounds(flow, mass, logs), 0).sum(axis=1)
-    gap = np.divide(excess + 2 * left, whole, out=np.zeros_like(whole), where=whole > 0)
-    gap = np.where(np.isnan(gap) & np.isfinite(whole), 1.0, np.clip(gap, FLOOR, 1.0))
-    return Certificate(whole * np.exp(flow.shift), gap, route.imbalance)
+    total = mass + constant
+    rounding = np.where(residual > 0, residual * _bounds(flow, mass, logs), 0).sum(axis=1)
+    gap = np.divide(excess + 2 * rounding, total, out=np.zeros_like(total), where=total > 0)
+    gap = np.where(np.isnan(gap) & np.isfinite(total), 1.0, np.clip(gap, FLOOR, 1.0))
+    return Certificate(total * np.exp(flow.shift), gap, circulation.imbalance)
 
 
-def _levels(flow: Flow, at: At) -> np.ndarray:
+def _levels(flow: Flow, flows: StepFlows) -> np.ndarray:
     """The place (K, N) of every node in the order, counted from 0: rounds of all groups, one after the other."""
     network, count = flow.network, len(flow.network.groups)
     kept = network.kept
@@ -101,49 +102,55 @@ def _levels(flow: Flow, at: At) -> np.ndarray:
         if not open_nodes.any():
             break
         before = levels.copy()
-        for number, place in enumerate(network.places):
+        for number, place in enumerate(network.slices):
             todo = open_nodes[:, place] & (levels[:, place] < 0)
             if not todo.any():
                 continue
-            known = flow.source[:, place] * at.grow[:, place]
-            for edges, every in flow.pairs:
+            known = flow.source[:, place] * flows.grow[:, place]
+            for edges, masses in flow.pairs:
                 if edges.head == number:
-                    tails = at.shrink[:, edges.out_of] * (levels[:, edges.out_of] >= 0) * kept[:, edges.out_of]
-                    known = known + at.grow[:, place] * forward(every, tails)
-            ready = todo & (known > 0) & (known >= share[:, None] * at.into[:, place])
+                    tails = (
+                        flows.shrink[:, edges.tail_nodes]
+                        * (levels[:, edges.tail_nodes] >= 0)
+                        * kept[:, edges.tail_nodes]
+                    )
+                    known = known + flows.grow[:, place] * forward(masses, tails)
+            ready = todo & (known > 0) & (known >= share[:, None] * flows.into[:, place])
             levels[:, place] = np.where(ready, turn * count + number, levels[:, place])
         idle = (levels == before).all(axis=1) & open_nodes.any(axis=1)
         lost = idle & (share == 0)
+        # Where no node of a network is ready, any flow from before is enough from now on; where there is none either,
+        # the nodes that are left come first.
         share = np.where(idle, 0.0, share)
         levels = np.where(lost[:, None] & (levels < 0), 0, levels)
     return levels
 
 
 def _bounds(flow: Flow, mass: np.ndarray, logs: np.ndarray) -> np.ndarray:
-    """How far (K, N) the log-scales of least mass can be from these, U."""
+    """U, how far (K, N) the log-scales of least mass can be from these."""
     network = flow.network
     up, down = (_rise(masses, mass) for masses in (flow.source, flow.sink))
-    found, done = np.full_like(up, np.inf), np.zeros(len(up), bool)
+    largest_step, done = np.full_like(up, np.inf), np.zeros(len(up), bool)
     for _ in range(len(network.groups) + 1):
         for edges, masses in flow.pairs:
             K, blocks, _, tails = masses.shape
-            ways = _rise(masses, mass) + up[:, edges.out_of].reshape(K, blocks, 1, tails)
-            up[:, edges.into] = np.minimum(up[:, edges.into], ways.min(axis=3).reshape(K, -1))
+            ways = _rise(masses, mass) + up[:, edges.tail_nodes].reshape(K, blocks, 1, tails)
+            up[:, edges.head_nodes] = np.minimum(up[:, edges.head_nodes], ways.min(axis=3).reshape(K, -1))
         for layer in network.layers:
             counted = network.kept[:, layer.nodes]
-            most = np.where(counted, up[:, layer.nodes], 0)
-            others = most.sum(axis=1, keepdims=True) - most
+            bounds = np.where(counted, up[:, layer.nodes], 0)
+            others = bounds.sum(axis=1, keepdims=True) - bounds
             own = np.minimum(others, logs[:, layer.nodes] - layer.least)
             down[:, layer.nodes] = np.where(counted, np.maximum(own, 0), np.inf)
         for edges, masses in reversed(flow.pairs):
             K, blocks, heads, _ = masses.shape
-            ways = _rise(masses, mass) + down[:, edges.into].reshape(K, blocks, heads, 1)
-            down[:, edges.out_of] = np.minimum(down[:, edges.out_of], ways.min(axis=2).reshape(K, -1))
-        found = np.where(done[:, None], found, np.maximum(up, down))
-        done = np.all(np.isfinite(found) | ~network.kept, axis=1)
+            ways = _rise(masses, mass) + down[:, edges.head_nodes].reshape(K, blocks, heads, 1)
+            down[:, edges.tail_nodes] = np.minimum(down[:, edges.tail_nodes], ways.min(axis=2).reshape(K, -1))
+        largest_step = np.where(done[:, None], largest_step, np.maximum(up, down))
+        done = np.all(np.isfinite(largest_step) | ~network.kept, axis=1)
         if done.all():
             break
-    return found
+    return largest_step
 
 
 def _rise(masses: np.ndarray, mass: np.ndarray) -> np.ndarray:
@@ -152,64 +159,70 @@ def _rise(masses: np.ndarray, mass: np.ndarray) -> np.ndarray:
         return np.log(mass.reshape(-1, *[1] * (masses.ndim - 1)) / masses) / 2
 
 
-class _Route:
-    """The circulation near the flows, and what it costs.
+class _Circulation:
+    """The circulation y near the flows, and its excess over them.
 
-    ``excess`` (K,) is the sum of w phi(z), ``rest`` (K, N) what is missing at every node, ``imbalance`` its largest
-    part of a node's flow.
+    ``excess`` (K,) is the sum of w phi(z), ``residual`` (K, N) is in - out at every node, and ``imbalance`` (K,) its
+    largest share of a node's flow.
     """
 
-    def __init__(self, flow: Flow, at: At, levels: np.ndarray) -> None:
-        self._flow, self._at, self._levels = flow, at, levels
-        network, layered = flow.network, flow.network.layered
-        self._ordered = [self._forward(edges, every) for edges, every in flow.pairs]
-        first = flow.source * at.grow
-        fixed_in, out_of = np.zeros_like(first), flow.sink * at.shrink
-        for (edges, every), ordered in zip(flow.pairs, self._ordered, strict=True):
+    def __init__(self, flow: Flow, flows: StepFlows, levels: np.ndarray) -> None:
+        self._flow, self._flows, self._levels = flow, flows, levels
+        network, layered = flow.network, flow.network.layered_nodes
+        self._ordered = [self._forward(edges, masses) for edges, masses in flow.pairs]
+        first = flow.source * flows.grow
+        fixed_in, out_of = np.zeros_like(first), flow.sink * flows.shrink
+        for (edges, masses), ordered in zip(flow.pairs, self._ordered, strict=True):
             if ordered is not None:
-                first[:, edges.into] += at.grow[:, edges.into] * forward(ordered, at.shrink[:, edges.out_of])
-            if ordered is not every:
-                fixed = every if ordered is None else every - ordered
-                fixed_in[:, edges.into] += at.grow[:, edges.into] * forward(fixed, at.shrink[:, edges.out_of])
-                out_of[:, edges.out_of] += at.shrink[:, edges.out_of] * backward(fixed, at.grow[:, edges.into])
+                first[:, edges.head_nodes] += flows.grow[:, edges.head_nodes] * forward(
+                    ordered, flows.shrink[:, edges.tail_nodes]
+                )
+            if ordered is not masses:
+                fixed = masses if ordered is None else masses - ordered
+                fixed_in[:, edges.head_nodes] += flows.grow[:, edges.head_nodes] * forward(
+                    fixed, flows.shrink[:, edges.tail_nodes]
+                )
+                out_of[:, edges.tail_nodes] += flows.shrink[:, edges.tail_nodes] * backward(
+                    fixed, flows.grow[:, edges.head_nodes]
+                )
         factor = np.ones_like(first)
         count = max(len(network.groups), 1)
         for level in range(int(levels.max(initial=-1)), -1, -1):
             number = level % count
-            place = network.places[number]
+            place = network.slices[number]
             here = (levels[:, place] == level) & network.kept[:, place] & ~layered[place]
             if not here.any():
                 continue
-            able = here & (first[:, place] > 0)
+            adjustable = here & (first[:, place] > 0)
             needed = np.divide(
-                out_of[:, place] - fixed_in[:, place], first[:, place], out=np.ones(here.shape), where=able
+                out_of[:, place] - fixed_in[:, place], first[:, place], out=np.ones(here.shape), where=adjustable
             )
-            factor[:, place] = np.where(able, np.maximum(needed, SHARE), factor[:, place])
-            sent = np.where(here, at.grow[:, place] * factor[:, place], 0)
+            factor[:, place] = np.where(adjustable, np.maximum(needed, SHARE), factor[:, place])
+            sent = np.where(here, flows.grow[:, place] * factor[:, place], 0)
             for (edges, _), ordered in zip(flow.pairs, self._ordered, strict=True):
                 if edges.head == number and ordered is not None:
-                    out_of[:, edges.out_of] += at.shrink[:, edges.out_of] * backward(ordered, sent)
-        come = fixed_in + factor * first
+                    out_of[:, edges.tail_nodes] += flows.shrink[:, edges.tail_nodes] * backward(ordered, sent)
+        into = fixed_in + factor * first
         nodes = network.kept & ~layered
-        self.rest = np.where(nodes, come - out_of, 0)
-        total = come + out_of
-        part = np.divide(np.abs(self.rest), total, out=np.zeros_like(total), where=nodes & (total > 0))
+        self.residual = np.where(nodes, into - out_of, 0)
+        total = into + out_of
+        part = np.divide(np.abs(self.residual), total, out=np.zeros_like(total), where=nodes & (total > 0))
         self.imbalance = largest(part)
         self.excess = np.where(nodes, first * _phi(factor - 1), 0).sum(axis=1)
 
-    def _forward(self, edges: Edges, every: np.ndarray) -> np.ndarray | None:
+    def _forward(self, edges: Edges, masses: np.ndarray) -> np.ndarray | None:
         """The masses of the edges that go with the order; None where there is none, all of them as they are."""
         network = self._flow.network
-        if network.held[edges.head]:
+        if network.layered_groups[edges.head]:
             return None
-        K, blocks, heads, tails = every.shape
-        up = np.where(network.kept[:, edges.into], self._levels[:, edges.into], edges.head)
-        down = np.where(network.kept[:, edges.out_of], self._levels[:, edges.out_of], edges.tail)
+        K, blocks, heads, tails = masses.shape
+        up = np.where(network.kept[:, edges.head_nodes], self._levels[:, edges.head_nodes], edges.head)
+        down = np.where(network.kept[:, edges.tail_nodes], self._levels[:, edges.tail_nodes], edges.tail)
         if up.min(initial=np.iinfo(np.int64).max) > down.max(initial=-1):
-            return every
+            return masses
         if up.max(initial=-1) <= down.min(initial=np.iinfo(np.int64).max):
             return None
-        return every * (up.reshape(K, blocks, heads, 1) > down.reshape(K, blocks, 1, tails))
+        return masses * (up.reshape(K, blocks, heads, 1) > down.reshape(K, blocks, 1, tails))
 
 
 def _phi(z: np.ndarray) -> np.ndarray:

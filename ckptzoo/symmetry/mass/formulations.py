@@ -1,8 +1,8 @@
-"""Which scales are free where BatchNorms stand: three answers, each a table of its own.
+"""Which scales are free in front of BatchNorms: three formulations, each with its own table; and their solution.
 
 The filters in front of a BatchNorm can be scaled down to nothing: its running variance follows, and the minimum over
-the whole group of a table is 0 and not attained. A formulation says what moves instead. Where a table has no running
-variance all of them are the same, the paper's.
+the whole group of a table is 0 and not attained. A formulation says which scales are free instead. Where a table has
+no running variance all of them are the same, the paper's.
 
 - ``pinned``: filters in front of a BatchNorm stay as they are, and what it writes is scaled. No edge joins two of
   those channels in an ordinary network: ``u = log(out / in) / 4``, with in the sum of the squared gains that write the
@@ -14,10 +14,11 @@ variance all of them are the same, the paper's.
   It is not the table's action (there the variance moves and the gain does not), and no symmetry in training mode. The
   gains become edges from what a filter writes to what the BatchNorm writes.
 
-A gain belongs to the running variance that stands in the same module: ``bn1.weight`` to ``bn1.running_var``. Filters
+A gain belongs to the running variance in the same module: ``bn1.weight`` to ``bn1.running_var``. Filters
 whose BatchNorm has no gain stay as they are in ``eval_chain``.
 
-The scales of least mass of stacked checkpoints, all channels included: the rule of the gauge ``min-mass``.
+``find_scales`` solves a formulation for stacked checkpoints, all channels included; ``least_mass_scales`` is the rule
+of the gauge ``min-mass``.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from ckptzoo.errors import SymmetryError, UnknownNameError
+from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Segment, Symmetry
 from ckptzoo.symmetry.arrays import is_float, positions, stored_dtype
-from ckptzoo.symmetry.mass.assembly import network_of
-from ckptzoo.symmetry.mass.certificate import certify, masses
+from ckptzoo.symmetry.mass.assembly import build_network
+from ckptzoo.symmetry.mass.certificate import certify, total_masses
 from ckptzoo.symmetry.mass.network import Network
 from ckptzoo.symmetry.mass.solver import Balanced, balance
 from ckptzoo.symmetry.moments import Moments
@@ -38,6 +39,13 @@ from ckptzoo.symmetry.scales import Scales, solve
 
 PINNED, VOLUME, CHAIN = "pinned", "volume", "eval_chain"
 FORMULATIONS = (PINNED, CHAIN, VOLUME)
+CERTIFIED = 1e-10
+"""Largest relative gap of scales that count as those of least mass."""
+EXACT = 2.0**-40
+"""Imbalance up to which weights of full precision are left as they are."""
+
+Engine = Callable[[Network, float], Balanced]
+"""From networks and the imbalance up to which they are left as they are to log-scales."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Formulation:
     name : one of ``FORMULATIONS``.
     symmetry : the network's table.
     table : the table whose scales are free.
-    gains : tensors that ``table`` sees with one more axis, of length 1: ``eval_chain``'s.
+    gains : tensors that have one more axis in ``table``, of length 1: ``eval_chain``'s.
     layers : the groups of every layer of ``volume``, and its running variances.
     """
 
@@ -79,43 +87,43 @@ class Formulation:
         if not normalised:
             return cls(name, symmetry, symmetry)
         if name == PINNED:
-            return cls(name, symmetry, _without(symmetry, normalised))
+            return cls(name, symmetry, _without_scales(symmetry, normalised))
         if name == VOLUME:
-            return cls(name, symmetry, symmetry, layers=_layers(symmetry, variances, normalised))
-        return _chained(symmetry, variances, normalised, shapes)
+            return cls(name, symmetry, symmetry, layers=_volume_layers(symmetry, variances, normalised))
+        return _eval_chain(symmetry, variances, normalised, shapes)
 
-    def seen(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """The stacked weights as ``table`` sees them; nothing is copied."""
+    def to_table(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """The stacked weights with the axes that ``table`` has; nothing is copied."""
         return {name: array[..., None] if name in self.gains else array for name, array in weights.items()}
 
-    def unseen(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """The stacked weights as the network has them."""
+    def from_table(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """The stacked weights with the axes that the network has."""
         return {name: array[..., 0] if name in self.gains else array for name, array in weights.items()}
 
-    def bounds(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    def least_log_scales(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         """For every layer, group id to least log-scales (K, n)."""
-        made: list[dict[str, np.ndarray]] = []
+        bounds: list[dict[str, np.ndarray]] = []
         for groups, variances in self.layers:
             K = len(next(iter(arrays.values())))
-            found = {name: np.full((K, self.symmetry[name].n), -np.inf) for name in groups}
+            layer = {name: np.full((K, self.symmetry[name].n), -np.inf) for name in groups}
             for action in variances:
-                held = arrays[action.tensor].astype(np.float64) + action.eps
+                variance = arrays[action.tensor].astype(np.float64) + action.eps
                 with np.errstate(divide="ignore", invalid="ignore"):
-                    least = np.nan_to_num(np.minimum(np.log(action.eps / held) / 2, 0), nan=0.0, neginf=-np.inf)
+                    least = np.nan_to_num(np.minimum(np.log(action.eps / variance) / 2, 0), nan=0.0, neginf=-np.inf)
                 for name, places in positions(action, self.symmetry):
-                    if name in found:
-                        found[name] = np.maximum(found[name], least[:, places].max(axis=2))
-            made.append(found)
-        return made
+                    if name in layer:
+                        layer[name] = np.maximum(layer[name], least[:, places].max(axis=2))
+            bounds.append(layer)
+        return bounds
 
 
-def _without(symmetry: Symmetry, groups: set[str]) -> Symmetry:
+def _without_scales(symmetry: Symmetry, groups: set[str]) -> Symmetry:
     """The table without the scales of some groups."""
-    held = (replace(group, scale="none") if group.id in groups else group for group in symmetry.groups)
-    return Symmetry(tuple(held), symmetry.actions)
+    fixed = (replace(group, scale="none") if group.id in groups else group for group in symmetry.groups)
+    return Symmetry(tuple(fixed), symmetry.actions)
 
 
-def _layers(
+def _volume_layers(
     symmetry: Symmetry, variances: tuple[AxisAction, ...], normalised: set[str]
 ) -> tuple[tuple[tuple[str, ...], tuple[AxisAction, ...]], ...]:
     """Groups that share running variances, with those."""
@@ -123,20 +131,25 @@ def _layers(
         read = {segment.group for segment in action.segments} & normalised
         if action.exponent == -1 and action.in_mass and read:
             raise SymmetryError(
-                f"volume: group {min(read)!r}: expected BatchNorms alone to read it, got {action.tensor!r}. "
-                "Use the formulation 'pinned'."
+                Problem(
+                    "volume",
+                    f"group {min(read)!r}",
+                    "BatchNorms alone to read it",
+                    repr(action.tensor),
+                    "Use the formulation 'pinned'.",
+                )
             )
-    made: list[tuple[set[str], list[AxisAction]]] = []
+    layers: list[tuple[set[str], list[AxisAction]]] = []
     for action in variances:
         groups = {segment.group for segment in action.segments} & normalised
-        same = [item for item in made if item[0] & groups]
+        same = [item for item in layers if item[0] & groups]
         joined = groups.union(*(item[0] for item in same)), [action, *(act for item in same for act in item[1])]
-        made = [*(item for item in made if item not in same), *([joined] if groups else [])]
+        layers = [*(item for item in layers if item not in same), *([joined] if groups else [])]
     order = [group.id for group in symmetry.groups]
-    return tuple((tuple(sorted(groups, key=order.index)), tuple(actions)) for groups, actions in made)
+    return tuple((tuple(sorted(groups, key=order.index)), tuple(actions)) for groups, actions in layers)
 
 
-def _chained(
+def _eval_chain(
     symmetry: Symmetry,
     variances: tuple[AxisAction, ...],
     normalised: set[str],
@@ -144,7 +157,7 @@ def _chained(
 ) -> Formulation:
     """The table of ``eval_chain``: no variances, and gains that read what a filter writes."""
     gains: dict[str, tuple[AxisAction, AxisAction]] = {}
-    held: set[str] = set()
+    without_gain: set[str] = set()
     for variance in variances:
         module = variance.tensor.rpartition(".")[0]
         beside = [
@@ -154,21 +167,27 @@ def _chained(
         ]
         if len(beside) > 1:
             raise SymmetryError(
-                f"eval_chain: {variance.tensor!r}: expected one gain in its module, got "
-                f"{' and '.join(repr(action.tensor) for action in beside)}. Name tensors <module>.<tensor>."
+                Problem(
+                    "eval_chain",
+                    repr(variance.tensor),
+                    "one gain in its module",
+                    " and ".join(repr(action.tensor) for action in beside),
+                    "Name tensors <module>.<tensor>.",
+                )
             )
         if beside:
             gains[beside[0].tensor] = beside[0], variance
         else:
-            held |= {segment.group for segment in variance.segments} & normalised
+            without_gain |= {segment.group for segment in variance.segments} & normalised
     groups = tuple(
-        replace(group, perm=Fixed(), scale="none" if group.id in held else group.scale) for group in symmetry.groups
+        replace(group, perm=Fixed(), scale="none" if group.id in without_gain else group.scale)
+        for group in symmetry.groups
     )
     kept = [action for action in symmetry.actions if action not in variances]
     chains: list[AxisAction] = []
     rest: list[Group] = []
     for name, (_, variance) in gains.items():
-        segments, spare = _filled(variance.segments, f"{name}:rest", shapes[name][0])
+        segments, spare = _full_axis(variance.segments, f"{name}:rest", shapes[name][0])
         chains.append(AxisAction(name, 1, segments, -1, True, "in", blocks=shapes[name][0]))
         rest += [Group(f"{name}:rest", spare, Fixed(), "none")] if spare else []
     used = {segment.group for action in (*kept, *chains) for segment in action.segments}
@@ -177,8 +196,8 @@ def _chained(
     return Formulation(CHAIN, symmetry, table, tuple(gains))
 
 
-def _filled(segments: tuple[Segment, ...], rest: str, size: int) -> tuple[tuple[Segment, ...], int]:
-    """Segments that fill an axis, with what was in none as channels of another group; and how many those are."""
+def _full_axis(segments: tuple[Segment, ...], rest: str, size: int) -> tuple[tuple[Segment, ...], int]:
+    """Segments that fill an axis: positions in no segment are channels of another group; and the number of those."""
     taken = np.zeros(size, bool)
     for segment in segments:
         taken[segment.offset : segment.offset + segment.inner * segment.count] = True
@@ -186,18 +205,9 @@ def _filled(segments: tuple[Segment, ...], rest: str, size: int) -> tuple[tuple[
     return (*segments, *holes), len(holes)
 
 
-CERTIFIED = 1e-10
-"""Largest relative gap of scales that count as those of least mass."""
-EXACT = 2.0**-40
-"""Imbalance at which weights of full precision are left as they are."""
-
-Engine = Callable[[Network, float], Balanced]
-"""From networks and the imbalance that is left alone to log-scales."""
-
-
 @dataclass(frozen=True, eq=False)
-class RuleResult:
-    """What was found for K checkpoints.
+class LeastMassScales:
+    """Scales of least mass of K checkpoints, with their masses and bounds.
 
     Parameters
     ----------
@@ -206,7 +216,7 @@ class RuleResult:
     gap, imbalance : (K,) float64, as in ``Certificate``.
     dropped : (K,) int64, channels on no way from input to output.
     iterations : (K,) int64.
-    unsigned : (K,) bool, a sign or the scale of a dropped channel could not be told, as in ``Scales``.
+    unsigned : (K,) bool, a sign or the scale of a dropped channel could not be determined, as in ``Scales``.
     """
 
     scales: dict[str, np.ndarray]
@@ -219,30 +229,30 @@ class RuleResult:
     unsigned: np.ndarray
 
 
-def scales_of(arrays: dict[str, np.ndarray], formulation: Formulation, engine: Engine = balance) -> RuleResult:
-    """Scales of least mass, and what is certain of them.
+def find_scales(arrays: dict[str, np.ndarray], formulation: Formulation, engine: Engine = balance) -> LeastMassScales:
+    """Find the scales of least mass, and bounds on their excess.
 
     Parameters
     ----------
-    arrays : tensor name to (K, *shape), as the formulation sees them, numpy and finite.
-    formulation : of their table.
-    engine : what finds the scales.
+    arrays : tensor name to (K, *shape), with the axes of the formulation's table, numpy and finite.
+    formulation : which scales are free.
+    engine : the solver.
 
     Notes
     -----
     Dropped channels are scaled as in scales.py, to unit norm around those of least mass, and signs are chosen as there.
-    Laws: tests/laws/test_mass.py.
+    Tested in tests/laws/test_mass.py.
     """
     table = formulation.table
-    network = network_of(Moments(arrays, table), formulation.bounds(arrays))
+    network = build_network(Moments(arrays, table), formulation.least_log_scales(arrays))
     K = len(network.source)
     balanced = engine(network, _precision(arrays, formulation))
-    before = masses(network, np.zeros_like(balanced.logs))
-    after = certify(network, balanced.logs)
-    known = network.kept | network.layered
+    before = total_masses(network, np.zeros_like(balanced.log_scales))
+    after = certify(network, balanced.log_scales)
+    known = network.kept | network.layered_nodes
     settled: dict[str, np.ndarray] = {}
-    for group, place in zip(network.groups, network.places, strict=True):
-        settled[group.id] = np.where(known[:, place], np.exp(balanced.logs[:, place]), np.nan)
+    for group, place in zip(network.groups, network.slices, strict=True):
+        settled[group.id] = np.where(known[:, place], np.exp(balanced.log_scales[:, place]), np.nan)
     for group in table.groups:
         if group.scale == "sign":
             settled[group.id] = np.full((K, group.n), np.nan)
@@ -260,20 +270,22 @@ def scales_of(arrays: dict[str, np.ndarray], formulation: Formulation, engine: E
         if group.scale != "none"
     }
     dropped = (~network.kept).sum(axis=1)
-    return RuleResult(scales, before, after.mass, after.gap, after.imbalance, dropped, balanced.iterations, unsigned)
+    return LeastMassScales(
+        scales, before, after.mass, after.gap, after.imbalance, dropped, balanced.iterations, unsigned
+    )
 
 
-def least(moments: Moments) -> Scales:
+def least_mass_scales(moments: Moments) -> Scales:
     """The scales of least mass, filters in front of a normalisation pinned (``min_mass``).
 
     Notes
     -----
-    As many channels as were dropped count as dead.
+    Dropped channels count as dead.
     """
     shapes = {name: array.shape[1:] for name, array in moments.arrays.items()}
-    found = scales_of(dict(moments.arrays), Formulation.of(PINNED, moments.symmetry, shapes))
-    unsolved = ~(found.gap <= CERTIFIED) | found.unsigned
-    return Scales(found.scales, found.dropped, np.zeros(moments.K, np.int64), found.unsigned, unsolved)
+    solution = find_scales(dict(moments.arrays), Formulation.of(PINNED, moments.symmetry, shapes))
+    unsolved = ~(solution.gap <= CERTIFIED) | solution.unsigned
+    return Scales(solution.scales, solution.dropped, np.zeros(moments.K, np.int64), solution.unsigned, unsolved)
 
 
 def _precision(arrays: dict[str, np.ndarray], formulation: Formulation) -> float:

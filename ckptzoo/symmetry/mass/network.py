@@ -5,11 +5,10 @@ groups, positions that are in no segment. The mass of the edge from a channel j 
 that it writes is ``m_ij``, the sum of the squares of its elements at both, over windows and whatever else shares both
 ends; scaled by ``s = exp(u)`` it is ``m_ij exp(2 (u_i - u_j))``.
 
-Masses are held as logarithms: no square overflows or vanishes.
+Masses are kept as logarithms: no square overflows or vanishes.
 
-Layers whose log-scales add up to 0: the scales of least mass, by filling up to one level.
-
-Nothing leaves the nodes of a layer, so that at given tails their mass is ``sum F_i exp(2 u_i)``, to be minimised under
+In a layer (``volume``) the log-scales add up to 0 and have lower bounds. No edge goes from its nodes to other nodes, so
+that at given tails their mass is ``sum F_i exp(2 u_i)``, to be minimised under
 ``sum u_i = 0`` and ``u_i >= l_i``. Its Lagrangian has ``2 F_i exp(2 u_i) = mu + lambda_i`` with ``lambda_i >= 0``, and
 ``lambda_i = 0`` where ``u_i > l_i``: all flows into the layer are ``mu / 2``, but for the nodes whose flow at the
 least scale is larger, ``2 F_i exp(2 u_i) = max(mu, 2 F_i exp(2 l_i))``. The sum of the u is increasing in the
@@ -22,6 +21,9 @@ import numpy as np
 
 from ckptzoo.schema.symmetry import Group
 
+NEAR = 1e-12
+"""Flows that exceed the level by at most this part of it are at the level, up to rounding."""
+
 
 @dataclass(frozen=True, eq=False)
 class Edges:
@@ -30,21 +32,21 @@ class Edges:
     Parameters
     ----------
     head, tail : numbers of the groups among the network's.
-    into, out_of : where the heads' and the tails' nodes are among all nodes.
-    logs : (K, blocks, heads of a block, tails of a block), -inf where there is no edge; a node has edges within its
-        block alone.
+    head_nodes, tail_nodes : where the heads' and the tails' nodes are among all nodes.
+    log_masses : (K, blocks, heads of a block, tails of a block), -inf where there is no edge; a node has edges within
+        its block only.
     """
 
     head: int
     tail: int
-    into: slice
-    out_of: slice
-    logs: np.ndarray
+    head_nodes: slice
+    tail_nodes: slice
+    log_masses: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Nodes that nothing leaves, whose log-scales add up to 0 and have a least value each.
+    """Nodes without edges to other nodes, whose log-scales add up to 0 and have a lower bound each.
 
     Parameters
     ----------
@@ -63,7 +65,7 @@ class Network:
     Parameters
     ----------
     groups : those whose channels are nodes, in the table's order.
-    places : where the nodes of each group are among all N nodes.
+    slices : where the nodes of each group are among all N nodes.
     source, sink : (K, N) float64, logarithms of the masses of the edges from ground and to ground.
     loops : (K, N) float64, logarithms of the masses between a channel and itself, which no scale changes.
     fixed : (K,) float64, logarithm of the mass between ground and ground.
@@ -73,7 +75,7 @@ class Network:
     """
 
     groups: tuple[Group, ...]
-    places: tuple[slice, ...]
+    slices: tuple[slice, ...]
     source: np.ndarray
     sink: np.ndarray
     loops: np.ndarray
@@ -90,13 +92,13 @@ class Network:
             sink=self.sink[rows],
             loops=self.loops[rows],
             fixed=self.fixed[rows],
-            edges=tuple(replace(edges, logs=edges.logs[rows]) for edges in self.edges),
+            edges=tuple(replace(edges, log_masses=edges.log_masses[rows]) for edges in self.edges),
             kept=self.kept[rows],
             layers=tuple(replace(layer, least=layer.least[rows]) for layer in self.layers),
         )
 
-    def bare(self, rows: np.ndarray) -> "Network":
-        """Some of the K networks without their masses: what is joined to what."""
+    def without_masses(self, rows: np.ndarray) -> "Network":
+        """Some of the K networks without their masses: only which groups are joined to which."""
         none = np.zeros((0, 0))
         return replace(
             self,
@@ -104,24 +106,24 @@ class Network:
             sink=none,
             loops=none,
             fixed=none,
-            edges=tuple(replace(edges, logs=none) for edges in self.edges),
+            edges=tuple(replace(edges, log_masses=none) for edges in self.edges),
             kept=self.kept[rows],
             layers=tuple(replace(layer, least=layer.least[rows]) for layer in self.layers),
         )
 
     @property
-    def layered(self) -> np.ndarray:
+    def layered_nodes(self) -> np.ndarray:
         """(N,) bool, the nodes that are in a layer."""
-        found = np.zeros(self.kept.shape[1], bool)
+        layered = np.zeros(self.kept.shape[1], bool)
         for layer in self.layers:
-            found[layer.nodes] = True
-        return found
+            layered[layer.nodes] = True
+        return layered
 
     @property
-    def held(self) -> np.ndarray:
+    def layered_groups(self) -> np.ndarray:
         """(G,) bool, the groups whose nodes are in a layer."""
-        layered = self.layered
-        return np.array([bool(layered[place].any()) for place in self.places], bool)
+        layered = self.layered_nodes
+        return np.array([bool(layered[place].any()) for place in self.slices], bool)
 
     @property
     def constant(self) -> np.ndarray:
@@ -131,12 +133,8 @@ class Network:
         )
 
 
-NEAR = 1e-12
-"""Flows that exceed the level by at most this part of it are at the level, but for rounding."""
-
-
-def filled(logs: np.ndarray, least: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """The log-scales (K, n) of least mass.
+def fill_to_level(logs: np.ndarray, least: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """The log-scales (K, n) of least mass in a layer, at given flows into it.
 
     Parameters
     ----------
@@ -144,22 +142,23 @@ def filled(logs: np.ndarray, least: np.ndarray, counted: np.ndarray) -> np.ndarr
     least : (K, n), l, at most 0; -inf where there is no bound.
     counted : (K, n) bool, the nodes that take part; the others get 0.
     """
+    # The level at which each node leaves its bound; as the level rises, nodes leave in this order.
     leaves = np.where(counted, logs + 2 * least, np.inf)
     order = np.argsort(leaves, axis=1, kind="stable")
     rising = np.take_along_axis(leaves, order, 1)
     bounds = np.take_along_axis(np.where(counted, least, 0), order, 1)
     free = np.cumsum(np.take_along_axis(np.where(counted, logs, 0), order, 1), axis=1)
-    bound = _behind(bounds)
+    bound = _sums_of_later(bounds)
     level = (free - 2 * bound) / np.arange(1, logs.shape[1] + 1)
     valid = (rising <= level) & (level < np.inf)
     last = logs.shape[1] - 1 - np.argmax(np.flip(valid, 1), axis=1)
-    found = np.take_along_axis(level, last[:, None], 1)
-    found = np.where(valid.any(axis=1)[:, None], found, 0)
-    return np.where(counted, np.maximum(least, (found - logs) / 2), 0)
+    level = np.take_along_axis(level, last[:, None], 1)
+    level = np.where(valid.any(axis=1)[:, None], level, 0)
+    return np.where(counted, np.maximum(least, (level - logs) / 2), 0)
 
 
 def multipliers(flows: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The level mu (K,), lambda (K, n) and what is left of the flows (K, n): ``flow = (mu + lambda) / 2 + rest``."""
+    """The level mu (K,), lambda (K, n) and the remainder (K, n) of flows: ``flow = (mu + lambda) / 2 + remainder``."""
     mu = 2 * np.where(counted, flows, np.inf).min(axis=1, initial=np.inf)
     mu = np.where(np.isfinite(mu), mu, 0)
     excess = np.where(counted, 2 * flows - mu[:, None], 0)
@@ -167,8 +166,8 @@ def multipliers(flows: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, np.
     return mu, np.where(near, 0, excess), np.where(near, excess / 2, 0)
 
 
-def _behind(bounds: np.ndarray) -> np.ndarray:
-    """Sums of what stands behind every entry, without differences of infinities."""
+def _sums_of_later(bounds: np.ndarray) -> np.ndarray:
+    """Sums of the entries after every entry, without differences of infinities."""
     after = np.zeros_like(bounds)
     after[:, :-1] = np.flip(np.cumsum(np.flip(bounds[:, 1:], 1), axis=1), 1)
     return after

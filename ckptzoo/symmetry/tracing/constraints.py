@@ -1,6 +1,9 @@
-"""What a trace learns on its way: which channels and scales are tied, where they sit in the tensors, and why.
+"""What a trace collects: labels of a value's entries, and the constraints that operations put on channels and scales.
 
-What is known of a tensor's entries: which channel they belong to, how they scale, and how they came about.
+``Labels`` belong to one value while the module is traced: which channel each entry is of, which scale multiplies it,
+and by which operations it was made. ``Constraints`` outlive the values: which channels move together, which scales are
+the same, what may not move or be scaled and why, and on which axes of the state dict's tensors the channels are. The
+groups are made of them in ``groups.py``, the symmetry table in ``table.py``.
 """
 
 import math
@@ -10,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.errors import SymmetryError
+from ckptzoo.errors import Problem, SymmetryError
+from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND
 from ckptzoo.symmetry.tracing.union_find import NodeIds, UnionFind
 
 
@@ -20,8 +24,8 @@ class Labels:
 
     Parameters
     ----------
-    channel : atoms of channels; -1 where the entry does not depend on the order of any.
-    scale : atoms of scales; -1 where no scale changes the entry.
+    channel : nodes of channels; -1 where the entry does not depend on the order of any.
+    scale : nodes of scales; -1 where no scale changes the entry.
     path : numbers that are equal where the same operations led from parameters and inputs to the entry.
     power : the entries are multiplied by their scales to this power.
     """
@@ -37,30 +41,30 @@ class Labels:
         return np.broadcast_shapes(self.channel.shape, self.scale.shape)
 
     @property
-    def varying(self) -> tuple[int, ...]:
+    def varying_axes(self) -> tuple[int, ...]:
         """Axes along which channels or scales differ."""
         return tuple(axis for axis, size in enumerate(self.shape) if size > 1)
 
     @property
-    def free(self) -> bool:
+    def invariant(self) -> bool:
         """Whether no symmetry changes any entry."""
         return bool((self.channel < 0).all() and (self.scale < 0).all())
 
-    def each(self, change: Callable[[NodeIds], NodeIds]) -> "Labels":
-        """The same change of all three arrays."""
+    def map(self, change: Callable[[NodeIds], NodeIds]) -> "Labels":
+        """The labels with the same change made to all three arrays."""
         return Labels(change(self.channel), change(self.scale), change(self.path), self.power)
 
-    def aligned(self, ndim: int) -> "Labels":
-        """With axes of size 1 in front, as in broadcasting."""
-        return self.each(lambda item: item.reshape((1,) * (ndim - item.ndim) + item.shape))
+    def with_ndim(self, ndim: int) -> "Labels":
+        """The labels with axes of size 1 in front, as in broadcasting."""
+        return self.map(lambda item: item.reshape((1,) * (ndim - item.ndim) + item.shape))
 
-    def line(self, axis: int, size: int) -> "Labels":
-        """One-dimensional labels along one axis, where they vary along no other one."""
-        return self.each(lambda item: np.broadcast_to(np.moveaxis(item, axis, -1).reshape(-1), size))
+    def along_axis(self, axis: int, size: int) -> "Labels":
+        """The labels along one axis, one-dimensional, where they vary along no other axis."""
+        return self.map(lambda item: np.broadcast_to(np.moveaxis(item, axis, -1).reshape(-1), size))
 
-    def across(self, axis: int, ndim: int) -> "Labels":
-        """One-dimensional labels as those of a tensor along one of its axes."""
-        return self.each(lambda item: item.reshape([-1 if at == axis else 1 for at in range(ndim)]))
+    def on_axis(self, axis: int, ndim: int) -> "Labels":
+        """One-dimensional labels as labels of a tensor of ``ndim`` axes that vary along one of them."""
+        return self.map(lambda item: item.reshape([-1 if other == axis else 1 for other in range(ndim)]))
 
 
 def constant_labels(ndim: int, path: int = 0) -> Labels:
@@ -70,33 +74,33 @@ def constant_labels(ndim: int, path: int = 0) -> Labels:
 
 
 class Paths:
-    """Numbers for histories: the same steps from the same starts have the same number."""
+    """Numbers for histories: the same operations on the same starts have the same number."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {(): 0}
 
-    def of(self, *facts: Hashable) -> int:
+    def id_of(self, *facts: Hashable) -> int:
         """The number of one history."""
         return self._numbers.setdefault(facts, len(self._numbers))
 
-    def step(self, what: Hashable, *befores: NodeIds) -> NodeIds:
-        """The histories of an operation's results, entry by entry, from those of what it takes."""
-        arrays = np.broadcast_arrays(*befores)
+    def extend(self, operation: Hashable, *paths: NodeIds) -> NodeIds:
+        """The histories of an operation's results, entry by entry, from those of its arguments."""
+        arrays = np.broadcast_arrays(*paths)
         rows = np.stack([array.ravel() for array in arrays], axis=1)
-        different, index = np.unique(rows, axis=0, return_inverse=True)
-        numbers = np.array([self.of(what, *row) for row in different.tolist()], np.int64)
+        unique_rows, index = np.unique(rows, axis=0, return_inverse=True)
+        numbers = np.array([self.id_of(operation, *row) for row in unique_rows.tolist()], np.int64)
         return numbers[index.ravel()].reshape(arrays[0].shape)
 
 
 FIXED, OUTPUT = 0, 1
-"""Marks of channels: in place for a reason, and an output of the network."""
-POSITIVE, SIGN, DEAD = 0, 1, 2
-"""Marks of scales: positive factors alone, signs alone, none at all."""
+"""Marks of channels: fixed for a reason, and an output of the network."""
+POSITIVE, SIGN, FORBIDDEN = 0, 1, 2
+"""Marks of scales: positive factors only, signs only, no factor but 1. One with both of the first two has none left."""
 
 
 @dataclass
 class AxisPlacement:
-    """Where channels sit on an axis of a tensor.
+    """The channels on one axis of a tensor.
 
     Parameters
     ----------
@@ -119,89 +123,101 @@ class AxisPlacement:
 
 @dataclass
 class ChannelBlocks:
-    """Channels that an operation takes in blocks: those of one block stay together.
+    """Channels that an operation takes in blocks: the channels of one block stay together.
 
     Parameters
     ----------
     name : of the module or tensor.
     members : (blocks, channels a block) of each side, one or two.
-    places : the tensor's axes that are read and written in blocks; none where no tensor has them.
+    axes : the tensor's axes that are read and written in blocks; none where no tensor has them.
     """
 
     name: str
     members: tuple[NodeIds, ...]
-    places: tuple[tuple[str, int], ...] = ()
+    axes: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass
 class Constraints:
-    """Everything that is known, and the words of the operation that is being looked at."""
+    """Everything that is known so far.
 
-    here: str = ""
+    Parameters
+    ----------
+    operation : the operation that is traced at present, as messages and notes name it.
+    channels, scales : which of them are tied, with their marks; a mark is the number of a reason.
+    paths : the numbers of histories.
+    placements : by tensor and axis.
+    blocks : of grouped operations.
+    sums : labels of what was summed over, whose channels are in no tensor after that.
+    reasons : texts, by the numbers in the marks.
+    notes : sentences on the result, for the user.
+    """
+
+    operation: str = ""
     channels: UnionFind = field(default_factory=lambda: UnionFind(2))
     scales: UnionFind = field(default_factory=lambda: UnionFind(3))
     paths: Paths = field(default_factory=Paths)
-    places: dict[tuple[str, int], AxisPlacement] = field(default_factory=dict)
+    placements: dict[tuple[str, int], AxisPlacement] = field(default_factory=dict)
     blocks: list[ChannelBlocks] = field(default_factory=list)
     sums: list[Labels] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def alive(self, scale: NodeIds) -> NDArray[np.bool_]:
-        """Which scales some factor other than 1 is left for."""
-        dead, positive, sign = (self.scales.marks(scale, kind) >= 0 for kind in (DEAD, POSITIVE, SIGN))
-        return (scale >= 0) & ~dead & ~(positive & sign)
+    def can_scale(self, scale: NodeIds) -> NDArray[np.bool_]:
+        """Which scales may still have a factor other than 1."""
+        forbidden, positive, sign = (self.scales.marks(scale, kind) >= 0 for kind in (FORBIDDEN, POSITIVE, SIGN))
+        return (scale >= 0) & ~forbidden & ~(positive & sign)
 
     def forbid_scale(self, scale: NodeIds, why: str) -> None:
-        """No factors for these scales."""
-        self.scales.mark(scale, DEAD, self.reason(why))
+        """Leave no factor but 1 for these scales."""
+        self.scales.mark(scale, FORBIDDEN, self.reason(why))
 
-    def only(self, scale: NodeIds, kind: int, why: str) -> None:
-        """Factors of one kind for these scales: ``POSITIVE`` or ``SIGN``."""
+    def restrict_scale(self, scale: NodeIds, kind: int, why: str) -> None:
+        """Leave factors of one kind for these scales: ``POSITIVE`` or ``SIGN``."""
         self.scales.mark(scale, kind, self.reason(why))
 
     def fix(self, channel: NodeIds, why: str) -> None:
-        """These channels stay in place."""
+        """Keep these channels in place."""
         self.channels.mark(channel, FIXED, self.reason(why))
 
     def reason(self, why: str) -> int:
-        """The number of a reason: what the operation at hand does."""
-        self.reasons.append(f"{self.here} {why}")
+        """The number of a new reason: what the present operation does."""
+        self.reasons.append(f"{self.operation} {why}")
         return len(self.reasons) - 1
 
-    def tie_channels(self, one: NodeIds, two: NodeIds, why: str) -> NodeIds:
-        """Channels that move together; one beside none stays in place."""
-        one, two = np.broadcast_arrays(one, two)
-        both = (one >= 0) & (two >= 0)
-        self.channels.union(one[both], two[both])
-        if (lone := (one >= 0) != (two >= 0)).any():
-            self.fix(np.maximum(one, two)[lone], why)
-        return np.maximum(one, two) if lone.any() else one
+    def tie_channels(self, first: NodeIds, second: NodeIds, why: str) -> NodeIds:
+        """Make channels move together; a channel beside none (-1) is fixed. Returns the tied channels."""
+        first, second = np.broadcast_arrays(first, second)
+        both = (first >= 0) & (second >= 0)
+        self.channels.union(first[both], second[both])
+        if (lone := (first >= 0) != (second >= 0)).any():
+            self.fix(np.maximum(first, second)[lone], why)
+        return np.maximum(first, second) if lone.any() else first
 
-    def tie_scales(self, one: NodeIds, two: NodeIds, why: str) -> NodeIds:
-        """Scales that must be the same; one beside none is none."""
-        one, two = np.broadcast_arrays(one, two)
-        first, second = self.alive(one), self.alive(two)
-        both = first & second
-        self.scales.union(one[both], two[both])
-        if (lone := first != second).any():
-            self.forbid_scale(np.where(first, one, two)[lone], why)
-        return np.where(both, one, -1)
+    def tie_scales(self, first: NodeIds, second: NodeIds, why: str) -> NodeIds:
+        """Make scales the same; a scale beside none is forbidden. Returns the tied scales."""
+        first, second = np.broadcast_arrays(first, second)
+        first_free, second_free = self.can_scale(first), self.can_scale(second)
+        both = first_free & second_free
+        self.scales.union(first[both], second[both])
+        if (lone := first_free != second_free).any():
+            self.forbid_scale(np.where(first_free, first, second)[lone], why)
+        return np.where(both, first, -1)
 
-    def together(self, labels: Labels, axes: tuple[int, ...]) -> Labels:
-        """Labels that are the same along some axes, after what lies in line there is tied."""
+    def tie_along(self, labels: Labels, axes: tuple[int, ...]) -> Labels:
+        """Labels without these axes' variation: the channels and scales along them are tied."""
         if not axes:
             return labels
-        why, shape = "takes channels together that lie in line", np.broadcast_shapes(labels.shape, labels.path.shape)
-        kept = [size if axis not in axes else 1 for axis, size in enumerate(shape)]
+        why, shape = "takes channels together that are in line", np.broadcast_shapes(labels.shape, labels.path.shape)
+        reduced = [size if axis not in axes else 1 for axis, size in enumerate(shape)]
         channel, scale, path = (
-            np.moveaxis(np.broadcast_to(item, shape), axes, range(-len(axes), 0)).reshape(math.prod(kept), -1)
+            np.moveaxis(np.broadcast_to(item, shape), axes, range(-len(axes), 0)).reshape(math.prod(reduced), -1)
             for item in (labels.channel, labels.scale, labels.path)
         )
         channel = self.tie_channels(channel[:, :1], channel, why)[:, 0]
         scale = self.tie_scales(scale[:, :1], scale, why)[:, 0]
-        made = Labels(channel, scale, self.paths.step("together", *path.T), labels.power)
-        return made.each(lambda item: item.reshape(kept))
+        tied = Labels(channel, scale, self.paths.extend("together", *path.T), labels.power)
+        return tied.map(lambda item: item.reshape(reduced))
 
     def place(
         self,
@@ -215,7 +231,7 @@ class Constraints:
         blocks: int = 1,
         eps: float = 0.0,
     ) -> None:
-        """Put channels on an axis of a tensor, and tie them to those that sit there already.
+        """Put channels on an axis of a tensor, and tie them to the channels that are there already.
 
         Parameters
         ----------
@@ -224,62 +240,64 @@ class Constraints:
         channel, scale, path = (
             np.array(item) for item in np.broadcast_arrays(labels.channel, labels.scale, labels.path)
         )
-        if (found := self.places.get((tensor, axis))) is None:
-            made = AxisPlacement(tensor, axis, channel, scale, path, exponent, role, in_mass, blocks, eps)
-            self.places[tensor, axis] = made
-            return
-        if found.blocks != blocks:
-            raise SymmetryError(
-                f"symmetry.trace: {self.here}: expected {found.blocks} groups, as where {tensor!r} was used before, "
-                f"got {blocks}. Declare the table by hand, as a ckptzoo.schema.symmetry.Symmetry."
+        if (earlier := self.placements.get((tensor, axis))) is None:
+            self.placements[tensor, axis] = AxisPlacement(
+                tensor, axis, channel, scale, path, exponent, role, in_mass, blocks, eps
             )
-        found.channel = self.tie_channels(found.channel, channel, f"uses {tensor!r} once more, for what stays in place")
-        found.path = self.paths.step("again", found.path, path)
-        self._scale_again(found, scale, exponent)
+            return
+        if earlier.blocks != blocks:
+            expected = f"{earlier.blocks} groups, as where {tensor!r} was used before"
+            raise SymmetryError(Problem("symmetry.trace", self.operation, expected, str(blocks), DECLARE_BY_HAND))
+        again = f"uses {tensor!r} once more, for what stays in place"
+        earlier.channel = self.tie_channels(earlier.channel, channel, again)
+        earlier.path = self.paths.extend("again", earlier.path, path)
+        self._tie_repeated_scale(earlier, scale, exponent)
 
     def write(self, tensor: str, axis: int, size: int, role: str, *, in_mass: bool = False, blocks: int = 1) -> Labels:
-        """The channels that an axis of a tensor writes, one-dimensional: new ones where nothing is known of it."""
-        path = np.array([self.paths.of("written", tensor, axis)])
-        if (tensor, axis) not in self.places:
-            made = Labels(self.channels.new(size), self.scales.new(size), path)
-            self.place(tensor, axis, made, 1, role, in_mass=in_mass, blocks=blocks)
-            return made
-        found = self.places[tensor, axis]
-        held = np.full(size, -1) if found.exponent == 0 else found.scale
-        self.place(tensor, axis, Labels(found.channel, held, path), 1, role, blocks=blocks)
-        return Labels(found.channel, held, path)
+        """The channels that an axis of a tensor writes, one-dimensional: new ones at its first use."""
+        path = np.array([self.paths.id_of("written", tensor, axis)])
+        if (tensor, axis) not in self.placements:
+            labels = Labels(self.channels.new(size), self.scales.new(size), path)
+            self.place(tensor, axis, labels, 1, role, in_mass=in_mass, blocks=blocks)
+            return labels
+        earlier = self.placements[tensor, axis]
+        scale = np.full(size, -1) if earlier.exponent == 0 else earlier.scale
+        labels = Labels(earlier.channel, scale, path)
+        self.place(tensor, axis, labels, 1, role, blocks=blocks)
+        return labels
 
-    def fresh(self, where: NDArray[np.bool_]) -> Labels:
-        """Channels that nothing is known of, where there shall be some: zeros, which may be taken for anything."""
+    def unconstrained(self, mask: NDArray[np.bool_]) -> Labels:
+        """New channels where ``mask`` holds, -1 elsewhere: for zeros, which every symmetry leaves alone."""
         channel, scale = (
-            np.where(where, forest.new(where.size).reshape(where.shape), -1) for forest in (self.channels, self.scales)
+            np.where(mask, sets.new(mask.size).reshape(mask.shape), -1) for sets in (self.channels, self.scales)
         )
-        return Labels(channel, scale, np.zeros(where.shape, np.int64))
+        return Labels(channel, scale, np.zeros(mask.shape, np.int64))
 
-    def held(self, count: int, why: str) -> NodeIds:
-        """Channels that stay in place."""
-        made = self.channels.new(count)
-        self.fix(made, why)
-        return made
+    def fixed_channels(self, count: int, why: str) -> NodeIds:
+        """New channels that stay in place."""
+        channels = self.channels.new(count)
+        self.fix(channels, why)
+        return channels
 
-    def ground(self, tensor: str, axis: int, size: int, role: str = "bias") -> None:
-        """An axis along which nothing may move."""
+    def fix_axis(self, tensor: str, axis: int, size: int, role: str = "bias") -> None:
+        """Keep all positions along an axis in place and unscaled."""
         none = np.full(size, -1)
         self.place(tensor, axis, Labels(none, none, np.zeros(1, np.int64)), 1, role)
 
-    def sum_over(self, labels: Labels) -> None:
-        """Something that treats the entries alike, such as a sum, loses their channels from sight."""
+    def record_sum(self, labels: Labels) -> None:
+        """Note that the channels of these entries go into one result that treats them alike, such as a sum."""
         self.sums.append(labels)
 
-    def _scale_again(self, found: AxisPlacement, scale: NodeIds, exponent: int) -> None:
-        again = f"uses {found.tensor!r} once more"
-        if exponent == found.exponent == 0:
+    def _tie_repeated_scale(self, earlier: AxisPlacement, scale: NodeIds, exponent: int) -> None:
+        again = f"uses {earlier.tensor!r} once more"
+        if exponent == earlier.exponent == 0:
             return
-        if abs(exponent) != abs(found.exponent):
-            for other, its in ((scale, exponent), (found.scale, found.exponent)):
-                if its:
-                    self.forbid_scale(other, f"{again}, in another way")
+        if abs(exponent) != abs(earlier.exponent):
+            for scales, power in ((scale, exponent), (earlier.scale, earlier.exponent)):
+                if power:
+                    self.forbid_scale(scales, f"{again}, in another way")
             return
-        found.scale = self.tie_scales(found.scale, scale, f"{again}, for values that cannot be scaled")
-        if exponent != found.exponent:
-            self.only(found.scale, SIGN, f"{again}, where it reads what it wrote or writes what it read")
+        earlier.scale = self.tie_scales(earlier.scale, scale, f"{again}, for values that cannot be scaled")
+        # Where the same tensor is multiplied by s and by 1 / s, s = 1 / s, so that s is a sign.
+        if exponent != earlier.exponent:
+            self.restrict_scale(earlier.scale, SIGN, f"{again}, where it reads what it wrote or writes what it read")

@@ -1,8 +1,9 @@
-"""Families of channels that may be permuted, and the blocks in which grouped operations hold them together.
+"""The groups of channels that may be permuted, and the blocks in which grouped operations keep them together.
 
-Classes of tied channels: where each sits in the tensors, how it scales there, and which look alike.
-
-Depthwise convolutions whose blocks do not fit the groups around them: they write more entries of what they read.
+Three questions, in this order: which channels are tied, where each one is in the tensors, and which look alike there
+(``tied_channels``); which of those that look alike may be exchanged, by colour refinement over the blocks that they
+are in; and how the blocks of grouped operations move. Blocks of a depthwise convolution that no table can move are
+merged with the channels that it reads; other such blocks are pinned, and their channels are exchanged within them.
 """
 
 import itertools
@@ -23,14 +24,14 @@ class ChannelPosition:
 
     Parameters
     ----------
-    place : number of the place among the ledger's.
-    at : the position there.
+    placement : number among the placements of the constraints.
+    position : the position there.
     scale : number of the scale among the channel's, in the order of its entries; -1 where there is none.
     kind : of that scale.
     """
 
-    place: int
-    at: int
+    placement: int
+    position: int
     scale: int
     kind: str
 
@@ -41,16 +42,16 @@ class Channel:
 
     Parameters
     ----------
-    atom : the leader of its atoms.
+    root : of its set of nodes, which names it.
     entries : in an order in which those of channels that look alike correspond.
-    looks : equal for channels that sit in the same places with the same histories and scales.
+    signature : equal for channels that are in the same places with the same histories and scales.
     fixed : whether something keeps it in place.
-    first : where it is written first: place and position.
+    first : where it is written first: placement and position.
     """
 
-    atom: int
+    root: int
     entries: tuple[ChannelPosition, ...]
-    looks: int
+    signature: int
     fixed: bool
     first: tuple[int, int]
 
@@ -61,138 +62,23 @@ class _Row:
 
     Parameters
     ----------
-    place, path, at : number of the place, the entry's path, and the position.
-    scale, kind : the scale's atom, -1 where there is none, and its kind.
+    placement, path, position : number of the placement, the entry's path, and the position.
+    scale, kind : the root of the scale, -1 where there is none, and its kind.
     """
 
-    place: int
+    placement: int
     path: int
-    at: int
+    position: int
     scale: int
     kind: str
 
 
-def channels(ledger: Constraints) -> dict[int, Channel]:
-    """All channels that sit in tensors, by their atoms."""
-    _apart(ledger)
-    rows = _rows(ledger)
-    sums = _sums(ledger)
-    atoms = np.array(sorted(rows), np.int64)
-    held = (ledger.channels.marks(atoms, FIXED) >= 0) | (ledger.channels.marks(atoms, OUTPUT) >= 0)
-    reads = [place.role == "in" for place in ledger.places.values()]
-    looks: dict[Hashable, int] = {}
-    made: dict[int, Channel] = {}
-    for atom, fixed in zip(atoms.tolist(), held.tolist(), strict=True):
-        seen: dict[int, int] = {}
-        entries: list[ChannelPosition] = []
-        facts: list[Hashable] = [fixed, *sorted(sums.get(atom, ()))]
-        for row in sorted(rows[atom]):
-            scale = -1 if row.scale < 0 else seen.setdefault(row.scale, len(seen))
-            entries.append(ChannelPosition(row.place, row.at, scale, row.kind))
-            facts.append((row.place, row.path, scale, row.kind))
-        first = min((reads[entry.place], entry.place, entry.at) for entry in entries)
-        made[atom] = Channel(atom, tuple(entries), looks.setdefault(tuple(facts), len(looks)), fixed, first[1:])
-    return made
-
-
-def _rows(ledger: Constraints) -> dict[int, list[_Row]]:
-    """The positions of every channel."""
-    rows: dict[int, list[_Row]] = {}
-    for number, place in enumerate(ledger.places.values()):
-        alive = ledger.alive(place.scale)
-        scales = np.where(alive, ledger.scales.find(place.scale), -1)
-        signs = ledger.scales.marks(scales, SIGN) >= 0
-        kinds = np.where(alive, np.where(signs, "sign", "positive"), NO_SCALE).tolist()
-        atoms = ledger.channels.find(place.channel).tolist()
-        for at, (path, scale, kind, atom) in enumerate(
-            zip(place.path.tolist(), scales.tolist(), kinds, atoms, strict=True)
-        ):
-            if atom >= 0:
-                rows.setdefault(atom, []).append(_Row(number, path, at, scale, kind))
-    return rows
-
-
-def _sums(ledger: Constraints) -> dict[int, list[tuple[int, int]]]:
-    """For every channel the sums that it goes into, and its paths there."""
-    sums: dict[int, list[tuple[int, int]]] = {}
-    for number, labels in enumerate(ledger.sums):
-        atoms, paths = np.broadcast_arrays(ledger.channels.find(labels.channel), labels.path)
-        for atom, path in zip(atoms.ravel().tolist(), paths.ravel().tolist(), strict=True):
-            sums.setdefault(atom, []).append((number, path))
-    return sums
-
-
-def _apart(ledger: Constraints) -> None:
-    """No scale for what several channels would share."""
-    for place in ledger.places.values():
-        ledger.here = f"{place.tensor!r}"
-        ledger.forbid_scale(place.scale[(place.channel < 0) & (place.scale >= 0)], "has values that stay in place")
-    owners: dict[int, int] = {}
-    for place in ledger.places.values():
-        alive = ledger.alive(place.scale)
-        atoms, scales = ledger.channels.find(place.channel[alive]), ledger.scales.find(place.scale[alive])
-        for atom, scale in zip(atoms.tolist(), scales.tolist(), strict=True):
-            if owners.setdefault(scale, atom) != atom:
-                ledger.here = f"{place.tensor!r}"
-                ledger.forbid_scale(np.array([scale]), "has one scale for several channels")
-
-
-def mergeable(ledger: Constraints, blocks: ChannelBlocks) -> bool:
-    """Whether each block reads one channel, which may move, wherever the weight is used."""
-    if not blocks.places or blocks.members[0].shape[1] > 1:
-        return False
-    read = np.concatenate([use.members[0].ravel() for use in _uses(ledger, blocks)])
-    held = [(ledger.channels.marks(read, kind) >= 0).any() for kind in (FIXED, OUTPUT)]
-    return bool((read >= 0).all()) and not any(held)
-
-
-def merge(ledger: Constraints, blocks: ChannelBlocks, why: str) -> None:
-    """Tie what each block writes to the channel that it reads.
-
-    The weight is permuted along its first axis alone. Where both what it reads and what it writes could be scaled,
-    these scales become one, and the weight is not scaled.
-    """
-    ledger.here = f"{blocks.name!r}"
-    written = blocks.members[1].shape
-    reads, writes = (ledger.places[place] for place in blocks.places)
-    before = np.broadcast_to(reads.scale[:, None], written)
-    after = writes.scale.reshape(written)
-    alive = ledger.alive(before).any(), ledger.alive(after).any()
-    scale, exponent, role = after, 1, "out"
-    if alive[0] and not alive[1]:
-        scale, exponent, role = before, reads.exponent, "in"
-    elif alive[0]:
-        if reads.exponent == 1:
-            ledger.forbid_scale(before, "reads inverses")
-        scale, exponent, role = (
-            ledger.tie_scales(before, after, "joins scaled values with others that cannot be"),
-            0,
-            "out",
-        )
-    kept, dropped = (reads, writes) if reads.axis == 0 else (writes, reads)
-    if kept is reads:
-        scale = ledger.tie_scales(scale[:, :1], scale, "writes several channels of one")[:, :1]
-    kept.scale, kept.exponent, kept.role = scale.ravel(), exponent, role
-    del ledger.places[dropped.tensor, dropped.axis]
-    for use in _uses(ledger, blocks):
-        ledger.tie_channels(use.members[0], use.members[1], "writes what stays in place")
-        use.members, use.places = (), ()
-    ledger.notes.append(
-        f"The channels that {blocks.name!r} writes move with those that it reads, and share their scales: {why}."
-    )
-
-
-def _uses(ledger: Constraints, blocks: ChannelBlocks) -> list[ChannelBlocks]:
-    """All uses of the weight."""
-    return [use for use in ledger.blocks if use.places == blocks.places]
-
-
-_Moves = tuple[int, tuple[int, ...]]
-"""Blocks that move together: the number of the operation that has them, and theirs."""
+_BlockPermutation = tuple[int, tuple[int, ...]]
+"""Blocks that one permutation moves: the number of the operation that has them, and which of its blocks."""
 
 
 @dataclass(frozen=True)
-class Family:
+class ChannelGroup:
     """Channels in order, and how they may be permuted."""
 
     channels: tuple[Channel, ...]
@@ -200,190 +86,339 @@ class Family:
 
 
 @dataclass(frozen=True)
-class _Claim:
-    """What an operation asks of a family, which is given by its number: that these blocks of it stay whole."""
+class _BlockClaim:
+    """What an operation requires: that the channels of a group, given by its number, move in these blocks alone."""
 
-    family: int
-    moves: _Moves
+    group: int
+    permutation: _BlockPermutation
 
 
-def families(ledger: Constraints) -> list[Family]:
-    """All families, by where they are first written.
+def channel_groups(constraints: Constraints) -> list[ChannelGroup]:
+    """All groups of channels, by where they are first written.
 
-    Channels that look alike, in blocks that look alike, are one family. Blocks that no table can move as a whole stay
-    in place, and the ledger's notes say which and why.
+    Channels that look alike, in blocks that look alike, are one group. Blocks that no table can move as a whole stay
+    in place, and the notes say which and why; after each such decision the groups are found again.
     """
     pinned: set[int] = set()
     while True:
         for number in pinned:
-            _hold_across(ledger, ledger.blocks[number])
-        known = channels(ledger)
-        found = _groups(known, _colours(ledger, known, pinned))
-        owner = {channel.atom: number for number, family in enumerate(found) for channel in family.channels}
-        claims: list[_Claim] = []
-        for number, blocks in enumerate(ledger.blocks):
+            _fix_across_blocks(constraints, constraints.blocks[number])
+        channels = tied_channels(constraints)
+        groups = _group_channels(channels, _colours(constraints, channels, pinned))
+        owner = {channel.root: number for number, group in enumerate(groups) for channel in group.channels}
+        claims: list[_BlockClaim] = []
+        for number, blocks in enumerate(constraints.blocks):
             if number in pinned or not blocks.members:
                 continue
-            asked = _claims(ledger, number, found, owner)
-            why = "the channels on its sides are not one group in order" if asked is None else ""
-            for claim in asked or ():
+            new = _block_claims(constraints, number, groups, owner)
+            why = "the channels on its sides are not one group in order" if new is None else ""
+            for claim in new or ():
                 for other in claims:
-                    if other.family == claim.family and len(other.moves[1]) != len(claim.moves[1]):
-                        names = (repr(ledger.blocks[item.moves[0]].name) for item in (other, claim))
-                        number = other.moves[0] if mergeable(ledger, ledger.blocks[other.moves[0]]) else number
+                    if other.group == claim.group and len(other.permutation[1]) != len(claim.permutation[1]):
+                        names = (repr(constraints.blocks[item.permutation[0]].name) for item in (other, claim))
+                        number = (
+                            other.permutation[0]
+                            if can_merge(constraints, constraints.blocks[other.permutation[0]])
+                            else number
+                        )
                         why = " and ".join(names) + " have blocks of the same channels"
             if why:
-                _give_up(ledger, number, why, pinned)
+                _merge_or_pin(constraints, number, why, pinned)
                 break
-            claims += asked or ()
+            claims += new or ()
         else:
-            return _moving(ledger, found, claims)
+            return _with_block_permutations(constraints, groups, claims)
 
 
-def _colours(ledger: Constraints, known: Mapping[int, Channel], pinned: set[int]) -> dict[int, int]:
-    """Colours of channels: equal where they look alike, and the blocks that they lie in, to any depth."""
-    colours = {atom: -1 - atom if channel.fixed else channel.looks for atom, channel in known.items()}
-    relations = [(number, _atoms(ledger, blocks)) for number, blocks in enumerate(ledger.blocks) if blocks.members]
+# Which channels are tied, and which look alike.
+
+
+def tied_channels(constraints: Constraints) -> dict[int, Channel]:
+    """All channels that are on axes of tensors, by their roots."""
+    _forbid_shared_scales(constraints)
+    rows = _rows(constraints)
+    sums = _sums(constraints)
+    roots = np.array(sorted(rows), np.int64)
+    fixed_roots = (constraints.channels.marks(roots, FIXED) >= 0) | (constraints.channels.marks(roots, OUTPUT) >= 0)
+    reads = [place.role == "in" for place in constraints.placements.values()]
+    signatures: dict[Hashable, int] = {}
+    channels: dict[int, Channel] = {}
+    for root, fixed in zip(roots.tolist(), fixed_roots.tolist(), strict=True):
+        scale_numbers: dict[int, int] = {}
+        entries: list[ChannelPosition] = []
+        facts: list[Hashable] = [fixed, *sorted(sums.get(root, ()))]
+        for row in sorted(rows[root]):
+            scale = -1 if row.scale < 0 else scale_numbers.setdefault(row.scale, len(scale_numbers))
+            entries.append(ChannelPosition(row.placement, row.position, scale, row.kind))
+            facts.append((row.placement, row.path, scale, row.kind))
+        first = min((reads[entry.placement], entry.placement, entry.position) for entry in entries)
+        channels[root] = Channel(
+            root, tuple(entries), signatures.setdefault(tuple(facts), len(signatures)), fixed, first[1:]
+        )
+    return channels
+
+
+def _rows(constraints: Constraints) -> dict[int, list[_Row]]:
+    """The positions of every channel."""
+    rows: dict[int, list[_Row]] = {}
+    for number, place in enumerate(constraints.placements.values()):
+        alive = constraints.can_scale(place.scale)
+        scales = np.where(alive, constraints.scales.find(place.scale), -1)
+        signs = constraints.scales.marks(scales, SIGN) >= 0
+        kinds = np.where(alive, np.where(signs, "sign", "positive"), NO_SCALE).tolist()
+        roots = constraints.channels.find(place.channel).tolist()
+        for position, (path, scale, kind, root) in enumerate(
+            zip(place.path.tolist(), scales.tolist(), kinds, roots, strict=True)
+        ):
+            if root >= 0:
+                rows.setdefault(root, []).append(_Row(number, path, position, scale, kind))
+    return rows
+
+
+def _sums(constraints: Constraints) -> dict[int, list[tuple[int, int]]]:
+    """For every channel the sums that it is in, and its paths there."""
+    sums: dict[int, list[tuple[int, int]]] = {}
+    for number, labels in enumerate(constraints.sums):
+        roots, paths = np.broadcast_arrays(constraints.channels.find(labels.channel), labels.path)
+        for root, path in zip(roots.ravel().tolist(), paths.ravel().tolist(), strict=True):
+            sums.setdefault(root, []).append((number, path))
+    return sums
+
+
+def _forbid_shared_scales(constraints: Constraints) -> None:
+    """No factors for a scale that several channels would share."""
+    for place in constraints.placements.values():
+        constraints.operation = f"{place.tensor!r}"
+        constraints.forbid_scale(place.scale[(place.channel < 0) & (place.scale >= 0)], "has values that stay in place")
+    owners: dict[int, int] = {}
+    for place in constraints.placements.values():
+        alive = constraints.can_scale(place.scale)
+        roots, scales = constraints.channels.find(place.channel[alive]), constraints.scales.find(place.scale[alive])
+        for root, scale in zip(roots.tolist(), scales.tolist(), strict=True):
+            if owners.setdefault(scale, root) != root:
+                constraints.operation = f"{place.tensor!r}"
+                constraints.forbid_scale(np.array([scale]), "has one scale for several channels")
+
+
+# Which channels that look alike may be exchanged.
+
+
+def _colours(constraints: Constraints, channels: Mapping[int, Channel], pinned: set[int]) -> dict[int, int]:
+    """Colours of channels: equal where they and the blocks that they are in look alike, to any depth.
+
+    Colour refinement: a channel's next colour is its colour with those of the channels beside it in blocks, until the
+    number of colours stays the same. A block that does not move as a whole counts with its number.
+    """
+    colours = {root: -1 - root if channel.fixed else channel.signature for root, channel in channels.items()}
+    relations = [
+        (number, _roots(constraints, blocks)) for number, blocks in enumerate(constraints.blocks) if blocks.members
+    ]
     count = len(set(colours.values()))
     while relations:
-        seen: dict[int, list[Hashable]] = {atom: [] for atom in colours}
+        seen: dict[int, list[Hashable]] = {root: [] for root in colours}
         for number, sides in relations:
             for block, members in enumerate(zip(*sides, strict=True)):
-                whole = number not in pinned and all(atom in colours for side in members for atom in side)
-                held = tuple(tuple(sorted(colours.get(atom, 0) for atom in side)) for side in members)
-                for at, side in enumerate(members):
-                    for atom in side:
-                        if atom in seen:
-                            seen[atom].append((number, at, -1 if whole else block, held))
-        fresh: dict[Hashable, int] = {}
+                whole = number not in pinned and all(root in colours for side in members for root in side)
+                beside = tuple(tuple(sorted(colours.get(root, 0) for root in side)) for side in members)
+                for side_number, side in enumerate(members):
+                    for root in side:
+                        if root in seen:
+                            seen[root].append((number, side_number, -1 if whole else block, beside))
+        refined: dict[Hashable, int] = {}
         colours = {
-            atom: fresh.setdefault((colours[atom], *sorted(facts, key=repr)), len(fresh))
-            for atom, facts in seen.items()
+            root: refined.setdefault((colours[root], *sorted(facts, key=repr)), len(refined))
+            for root, facts in seen.items()
         }
-        if len(fresh) == count:
+        if len(refined) == count:
             break
-        count = len(fresh)
+        count = len(refined)
     return colours
 
 
-def _atoms(ledger: Constraints, blocks: ChannelBlocks) -> list[list[list[int]]]:
-    """For each side and each block, the channels."""
-    return [ledger.channels.find(side).tolist() for side in blocks.members]
+def _roots(constraints: Constraints, blocks: ChannelBlocks) -> list[list[list[int]]]:
+    """For each side and each block, the roots of the channels in it."""
+    return [constraints.channels.find(side).tolist() for side in blocks.members]
 
 
-def _groups(known: Mapping[int, Channel], colours: Mapping[int, int]) -> list[Family]:
-    """Channels of one colour; those that blocks in place leave alone are put together, and stay."""
-    found: dict[Hashable, list[Channel]] = {}
-    for atom, channel in known.items():
-        found.setdefault(("fixed", channel.looks) if channel.fixed else colours[atom], []).append(channel)
+def _group_channels(channels: Mapping[int, Channel], colours: Mapping[int, int]) -> list[ChannelGroup]:
+    """Groups of channels of one colour.
+
+    Channels that look alike but are alone with their colour, each in a pinned block, make one group that stays in
+    place.
+    """
+    by_colour: dict[Hashable, list[Channel]] = {}
+    for root, channel in channels.items():
+        by_colour.setdefault(("fixed", channel.signature) if channel.fixed else colours[root], []).append(channel)
     together: dict[Hashable, list[Channel]] = {}
-    for colour, members in found.items():
-        together.setdefault(("alone", members[0].looks) if len(members) == 1 else colour, []).extend(members)
-    made: list[Family] = []
+    for colour, members in by_colour.items():
+        together.setdefault(("alone", members[0].signature) if len(members) == 1 else colour, []).extend(members)
+    groups: list[ChannelGroup] = []
     for members in together.values():
-        still = members[0].fixed or len({colours[channel.atom] for channel in members}) > 1
-        made.append(Family(tuple(sorted(members, key=lambda channel: channel.first)), Fixed() if still else Sym()))
-    return sorted(made, key=lambda family: family.channels[0].first)
+        fixed = members[0].fixed or len({colours[channel.root] for channel in members}) > 1
+        ordered = tuple(sorted(members, key=lambda channel: channel.first))
+        groups.append(ChannelGroup(ordered, Fixed() if fixed else Sym()))
+    return sorted(groups, key=lambda group: group.channels[0].first)
 
 
-def _claims(ledger: Constraints, number: int, found: Sequence[Family], owner: Mapping[int, int]) -> list[_Claim] | None:
-    """What an operation asks of the families in its blocks; None where no table can say it."""
-    blocks = ledger.blocks[number]
-    sides = _atoms(ledger, blocks)
-    if all(atom < 0 for side in sides for block in side for atom in block):
+# How blocks move.
+
+
+def _block_claims(
+    constraints: Constraints, number: int, groups: Sequence[ChannelGroup], owner: Mapping[int, int]
+) -> list[_BlockClaim] | None:
+    """What an operation requires of the groups in its blocks; None where no table can say it."""
+    blocks = constraints.blocks[number]
+    sides = _roots(constraints, blocks)
+    if all(root < 0 for side in sides for block in side for root in block):
         return []
-    if not blocks.places:
-        return _claims_inside(number, sides[0], found, owner)
-    made: list[_Claim] = []
+    if not blocks.axes:
+        return _claims_without_tensor(number, sides[0], groups, owner)
+    claims: list[_BlockClaim] = []
     for side in sides:
-        atoms = [atom for block in side for atom in block]
-        family = owner.get(atoms[0])
-        if family is None or found[family].perm != Sym():
+        roots = [root for block in side for root in block]
+        group = owner.get(roots[0])
+        if group is None or groups[group].perm != Sym():
             return None
-        if atoms != [channel.atom for channel in found[family].channels]:
+        if roots != [channel.root for channel in groups[group].channels]:
             return None
-        made.append(_Claim(family, (number, tuple(range(len(side))))))
-    return made
+        claims.append(_BlockClaim(group, (number, tuple(range(len(side))))))
+    return claims
 
 
-def _claims_inside(
-    number: int, side: list[list[int]], found: Sequence[Family], owner: Mapping[int, int]
-) -> list[_Claim] | None:
-    """The same where no tensor has the blocks: each family may lie in some of them."""
-    where: dict[int, list[int]] = {}
-    for block, atoms in enumerate(side):
-        for atom in atoms:
-            where.setdefault(atom, []).append(block)
-    made: list[_Claim] = []
-    for family in sorted({owner[atom] for atom in where if atom in owner}):
-        if found[family].perm != Sym():
+def _claims_without_tensor(
+    number: int, side: list[list[int]], groups: Sequence[ChannelGroup], owner: Mapping[int, int]
+) -> list[_BlockClaim] | None:
+    """The same where no tensor has the blocks, as with GroupNorm: each group may be in some of them."""
+    blocks_of: dict[int, list[int]] = {}
+    for block, roots in enumerate(side):
+        for root in roots:
+            blocks_of.setdefault(root, []).append(block)
+    claims: list[_BlockClaim] = []
+    for group in sorted({owner[root] for root in blocks_of if root in owner}):
+        if groups[group].perm != Sym():
             continue
-        lies = [where[channel.atom] for channel in found[family].channels]
-        order = [blocks[0] for blocks in lies]
-        if any(len(set(blocks)) > 1 for blocks in lies) or order != sorted(order):
+        block_lists = [blocks_of[channel.root] for channel in groups[group].channels]
+        order = [blocks[0] for blocks in block_lists]
+        if any(len(set(blocks)) > 1 for blocks in block_lists) or order != sorted(order):
             return None
         if len(set(order)) > 1:
-            made.append(_Claim(family, (number, tuple(sorted(set(order))))))
-    return made
+            claims.append(_BlockClaim(group, (number, tuple(sorted(set(order))))))
+    return claims
 
 
-def _give_up(ledger: Constraints, number: int, why: str, pinned: set[int]) -> None:
-    """Blocks that no table can move as a whole stay in place, or write more entries of what they read."""
-    blocks = ledger.blocks[number]
-    if mergeable(ledger, blocks):
-        merge(ledger, blocks, why)
+def _with_block_permutations(
+    constraints: Constraints, groups: Sequence[ChannelGroup], claims: Sequence[_BlockClaim]
+) -> list[ChannelGroup]:
+    """The groups with their permutations; claims on one group make one permutation of blocks."""
+    names = _permutation_names(constraints, claims)
+    permuted: list[ChannelGroup] = []
+    for number, group in enumerate(groups):
+        blocks = next((claim.permutation for claim in claims if claim.group == number), None)
+        perm = group.perm
+        if blocks is not None:
+            perm = Wreath(names[blocks], len(blocks[1]), len(group.channels) // len(blocks[1]))
+        permuted.append(ChannelGroup(group.channels, perm))
+    return permuted
+
+
+def _permutation_names(constraints: Constraints, claims: Sequence[_BlockClaim]) -> dict[_BlockPermutation, str]:
+    """A name for each permutation of blocks: that of the first operation that has them."""
+    parent = {claim.permutation: claim.permutation for claim in claims}
+
+    def root(item: _BlockPermutation) -> _BlockPermutation:
+        return item if parent[item] == item else root(parent[item])
+
+    for left, right in _same_permutation(claims):
+        low, high = sorted((root(left), root(right)))
+        parent[high] = low
+    names: dict[_BlockPermutation, str] = {}
+    for item in sorted({root(item) for item in parent}):
+        names[item] = unique_name(constraints.blocks[item[0]].name, names.values())
+    return {item: names[root(item)] for item in parent}
+
+
+def _same_permutation(claims: Sequence[_BlockClaim]) -> Iterator[tuple[_BlockPermutation, _BlockPermutation]]:
+    """Pairs of block permutations that are one, as they move the same group."""
+    first: dict[int, _BlockPermutation] = {}
+    for claim in claims:
+        yield first.setdefault(claim.group, claim.permutation), claim.permutation
+
+
+# What happens to blocks that no table can move.
+
+
+def _merge_or_pin(constraints: Constraints, number: int, why: str, pinned: set[int]) -> None:
+    """Merge blocks that no table can move as a whole with what they read, or pin them."""
+    blocks = constraints.blocks[number]
+    if can_merge(constraints, blocks):
+        merge_blocks(constraints, blocks, why)
         return
     pinned.add(number)
-    ledger.notes.append(f"The blocks of {blocks.name!r} stay in place: {why}.")
+    constraints.notes.append(f"The blocks of {blocks.name!r} stay in place: {why}.")
 
 
-def _hold_across(ledger: Constraints, blocks: ChannelBlocks) -> None:
-    """Channels that lie in several blocks of a tensor, which stay in place, stay too."""
-    ledger.here = f"{blocks.name!r}"
-    for side in blocks.members if blocks.places else ():
-        atoms = ledger.channels.find(side)
-        for atom in np.unique(atoms[atoms >= 0]):
-            if (atoms == atom).any(axis=1).sum() > 1:
-                ledger.fix(np.array([atom]), "has a channel in several blocks")
+def _fix_across_blocks(constraints: Constraints, blocks: ChannelBlocks) -> None:
+    """Fix channels that are in several blocks of a tensor, once these are pinned."""
+    constraints.operation = f"{blocks.name!r}"
+    for side in blocks.members if blocks.axes else ():
+        roots = constraints.channels.find(side)
+        for root in np.unique(roots[roots >= 0]):
+            if (roots == root).any(axis=1).sum() > 1:
+                constraints.fix(np.array([root]), "has a channel in several blocks")
 
 
-def _moving(ledger: Constraints, found: Sequence[Family], claims: Sequence[_Claim]) -> list[Family]:
-    """The families with their permutations; blocks that meet in a family move by one permutation of blocks."""
-    names = _names(ledger, claims)
-    made: list[Family] = []
-    for number, family in enumerate(found):
-        moves = next((claim.moves for claim in claims if claim.family == number), None)
-        perm = family.perm
-        if moves is not None:
-            perm = Wreath(names[moves], len(moves[1]), len(family.channels) // len(moves[1]))
-        made.append(Family(family.channels, perm))
-    return made
+def can_merge(constraints: Constraints, blocks: ChannelBlocks) -> bool:
+    """Whether each block reads one channel, which may move, wherever the weight is used."""
+    if not blocks.axes or blocks.members[0].shape[1] > 1:
+        return False
+    read = np.concatenate([use.members[0].ravel() for use in _uses(constraints, blocks)])
+    fixed = [(constraints.channels.marks(read, kind) >= 0).any() for kind in (FIXED, OUTPUT)]
+    return bool((read >= 0).all()) and not any(fixed)
 
 
-def _names(ledger: Constraints, claims: Sequence[_Claim]) -> dict[_Moves, str]:
-    """A name for each permutation of blocks: that of the first operation that has them."""
-    first = {claim.moves: claim.moves for claim in claims}
+def merge_blocks(constraints: Constraints, blocks: ChannelBlocks, why: str) -> None:
+    """Tie what each block writes to the channel that it reads.
 
-    def leader(moves: _Moves) -> _Moves:
-        return moves if first[moves] == moves else leader(first[moves])
+    The weight is permuted along its first axis alone. Where both what it reads and what it writes could be scaled,
+    these scales become one, and the weight is not scaled.
+    """
+    constraints.operation = f"{blocks.name!r}"
+    written = blocks.members[1].shape
+    reads, writes = (constraints.placements[place] for place in blocks.axes)
+    before = np.broadcast_to(reads.scale[:, None], written)
+    after = writes.scale.reshape(written)
+    alive = constraints.can_scale(before).any(), constraints.can_scale(after).any()
+    scale, exponent, role = after, 1, "out"
+    if alive[0] and not alive[1]:
+        scale, exponent, role = before, reads.exponent, "in"
+    elif alive[0]:
+        if reads.exponent == 1:
+            constraints.forbid_scale(before, "reads inverses")
+        scale, exponent, role = (
+            constraints.tie_scales(before, after, "joins scaled values with others that cannot be"),
+            0,
+            "out",
+        )
+    kept, dropped = (reads, writes) if reads.axis == 0 else (writes, reads)
+    if kept is reads:
+        scale = constraints.tie_scales(scale[:, :1], scale, "writes several channels of one")[:, :1]
+    kept.scale, kept.exponent, kept.role = scale.ravel(), exponent, role
+    del constraints.placements[dropped.tensor, dropped.axis]
+    for use in _uses(constraints, blocks):
+        constraints.tie_channels(use.members[0], use.members[1], "writes what stays in place")
+        use.members, use.axes = (), ()
+    constraints.notes.append(
+        f"The channels that {blocks.name!r} writes move with those that it reads, and share their scales: {why}."
+    )
 
-    for one, two in _meeting(claims):
-        low, high = sorted((leader(one), leader(two)))
-        first[high] = low
-    taken: dict[_Moves, str] = {}
-    for moves in sorted({leader(item) for item in first}):
-        taken[moves] = unique(ledger.blocks[moves[0]].name, taken.values())
-    return {moves: taken[leader(moves)] for moves in first}
+
+def _uses(constraints: Constraints, blocks: ChannelBlocks) -> list[ChannelBlocks]:
+    """All uses of the weight."""
+    return [use for use in constraints.blocks if use.axes == blocks.axes]
 
 
-def _meeting(claims: Sequence[_Claim]) -> Iterator[tuple[_Moves, _Moves]]:
-    first: dict[int, _Moves] = {}
-    for claim in claims:
-        yield first.setdefault(claim.family, claim.moves), claim.moves
-
-
-def unique(name: str, taken: Iterable[str]) -> str:
+def unique_name(name: str, taken: Iterable[str]) -> str:
     """The name, or the first of ``name:2``, ``name:3``, ... that is not taken."""
-    held = set(taken)
+    names = set(taken)
     others = (f"{name}:{number}" for number in itertools.count(2))
-    return next(item for item in itertools.chain([name], others) if item not in held)
+    return next(item for item in itertools.chain([name], others) if item not in names)

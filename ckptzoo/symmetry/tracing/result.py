@@ -1,4 +1,4 @@
-"""What a trace gives."""
+"""The result of ``ckptzoo.symmetry.trace``, which needs no torch."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Traced:
     symmetry : the table.
     architecture : of the module's state dict; tied tensors are aliases.
     notes : what keeps groups in place, unscaled or apart: one sentence each.
-    worst : largest relative difference of the outputs, in float64, that the verification found.
+    worst : largest relative difference of the outputs that the verification found, in float64.
     """
 
     symmetry: Symmetry

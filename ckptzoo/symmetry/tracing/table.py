@@ -1,4 +1,4 @@
-"""From families of channels to the symmetry table: groups, and what they do to the tensors."""
+"""From the groups of channels to the symmetry table: its groups, and their actions on the axes of tensors."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -9,136 +9,141 @@ from numpy.typing import NDArray
 
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Symmetry
-from ckptzoo.symmetry.tracing.constraints import DEAD, FIXED, OUTPUT, POSITIVE, SIGN, AxisPlacement, Constraints
-from ckptzoo.symmetry.tracing.groups import NO_SCALE, Family, families, unique
+from ckptzoo.symmetry.tracing.constraints import FIXED, FORBIDDEN, OUTPUT, POSITIVE, SIGN, AxisPlacement, Constraints
+from ckptzoo.symmetry.tracing.groups import NO_SCALE, ChannelGroup, channel_groups, unique_name
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The positions of a family that are scaled alike.
+    """The positions of a channel group that are scaled alike: one group of the table.
 
     Parameters
     ----------
-    family : its number.
+    group : number of the channel group.
     scale : number of the scale among each channel's; -1 where there is none.
     kind : of that scale.
-    writer : the place that writes it first; where none does, the family's first.
-    first : its first place.
+    writer : the placement that writes it first; where none does, the first of the channel group.
+    first : its first placement.
     """
 
-    family: int
+    group: int
     scale: int
     kind: str
     writer: int
     first: int
 
 
-def table(ledger: Constraints, arch: Architecture) -> tuple[Symmetry, tuple[str, ...]]:
-    """The symmetry table of all that the ledger knows, and what keeps groups in place, unscaled or apart."""
-    found = families(ledger)
-    places = list(ledger.places.values())
-    parts = sorted(_parts(ledger, found, places), key=lambda part: (part.writer, part.first))
+def build_table(constraints: Constraints, arch: Architecture) -> tuple[Symmetry, tuple[str, ...]]:
+    """The symmetry table that the constraints leave, and notes on what keeps groups in place, unscaled or apart."""
+    groups = channel_groups(constraints)
+    placements = list(constraints.placements.values())
+    parts = sorted(_parts(constraints, groups, placements), key=lambda part: (part.writer, part.first))
     leaders: dict[int, str] = {}
-    groups: list[Group] = []
+    table_groups: list[Group] = []
     names: dict[tuple[int, int], str] = {}
-    notes = list(dict.fromkeys(ledger.notes))
+    notes = list(dict.fromkeys(constraints.notes))
     for part in parts:
-        family, tensor = found[part.family], places[part.writer].tensor
-        name = unique(tensor.rpartition(".")[0] or tensor, names.values())
-        names[part.family, part.scale] = name
-        still = isinstance(family.perm, Fixed)
-        perm = family.perm if still or part.family not in leaders else Like(leaders[part.family])
-        leaders.setdefault(part.family, name)
-        groups.append(Group(name, len(family.channels), perm, part.kind))
-        notes += _notes(ledger, family, part, name, places)
-    listings = _listings(found)
-    made = [_action(place, listings.get(number, {}), names) for number, place in enumerate(places)]
-    order = {name: at for at, name in enumerate(arch.names)}
-    actions = sorted((item for item in made if item is not None), key=lambda item: (order[item.tensor], item.axis))
-    return Symmetry(tuple(groups), tuple(actions)), tuple(notes)
+        group, tensor = groups[part.group], placements[part.writer].tensor
+        name = unique_name(tensor.rpartition(".")[0] or tensor, names.values())
+        names[part.group, part.scale] = name
+        fixed = isinstance(group.perm, Fixed)
+        perm = group.perm if fixed or part.group not in leaders else Like(leaders[part.group])
+        leaders.setdefault(part.group, name)
+        table_groups.append(Group(name, len(group.channels), perm, part.kind))
+        notes += _notes(constraints, group, part, name, placements)
+    positions = _positions(groups)
+    actions = [_action(placement, positions.get(number, {}), names) for number, placement in enumerate(placements)]
+    order = {name: number for number, name in enumerate(arch.names)}
+    acting = sorted((item for item in actions if item is not None), key=lambda item: (order[item.tensor], item.axis))
+    return Symmetry(tuple(table_groups), tuple(acting)), tuple(notes)
 
 
-def _parts(ledger: Constraints, found: Sequence[Family], places: Sequence[AxisPlacement]) -> Iterator[_Part]:
-    shown = _shown(found, places, ledger)
-    for number, family in enumerate(found):
-        if number not in shown:
+def _parts(
+    constraints: Constraints, groups: Sequence[ChannelGroup], placements: Sequence[AxisPlacement]
+) -> Iterator[_Part]:
+    listed = _listed(groups, placements, constraints)
+    for number, group in enumerate(groups):
+        if number not in listed:
             continue
-        entries = family.channels[0].entries
-        first = family.channels[0].first[0]
+        # Channels of a group look alike, so that the first one shows them all.
+        entries = group.channels[0].entries
+        first = group.channels[0].first[0]
         for scale in dict.fromkeys(entry.scale for entry in entries):
-            mine = [entry for entry in entries if entry.scale == scale]
-            written = [entry.place for entry in mine if places[entry.place].role != "in"]
-            yield _Part(number, scale, mine[0].kind, min(written, default=first), min(entry.place for entry in mine))
+            scaled = [entry for entry in entries if entry.scale == scale]
+            written = [entry.placement for entry in scaled if placements[entry.placement].role != "in"]
+            first_here = min(entry.placement for entry in scaled)
+            yield _Part(number, scale, scaled[0].kind, min(written, default=first), first_here)
 
 
-def _shown(found: Sequence[Family], places: Sequence[AxisPlacement], ledger: Constraints) -> set[int]:
-    """The families that get groups: all but inputs and outputs of the network that nothing else is known of."""
-    shown: set[int] = set()
-    by_place: dict[str, dict[int, set[int]]] = {}
-    for number, family in enumerate(found):
-        entries, fixed = family.channels[0].entries, family.channels[0].fixed
-        roles = {places[entry.place].role == "in" for entry in entries}
-        atom = np.array([family.channels[0].atom])
-        output = ledger.channels.marks(atom, OUTPUT)[0] >= 0
+def _listed(groups: Sequence[ChannelGroup], placements: Sequence[AxisPlacement], constraints: Constraints) -> set[int]:
+    """The channel groups that are in the table: all but inputs and outputs of the network without any other role."""
+    listed: set[int] = set()
+    by_tensor: dict[str, dict[int, set[int]]] = {}
+    for number, group in enumerate(groups):
+        entries, fixed = group.channels[0].entries, group.channels[0].fixed
+        is_read = {placements[entry.placement].role == "in" for entry in entries}
+        output = constraints.channels.marks(np.array([group.channels[0].root]), OUTPUT)[0] >= 0
         scaled = any(entry.kind != NO_SCALE for entry in entries)
-        if not fixed or scaled or (len(roles) == 2) or (roles == {False} and not output):
-            shown.add(number)
+        if not fixed or scaled or len(is_read) == 2 or (is_read == {False} and not output):
+            listed.add(number)
         for entry in entries:
-            by_place.setdefault(places[entry.place].tensor, {}).setdefault(entry.place, set()).add(number)
-    for tensor in {place.tensor for place in places if place.blocks > 1}:
-        for here in by_place[tensor].values():
-            if here & shown:
-                shown |= here
-    return shown
+            by_tensor.setdefault(placements[entry.placement].tensor, {}).setdefault(entry.placement, set()).add(number)
+    # An axis in blocks is given in full, with the groups beside those that are listed.
+    for tensor in {placement.tensor for placement in placements if placement.blocks > 1}:
+        for on_axis in by_tensor[tensor].values():
+            if on_axis & listed:
+                listed |= on_axis
+    return listed
 
 
-def _listings(found: Sequence[Family]) -> dict[int, dict[tuple[int, int], list[list[int]]]]:
-    """For every place, and every family and scale there: the positions of each channel."""
-    made: dict[int, dict[tuple[int, int], list[list[int]]]] = {}
-    for number, family in enumerate(found):
-        for rank, channel in enumerate(family.channels):
+def _positions(groups: Sequence[ChannelGroup]) -> dict[int, dict[tuple[int, int], list[list[int]]]]:
+    """For every placement, and every group and scale there: the positions of each channel."""
+    positions: dict[int, dict[tuple[int, int], list[list[int]]]] = {}
+    for number, group in enumerate(groups):
+        for rank, channel in enumerate(group.channels):
             for entry in channel.entries:
-                rows = made.setdefault(entry.place, {}).setdefault((number, entry.scale), [])
+                rows = positions.setdefault(entry.placement, {}).setdefault((number, entry.scale), [])
                 if rank == len(rows):
                     rows.append([])
-                rows[rank].append(entry.at)
-    return made
+                rows[rank].append(entry.position)
+    return positions
 
 
 def _action(
-    place: AxisPlacement, listing: dict[tuple[int, int], list[list[int]]], names: dict[tuple[int, int], str]
+    placement: AxisPlacement, positions: dict[tuple[int, int], list[list[int]]], names: dict[tuple[int, int], str]
 ) -> AxisAction | None:
     """What the groups do to an axis; None where they do nothing."""
-    by_group = {key: list(_segments(names[key], np.array(rows))) for key, rows in listing.items() if key in names}
+    by_group = {key: list(_segments(names[key], np.array(rows))) for key, rows in positions.items() if key in names}
     segments = [segment for items in by_group.values() for segment in items]
     if not segments:
         return None
+    # By offset, unless that would put the segments of one group in another order than its channels'.
     if all(items == sorted(items, key=lambda item: item.offset) for items in by_group.values()):
         segments.sort(key=lambda item: item.offset)
     return AxisAction(
-        place.tensor,
-        place.axis,
+        placement.tensor,
+        placement.axis,
         tuple(segments),
-        place.exponent,
-        place.in_mass,
-        place.role,
-        place.blocks,
-        place.eps,
+        placement.exponent,
+        placement.in_mass,
+        placement.role,
+        placement.blocks,
+        placement.eps,
     )
 
 
-def _segments(group: str, at: NDArray[np.int64]) -> Iterator[Segment]:
-    """Runs of channels in order; ``at`` (n, times) are the positions of each, those in a column corresponding."""
-    order = at.argsort(axis=1)
+def _segments(group: str, positions: NDArray[np.int64]) -> Iterator[Segment]:
+    """Runs of channels in order, from the positions (n, times) of each channel, corresponding ones in a column."""
+    order = positions.argsort(axis=1)
     if (order == order[0]).all():
-        at = at[:, order[0]]
-    column, (n, times) = 0, at.shape
+        positions = positions[:, order[0]]
+    column, (n, times) = 0, positions.shape
     while column < times:
         inner = 1
-        while column + inner < times and (at[:, column + inner] == at[:, column] + inner).all():
+        while column + inner < times and (positions[:, column + inner] == positions[:, column] + inner).all():
             inner += 1
-        starts = at[:, column]
+        starts = positions[:, column]
         cuts = [0, *(np.flatnonzero(np.diff(starts) != inner) + 1).tolist(), n]
         for first, last in itertools.pairwise(cuts):
             yield Segment(group, int(starts[first]), inner, last - first)
@@ -146,34 +151,29 @@ def _segments(group: str, at: NDArray[np.int64]) -> Iterator[Segment]:
 
 
 def _notes(
-    ledger: Constraints, family: Family, part: _Part, name: str, places: Sequence[AxisPlacement]
+    constraints: Constraints, group: ChannelGroup, part: _Part, name: str, placements: Sequence[AxisPlacement]
 ) -> Iterator[str]:
     """Why a group stays in place, and why it is not scaled."""
-    channel = family.channels[0]
-    if isinstance(family.perm, Fixed):
-        marks = (
-            ledger.channels.marks(np.array([channel.atom]), FIXED)[0],
-            ledger.channels.marks(np.array([channel.atom]), OUTPUT)[0],
-        )
-        reason = max(marks[0], -1) if marks[0] >= 0 else marks[1]
-        why = (
-            ledger.reasons[reason]
-            if reason >= 0
-            else "each of its channels lies in a block of its own that stays in place"
-        )
+    channel = group.channels[0]
+    if isinstance(group.perm, Fixed):
+        fixed, output = (constraints.channels.marks(np.array([channel.root]), kind)[0] for kind in (FIXED, OUTPUT))
+        reason = fixed if fixed >= 0 else output
+        why = "each of its channels lies in a block of its own that stays in place"
+        if reason >= 0:
+            why = constraints.reasons[reason]
         yield f"Group {name!r} stays in place: {why}."
     if part.kind == NO_SCALE:
-        atoms = np.array(
-            [places[entry.place].scale[entry.at] for entry in channel.entries if entry.scale == part.scale]
-        )
-        yield f"Group {name!r} is not scaled: {_why(ledger, atoms)}."
+        entries = [entry for entry in channel.entries if entry.scale == part.scale]
+        scales = np.array([placements[entry.placement].scale[entry.position] for entry in entries])
+        yield f"Group {name!r} is not scaled: {_why(constraints, scales)}."
 
 
-def _why(ledger: Constraints, scales: NodeIds) -> str:
-    dead, positive, sign = (ledger.scales.marks(scales, kind) for kind in (DEAD, POSITIVE, SIGN))
-    if (dead >= 0).any():
-        return ledger.reasons[dead[dead >= 0][0]]
+def _why(constraints: Constraints, scales: NodeIds) -> str:
+    """Why these scales have no factor left."""
+    forbidden, positive, sign = (constraints.scales.marks(scales, kind) for kind in (FORBIDDEN, POSITIVE, SIGN))
+    if (forbidden >= 0).any():
+        return constraints.reasons[forbidden[forbidden >= 0][0]]
     both = (positive >= 0) & (sign >= 0)
     if both.any():
-        return f"{ledger.reasons[positive[both][0]]}, and {ledger.reasons[sign[both][0]]}"
+        return f"{constraints.reasons[positive[both][0]]}, and {constraints.reasons[sign[both][0]]}"
     return "no parameter gives it a scale"

@@ -1,7 +1,10 @@
-"""Small networks in a line, tables as text, and whether a table holds."""
+"""Small networks in one expression, symmetry tables as text, and checks of a trace."""
 
 import copy
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ from torch import nn
 
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Like, Perm, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement, apply, trace
-from ckptzoo.symmetry.tracing.graph import InDouble
+from ckptzoo.symmetry.tracing.graph import Float64Mode
 from ckptzoo.symmetry.tracing.result import Traced
 
 Forward = Callable[[Any, torch.Tensor], Any]
@@ -38,6 +41,19 @@ def net(forward: Forward, seed: int = 0, **parts: Callable[[], Any]) -> Net:
     return Net(forward, {name: make() for name, make in parts.items()})
 
 
+def part(kind: Callable[..., Any], *sizes: Any, **options: Any) -> Callable[[], Any]:
+    """A part that is made when the network is."""
+    return lambda: kind(*sizes, **options)
+
+
+def linear(*sizes: int, **options: Any) -> Callable[[], nn.Linear]:
+    return part(nn.Linear, *sizes, **options)
+
+
+def conv(*sizes: int, **options: Any) -> Callable[[], nn.Conv2d]:
+    return part(nn.Conv2d, *sizes, **options)
+
+
 def parameter(*shape: int) -> Callable[[], nn.Parameter]:
     """A part that is a random parameter."""
     return lambda: nn.Parameter(torch.randn(shape))
@@ -51,16 +67,51 @@ def rows(features: int, count: int = 2) -> torch.Tensor:
     return torch.randn(count, features, generator=torch.Generator().manual_seed(0))
 
 
-def held(module: nn.Module, example: torch.Tensor) -> Traced:
-    """A trace whose table holds, seen with other elements and inputs than those of the verification."""
+def checked_trace(module: nn.Module, example: torch.Tensor) -> Traced:
+    """A trace whose table is checked with other elements and inputs than those of the verification."""
     traced = trace(module, example)
     assert traced.worst < 1e-9
     assert not any("change the outputs" in note for note in traced.notes)
-    stays(module, traced.symmetry, example)
+    check_outputs(module, traced.symmetry, example)
     return traced
 
 
-def stays(module: nn.Module, table: Symmetry, example: torch.Tensor, seed: int = 1) -> None:
+@dataclass(frozen=True)
+class Case:
+    """A network and what a trace of it must give.
+
+    Parameters
+    ----------
+    forward, parts : of the network.
+    example : its input.
+    table : as ``text`` writes it; where it ends in ``...``, how it begins.
+    notes : a pattern for each note, ``*`` for any text; ``...`` at the end where more may follow, None for any notes.
+    """
+
+    forward: Forward
+    parts: dict[str, Callable[[], Any]]
+    example: torch.Tensor
+    table: str
+    notes: tuple[str, ...] | None = None
+
+
+def check(case: Case) -> Traced:
+    """Trace the network, and compare table and notes."""
+    traced = checked_trace(net(case.forward, **case.parts), case.example)
+    found, expected = text(traced.symmetry), lines(case.table)
+    if expected.endswith("\n..."):
+        found, expected = found[: len(expected) - 3], expected[:-3]
+    assert found == expected
+    if case.notes is not None:
+        open_ended = case.notes[-1:] == ("...",)
+        patterns = case.notes[:-1] if open_ended else case.notes
+        assert len(traced.notes) >= len(patterns) if open_ended else len(traced.notes) == len(patterns), traced.notes
+        for note, pattern in zip(traced.notes, patterns, strict=False):
+            assert fnmatchcase(note, pattern)
+    return traced
+
+
+def check_outputs(module: nn.Module, table: Symmetry, example: torch.Tensor, seed: int = 1) -> None:
     """Random elements leave float64 outputs alone, with weights near the module's own."""
     double = copy.deepcopy(module).double().eval()
     rng = np.random.default_rng(seed)
@@ -76,9 +127,9 @@ def stays(module: nn.Module, table: Symmetry, example: torch.Tensor, seed: int =
 
 def _outputs(module: nn.Module, stack: dict[str, np.ndarray], inputs: torch.Tensor) -> np.ndarray:
     state = {name: torch.from_numpy(np.array(value[0])) for name, value in stack.items()}
-    with torch.no_grad(), InDouble():
-        made = torch.func.functional_call(module, state, (inputs,))
-    return torch.cat([item.reshape(-1) for item in (made if isinstance(made, tuple) else (made,))]).numpy()
+    with torch.no_grad(), Float64Mode():
+        result = torch.func.functional_call(module, state, (inputs,))
+    return torch.cat([item.reshape(-1) for item in (result if isinstance(result, tuple) else (result,))]).numpy()
 
 
 def text(table: Symmetry) -> str:
@@ -87,9 +138,28 @@ def text(table: Symmetry) -> str:
     return "\n".join([*groups, *map(_action, table.actions)])
 
 
+_LAYER = re.compile(r"([^\s:/]+)(/\d+)?:(?: (.+?))? ->(?: (.+?))?(, no bias)?")
+
+
 def lines(expected: str) -> str:
-    """Such lines as they stand in a test."""
-    return "\n".join(line.strip() for line in expected.strip().splitlines())
+    """Such lines as a test has them, one a line or with ``|`` between them.
+
+    A layer may be one line, ``name/blocks: what it reads -> what it writes``, for up to three actions.
+    """
+    return "\n".join(action for line in re.split(r"\n|\|", expected.strip()) for action in _expanded(line.strip()))
+
+
+def _expanded(line: str) -> Iterator[str]:
+    if (layer := _LAYER.fullmatch(line)) is None:
+        yield line
+        return
+    name, blocks, read, written, without_bias = layer.groups()
+    if written:
+        yield f"{name}.weight 0 +1 out {written}"
+    if read:
+        yield f"{name}.weight 1{blocks or ''} -1 in {read}"
+    if written and not without_bias:
+        yield f"{name}.bias 0 +1 bias {written}"
 
 
 def _perm(perm: Perm) -> str:

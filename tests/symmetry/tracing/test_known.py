@@ -8,13 +8,13 @@ from ckptzoo import archs
 from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Symmetry, Wreath
 from ckptzoo.symmetry import count, trace
 from tests.symmetry import test_networks
-from tests.symmetry.tracing.helpers import held
+from tests.symmetry.tracing.helpers import checked_trace
 
 
 def _renamed(table: Symmetry) -> tuple[dict[str, object], list[AxisAction]]:
     """Groups and actions with names by first appearance; groups that are permuted alike as one set.
 
-    Of wreath products the outer permutation is told apart by the groups that share it.
+    The outer permutation of a wreath product is named by the groups that share it.
     """
     actions = sorted(table.actions, key=lambda action: (action.tensor, action.axis))
     names: dict[str, str] = {}
@@ -69,7 +69,7 @@ def test_the_registry(name: str, size: int | None) -> None:
     shape = archs.architecture(name).input_shape
     assert shape is not None
     module = archs.get(name)()
-    traced = held(module, torch.randn(1, *((shape[0], size, size) if size else shape)))
+    traced = checked_trace(module, torch.randn(1, *((shape[0], size, size) if size else shape)))
     assert _renamed(traced.symmetry) == _renamed(archs.symmetry(name))
     assert traced.notes == ()
     assert {tensor.name: tensor.shape for tensor in traced.architecture.tensors} == {
@@ -94,11 +94,11 @@ def test_counts_of_resnet20() -> None:
 
 @pytest.mark.parametrize("kind", [test_networks.Flattened, test_networks.Padded, test_networks.Odd])
 def test_tables_declared_beside_their_networks(kind: type[nn.Module]) -> None:
-    traced = held(kind(), torch.randn(1, *test_networks.INPUTS[kind]))
+    traced = checked_trace(kind(), torch.randn(1, *test_networks.INPUTS[kind]))
     assert _renamed(traced.symmetry) == _renamed(kind.table)
 
 
 @pytest.mark.parametrize("kind", [test_networks.Grouped, test_networks.Normalised])
 def test_networks_that_can_be_declared_in_several_ways(kind: type[nn.Module]) -> None:
-    traced = held(kind(), torch.randn(1, *test_networks.INPUTS[kind]))
+    traced = checked_trace(kind(), torch.randn(1, *test_networks.INPUTS[kind]))
     assert count(traced.symmetry) == count(kind.table)

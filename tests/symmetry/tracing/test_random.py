@@ -105,38 +105,42 @@ def _norm(draft: Draft) -> None:
 class Elementwise(nn.Module):
     """One parameter with a value."""
 
-    def __init__(self, shape: tuple[int, ...], how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, shape: tuple[int, ...], operation: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.values, self.how = nn.Parameter(torch.randn(shape)), how
+        self.values, self.operation = nn.Parameter(torch.randn(shape)), operation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.how(x, self.values)
+        return self.operation(x, self.values)
 
 
 def _parameter(draft: Draft) -> None:
     at = draft.value()
     width = draft.widths[at]
-    how = draft.one_of(torch.add, torch.mul, torch.max, torch.sub)
+    operation = draft.one_of(torch.add, torch.mul, torch.max, torch.sub)
     shape = draft.one_of((1,), (width, 1, 1), (1, width, 1, 1), (width, 4, 4))
-    draft.apply(Elementwise(shape, how), at, width)
+    draft.apply(Elementwise(shape, operation), at, width)
 
 
 def _pair(draft: Draft) -> None:
-    one = draft.value()
-    two = draft.value(draft.widths[one])
-    how = draft.one_of(torch.add, torch.mul, torch.max, lambda a, b: a - 0.5 * b, lambda a, b: a * torch.sigmoid(b))
-    draft.add(draft.widths[one], lambda _, values: how(values[one], values[two]))
+    first = draft.value()
+    second = draft.value(draft.widths[first])
+    operation = draft.one_of(
+        torch.add, torch.mul, torch.max, lambda a, b: a - 0.5 * b, lambda a, b: a * torch.sigmoid(b)
+    )
+    draft.add(draft.widths[first], lambda _, values: operation(values[first], values[second]))
 
 
 def _joined(draft: Draft) -> None:
-    one, two = draft.value(), draft.value()
-    draft.add(draft.widths[one] + draft.widths[two], lambda _, values: torch.cat([values[one], values[two]], 1))
+    first, second = draft.value(), draft.value()
+    draft.add(
+        draft.widths[first] + draft.widths[second], lambda _, values: torch.cat([values[first], values[second]], 1)
+    )
 
 
 def _in_space(draft: Draft) -> None:
-    one = draft.value()
-    two = draft.value(draft.widths[one])
-    draft.add(draft.widths[one], lambda _, values: torch.cat([values[one], values[two]], 3)[..., 2:6])
+    first = draft.value()
+    second = draft.value(draft.widths[first])
+    draft.add(draft.widths[first], lambda _, values: torch.cat([values[first], values[second]], 3)[..., 2:6])
 
 
 def _part(draft: Draft) -> None:
@@ -162,7 +166,7 @@ STEPS = (_layer, _layer, _again, _act, _act, _norm, _parameter, _pair, _joined, 
 
 
 class Random(nn.Module):
-    """What was drawn, and a head that reads the last value."""
+    """The network that was drawn, with a head that reads the last value."""
 
     def __init__(self, draft: Draft, flat: bool) -> None:
         super().__init__()

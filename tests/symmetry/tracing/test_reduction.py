@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.symmetry.tracing.helpers import Net, held, images, lines, net, rows, text
+from tests.symmetry.tracing.helpers import Case, Net, check, checked_trace, conv, images, linear, lines, net, rows, text
 
 OVER_SPACE = {
     "mean": lambda h: h.mean((2, 3)),
@@ -33,49 +33,18 @@ OVER_SPACE = {
 @pytest.mark.parametrize("name", OVER_SPACE)
 def test_scales_pass_over_space(name: str) -> None:
     module = net(
-        lambda m, x: m.c(m.pool(F.relu(m.a(x)))),
-        a=lambda: nn.Conv2d(1, 3, 3),
-        pool=lambda: OVER_SPACE[name],
-        c=lambda: nn.Linear(3, 2),
+        lambda m, x: m.c(m.pool(F.relu(m.a(x)))), a=conv(1, 3, 3), pool=lambda: OVER_SPACE[name], c=linear(3, 2)
     )
-    assert text(held(module, images()).symmetry) == lines("""
-        a 3 sym positive
-        a.weight 0 +1 out a@0+3
-        a.bias 0 +1 bias a@0+3
-        c.weight 1 -1 in a@0+3
-    """)
+    assert text(checked_trace(module, images()).symmetry) == lines("a 3 sym positive | a: -> a@0+3 | c: a@0+3 ->")
 
 
 def test_pooling_in_one_and_three_dimensions() -> None:
-    for example, conv, pools in (
+    for example, layer, pools in (
         (torch.randn(2, 1, 6), nn.Conv1d, (nn.MaxPool1d(2), nn.AvgPool1d(2), nn.AdaptiveAvgPool1d(1))),
         (torch.randn(2, 1, 6, 6, 6), nn.Conv3d, (nn.MaxPool3d(2), nn.AvgPool3d(2), nn.AdaptiveMaxPool3d(1))),
     ):
-        module = nn.Sequential(conv(1, 3, 3), *pools, nn.Flatten(), nn.Linear(3, 2))
-        assert text(held(module, example).symmetry).splitlines()[0] == "0 3 sym positive"
-
-
-def test_squares_are_scaled_by_squares() -> None:
-    def spread(m: Net, x: torch.Tensor) -> torch.Tensor:
-        h = m.a(x)
-        return m.c(h / (h.var((2, 3), keepdim=True) + h.pow(2).mean((2, 3), keepdim=True)).sqrt())
-
-    module = net(spread, a=lambda: nn.Conv2d(1, 3, 3), c=lambda: nn.Conv2d(3, 1, 1))
-    assert text(held(module, images()).symmetry) == lines("""
-        a 3 sym positive
-        a:2 3 like(a) none
-        a.weight 0 +1 out a@0+3
-        a.bias 0 +1 bias a@0+3
-        c.weight 1 -1 in a:2@0+3
-    """)
-    module = net(lambda m, x: m.c(m.a(x).var((2, 3))), a=lambda: nn.Conv2d(1, 3, 3), c=lambda: nn.Linear(3, 2))
-    traced = held(module, images())
-    assert traced.symmetry["a"].scale == "none" and "reads powers of values" in traced.notes[0]
-
-
-def test_inverses_are_read_with_the_opposite_exponent() -> None:
-    module = net(lambda m, x: m.c(1 / m.a(x)), a=lambda: nn.Linear(5, 3), c=lambda: nn.Linear(3, 2))
-    assert "c.weight 1 +1 in a@0+3" in text(held(module, rows(5)).symmetry).splitlines()
+        module = nn.Sequential(layer(1, 3, 3), *pools, nn.Flatten(), nn.Linear(3, 2))
+        assert text(checked_trace(module, example).symmetry).splitlines()[0] == "0 3 sym positive"
 
 
 @pytest.mark.parametrize(
@@ -89,66 +58,65 @@ def test_inverses_are_read_with_the_opposite_exponent() -> None:
     ],
 )
 def test_over_channels_none_passes_and_all_are_alike(summed) -> None:
-    module = net(
-        lambda m, x: (lambda h: m.c(h - summed(h)))(m.a(x)), a=lambda: nn.Linear(5, 4), c=lambda: nn.Linear(4, 2)
-    )
-    traced = held(module, rows(5))
-    assert text(traced.symmetry) == lines("""
-        a 4 sym none
-        a.weight 0 +1 out a@0+4
-        a.bias 0 +1 bias a@0+4
-        c.weight 1 -1 in a@0+4
-    """)
+    module = net(lambda m, x: (lambda h: m.c(h - summed(h)))(m.a(x)), a=linear(5, 4), c=linear(4, 2))
+    traced = checked_trace(module, rows(5))
+    assert text(traced.symmetry) == lines("a 4 sym none | a: -> a@0+4 | c: a@0+4 ->")
     assert "sums over channels" in traced.notes[0]
 
 
-def test_a_sum_over_some_channels_tells_them_from_the_others() -> None:
-    module = net(
+def _over_spread(m: Net, x: torch.Tensor) -> torch.Tensor:
+    h = m.a(x)
+    return m.c(h / (h.var((2, 3), keepdim=True) + h.pow(2).mean((2, 3), keepdim=True)).sqrt())
+
+
+CASES = {
+    "squares are scaled by squares": Case(
+        _over_spread,
+        {"a": conv(1, 3, 3), "c": conv(3, 1, 1)},
+        images(),
+        "a 3 sym positive | a:2 3 like(a) none | a: -> a@0+3 | c: a:2@0+3 ->",
+    ),
+    "squares that are read are not scaled": Case(
+        lambda m, x: m.c(m.a(x).var((2, 3))),
+        {"a": conv(1, 3, 3), "c": linear(3, 2)},
+        images(),
+        "a 3 sym none | ...",
+        notes=("*reads powers of values*", "..."),
+    ),
+    "inverses are read with the opposite exponent": Case(
+        lambda m, x: m.c(1 / m.a(x)),
+        {"a": linear(5, 3), "c": linear(3, 2)},
+        rows(5),
+        "a 3 sym positive | a: -> a@0+3 | c.weight 1 +1 in a@0+3",
+    ),
+    "a sum over some channels tells them from the others": Case(
         lambda m, x: (lambda h: m.c(h * torch.sigmoid(h[:, :3].mean(1, keepdim=True))))(F.relu(m.a(x))),
-        a=lambda: nn.Linear(5, 5),
-        c=lambda: nn.Linear(5, 2),
-    )
-    assert text(held(module, rows(5)).symmetry).splitlines()[:2] == ["a 3 sym none", "a:2 2 sym positive"]
-
-
-def test_a_sum_over_stacked_values_ties_them() -> None:
-    module = net(
+        {"a": linear(5, 5), "c": linear(5, 2)},
+        rows(5),
+        "a 3 sym none | a:2 2 sym positive | ...",
+    ),
+    "a sum over stacked values ties them": Case(
         lambda m, x: m.c(torch.stack([F.relu(m.a(x)), F.relu(m.b(x))]).sum(0)),
-        a=lambda: nn.Linear(5, 3),
-        b=lambda: nn.Linear(5, 3),
-        c=lambda: nn.Linear(3, 2),
-    )
-    assert text(held(module, rows(5)).symmetry) == lines("""
-        a 3 sym positive
-        a.weight 0 +1 out a@0+3
-        a.bias 0 +1 bias a@0+3
-        b.weight 0 +1 out a@0+3
-        b.bias 0 +1 bias a@0+3
-        c.weight 1 -1 in a@0+3
-    """)
-
-
-def test_channels_that_are_pooled_together_move_together() -> None:
-    module = net(
+        {"a": linear(5, 3), "b": linear(5, 3), "c": linear(3, 2)},
+        rows(5),
+        "a 3 sym positive | a: -> a@0+3 | b: -> a@0+3 | c: a@0+3 ->",
+    ),
+    "channels that are pooled together move together": Case(
         lambda m, x: m.c(F.max_pool1d(F.relu(m.a(x))[:, None], 2)[:, 0]),
-        a=lambda: nn.Linear(5, 4),
-        c=lambda: nn.Linear(2, 2),
-    )
-    traced = held(module, rows(5))
-    assert text(traced.symmetry) == lines("""
-        a 1 sym positive
-        a.weight 0 +1 out a@0+1*4
-        a.bias 0 +1 bias a@0+1*4
-        c.weight 1 -1 in a@0+1*2
-    """)
-    assert traced.notes[0].startswith("Channels that 'max_pool1d' (test_reductions.py line ")
+        {"a": linear(5, 4), "c": linear(2, 2)},
+        rows(5),
+        "a 1 sym positive | a: -> a@0+1*4 | c: a@0+1*2 ->",
+        notes=("Channels that 'max_pool1d' (test_reduction.py line *", "..."),
+    ),
+    "maxout ties the pieces of a unit": Case(
+        lambda m, x: m.c(m.a(x).view(-1, 3, 2).amax(2)),
+        {"a": linear(5, 6), "c": linear(3, 2)},
+        rows(5),
+        "a 3 sym positive | a: -> a@0+3*2 | c: a@0+3 ->",
+    ),
+}
 
 
-def test_maxout_ties_the_pieces_of_a_unit() -> None:
-    module = net(lambda m, x: m.c(m.a(x).view(-1, 3, 2).amax(2)), a=lambda: nn.Linear(5, 6), c=lambda: nn.Linear(3, 2))
-    assert text(held(module, rows(5)).symmetry) == lines("""
-        a 3 sym positive
-        a.weight 0 +1 out a@0+3*2
-        a.bias 0 +1 bias a@0+3*2
-        c.weight 1 -1 in a@0+3
-    """)
+@pytest.mark.parametrize("name", CASES)
+def test_tables(name: str) -> None:
+    check(CASES[name])

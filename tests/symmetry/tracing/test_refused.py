@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.symmetry import trace
-from tests.symmetry.tracing.helpers import Net, images, net, parameter, rows
+from tests.symmetry.tracing.helpers import Net, conv, images, linear, net, parameter, rows
 
 STEP = "Declare the table by hand, as a ckptzoo.schema.symmetry.Symmetry."
 
@@ -44,7 +44,7 @@ def test_an_unknown_operation_is_named_with_its_module_and_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("forward", "said"),
+    ("forward", "message"),
     [
         (lambda m, x: m.c(torch.where(m.a(x) > 0, m.a(x), -m.a(x))), "'gt'"),
         (lambda m, x: m.c(m.a(x).cumsum(1)), "'cumsum'"),
@@ -64,11 +64,11 @@ def test_an_unknown_operation_is_named_with_its_module_and_line() -> None:
         (lambda m, x: m.c(m.a(x)[:, :2]), "mat1 and mat2 shapes cannot be multiplied"),
     ],
 )
-def test_what_rules_do_not_cover(forward, said: str) -> None:
-    module = net(forward, a=lambda: nn.Linear(5, 4), c=lambda: nn.Linear(4, 2))
+def test_what_rules_do_not_cover(forward, message: str) -> None:
+    module = net(forward, a=linear(5, 4), c=linear(4, 2))
     with pytest.raises(SymmetryError) as caught:
         trace(module, rows(5))
-    assert said in str(caught.value) and "test_refused.py line" in str(caught.value)
+    assert message in str(caught.value) and "test_refused.py line" in str(caught.value)
     assert str(caught.value).startswith("symmetry.trace: ") and str(caught.value).endswith(STEP)
 
 
@@ -101,7 +101,7 @@ def test_modules_that_are_more_than_a_function(layer: nn.Module, name: str) -> N
     ],
 )
 def test_control_flow_that_depends_on_the_numbers(forward) -> None:
-    module = net(forward, a=lambda: nn.Linear(5, 4), c=lambda: nn.Linear(4, 2))
+    module = net(forward, a=linear(5, 4), c=linear(4, 2))
     with pytest.raises(
         SymmetryError, match=r"symmetry.trace: test_refused.py line \d+: expected operations that do not"
     ):
@@ -115,24 +115,22 @@ def test_changes_in_place_of_what_is_used_again() -> None:
         flat.relu_()
         return m.c(h)
 
-    module = net(forward, a=lambda: nn.Linear(5, 4), c=lambda: nn.Linear(4, 2))
+    module = net(forward, a=linear(5, 4), c=linear(4, 2))
     with pytest.raises(SymmetryError, match="no change in place of a tensor that is used again, got 'relu' in place"):
         trace(module, rows(5))
-    module = net(
-        lambda m, x: m.c(m.b.relu_() + m.a(x)), a=lambda: nn.Linear(5, 4), b=parameter(4), c=lambda: nn.Linear(4, 2)
-    )
+    module = net(lambda m, x: m.c(m.b.relu_() + m.a(x)), a=linear(5, 4), b=parameter(4), c=linear(4, 2))
     with pytest.raises(SymmetryError, match="in place"):
         trace(module, rows(5))
 
 
-def test_a_change_in_place_is_seen_by_those_who_hold_the_same_tensor() -> None:
+def test_a_change_in_place_is_seen_through_other_names_of_the_tensor() -> None:
     def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
         h = m.a(x)
         same = m.drop(h)
         torch.tanh_(h)
         return m.c(same)
 
-    module = net(forward, a=lambda: nn.Linear(5, 4), drop=nn.Dropout, c=lambda: nn.Linear(4, 2))
+    module = net(forward, a=linear(5, 4), drop=nn.Dropout, c=linear(4, 2))
     assert trace(module, rows(5)).symmetry["a"].scale == "sign"
 
 
@@ -146,7 +144,7 @@ def test_a_module_whose_numbers_are_random_fails_the_verification() -> None:
     def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
         return m.c(m.a(x)) + torch.rand(2, dtype=torch.float64)
 
-    module = net(forward, a=lambda: nn.Linear(5, 4), c=lambda: nn.Linear(4, 2))
+    module = net(forward, a=linear(5, 4), c=linear(4, 2))
     with pytest.raises(SymmetryError, match="rounding"):
         trace(module, rows(5))
 
@@ -154,9 +152,9 @@ def test_a_module_whose_numbers_are_random_fails_the_verification() -> None:
 def test_one_weight_in_convolutions_of_different_groups() -> None:
     module = net(
         lambda m, x: m.c(F.conv2d(m.a(x), m.w) + F.conv2d(m.a(x)[:, :2], m.w[:, :1], groups=2)),
-        a=lambda: nn.Conv2d(1, 4, 1),
+        a=conv(1, 4, 1),
         w=parameter(4, 4, 1, 1),
-        c=lambda: nn.Conv2d(4, 2, 1),
+        c=conv(4, 2, 1),
     )
     with pytest.raises(SymmetryError, match="parameters of several axes"):
         trace(module, images())

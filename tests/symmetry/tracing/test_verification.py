@@ -1,4 +1,4 @@
-"""The verification: wrong rules are caught, what is wrong alone is held, and rounding is no difference."""
+"""The verification: wrong rules are caught, groups that fail alone are fixed, and rounding is no difference."""
 
 import numpy as np
 import pytest
@@ -13,16 +13,16 @@ from ckptzoo.symmetry import trace
 from ckptzoo.symmetry.tracing import rules, verify
 from ckptzoo.symmetry.tracing.rules import elementwise
 from ckptzoo.symmetry.tracing.rules.call import Call
-from tests.symmetry.tracing.helpers import Net, held, images, lines, net, rows, text
+from tests.symmetry.tracing.helpers import Net, checked_trace, conv, images, linear, lines, net, rows, text
 
 
 def _mlp() -> Net:
-    return net(lambda m, x: m.c(F.gelu(m.a(x))), a=lambda: nn.Linear(5, 4), c=lambda: nn.Linear(4, 2))
+    return net(lambda m, x: m.c(F.gelu(m.a(x))), a=linear(5, 4), c=linear(4, 2))
 
 
 def test_a_wrong_rule_for_scales_is_caught_and_its_groups_are_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     right = trace(_mlp(), rows(5))
-    monkeypatch.setitem(rules.RULES, "gelu", elementwise.positive)
+    monkeypatch.setitem(rules.RULES, "gelu", elementwise.positively_homogeneous)
     traced = trace(_mlp(), rows(5))
     assert traced.symmetry == right.symmetry and traced.worst < 1e-9
     (note,) = traced.notes
@@ -33,28 +33,28 @@ def test_a_wrong_rule_for_permutations_is_caught_and_its_groups_stay(monkeypatch
     def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
         return m.d(F.relu(m.c(F.relu(m.a(x) + x))))
 
-    module = net(forward, a=lambda: nn.Linear(4, 4), c=lambda: nn.Linear(4, 3), d=lambda: nn.Linear(3, 2))
+    module = net(forward, a=linear(4, 4), c=linear(4, 3), d=linear(3, 2))
     right = trace(module, rows(4))
     add = rules.RULES["add"]
-    monkeypatch.setitem(rules.RULES, "add", lambda call: _without_holding(call, add))
+    monkeypatch.setitem(rules.RULES, "add", lambda call: _without_fixing(call, add))
     traced = trace(module, rows(4))
     assert traced.symmetry == right.symmetry
     assert text(traced.symmetry).splitlines()[:2] == ["a 4 fixed none", "c 3 sym positive"]
     assert "Group 'a' stays in place: its permutations change the outputs by " in traced.notes[1]
 
 
-def _without_holding(call: Call, rule: elementwise.Rule):
-    hold = call.ledger.fix
-    call.ledger.fix = lambda *_: None  # type: ignore[method-assign]
+def _without_fixing(call: Call, rule: elementwise.Rule):
+    fix = call.constraints.fix
+    call.constraints.fix = lambda *_: None  # type: ignore[method-assign]
     try:
         return rule(call)
     finally:
-        call.ledger.fix = hold  # type: ignore[method-assign]
+        call.constraints.fix = fix  # type: ignore[method-assign]
 
 
-def test_what_no_group_alone_explains_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rules.RULES, "gelu", elementwise.positive)
-    monkeypatch.setattr(verify, "_held", lambda verifier, symmetry: symmetry)
+def test_a_difference_that_no_group_alone_makes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rules.RULES, "gelu", elementwise.positively_homogeneous)
+    monkeypatch.setattr(verify, "_drop_failing", lambda verifier, symmetry: symmetry)
     with pytest.raises(SymmetryError, match=r"expected outputs that agree to 1e-09 .*, got a relative difference of 0"):
         trace(_mlp(), rows(5))
 
@@ -91,12 +91,12 @@ RIGHT = {"a_weight_0": (1, "out", "a", 1), "a_bias_0": (1, "bias", "a", 1), "c_w
     ],
 )
 @pytest.mark.parametrize("n", [2, 3, 8])
-def test_tables_are_held_where_they_are_wrong(
+def test_groups_are_fixed_where_a_table_is_wrong(
     actions: dict[str, tuple[int, str, str, int]], perm, scale: str, n: int
 ) -> None:
-    module = net(lambda m, x: m.c(F.relu(m.a(x))), a=lambda: nn.Linear(5, n), c=lambda: nn.Linear(n, 2)).double().eval()
+    module = net(lambda m, x: m.c(F.relu(m.a(x))), a=linear(5, n), c=linear(n, 2)).double().eval()
     arch = Architecture.of(module.state_dict(), name="net")
-    table, worst, notes = verify.verified(
+    table, worst, notes = verify.verify_table(
         module, arch, _table(Group("a", n, Sym(), "positive"), **actions), rows(5).double()
     )
     assert worst < 1e-9
@@ -104,7 +104,7 @@ def test_tables_are_held_where_they_are_wrong(
     assert len(notes) == (perm is None) + (scale == "none")
 
 
-def test_groups_that_move_together_are_held_together() -> None:
+def test_groups_that_move_together_are_fixed_together() -> None:
     table = Symmetry(
         (
             Group("a", 4, Wreath("blocks", 2, 2), "none"),
@@ -126,7 +126,7 @@ def test_groups_that_move_together_are_held_together() -> None:
         .eval()
     )
     arch = Architecture.of(module.state_dict(), name="net")
-    found, _, notes = verify.verified(module, arch, table, rows(5).double())
+    found, _, notes = verify.verify_table(module, arch, table, rows(5).double())
     assert [type(group.perm).__name__ for group in found.groups] == ["Fixed", "Fixed", "Fixed", "Sym"]
     assert len(notes) == 3
 
@@ -146,7 +146,7 @@ def test_elements_are_the_identity_on_no_group() -> None:
     )
     verifier = verify.Verifier(module, arch, table, rows(5).double())
     for _ in range(20):
-        element = verifier.element(table)
+        element = verifier.random_element(table)
         element.check(table)
         assert all((perm != np.arange(perm.shape[1])).any() for perm in element.perms.values())
         assert (element.scales["a"] == -1).any() and (element.scales["b"] >= 1).all()
@@ -154,20 +154,16 @@ def test_elements_are_the_identity_on_no_group() -> None:
 
 def test_both_modes_are_verified_where_there_are_batch_norms() -> None:
     module = net(
-        lambda m, x: m.c(F.relu(m.n(m.a(x))).mean((2, 3))),
-        a=lambda: nn.Conv2d(1, 4, 3),
-        n=lambda: nn.BatchNorm2d(4),
-        c=lambda: nn.Linear(4, 2),
+        lambda m, x: m.c(F.relu(m.n(m.a(x))).mean((2, 3))), a=conv(1, 4, 3), n=lambda: nn.BatchNorm2d(4), c=linear(4, 2)
     )
-    traced = held(module, images())
+    traced = checked_trace(module, images())
     module = module.double().eval()
     arch = traced.architecture
     wrong = Symmetry(
-        traced.symmetry.groups,
-        tuple(action for action in traced.symmetry.actions if "running" not in action.tensor),
+        traced.symmetry.groups, tuple(action for action in traced.symmetry.actions if "running" not in action.tensor)
     )
     verifier = verify.Verifier(module, arch, wrong, images().double())
-    assert verifier.worst(wrong, lambda: verifier.element(wrong)) > 1e-3
+    assert verifier.max_difference(wrong, lambda: verifier.random_element(wrong)) > 1e-3
     assert not module.training and module.n.eps == 1e-5 and not module.n.training
     assert torch.equal(module.n.running_mean, torch.zeros(4, dtype=torch.float64))
 
@@ -179,11 +175,11 @@ def test_channels_without_any_variance_leave_the_training_mode_out() -> None:
 
     module = net(
         forward,
-        a=lambda: nn.Conv2d(1, 2, 3),
-        b=lambda: nn.Conv2d(4, 4, 1, groups=4),
-        c1=lambda: nn.Conv2d(4, 4, 1, groups=4),
+        a=conv(1, 2, 3),
+        b=conv(4, 4, 1, groups=4),
+        c1=conv(4, 4, 1, groups=4),
         n=lambda: nn.BatchNorm2d(4),
-        c=lambda: nn.Linear(4, 2),
+        c=linear(4, 2),
     )
     traced = trace(module, images())
     assert traced.worst < 1e-9
@@ -194,7 +190,7 @@ def test_one_example_that_cannot_be_normalised_leaves_the_training_mode_out() ->
     def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
         return m.c(F.relu(m.n(m.a(x.reshape(1, 5)))))
 
-    module = net(forward, a=lambda: nn.Linear(5, 4), n=lambda: nn.BatchNorm1d(4), c=lambda: nn.Linear(4, 2))
+    module = net(forward, a=linear(5, 4), n=lambda: nn.BatchNorm1d(4), c=linear(4, 2))
     traced = trace(module, rows(5, 1))
     assert text(traced.symmetry).splitlines()[:2] == ["a 4 sym positive", "n 4 like(a) positive"]
     assert traced.notes == (
@@ -205,14 +201,9 @@ def test_one_example_that_cannot_be_normalised_leaves_the_training_mode_out() ->
     )
 
 
-def test_strange_weights_are_no_obstacle() -> None:
+def test_zero_weights_and_tiny_variances_are_no_obstacle() -> None:
     """Zeros everywhere in the last layer, and variances far below eps."""
-    module = net(
-        lambda m, x: m.c(F.relu(m.n(m.a(x)))),
-        a=lambda: nn.Linear(5, 4),
-        n=lambda: nn.BatchNorm1d(4),
-        c=lambda: nn.Linear(4, 2),
-    )
+    module = net(lambda m, x: m.c(F.relu(m.n(m.a(x)))), a=linear(5, 4), n=lambda: nn.BatchNorm1d(4), c=linear(4, 2))
     with torch.no_grad():
         module.n.running_var.fill_(1e-9)
         module.c.weight.zero_()
@@ -225,9 +216,7 @@ def test_strange_weights_are_no_obstacle() -> None:
 
 def test_half_precision_weights_and_casts() -> None:
     module = net(
-        lambda m, x: m.c(F.relu(m.a(x.to(torch.bfloat16)).float()).bfloat16()),
-        a=lambda: nn.Linear(5, 4),
-        c=lambda: nn.Linear(4, 2),
+        lambda m, x: m.c(F.relu(m.a(x.to(torch.bfloat16)).float()).bfloat16()), a=linear(5, 4), c=linear(4, 2)
     ).bfloat16()
     traced = trace(module, rows(5).bfloat16())
     assert traced.symmetry["a"].scale == "positive" and traced.worst < 1e-12

@@ -1,8 +1,8 @@
-"""Rules for operations on one tensor, entry by entry: which scales pass through them.
+"""Rules for operations entry by entry, on one tensor or on two: which scales pass through them.
 
-Rules for two operands, entry by entry: sums, products, quotients, and the larger or smaller of two.
-
-Rules for a value and a parameter, entry by entry: biases, gains, thresholds.
+First operations on one tensor, by what they do to a factor: all factors pass (homogeneous), positive ones, signs, or
+none. Then sums, products, quotients and maxima of two: of two values, of a value and a constant, and of a value and a
+parameter, which is a bias, a gain or a threshold of second_power channels.
 """
 
 from collections.abc import Callable
@@ -13,219 +13,136 @@ import numpy as np
 import torch
 
 from ckptzoo.symmetry.tracing.constraints import POSITIVE, SIGN, Labels, constant_labels
-from ckptzoo.symmetry.tracing.rules.call import CONSTANT, PARAMETER, Call, Value, tensors
+from ckptzoo.symmetry.tracing.rules.call import CONSTANT, PARAMETER, Call, Value, values_in
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 Rule = Callable[[Call], Any]
+"""From a call to the labels of second_power result; one for each where there are several results."""
+ADD, MUL, DIV, MAX = "add", "mul", "div", "max"
+"""What is done with two operands: sums and differences, products, quotients, the larger or the smaller one."""
 
 
-def linear(call: Call) -> Labels:
+def homogeneous(call: Call) -> Labels:
     """Every scale passes: ``f(s x) = s f(x)``."""
-    return stepped(call, call.labels(call.input))
+    return with_new_paths(call, call.labels_of(call.input))
 
 
-def positive(call: Call) -> Labels:
+def positively_homogeneous(call: Call) -> Labels:
     """Positive scales pass: ReLU, absolute values, maxima."""
-    labels = call.labels(call.input)
-    call.ledger.only(labels.scale, POSITIVE, "keeps positive factors alone")
-    return stepped(call, labels)
+    labels = call.labels_of(call.input)
+    call.constraints.restrict_scale(labels.scale, POSITIVE, "keeps positive factors alone")
+    return with_new_paths(call, labels)
 
 
 def odd(call: Call) -> Labels:
     """Signs pass: ``f(-x) = -f(x)``, such as tanh."""
-    labels = call.labels(call.input)
+    labels = call.labels_of(call.input)
     if labels.power % 2 == 0:
-        return none(call)
-    call.ledger.only(labels.scale, SIGN, "keeps signs alone")
-    return stepped(call, replace(labels, power=1.0))
+        return not_homogeneous(call)
+    call.constraints.restrict_scale(labels.scale, SIGN, "keeps signs alone")
+    return with_new_paths(call, replace(labels, power=1.0))
 
 
-def none(call: Call) -> Labels:
+def not_homogeneous(call: Call) -> Labels:
     """No scale passes: GELU, SiLU, sigmoid, softplus."""
-    labels = call.labels(call.input)
-    call.ledger.forbid_scale(labels.scale, "is neither homogeneous nor odd")
-    return stepped(call, labels)
+    labels = call.labels_of(call.input)
+    call.constraints.forbid_scale(labels.scale, "is neither homogeneous nor odd")
+    return with_new_paths(call, labels)
 
 
-def power(call: Call) -> Labels:
+def pow_(call: Call) -> Labels:
     """``x ** n`` for a number n: scales to the power n."""
-    exponent = call.get(1, "exponent")
+    exponent = call.argument(1, "exponent")
     if not isinstance(exponent, (int, float)):
-        raise call.refused("a number as the exponent", type(exponent).__name__)
-    return raised(call, exponent)
+        raise call.unsupported("a number as the exponent", type(exponent).__name__)
+    return _labels_of_power(call, exponent)
 
 
-def raised(call: Call, exponent: float) -> Labels:
-    """The labels of the input to a power."""
-    labels = call.labels(call.input)
+def _labels_of_power(call: Call, exponent: float) -> Labels:
+    """The labels of the input raised to a power."""
+    labels = call.labels_of(call.input)
     if exponent == 0:
-        call.ledger.forbid_scale(labels.scale, "makes ones of everything")
+        call.constraints.forbid_scale(labels.scale, "makes ones of everything")
     elif exponent % 1:
-        call.ledger.only(labels.scale, POSITIVE, "takes roots")
-    return stepped(call, replace(labels, power=labels.power * exponent or 1.0))
+        call.constraints.restrict_scale(labels.scale, POSITIVE, "takes roots")
+    return with_new_paths(call, replace(labels, power=labels.power * exponent or 1.0))
 
 
 def square(call: Call) -> Labels:
     """``x ** 2``."""
-    return raised(call, 2)
+    return _labels_of_power(call, 2)
 
 
-def root(call: Call) -> Labels:
+def sqrt(call: Call) -> Labels:
     """``x ** 0.5``."""
-    return raised(call, 0.5)
+    return _labels_of_power(call, 0.5)
 
 
-def inverse_root(call: Call) -> Labels:
+def rsqrt(call: Call) -> Labels:
     """``x ** -0.5``."""
-    return raised(call, -0.5)
+    return _labels_of_power(call, -0.5)
 
 
-def inverse(call: Call) -> Labels:
+def reciprocal(call: Call) -> Labels:
     """``1 / x``."""
-    return raised(call, -1)
+    return _labels_of_power(call, -1)
 
 
-def clipped(call: Call) -> Labels:
+def clamp(call: Call) -> Labels:
     """``clamp``, ``hardtanh``: positive scales where it cuts at zero alone, signs where it cuts alike on both sides."""
     if call.name == "hardtanh":
-        low, high = call.get(1, "min_val", -1.0), call.get(2, "max_val", 1.0)
+        low, high = call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0)
     elif call.name == "clamp_max":
-        low, high = None, call.get(1, "max")
+        low, high = None, call.argument(1, "max")
     else:
-        low, high = call.get(1, "min"), call.get(2, "max")
+        low, high = call.argument(1, "min"), call.argument(2, "max")
     if {low, high} <= {None, 0}:
-        return positive(call)
+        return positively_homogeneous(call)
     alike = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low == -high
-    return odd(call) if alike else none(call)
+    return odd(call) if alike else not_homogeneous(call)
 
 
-def thresholded(call: Call) -> Labels:
-    """``threshold``: ReLU where both numbers are 0."""
-    zeros = (call.get(1, "threshold"), call.get(2, "value")) == (0, 0)
-    return positive(call) if zeros else none(call)
+def threshold(call: Call) -> Labels:
+    """``threshold``: a ReLU where both numbers are 0."""
+    zeros = (call.argument(1, "threshold"), call.argument(2, "value")) == (0, 0)
+    return positively_homogeneous(call) if zeros else not_homogeneous(call)
 
 
 def dropout(call: Call) -> Labels:
     """Dropout in evaluation mode, which changes nothing."""
-    if call.get(2, "training", True) and call.get(1, "p", 0.5):
-        raise call.refused("dropout with training=self.training, which is off in evaluation mode", "training=True")
-    return linear(call)
+    if call.argument(2, "training", True) and call.argument(1, "p", 0.5):
+        raise call.unsupported("dropout with training=self.training, which is off in evaluation mode", "training=True")
+    return homogeneous(call)
 
 
 def softmax(call: Call) -> Labels:
     """Softmax and log-softmax: no scale passes; over channels, all are treated alike."""
-    axis = call.get(1, "dim")
+    axis = call.argument(1, "dim")
     if not isinstance(axis, int):
-        raise call.refused("softmax along an axis that is named", f"dim={axis}")
-    labels = none(call)
-    if axis % call.result.ndim in labels.varying:
-        call.ledger.sum_over(labels)
+        raise call.unsupported("softmax along an axis that is named", f"dim={axis}")
+    labels = not_homogeneous(call)
+    if axis % call.result.ndim in labels.varying_axes:
+        call.constraints.record_sum(labels)
     return labels
 
 
 def prelu(call: Call) -> Labels:
     """PReLU: positive scales pass; slopes are permuted with the channels that they belong to."""
-    labels, weight = positive(call), call.tensor(1, "weight")
-    if weight is not None and weight.long:
+    labels, weight = positively_homogeneous(call), call.stored_tensor(1, "weight")
+    if weight is not None and weight.long_axes:
         axis = min(1, call.result.ndim - 1)
-        if labels.varying not in ((), (axis,)):
-            raise call.refused(f"channels on axis {axis}", f"channels on axis {labels.varying[0]}")
-        call.ledger.place(weight.name, 0, labels.line(axis, weight.tensor.shape[0]), 0, "gain")
+        if labels.varying_axes not in ((), (axis,)):
+            raise call.unsupported(f"channels on axis {axis}", f"channels on axis {labels.varying_axes[0]}")
+        call.constraints.place(weight.name, 0, labels.along_axis(axis, weight.tensor.shape[0]), 0, "gain")
     return labels
 
 
-def stepped(call: Call, labels: Labels) -> Labels:
-    """One step further along the paths of all arguments."""
-    paths = [value.labels.path for value in tensors((call.args, call.kwargs))]
+def with_new_paths(call: Call, labels: Labels) -> Labels:
+    """The labels with this operation added to the history of every entry."""
+    paths = [value.labels.path for value in values_in((call.args, call.kwargs))]
+    # Arguments with one history for all entries, such as numbers and whole parameters, count as part of the operation.
     others = (int(path.ravel()[0]) for path in paths if path.size == 1)
-    return replace(labels, path=call.ledger.paths.step((call.history, *others), labels.path))
-
-
-ADD, MUL, DIV, MAX = "add", "mul", "div", "max"
-"""What is done with two operands; ``MAX`` is the larger or the smaller one."""
-
-
-def with_parameter(call: Call, value: Value, parameter: Value, how: str, *, turned: bool) -> Labels:
-    """Labels of the result; the parameter's axis that runs along the value's channels gets theirs.
-
-    Parameters
-    ----------
-    turned : whether the parameter is the first operand.
-    """
-    ndim = call.result.ndim
-    labels = value.labels.aligned(ndim)
-    if len(labels.varying) > 1:
-        raise call.refused("channels on one axis at most", "channels on two axes")
-    name, along = _axis(call, labels, parameter)
-    if along is None:
-        made = _alike(call, labels, how)
-    else:
-        axis, source, size = along
-        wide = value.tensor.shape[axis - ndim] > 1 if axis >= ndim - value.tensor.ndim else False
-        made = (_beside if wide else _spread)(call, labels, axis, name, source, size, how)
-    return replace(made, power=-made.power) if how == DIV and turned else made
-
-
-def _axis(call: Call, labels: Labels, parameter: Value) -> tuple[str, tuple[int, int, int] | None]:
-    """The parameter's name, and its axis along the channels: in the result, in the state dict, and its size."""
-    assert parameter.source is not None
-    name, axes = parameter.source
-    offset, shape = labels.channel.ndim - parameter.tensor.ndim, parameter.tensor.shape
-    long = [at for at, size in enumerate(shape) if size > 1]
-    chosen = [at for at in long if offset + at in labels.varying]
-    if not labels.varying and len(long) == 1:
-        chosen = long
-    for at in long:
-        source = axes[at]
-        assert source is not None
-        if at not in chosen:
-            call.ledger.ground(name, source, shape[at])
-    if not chosen:
-        return name, None
-    source = axes[chosen[0]]
-    assert source is not None
-    return name, (offset + chosen[0], source, shape[chosen[0]])
-
-
-def _alike(call: Call, labels: Labels, how: str) -> Labels:
-    """The parameter does the same to all channels."""
-    if how in (ADD, MAX):
-        call.ledger.forbid_scale(labels.scale, "puts a parameter beside channels that it does not tell apart")
-    return labels
-
-
-def _beside(call: Call, labels: Labels, axis: int, name: str, source: int, size: int, how: str) -> Labels:
-    """The parameter has an entry for each channel."""
-    ledger, held = call.ledger, labels.line(axis, size)
-    if how in (ADD, MAX):
-        if held.power not in (1, -1):
-            ledger.forbid_scale(held.scale, "adds a parameter to powers of values")
-        ledger.place(name, source, held, -1 if held.power == -1 else 1, "bias")
-        if how == MAX:
-            ledger.only(held.scale, POSITIVE, "takes the larger of two")
-        return labels
-    if how == MUL and not ledger.alive(held.scale).any():
-        made = ledger.write(name, source, size, "gain", in_mass=True)
-        channel = ledger.tie_channels(held.channel, made.channel, f"multiplies values that stay in place by {name!r}")
-        return Labels(channel, made.scale, held.path).across(axis, labels.channel.ndim)
-    if ledger.alive(held.scale).any():
-        ledger.notes.append(f"{name!r} is permuted and not scaled: {ledger.here} multiplies values that are scaled.")
-    ledger.place(name, source, held, 0, "gain", in_mass=True)
-    return labels
-
-
-def _spread(call: Call, labels: Labels, axis: int, name: str, source: int, size: int, how: str) -> Labels:
-    """The parameter makes several channels of one entry."""
-    ledger, made = (
-        call.ledger,
-        call.ledger.write(name, source, size, "gain" if how == MUL else "bias", in_mass=how == MUL),
-    )
-    if not labels.free:
-        ledger.sum_over(labels)
-        ledger.forbid_scale(labels.scale, "makes several channels of one")
-    if how != MUL:
-        ledger.forbid_scale(made.scale, "puts a parameter beside values that cannot be scaled")
-    return Labels(made.channel, made.scale, made.path).across(axis, labels.channel.ndim)
+    return replace(labels, path=call.constraints.paths.extend((call.description, *others), labels.path))
 
 
 def add(call: Call) -> Labels:
@@ -243,114 +160,209 @@ def div(call: Call) -> Labels:
     return _combine(call, DIV)
 
 
-def extremum(call: Call) -> Labels:
+def maximum_or_minimum(call: Call) -> Labels:
     """``max(a, b)``, ``min(a, b)``: both sides are scaled alike, by positive numbers."""
     return _combine(call, MAX)
 
 
-def _combine(call: Call, how: str) -> Labels:
-    one, two = (_operand(call, call.get(at, name)) for at, name in enumerate(("input", "other")))
-    made = _labels(call, one, two, how)
-    befores = (value.labels.aligned(call.result.ndim).path for value in (one, two))
-    return replace(made, path=call.ledger.paths.step(call.history, *befores))
+def _combine(call: Call, operation: str) -> Labels:
+    left, right = (_as_value(call, call.argument(number, name)) for number, name in enumerate(("input", "other")))
+    labels = _combined_labels(call, left, right, operation)
+    paths = (value.labels.with_ndim(call.result.ndim).path for value in (left, right))
+    return replace(labels, path=call.constraints.paths.extend(call.description, *paths))
 
 
-def _operand(call: Call, item: Any) -> Value:
+def _as_value(call: Call, item: Any) -> Value:
     if isinstance(item, Value):
         return item
     if isinstance(item, (bool, int, float)):
         return Value(torch.tensor(item, dtype=torch.float64), constant_labels(0), CONSTANT)
-    raise call.refused("tensors or numbers", type(item).__name__)
+    raise call.unsupported("tensors or numbers", type(item).__name__)
 
 
-def _labels(call: Call, one: Value, two: Value, how: str) -> Labels:
+def _combined_labels(call: Call, left: Value, right: Value, operation: str) -> Labels:
     """Channels and scales of the result."""
-    if CONSTANT in (one.origin, two.origin):
-        turned = one.origin == CONSTANT
-        return _with_constant(call, *((two, one) if turned else (one, two)), how, turned=turned)
-    if one.bare != two.bare:
-        return with_parameter(call, *((two, one) if one.bare else (one, two)), how, turned=one.bare)
-    return _with_other(call, one, two, how)
+    if CONSTANT in (left.origin, right.origin):
+        swapped = left.origin == CONSTANT
+        return _with_constant(call, *((right, left) if swapped else (left, right)), operation, swapped=swapped)
+    if left.unlabelled != right.unlabelled:
+        return _with_parameter(
+            call, *((right, left) if left.unlabelled else (left, right)), operation, swapped=left.unlabelled
+        )
+    return _with_value(call, left, right, operation)
 
 
-def _with_constant(call: Call, value: Value, constant: Value, how: str, *, turned: bool) -> Labels:
-    """Beside numbers that no symmetry may change."""
-    ledger, ndim, numbers = call.ledger, call.result.ndim, constant.tensor
-    labels = call.labels(value).aligned(ndim)
+def _with_constant(call: Call, value: Value, constant: Value, operation: str, *, swapped: bool) -> Labels:
+    """Labels of a value and numbers that no symmetry may change."""
+    constraints, ndim, numbers = call.constraints, call.result.ndim, constant.tensor
+    labels = call.labels_of(value).with_ndim(ndim)
     numbers = numbers.reshape((1,) * (ndim - numbers.ndim) + tuple(numbers.shape))
-    along = [axis for axis in labels.varying if numbers.shape[axis] > 1]
+    along = [axis for axis in labels.varying_axes if numbers.shape[axis] > 1]
     if any(bool((numbers != numbers.narrow(axis, 0, 1)).any()) for axis in along):
-        ledger.fix(labels.channel, "meets constants that are not the same for all channels")
+        constraints.fix(labels.channel, "meets constants that are not the same for all channels")
     zero = not bool(numbers.any())
-    if how == MAX and zero:
-        ledger.only(labels.scale, POSITIVE, "cuts at zero")
-    elif how == MAX or (how == ADD and not zero):
-        ledger.forbid_scale(labels.scale, "adds a constant" if how == ADD else "cuts at a constant")
-    return replace(labels, power=-labels.power) if how == DIV and turned else labels
+    if operation == MAX and zero:
+        constraints.restrict_scale(labels.scale, POSITIVE, "cuts at zero")
+    elif operation == MAX or (operation == ADD and not zero):
+        constraints.forbid_scale(labels.scale, "adds a constant" if operation == ADD else "cuts at a constant")
+    return replace(labels, power=-labels.power) if operation == DIV and swapped else labels
 
 
-def _with_other(call: Call, one: Value, two: Value, how: str) -> Labels:
-    """Beside values with labels of their own."""
+def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels:
+    """Labels of two values that have labels of their own."""
     ndim = call.result.ndim
-    first, second = (call.labels(value).aligned(ndim) for value in (one, two))
-    sizes = [(1,) * (ndim - value.tensor.ndim) + tuple(value.tensor.shape) for value in (one, two)]
-    for many, single, size in ((first, second, sizes[1]), (second, first, sizes[0])):
-        if any(size[axis] == 1 for axis in many.varying) and not single.free:
-            return _beside_one(call, many, single, how)
-    channel = _joined(call, (first, second), sizes)
-    return replace(_scaled(call, first, second, how, (one.origin, two.origin)), channel=channel)
+    first, second = (call.labels_of(value).with_ndim(ndim) for value in (left, right))
+    sizes = [(1,) * (ndim - value.tensor.ndim) + tuple(value.tensor.shape) for value in (left, right)]
+    for several, single, size in ((first, second, sizes[1]), (second, first, sizes[0])):
+        if any(size[axis] == 1 for axis in several.varying_axes) and not single.invariant:
+            return _with_single_channel(call, several, single, operation)
+    channel = _tied_channels(call, (first, second), sizes)
+    return replace(_combined_scales(call, first, second, operation, (left.origin, right.origin)), channel=channel)
 
 
-def _beside_one(call: Call, many: Labels, single: Labels, how: str) -> Labels:
-    """Several channels, each beside the same one."""
-    if single.varying:
-        raise call.refused("channels on one axis at most", "channels on two axes")
-    call.ledger.sum_over(single)
-    call.ledger.forbid_scale(single.scale, "puts one channel beside several others")
-    if how in (ADD, MAX):
-        call.ledger.forbid_scale(many.scale, "puts one channel beside several others")
-    return many
+def _with_single_channel(call: Call, several: Labels, single: Labels, operation: str) -> Labels:
+    """Several channels, each with the same single channel."""
+    if single.varying_axes:
+        raise call.unsupported("channels on one axis at most", "channels on two axes")
+    call.constraints.record_sum(single)
+    call.constraints.forbid_scale(single.scale, "puts one channel beside several others")
+    if operation in (ADD, MAX):
+        call.constraints.forbid_scale(several.scale, "puts one channel beside several others")
+    return several
 
 
-def _joined(call: Call, sides: tuple[Labels, Labels], sizes: list[tuple[int, ...]]) -> NodeIds:
+def _tied_channels(call: Call, sides: tuple[Labels, Labels], sizes: list[tuple[int, ...]]) -> NodeIds:
     """Channels that meet move together; those that meet values without channels stay, if these differ along them."""
-    one, two = np.broadcast_arrays(sides[0].channel, sides[1].channel)
-    both = (one >= 0) & (two >= 0)
-    call.ledger.channels.union(one[both], two[both])
-    for mine, its, labels, size in ((one, two, sides[0], sizes[1]), (two, one, sides[1], sizes[0])):
-        if any(size[axis] > 1 for axis in labels.varying):
-            call.ledger.fix(mine[its < 0], "joins channels with values that stay in place")
-    return np.where(one >= 0, one, two)
+    left, right = np.broadcast_arrays(sides[0].channel, sides[1].channel)
+    both = (left >= 0) & (right >= 0)
+    call.constraints.channels.union(left[both], right[both])
+    for channel, other, labels, size in ((left, right, sides[0], sizes[1]), (right, left, sides[1], sizes[0])):
+        if any(size[axis] > 1 for axis in labels.varying_axes):
+            call.constraints.fix(channel[other < 0], "joins channels with values that stay in place")
+    return np.where(left >= 0, left, right)
 
 
-def _scaled(call: Call, first: Labels, second: Labels, how: str, origins: tuple[str, str]) -> Labels:
+def _combined_scales(call: Call, first: Labels, second: Labels, operation: str, origins: tuple[str, str]) -> Labels:
     """The first labels with the result's scales and power."""
-    ledger = call.ledger
-    one, two = np.broadcast_arrays(first.scale, second.scale)
-    alive = ledger.alive(one), ledger.alive(two)
-    both = alive[0] & alive[1]
-    if how in (ADD, MAX):
+    constraints = call.constraints
+    left, right = np.broadcast_arrays(first.scale, second.scale)
+    free = constraints.can_scale(left), constraints.can_scale(right)
+    both = free[0] & free[1]
+    if operation in (ADD, MAX):
         if both.any() and first.power != second.power:
-            ledger.forbid_scale(one[both], "joins values with powers of values")
-        scale = ledger.tie_scales(one, two, "joins values that are scaled with others that cannot be")
-        if how == MAX:
-            ledger.only(scale, POSITIVE, "takes the larger of two")
-        return replace(first, scale=scale, power=first.power if alive[0].any() else second.power)
-    its = second.power if how == MUL else -second.power
-    if both.any() and (alive[0] == alive[1]).all() and _same(call, one[both], two[both]):
-        power = first.power + its
-        return replace(first, scale=np.where(both & (power != 0), one, -1), power=power or 1.0)
+            constraints.forbid_scale(left[both], "joins values with powers of values")
+        scale = constraints.tie_scales(left, right, "joins values that are scaled with others that cannot be")
+        if operation == MAX:
+            constraints.restrict_scale(scale, POSITIVE, "takes the larger of two")
+        return replace(first, scale=scale, power=first.power if free[0].any() else second.power)
+    second_power = second.power if operation == MUL else -second.power
+    if both.any() and (free[0] == free[1]).all() and _same_scales(call, left[both], right[both]):
+        power = first.power + second_power
+        return replace(first, scale=np.where(both & (power != 0), left, -1), power=power or 1.0)
     if both.any() and PARAMETER in origins and origins[0] != origins[1]:
-        ledger.forbid_scale(two if origins[1] == PARAMETER else one, "multiplies values that are scaled by a parameter")
+        constraints.forbid_scale(
+            right if origins[1] == PARAMETER else left, "multiplies values that are scaled by a parameter"
+        )
     elif both.any():
-        for scale in (one[both], two[both]):
-            ledger.forbid_scale(scale, "multiplies two values that are scaled apart")
-    alive = ledger.alive(one), ledger.alive(two)
-    if alive[0].any() and alive[1].any() and first.power != its:
-        ledger.forbid_scale(two, "multiplies by powers of values")
-    scale = np.where(alive[0], one, np.where(alive[1], two, -1))
-    return replace(first, scale=scale, power=first.power if alive[0].any() else its)
+        for scale in (left[both], right[both]):
+            constraints.forbid_scale(scale, "multiplies two values that are scaled apart")
+    free = constraints.can_scale(left), constraints.can_scale(right)
+    if free[0].any() and free[1].any() and first.power != second_power:
+        constraints.forbid_scale(right, "multiplies by powers of values")
+    scale = np.where(free[0], left, np.where(free[1], right, -1))
+    return replace(first, scale=scale, power=first.power if free[0].any() else second_power)
 
 
-def _same(call: Call, one: NodeIds, two: NodeIds) -> bool:
-    return bool((call.ledger.scales.find(one) == call.ledger.scales.find(two)).all())
+def _same_scales(call: Call, left: NodeIds, right: NodeIds) -> bool:
+    return bool((call.constraints.scales.find(left) == call.constraints.scales.find(right)).all())
+
+
+def _with_parameter(call: Call, value: Value, parameter: Value, operation: str, *, swapped: bool) -> Labels:
+    """Labels of a value and a parameter; the parameter's axis along the value's channels gets these.
+
+    Parameters
+    ----------
+    swapped : whether the parameter is the first operand.
+    """
+    ndim = call.result.ndim
+    labels = value.labels.with_ndim(ndim)
+    if len(labels.varying_axes) > 1:
+        raise call.unsupported("channels on one axis at most", "channels on two axes")
+    name, along = _channel_axis(call, labels, parameter)
+    if along is None:
+        result = _parameter_for_all(call, labels, operation)
+    else:
+        axis, source, size = along
+        wide = value.tensor.shape[axis - ndim] > 1 if axis >= ndim - value.tensor.ndim else False
+        result = (_parameter_by_channel if wide else _parameter_making_channels)(
+            call, labels, axis, name, source, size, operation
+        )
+    return replace(result, power=-result.power) if operation == DIV and swapped else result
+
+
+def _channel_axis(call: Call, labels: Labels, parameter: Value) -> tuple[str, tuple[int, int, int] | None]:
+    """The parameter's name, and its axis along the channels: in the result, in the state dict, and its size."""
+    assert parameter.source is not None
+    name, axes = parameter.source
+    offset, shape = labels.channel.ndim - parameter.tensor.ndim, parameter.tensor.shape
+    long_axes = [axis for axis, size in enumerate(shape) if size > 1]
+    chosen = [axis for axis in long_axes if offset + axis in labels.varying_axes]
+    if not labels.varying_axes and len(long_axes) == 1:
+        chosen = long_axes
+    for axis in long_axes:
+        source = axes[axis]
+        assert source is not None
+        if axis not in chosen:
+            call.constraints.fix_axis(name, source, shape[axis])
+    if not chosen:
+        return name, None
+    source = axes[chosen[0]]
+    assert source is not None
+    return name, (offset + chosen[0], source, shape[chosen[0]])
+
+
+def _parameter_for_all(call: Call, labels: Labels, operation: str) -> Labels:
+    """The parameter does the same to all channels."""
+    if operation in (ADD, MAX):
+        call.constraints.forbid_scale(labels.scale, "puts a parameter beside channels that it does not tell apart")
+    return labels
+
+
+def _parameter_by_channel(
+    call: Call, labels: Labels, axis: int, name: str, source: int, size: int, operation: str
+) -> Labels:
+    """The parameter has an entry for each channel."""
+    constraints, channels = call.constraints, labels.along_axis(axis, size)
+    if operation in (ADD, MAX):
+        if channels.power not in (1, -1):
+            constraints.forbid_scale(channels.scale, "adds a parameter to powers of values")
+        constraints.place(name, source, channels, -1 if channels.power == -1 else 1, "bias")
+        if operation == MAX:
+            constraints.restrict_scale(channels.scale, POSITIVE, "takes the larger of two")
+        return labels
+    if operation == MUL and not constraints.can_scale(channels.scale).any():
+        gain = constraints.write(name, source, size, "gain", in_mass=True)
+        channel = constraints.tie_channels(
+            channels.channel, gain.channel, f"multiplies values that stay in place by {name!r}"
+        )
+        return Labels(channel, gain.scale, channels.path).on_axis(axis, labels.channel.ndim)
+    if constraints.can_scale(channels.scale).any():
+        constraints.notes.append(
+            f"{name!r} is permuted and not scaled: {constraints.operation} multiplies values that are scaled."
+        )
+    constraints.place(name, source, channels, 0, "gain", in_mass=True)
+    return labels
+
+
+def _parameter_making_channels(
+    call: Call, labels: Labels, axis: int, name: str, source: int, size: int, operation: str
+) -> Labels:
+    """The parameter makes several channels of one entry."""
+    constraints, role = call.constraints, "gain" if operation == MUL else "bias"
+    written = constraints.write(name, source, size, role, in_mass=operation == MUL)
+    if not labels.invariant:
+        constraints.record_sum(labels)
+        constraints.forbid_scale(labels.scale, "makes several channels of one")
+    if operation != MUL:
+        constraints.forbid_scale(written.scale, "puts a parameter beside values that cannot be scaled")
+    return Labels(written.channel, written.scale, written.path).on_axis(axis, labels.channel.ndim)

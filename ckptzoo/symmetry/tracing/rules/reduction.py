@@ -8,77 +8,79 @@ import numpy as np
 
 from ckptzoo.symmetry.tracing.constraints import POSITIVE, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules.call import Call, Value
-from ckptzoo.symmetry.tracing.rules.elementwise import extremum, stepped
+from ckptzoo.symmetry.tracing.rules.elementwise import maximum_or_minimum, with_new_paths
 
 
-def summed(call: Call) -> Labels:
+def sum_or_mean(call: Call) -> Labels:
     """``sum``, ``mean``: every scale passes, but over channels."""
-    return _reduced(call, call.labels(call.input), _dim(call), call.get(2, "keepdim", False))
+    return _reduced(call, call.labels_of(call.input), _dim(call), call.argument(2, "keepdim", False))
 
 
-def largest(call: Call) -> Any:
+def max_or_min(call: Call) -> Any:
     """``amax``, ``amin``, ``max``, ``min`` over axes, or of two tensors: positive scales pass, but over channels."""
-    if isinstance(call.get(1, "other"), Value):
-        return extremum(call)
-    labels = call.labels(call.input)
-    call.ledger.only(labels.scale, POSITIVE, "keeps positive factors alone")
-    made = _reduced(call, labels, _dim(call), call.get(2, "keepdim", False))
+    if isinstance(call.argument(1, "other"), Value):
+        return maximum_or_minimum(call)
+    labels = call.labels_of(call.input)
+    call.constraints.restrict_scale(labels.scale, POSITIVE, "keeps positive factors alone")
+    reduced = _reduced(call, labels, _dim(call), call.argument(2, "keepdim", False))
     if not isinstance(call.result, tuple):
-        return made
-    return [made, replace(made, scale=np.full_like(made.scale, -1))]
+        return reduced
+    # The second result is the positions of the maxima, which no factor changes.
+    return [reduced, replace(reduced, scale=np.full_like(reduced.scale, -1))]
 
 
-def spread(call: Call) -> Labels:
+def var_std_or_norm(call: Call) -> Labels:
     """``var`` (scales squared), ``std`` and ``norm`` of order 2 (positive scales)."""
-    labels = call.labels(call.input)
+    labels = call.labels_of(call.input)
     dim, keepdim = _dim(call), call.kwargs.get("keepdim", False)
     if call.name == "norm":
-        order, dim, keepdim = call.get(1, "p", 2), call.get(2, "dim"), call.get(3, "keepdim", False)
+        order, dim, keepdim = call.argument(1, "p", 2), call.argument(2, "dim"), call.argument(3, "keepdim", False)
         if order not in (2, "fro"):
-            raise call.refused("norms of order 2", f"order {order!r}")
+            raise call.unsupported("norms of order 2", f"order {order!r}")
     elif isinstance(dim, bool) or len(call.args) > 2:
-        raise call.refused("the axes alone before keyword arguments", "others")
+        raise call.unsupported("the axes alone before keyword arguments", "others")
     if call.name == "var":
         labels = replace(labels, power=2 * labels.power)
     else:
-        call.ledger.only(labels.scale, POSITIVE, "keeps positive factors alone")
+        call.constraints.restrict_scale(labels.scale, POSITIVE, "keeps positive factors alone")
     return _reduced(call, labels, dim, keepdim)
 
 
-def pooled(rule: Callable[[Call], Labels]) -> Callable[[Call], Labels]:
-    """Pooling over the last axes; as far as scales go, entry by entry."""
+def pooling(rule: Callable[[Call], Labels]) -> Callable[[Call], Labels]:
+    """The rule for pooling over the last axes: channels there are tied, scales are as in a rule entry by entry."""
 
     def pool(call: Call) -> Labels:
         if isinstance(call.result, tuple):
-            raise call.refused("pooling without indices", "return_indices=True")
+            raise call.unsupported("pooling without indices", "return_indices=True")
+        # The number of axes is in the name, as in max_pool2d; interpolate has all axes after the channels.
         count = int(call.name[-2]) if call.name.endswith("d") else call.input.tensor.ndim - 2
-        labels = call.labels(call.input)
-        over = tuple(axis for axis in labels.varying if axis >= call.input.tensor.ndim - count)
+        labels = call.labels_of(call.input)
+        over = tuple(axis for axis in labels.varying_axes if axis >= call.input.tensor.ndim - count)
         if over:
-            call.ledger.notes.append(f"Channels that {call.ledger.here} pools together move together.")
+            call.constraints.notes.append(f"Channels that {call.constraints.operation} pools together move together.")
         return rule(
-            replace(call, args=(replace(call.input, labels=call.ledger.together(labels, over)), *call.args[1:]))
+            replace(call, args=(replace(call.input, labels=call.constraints.tie_along(labels, over)), *call.args[1:]))
         )
 
     return pool
 
 
 def _dim(call: Call) -> Any:
-    return call.get(1, "dim", call.kwargs.get("axis"))
+    return call.argument(1, "dim", call.kwargs.get("axis"))
 
 
 def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
     ndim = call.input.tensor.ndim
     dims = range(ndim) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
     axes = {int(axis) % ndim for axis in dims} if ndim else set[int]()
-    over = tuple(axis for axis in labels.varying if axis in axes)
-    if over and len(over) < len(labels.varying):
-        labels = call.ledger.together(labels, over)
+    over = tuple(axis for axis in labels.varying_axes if axis in axes)
+    if over and len(over) < len(labels.varying_axes):
+        labels = call.constraints.tie_along(labels, over)
     elif over:
-        call.ledger.forbid_scale(labels.scale, "sums over channels")
-        call.ledger.sum_over(labels)
-        labels = constant_labels(ndim, call.ledger.paths.of("sum", len(call.ledger.sums)))
-    labels = stepped(call, labels)
+        call.constraints.forbid_scale(labels.scale, "sums over channels")
+        call.constraints.record_sum(labels)
+        labels = constant_labels(ndim, call.constraints.paths.id_of("sum", len(call.constraints.sums)))
+    labels = with_new_paths(call, labels)
     if keepdim:
         return labels
-    return labels.each(lambda item: item.reshape([size for axis, size in enumerate(item.shape) if axis not in axes]))
+    return labels.map(lambda item: item.reshape([size for axis, size in enumerate(item.shape) if axis not in axes]))

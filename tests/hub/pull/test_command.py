@@ -25,7 +25,7 @@ sys.path.insert(0, {str(ROOT)!r})
 import typer
 import ckptzoo.cli.app
 from ckptzoo.cli import main
-from ckptzoo.cli.pull import pull
+from ckptzoo.cli.hub import pull
 app = typer.Typer()
 app.command()(pull)
 app.callback()(lambda: None)

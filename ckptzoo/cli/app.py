@@ -79,6 +79,7 @@ def run(arguments: Sequence[str]) -> int:
     settings = Settings()
     try:
         with warnings.catch_warnings():
+            # by default Python shows a warning of one line of code only once a process
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show
             code = app(list(arguments) or ["--help"], prog_name="ckptzoo", standalone_mode=False, obj=settings)
@@ -121,7 +122,7 @@ def _line(error: Exception) -> str:
         shown = SHOWN if isinstance(error, SpecError) else 1
         more = f" ({len(problems) - shown} more: ckptzoo verify lists them.)" if len(problems) > shown else ""
         return " ".join(str(problem) for problem in problems[:shown]) + more
-    if code == code_of(Exception()):
+    if code == code_of(Exception()):  # a class that no outcome lists
         return f"{type(error).__name__}: {error} (a mistake in ckptzoo; ckptzoo --debug ... shows where.)"
     if isinstance(error, OSError) and error.strerror is not None:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

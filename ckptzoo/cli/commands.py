@@ -56,7 +56,10 @@ def verify(
     with bar("verifying", nbytes=True) as progress:
         problems = ckptzoo.verify(root, deep=not shallow, progress=progress)
     if as_json:
-        emit({"zoo": zoo, "deep": not shallow, "problems": [asdict(problem) for problem in problems]})
+        # the first of a problem's facts is named "where" in this output, though it is an attribute ``location``
+        listed = [asdict(problem) for problem in problems]
+        described = [{"where": item.pop("location"), **item} for item in listed]
+        emit({"zoo": zoo, "deep": not shallow, "problems": described})
     else:
         for problem in problems:
             print(printable(str(problem)))
@@ -203,7 +206,7 @@ def _inputs(path: Path) -> "np.ndarray":
 
     try:
         with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
+            loaded = np.load(file, allow_pickle=False)  # a pickle in a .npy file would run code
             if isinstance(loaded, np.ndarray):
                 return loaded
             if len(loaded.files) == 1:

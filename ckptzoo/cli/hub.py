@@ -225,7 +225,7 @@ def _complete_layers(context: typer.Context, incomplete: str) -> Iterable[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             layers = ckptzoo.open(str(context.params.get("zoo"))).layers
-    except Exception:
+    except Exception:  # a traceback would spoil the line that is being typed
         return []
     return [f"{done}{comma}{name}" for name in layers if name.startswith(last)]
 

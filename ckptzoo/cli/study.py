@@ -208,13 +208,14 @@ class Kernels(StrEnum):
 
 def complete_others(context: typer.Context, incomplete: str) -> Iterable[str]:
     """Names of the variants of the second zoo on the line, or of the first where there is no second."""
+    # while a line is completed, arguments that are not bound to a parameter yet are in context.args
     given = [context.params.get("zoo"), context.params.get("other"), *context.args]
     address = [name for name in given if name][-1:]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return [name for zoo in address for name in opened(str(zoo)).variants if name.startswith(incomplete)]
-    except Exception:
+    except Exception:  # a traceback would spoil the line that is being typed
         return []
 
 

@@ -122,6 +122,7 @@ def _range(points: Values) -> tuple[float, float]:
 
 def _smoothed(values: Values, cells: float) -> Values:
     """Rows convolved with a Gaussian of this standard deviation, in cells."""
+    # as a matrix product; scipy, which has a filter for it, is no dependency of the base
     kernel = np.exp(-0.5 * (np.arange(-GRID, GRID + 1) / cells) ** 2)
     matrix = (kernel / kernel.sum())[np.subtract.outer(np.arange(GRID), np.arange(GRID)) + GRID]
     return matrix @ values

@@ -374,6 +374,7 @@ def _chosen(zoo: Zoo, variant: str) -> tuple[Zoo, Side]:
 
 def _shared(x: Zoo, y: Zoo) -> int:
     """Members that are in both selections of one zoo."""
+    # ids of members mean something within one zoo only
     if x.contents.identity != y.contents.identity:
         return 0
     return len({*x.metadata["member"].to_pylist()} & {*y.metadata["member"].to_pylist()})

@@ -123,7 +123,7 @@ class DisjointEnsembles:
         """Add one member; yields the ensembles that it completes, in ascending size."""
         complete = {1: member}
         for size, source in self._source.items():
-            if source not in complete:
+            if source not in complete:  # a source completes before the sizes that it divides: sizes ascend
                 continue
             if size in self._growing:
                 self._growing[size].add(complete[source])

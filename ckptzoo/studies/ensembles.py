@@ -335,6 +335,7 @@ def ensembles(
     if finite.sum() < 2:
         expected, got = f"2 or more with finite logits on {own}", f"{int(finite.sum())} of {len(last)}"
         raise ZooError(Problem(zoo.name, "members", expected, got, "Select others."))
+    # a random order: neighbours in a zoo can be related, such as draws of one chain
     members = last.take(np.random.default_rng(seed).permutation(np.flatnonzero(finite)))
     predictions = {name: members.predictions(name) for name in (own, *others)}
     targets, classes = predictions[own].targets, predictions[own].logits.shape[2]

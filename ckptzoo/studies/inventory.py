@@ -207,6 +207,7 @@ def inventory(zoo: Zoo) -> Inventory:
         layers=layers,
         checkpoint_bytes=arch.nbytes,
         checkpoints=len(zoo),
+        # retracted checkpoints stay on disk, so the rows of the tree still have them
         total=len(contents.raw.rows) - len(zoo.retracted["id"].unique()),
         members=len(table["member"].unique()),
         retracted=len(zoo.retracted["id"].unique()),

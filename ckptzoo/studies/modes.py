@@ -180,6 +180,7 @@ def modes(zoo: Zoo, variant: str = "canonical", *, progress: Progress | None = N
         raise ZooError(Problem(zoo.name, "members", expected, f"none of {len(last)}", "Select others."))
     names = parameter_names(zoo.arch)
     row_bytes = max(zoo[name, kind].nbytes // len(zoo) for name in names for kind in (layout.RAW, variant))
+    # two at least: one point has no distances
     limit = int(np.clip(MAX_BYTES // row_bytes, 2, MAX_MEMBERS))
     chosen = usable.take(evenly(len(usable), limit))
     return Modes(

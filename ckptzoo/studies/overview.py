@@ -231,6 +231,7 @@ def pair_of(zoo: Zoo, variants: Sequence[str], *, seed: int) -> Pair | None:
     None where no output neuron has two incoming weights.
     """
     tensors = [zoo.arch[name] for name in weight_names(zoo.arch) if len(zoo.arch[name].shape) > 1]
+    # the last matrix is that of the output layer; networks of convolutions alone have none
     candidates = [tensor for tensor in tensors if len(tensor.shape) == 2] or tensors
     if not candidates or candidates[-1].size // candidates[-1].shape[0] < 2:
         return None

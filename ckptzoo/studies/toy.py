@@ -199,7 +199,7 @@ def toy(zoo: Zoo, *, norm: float = 3.0, loss: float = LOSS, progress: Progress |
         got, step = f"none of {len(last)}", "Select others, or pass a larger loss."
         raise ZooError(Problem(zoo.name, "networks", expected, got, step))
     raw, scaled = (np.concatenate(parts) for parts in zip(*_pairs(shown, symmetry, tensor, progress), strict=True))
-    scaled /= norm
+    scaled /= norm  # the gauge has unit norms; incoming weights times norm take outgoing ones over it
     panels = [(TRAINED, raw), (SCALED, scaled), (ORDERED, np.sort(scaled, axis=1))]
     first, second, third = (ToyPanel(name, points, density(points)) for name, points in panels)
     return Toy(

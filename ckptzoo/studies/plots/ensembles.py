@@ -146,6 +146,7 @@ def _by_rows(handles: list[Any]) -> list[Any]:
 
 def _edges(values: Values, step: float) -> Values:
     """At most 60 bins; each holds equally many of the possible accuracies, the multiples of ``step``."""
+    # edges between multiples of the step: a bin that is no multiple wide would hold uneven numbers of accuracies
     low, high = float(values.min()), float(values.max())
     bins = int(np.clip(4 * len(values) ** 0.5, 8, 60))
     width = step * max(1, int(np.ceil((high - low + step) / (step * bins))))

@@ -62,6 +62,7 @@ def _panel(axes: Axes, item: "ToyPanel") -> None:
     axes.locator_params(nbins=5)
     if estimate.heights is not None:
         colours = LinearSegmentedColormap.from_list("mass", ["white", RAW_COLOUR, "#00304D"])
+        # the root, so that low densities are visible beside the peaks
         shade = np.sqrt(estimate.heights.T / estimate.heights.max())
         axes.imshow(shade, cmap=colours, origin="lower", extent=(low, high, low, high), vmin=0, vmax=1, zorder=1)
         levels = estimate.levels(MASSES)

@@ -85,6 +85,7 @@ class ValueHistogram:
     def _ascending(self) -> NDArray[np.int64]:
         """Counts of the finite bins, from the most negative to the most positive."""
         positive, negative = self._bins[:_LAST], self._bins[_HALF : _HALF + _LAST]
+        # those of negative values ascend with their size, so away from 0
         return np.concatenate([negative[::-1], positive])
 
     def _cumulative(self) -> NDArray[np.float64]:
@@ -93,6 +94,7 @@ class ValueHistogram:
 
 def _edges() -> NDArray[np.float64]:
     """The bins' edges, ascending."""
+    # bit patterns of positive float32 ascend with their values
     lower = (np.arange(_LAST, dtype=np.uint32) << _SHIFT).view(np.float32).astype(np.float64)
     upper = np.append(lower, np.finfo(np.float32).max.astype(np.float64))
     return np.concatenate([-upper[:0:-1], upper])

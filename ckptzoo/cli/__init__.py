@@ -23,5 +23,5 @@ def main() -> NoReturn:
         try:
             stream.flush()
         except OSError:
-            code = code or 4
+            code = code or 4  # a full disk or a closed pipe, as of any OSError: see exits.py
     os._exit(code)

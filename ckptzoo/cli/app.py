@@ -1,7 +1,4 @@
-"""The commands and the options that come before them.
-
-Run one command line: errors and warnings become single lines, every ending has its exit code.
-"""
+"""All commands, the options that come before them, and ``run``, which gives every ending its line and exit code."""
 
 import sys
 import traceback
@@ -21,10 +18,15 @@ from ckptzoo.cli.serve import serve
 from ckptzoo.cli.study import mmd, study
 from ckptzoo.errors import SpecError
 
+SHOWN = 8
+"""Problems of a card or of rows, which no other command lists, that are shown at once."""
+_UsageError = typer.BadParameter.__mro__[1]
+"""The class of everything that is wrong with a command line; Typer exports only this child of it."""
+
 
 @dataclass
 class Settings:
-    """What was said before the command's name."""
+    """The options before the command's name."""
 
     debug: bool = False
 
@@ -36,6 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+# in the order of ckptzoo --help
 for _command in (info, show, verify, export, derive, predict, dedupe, mmd):
     app.command()(_command)
 app.add_typer(study)
@@ -66,12 +69,6 @@ def options(
         context.obj.debug = debug
 
 
-SHOWN = 8
-"""Problems of a card or of rows, which no other command lists, that are shown at once."""
-_UsageError = typer.BadParameter.__mro__[1]
-"""The class of everything that is wrong with a command line; Typer exports only this child of it."""
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code.
 
@@ -82,6 +79,7 @@ def run(arguments: Sequence[str]) -> int:
     settings = Settings()
     try:
         with warnings.catch_warnings():
+            # by default Python shows a warning of one line of code only once a process
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show
             code = app(list(arguments) or ["--help"], prog_name="ckptzoo", standalone_mode=False, obj=settings)
@@ -107,9 +105,9 @@ def _failed(error: Exception, settings: Settings) -> int:
     if settings.debug:
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, _UsageError):
-        shown: Any = error
-        path = shown.ctx.command_path if shown.ctx is not None else "ckptzoo"
-        complain("error", f"{shown.format_message()} See {path} --help.")
+        usage: Any = error  # its class is not exported, so its attributes are not known to the type checker
+        path = usage.ctx.command_path if usage.ctx is not None else "ckptzoo"
+        complain("error", f"{usage.format_message()} See {path} --help.")
         return USAGE
     complain("error", _line(error))
     return code_of(error)
@@ -124,7 +122,7 @@ def _line(error: Exception) -> str:
         shown = SHOWN if isinstance(error, SpecError) else 1
         more = f" ({len(problems) - shown} more: ckptzoo verify lists them.)" if len(problems) > shown else ""
         return " ".join(str(problem) for problem in problems[:shown]) + more
-    if code == code_of(Exception()):
+    if code == code_of(Exception()):  # a class that no outcome lists
         return f"{type(error).__name__}: {error} (a mistake in ckptzoo; ckptzoo --debug ... shows where.)"
     if isinstance(error, OSError) and error.strerror is not None:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

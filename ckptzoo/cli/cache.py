@@ -1,4 +1,4 @@
-"""``ckptzoo cache``: what of zoos on other machines lies on this one, and making room."""
+"""``ckptzoo cache``: lists what was fetched of zoos on other machines, and removes it."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime

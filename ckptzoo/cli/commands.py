@@ -1,9 +1,4 @@
-"""The commands; each is one call of the library. What they need is imported when they run.
-
-``ckptzoo export``: one checkpoint as a file that other programs read.
-
-``ckptzoo predict``: store what every checkpoint answers on sets of inputs.
-"""
+"""The commands on one zoo; each is one call of the library. What they need is imported when they run."""
 
 import io
 import json
@@ -28,6 +23,7 @@ from ckptzoo.cli.options import (
     emit,
     folder,
     opened,
+    print_result,
 )
 
 if TYPE_CHECKING:
@@ -41,11 +37,7 @@ def info(zoo: ZooAddress, where: Where = None, as_json: AsJson = False) -> None:
     """Say what a zoo is: counts, variants, size, accuracies."""
     from ckptzoo.studies.inventory import inventory
 
-    found = inventory(opened(zoo, where))
-    if as_json:
-        emit(found.to_json())
-    else:
-        found.print(console())
+    print_result(inventory(opened(zoo, where)), as_json)
 
 
 def verify(
@@ -64,7 +56,10 @@ def verify(
     with bar("verifying", nbytes=True) as progress:
         problems = ckptzoo.verify(root, deep=not shallow, progress=progress)
     if as_json:
-        emit({"zoo": zoo, "deep": not shallow, "problems": [asdict(problem) for problem in problems]})
+        # the first of a problem's facts is named "where" in this output, though it is an attribute ``location``
+        listed = [asdict(problem) for problem in problems]
+        described = [{"where": item.pop("location"), **item} for item in listed]
+        emit({"zoo": zoo, "deep": not shallow, "problems": described})
     else:
         for problem in problems:
             print(printable(str(problem)))
@@ -93,15 +88,8 @@ def show(
 
     chosen = opened(zoo, where)
     with bar("reading weights", nbytes=True) as progress:
-        found = overview(chosen, variant, progress=progress)
-    files = found.plot(output if output is not None else f"{chosen.name}-pictures")
-    if as_json:
-        emit({**found.to_json(), "files": [str(path) for path in files]})
-        return
-    found.print(console())
-    print()
-    for path in files:
-        print(path)
+        result = overview(chosen, variant, progress=progress)
+    print_result(result, as_json, result.plot(output if output is not None else f"{chosen.name}-pictures"))
 
 
 def derive(
@@ -218,7 +206,7 @@ def _inputs(path: Path) -> "np.ndarray":
 
     try:
         with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
+            loaded = np.load(file, allow_pickle=False)  # a pickle in a .npy file would run code
             if isinstance(loaded, np.ndarray):
                 return loaded
             if len(loaded.files) == 1:
@@ -310,8 +298,8 @@ def _only(zoo: "Zoo", id: str | None) -> str:
 def _safetensors(checkpoint: "Checkpoint", zoo: str) -> bytes:
     """The bytes of a safetensors file, the same for the same checkpoint.
 
-    ``__metadata__`` holds the row as strings. Tied tensors stand under each of their names, as stock torch wants them.
-    Larger elements come first, so that nothing is misaligned.
+    ``__metadata__`` holds the row as strings. Tied tensors are under each of their names, as torch's
+    ``load_state_dict`` expects them. Larger elements come first, so that nothing is misaligned.
     """
     from ckptzoo.format.header import CODES
     from ckptzoo.schema.architecture import ITEMSIZE
@@ -327,7 +315,7 @@ def _safetensors(checkpoint: "Checkpoint", zoo: str) -> bytes:
         described[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(described, separators=(",", ":")).encode()
-    length = -(-len(text) // 8) * 8
+    length = -(-len(text) // 8) * 8  # a header is padded so that the tensors behind it are aligned
     return b"".join([length.to_bytes(8, "little"), text.ljust(length), *(arrays[name].tobytes() for name in order)])
 
 

@@ -1,15 +1,4 @@
-"""``ckptzoo search``: zoos on a hub.
-
-``ckptzoo pull``: a zoo, or a part of one, onto this machine.
-
-``ckptzoo push``: publish a zoo.
-
-``ckptzoo contribute``: bring checkpoints to somebody's zoo.
-
-``ckptzoo review``: decide on a contribution.
-
-``ckptzoo card``: the page of a zoo, made from what a person wrote and from the zoo itself.
-"""
+"""The commands that need a hub: card, push, search, pull, contribute and review, as the README goes through them."""
 
 import sys
 import time
@@ -31,11 +20,137 @@ from ckptzoo.cli.options import (
     console,
     emit,
     folder,
+    print_result,
 )
 from ckptzoo.text import Progress
 
 if TYPE_CHECKING:
     from ckptzoo.hub.search import FoundZoo, SearchResult
+
+MAX_LINES = 60
+"""Changed lines of a card that are printed; --json has them all."""
+_LINE_SECONDS = 5.0
+"""Between two lines of progress where the standard error is no terminal."""
+
+Stages = Callable[[str, int, int], None]
+
+Module = Annotated[
+    str | None,
+    typer.Option(
+        "--module",
+        metavar="FILE.py:NAME",
+        help="A file of your own, which is executed here; NAME() makes the network.  [default: that of ckptzoo.archs]",
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="FOLDER", help="Where test sets lie.  [default: that of CKPTZOO_DATA]"),
+]
+
+
+def card(
+    zoo: ZooAddress,
+    facts: Annotated[
+        Path | None,
+        typer.Option(
+            "--card",
+            metavar="FILE",
+            help="What a person says about the zoo, a card.toml; it is kept in the zoo.  [default: the zoo's own]",
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit with 1 where README.md is not as it would be made.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a zoo's README.md, in a folder or on a hub.
+
+    It says what the zoo holds, how to load it, how good the checkpoints are and how they were trained, with what
+    card.toml adds. Prints what changed. On a hub its snapshot is brought up to date too, in the same commit.
+    cards/template/card.toml shows every key.
+    """
+    from ckptzoo.schema.card import Card
+
+    declared = None if facts is None else Card.from_toml(facts)
+    if Path(zoo).is_dir():
+        from ckptzoo.hub.card import write
+
+        written = write(zoo, declared, check=check)
+        found: dict[str, Any] = {"path": str(written.path), "notes": []}
+        location, changes = str(written.path), written.changes
+    else:
+        from ckptzoo.hub.client.quiet import quietly
+        from ckptzoo.hub.push import rewrite
+
+        with quietly():
+            rewritten = rewrite(_repository(zoo), declared, check=check)
+        found = {"repository": rewritten.repository, "commit": rewritten.commit, "notes": list(rewritten.notes)}
+        location, changes = rewritten.repository, rewritten.changes
+    if as_json:
+        emit({"zoo": zoo, **found, "written": not check, "changes": list(changes)})
+    else:
+        _print_changes(zoo, location, changes, check)
+        for note in found["notes"]:
+            print(f"note: {note}")
+    if check and changes:
+        raise typer.Exit(PROBLEMS)
+
+
+def _repository(address: str) -> str:
+    """An address that may be that of a repository; others are a folder's that is not there."""
+    from ckptzoo.remote import candidates
+    from ckptzoo.remote.address import HubAddress
+
+    if not any(isinstance(place, HubAddress) for place in candidates(address)):
+        folder(address)
+    return address
+
+
+def _print_changes(zoo: str, location: str, changes: Sequence[str], check: bool) -> None:
+    """What changed, line by line, and what was done."""
+    from ckptzoo.text import counted, printable
+
+    for line in changes[:MAX_LINES]:
+        print(printable(line))
+    if len(changes) > MAX_LINES:
+        print(f"... and {len(changes) - MAX_LINES:,} more lines")
+    added, removed = (sum(line.startswith(sign) for line in changes[2:]) for sign in "+-")
+    if not changes:
+        print(f"{zoo}: README.md is as it should be.")
+    elif check:
+        print(f"{zoo}: README.md differs: {added:,} lines to add, {removed:,} to remove. Run ckptzoo card {zoo}.")
+    else:
+        print(f"{location}: written, {counted(added, 'line')} added, {removed:,} removed.")
+
+
+def push(
+    zoo: ZooFolder,
+    to: Annotated[
+        str,
+        typer.Argument(metavar="ORG/NAME", help="The repository; also as hf://datasets/org/name.", show_default=False),
+    ],
+    private: Annotated[bool, typer.Option("--private", help="If it is made, one that is not public.")] = False,
+    message: Annotated[str | None, typer.Option(metavar="TEXT", help="The title of the commits.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be uploaded, and stop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish a zoo.
+
+    Uploads what the repository lacks, which is made where there is none. A push that was interrupted is carried on by
+    the next: nothing is sent twice. The hub is that of HF_ENDPOINT, the token that of HF_TOKEN or hf auth login.
+    """
+    from ckptzoo.hub.client.quiet import quietly
+    from ckptzoo.hub.push import plan
+    from ckptzoo.hub.push import push as publish
+
+    root = folder(zoo)
+    with quietly():
+        if dry_run:
+            found = plan(root, to)
+        else:
+            with bar("uploading", nbytes=True) as progress:
+                found = publish(root, to, private=private, message=message, progress=progress)
+    print_result(found, as_json)
 
 
 def search(
@@ -91,14 +206,12 @@ def _nothing(found: "SearchResult") -> str:
     """That nothing was found, and how to ask for less."""
     from ckptzoo.text import printable
 
-    said = f"{found.endpoint}: no zoo with the tags {', '.join(found.tags)}"
-    said += f" and {found.text!r} in its name." if found.text else "."
+    nothing = f"{found.endpoint}: no zoo with the tags {', '.join(found.tags)}"
+    nothing += f" and {found.text!r} in its name." if found.text else "."
+    # one tag is that of all zoos, which every search asks for
     asked = len(found.tags) + (found.text is not None) - 1
     step = "Ask for less, or see all of them with ckptzoo search." if asked else "Set HF_ENDPOINT to ask another hub."
-    return printable(f"{said} {step}")
-
-
-_LINE_SECONDS = 5.0
+    return printable(f"{nothing} {step}")
 
 
 def _complete_layers(context: typer.Context, incomplete: str) -> Iterable[str]:
@@ -112,7 +225,7 @@ def _complete_layers(context: typer.Context, incomplete: str) -> Iterable[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             layers = ckptzoo.open(str(context.params.get("zoo"))).layers
-    except Exception:
+    except Exception:  # a traceback would spoil the line that is being typed
         return []
     return [f"{done}{comma}{name}" for name in layers if name.startswith(last)]
 
@@ -163,18 +276,17 @@ def pull(
 
     try:
         with moving("pulling") as progress:
-            made = fetch(zoo, output, variants=_split(variant), layers=_split(layers), where=where, progress=progress)
+            result = fetch(zoo, output, variants=_split(variant), layers=_split(layers), where=where, progress=progress)
     except KeyboardInterrupt:
         raise InterruptedCommand("what was fetched is kept; carry on with the same command.") from None
     if as_json:
-        emit(made.to_json())
+        emit(result.to_json())
         return
-    came = (
-        f"{counted(len(made.parts), 'part')} came, {made.there:,} were there" if made.parts else "nothing was missing"
-    )
-    print(printable(f"{output}: {counted(made.checkpoints, 'checkpoint')} ({', '.join(made.variants)}) of {zoo}."))
-    print(f"{came}; {size(made.fetched)} fetched.")
-    print(printable(f"revision {made.revision}"))
+    parts = f"{counted(len(result.parts), 'part')} came, {result.there:,} were there"
+    came = parts if result.parts else "nothing was missing"
+    print(printable(f"{output}: {counted(result.checkpoints, 'checkpoint')} ({', '.join(result.variants)}) of {zoo}."))
+    print(f"{came}; {size(result.fetched)} fetched.")
+    print(printable(f"revision {result.revision}"))
 
 
 def _split(names: list[str] | None) -> list[str] | None:
@@ -219,55 +331,6 @@ def _facts(done: int, total: int, seconds: float) -> str:
     return f"{size(done)} of {size(total)}{clock}"
 
 
-def push(
-    zoo: ZooFolder,
-    to: Annotated[
-        str,
-        typer.Argument(metavar="ORG/NAME", help="The repository; also as hf://datasets/org/name.", show_default=False),
-    ],
-    private: Annotated[bool, typer.Option("--private", help="If it is made, one that is not public.")] = False,
-    message: Annotated[str | None, typer.Option(metavar="TEXT", help="The title of the commits.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be uploaded, and stop.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Publish a zoo.
-
-    Uploads what the repository lacks, which is made where there is none. A push that was interrupted is carried on by
-    the next: nothing is sent twice. The hub is that of HF_ENDPOINT, the token that of HF_TOKEN or hf auth login.
-    """
-    from ckptzoo.hub.client.quiet import quietly
-    from ckptzoo.hub.push import plan
-    from ckptzoo.hub.push import push as publish
-
-    root = folder(zoo)
-    with quietly():
-        if dry_run:
-            found = plan(root, to)
-        else:
-            with bar("uploading", nbytes=True) as progress:
-                found = publish(root, to, private=private, message=message, progress=progress)
-    if as_json:
-        emit(found.to_json())
-    else:
-        found.print(console())
-
-
-Stages = Callable[[str, int, int], None]
-
-Module = Annotated[
-    str | None,
-    typer.Option(
-        "--module",
-        metavar="FILE.py:NAME",
-        help="A file of your own, which is executed here; NAME() makes the network.  [default: that of ckptzoo.archs]",
-    ),
-]
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="FOLDER", help="Where test sets lie.  [default: that of CKPTZOO_DATA]"),
-]
-
-
 def contribute(
     files: Annotated[
         list[Path],
@@ -296,9 +359,9 @@ def contribute(
 ) -> None:
     """Bring checkpoints to a zoo by a pull request.
 
-    Reads the files as data, brings names, shapes and dtypes to the zoo's, measures accuracies where the test set is at
-    hand, checks everything that a reviewer will check, and opens a pull request with one new part. Exits with 1 if a
-    check failed; nothing is uploaded then. Where there is no such zoo yet, a table [zoo] in the card begins one.
+    Reads the files as data, brings names, shapes and dtypes to the zoo's, measures accuracies where the test set is
+    available, checks everything that a reviewer will check, and opens a pull request with one new part. Exits with 1
+    if a check failed; nothing is uploaded then. Where there is no such zoo yet, a table [zoo] in the card begins one.
     """
     from ckptzoo.hub.client.quiet import quietly
     from ckptzoo.hub.contributions.contribute import contribute as bring
@@ -306,7 +369,7 @@ def contribute(
 
     try:
         with quietly(), stages() as progress:
-            made = bring(
+            result = bring(
                 files,
                 to=to,
                 card=card,
@@ -321,11 +384,8 @@ def contribute(
         print("# If these are the same tensors, add this to the card, or to a file for --map:", file=sys.stderr)
         print(error.proposal, file=sys.stderr)
         raise
-    if as_json:
-        emit(made.to_json())
-    else:
-        made.print(console())
-    if made.status == "refused":
+    print_result(result, as_json)
+    if result.status == "refused":
         raise typer.Exit(PROBLEMS)
 
 
@@ -360,95 +420,13 @@ def review(
     """Check a pull request from the bytes on the hub.
 
     It may add new parts and nothing else. Everything is checked against the zoo as it is now, and accuracies are
-    measured again where the test set is at hand. Exits with 1 if a check failed.
+    measured again where the test set is available. Exits with 1 if a check failed.
     """
     from ckptzoo.hub.client.quiet import quietly
     from ckptzoo.hub.contributions.review import review as look
 
     with quietly(), stages() as progress:
-        made = look(repository, number, merge=merge, module=module, data=data, progress=progress)
-    if as_json:
-        emit(made.to_json())
-    else:
-        made.print(console())
-    if not made.passed:
+        result = look(repository, number, merge=merge, module=module, data=data, progress=progress)
+    print_result(result, as_json)
+    if not result.passed:
         raise typer.Exit(PROBLEMS)
-
-
-MAX_LINES = 60
-"""Changed lines that are printed; --json has them all."""
-
-
-def card(
-    zoo: ZooAddress,
-    facts: Annotated[
-        Path | None,
-        typer.Option(
-            "--card",
-            metavar="FILE",
-            help="What a person says about the zoo, a card.toml; it is kept in the zoo.  [default: the zoo's own]",
-        ),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; exit with 1 where README.md is not as it would be made.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Make a zoo's README.md, in a folder or on a hub.
-
-    It says what the zoo holds, how to load it, how good the checkpoints are and how they were trained, with what
-    card.toml adds. Prints what changed. On a hub its snapshot is brought up to date too, in the same commit.
-    cards/template/card.toml shows every key.
-    """
-    from ckptzoo.schema.card import Card
-
-    said = None if facts is None else Card.from_toml(facts)
-    if Path(zoo).is_dir():
-        from ckptzoo.hub.card import write
-
-        made = write(zoo, said, check=check)
-        found: dict[str, Any] = {"path": str(made.path), "notes": []}
-        where, changes = str(made.path), made.changes
-    else:
-        from ckptzoo.hub.client.quiet import quietly
-        from ckptzoo.hub.push import rewrite
-
-        with quietly():
-            done = rewrite(_repository(zoo), said, check=check)
-        found = {"repository": done.repository, "commit": done.commit, "notes": list(done.notes)}
-        where, changes = done.repository, done.changes
-    if as_json:
-        emit({"zoo": zoo, **found, "written": not check, "changes": list(changes)})
-    else:
-        _tell(zoo, where, changes, check)
-        for note in found["notes"]:
-            print(f"note: {note}")
-    if check and changes:
-        raise typer.Exit(PROBLEMS)
-
-
-def _repository(address: str) -> str:
-    """An address that may be that of a repository; others are a folder's that is not there."""
-    from ckptzoo.remote import candidates
-    from ckptzoo.remote.address import HubAddress
-
-    if not any(isinstance(place, HubAddress) for place in candidates(address)):
-        folder(address)
-    return address
-
-
-def _tell(zoo: str, location: str, changes: Sequence[str], check: bool) -> None:
-    """What changed, line by line, and what was done."""
-    from ckptzoo.text import counted, printable
-
-    for line in changes[:MAX_LINES]:
-        print(printable(line))
-    if len(changes) > MAX_LINES:
-        print(f"... and {len(changes) - MAX_LINES:,} more lines")
-    added, removed = (sum(line.startswith(sign) for line in changes[2:]) for sign in "+-")
-    if not changes:
-        print(f"{zoo}: README.md is as it should be.")
-    elif check:
-        print(f"{zoo}: README.md differs: {added:,} lines to add, {removed:,} to remove. Run ckptzoo card {zoo}.")
-    else:
-        print(f"{location}: written, {counted(added, 'line')} added, {removed:,} removed.")

@@ -1,14 +1,11 @@
-"""Arguments and options that several commands share, and how the shell completes them.
-
-What goes to the standard output and to the standard error.
-"""
+"""What commands share: arguments, options and their completion, and what goes to the standard output and error."""
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -20,15 +17,18 @@ if TYPE_CHECKING:
     from ckptzoo.loader.zoo import Zoo
 
 MAX_COMPLETIONS = 200
+"""Ids that the shell is offered."""
+_UNBOUNDED = 100_000
+"""Columns of an output that is no terminal: rich would cut tables at 80."""
 
 
 def folder(address: str) -> Path:
     """The zoo's folder, which must be there."""
     path = Path(address)
     if not path.is_dir():
-        found = "a file" if path.exists() else "nothing"
+        got = "a file" if path.exists() else "nothing"
         step = "" if path.exists() else " A zoo on another machine is fetched with ckptzoo pull."
-        raise typer.BadParameter(f"{address}: expected a zoo's folder, got {found}.{step}")
+        raise typer.BadParameter(f"{address}: expected a zoo's folder, got {got}.{step}")
     return path
 
 
@@ -40,7 +40,7 @@ def opened(address: str, where: str | None = None) -> "Zoo":
     return zoo if where is None else zoo.where(where)
 
 
-def _quietly(context: typer.Context) -> "Zoo | None":
+def _zoo_on_the_line(context: typer.Context) -> "Zoo | None":
     """The zoo named on the line that is being completed, where it is a folder that can be opened: others take long."""
     address = context.params.get("zoo") or next(iter(context.args), "")
     if not Path(str(address)).is_dir():
@@ -49,21 +49,21 @@ def _quietly(context: typer.Context) -> "Zoo | None":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return opened(str(address))
-    except Exception:
+    except Exception:  # a traceback would spoil the line that is being typed
         return None
 
 
 def complete_variants(context: typer.Context, incomplete: str) -> Iterable[str]:
     """Names of the variants of the zoo on the line."""
-    zoo = _quietly(context)
+    zoo = _zoo_on_the_line(context)
     return [] if zoo is None else [name for name in zoo.variants if name.startswith(incomplete)]
 
 
 def complete_ids(context: typer.Context, incomplete: str) -> Iterable[str]:
     """Ids of checkpoints of the zoo on the line, the first ``MAX_COMPLETIONS`` of them."""
-    zoo = _quietly(context)
-    found = [] if zoo is None else [name for name in zoo.ids if name.startswith(incomplete)]
-    return found[:MAX_COMPLETIONS]
+    zoo = _zoo_on_the_line(context)
+    ids = [] if zoo is None else [name for name in zoo.ids if name.startswith(incomplete)]
+    return ids[:MAX_COMPLETIONS]
 
 
 def complete_gauges(incomplete: str) -> Iterable[str]:
@@ -89,15 +89,14 @@ VariantName = Annotated[
     typer.Option("--variant", metavar="NAME", help="The gauge the weights are in.", autocompletion=complete_variants),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-_UNBOUNDED = 100_000
 
 
 def console() -> "Console":
     """Where tables go; nothing is coloured, wrapped or cut short where the output is not a terminal."""
     from rich.console import Console
 
-    found = Console()
-    return found if found.is_terminal else Console(width=_UNBOUNDED, color_system=None)
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=_UNBOUNDED, color_system=None)
 
 
 def emit(value: dict[str, Any]) -> None:
@@ -105,6 +104,35 @@ def emit(value: dict[str, Any]) -> None:
     from ckptzoo.schema.documents import canonical
 
     print(canonical(value).decode())
+
+
+class Result(Protocol):
+    """What a call of the library returns that can show itself."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        ...
+
+    def print(self, console: "Console | None" = None) -> None:
+        """Print it on a rich console."""
+        ...
+
+
+def print_result(result: Result, as_json: bool, files: Sequence[Path] | None = None) -> None:
+    """Print a result, and the files that were written of it, as text or as one JSON object.
+
+    Parameters
+    ----------
+    files : their paths, which the JSON lists too; None for a result that is never written.
+    """
+    if as_json:
+        emit(result.to_json() if files is None else {**result.to_json(), "files": [str(path) for path in files]})
+        return
+    result.print(console())
+    if files:
+        print()
+    for path in files or ():
+        print(path)
 
 
 def complain(kind: str, text: str) -> None:

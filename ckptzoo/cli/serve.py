@@ -90,10 +90,7 @@ def token(
 
 def _need_server() -> None:
     """Raise unless what the server is made of is installed."""
-    from importlib.util import find_spec
+    from ckptzoo.errors import require
 
-    from ckptzoo.errors import MissingExtraError
-
-    for package in ("starlette", "uvicorn", "yaml"):
-        if find_spec(package) is None:
-            raise MissingExtraError(package, "server")
+    for module in ("starlette", "uvicorn", "yaml"):
+        require(module, "server")

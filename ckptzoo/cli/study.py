@@ -1,20 +1,17 @@
-"""``ckptzoo study``: questions that are put to a whole zoo.
-
-``ckptzoo mmd``: two sets of checkpoints compared layer by layer.
-"""
+"""``ckptzoo study``, the questions that are put to a whole zoo, and ``ckptzoo mmd``, which compares two."""
 
 import warnings
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptzoo.cli.options import AsJson, VariantName, Where, ZooAddress, bar, complete_variants, console, emit, opened
+from ckptzoo.cli.options import AsJson, VariantName, Where, ZooAddress, bar, complete_variants, opened, print_result
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from ckptzoo.studies.shared.result import StudyResult
 
 Studied = Annotated[
     str,
@@ -23,6 +20,9 @@ Studied = Annotated[
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write pictures and a JSON file there.")
 ]
+
+_FORMULATIONS = ("pinned", "eval_chain", "volume")
+"""Those of ``ckptzoo.symmetry.min_mass``, which is not imported for the shell's completion."""
 
 study = typer.Typer(name="study", help="Put a question to a zoo.", rich_markup_mode=None)
 
@@ -42,8 +42,8 @@ def symmetries(
     from ckptzoo.studies.symmetries import symmetries as ask
 
     with bar("reading weights", nbytes=True) as progress:
-        found = ask(opened(zoo, where), variant, progress=progress)
-    show_result(found, output, as_json)
+        result = ask(opened(zoo, where), variant, progress=progress)
+    _show(result, output, as_json)
 
 
 @study.command()
@@ -61,8 +61,8 @@ def permutations(
     from ckptzoo.studies.permutations import permutations as ask
 
     with bar("following members") as progress:
-        found = ask(opened(zoo, where), variant, progress=progress)
-    show_result(found, output, as_json)
+        result = ask(opened(zoo, where), variant, progress=progress)
+    _show(result, output, as_json)
 
 
 @study.command()
@@ -88,8 +88,8 @@ def mass(
     from ckptzoo.studies.mass import mass as ask
 
     with bar("minimising masses") as progress:
-        found = ask(opened(zoo, where), formulation=formulation, progress=progress)
-    show_result(found, output, as_json)
+        result = ask(opened(zoo, where), formulation=formulation, progress=progress)
+    _show(result, output, as_json)
 
 
 @study.command()
@@ -107,8 +107,8 @@ def marginals(
     from ckptzoo.studies.marginals import marginals as ask
 
     with bar("reading weights", nbytes=True) as progress:
-        found = ask(opened(zoo, where), variant, progress=progress)
-    show_result(found, output, as_json)
+        result = ask(opened(zoo, where), variant, progress=progress)
+    _show(result, output, as_json)
 
 
 @study.command()
@@ -126,8 +126,8 @@ def modes(
     from ckptzoo.studies.modes import modes as ask
 
     with bar("shifting means") as progress:
-        found = ask(opened(zoo, where), variant, progress=progress)
-    show_result(found, output, as_json)
+        result = ask(opened(zoo, where), variant, progress=progress)
+    _show(result, output, as_json)
 
 
 @study.command()
@@ -139,8 +139,8 @@ def toy(zoo: ZooAddress, output: Output = None, where: Where = None, as_json: As
     from ckptzoo.studies.toy import toy as ask
 
     with bar("reading weights") as progress:
-        found = ask(opened(zoo, where), progress=progress)
-    show_result(found, output, as_json)
+        result = ask(opened(zoo, where), progress=progress)
+    _show(result, output, as_json)
 
 
 @study.command()
@@ -182,40 +182,13 @@ def ensembles(
 
     references = dict(_reference(text) for text in reference or ())
     with bar("reading predictions", nbytes=True) as progress:
-        found = ask(opened(zoo, where), set, ood=ood, references=references, seed=seed, progress=progress)
-    show_result(found, output, as_json)
+        result = ask(opened(zoo, where), set, ood=ood, references=references, seed=seed, progress=progress)
+    _show(result, output, as_json)
 
 
-class StudyResult(Protocol):
-    """The result of a study."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        ...
-
-    def print(self, console: "Console | None" = None) -> None:
-        """Print facts and tables."""
-        ...
-
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Write pictures and a JSON file."""
-        ...
-
-
-def show_result(found: StudyResult, output: Path | None, as_json: bool) -> None:
+def _show(result: "StudyResult", output: Path | None, as_json: bool) -> None:
     """Write a result's pictures where that is asked for, and print it."""
-    files = [] if output is None else found.plot(output)
-    if as_json:
-        emit({**found.to_json(), "files": [str(path) for path in files]})
-        return
-    found.print(console())
-    if files:
-        print()
-    for path in files:
-        print(path)
-
-
-_FORMULATIONS = ("pinned", "eval_chain", "volume")
+    print_result(result, as_json, [] if output is None else result.plot(output))
 
 
 def _reference(text: str) -> tuple[str, float]:
@@ -235,13 +208,14 @@ class Kernels(StrEnum):
 
 def complete_others(context: typer.Context, incomplete: str) -> Iterable[str]:
     """Names of the variants of the second zoo on the line, or of the first where there is no second."""
+    # while a line is completed, arguments that are not bound to a parameter yet are in context.args
     given = [context.params.get("zoo"), context.params.get("other"), *context.args]
     address = [name for name in given if name][-1:]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return [name for zoo in address for name in opened(str(zoo)).variants if name.startswith(incomplete)]
-    except Exception:
+    except Exception:  # a traceback would spoil the line that is being typed
         return []
 
 
@@ -293,20 +267,19 @@ def mmd(
     The maximum mean discrepancy of every layer, with twenty kernels, and its average over layers, as arXiv 2310.08287
     computes them: of each member's last step, in a gauge or as trained.
     """
-    from ckptzoo.errors import MissingExtraError
+    from ckptzoo.errors import MissingExtraError, require
     from ckptzoo.studies.discrepancy import mmd as compare
-    from ckptzoo.studies.shared.report import need_matplotlib
 
     drawn = True
     try:
-        need_matplotlib()
-    except MissingExtraError:
+        require("matplotlib", "plot")
+    except MissingExtraError:  # before the weights are read; without -o the figures are printed all the same
         if output is not None:
             raise
         drawn = False
     first, second = opened(zoo, where), opened(other, where_y)
     with bar("reading weights", nbytes=True) as progress:
-        found = compare(
+        result = compare(
             first,
             second,
             variant or "raw",
@@ -317,12 +290,4 @@ def mmd(
             device=device,
             progress=progress,
         )
-    files = found.plot(output or "mmd") if drawn else []
-    if as_json:
-        emit({**found.to_json(), "files": [str(path) for path in files]})
-        return
-    found.print(console())
-    if files:
-        print()
-    for path in files:
-        print(path)
+    print_result(result, as_json, result.plot(output or "mmd") if drawn else [])

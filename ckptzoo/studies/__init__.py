@@ -1,4 +1,8 @@
-"""One question a folder: zoos to a frozen result that can print, plot and serialise itself."""
+"""One question a module: from zoos to a frozen result that prints itself, draws itself and becomes JSON.
+
+Each study is a function of its module's name (``ckptzoo.studies.mass.mass``) and a command; ``mmd``, which compares
+two zoos, is here too. The numerics that a study needs are in modules of their own beside it, pictures in ``plots``.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckptzoo.studies.discrepancy import mmd as mmd
 
+# resolved by __getattr__ when it is asked for, so that importing the package stays light
 _PUBLIC = {"mmd": "ckptzoo.studies.discrepancy"}
 
 

@@ -1,33 +1,32 @@
-"""How far apart are two sets of checkpoints, layer by layer? Maximum mean discrepancy as arXiv 2310.08287 has it.
-
-What a comparison of two sets of checkpoints found: estimates a layer, their average, p-values.
-
-What a comparison of two sets of checkpoints measured: the sets, and a layer or a tensor of theirs.
-"""
+"""How far apart are two sets of checkpoints, layer by layer? Maximum mean discrepancy as arXiv 2310.08287 has it."""
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import RenderableType
 
-from ckptzoo.console import facts
-from ckptzoo.errors import ZooError
+from ckptzoo.console import columns, facts
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.checkpoint import import_torch
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.distances import Distances
 from ckptzoo.measure.kernels import Rule
 from ckptzoo.measure.mmd import p_value
 from ckptzoo.schema import layout
-from ckptzoo.studies.shared.report import need_matplotlib, write
-from ckptzoo.studies.shared.weights import parameter_names, table_of
+from ckptzoo.studies.shared.result import StudyResult
+from ckptzoo.studies.shared.selection import blocks, flags, parameter_names, parameters_by_layer, table_of
 from ckptzoo.text import Progress, counted, printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLOCK_BYTES = 256 * 2**20
+"""Weights of both zoos that are held at a time, where their rows are no views of a file."""
 
 Values = NDArray[np.float64]
 
@@ -110,8 +109,8 @@ class LayerDiscrepancy:
 
 
 @dataclass(frozen=True, eq=False)
-class Discrepancy:
-    """The squared maximum mean discrepancy between two sets of checkpoints.
+class Discrepancy(StudyResult):
+    """The squared maximum mean discrepancy between two sets of checkpoints; drawn as ``mmd.png``.
 
     Parameters
     ----------
@@ -122,6 +121,8 @@ class Discrepancy:
     layers, tensors : in the architecture's order; tensors have p-values only where they are a layer alone.
     left_out : tensors that do not count: buffers, and parameters that are not of floating point.
     """
+
+    file: ClassVar[str] = "mmd.json"
 
     x: Side
     y: Side
@@ -187,41 +188,21 @@ class Discrepancy:
             "left_out": list(self.left_out),
         }
 
-    def print(self, console: Console | None = None) -> None:
-        """Print facts and a table of the layers on a rich console, by default the standard output."""
-        told = facts(self._facts())
-        tested = self.permutations > 0
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column("layer", overflow="fold")
-        for name in ("parameters", "median", "mean", "max", *(["p"] if tested else [])):
-            table.add_column(name, justify="right", no_wrap=True)
+    def _lines(self) -> Iterator[RenderableType]:
+        yield facts(self._facts())
+        yield "\n100 MMD²: median, mean and largest of twenty kernels"
+        table = columns("layer", "parameters", "median", "mean", "max", *(["p"] if self.permutations > 0 else []))
         total = sum(item.parameters for item in self.layers)
         for item in self.layers:
-            table.add_row(printable(item.name), f"{item.parameters:,}", *_figures(item))
-        table.add_row("weighted average", f"{total:,}", *_figures(self), style="bold")
-        title = "\n100 MMD²: median, mean and largest of twenty kernels"
-        (console or Console()).print(Group(told, title, table), markup=False, highlight=False)
+            table.add_row(printable(item.name), f"{item.parameters:,}", *_cells(item))
+        table.add_row("weighted average", f"{total:,}", *_cells(self), style="bold")
+        yield table
 
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Write ``mmd.png`` and ``mmd.json``.
-
-        Equal results give equal bytes at equal versions of matplotlib.
-
-        Parameters
-        ----------
-        folder : made where it is missing; files of these names are replaced.
-
-        Raises
-        ------
-        MissingExtraError
-            matplotlib is not installed.
-        """
-        need_matplotlib()
+    def _figures(self) -> dict[str, "Figure"]:
         from ckptzoo.studies.plots.discrepancy import discrepancies
 
         chance = (self.permutations, self.p) if self.p is not None else None
-        figure = discrepancies((self.x, self.y), self.layers, self.median, chance)
-        return write(folder, {"mmd.png": figure}, "mmd.json", self.to_json())
+        return {"mmd.png": discrepancies((self.x, self.y), self.layers, self.median, chance)}
 
     def _facts(self) -> list[tuple[str, str]]:
         kernels = {"paper": "from distances between X and Y", "fixed": "from distances within X", "given": "given"}
@@ -236,13 +217,10 @@ class Discrepancy:
         return rows
 
 
-def _figures(item: LayerDiscrepancy | Discrepancy) -> list[str]:
+def _cells(item: LayerDiscrepancy | Discrepancy) -> list[str]:
+    """What the table has of a layer, or of the average."""
     figures = [f"{100 * value:.3f}" for value in (item.median, item.mean, item.most)]
     return figures if item.p is None else [*figures, f"{item.p:.3g}"]
-
-
-BLOCK_BYTES = 256 * 2**20
-"""Weights of both zoos that are held at a time, where their rows are no views of a file."""
 
 
 def mmd(
@@ -293,50 +271,50 @@ def mmd(
     Notes
     -----
     Columns stream: memory is 32 bytes a pair of checkpoints and at most ``BLOCK_BYTES`` of weights, with some copies
-    of 16 MiB beside, for layers of any width. A variant that stores only its group elements is computed anew for each
-    ``BLOCK_BYTES`` of a tensor, so store the weights of large networks. Held by ``tests/studies/test_discrepancy.py``.
+    of 16 MiB beside, for layers of any width. A variant that stores only its group elements is computed again for each
+    ``BLOCK_BYTES`` of a tensor, so store the weights of large networks. Tested in
+    ``tests/studies/test_discrepancy.py``.
     """
     shapes = _shapes(zoo_x, zoo_y)
     if permutations < 0:
-        raise ZooError(f"mmd: permutations: expected 0 or more, got {permutations}. Choose another number.")
+        raise ZooError(Problem("mmd", "permutations", "0 or more", str(permutations), "Choose another number."))
     (x, side_x), (y, side_y) = _chosen(zoo_x, variant), _chosen(zoo_y, variant if variant_y is None else variant_y)
     shared = _shared(x, y)
     if shared:
-        some = f"{counted(shared, 'member')} of {side_x.name} {'are' if shared > 1 else 'is'} in both"
-        warnings.warn(f"mmd: {some}; the estimate is for independent draws.", UserWarning, stacklevel=2)
+        members = f"{counted(shared, 'member')} of {side_x.name} {'are' if shared > 1 else 'is'} in both"
+        warnings.warn(f"mmd: {members}; the estimate is for independent draws.", UserWarning, stacklevel=2)
     torch = None if device is None else _torch_on(device)
-    pairs = [(x[name, side_x.variant], y[name, side_y.variant]) for name in shapes]
-    total, done = sum(one.nbytes + two.nbytes for one, two in pairs), 0
+    total = sum(x[name, side_x.variant].nbytes + y[name, side_y.variant].nbytes for name in shapes)
+    done = 0
 
-    def measured(name: str, size: int, held: Distances, exchanges: int) -> LayerDiscrepancy:
-        kernels = held.bandwidths(bandwidths)
-        found, null = held.mmd2(kernels), None
+    def measured(name: str, distances: Distances, exchanges: int) -> LayerDiscrepancy:
+        kernels = distances.bandwidths(bandwidths)
+        mmd2, null = distances.mmd2(kernels), None
         if exchanges:
-            null = np.median(held.null(kernels, permutations=exchanges, seed=seed), axis=0)
-        return LayerDiscrepancy(name, size, found, kernels, null)
+            null = np.median(distances.null(kernels, permutations=exchanges, seed=seed), axis=0)
+        return LayerDiscrepancy(name, distances.columns, mmd2, kernels, null)
 
     layers: list[LayerDiscrepancy] = []
     tensors: list[LayerDiscrepancy] = []
-    for layer, names in _layers(zoo_x, shapes).items():
+    for layer, names in parameters_by_layer(zoo_x.arch).items():
         whole = Distances(len(x), len(y))
         for name in names:
-            held = whole if len(names) == 1 else Distances(len(x), len(y))
-            one, two = x[name, side_x.variant], y[name, side_y.variant]
-            row_bytes = (one.nbytes + two.nbytes) // max(1, math.prod(shapes[name]))
-            for rest in pieces(shapes[name], max(1, BLOCK_BYTES // row_bytes)):
-                blocks = one[:, *rest], two[:, *rest]
-                held.add(*(blocks if torch is None else [torch.owned(block).to(device) for block in blocks]))
-                done += sum(block.nbytes for block in blocks)
+            distances = whole if len(names) == 1 else Distances(len(x), len(y))
+            tensor_x, tensor_y = x[name, side_x.variant], y[name, side_y.variant]
+            column_bytes = (tensor_x.nbytes + tensor_y.nbytes) // max(1, math.prod(shapes[name]))
+            for block in blocks(shapes[name], max(1, BLOCK_BYTES // column_bytes)):
+                arrays = tensor_x[:, *block], tensor_y[:, *block]
+                distances.add(*(arrays if torch is None else [torch.owned(array).to(device) for array in arrays]))
+                done += sum(array.nbytes for array in arrays)
                 if progress is not None:
                     progress(done, total)
-            if held is not whole:
-                tensors.append(measured(name, held.columns, held, 0))
-                whole.include(held)
-        layers.append(measured(layer, whole.columns, whole, permutations))
+            if distances is not whole:
+                tensors.append(measured(name, distances, 0))
+                whole.include(distances)  # distances are sums over columns: those of the tensors add up
+        layers.append(measured(layer, whole, permutations))
         if len(names) == 1:
-            tensors.append(
-                LayerDiscrepancy(names[0], whole.columns, layers[-1].mmd2, layers[-1].bandwidths, layers[-1].null)
-            )
+            same = layers[-1]
+            tensors.append(LayerDiscrepancy(names[0], same.parameters, same.mmd2, same.bandwidths, same.null))
     return Discrepancy(
         x=side_x,
         y=side_y,
@@ -356,64 +334,47 @@ def _torch_on(device: Any) -> Any:
     torch = import_torch()
     try:
         torch.owned(np.zeros(1)).to(device)
-    except (AssertionError, RuntimeError) as error:
+    except (AssertionError, RuntimeError) as error:  # a build without CUDA asserts; other devices raise
         got = f"{str(device)!r} ({str(error).splitlines()[0]})"
-        raise ZooError(f"mmd: device: expected one that torch can use, got {got}. Use cpu, or leave it out.") from error
+        problem = Problem("mmd", "device", "one that torch can use", got, "Use cpu, or leave it out.")
+        raise ZooError(problem) from error
     return torch
-
-
-def pieces(shape: Sequence[int], most: int) -> Iterator[tuple[int | slice, ...]]:
-    """Indices that cut a tensor, in order, into blocks of at most so many elements, and of one at least."""
-    if math.prod(shape) <= most:
-        yield ()
-        return
-    axis = next(at for at in range(len(shape)) if at + 1 == len(shape) or math.prod(shape[at + 1 :]) <= most)
-    step = max(1, most // math.prod(shape[axis + 1 :]))
-    for lead in np.ndindex(*shape[:axis]):
-        for start in range(0, shape[axis], step):
-            yield (*lead, slice(start, min(start + step, shape[axis])))
 
 
 def _shapes(zoo_x: Zoo, zoo_y: Zoo) -> dict[str, tuple[int, ...]]:
     """The floating-point parameters, which must be the same in both."""
-    one, two = ({name: zoo.arch[name].shape for name in parameter_names(zoo.arch)} for zoo in (zoo_x, zoo_y))
-    apart = [
-        f"{name} {one.get(name, 'missing')} and {two.get(name, 'missing')}"
-        for name in dict.fromkeys([*one, *two])
-        if one.get(name) != two.get(name)
+    shapes_x, shapes_y = ({name: zoo.arch[name].shape for name in parameter_names(zoo.arch)} for zoo in (zoo_x, zoo_y))
+    different = [
+        f"{name} {shapes_x.get(name, 'missing')} and {shapes_y.get(name, 'missing')}"
+        for name in dict.fromkeys([*shapes_x, *shapes_y])
+        if shapes_x.get(name) != shapes_y.get(name)
     ]
-    if apart or not one:
-        shown = "; ".join(apart[:8]) + (f"; {len(apart) - 8} more" if len(apart) > 8 else "")
+    if different or not shapes_x:
+        more = f"; {len(different) - 8} more" if len(different) > 8 else ""
+        got = "; ".join(different[:8]) + more or "no floating-point parameter"
         step = "Compare zoos of one architecture."
-        got = shown or "no floating-point parameter"
-        raise ZooError(f"{zoo_x.name} and {zoo_y.name}: parameters: expected the same shapes, got {got}. {step}")
-    return one
+        raise ZooError(Problem(f"{zoo_x.name} and {zoo_y.name}", "parameters", "the same shapes", got, step))
+    return shapes_x
 
 
 def _chosen(zoo: Zoo, variant: str) -> tuple[Zoo, Side]:
-    """Each member's last step, those apart that are not finite."""
+    """Each member's last step, without those that are not finite."""
     if variant != layout.RAW:
         table_of(zoo, variant)
     last = zoo.last_steps()
-    finite = last.metadata["finite"].fill_null(True).to_numpy().astype(np.bool_)
-    good = last.take(finite)
-    if len(good) < 2:
-        got = f"{len(good)} of {len(last)}"
-        raise ZooError(f"{zoo.name}: checkpoints: expected 2 or more that are finite, got {got}. Select others.")
-    kept = 0
+    finite = last.take(flags(last.metadata, "finite", missing=True))
+    if len(finite) < 2:
+        got = f"{len(finite)} of {len(last)}"
+        raise ZooError(Problem(zoo.name, "checkpoints", "2 or more that are finite", got, "Select others."))
+    as_trained = 0
     if variant != layout.RAW and variant in zoo.variants:
-        kept = int((~good.variant_metadata(variant)["gauged"].to_numpy().astype(np.bool_)).sum())
-    return good, Side(zoo.name, variant, len(good), len(last) - len(good), kept)
+        as_trained = int((~finite.variant_metadata(variant)["gauged"].to_numpy().astype(np.bool_)).sum())
+    return finite, Side(zoo.name, variant, len(finite), len(last) - len(finite), as_trained)
 
 
 def _shared(x: Zoo, y: Zoo) -> int:
     """Members that are in both selections of one zoo."""
+    # ids of members mean something within one zoo only
     if x.contents.identity != y.contents.identity:
         return 0
     return len({*x.metadata["member"].to_pylist()} & {*y.metadata["member"].to_pylist()})
-
-
-def _layers(zoo: Zoo, shapes: dict[str, tuple[int, ...]]) -> dict[str, list[str]]:
-    """Layers with the parameters that count, where there are any."""
-    found = {layer: [name for name in names if name in shapes] for layer, names in zoo.layers.items()}
-    return {layer: names for layer, names in found.items() if names}

@@ -1,7 +1,4 @@
-"""The figures of one prediction: how right it is, and whether its doubt tells inputs of other data sets apart.
-
-Ensembles of many sizes that grow side by side as members come in, one at a time.
-"""
+"""The figures of one prediction, single or averaged, and ensembles of many sizes that grow one member at a time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -11,6 +8,9 @@ from numpy.typing import NDArray
 from ckptzoo.measure.predictions import accuracy, auroc, brier, ece, entropy, fpr, mutual_information, nll
 
 RIGHT = {"accuracy": accuracy, "nll": nll, "brier": brier, "ece": ece}
+"""Figures that take labels."""
+LEAST = -700.0
+"""Smaller logarithms of probabilities count as this in an average, so that none is 0 in float64."""
 
 Values = NDArray[np.float64]
 Scores = dict[str, dict[str, float]]
@@ -18,13 +18,13 @@ Scores = dict[str, dict[str, float]]
 
 
 def scores(logs: Values, information: Values | None, sets: Mapping[str, slice], targets: NDArray[np.int64]) -> Scores:
-    """What can be said of a prediction on several sets of inputs.
+    """How right a prediction is, and how well its doubt separates the inputs of other sets.
 
     Parameters
     ----------
     logs : (N, C) logarithms of probabilities on the inputs of all sets.
     information : (N,) mutual information; None for a single member, which has none.
-    sets : name to its inputs. The first is the networks' own; the others are to be told from it.
+    sets : name to its inputs. The first is the networks' own; the others are to be separated from it.
     targets : labels of the first set.
 
     Returns
@@ -36,36 +36,33 @@ def scores(logs: Values, information: Values | None, sets: Mapping[str, slice], 
     on each set, and ``information_auroc`` and ``information_fpr95`` with it as the score.
     """
     own, *others = sets
-    found: Scores = {own: {name: float(score(logs[sets[own]], targets)) for name, score in RIGHT.items()}}
-    found[own]["confidence"] = float(np.exp(logs[sets[own]].max(-1)).mean())
+    figures: Scores = {own: {name: float(score(logs[sets[own]], targets)) for name, score in RIGHT.items()}}
+    figures[own]["confidence"] = float(np.exp(logs[sets[own]].max(-1)).mean())
     doubt = -logs.max(-1)
     for name in others:
-        found[name] = _told(doubt[sets[name]], doubt[sets[own]], "")
+        figures[name] = _detection(doubt[sets[name]], doubt[sets[own]], "")
     if information is not None:
         for name, inputs in sets.items():
-            found[name]["mutual_information"] = float(information[inputs].mean())
+            figures[name]["mutual_information"] = float(information[inputs].mean())
         for name in others:
-            found[name] |= _told(information[sets[name]], information[sets[own]], "information_")
-    return found
+            figures[name] |= _detection(information[sets[name]], information[sets[own]], "information_")
+    return figures
 
 
-def _told(others: Values, own: Values, prefix: str) -> dict[str, float]:
+def _detection(others: Values, own: Values, prefix: str) -> dict[str, float]:
+    """How well a score separates the inputs of another set from those of the own one."""
     return {f"{prefix}auroc": auroc(others, own), f"{prefix}fpr95": fpr(others, own)}
-
-
-LEAST = -700.0
-"""Smaller logarithms of probabilities count as this in an average, so that none is 0 in float64."""
 
 
 def log_softmax(logits: NDArray[np.generic]) -> Values:
     """(..., C) natural logarithms of the probabilities, in float64."""
     logs = logits.astype(np.float64)
-    logs -= logs.max(-1, keepdims=True)
+    logs -= logs.max(-1, keepdims=True)  # so that no exponential overflows
     logs -= np.log(np.exp(logs).sum(-1, keepdims=True))
     return logs
 
 
-class Sum:
+class SummedPredictions:
     """The predictions of some members on the same N inputs, summed.
 
     Parameters
@@ -79,16 +76,16 @@ class Sum:
         self.size, self.probabilities, self.entropies = size, probabilities, entropies
 
     @classmethod
-    def of(cls, logs: Values) -> "Sum":
+    def of(cls, logs: Values) -> "SummedPredictions":
         """Of a single member, from the logarithms (N, C) of its probabilities."""
         probabilities = np.exp(np.maximum(logs, LEAST))
         return cls(1, probabilities, entropy(probabilities))
 
-    def copy(self) -> "Sum":
+    def copy(self) -> "SummedPredictions":
         """The same members, in arrays of its own."""
-        return Sum(self.size, self.probabilities.copy(), self.entropies.copy())
+        return SummedPredictions(self.size, self.probabilities.copy(), self.entropies.copy())
 
-    def add(self, other: "Sum") -> None:
+    def add(self, other: "SummedPredictions") -> None:
         """Take in the members of another."""
         self.size += other.size
         self.probabilities += other.probabilities
@@ -120,18 +117,18 @@ class DisjointEnsembles:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._source = {size: max(s for s in (1, *sizes) if s < size and size % s == 0) for size in sizes}
-        self._held = dict[int, Sum]()
+        self._growing = dict[int, SummedPredictions]()
 
-    def add(self, member: Sum) -> Iterator[Sum]:
+    def add(self, member: SummedPredictions) -> Iterator[SummedPredictions]:
         """Add one member; yields the ensembles that it completes, in ascending size."""
         complete = {1: member}
         for size, source in self._source.items():
-            if source not in complete:
+            if source not in complete:  # a source completes before the sizes that it divides: sizes ascend
                 continue
-            if size in self._held:
-                self._held[size].add(complete[source])
+            if size in self._growing:
+                self._growing[size].add(complete[source])
             else:
-                self._held[size] = complete[source].copy()
-            if self._held[size].size == size:
-                complete[size] = self._held.pop(size)
+                self._growing[size] = complete[source].copy()
+            if self._growing[size].size == size:
+                complete[size] = self._growing.pop(size)
                 yield complete[size]

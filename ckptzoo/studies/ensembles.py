@@ -1,32 +1,36 @@
-"""How good are single members, how good are ensembles of them, and from which size on do they gain no more?
+"""How good are single members, how good are ensembles of them, and from which size on do they gain no more?"""
 
-How good are single members and ensembles of them, by stored predictions?
-
-What a study of ensembles found.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console, Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 
 from ckptzoo.console import columns, facts
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import disagreement
-from ckptzoo.studies.ensemble_scores import DisjointEnsembles, Scores, Sum, log_softmax, scores
-from ckptzoo.studies.shared.report import Spread, need_matplotlib, write
+from ckptzoo.studies.ensemble_scores import DisjointEnsembles, Scores, SummedPredictions, log_softmax, scores
+from ckptzoo.studies.shared.result import Spread, StudyResult
+from ckptzoo.studies.shared.selection import flags
 from ckptzoo.text import Progress, counted, printable
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUBSETS = 50
+"""Ensembles of one size that are scored, at most; single members are all."""
+EXTRA = (10, 100)
+"""Sizes beside the powers of two."""
+BATCH_BYTES = 4 * 2**20
+"""Logits that are read at a time, as far as whole members allow."""
 SHARES = (0.9, 0.99)
-"""Shares of the gain whose sizes are told."""
+"""Shares of the gain whose sizes are reported."""
 _OWN = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
 _OTHER = {
     "auroc": "AUROC",
@@ -54,15 +58,15 @@ class Size:
     scores: dict[str, dict[str, Spread]]
 
     @classmethod
-    def of(cls, size: int, found: Sequence[Scores]) -> "Size":
+    def of(cls, size: int, ensembles: Sequence[Scores]) -> "Size":
         """From the figures of each ensemble."""
-        made: dict[str, dict[str, Spread]] = {}
-        for name, first in found[0].items():
-            spreads = {figure: Spread.of([item[name][figure] for item in found]) for figure in first}
-            made[name] = {figure: spread for figure, spread in spreads.items() if spread is not None}
-        return cls(size, len(found), made)
+        by_set: dict[str, dict[str, Spread]] = {}
+        for name, first in ensembles[0].items():
+            spreads = {figure: Spread.of([item[name][figure] for item in ensembles]) for figure in first}
+            by_set[name] = {figure: spread for figure, spread in spreads.items() if spread is not None}
+        return cls(size, len(ensembles), by_set)
 
-    def beside(self, other: "Size | None") -> "Size":
+    def merged(self, other: "Size | None") -> "Size":
         """With the figures of another for ensembles of this size, on other sets."""
         return self if other is None else Size(self.size, other.subsets, other.scores | self.scores)
 
@@ -76,12 +80,14 @@ class Size:
 
 
 @dataclass(frozen=True, eq=False)
-class Ensembles:
+class Ensembles(StudyResult):
     """How good single members and ensembles of them are.
+
+    Drawn as ``ensembles.png`` and ``members.png``, and ``detection.png`` where there are other sets.
 
     Parameters
     ----------
-    set, ood : the set that is scored, and those that are told from it.
+    set, ood : the set that is scored, and those whose inputs are to be separated from its own.
     ood_not_finite : other set to how many of the members are not finite on it, where some are. They are left out for
         that set; where fewer than two remain, the set is not in ``ood``.
     inputs, classes : of the set.
@@ -93,6 +99,8 @@ class Ensembles:
     disagreement : set to the share of pairs of members that choose different classes, mean over the inputs.
     references : name to accuracy, from elsewhere.
     """
+
+    file: ClassVar[str] = "ensembles.json"
 
     name: str
     set: str
@@ -111,8 +119,8 @@ class Ensembles:
 
     def figure(self, name: str, set: str | None = None) -> dict[int, Spread]:
         """Size to a figure, on the set that is scored or on another; sizes without it are left out."""
-        found = {item.size: item.scores.get(set or self.set, {}).get(name) for item in self.sizes}
-        return {size: spread for size, spread in found.items() if spread is not None}
+        spreads = {item.size: item.scores.get(set or self.set, {}).get(name) for item in self.sizes}
+        return {size: spread for size, spread in spreads.items() if spread is not None}
 
     def enough(self, name: str, share: float) -> int | None:
         r"""The least size that, with all larger ones, has this share of the gain that all members make.
@@ -138,10 +146,10 @@ class Ensembles:
             return None
         gain = means[self.members] - means[1]
         short = [size for size, mean in means.items() if (mean - means[1]) / gain < share]
-        found = min(size for size in means if size > max(short, default=0))
-        errors = [item.sd / item.count**0.5 for size, item in spreads.items() if size >= found and item.count > 1]
+        least = min(size for size in means if size > max(short, default=0))
+        errors = [item.sd / item.count**0.5 for size, item in spreads.items() if size >= least and item.count > 1]
         noise = max(*errors, 1 / self.inputs if name == "accuracy" else 0.0, 0.0)
-        return found if spreads[found].count > 1 and (1 - share) * abs(gain) >= noise else None
+        return least if spreads[least].count > 1 and (1 - share) * abs(gain) >= noise else None
 
     def _gains(self, name: str) -> bool:
         means = self.figure(name)
@@ -166,58 +174,50 @@ class Ensembles:
             "references": [{"name": name, "accuracy": value} for name, value in self.references.items()],
         }
 
-    def print(self, console: Console | None = None) -> None:
-        """Print facts, tables and what they say on a rich console, by default the standard output."""
+    def _lines(self) -> Iterator[RenderableType]:
         own, others = printable(self.set), [printable(name) for name in self.ood]
-        shown: list[RenderableType] = [facts(self._facts()), "", f"{own}: accuracy and ECE in %, NLL in nats"]
-        shown.append(self._table(self.set, _OWN))
+        yield facts(self._facts())
+        yield ""
+        yield f"{own}: accuracy and ECE in %, NLL in nats"
+        yield self._table(self.set, _OWN)
         for name, label in zip(self.ood, others, strict=True):
-            shown += ["", f"{label} told from {own}, in %: by 1 - largest probability, and by mutual information"]
-            shown.append(self._table(name, _OTHER))
+            yield ""
+            yield f"{label} told from {own}, in %: by 1 - largest probability, and by mutual information"
+            yield self._table(name, _OTHER)
+        yield ""
+        yield self._diversity()
+        yield ""
         words = "mean ± standard deviation over ensembles that share no member."
         if others:
             words += (
                 " AUROC: how often an input of the other set has the higher score. FPR95: the share of the own set "
                 "that is flagged where 95 % of the other is."
             )
-        shown += ["", self._diversity(), "", words, "", *self._reading()]
-        (console or Console()).print(Group(*shown), markup=False, highlight=False)
+        yield words
+        yield ""
+        yield from self._conclusions()
 
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Write ``ensembles.png``, ``members.png``, ``detection.png`` where there are other sets, ``ensembles.json``.
-
-        Equal results give equal bytes at equal versions of matplotlib.
-
-        Parameters
-        ----------
-        folder : made where it is missing; files of these names are replaced.
-
-        Raises
-        ------
-        MissingExtraError
-            matplotlib is not installed.
-        """
-        need_matplotlib()
+    def _figures(self) -> dict[str, "Figure"]:
         from ckptzoo.studies.plots import ensembles
 
         kinds_of = {self.set: _OWN, **dict.fromkeys(self.ood, _OTHER)}
         curves = {name: {kind: self.figure(kind, name) for kind in kinds} for name, kinds in kinds_of.items()}
         own, lines = curves.pop(self.set), self.references
-        drawn = {
+        figures = {
             "ensembles.png": ensembles.curves(self.name, self.set, own, lines),
             "members.png": ensembles.members(
                 self.name, self.set, self.inputs, self.accuracies, self.diverged, own["accuracy"], lines
             ),
         }
         if curves:
-            drawn["detection.png"] = ensembles.detection(self.name, self.set, curves)
-        return write(folder, drawn, "ensembles.json", self.to_json())
+            figures["detection.png"] = ensembles.detection(self.name, self.set, curves)
+        return figures
 
     def _facts(self) -> list[tuple[str, str]]:
         spread = self.figure("accuracy")[1]
         count = int(self.diverged.sum())
-        apart = f", {count:,} of them diverged" if count else ""
-        left = f"; {self.not_finite:,} not finite and left out" if self.not_finite else ""
+        diverged = f", {count:,} of them diverged" if count else ""
+        left_out = f"; {self.not_finite:,} not finite and left out" if self.not_finite else ""
         accuracy = (
             f"mean {spread.mean:.2%}, sd {spread.sd:.2%}, worst {spread.least:.2%}, median {spread.median:.2%}, "
             f"best {spread.most:.2%}"
@@ -228,7 +228,7 @@ class Ensembles:
             for name, count in self.ood_not_finite.items()
         ]
         return [
-            ("zoo", f"{self.name}: {counted(self.members, 'member')}{apart}{left}"),
+            ("zoo", f"{self.name}: {counted(self.members, 'member')}{diverged}{left_out}"),
             ("set", f"{self.set}: {counted(self.inputs, 'input')}, {self.classes:,} classes"),
             *(("other set", note) for note in notes),
             ("single members", f"accuracy {accuracy}"),
@@ -239,8 +239,8 @@ class Ensembles:
     def _table(self, name: str, figures: dict[str, str]) -> Table:
         table = columns("members", "ensembles", *figures.values())
         for size, first in self.figure(next(iter(figures)), name).items():
-            shown = [_figure(figure, self.figure(figure, name).get(size)) for figure in figures]
-            table.add_row(f"{size:,}", f"{first.count:,}", *shown)
+            cells = [_cell(figure, self.figure(figure, name).get(size)) for figure in figures]
+            table.add_row(f"{size:,}", f"{first.count:,}", *cells)
         return table
 
     def _diversity(self) -> Table:
@@ -250,47 +250,37 @@ class Ensembles:
             table.add_row(printable(name), f"{share:.2%}", f"{information[max(information)].mean:.4f} nats")
         return table
 
-    def _reading(self) -> list[str]:
+    def _conclusions(self) -> Iterator[str]:
         """What the tables say of where gains end, and of a calibration that is worse together."""
-        lines: list[str] = []
         for name, unit in (("accuracy", " %"), ("nll", "")):
-            one, most = (f"{_mean(name, self.figure(name)[size])}{unit}" for size in (1, self.members))
-            told = [
+            alone, together = (f"{_mean(name, self.figure(name)[size])}{unit}" for size in (1, self.members))
+            shares = [
                 f"{size:,} members have {100 * share:g} % of the gain"
                 for share in SHARES
                 if (size := self.enough(name, share)) is not None
             ]
-            none = "where the gain ends is hidden by noise" if self._gains(name) else "no gain"
-            lines.append(f"{_OWN[name]}: {one} alone, {most} together; {', '.join(told) or none}.")
-        one, most = (self.figure("ece")[size].mean for size in (1, self.members))
+            otherwise = "where the gain ends is hidden by noise" if self._gains(name) else "no gain"
+            yield f"{_OWN[name]}: {alone} alone, {together} together; {', '.join(shares) or otherwise}."
+        alone, together = (self.figure("ece")[size].mean for size in (1, self.members))
         sure, right = (self.figure(name)[self.members].mean for name in ("confidence", "accuracy"))
-        if most > one and sure < right:
-            lines.append(
-                f"ECE: {100 * one:.2f} % alone, {100 * most:.2f} % together: the ensembles are less sure than they are "
-                f"right (all together: mean confidence {100 * sure:.2f} %, accuracy {100 * right:.2f} %)."
+        if together > alone and sure < right:
+            yield (
+                f"ECE: {100 * alone:.2f} % alone, {100 * together:.2f} % together: the ensembles are less sure than "
+                f"they are right (all together: mean confidence {100 * sure:.2f} %, accuracy {100 * right:.2f} %)."
             )
-        return lines
 
 
 def _mean(name: str, spread: Spread) -> str:
     return f"{100 * spread.mean:.2f}" if name in _PERCENT else f"{spread.mean:.3f}"
 
 
-def _figure(name: str, spread: Spread | None) -> str:
+def _cell(name: str, spread: Spread | None) -> str:
     if spread is None:
         return "-"
     if spread.count == 1:
         return _mean(name, spread)
     sd = f"{100 * spread.sd:.2f}" if name in _PERCENT else f"{spread.sd:.3f}"
     return f"{_mean(name, spread)} ± {sd}"
-
-
-SUBSETS = 50
-"""Ensembles of one size that are scored, at most; single members are all."""
-EXTRA = (10, 100)
-"""Sizes beside the powers of two."""
-BATCH_BYTES = 4 * 2**20
-"""Logits that are read at a time, as far as whole members allow."""
 
 
 def ensembles(
@@ -335,30 +325,34 @@ def ensembles(
     -----
     One pass, and one more for each other set on which some members are not finite; 8 bytes an input, class and size,
     and some copies of ``BATCH_BYTES``, whatever the number of members. In an average probabilities below exp(-700)
-    count as that. Known answers: ``tests/studies/test_ensembles.py``.
+    count as that. Tested in ``tests/studies/test_ensembles.py``.
     """
     if wrong := {name: value for name, value in (references or {}).items() if not 0 <= value <= 1}:
-        raise ZooError(f"{zoo.name}: references: expected accuracies from 0 to 1, got {wrong}. Correct them.")
+        raise ZooError(Problem(zoo.name, "references", "accuracies from 0 to 1", str(wrong), "Correct them."))
     own, others = _sets(zoo, set, ood)
     last = zoo.last_steps()
-    finite = last.metadata["finite"].fill_null(True).to_numpy().astype(np.bool_) & last.predictions(own).finite
-    _enough(zoo, own, int(finite.sum()), len(last))
+    finite = flags(last.metadata, "finite", missing=True) & last.predictions(own).finite
+    if finite.sum() < 2:
+        expected, got = f"2 or more with finite logits on {own}", f"{int(finite.sum())} of {len(last)}"
+        raise ZooError(Problem(zoo.name, "members", expected, got, "Select others."))
+    # a random order: neighbours in a zoo can be related, such as draws of one chain
     members = last.take(np.random.default_rng(seed).permutation(np.flatnonzero(finite)))
-    held = {name: members.predictions(name) for name in (own, *others)}
-    targets, classes = held[own].targets, held[own].logits.shape[2]
+    predictions = {name: members.predictions(name) for name in (own, *others)}
+    targets, classes = predictions[own].targets, predictions[own].logits.shape[2]
     if targets is None:
         step = "Choose another set, or predict it with its labels."
-        raise ZooError(f"{zoo.name}: labels of {own}: expected some, got none. {step}")
+        raise ZooError(Problem(zoo.name, f"labels of {own}", "some", "none", step))
     if classes < 2:
         step = "Choose a zoo of classifiers with an output a class."
-        raise ZooError(f"{zoo.name}: classes of {own}: expected 2 or more, got {classes}. {step}")
-    odd = {name: int((~held[name].finite).sum()) for name in others}
-    told = [name for name in others if len(members) - odd[name] >= 2]
-    passes = [{name: held[name] for name in (own, *told) if not odd.get(name)}]
-    for name in told:
-        if odd[name]:
-            kept = members.take(np.flatnonzero(held[name].finite))
-            passes.append({each: kept.predictions(each) for each in (own, name)})
+        raise ZooError(Problem(zoo.name, f"classes of {own}", "2 or more", str(classes), step))
+    not_finite = {name: int((~predictions[name].finite).sum()) for name in others}
+    scored_others = [name for name in others if len(members) - not_finite[name] >= 2]
+    # one pass over the sets on which all members are finite, and one for each other set without those that are not
+    passes = [{name: predictions[name] for name in (own, *scored_others) if not not_finite.get(name)}]
+    for name in scored_others:
+        if not_finite[name]:
+            usable = members.take(np.flatnonzero(predictions[name].finite))
+            passes.append({each: usable.predictions(each) for each in (own, name)})
     total, done = sum(item.logits.nbytes for each in passes for item in each.values()), 0
 
     def read(nbytes: int) -> None:
@@ -367,67 +361,61 @@ def ensembles(
         if progress is not None:
             progress(done, total)
 
-    (scored, apart), *more = [_scored(each, targets, read) for each in passes]
-    sizes = {size: Size.of(size, found) for size, found in scored.items()}
-    for each, pairs in more:
-        (name,) = pairs.keys() - {own}
-        apart[name] = pairs[name]
-        for size, found in each.items():
-            sizes[size] = Size.of(size, [{name: item[name]} for item in found]).beside(sizes.get(size))
+    (by_size, disagreements), *more = [_scored(each, targets, read) for each in passes]
+    sizes = {size: Size.of(size, figures) for size, figures in by_size.items()}
+    for of_pass, disagreement_of in more:
+        (name,) = disagreement_of.keys() - {own}
+        disagreements[name] = disagreement_of[name]
+        for size, figures in of_pass.items():
+            sizes[size] = Size.of(size, [{name: item[name]} for item in figures]).merged(sizes.get(size))
     return Ensembles(
         name=zoo.name,
         set=own,
-        ood=tuple(told),
-        ood_not_finite={name: count for name, count in odd.items() if count},
+        ood=tuple(scored_others),
+        ood_not_finite={name: count for name, count in not_finite.items() if count},
         inputs=len(targets),
         classes=classes,
         members=len(members),
         not_finite=len(last) - len(members),
         seed=seed,
-        accuracies=np.array([item[own]["accuracy"] for item in scored[1]]),
-        diverged=members.metadata["diverged"].fill_null(False).to_numpy().astype(np.bool_),
+        accuracies=np.array([item[own]["accuracy"] for item in by_size[1]]),
+        diverged=flags(members.metadata, "diverged"),
         sizes=tuple(sizes[size] for size in sorted(sizes)),
-        disagreement={name: apart[name] for name in (own, *told)},
+        disagreement={name: disagreements[name] for name in (own, *scored_others)},
         references=dict(references or {}),
     )
 
 
 def _scored(
-    held: Mapping[str, Predictions], targets: NDArray[np.int64], read: Callable[[int], None]
+    predictions: Mapping[str, Predictions], targets: NDArray[np.int64], read: Callable[[int], None]
 ) -> tuple[dict[int, list[Scores]], dict[str, float]]:
     """Size to the figures of each ensemble, and set to the share of pairs of members that disagree.
 
     Parameters
     ----------
-    held : set to the predictions of the same members, the set that is scored first.
+    predictions : by set, of the same members, the set that is scored first.
     read : called with the bytes of each batch.
     """
-    own = next(iter(held))
-    K, _, classes = held[own].logits.shape
-    ends = np.cumsum([0, *(item.logits.shape[1] for item in held.values())])
-    sets = {name: slice(*ends[at : at + 2]) for at, name in enumerate(held)}
+    own = next(iter(predictions))
+    K, _, classes = predictions[own].logits.shape
+    ends = np.cumsum([0, *(item.logits.shape[1] for item in predictions.values())])
+    sets = {name: slice(*ends[index : index + 2]) for index, name in enumerate(predictions)}
     sizes = _sizes(K)
     growing, votes = DisjointEnsembles(sizes), np.zeros((ends[-1], classes), np.int64)
     scored: dict[int, list[Scores]] = {size: [] for size in (1, *sizes)}
-    several = max(1, BATCH_BYTES * K // sum(item.logits.nbytes for item in held.values()))
-    for batches in zip(*(item.stream(batch_size=several) for item in held.values()), strict=True):
+    batch_size = max(1, BATCH_BYTES * K // sum(item.logits.nbytes for item in predictions.values()))
+    for batches in zip(*(item.stream(batch_size=batch_size) for item in predictions.values()), strict=True):
         logits = np.concatenate([batch["logits"] for batch in batches], axis=1)
-        for one in logits:
-            logs = log_softmax(one)
+        for of_member in logits:
+            logs = log_softmax(of_member)
             scored[1].append(scores(logs, None, sets, targets))
             votes[np.arange(len(logs)), logs.argmax(-1)] += 1
-            for whole in growing.add(Sum.of(logs)):
-                if len(scored[whole.size]) < SUBSETS:
-                    scored[whole.size].append(scores(whole.logs, whole.mutual_information, sets, targets))
+            for ensemble in growing.add(SummedPredictions.of(logs)):
+                if len(scored[ensemble.size]) < SUBSETS:
+                    figures = scores(ensemble.logs, ensemble.mutual_information, sets, targets)
+                    scored[ensemble.size].append(figures)
         read(logits.nbytes)
     return scored, {name: float(disagreement(votes[inputs]).mean()) for name, inputs in sets.items()}
-
-
-def _enough(zoo: Zoo, own: str, members: int, among: int) -> None:
-    if members < 2:
-        got = f"{members} of {among}"
-        step = "Select others."
-        raise ZooError(f"{zoo.name}: members: expected 2 or more with finite logits on {own}, got {got}. {step}")
 
 
 def _sizes(members: int) -> list[int]:
@@ -440,15 +428,15 @@ def _sets(zoo: Zoo, own: str | None, ood: Sequence[str] | None) -> tuple[str, li
     """The set to score, and those to tell from it."""
     known = zoo.predicted
     if not known:
-        raise ZooError(f"{zoo.name}: predictions: expected those on a set of inputs, got none. {_predict(zoo)}.")
+        raise ZooError(Problem(zoo.name, "predictions", "those on a set of inputs", "none", f"{_predict(zoo)}."))
     if own is None:
         own = next((name for name in known if _labelled(zoo, name)), None)
     if own is None:
-        got = f"got {', '.join(known)}. {_predict(zoo)}"
-        raise ZooError(f"{zoo.name}: predictions: expected a set with labels among them, {got}.")
+        expected = "a set with labels among them"
+        raise ZooError(Problem(zoo.name, "predictions", expected, ", ".join(known), f"{_predict(zoo)}."))
     if ood is not None and own in ood:
         step = "Leave it out, or choose another set to score."
-        raise ZooError(f"{zoo.name}: ood: expected other sets than {own}, which is scored, got that one too. {step}")
+        raise ZooError(Problem(zoo.name, "ood", f"other sets than {own}, which is scored", "that one too", step))
     others = [name for name in known if not _labelled(zoo, name)] if ood is None else dict.fromkeys(ood)
     return own, [name for name in others if name != own]
 

@@ -1,12 +1,12 @@
 """What is in this zoo? Counts, variants, sizes and the spread of the accuracies, from the metadata alone."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from ckptzoo.console import facts
@@ -14,11 +14,14 @@ from ckptzoo.format.tree import Tree
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.layout import predictions_name
-from ckptzoo.studies.shared.report import Spread
+from ckptzoo.studies.shared.result import Spread
+from ckptzoo.studies.shared.selection import flags, usable_rows
 from ckptzoo.text import counted, printable, size
 
-TOLD = ("recipe", "dataset", "precision", "license", "contributor")
+ORIGIN = ("recipe", "dataset", "precision", "license", "contributor")
 """Columns whose distinct values say where the checkpoints come from."""
+_MAX_VALUES = 4
+"""Distinct values of a column that are printed."""
 _WHOLE = "of the whole zoo"
 
 
@@ -71,7 +74,7 @@ class Inventory:
     layers : layer to its tensors' names and shapes.
     checkpoint_bytes : raw weights of one checkpoint.
     test_accuracy : of each member's last step, where it is finite and did not diverge; None where none was measured.
-    told : distinct values of the columns in ``TOLD``, with how many checkpoints have each.
+    told : distinct values of the columns in ``ORIGIN``, with the number of checkpoints that have each.
     """
 
     name: str
@@ -106,12 +109,19 @@ class Inventory:
 
     def print(self, console: Console | None = None) -> None:
         """Print it as tables on a rich console, by default the standard output."""
-        told = facts(self._facts())
-        predictions = ["", self._predictions()] if self.predictions else []
-        (console or Console()).print(Group(told, "", self._variants(), *predictions), markup=False, highlight=False)
+        (console or Console()).print(Group(*self.lines()), markup=False, highlight=False)
+
+    def lines(self) -> Iterator[RenderableType]:
+        """What ``print`` prints."""
+        yield facts(self._facts())
+        yield ""
+        yield self._variants()
+        if self.predictions:
+            yield ""
+            yield self._predictions()
 
     def _facts(self) -> list[tuple[str, str]]:
-        part = f" of {self.total:,}" if self._selected else ""
+        of_total = f" of {self.total:,}" if self._selected else ""
         several = self.members != self.checkpoints
         counts = [counted(self.members, "member")]
         for number, what in (
@@ -126,16 +136,16 @@ class Inventory:
             ("zoo", self.name),
             ("path", self.path),
             ("architecture", f"{self.architecture}: {self.parameters:,} parameters in {layers}"),
-            ("checkpoints", f"{self.checkpoints:,}{part} ({', '.join(counts)})"),
+            ("checkpoints", f"{self.checkpoints:,}{of_total} ({', '.join(counts)})"),
             ("size", f"{size(self.nbytes)} ({f'{_WHOLE}; ' if self._selected else ''}{per})"),
         ]
         if (spread := self.test_accuracy) is not None:
             text = f"mean {spread.mean:.2%}, sd {spread.sd:.2%}, {spread.least:.2%} to {spread.most:.2%}"
-            whose = f"{counted(spread.count, 'member')} at their last step"
-            rows.append(("test accuracy", f"{text} ({whose if several else counted(spread.count, 'checkpoint')})"))
+            members = f"{counted(spread.count, 'member')} at their last step"
+            rows.append(("test accuracy", f"{text} ({members if several else counted(spread.count, 'checkpoint')})"))
         for column, values in self.told.items():
-            shown = [f"{value} ({count:,})" if len(values) > 1 else value for value, count in list(values.items())[:4]]
-            rows.append((column, ", ".join([*shown, *(["..."] if len(values) > 4 else [])])))
+            shown = [f"{value} ({count:,})" if len(values) > 1 else value for value, count in values.items()]
+            rows.append((column, ", ".join([*shown[:_MAX_VALUES], *(["..."] if len(shown) > _MAX_VALUES else [])])))
         return rows
 
     @property
@@ -197,25 +207,17 @@ def inventory(zoo: Zoo) -> Inventory:
         layers=layers,
         checkpoint_bytes=arch.nbytes,
         checkpoints=len(zoo),
+        # retracted checkpoints stay on disk, so the rows of the tree still have them
         total=len(contents.raw.rows) - len(zoo.retracted["id"].unique()),
         members=len(table["member"].unique()),
         retracted=len(zoo.retracted["id"].unique()),
-        diverged=int(_flag(table, "diverged").sum()),
-        not_finite=int((~_flag(table, "finite", missing=True)).sum()),
+        diverged=int(flags(table, "diverged").sum()),
+        not_finite=int((~flags(table, "finite", missing=True)).sum()),
         variants=tuple(variants),
         predictions=tuple(_predicted(name, contents.derived(predictions_name(name))) for name in zoo.predicted),
-        test_accuracy=Spread.of(accuracy[sound(last)]),
-        told={column: counts for column in TOLD if (counts := _counts(table[column]))},
+        test_accuracy=Spread.of(accuracy[usable_rows(last)]),
+        told={column: counts for column in ORIGIN if (counts := _counts(table[column]))},
     )
-
-
-def sound(metadata: pa.Table) -> NDArray[np.bool_]:
-    """(N,) the checkpoints that are finite and did not diverge, as far as is known."""
-    return ~_flag(metadata, "diverged") & _flag(metadata, "finite", missing=True)
-
-
-def _flag(table: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.bool_]:
-    return table[column].fill_null(missing).to_numpy().astype(np.bool_)
 
 
 def _variant(name: str, tree: Tree) -> VariantSummary:
@@ -227,22 +229,24 @@ def _variant(name: str, tree: Tree) -> VariantSummary:
 
 
 def _predicted(name: str, tree: Tree) -> PredictionSummary:
-    told = tree.parts[0].facts
-    shape = told["examples"], told["classes"]
-    return PredictionSummary(name, len(tree.rows), *shape, told["targets"] is not None, _nbytes(tree))
+    stored = tree.parts[0].facts  # the same in every part
+    shape = stored["examples"], stored["classes"]
+    return PredictionSummary(name, len(tree.rows), *shape, stored["targets"] is not None, _nbytes(tree))
 
 
 def _nbytes(tree: Tree) -> int:
-    """Of all shards."""
+    """Of all shards: of the rows without a tensor's name, one a shard."""
     index = tree.blocks.select(["tensor", "nbytes"])
     return sum(index.filter(index["tensor"].is_null())["nbytes"].to_pylist())
 
 
 def _largest(table: pa.Table, column: str) -> float | None:
-    found = table[column].drop_null().to_numpy()
-    return float(found.max()) if len(found) else None
+    measured = table[column].drop_null().to_numpy()
+    return float(measured.max()) if len(measured) else None
 
 
 def _counts(column: pa.ChunkedArray) -> dict[str, int]:
-    found = {item["values"].as_py(): item["counts"].as_py() for item in column.value_counts()}
-    return {str(value): found[value] for value in sorted(found, key=lambda value: (-found[value], str(value))) if value}
+    """The distinct values, the most frequent first; empty ones are left out."""
+    counts = {item["values"].as_py(): item["counts"].as_py() for item in column.value_counts()}
+    ordered = sorted(counts, key=lambda value: (-counts[value], str(value)))
+    return {str(value): counts[value] for value in ordered if value}

@@ -1,25 +1,27 @@
 """How are the weights of each layer distributed, with symmetries and without?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from rich.console import Console, Group
+from rich.console import RenderableType
+from rich.table import Table
 
 from ckptzoo.console import columns
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-from ckptzoo.studies.exchange import LEAST, LEVEL, Compared, compare, pairs_of
-from ckptzoo.studies.inventory import sound
-from ckptzoo.studies.shared.density import Histogram, histograms
-from ckptzoo.studies.shared.report import need_matplotlib, write
-from ckptzoo.studies.shared.weights import parameter_names, table_of, thinned
-from ckptzoo.studies.variation import Variation, bytes_to_read, variation
+from ckptzoo.studies.equal_marginals import LEAST, LEVEL, PairTests, compare_pairs, position_pairs
+from ckptzoo.studies.principal_components import LayerComponents, bytes_to_read, layer_components
+from ckptzoo.studies.shared.result import StudyResult
+from ckptzoo.studies.shared.selection import parameter_names, parameters_by_layer, table_of, thinned, usable_rows
+from ckptzoo.studies.shared.value_histograms import Histogram, histograms
 from ckptzoo.symmetry.counts import orbits
 from ckptzoo.text import Progress, counted, printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MAX_ROWS = 24
 """Tables of more tensors or layers are thinned out evenly."""
@@ -40,17 +42,17 @@ class Marginal:
 
     histogram: Histogram
     orbits: int
-    within: Compared
-    across: Compared
+    within: PairTests
+    across: PairTests
 
     def to_json(self) -> dict[str, Any]:
         """Every figure by name, without the densities and the p-values."""
-        held = self.histogram
+        histogram = self.histogram
         return {
-            "tensor": held.tensor,
-            "shape": list(held.shape),
-            "mean": held.mean,
-            "sd": held.sd,
+            "tensor": histogram.tensor,
+            "shape": list(histogram.shape),
+            "mean": histogram.mean,
+            "sd": histogram.sd,
             "orbits": self.orbits,
             "within": self.within.to_json(),
             "across": self.across.to_json(),
@@ -58,8 +60,10 @@ class Marginal:
 
 
 @dataclass(frozen=True, eq=False)
-class Marginals:
+class Marginals(StudyResult):
     """The marginals of a zoo's weights, raw and in a variant.
+
+    Drawn as ``marginals.png``, ``pvalues.png`` and ``components.png``, the latter two where there is something to show.
 
     Parameters
     ----------
@@ -69,23 +73,25 @@ class Marginals:
     layers : the principal components of each layer's parameters.
     """
 
+    file: ClassVar[str] = "marginals.json"
+
     name: str
     variant: str
     architecture: str
     members: int
     left_out: int
     tensors: tuple[Marginal, ...]
-    layers: tuple[Variation, ...]
+    layers: tuple[LayerComponents, ...]
 
     @property
-    def within(self) -> Compared:
+    def within(self) -> PairTests:
         """The pairs within one orbit of all tensors together."""
-        return Compared.join([item.within for item in self.tensors])
+        return PairTests.join([item.within for item in self.tensors])
 
     @property
-    def across(self) -> Compared:
+    def across(self) -> PairTests:
         """The pairs across orbits of all tensors together."""
-        return Compared.join([item.across for item in self.tensors])
+        return PairTests.join([item.across for item in self.tensors])
 
     def to_json(self) -> dict[str, Any]:
         """Every figure by name, without the densities and the p-values."""
@@ -102,100 +108,89 @@ class Marginals:
             "layers": [item.to_json() for item in self.layers],
         }
 
-    def print(self, console: Console | None = None) -> None:
-        """Print tables of tests and of components on a rich console, by default the standard output."""
-        left = f"; {self.left_out:,} left out" if self.left_out else ""
-        lines: list[Any] = [
-            f"zoo: {printable(self.name)}: {counted(self.members, 'member')} of {printable(self.architecture)}{left}",
-            f"gauge: {printable(self.variant)}",
-        ]
+    def _lines(self) -> Iterator[RenderableType]:
+        left_out = f"; {self.left_out:,} left out" if self.left_out else ""
+        members = f"{counted(self.members, 'member')} of {printable(self.architecture)}{left_out}"
+        yield f"zoo: {printable(self.name)}: {members}"
+        yield f"gauge: {printable(self.variant)}"
         for kind, title in (("within", "Within one orbit"), ("across", "Across orbits")):
             if getattr(self, kind).pairs:
-                lines += ["", f"{title}: p below {LEVEL} ({100 * LEVEL:g} % at most where equal), and median p"]
-                lines += self._tests(kind)
-        lines += ["", *self._words()]
+                yield ""
+                yield f"{title}: p below {LEVEL} ({100 * LEVEL:g} % at most where equal), and median p"
+                yield from self._tests(kind)
+        yield ""
+        yield from self._conclusions()
         if self.members > 1:
-            lines += ["", "Principal components: share of the first, and how many hold 90 %"]
-            lines += self._components()
-        (console or Console()).print(Group(*lines), markup=False, highlight=False)
+            yield ""
+            yield "Principal components: share of the first, and how many hold 90 %"
+            yield from self._components()
 
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Write ``marginals.png``, ``pvalues.png``, ``components.png`` and ``marginals.json``.
-
-        A picture for which there is nothing to show is left out. Equal results give equal bytes at equal versions of
-        matplotlib.
-
-        Parameters
-        ----------
-        folder : made where it is missing; files of these names are replaced.
-
-        Raises
-        ------
-        MissingExtraError
-            matplotlib is not installed.
-        """
-        need_matplotlib()
+    def _figures(self) -> dict[str, "Figure"]:
         from ckptzoo.studies.plots import marginals as pictures
 
         title = f"{self.name}, {self.variant}"
-        figures: dict[str, Any] = {
-            "marginals.png": pictures.densities(self.name, self.members, [item.histogram for item in self.tensors])
-        }
+        drawn = [item.histogram for item in self.tensors]
+        figures = {"marginals.png": pictures.densities(self.name, self.members, drawn)}
         kinds = {
             "within one orbit": [item.within for item in self.tensors if item.within.pairs],
             "across orbits": [item.across for item in self.tensors if item.across.pairs],
         }
-        if kinds := {kind: items for kind, items in kinds.items() if items}:
+        if kinds := {kind: tests for kind, tests in kinds.items() if tests}:
             figures["pvalues.png"] = pictures.p_values(title, self.members, kinds)
-        if varying := [item for item in self.layers if any(found.total > 0 for found in item.components.values())]:
+        varying = [item for item in self.layers if any(found.total > 0 for found in item.components.values())]
+        if varying:
             figures["components.png"] = pictures.components(title, self.members, varying)
-        return write(folder, figures, "marginals.json", self.to_json())
+        return figures
 
-    def _tests(self, kind: str) -> list[Any]:
-        table = columns("tensor", "orbits", "positions", "pairs")
-        variants = self._variants()
-        for variant in variants:
-            table.add_column(printable(variant), justify="right", no_wrap=True)
-            table.add_column("median", justify="right", no_wrap=True)
+    def _tests(self, kind: str) -> Iterator[RenderableType]:
+        table = self._table("tensor", "orbits", "positions", "pairs", second="median")
         rows = [item for item in self.tensors if getattr(item, kind).pairs]
-        shown, _ = thinned(rows, MAX_ROWS)
+        shown, left_out = thinned(rows, MAX_ROWS)
         for item in shown:
             size = int(np.prod(item.histogram.shape, dtype=np.int64))
             first = [printable(item.histogram.tensor), f"{item.orbits:,}", f"{size:,}"]
-            table.add_row(*first, *_figures(getattr(item, kind), variants))
+            table.add_row(*first, *_cells(getattr(item, kind), self._variants()))
         if len(rows) > 1:
-            table.add_row("all", "", "", *_figures(getattr(self, kind), variants))
-        return [table, *_more(len(rows) - len(shown), "tensor")]
+            table.add_row("all", "", "", *_cells(getattr(self, kind), self._variants()))
+        yield table
+        if left_out:
+            yield f"and {counted(left_out, 'more tensor')}"
 
-    def _components(self) -> list[Any]:
-        table = columns("layer", "parameters", "members")
-        variants = self._variants()
-        for variant in variants:
-            table.add_column(printable(variant), justify="right", no_wrap=True)
-            table.add_column("90 %", justify="right", no_wrap=True)
-        shown, _ = thinned(self.layers, MAX_ROWS)
+    def _components(self) -> Iterator[RenderableType]:
+        table = self._table("layer", "parameters", "members", second="90 %")
+        shown, left_out = thinned(self.layers, MAX_ROWS)
         for item in shown:
-            figures: list[str] = []
-            for variant in variants:
-                found = item.components[variant]
-                needed = found.needed(0.9)
-                figures += ["-", "-"] if needed is None else [f"{found.ratios[0]:.1%}", f"{needed:,}"]
-            table.add_row(printable(item.layer), f"{item.parameters:,}", f"{item.members:,}", *figures)
-        return [table, *_more(len(self.layers) - len(shown), "layer")]
+            cells: list[str] = []
+            for variant in self._variants():
+                components = item.components[variant]
+                needed = components.needed(0.9)
+                cells += ["-", "-"] if needed is None else [f"{components.ratios[0]:.1%}", f"{needed:,}"]
+            table.add_row(printable(item.layer), f"{item.parameters:,}", f"{item.members:,}", *cells)
+        yield table
+        if left_out:
+            yield f"and {counted(left_out, 'more layer')}"
 
-    def _words(self) -> list[str]:
-        if self.members < LEAST:
-            return [f"Too few members to compare marginals: expected {LEAST} or more, got {self.members}."]
-        if not self.within.pairs:
-            return ["No two positions share an orbit: the permutations say nothing about these marginals."]
-        lines: list[str] = []
+    def _table(self, *names: str, second: str) -> Table:
+        """An empty table with two columns a variant behind these, under the names of the variant and ``second``."""
+        table = columns(*names)
         for variant in self._variants():
-            p = self.within.uniform(variant)
-            assert p is not None
-            how = "no more" if p >= LEVEL else "more"
-            said = f"{how} small p-values than equal marginals give (p = {p:.2g})"
-            lines.append(f"Within orbits, {printable(variant)}: {said}.")
-        return lines
+            table.add_column(printable(variant), justify="right", no_wrap=True)
+            table.add_column(second, justify="right", no_wrap=True)
+        return table
+
+    def _conclusions(self) -> Iterator[str]:
+        """What the tests say together."""
+        if self.members < LEAST:
+            yield f"Too few members to compare marginals: expected {LEAST} or more, got {self.members}."
+        elif not self.within.pairs:
+            yield "No two positions share an orbit: the permutations say nothing about these marginals."
+        else:
+            for variant in self._variants():
+                p = self.within.uniform(variant)
+                assert p is not None  # there are pairs
+                more = "no more" if p >= LEVEL else "more"
+                small = f"{more} small p-values than equal marginals give (p = {p:.2g})"
+                yield f"Within orbits, {printable(variant)}: {small}."
 
     def _variants(self) -> tuple[str, str]:
         return layout.RAW, self.variant
@@ -234,19 +229,21 @@ def marginals(zoo: Zoo, variant: str = "canonical", *, seed: int = 0, progress: 
     are left out. The p-value of the p-values takes pairs for independent, which they are as far as the weights of one
     network are.
     """
-    table = table_of(zoo, variant)
+    symmetry = table_of(zoo, variant)
     last = zoo.last_steps()
-    good = last.take(sound(last.metadata) & last.variant_metadata(variant)["gauged"].to_numpy())
+    usable = last.take(usable_rows(last.metadata) & last.variant_metadata(variant)["gauged"].to_numpy())
     names = parameter_names(zoo.arch)
-    if not len(good) or not names:
-        what, got = ("members", f"none of {len(last)}") if names else ("tensors", "no floating-point parameter")
-        expected = "one that is finite, did not diverge and is in the gauge" if names else "one"
-        raise ZooError(f"{zoo.name}: {what}: expected at least {expected}, got {got}. Select others.")
+    if not names:
+        expected, got = "at least one", "no floating-point parameter"
+        raise ZooError(Problem(zoo.name, "tensors", expected, got, "Select others."))
+    if not len(usable):
+        expected = "at least one that is finite, did not diverge and is in the gauge"
+        raise ZooError(Problem(zoo.name, "members", expected, f"none of {len(last)}", "Select others."))
     variants = layout.RAW, variant
-    layers = {layer: [name for name in held if name in names] for layer, held in zoo.layers.items()}
-    layers = {layer: held for layer, held in layers.items() if held}
-    once = sum(good[name, kind].nbytes for name in names for kind in variants)
-    total = once + sum(bytes_to_read(good, held, variants) for held in layers.values())
+    layers = parameters_by_layer(zoo.arch)
+    # the histograms read everything once; the components again, of layers of many parameters some members only
+    once = sum(usable[name, kind].nbytes for name in names for kind in variants)
+    total = once + sum(bytes_to_read(usable, tensors, variants) for tensors in layers.values())
     done = once
 
     def read(nbytes: int) -> None:
@@ -255,31 +252,31 @@ def marginals(zoo: Zoo, variant: str = "canonical", *, seed: int = 0, progress: 
         if progress is not None:
             progress(done, total)
 
-    drawn = histograms(good, names, variants, None if progress is None else lambda at, _: progress(at, total))
-    made: list[Marginal] = []
-    for at, histogram in enumerate(drawn):
-        rng = np.random.default_rng([seed, at])
-        labels = orbits(table, histogram.tensor, histogram.shape).ravel()
-        tensors = {kind: good[histogram.tensor, kind] for kind in variants}
-        within, across = (compare(tensors, pairs, rng) for pairs in pairs_of(labels, rng))
-        made.append(Marginal(histogram, int(labels.max()) + 1, within, across))
+    found: list[Marginal] = []
+    reading = None if progress is None else lambda nbytes, _: progress(nbytes, total)
+    for index, histogram in enumerate(histograms(usable, names, variants, reading)):
+        rng = np.random.default_rng([seed, index])
+        labels = orbits(symmetry, histogram.tensor, histogram.shape).ravel()
+        tensors = {kind: usable[histogram.tensor, kind] for kind in variants}
+        within, across = (compare_pairs(tensors, pairs, rng) for pairs in position_pairs(labels, rng))
+        found.append(Marginal(histogram, int(labels.max()) + 1, within, across))
     return Marginals(
         name=zoo.name,
         variant=variant,
         architecture=zoo.arch.name,
-        members=len(good),
-        left_out=len(last) - len(good),
-        tensors=tuple(made),
-        layers=tuple(variation(good, layer, held, variants, seed=seed, read=read) for layer, held in layers.items()),
+        members=len(usable),
+        left_out=len(last) - len(usable),
+        tensors=tuple(found),
+        layers=tuple(
+            layer_components(usable, layer, tensors, variants, seed=seed, read=read)
+            for layer, tensors in layers.items()
+        ),
     )
 
 
-def _figures(found: Compared, variants: Sequence[str]) -> list[str]:
-    figures = [f"{found.pairs:,}"]
+def _cells(tests: PairTests, variants: Sequence[str]) -> list[str]:
+    """What the table has of these pairs."""
+    cells = [f"{tests.pairs:,}"]
     for variant in variants:
-        figures += [f"{found.share(variant):.1%}", f"{found.median(variant):.2g}"]
-    return figures
-
-
-def _more(number: int, noun: str) -> list[str]:
-    return [f"and {counted(number, f'more {noun}')}"] if number else []
+        cells += [f"{tests.share(variant):.1%}", f"{tests.median(variant):.2g}"]
+    return cells

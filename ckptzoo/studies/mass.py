@@ -1,27 +1,39 @@
-"""How far are trained networks from the least mass that rescaling their neurons can reach?
+"""How far are trained networks from the least mass that rescaling their neurons can reach?"""
 
-The largest elements of layers, and quantiles of figures of which some may not be finite.
-"""
-
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console, Group
+from rich.console import RenderableType
 
 from ckptzoo import archs
 from ckptzoo.console import columns, facts
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.studies.inventory import sound
-from ckptzoo.studies.shared.report import need_matplotlib, write
-from ckptzoo.studies.shared.weights import own_table, parameter_names, thinned
+from ckptzoo.studies.shared.result import StudyResult
+from ckptzoo.studies.shared.selection import own_table, parameters_by_layer, thinned, usable_rows
 from ckptzoo.symmetry import min_mass
 from ckptzoo.text import Progress, counted, printable
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BATCH_BYTES = 64 * 2**20
+"""Raw weights that are solved for at a time, as far as whole checkpoints allow."""
+FEW = 20
+"""Fewer networks have no peak."""
+TIGHT = 1e-10
+"""A least mass whose gap is above this is reported as not certified."""
+MAX_ROWS = 24
+"""More layers than this are thinned out evenly where they are printed or drawn."""
+PAPER = (
+    "arXiv 2310.08287, figure 2, OptuNets on MNIST: masses mostly between 120 and 240, an excess that peaks near 30 % "
+    "and reaches 60 %"
+)
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_COLUMNS = ("least", *(f"{100 * share:g} %" for share in QUANTILES), "most")
 
 Values = NDArray[np.float64]
 
@@ -39,41 +51,9 @@ class Largest:
         return {"layer": self.layer, "before": quantiles(self.before), "after": quantiles(self.after)}
 
 
-def largest_of(tensor: NDArray[np.generic]) -> Values:
-    """(K,) largest absolute values of a stacked tensor."""
-    flat = tensor.reshape(len(tensor), -1)
-    return np.maximum(flat.max(axis=1), -flat.min(axis=1)).astype(np.float64)
-
-
-def quantiles(values: Values) -> dict[str, float] | None:
-    """Quantiles and extremes of the finite ones by name; None where there are none."""
-    found = values[np.isfinite(values)]
-    if not len(found):
-        return None
-    shares = (0.0, *QUANTILES, 1.0)
-    names = ("least", *map(str, QUANTILES), "most")
-    return dict(zip(names, np.quantile(found, shares).tolist(), strict=True))
-
-
-BATCH_BYTES = 64 * 2**20
-"""Raw weights that are solved for at a time, as far as whole checkpoints allow."""
-FEW = 20
-"""Fewer networks have no peak."""
-TIGHT = 1e-10
-"""A gap above this is told."""
-MAX_ROWS = 24
-"""More layers than this are thinned out evenly where they are printed or drawn."""
-PAPER = (
-    "arXiv 2310.08287, figure 2, OptuNets on MNIST: masses mostly between 120 and 240, an excess that peaks near 30 % "
-    "and reaches 60 %"
-)
-
-_SHARES = ("least", *(f"{100 * share:g} %" for share in QUANTILES), "most")
-
-
 @dataclass(frozen=True, eq=False)
-class Masses:
-    """Masses of M networks as trained and at the least mass that scales reach.
+class Masses(StudyResult):
+    """Masses of M networks as trained and at the least mass that scales reach; drawn as ``mass.png``.
 
     Parameters
     ----------
@@ -81,12 +61,14 @@ class Masses:
     registered : the name of the architecture in ``ckptzoo.archs``; None where it has none.
     members : M, networks that are finite, there and at the least mass, and did not diverge; each at its last step.
     left_out : the others.
-    before, after : (M,) sums of squared weights, biases apart, of what lies on a path from input to output.
-    gap : (M,) certified: the least mass there is lies at most so far below ``after``, relative to it.
+    before, after : (M,) sums of squared weights, biases apart, of what is on a path from input to output.
+    gap : (M,) certified: the least mass is below ``after`` by at most this, relative to it.
     worst : the network with the largest gap.
     degenerate : (M,) channels that no path joins to input and output; they have no least mass.
     layers : largest elements, from input to output.
     """
+
+    file: ClassVar[str] = "mass.json"
 
     name: str
     architecture: str
@@ -105,8 +87,8 @@ class Masses:
     def excess(self) -> Values:
         """(M,) 100 (before - after) / after, in percent; NaN where the least mass is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = 100 * (self.before - self.after) / self.after
-        return np.where(self.after > 0, found, np.nan)
+            excess = 100 * (self.before - self.after) / self.after
+        return np.where(self.after > 0, excess, np.nan)
 
     def to_json(self) -> dict[str, Any]:
         """Every figure by name, without those of each network."""
@@ -124,49 +106,45 @@ class Masses:
             "gap": {"worst": float(self.gap.max()), "id": self.worst, "not_certified": int((self.gap > TIGHT).sum())},
             "degenerate": {"channels": int(self.degenerate.sum()), "members": int((self.degenerate > 0).sum())},
             "largest": [item.to_json() for item in self.layers],
-            "paper": PAPER if self.registered == "optunet" else None,
+            "paper": self._paper,
         }
 
-    def print(self, console: Console | None = None) -> None:
-        """Print facts and tables on a rich console, by default the standard output."""
-        told = facts(self._facts())
-        masses = columns("over networks", *_SHARES)
+    @property
+    def _paper(self) -> str | None:
+        """What the paper found, for the architecture that it studied."""
+        return PAPER if self.registered == "optunet" else None
+
+    def _lines(self) -> Iterator[RenderableType]:
+        yield facts(self._facts())
+        yield ""
+        masses = columns("over networks", *_COLUMNS)
         excess = self.excess
-        rows = {"mass as trained": self.before, "least mass": self.after, "excess (%)": excess}
-        for name, values in rows.items():
+        for name, values in (("mass as trained", self.before), ("least mass", self.after), ("excess (%)", excess)):
             masses.add_row(name, *_figures(values))
-        shown, left = thinned(self.layers, MAX_ROWS)
-        largest = columns("largest element", *_SHARES)
-        for item in shown:
-            largest.add_row(f"{printable(item.layer)}, as trained", *_figures(item.before))
-            largest.add_row("  at the least mass", *_figures(item.after))
+        yield masses
         found = peak(excess)
-        words = [] if found is None else [f"The excess peaks at {found:.3g} %."]
-        words += [f"{PAPER}."] * (self.registered == "optunet")
-        more = [f"{counted(left, 'more layer')} not shown"] * (left > 0)
-        lines = ["", masses, *[""] * bool(words), *words, "", largest, *more]
-        (console or Console()).print(Group(told, *lines), markup=False, highlight=False)
+        if found is not None or self._paper is not None:
+            yield ""
+        if found is not None:
+            yield f"The excess peaks at {found:.3g} %."
+        if self._paper is not None:
+            yield f"{self._paper}."
+        yield ""
+        shown, left_out = thinned(self.layers, MAX_ROWS)
+        largest = columns("largest element", *_COLUMNS)
+        for layer in shown:
+            largest.add_row(f"{printable(layer.layer)}, as trained", *_figures(layer.before))
+            largest.add_row("  at the least mass", *_figures(layer.after))
+        yield largest
+        if left_out:
+            yield f"{counted(left_out, 'more layer')} not shown"
 
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Write ``mass.png`` and ``mass.json``.
+    def _figures(self) -> dict[str, "Figure"]:
+        from ckptzoo.studies.plots.mass import masses
 
-        Equal results give equal bytes at equal versions of matplotlib.
-
-        Parameters
-        ----------
-        folder : made where it is missing; files of these names are replaced.
-
-        Raises
-        ------
-        MissingExtraError
-            matplotlib is not installed.
-        """
-        need_matplotlib()
-        from ckptzoo.studies.plots import mass as pictures
-
-        shown, left = thinned(self.layers, MAX_ROWS)
-        figure = pictures.masses(self.name, self.before, self.after, self.excess, peak(self.excess), shown, left)
-        return write(folder, {"mass.png": figure}, "mass.json", self.to_json())
+        shown, left_out = thinned(self.layers, MAX_ROWS)
+        figure = masses(self.name, self.before, self.after, self.excess, peak(self.excess), shown, left_out)
+        return {"mass.png": figure}
 
     def _facts(self) -> list[tuple[str, str]]:
         rows = [
@@ -177,9 +155,9 @@ class Masses:
         if loose := int((self.gap > TIGHT).sum()):
             rows.append(("not certified", f"{counted(loose, 'network')}, with a gap above {TIGHT:g}"))
         if channels := int(self.degenerate.sum()):
-            where = counted(int((self.degenerate > 0).sum()), "network")
-            told = "on no path from input to output: not counted in masses, at unit norm in largest elements"
-            rows.append(("degenerate", f"{counted(channels, 'channel')} in {where}, {told}"))
+            networks = counted(int((self.degenerate > 0).sum()), "network")
+            meaning = "on no path from input to output: not counted in masses, at unit norm in largest elements"
+            rows.append(("degenerate", f"{counted(channels, 'channel')} in {networks}, {meaning}"))
         else:
             rows.append(("degenerate", "no channel"))
         if empty := int((~np.isfinite(self.excess)).sum()):
@@ -218,42 +196,36 @@ def mass(zoo: Zoo, *, formulation: str = "pinned", progress: Progress | None = N
     Notes
     -----
     One pass over the raw weights, in batches of 64 MB and a few copies of them, plus two figures a network and layer.
-    Known answers: ``tests/studies/test_mass.py``; laws of the optimum: ``tests/laws/test_mass.py``.
+    Tested in ``tests/studies/test_mass.py`` (known answers) and ``tests/laws/test_mass.py`` (the optimum).
     """
     symmetry = own_table(zoo)
     last = zoo.last_steps()
-    good = last.take(sound(last.metadata))
-    if not len(good):
-        raise ZooError(
-            f"{zoo.name}: networks: expected at least one that is finite and did not diverge, got none of {len(last)}. "
-            "Select others."
-        )
-    names = set(parameter_names(zoo.arch))
-    layers = {layer: [name for name in tensors if name in names] for layer, tensors in zoo.layers.items()}
-    layers = {layer: tensors for layer, tensors in layers.items() if tensors}
-    count, each = len(good), max(1, zoo.arch.nbytes)
-    before, after, gap = np.empty((3, count))
-    degenerate = np.empty(count, np.int64)
-    largest = np.empty((2, len(layers), count))
-    at = 0
-    for batch in good.stream(batch_size=max(1, BATCH_BYTES // each)):
-        rows = slice(at, at + len(batch.ids))
+    usable = last.take(usable_rows(last.metadata))
+    if not len(usable):
+        expected, got = "at least one that is finite and did not diverge", f"none of {len(last)}"
+        raise ZooError(Problem(zoo.name, "networks", expected, got, "Select others."))
+    layers = parameters_by_layer(zoo.arch)
+    before, after, gap = np.empty((3, len(usable)))
+    degenerate = np.empty(len(usable), np.int64)
+    largest = np.empty((2, len(layers), len(usable)))
+    done = 0
+    for batch in usable.batches(max_bytes=BATCH_BYTES):
+        rows = slice(done, done + len(batch.ids))
         weights = {name: batch[name] for name in zoo.arch.names}
-        made = min_mass(weights, symmetry, formulation=formulation)
-        before[rows], after[rows], gap[rows] = made.mass_before, made.mass_after, made.gap
-        degenerate[rows] = made.degenerate
-        for place, tensors in enumerate(layers.values()):
-            for side, held in enumerate((weights, made.weights)):
-                largest[side, place, rows] = np.max([largest_of(held[name]) for name in tensors], axis=0)
-        at = rows.stop
+        least = min_mass(weights, symmetry, formulation=formulation)
+        before[rows], after[rows], gap[rows] = least.mass_before, least.mass_after, least.gap
+        degenerate[rows] = least.degenerate
+        for index, tensors in enumerate(layers.values()):
+            for side, tensor_of in enumerate((weights, least.weights)):
+                largest[side, index, rows] = np.max([largest_of(tensor_of[name]) for name in tensors], axis=0)
+        done = rows.stop
         if progress is not None:
-            progress(at * each, count * each)
+            progress(done * zoo.arch.nbytes, len(usable) * zoo.arch.nbytes)
+    # weights that are finite in their dtype can leave its range when they are rescaled
     solved = np.flatnonzero(np.isfinite(before + after + gap))
     if not len(solved):
-        raise ZooError(
-            f"{zoo.name}: networks: expected one whose weights stay finite at the least mass, got none of {count}. "
-            "Select others."
-        )
+        expected, got = "one whose weights stay finite at the least mass", f"none of {len(usable)}"
+        raise ZooError(Problem(zoo.name, "networks", expected, got, "Select others."))
     return Masses(
         name=zoo.name,
         architecture=zoo.arch.name,
@@ -264,9 +236,9 @@ def mass(zoo: Zoo, *, formulation: str = "pinned", progress: Progress | None = N
         before=before[solved],
         after=after[solved],
         gap=gap[solved],
-        worst=good.ids[int(solved[gap[solved].argmax()])],
+        worst=usable.ids[int(solved[gap[solved].argmax()])],
         degenerate=degenerate[solved],
-        layers=tuple(Largest(layer, *largest[:, place, solved]) for place, layer in enumerate(layers)),
+        layers=tuple(Largest(layer, *largest[:, index, solved]) for index, layer in enumerate(layers)),
     )
 
 
@@ -277,21 +249,39 @@ def peak(values: Values) -> float | None:
     at 0, on a grid of h / 10 or of 2,000 cells; the figures beyond the 1st and 99th percentile by more than h are not
     looked at.
     """
-    found = values[np.isfinite(values)]
-    if len(found) < FEW:
+    finite = values[np.isfinite(values)]
+    if len(finite) < FEW:
         return None
-    low, first, third, high = np.quantile(found, [0.01, 0.25, 0.75, 0.99])
-    width = 0.9 * (min(float(found.std()), float(third - first) / 1.34) or float(found.std())) * len(found) ** -0.2
+    low, first, third, high = np.quantile(finite, [0.01, 0.25, 0.75, 0.99])
+    # 1.34: the interquartile range of a standard normal, so that outliers do not widen the kernel
+    sd = float(finite.std())
+    width = 0.9 * (min(sd, float(third - first) / 1.34) or sd) * len(finite) ** -0.2
     if not width:
         return None
     cells = int(np.clip(10 * (high - low) / width, 10, 2000))
-    counts, edges = np.histogram(found, cells, (max(0.0, float(low) - width), float(high) + width))
+    counts, edges = np.histogram(finite, cells, (max(0.0, float(low) - width), float(high) + width))
     centres = (edges[:-1] + edges[1:]) / 2
-    apart = np.abs(np.subtract.outer(centres, np.concatenate([centres, -centres])))
-    heights = np.exp(-0.5 * (apart / width) ** 2) @ np.concatenate([counts, counts])
+    distances = np.abs(np.subtract.outer(centres, np.concatenate([centres, -centres])))
+    heights = np.exp(-0.5 * (distances / width) ** 2) @ np.concatenate([counts, counts])
     return float(centres[heights.argmax()])
 
 
 def _figures(values: Values) -> list[str]:
-    found = quantiles(values)
-    return ["-"] * (len(QUANTILES) + 2) if found is None else [f"{value:.4g}" for value in found.values()]
+    known = quantiles(values)
+    return ["-"] * len(_COLUMNS) if known is None else [f"{value:.4g}" for value in known.values()]
+
+
+def largest_of(tensor: NDArray[np.generic]) -> Values:
+    """(K,) largest absolute values of a stacked tensor."""
+    flat = tensor.reshape(len(tensor), -1)
+    return np.maximum(flat.max(axis=1), -flat.min(axis=1)).astype(np.float64)
+
+
+def quantiles(values: Values) -> dict[str, float] | None:
+    """Quantiles and extremes of the finite ones by name; None where there are none."""
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return None
+    shares = (0.0, *QUANTILES, 1.0)
+    names = ("least", *map(str, QUANTILES), "most")
+    return dict(zip(names, np.quantile(finite, shares).tolist(), strict=True))

@@ -2,23 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.errors import MissingExtraError
+from ckptzoo.errors import require
 
 QUANTILES = (0.05, 0.1, 0.2, 0.3, 0.5)
 """Where ``sklearn.cluster.estimate_bandwidth`` is asked; 0.3 is its default."""
 BANDWIDTHS = 20
-"""So many from just below the smallest distance to just above the largest."""
+"""Number of bandwidths, from just below the smallest distance to just above the largest."""
 RUNS = BANDWIDTHS + len(QUANTILES)
+"""Of mean shift, for one curve."""
 WIDE = 1024
+"""Points with more coordinates than this are replaced by their principal components."""
 _SAME = 1e-5
 """Points closer than this fraction of the median distance count as one."""
 _RANK = 1e-14
+"""Eigenvalues of the Gram matrix below this fraction of the largest are rounding."""
 
 Values = NDArray[np.float64]
 
@@ -42,7 +44,7 @@ class BandwidthEstimate:
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class ModeCurve:
     """The number of modes of n points against the bandwidth.
 
     Parameters
@@ -61,13 +63,13 @@ class Curve:
     estimates: tuple[BandwidthEstimate, ...]
 
     @property
-    def apart(self) -> float:
+    def apart_up_to(self) -> float:
         """The largest bandwidth up to which every point that differs is a mode of its own."""
         fewer = np.flatnonzero(self.modes < self.distinct)
         return float(self.bandwidths[fewer[0] - 1])
 
     @property
-    def one(self) -> float:
+    def one_from(self) -> float:
         """The smallest bandwidth from which on there is a single mode."""
         several = np.flatnonzero(self.modes > 1)
         return float(self.bandwidths[several[-1] + 1])
@@ -83,12 +85,12 @@ class Curve:
         """
         best: tuple[int, float] | None = None
         first = 0
-        for at in range(1, len(self.modes) + 1):
-            if at == len(self.modes) or self.modes[at] != self.modes[first]:
-                factor = float(self.bandwidths[at - 1] / self.bandwidths[first])
+        for end in range(1, len(self.modes) + 1):
+            if end == len(self.modes) or self.modes[end] != self.modes[first]:
+                factor = float(self.bandwidths[end - 1] / self.bandwidths[first])
                 if 1 < self.modes[first] <= self.distinct / 2 and factor > (best or (0, 1.0))[1]:
                     best = int(self.modes[first]), factor
-                first = at
+                first = end
         return best
 
     def to_json(self) -> dict[str, Any]:
@@ -100,8 +102,8 @@ class Curve:
             "median_distance": self.median,
             "bandwidths": self.bandwidths.tolist(),
             "modes": self.modes.tolist(),
-            "apart_up_to": self.apart,
-            "one_from": self.one,
+            "apart_up_to": self.apart_up_to,
+            "one_from": self.one_from,
             "steadiest": None if steadiest is None else {"modes": steadiest[0], "factor": steadiest[1]},
             "estimates": [
                 {
@@ -116,7 +118,7 @@ class Curve:
 
 
 @dataclass(frozen=True, eq=False)
-class Space:
+class WeightSpace:
     """The weights of one layer, or of all.
 
     Parameters
@@ -128,31 +130,15 @@ class Space:
 
     label: str
     parameters: int
-    curves: dict[str, Curve | None]
+    curves: dict[str, ModeCurve | None]
 
     def to_json(self) -> dict[str, Any]:
         """Every figure by name."""
-        held = {name: None if item is None else item.to_json() for name, item in self.curves.items()}
-        return {"label": self.label, "parameters": self.parameters, "curves": held}
+        curves = {name: None if curve is None else curve.to_json() for name, curve in self.curves.items()}
+        return {"label": self.label, "parameters": self.parameters, "curves": curves}
 
 
-def need_sklearn() -> Any:
-    """``sklearn.cluster``.
-
-    Raises
-    ------
-    MissingExtraError
-        scikit-learn is not installed; the error names the install command.
-    """
-    try:
-        return import_module("sklearn.cluster")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "sklearn":
-            raise
-        raise MissingExtraError("scikit-learn", "stats") from error
-
-
-class Cloud:
+class PointSet:
     """Points that come some coordinates at a time, in memory that does not grow with their number.
 
     Up to ``WIDE`` coordinates are held as they are. Of more, the inner products of the centred points: with G = X X^T =
@@ -166,26 +152,26 @@ class Cloud:
 
     def __init__(self, n: int) -> None:
         self._gram = np.zeros((n, n))
-        self._held: list[Values] = []
+        self._columns: list[Values] = []
         self.width = 0
 
-    def add(self, piece: Values) -> None:
+    def add(self, columns: Values) -> None:
         """More coordinates (n, c) of every point, finite."""
-        centred = piece - piece.mean(axis=0)
+        centred = columns - columns.mean(axis=0)
         self._gram += centred @ centred.T
-        self.width += piece.shape[1]
-        self._held = [*self._held, centred] if self.width <= WIDE else []
+        self.width += columns.shape[1]
+        self._columns = [*self._columns, centred] if self.width <= WIDE else []
 
-    def points(self) -> Values:
-        """(n, r) coordinates."""
+    def coordinates(self) -> Values:
+        """(n, r) of points with the same distances."""
         if self.width <= WIDE:
-            return np.concatenate(self._held, axis=1)
-        sizes, vectors = np.linalg.eigh(self._gram)
-        kept = sizes > _RANK * sizes[-1]
-        return vectors[:, kept] * np.sqrt(sizes[kept])
+            return np.concatenate(self._columns, axis=1)
+        eigenvalues, vectors = np.linalg.eigh(self._gram)
+        positive = eigenvalues > _RANK * eigenvalues[-1]  # eigh sorts them ascending
+        return vectors[:, positive] * np.sqrt(eigenvalues[positive])
 
 
-def curve(points: Values, done: Callable[[], None]) -> Curve | None:
+def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
     """Run mean shift at every bandwidth.
 
     Flat kernel, one seed a point, as ``sklearn.cluster.MeanShift`` does by default (Comaniciu and Meer, 2002).
@@ -199,30 +185,37 @@ def curve(points: Values, done: Callable[[], None]) -> Curve | None:
     -------
     None where no two points differ.
 
+    Raises
+    ------
+    MissingExtraError
+        scikit-learn is not installed.
+
     Notes
     -----
-    Known answers: ``tests/studies/test_modes.py``.
+    Tested in ``tests/studies/test_modes.py``.
     """
-    cluster = need_sklearn()
-    apart = np.array([np.linalg.norm(points - point, axis=1) for point in points])
-    pairs = apart[np.triu_indices(len(points), 1)]
+    cluster: Any = require("sklearn.cluster", "stats", package="scikit-learn")
+    limits: Any = require("threadpoolctl", "stats")  # scikit-learn brings it
+    distances = np.array([np.linalg.norm(points - point, axis=1) for point in points])
+    pairs = distances[np.triu_indices(len(points), 1)]
     if not (pairs > 0).any():
         for _ in range(RUNS):
             done()
         return None
     median = float(np.median(pairs)) or float(pairs.max())
-    same = apart <= _SAME * median
+    same = distances <= _SAME * median
     distinct = int((same.argmax(axis=1) == np.arange(len(points))).sum())
     different = pairs[pairs > _SAME * median]
+    # just beyond both ends, so that the curve runs from every point for itself to a single mode
     bandwidths = np.geomspace(0.98 * different.min(), 1.02 * different.max(), BANDWIDTHS)
 
-    def found(bandwidth: float) -> NDArray[np.int64]:
-        with import_module("threadpoolctl").threadpool_limits(1):  # its small steps are slower on several threads
+    def mode_sizes(bandwidth: float) -> NDArray[np.int64]:
+        with limits.threadpool_limits(1):  # its small steps are slower on several threads
             labels = cluster.MeanShift(bandwidth=bandwidth).fit(points).labels_
         done()
         return np.bincount(labels)
 
-    modes = np.array([len(found(float(bandwidth))) for bandwidth in bandwidths], np.int64)
+    modes = np.array([len(mode_sizes(float(bandwidth))) for bandwidth in bandwidths], np.int64)
     estimates: list[BandwidthEstimate] = []
     for quantile in QUANTILES:
         bandwidth = float(cluster.estimate_bandwidth(points, quantile=quantile))
@@ -230,6 +223,6 @@ def curve(points: Values, done: Callable[[], None]) -> Curve | None:
             estimates.append(BandwidthEstimate(quantile, None, None, None))
             done()
             continue
-        sizes = found(bandwidth)
+        sizes = mode_sizes(bandwidth)
         estimates.append(BandwidthEstimate(quantile, bandwidth, len(sizes), float(sizes.max() / len(points))))
-    return Curve(len(points), distinct, median, bandwidths, modes, tuple(estimates))
+    return ModeCurve(len(points), distinct, median, bandwidths, modes, tuple(estimates))

@@ -1,40 +1,42 @@
 """How many modes does the posterior have? What symmetry alone makes of one, and what mean shift finds."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console, Group
+from rich.console import RenderableType
 from rich.table import Table
 
-from ckptzoo.console import facts
-from ckptzoo.errors import ZooError
+from ckptzoo.console import columns, facts
+from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-from ckptzoo.studies.inventory import sound
-from ckptzoo.studies.mean_shift import QUANTILES, RUNS, Cloud, Curve, Space, curve, need_sklearn
-from ckptzoo.studies.shared.report import need_matplotlib, write
-from ckptzoo.studies.shared.weights import evenly, parameter_names, table_of
+from ckptzoo.studies.mean_shift import QUANTILES, RUNS, ModeCurve, PointSet, WeightSpace, mode_curve
+from ckptzoo.studies.shared.result import StudyResult, counts_json, permutations_text
+from ckptzoo.studies.shared.selection import evenly, parameter_names, parameters_by_layer, table_of, usable_rows
 from ckptzoo.symmetry.counts import Counts, count
 from ckptzoo.text import Progress, counted, printable
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MAX_MEMBERS = 200
+"""More members than this are thinned out evenly: each run of mean shift starts from every one of them."""
 MAX_LAYERS = 11
 """More layers than this are thinned out evenly."""
 MAX_BYTES = 256 * 2**20
-"""Fewer members are taken where so many of the largest tensor take more."""
+"""Fewer members are taken where the largest tensor of ``MAX_MEMBERS`` takes more."""
 ALL = "all layers"
+"""Label of the space of all parameters together."""
 _COLUMNS = 2**16
-_EXACT = 15
-"""Counts of up to so many digits are shown as they are, larger ones as a power of ten."""
+"""Columns of a tensor that are converted to float64 at a time."""
 
 
 @dataclass(frozen=True, eq=False)
-class Modes:
-    """How many modes there are by symmetry, and how many mean shift finds.
+class Modes(StudyResult):
+    """How many modes there are by symmetry, and how many mean shift finds; drawn as ``modes.png``.
 
     Parameters
     ----------
@@ -45,6 +47,8 @@ class Modes:
     layers : layers with parameters; ``spaces`` has at most ``MAX_LAYERS`` of them, then all layers together.
     """
 
+    file: ClassVar[str] = "modes.json"
+
     name: str
     variant: str
     architecture: str
@@ -54,59 +58,43 @@ class Modes:
     usable: int
     left_out: int
     layers: int
-    spaces: tuple[Space, ...]
+    spaces: tuple[WeightSpace, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Every figure by name."""
-        few = self.counts.log10_permutations < _EXACT
         names = ("name", "variant", "architecture", "parameters", "members", "usable", "left_out", "layers")
         return {
             **{name: getattr(self, name) for name in names},
-            "counts": {**asdict(self.counts), "permutations": self.counts.permutations if few else None},
+            "counts": counts_json(self.counts),
             "spaces": [space.to_json() for space in self.spaces],
         }
 
-    def print(self, console: Console | None = None) -> None:
-        """Print facts, a table and what it says on a rich console, by default the standard output."""
-        told = facts(self._facts())
-        words = (
+    def _lines(self) -> Iterator[RenderableType]:
+        yield facts(self._facts())
+        yield ""
+        yield (
             "0.05 to 0.5: modes by mean shift at the bandwidths that scikit-learn estimates from these quantiles "
             "(0.3 is its default). apart: the bandwidth, in median distances between two members, up to which each is "
             "a mode of its own. one: from which there is a single mode. steadiest: the number from 2 to half the "
             "members that stays for the largest factor of the bandwidth."
         )
-        shown = Group(told, "", words, "", self._table(), *self._reading())
-        (console or Console()).print(shown, markup=False, highlight=False)
+        yield ""
+        yield self._table()
+        yield ""
+        yield from self._conclusions()
 
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Write ``modes.png`` and ``modes.json``.
+    def _figures(self) -> dict[str, "Figure"]:
+        from ckptzoo.studies.plots.modes import curves
 
-        Equal results give equal bytes at equal versions of matplotlib.
-
-        Parameters
-        ----------
-        folder : made where it is missing; files of these names are replaced.
-
-        Raises
-        ------
-        MissingExtraError
-            matplotlib is not installed.
-        """
-        need_matplotlib()
-        from ckptzoo.studies.plots import modes as pictures
-
-        figure = pictures.curves(self.name, self.members, self.spaces)
-        return write(folder, {"modes.png": figure}, "modes.json", self.to_json())
+        return {"modes.png": curves(self.name, self.members, self.spaces)}
 
     def _facts(self) -> list[tuple[str, str]]:
         counts = self.counts
-        short = counts.log10_permutations < _EXACT
-        permutations = f"{counts.permutations:,}" if short else f"10^{counts.log10_permutations:.2f}"
         signs = f" times 2^{counts.signs} by signs" if counts.signs else ""
         sample = f" of {self.usable:,}, evenly spaced" if self.members < self.usable else ""
         rows = [
             ("zoo", f"{self.name}: {counted(self.members, 'member')}{sample}, of {self.architecture}"),
-            ("by symmetry", f"each mode is {permutations} modes by permutations{signs}"),
+            ("by symmetry", f"each mode is {permutations_text(counts)} modes by permutations{signs}"),
         ]
         if counts.scaling_train:
             share = f"{counts.scaling_train / self.parameters:.2%} of the parameters"
@@ -120,38 +108,37 @@ class Modes:
         return rows
 
     def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column("layer", overflow="fold")
+        table = columns("layer")
         table.add_column("variant", no_wrap=True)
         for name in (*(f"{quantile:g}" for quantile in QUANTILES), "apart", "one", "steadiest"):
             table.add_column(name, justify="right", no_wrap=True)
         for space in self.spaces:
             label = f"{printable(space.label)} ({space.parameters:,})"
-            for variant, found in space.curves.items():
-                table.add_row(label, printable(variant), *_figures(found))
+            for variant, curve in space.curves.items():
+                table.add_row(label, printable(variant), *_cells(curve))
                 label = ""
         return table
 
-    def _reading(self) -> list[str]:
+    def _conclusions(self) -> Iterator[str]:
         """What the table says."""
         known = [
-            (item, space.label, variant)
+            (curve, space.label, variant)
             for space in self.spaces
-            for variant, item in space.curves.items()
-            if item is not None and item.distinct > 2
+            for variant, curve in space.curves.items()
+            if curve is not None and curve.distinct > 2
         ]
         if not known:
-            return ["", "Fewer than three members differ: their modes say nothing."]
-        factors = [item.one / item.apart for item, _, _ in known]
+            yield "Fewer than three members differ: their modes say nothing."
+            return
+        factors = [curve.one_from / curve.apart_up_to for curve, _, _ in known]
         low, high = _short(min(factors)), _short(max(factors))
         between = low if low == high else f"{low} to {high}"
-        lines = ["", f"From one mode a member to a single one the bandwidth grows {between} times."]
-        steady = [(found, label, variant) for item, label, variant in known if (found := item.steadiest)]
+        yield f"From one mode a member to a single one the bandwidth grows {between} times."
+        steady = [(found, label, variant) for curve, label, variant in known if (found := curve.steadiest)]
         if steady:
             (number, factor), label, variant = max(steady, key=lambda item: item[0][1])
-            where = f"{printable(label)}, {printable(variant)}"
-            lines.append(f"The steadiest number of all is {number:,} in {where}: for a factor of {_short(factor)}.")
-        return lines
+            space = f"{printable(label)}, {printable(variant)}"
+            yield f"The steadiest number of all is {number:,} in {space}: for a factor of {_short(factor)}."
 
 
 def modes(zoo: Zoo, variant: str = "canonical", *, progress: Progress | None = None) -> Modes:
@@ -179,24 +166,23 @@ def modes(zoo: Zoo, variant: str = "canonical", *, progress: Progress | None = N
 
     Notes
     -----
-    At most ``MAX_MEMBERS`` members, evenly spaced in the zoo's order, fewer where so many of the largest tensor take
+    At most ``MAX_MEMBERS`` members, evenly spaced in the zoo's order, fewer where the largest tensor would take
     more than ``MAX_BYTES``; at most ``MAX_LAYERS`` layers. Their parameters are read once raw and once derived; of
-    layers wider than ``ckptzoo.studies.mean_shift.WIDE`` all principal components are taken. Known answers:
+    layers wider than ``ckptzoo.studies.mean_shift.WIDE`` all principal components are taken. Tested in
     ``tests/studies/test_modes.py``.
     """
-    need_sklearn()
+    require("sklearn.cluster", "stats", package="scikit-learn")
     symmetry = table_of(zoo, variant)
     last = zoo.last_steps()
-    usable = last.take(sound(last.metadata) & last.variant_metadata(variant)["gauged"].to_numpy())
+    usable = last.take(usable_rows(last.metadata) & last.variant_metadata(variant)["gauged"].to_numpy())
     if not len(usable):
-        raise ZooError(
-            f"{zoo.name}: members: expected at least one that is finite, did not diverge and is in {variant}, got none "
-            f"of {len(last)}. Select others."
-        )
+        expected = f"at least one that is finite, did not diverge and is in {variant}"
+        raise ZooError(Problem(zoo.name, "members", expected, f"none of {len(last)}", "Select others."))
     names = parameter_names(zoo.arch)
-    each = max(zoo[name, kind].nbytes // len(zoo) for name in names for kind in (layout.RAW, variant))
-    most = int(np.clip(MAX_BYTES // each, 2, MAX_MEMBERS))
-    chosen = usable.take(evenly(len(usable), most))
+    row_bytes = max(zoo[name, kind].nbytes // len(zoo) for name in names for kind in (layout.RAW, variant))
+    # two at least: one point has no distances
+    limit = int(np.clip(MAX_BYTES // row_bytes, 2, MAX_MEMBERS))
+    chosen = usable.take(evenly(len(usable), limit))
     return Modes(
         name=zoo.name,
         variant=variant,
@@ -206,16 +192,16 @@ def modes(zoo: Zoo, variant: str = "canonical", *, progress: Progress | None = N
         members=len(chosen),
         usable=len(usable),
         left_out=len(last) - len(usable),
-        layers=len(_layers(zoo)),
+        layers=len(parameters_by_layer(zoo.arch)),
         spaces=_spaces(chosen, variant, progress),
     )
 
 
-def _spaces(zoo: Zoo, variant: str, progress: Progress | None) -> tuple[Space, ...]:
-    layers = _layers(zoo)
-    shown = [list(layers)[at] for at in evenly(len(layers), MAX_LAYERS)]
-    kinds = (layout.RAW, variant)
-    total, runs = (len(shown) + 1) * len(kinds) * RUNS, 0
+def _spaces(zoo: Zoo, variant: str, progress: Progress | None) -> tuple[WeightSpace, ...]:
+    layers = parameters_by_layer(zoo.arch)
+    shown = [list(layers)[index] for index in evenly(len(layers), MAX_LAYERS)]
+    variants = (layout.RAW, variant)
+    total, runs = (len(shown) + 1) * len(variants) * RUNS, 0
 
     def done() -> None:
         nonlocal runs
@@ -223,45 +209,39 @@ def _spaces(zoo: Zoo, variant: str, progress: Progress | None) -> tuple[Space, .
         if progress is not None:
             progress(runs, total)
 
-    curves: dict[str, dict[str, Curve | None]] = {label: {} for label in (*shown, ALL)}
-    for kind in kinds:
-        whole = Cloud(len(zoo))
+    curves: dict[str, dict[str, ModeCurve | None]] = {label: {} for label in (*shown, ALL)}
+    for kind in variants:
+        whole = PointSet(len(zoo))
         for layer, names in layers.items():
-            cloud = Cloud(len(zoo))
-            for piece in _pieces(zoo, names, kind):
-                cloud.add(piece)
-                whole.add(piece)
+            points = PointSet(len(zoo))
+            for coordinates in _coordinates(zoo, names, kind):
+                points.add(coordinates)
+                whole.add(coordinates)
             if layer in shown:
-                curves[layer][kind] = curve(cloud.points(), done)
-        curves[ALL][kind] = curve(whole.points(), done)
+                curves[layer][kind] = mode_curve(points.coordinates(), done)
+        curves[ALL][kind] = mode_curve(whole.coordinates(), done)
     sizes = {
         label: sum(zoo.arch[name].size for name in layers.get(label, parameter_names(zoo.arch))) for label in curves
     }
-    return tuple(Space(label, sizes[label], held) for label, held in curves.items())
+    return tuple(WeightSpace(label, sizes[label], of_variant) for label, of_variant in curves.items())
 
 
-def _layers(zoo: Zoo) -> dict[str, list[str]]:
-    """Layer to its floating-point parameters; layers without any are left out."""
-    names = set(parameter_names(zoo.arch))
-    held = {layer: [name for name in tensors if name in names] for layer, tensors in zoo.layers.items()}
-    return {layer: tensors for layer, tensors in held.items() if tensors}
-
-
-def _pieces(zoo: Zoo, names: list[str], variant: str) -> Iterator[NDArray[np.float64]]:
-    """Some columns at a time of these tensors, (n, c)."""
+def _coordinates(zoo: Zoo, names: list[str], variant: str) -> Iterator[NDArray[np.float64]]:
+    """These tensors of all checkpoints, (n, c), some columns at a time."""
     for name in names:
         flat = np.asarray(zoo[name, variant]).reshape(len(zoo), -1)
         for start in range(0, flat.shape[1], _COLUMNS):
             yield flat[:, start : start + _COLUMNS].astype(np.float64)
 
 
-def _figures(found: Curve | None) -> list[str]:
-    if found is None:
+def _cells(curve: ModeCurve | None) -> list[str]:
+    """A row of the table."""
+    if curve is None:
         return ["1"] * len(QUANTILES) + ["-"] * 3
-    at = ["-" if item.modes is None else f"{item.modes:,}" for item in found.estimates]
-    steadiest = found.steadiest
+    modes = ["-" if item.modes is None else f"{item.modes:,}" for item in curve.estimates]
+    steadiest = curve.steadiest
     steady = "-" if steadiest is None else f"{steadiest[0]:,} (x{_short(steadiest[1])})"
-    return [*at, _short(found.apart / found.median), _short(found.one / found.median), steady]
+    return [*modes, _short(curve.apart_up_to / curve.median), _short(curve.one_from / curve.median), steady]
 
 
 def _short(value: float) -> str:

@@ -1,31 +1,33 @@
-"""What does this zoo look like? Accuracies, marginals of the weights per layer, and two output weights together.
+"""What does this zoo look like? Accuracies, marginals of the weights per layer, and two output weights together."""
 
-Two weights of one output neuron over all checkpoints of a zoo.
-
-How the test accuracy of members rose, where a zoo kept several steps of them.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import RenderableType
 
-from ckptzoo.errors import ZooError
+from ckptzoo.console import columns
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-from ckptzoo.studies.inventory import Inventory, inventory, sound
-from ckptzoo.studies.shared.density import Histogram, histograms
-from ckptzoo.studies.shared.report import Spread, need_matplotlib, write
-from ckptzoo.studies.shared.weights import batches, evenly, weight_names
+from ckptzoo.studies.inventory import Inventory, inventory
+from ckptzoo.studies.shared.result import Spread, StudyResult
+from ckptzoo.studies.shared.selection import BATCH_BYTES, evenly, usable_rows, weight_names
+from ckptzoo.studies.shared.value_histograms import Histogram, histograms
 from ckptzoo.text import Progress
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_PANELS = 24
+"""More weight tensors than this are thinned out evenly."""
 MAX_POINTS = 20_000
+"""Of the scatter; more checkpoints than this are sampled."""
+MIN_STEPS = 3
+"""Fewer measured steps of a member are no trajectory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,46 +56,6 @@ class Pair:
         return float(first @ second / scale) if scale > 0 else float("nan")
 
 
-def pair_of(zoo: Zoo, variants: Sequence[str], *, seed: int) -> Pair | None:
-    """The pair of the last matrix of a zoo, or else of its last weight tensor.
-
-    Parameters
-    ----------
-    variants : the gauges that are compared.
-    seed : draws the checkpoints where there are more than ``MAX_POINTS``.
-
-    Returns
-    -------
-    None where no output neuron has two incoming weights.
-    """
-    floats = [zoo.arch[name] for name in weight_names(zoo.arch) if len(zoo.arch[name].shape) > 1]
-    matrices = [tensor for tensor in floats if len(tensor.shape) == 2] or floats
-    if not matrices or matrices[-1].size // matrices[-1].shape[0] < 2:
-        return None
-    name, shape = matrices[-1].name, matrices[-1].shape
-    last = matrices[-1].size // shape[0] - 1
-    rows = np.arange(len(zoo))
-    if len(zoo) > MAX_POINTS:
-        rows = np.sort(np.random.default_rng(seed).choice(len(zoo), MAX_POINTS, replace=False))
-    chosen = zoo.take(rows)
-    points = {
-        variant: np.concatenate([_ends(array) for array in batches(chosen, name, variant)]) for variant in variants
-    }
-    places = [np.unravel_index(at, shape[1:]) for at in (0, last)]
-    labels = [f"{name}[{', '.join(['0', *(str(int(index)) for index in place)])}]" for place in places]
-    return Pair((labels[0], labels[1]), points)
-
-
-def _ends(weights: NDArray[np.generic]) -> NDArray[np.float64]:
-    """(K, 2) first and last incoming weight of the first output neuron from (K, out, ...)."""
-    incoming = weights[:, 0].reshape(len(weights), -1)
-    return incoming[:, [0, -1]].astype(np.float64)
-
-
-LEAST = 3
-"""Steps that make a trajectory."""
-
-
 @dataclass(frozen=True, eq=False)
 class Trajectories:
     """Test accuracies along the training.
@@ -109,36 +71,20 @@ class Trajectories:
 
     def to_json(self) -> list[dict[str, Any]]:
         """For each step how many members there are, and the mean, least and largest accuracy among them."""
-        made: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for step, column in zip(self.steps.tolist(), self.accuracies.T, strict=True):
             known = column[np.isfinite(column)]
             figures = {"mean": float(known.mean()), "lowest": float(known.min()), "highest": float(known.max())}
-            made.append({"step": step, "members": len(known), **figures})
-        return made
-
-
-def trajectories_of(metadata: pa.Table) -> Trajectories | None:
-    """Those of a zoo's rows; None where fewer than ``LEAST`` steps were measured of any member."""
-    accuracy = metadata["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
-    step = metadata["step"].fill_null(-1).to_numpy()
-    known = np.isfinite(accuracy) & (step >= 0)
-    members = metadata["member"].combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy()[known]
-    owners, row = np.unique(members, return_inverse=True)
-    steps, column = np.unique(step[known], return_inverse=True)
-    table = np.full((len(owners), len(steps)), np.nan)
-    table[row, column] = accuracy[known]
-    enough = np.isfinite(table).sum(1) >= LEAST
-    table = table[enough]
-    shared = np.isfinite(table).any(0)
-    return Trajectories(steps[shared], table[:, shared]) if enough.any() else None
-
-
-MAX_PANELS = 24
+            rows.append({"step": step, "members": len(known), **figures})
+        return rows
 
 
 @dataclass(frozen=True, eq=False)
-class Overview:
+class Overview(StudyResult):
     """What a zoo looks like.
+
+    Drawn as ``accuracy.png``, ``marginals.png``, ``scatter.png`` and ``trajectories.png``, without those for which the
+    zoo has nothing to show.
 
     Parameters
     ----------
@@ -152,6 +98,8 @@ class Overview:
     pair : two output weights; None where no tensor has an output neuron with two incoming weights.
     trajectories : accuracies along the training; None where no member has several steps.
     """
+
+    file: ClassVar[str] = "summary.json"
 
     inventory: Inventory
     variants: tuple[str, ...]
@@ -189,12 +137,10 @@ class Overview:
             "trajectories": None if self.trajectories is None else self.trajectories.to_json(),
         }
 
-    def print(self, console: Console | None = None) -> None:
-        """Print the inventory and a table of the marginals on a rich console, by default the standard output."""
-        console = console or Console()
-        self.inventory.print(console)
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column("tensor", overflow="fold")
+    def _lines(self) -> Iterator[RenderableType]:
+        yield from self.inventory.lines()
+        yield ""
+        table = columns("tensor")
         table.add_column("shape")
         for variant in self.variants:
             table.add_column(f"{variant}: mean", justify="right", no_wrap=True)
@@ -202,32 +148,16 @@ class Overview:
         for item in self.marginals:
             figures = [f"{value:.4g}" for name in self.variants for value in (item.mean[name], item.sd[name])]
             table.add_row(item.tensor, " x ".join(map(str, item.shape)), *figures)
-        lines: list[Any] = ["", table]
+        yield table
         if self.pair is not None:
             shares = ", ".join(f"{self.pair.above(name):.1%} {name}" for name in self.variants)
-            lines.append(f"\n{self.pair.names[1]} is larger than {self.pair.names[0]}: {shares}")
-        console.print(Group(*lines), markup=False, highlight=False)
+            yield f"\n{self.pair.names[1]} is larger than {self.pair.names[0]}: {shares}"
 
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Write ``accuracy.png``, ``marginals.png``, ``scatter.png``, ``trajectories.png`` and ``summary.json``.
-
-        A picture for which the zoo has nothing to show is left out. Equal overviews give equal bytes at equal
-        versions of matplotlib.
-
-        Parameters
-        ----------
-        folder : made where it is missing; files of these names are replaced.
-
-        Raises
-        ------
-        MissingExtraError
-            matplotlib is not installed.
-        """
-        need_matplotlib()
+    def _figures(self) -> dict[str, "Figure"]:
         from ckptzoo.studies.plots import overview as pictures
 
         name, shown = self.inventory.name, self.shown
-        figures: dict[str, Any] = {}
+        figures: dict[str, Figure] = {}
         if len(self.accuracies):
             figures["accuracy.png"] = pictures.accuracy(name, self.accuracies, self.diverged)
         if self.marginals:
@@ -236,7 +166,7 @@ class Overview:
             figures["scatter.png"] = pictures.scatter(name, shown, self.pair)
         if self.trajectories is not None:
             figures["trajectories.png"] = pictures.trajectories(name, self.trajectories)
-        return write(folder, figures, "summary.json", self.to_json())
+        return figures
 
 
 def overview(zoo: Zoo, variant: str | None = None, *, seed: int = 0, progress: Progress | None = None) -> Overview:
@@ -264,28 +194,81 @@ def overview(zoo: Zoo, variant: str | None = None, *, seed: int = 0, progress: P
     -----
     Reads the shown tensors once in every variant, in memory of a few batches of 16 MB.
     """
-    held = inventory(zoo)
     last = zoo.last_steps()
-    apart = ~sound(last.metadata)
-    good = last.take(~apart)
+    usable = usable_rows(last.metadata)
+    good = last.take(usable)
     if not len(good):
-        raise ZooError(
-            f"{zoo.name}: checkpoints: expected at least one that is finite and did not diverge, got none of "
-            f"{len(last)}. Select others."
-        )
+        expected, got = "at least one that is finite and did not diverge", f"none of {len(last)}"
+        raise ZooError(Problem(zoo.name, "checkpoints", expected, got, "Select others."))
     derived = [name for name in zoo.variants if name != layout.RAW][:1] if variant is None else [variant]
-    names = tuple(dict.fromkeys([layout.RAW, *derived]))
+    variants = tuple(dict.fromkeys([layout.RAW, *derived]))
     tensors = weight_names(zoo.arch)
-    chosen = [tensors[at] for at in evenly(len(tensors), MAX_PANELS)]
+    shown = [tensors[index] for index in evenly(len(tensors), MAX_PANELS)]
     accuracy = last.metadata["test_accuracy"].to_numpy().astype(np.float64)
     return Overview(
-        inventory=held,
-        variants=names,
+        inventory=inventory(zoo),
+        variants=variants,
         shown=len(good),
-        accuracies=accuracy[np.isfinite(accuracy) & ~apart],
-        diverged=accuracy[apart],
-        marginals=histograms(good, chosen, names, progress),
-        left_out=tuple(name for name in tensors if name not in chosen),
-        pair=pair_of(good, names, seed=seed),
+        accuracies=accuracy[np.isfinite(accuracy) & usable],
+        diverged=accuracy[~usable],
+        marginals=histograms(good, shown, variants, progress),
+        left_out=tuple(name for name in tensors if name not in shown),
+        pair=pair_of(good, variants, seed=seed),
         trajectories=trajectories_of(zoo.metadata),
     )
+
+
+def pair_of(zoo: Zoo, variants: Sequence[str], *, seed: int) -> Pair | None:
+    """The pair of the last matrix of a zoo, or else of its last weight tensor.
+
+    Parameters
+    ----------
+    variants : the gauges that are compared.
+    seed : draws the checkpoints where there are more than ``MAX_POINTS``.
+
+    Returns
+    -------
+    None where no output neuron has two incoming weights.
+    """
+    tensors = [zoo.arch[name] for name in weight_names(zoo.arch) if len(zoo.arch[name].shape) > 1]
+    # the last matrix is that of the output layer; networks of convolutions alone have none
+    candidates = [tensor for tensor in tensors if len(tensor.shape) == 2] or tensors
+    if not candidates or candidates[-1].size // candidates[-1].shape[0] < 2:
+        return None
+    name, shape = candidates[-1].name, candidates[-1].shape
+    last = candidates[-1].size // shape[0] - 1
+    rows = np.arange(len(zoo))
+    if len(zoo) > MAX_POINTS:
+        rows = np.sort(np.random.default_rng(seed).choice(len(zoo), MAX_POINTS, replace=False))
+    chosen = zoo.take(rows)
+    points = {
+        variant: np.concatenate(
+            [_ends(batch[name]) for batch in chosen.batches(name, variant=variant, max_bytes=BATCH_BYTES)]
+        )
+        for variant in variants
+    }
+    indices = [np.unravel_index(flat, shape[1:]) for flat in (0, last)]
+    labels = [f"{name}[{', '.join(['0', *(str(int(number)) for number in index)])}]" for index in indices]
+    return Pair((labels[0], labels[1]), points)
+
+
+def _ends(weights: NDArray[np.generic]) -> NDArray[np.float64]:
+    """(K, 2) first and last incoming weight of the first output neuron from (K, out, ...)."""
+    incoming = weights[:, 0].reshape(len(weights), -1)
+    return incoming[:, [0, -1]].astype(np.float64)
+
+
+def trajectories_of(metadata: pa.Table) -> Trajectories | None:
+    """Those of a zoo's rows; None where fewer than ``MIN_STEPS`` steps were measured of any member."""
+    accuracy = metadata["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
+    step = metadata["step"].fill_null(-1).to_numpy()
+    known = np.isfinite(accuracy) & (step >= 0)
+    members = metadata["member"].combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy()[known]
+    owners, row = np.unique(members, return_inverse=True)
+    steps, column = np.unique(step[known], return_inverse=True)
+    table = np.full((len(owners), len(steps)), np.nan)
+    table[row, column] = accuracy[known]
+    enough = np.isfinite(table).sum(1) >= MIN_STEPS
+    table = table[enough]
+    shared = np.isfinite(table).any(0)
+    return Trajectories(steps[shared], table[:, shared]) if enough.any() else None

@@ -1,87 +1,45 @@
-"""How does the order of a network's neurons move during training?
-
-The keys by which gauges order channels, from raw weights.
-
-Which steps of which members a zoo keeps.
-"""
+"""How does the order of a network's neurons move during training?"""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console, Group
+from rich.console import RenderableType
 from rich.table import Table
 
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import random_transpositions
-from ckptzoo.schema.symmetry import Like, Symmetry
-from ckptzoo.studies.inventory import sound
-from ckptzoo.studies.movement import AS, ENOUGH, LESS, MORE, SIGMAS, UNKNOWN, Movement, OrderMovement
-from ckptzoo.studies.shared.report import need_matplotlib, write
-from ckptzoo.studies.shared.weights import BATCH_BYTES, NeuronOrder, orders, table_of
-from ckptzoo.symmetry import GAUGES, canonicalize, ordering_keys
-from ckptzoo.symmetry.arrays import Stacked, by_channel, positions
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.studies.neuron_orders import NeuronOrder, keys_of, orders
+from ckptzoo.studies.order_movement import AS, ENOUGH, LESS, MORE, SIGMAS, UNKNOWN, MemberMovements, Movement
+from ckptzoo.studies.shared.result import StudyResult
+from ckptzoo.studies.shared.selection import BATCH_BYTES, table_of, usable_rows
+from ckptzoo.symmetry import GAUGES
 from ckptzoo.text import Progress, counted, printable
 
-Keys = dict[str, NDArray[np.float64]]
-"""Group id to (K, n), for raw channels in their raw order; groups that are ``Like`` another are left out."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-
-def keys_of(variant: str) -> Callable[[Stacked, Symmetry], Keys]:
-    """The keys that decide a variant's orders: first weights for ``first-weight``, else those of ``canonical``."""
-    return first_weights if variant == "first-weight" else ordering_keys
-
-
-def first_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
-    """The first of each channel's incoming weights of unit norm, the channels before it in order.
-
-    Parameters
-    ----------
-    weights : raw tensors by name, (K, *shape), all finite.
-
-    Raises
-    ------
-    SymmetryError
-        The gauge ``first-weight`` is not defined for the table.
-    """
-    made = canonicalize(weights, symmetry, gauge="first-weight")
-    found: Keys = {}
-    for group in symmetry.groups:
-        if isinstance(group.perm, Like):
-            continue
-        writers = [
-            action
-            for action in symmetry.actions
-            if action.exponent == 1 and any(item.group == group.id for item in action.segments)
-        ]
-        action = min(writers, key=lambda action: action.role not in ("out", "gain"))
-        channels = by_channel(np.asarray(made.weights[action.tensor]), action)
-        places = next(places for name, places in positions(action, symmetry) if name == group.id)
-        first = channels.reshape(len(channels), channels.shape[1] * channels.shape[2], -1)[:, places[:, 0], 0]
-        keys = np.empty(first.shape)
-        np.put_along_axis(keys, made.element.perms[group.id], first.astype(np.float64), 1)
-        found[group.id] = keys
-    return found
-
+_ALL = 0.9995
+"""Shares above this round to 100.0 %."""
 
 Pair = tuple[int, int]
 """Two steps, the earlier one first."""
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class KeptSteps:
     """The kept steps of the members of a zoo.
 
     Parameters
     ----------
     steps : all of them, ascending.
-    rows : (M, S) the checkpoint of each member at each step, as its place in the zoo; -1 where there is none. Members
+    rows : (M, S) the checkpoint of each member at each step, as its row in the zoo; -1 where there is none. Members
         are those with two steps or more, in the order of the zoo.
     """
 
@@ -99,7 +57,7 @@ def compared(steps: Sequence[int]) -> dict[str, list[Pair]]:
     }
 
 
-def kept(zoo: Zoo) -> Kept:
+def kept_steps(zoo: Zoo) -> KeptSteps:
     """The kept steps of a zoo, all of whose checkpoints have a step.
 
     Raises
@@ -108,34 +66,28 @@ def kept(zoo: Zoo) -> Kept:
         No member has two, or one has two checkpoints of one step.
     """
     names = zoo.metadata["member"].combine_chunks().dictionary_encode()
-    members, every = names.indices.to_numpy(), zoo.metadata["step"].to_numpy()
-    steps, places = np.unique(every, return_inverse=True)
+    members, step_of_row = names.indices.to_numpy(), zoo.metadata["step"].to_numpy()
+    steps, columns = np.unique(step_of_row, return_inverse=True)
     count = len(names.dictionary)
     rows = np.full((count, len(steps)), -1, np.int64)
-    rows[members, places] = np.arange(len(zoo))
+    rows[members, columns] = np.arange(len(zoo))
     if (rows >= 0).sum() < len(zoo):
-        again = np.setdiff1d(np.arange(len(zoo)), rows)[0]
-        raise ZooError(
-            f"{zoo.name}: member {names[int(again)].as_py()!r}: expected one checkpoint of step {every[again]}, got "
-            "several. Select one of them with --where."
-        )
+        overwritten = np.setdiff1d(np.arange(len(zoo)), rows)[0]
+        what = f"member {names[int(overwritten)].as_py()!r}"
+        expected, step = f"one checkpoint of step {step_of_row[overwritten]}", "Select one of them with --where."
+        raise ZooError(Problem(zoo.name, what, expected, "several", step))
     several = (rows >= 0).sum(axis=1) > 1
     if not several.any():
-        raise ZooError(
-            f"{zoo.name}: kept steps: expected a member with two or more, got one step of each of {count} members. "
-            "Build a zoo that keeps more: python -m builders build ... --keep-steps 0,10,100."
-        )
+        got = f"one step of each of {count} members"
+        step = "Build a zoo that keeps more: python -m builders build ... --keep-steps 0,10,100."
+        raise ZooError(Problem(zoo.name, "kept steps", "a member with two or more", got, step))
     used = (rows[several] >= 0).any(axis=0)
-    return Kept(tuple(steps[used].tolist()), rows[several][:, used])
-
-
-_ALL = 0.9995
-"""More than this rounds to all."""
+    return KeptSteps(tuple(steps[used].tolist()), rows[several][:, used])
 
 
 @dataclass(frozen=True, eq=False)
-class Permutations:
-    """How the orders of a zoo's members move between their kept steps.
+class Permutations(StudyResult):
+    """How the orders of a zoo's members move between their kept steps; drawn as ``permutations.png``.
 
     Parameters
     ----------
@@ -145,6 +97,8 @@ class Permutations:
     explained : fraction of the orders that are those of the keys; what noise would do is worked out from the keys.
     movements : every order between each step and the one before it, the first and the last, where members have both.
     """
+
+    file: ClassVar[str] = "permutations.json"
 
     name: str
     variant: str
@@ -162,8 +116,10 @@ class Permutations:
 
     def of(self, label: str) -> dict[str, list[Movement]]:
         """The movements of one order: from the step before, from the first and to the last."""
-        held = {(item.first, item.second): item for item in self.movements if item.label == label}
-        return {name: [held[pair] for pair in pairs if pair in held] for name, pairs in compared(self.steps).items()}
+        by_pair = {(item.first, item.second): item for item in self.movements if item.label == label}
+        return {
+            name: [by_pair[pair] for pair in pairs if pair in by_pair] for name, pairs in compared(self.steps).items()
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Every figure by name."""
@@ -178,35 +134,21 @@ class Permutations:
             "movements": [item.to_json() for item in self.movements],
         }
 
-    def print(self, console: Console | None = None) -> None:
-        """Print a table for each order and what they say, on a rich console, by default the standard output."""
+    def _lines(self) -> Iterator[RenderableType]:
         varying = len({item.members for item in self.movements}) > 1
-        lines: list[Any] = [f"{name}: {printable(text)}" for name, text in self._facts()]
+        for name, text in self._facts():
+            yield f"{name}: {printable(text)}"
         for label in self.labels:
-            lines += ["", *self._table(label, varying=varying)]
-        (console or Console()).print(Group(*lines, "", *self._words()), markup=False, highlight=False)
+            yield ""
+            yield from self._table(label, varying=varying)
+        yield ""
+        yield from self._words()
 
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Write ``permutations.png`` and ``permutations.json``.
+    def _figures(self) -> dict[str, "Figure"]:
+        from ckptzoo.studies.plots.permutations import orders
 
-        Equal results give equal bytes at equal versions of matplotlib.
-
-        Parameters
-        ----------
-        folder : made where it is missing; files of these names are replaced.
-
-        Raises
-        ------
-        MissingExtraError
-            matplotlib is not installed.
-        """
-        need_matplotlib()
-        from ckptzoo.studies.plots import permutations as pictures
-
-        held = {label: self.of(label) for label in self.labels}
-        title = f"{self.name}, {self.variant}"
-        figures = {"permutations.png": pictures.orders(title, self.members, held)}
-        return write(folder, figures, "permutations.json", self.to_json())
+        movements = {label: self.of(label) for label in self.labels}
+        return {"permutations.png": orders(f"{self.name}, {self.variant}", self.members, movements)}
 
     def _facts(self) -> list[tuple[str, str]]:
         left = f"; {counted(self.left_out, 'checkpoint')} left out" if self.left_out else ""
@@ -217,8 +159,8 @@ class Permutations:
             ("steps", steps),
         ]
 
-    def _table(self, label: str, *, varying: bool) -> list[Any]:
-        one = next(item for item in self.movements if item.label == label)
+    def _table(self, label: str, *, varying: bool) -> list[RenderableType]:
+        n = next(item.n for item in self.movements if item.label == label)
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column("steps", no_wrap=True)
         for name in ("members",) * varying + ("tau", "d", "noise", "normal", "transpositions"):
@@ -236,8 +178,8 @@ class Permutations:
                     item.than_noise,
                 ]
                 table.add_row(f"  {item.first:,} to {item.second:,}", *[f"{item.members:,}"] * varying, *figures)
-        random = f"at random tau 0, {random_transpositions(one.n):.2f} transpositions"
-        return [f"{printable(label)}, n = {one.n:,}: {random}", table]
+        random = f"at random tau 0, {random_transpositions(n):.2f} transpositions"
+        return [f"{printable(label)}, n = {n:,}: {random}", table]
 
     def _words(self) -> list[str]:
         """What the columns are and what they say."""
@@ -250,7 +192,7 @@ class Permutations:
             "",
         ]
         than = Counter(item.than_noise for item in self.movements)
-        number = len(self.movements)
+        number = len(self.movements)  # each pair once, though the tables list first and last step in two groups
         if than[AS]:
             lines.append(
                 f"As by noise in {than[AS]:,} of {number:,}, as far as these members can tell: there tau says only "
@@ -304,30 +246,29 @@ def permutations(zoo: Zoo, variant: str = "canonical", *, progress: Progress | N
     """
     if variant in GAUGES and "permutations" not in GAUGES[variant].collapses:
         names = [name for name, gauge in GAUGES.items() if "permutations" in gauge.collapses]
+        step = f"Study {' or '.join(names)}."
         raise ZooError(
-            f"{zoo.name}: variant {variant!r}: expected a gauge that orders channels, got one that leaves them. "
-            f"Study {' or '.join(names)}."
+            Problem(zoo.name, f"variant {variant!r}", "a gauge that orders channels", "one that leaves them", step)
         )
     symmetry = table_of(zoo, variant)
     ordered = orders(symmetry)
     if not ordered:
-        raise ZooError(f"{zoo.name}: symmetry table: expected channels to order, got none. Study another zoo.")
+        raise ZooError(Problem(zoo.name, "symmetry table", "channels to order", "none", "Study another zoo."))
     gauged = zoo.variant_metadata(variant)["gauged"].to_numpy()
-    usable = gauged & sound(zoo.metadata) & zoo.metadata["step"].is_valid().to_numpy()
-    good = zoo.take(usable)
-    found = kept(good)
-    work = _OrderReader(good, variant, symmetry, ordered)
-    pairs = sorted({pair for listed in compared(found.steps).values() for pair in listed})
-    measured = work.measure(found, pairs, progress)
+    usable = zoo.take(gauged & usable_rows(zoo.metadata) & zoo.metadata["step"].is_valid().to_numpy())
+    kept = kept_steps(usable)
+    reader = _OrderReader(usable, variant, symmetry, ordered)
+    pairs = sorted({pair for listed in compared(kept.steps).values() for pair in listed})
+    movements = reader.movements(kept, pairs, progress)
     return Permutations(
         name=zoo.name,
         variant=variant,
         architecture=zoo.arch.name,
-        members=len(found.rows),
-        left_out=len(zoo) - len(good),
-        steps=found.steps,
-        explained=work.explained,
-        movements=measured,
+        members=len(kept.rows),
+        left_out=len(zoo) - len(usable),
+        steps=kept.steps,
+        explained=reader.explained,
+        movements=movements,
     )
 
 
@@ -342,7 +283,7 @@ class _OrderReader:
         self._zoo, self._variant, self._symmetry, self._orders = zoo, variant, symmetry, ordered
         self._names = list(dict.fromkeys(action.tensor for action in symmetry.actions))
         self._element = zoo.group_element(variant)
-        self._step = max(1, BATCH_BYTES // sum(zoo.arch[name].nbytes for name in self._names))
+        self._batch = max(1, BATCH_BYTES // sum(zoo.arch[name].nbytes for name in self._names))
         self._same = self._seen = 0
 
     @property
@@ -350,42 +291,44 @@ class _OrderReader:
         """Of what was read, the fraction of the orders that are those of the keys."""
         return self._same / self._seen
 
-    def measure(self, found: Kept, pairs: list[tuple[int, int]], progress: Progress | None) -> tuple[Movement, ...]:
+    def movements(self, kept: KeptSteps, pairs: list[Pair], progress: Progress | None) -> tuple[Movement, ...]:
         """Every order between each pair of steps that some member has."""
-        places = {step: at for at, step in enumerate(found.steps)}
-        parts: dict[tuple[int, int, int], list[OrderMovement]] = {}
-        members = max(1, self._step // len(found.steps))
-        for start in range(0, len(found.rows), members):
-            rows = found.rows[start : start + members]
-            held = np.unique(rows[rows >= 0])
-            ranks, keys = self._read(held)
+        columns = {step: column for column, step in enumerate(kept.steps)}
+        parts: dict[tuple[int, int, int], list[MemberMovements]] = {}
+        # as many members as have a batch of checkpoints in all their steps; their ranks and keys are held together
+        members = max(1, self._batch // len(kept.steps))
+        for start in range(0, len(kept.rows), members):
+            rows = kept.rows[start : start + members]
+            present = np.unique(rows[rows >= 0])
+            ranks, keys = self._read(present)
             for pair in pairs:
-                both = rows[:, [places[step] for step in pair]]
-                first, second = np.searchsorted(held, both[(both >= 0).all(axis=1)]).T
+                both = rows[:, [columns[step] for step in pair]]
+                first, second = np.searchsorted(present, both[(both >= 0).all(axis=1)]).T
                 if not len(first):
                     continue
-                for at in range(len(self._orders)):
-                    item = OrderMovement.of((ranks[at][first], ranks[at][second]), (keys[at][first], keys[at][second]))
-                    parts.setdefault((at, *pair), []).append(item)
+                for order, (rank, key) in enumerate(zip(ranks, keys, strict=True)):
+                    part = MemberMovements.of((rank[first], rank[second]), (key[first], key[second]))
+                    parts.setdefault((order, *pair), []).append(part)
             if progress is not None:
-                progress(start + len(rows), len(found.rows))
-        made: list[Movement] = []
-        for (at, *pair), listed in sorted(parts.items()):
-            order = self._orders[at]
-            times = 1 if order.blocks else order.g
-            made.append(OrderMovement.join(listed).movement(order.label, order.n, times, (pair[0], pair[1])))
-        return tuple(made)
+                progress(start + len(rows), len(kept.rows))
+        found: list[Movement] = []
+        for (index, first, second), of_members in sorted(parts.items(), key=lambda item: item[0]):
+            order = self._orders[index]
+            in_a_member = 1 if order.blocks else order.g
+            movement = MemberMovements.join(of_members).movement(order.label, order.n, in_a_member, (first, second))
+            found.append(movement)
+        return tuple(found)
 
     def _read(self, rows: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float64]]]:
         """The ranks and the keys of every order, (R, v, n) each."""
         ranks = [order.ranks(self._element[f"{order.group}.perm"][rows]) for order in self._orders]
-        pieces: list[list[NDArray[np.float64]]] = [[] for _ in self._orders]
-        for start in range(0, len(rows), self._step):
-            some = rows[start : start + self._step]
-            found = keys_of(self._variant)({name: self._zoo[name][some] for name in self._names}, self._symmetry)
-            for piece, order in zip(pieces, self._orders, strict=True):
-                piece.append(order.keys(found[order.group]))
-        keys = [np.concatenate(piece) for piece in pieces]
+        batches: list[list[NDArray[np.float64]]] = [[] for _ in self._orders]
+        for start in range(0, len(rows), self._batch):
+            batch = rows[start : start + self._batch]
+            by_group = keys_of(self._variant)({name: self._zoo[name][batch] for name in self._names}, self._symmetry)
+            for listed, order in zip(batches, self._orders, strict=True):
+                listed.append(order.keys(by_group[order.group]))
+        keys = [np.concatenate(listed) for listed in batches]
         for rank, key in zip(ranks, keys, strict=True):
             same = (np.argsort(np.argsort(key, axis=2, kind="stable"), axis=2) == rank).all(axis=2)
             self._same, self._seen = self._same + int(same.sum()), self._seen + same.size

@@ -1,26 +1,25 @@
 """How much of a zoo is symmetry? Counts, how well the gauge is defined, and how far raw checkpoints are from it."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.console import Group as Stack
+from rich.console import RenderableType
 from rich.table import Table
 
 from ckptzoo.console import columns, facts
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.studies.moves import Distance, Moves, Scaling, differences
-from ckptzoo.studies.shared.report import Spread, need_matplotlib, write
-from ckptzoo.studies.shared.weights import table_of
+from ckptzoo.studies.gauge_distance import LayerDistance, OrderDistance, Scaling, gauge_distance
+from ckptzoo.studies.shared.result import Spread, StudyResult, counts_json, permutations_text
+from ckptzoo.studies.shared.selection import table_of
 from ckptzoo.symmetry.counts import Counts, count
 from ckptzoo.text import Progress, counted, printable
 
-_EXACT = 15
-"""Counts of up to so many digits are shown as they are, larger ones as a power of ten."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,17 @@ class GaugeCounts:
 
 
 @dataclass(frozen=True, eq=False)
-class Symmetries:
+class Symmetries(StudyResult):
     """What the symmetries of a zoo's networks are, and what one gauge made of them.
+
+    Drawn as ``margins.png``, ``scales.png`` and ``transpositions.png``, without those for which there is nothing to
+    show.
 
     Parameters
     ----------
     counts : permutations and degrees of freedom of the table.
     gauged : checkpoints in the gauge; all figures below are theirs.
-    left : checkpoints that were left as they were, not finite or not representable in the gauge.
+    left_out : checkpoints that were left as they were, not finite or not representable in the gauge.
     ties : pairs of neighbouring channels with equal keys.
     unresolved : checkpoints whose ties could not be told apart.
     dead : channels that nothing writes.
@@ -55,6 +57,8 @@ class Symmetries:
     moves, scalings, distances : how far raw checkpoints are from the variant; none where no checkpoint is in the gauge.
     """
 
+    file: ClassVar[str] = "symmetries.json"
+
     name: str
     variant: str
     architecture: str
@@ -62,31 +66,31 @@ class Symmetries:
     checkpoints: int
     counts: Counts
     gauged: int
-    left: int
+    left_out: int
     ties: GaugeCounts
     unresolved: GaugeCounts | None
     dead: GaugeCounts
     clamped: GaugeCounts | None
     margins: NDArray[np.float64]
     closest: tuple[str, float] | None
-    moves: tuple[Moves, ...]
+    moves: tuple[OrderDistance, ...]
     scalings: tuple[Scaling, ...]
-    distances: tuple[Distance, ...]
+    distances: tuple[LayerDistance, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Every figure by name, without the margins themselves."""
-        margins, few = Spread.of(self.margins), self.counts.log10_permutations < _EXACT
-        found = {name: getattr(self, name) for name in ("ties", "unresolved", "dead", "clamped")}
+        margins = Spread.of(self.margins)
+        gauge_counts = {name: getattr(self, name) for name in ("ties", "unresolved", "dead", "clamped")}
         return {
             "name": self.name,
             "variant": self.variant,
             "architecture": self.architecture,
             "parameters": self.parameters,
             "checkpoints": self.checkpoints,
-            "counts": {**asdict(self.counts), "permutations": self.counts.permutations if few else None},
+            "counts": counts_json(self.counts),
             "gauged": self.gauged,
-            "left": self.left,
-            **{name: None if item is None else asdict(item) for name, item in found.items()},
+            "left": self.left_out,
+            **{name: None if item is None else asdict(item) for name, item in gauge_counts.items()},
             "margins": None if margins is None else margins.to_json(),
             "closest": None if self.closest is None else {"id": self.closest[0], "margin": self.closest[1]},
             "moves": [item.to_json() for item in self.moves],
@@ -94,9 +98,8 @@ class Symmetries:
             "distances": [item.to_json() for item in self.distances],
         }
 
-    def print(self, console: Console | None = None) -> None:
-        """Print facts and tables on a rich console, by default the standard output."""
-        told = facts(self._facts())
+    def _lines(self) -> Iterator[RenderableType]:
+        yield facts(self._facts())
         tables = {
             "From the raw order to the gauge's: mean ± standard deviation over checkpoints (random orders; tau 0)": (
                 self._moves()
@@ -104,44 +107,26 @@ class Symmetries:
             "Scales from raw to the gauge: quantiles over channels and checkpoints": self._scalings(),
             f"||{self.variant} - raw|| / ||raw||, over checkpoints": self._distances(),
         }
-        shown = [(f"\n{title}", table) for title, table in tables.items() if table.row_count]
-        (console or Console()).print(
-            Stack(told, *(line for pair in shown for line in pair)), markup=False, highlight=False
-        )
+        for title, table in tables.items():
+            if table.row_count:
+                yield f"\n{title}"
+                yield table
 
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Write ``margins.png``, ``scales.png``, ``transpositions.png`` and ``symmetries.json``.
-
-        A picture for which there is nothing to show is left out. Equal results give equal bytes at equal versions of
-        matplotlib.
-
-        Parameters
-        ----------
-        folder : made where it is missing; files of these names are replaced.
-
-        Raises
-        ------
-        MissingExtraError
-            matplotlib is not installed.
-        """
-        need_matplotlib()
+    def _figures(self) -> dict[str, "Figure"]:
         from ckptzoo.studies.plots import symmetries as pictures
 
         title = f"{self.name}, {self.variant}"
-        figures: dict[str, Any] = {}
+        figures: dict[str, Figure] = {}
         if len(self.margins):
             figures["margins.png"] = pictures.margins(title, self.margins)
         if scaled := [item for item in self.scalings if item.quantiles is not None]:
             figures["scales.png"] = pictures.scales(title, self.gauged, scaled)
         if self.moves:
             figures["transpositions.png"] = pictures.transpositions(title, self.gauged, self.moves)
-        return write(folder, figures, "symmetries.json", self.to_json())
+        return figures
 
     def _facts(self) -> list[tuple[str, str]]:
         counts = self.counts
-        shown = (
-            f"{counts.permutations:,}" if counts.log10_permutations < _EXACT else f"10^{counts.log10_permutations:.2f}"
-        )
         scales = {"training mode": counts.scaling_train, "evaluation mode": counts.scaling_eval}
         if counts.scaling_without_eps not in scales.values():
             scales["training mode with eps = 0"] = counts.scaling_without_eps
@@ -149,7 +134,7 @@ class Symmetries:
         freedom = [f"{self._share(number)}{'' if alike else f' in {mode}'}" for mode, number in scales.items()]
         rows = [
             ("zoo", f"{self.name}: {counted(self.checkpoints, 'checkpoint')} of {self.architecture}"),
-            ("permutations", shown),
+            ("permutations", permutations_text(counts)),
             ("parameters", f"{self.parameters:,}"),
         ]
         if any(scales.values()):
@@ -158,14 +143,14 @@ class Symmetries:
             rows.append(("signs", f"2^{counts.signs}"))
         if counts.softmax:
             rows.append(("softmax shift", self._share(counts.softmax)))
-        kept = f"; {self.left:,} left as they were" if self.left else ""
-        rows.append(("gauge", f"{self.variant}: {counted(self.gauged, 'checkpoint')} in it{kept}"))
-        rows.append(("ties", _found(self.ties, "pair")))
+        left_out = f"; {self.left_out:,} left as they were" if self.left_out else ""
+        rows.append(("gauge", f"{self.variant}: {counted(self.gauged, 'checkpoint')} in it{left_out}"))
+        rows.append(("ties", _count_text(self.ties, "pair")))
         if self.unresolved is not None and self.ties.checkpoints:
             rows.append(("unresolved ties", f"{counted(self.unresolved.checkpoints, 'checkpoint')}"))
-        rows.append(("dead channels", _found(self.dead, "channel")))
+        rows.append(("dead channels", _count_text(self.dead, "channel")))
         if self.clamped is not None:
-            rows.append(("clamped filters", _found(self.clamped, "filter")))
+            rows.append(("clamped filters", _count_text(self.clamped, "filter")))
         if len(self.margins):
             low, middle, high = np.quantile(self.margins, [0.05, 0.5, 0.95])
             rows.append(("margins", f"median {middle:.2g}, 90 % within {low:.2g} to {high:.2g}, ties count as 0"))
@@ -229,17 +214,17 @@ def symmetries(zoo: Zoo, variant: str = "canonical", *, progress: Progress | Non
     Notes
     -----
     Reads the group elements once, and all weights raw and derived, in batches of a few copies of 16 MB; the margins
-    and a few figures a checkpoint are held besides.
+    and a few figures a checkpoint are held besides. Tested in ``tests/studies/test_symmetries.py``.
     """
     symmetry = table_of(zoo, variant)
     rows = zoo.variant_metadata(variant)
     inside = rows["gauged"].to_numpy()
-    good, kept = zoo.take(inside), rows.filter(pa.array(inside))
-    margins = kept["margin"].to_numpy().astype(np.float64)
-    ordered = np.isfinite(margins)
+    gauged, gauged_rows = zoo.take(inside), rows.filter(pa.array(inside))
+    margins = gauged_rows["margin"].to_numpy().astype(np.float64)
+    ordered = np.isfinite(margins)  # NaN where no channel was ordered
     above = np.where(ordered & (margins > 0), margins, np.inf)
     closest = int(above.argmin()) if np.isfinite(above).any() else None
-    moved, scaled, apart = differences(good, variant, symmetry, progress) if len(good) else ((), (), ())
+    moves, scalings, distances = gauge_distance(gauged, variant, symmetry, progress) if len(gauged) else ((), (), ())
     return Symmetries(
         name=zoo.name,
         variant=variant,
@@ -247,17 +232,17 @@ def symmetries(zoo: Zoo, variant: str = "canonical", *, progress: Progress | Non
         parameters=zoo.arch.parameters,
         checkpoints=len(zoo),
         counts=count(symmetry),
-        gauged=len(good),
-        left=len(zoo) - len(good),
-        ties=_count(kept, "ties") or GaugeCounts(0, 0),
-        unresolved=_count(kept, "unresolved"),
-        dead=_count(kept, "dead") or GaugeCounts(0, 0),
-        clamped=_count(kept, "clamped"),
+        gauged=len(gauged),
+        left_out=len(zoo) - len(gauged),
+        ties=_count(gauged_rows, "ties") or GaugeCounts(0, 0),
+        unresolved=_count(gauged_rows, "unresolved"),
+        dead=_count(gauged_rows, "dead") or GaugeCounts(0, 0),
+        clamped=_count(gauged_rows, "clamped"),
         margins=margins[ordered],
-        closest=None if closest is None else (good.ids[closest], float(margins[closest])),
-        moves=moved,
-        scalings=scaled,
-        distances=apart,
+        closest=None if closest is None else (gauged.ids[closest], float(margins[closest])),
+        moves=moves,
+        scalings=scalings,
+        distances=distances,
     )
 
 
@@ -269,7 +254,7 @@ def _count(rows: pa.Table, column: str) -> GaugeCounts | None:
     return GaugeCounts(int((values > 0).sum()), int(values.sum()))
 
 
-def _found(found: GaugeCounts, what: str) -> str:
-    if not found.total:
+def _count_text(counts: GaugeCounts, what: str) -> str:
+    if not counts.total:
         return "none"
-    return f"{counted(found.total, what)} in {counted(found.checkpoints, 'checkpoint')}"
+    return f"{counted(counts.total, what)} in {counted(counts.checkpoints, 'checkpoint')}"

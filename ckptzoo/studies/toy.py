@@ -1,32 +1,35 @@
-"""What is left of the posterior of two last-layer weights once scales and permutations are removed?
-
-Two weights of every network of a zoo, and their density.
-"""
+"""What is left of the posterior of two last-layer weights once scales and permutations are removed?"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from rich.console import Console, Group
+from rich.console import RenderableType
 from rich.table import Table
 
 from ckptzoo.console import facts
-from ckptzoo.errors import SymmetryError, ZooError
+from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.symmetry import Sym, Symmetry
-from ckptzoo.studies.hills import FEW, SIGMAS, Density, density
-from ckptzoo.studies.inventory import sound
-from ckptzoo.studies.shared.report import need_matplotlib, write
-from ckptzoo.studies.shared.weights import BATCH_BYTES, own_table
+from ckptzoo.studies.density_peaks import FEW, SIGMAS, Density, density
+from ckptzoo.studies.shared.result import StudyResult
+from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table, usable_rows
 from ckptzoo.symmetry import canonicalize
 from ckptzoo.symmetry.tables import last_layer
 from ckptzoo.text import Progress, counted
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+LOSS = 0.1
+"""Nats. Networks that separate the classes are far below it; one that separates nothing stays near ln 2 = 0.69."""
+MAX_SHARES = 6
+"""Of the highest shares, those that are printed."""
+TRAINED, SCALED, ORDERED = "as trained", "scales removed", "ordered as well"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +40,7 @@ class ToyPanel:
     ----------
     name : which are removed.
     points : (M, 2).
-    density : of the points, with its hills.
+    density : of the points, with its peaks.
     """
 
     name: str
@@ -63,20 +66,15 @@ class ToyPanel:
             "above_diagonal": self.above,
             "kernel": None if self.density.heights is None else list(self.density.widths),
             "inside": self.density.inside,
-            "modes": None if self.density.heights is None else [hill.to_json() for hill in self.density.hills],
+            "modes": None if self.density.heights is None else [peak.to_json() for peak in self.density.peaks],
         }
 
 
-LOSS = 0.1
-"""Nats. Two separable classes are told apart far below it; a network that tells nothing stays near ln 2 = 0.69."""
-MOST = 6
-"""So many of the highest shares are printed."""
-TRAINED, SCALED, ORDERED = "as trained", "scales removed", "ordered as well"
-
-
 @dataclass(frozen=True, eq=False)
-class Toy:
+class Toy(StudyResult):
     """Two last-layer weights of many small networks, as trained and with symmetries removed step by step.
+
+    Drawn as ``toy.png``.
 
     Parameters
     ----------
@@ -89,6 +87,8 @@ class Toy:
     unmeasured : shown networks whose training loss is not known.
     panels : as trained; incoming norms set to ``norm``; and the smaller weight first.
     """
+
+    file: ClassVar[str] = "toy.json"
 
     name: str
     architecture: str
@@ -106,57 +106,43 @@ class Toy:
         names = ("name", "architecture", "tensor", "norm", "loss", "members", "dropped", "left_out", "unmeasured")
         return {**{name: getattr(self, name) for name in names}, "panels": [panel.to_json() for panel in self.panels]}
 
-    def print(self, console: Console | None = None) -> None:
-        """Print facts and a table of the panels on a rich console, by default the standard output."""
-        told = facts(self._facts())
+    def _lines(self) -> Iterator[RenderableType]:
+        yield facts(self._facts())
+        yield ""
+        yield self._table()
+        yield ""
+        yield "first, second: 90 % of the weights."
+        yield "above: networks whose second weight is the larger one; 50 % where exchanging neurons changes nothing."
+        yield f"modes: maxima of the estimated density, {SIGMAS} standard errors above the pass to a higher one."
+        if any(panel.density.heights is None for panel in self.panels):
+            yield f"An estimate takes {FEW} networks that are not all alike."
+
+    def _figures(self) -> dict[str, "Figure"]:
+        from ckptzoo.studies.plots.toy import panels
+
+        return {"toy.png": panels(self.name, self.members, self.tensor, self.norm, self.panels)}
+
+    def _table(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column("two weights", no_wrap=True)
         for name in ("first", "second", "above", "modes"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("shares (%)", overflow="fold")
         for panel in self.panels:
-            hills, known = panel.density.hills, panel.density.heights is not None
+            peaks, known = panel.density.peaks, panel.density.heights is not None
             weights = [f"{low:.2g} to {high:.2g}" for low, high in panel.quantiles[[0, -1]].T]
-            modes = (f"{len(hills):,}", _shares([hill.share for hill in hills])) if known else ("-", "-")
+            modes = (f"{len(peaks):,}", _shares([peak.share for peak in peaks])) if known else ("-", "-")
             table.add_row(panel.name, *weights, f"{panel.above:.1%}", *modes)
-        words = [
-            "",
-            "first, second: 90 % of the weights.",
-            "above: networks whose second weight is the larger one; 50 % where exchanging neurons changes nothing.",
-            f"modes: maxima of the estimated density, {SIGMAS} standard errors above the pass to a higher one.",
-        ]
-        if any(panel.density.heights is None for panel in self.panels):
-            words.append(f"An estimate takes {FEW} networks that are not all alike.")
-        (console or Console()).print(Group(told, "", table, *words), markup=False, highlight=False)
-
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Write ``toy.png`` and ``toy.json``.
-
-        Equal results give equal bytes at equal versions of matplotlib.
-
-        Parameters
-        ----------
-        folder : made where it is missing; files of these names are replaced.
-
-        Raises
-        ------
-        MissingExtraError
-            matplotlib is not installed.
-        """
-        need_matplotlib()
-        from ckptzoo.studies.plots import toy as pictures
-
-        figure = pictures.panels(self.name, self.members, self.tensor, self.norm, self.panels)
-        return write(folder, {"toy.png": figure}, "toy.json", self.to_json())
+        return table
 
     def _facts(self) -> list[tuple[str, str]]:
-        whole = self.members + self.dropped
+        total = self.members + self.dropped
         rows = [
             ("zoo", f"{self.name}: {counted(self.members, 'network')} of {self.architecture}"),
             ("weights", f"the two of {self.tensor}; incoming norms set to {self.norm:g}"),
             (
                 "dropped",
-                f"{self.dropped:,} of {whole:,} ({self.dropped / whole:.2%}): training loss above {self.loss:g}",
+                f"{self.dropped:,} of {total:,} ({self.dropped / total:.2%}): training loss above {self.loss:g}",
             ),
         ]
         if self.unmeasured:
@@ -196,25 +182,24 @@ def toy(zoo: Zoo, *, norm: float = 3.0, loss: float = LOSS, progress: Progress |
 
     Notes
     -----
-    One pass over the raw weights, in batches of 16 MB. The law that networks keep their function is that of the gauge
-    ``unit-norm`` (``tests/laws/test_symmetry.py``); known answers: ``tests/studies/test_toy.py``.
+    One pass over the raw weights, in batches of 16 MB. Tested in ``tests/studies/test_toy.py`` (known answers) and
+    ``tests/laws/test_symmetry.py`` (networks keep their function in the gauge ``unit-norm``).
     """
     if not 0 < norm < np.inf:
-        raise ZooError(f"{zoo.name}: norm: expected a positive number, got {norm!r}. Leave it out for 3.")
+        raise ZooError(Problem(zoo.name, "norm", "a positive number", repr(norm), "Leave it out for 3."))
     symmetry = own_table(zoo)
     tensor = _tensor(zoo, symmetry)
     last = zoo.last_steps()
-    good = last.take(sound(last.metadata))
-    losses = good.metadata["train_loss"].cast(pa.float64()).to_numpy()
-    high = losses > loss
-    shown = good.take(~high)
+    usable = last.take(usable_rows(last.metadata))
+    losses = usable.metadata["train_loss"].cast(pa.float64()).to_numpy()
+    high = losses > loss  # False for NaN: networks without a measured loss stay
+    shown = usable.take(~high)
     if not len(shown):
-        raise ZooError(
-            f"{zoo.name}: networks: expected at least one that is finite, did not diverge and has a training loss of "
-            f"at most {loss:g}, got none of {len(last)}. Select others, or pass a larger loss."
-        )
+        expected = f"at least one that is finite, did not diverge and has a training loss of at most {loss:g}"
+        got, step = f"none of {len(last)}", "Select others, or pass a larger loss."
+        raise ZooError(Problem(zoo.name, "networks", expected, got, step))
     raw, scaled = (np.concatenate(parts) for parts in zip(*_pairs(shown, symmetry, tensor, progress), strict=True))
-    scaled /= norm
+    scaled /= norm  # the gauge has unit norms; incoming weights times norm take outgoing ones over it
     panels = [(TRAINED, raw), (SCALED, scaled), (ORDERED, np.sort(scaled, axis=1))]
     first, second, third = (ToyPanel(name, points, density(points)) for name, points in panels)
     return Toy(
@@ -225,7 +210,7 @@ def toy(zoo: Zoo, *, norm: float = 3.0, loss: float = LOSS, progress: Progress |
         loss=float(loss),
         members=len(shown),
         dropped=int(high.sum()),
-        left_out=len(last) - len(good),
+        left_out=len(last) - len(usable),
         unmeasured=int(np.isnan(losses).sum()),
         panels=(first, second, third),
     )
@@ -236,15 +221,15 @@ def _pairs(
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """(K, 2) last-layer weights as trained, and with unit incoming norms, some networks at a time."""
     names = list(dict.fromkeys(action.tensor for action in symmetry.actions))
-    each = sum(zoo.arch[name].nbytes for name in names)
+    row_bytes = sum(zoo.arch[name].nbytes for name in names)
     done = 0
-    for batch in zoo.stream(*names, batch_size=max(1, BATCH_BYTES // each)):
+    for batch in zoo.batches(*names, max_bytes=BATCH_BYTES):
         weights = {name: np.asarray(batch[name], np.float64) for name in names}
-        made = canonicalize(weights, symmetry, gauge="unit-norm")
-        yield weights[tensor].reshape(-1, 2), np.asarray(made.weights[tensor]).reshape(-1, 2)
+        scaled = canonicalize(weights, symmetry, gauge="unit-norm").weights
+        yield weights[tensor].reshape(-1, 2), np.asarray(scaled[tensor]).reshape(-1, 2)
         done += len(weights[tensor])
         if progress is not None:
-            progress(done * each, len(zoo) * each)
+            progress(done * row_bytes, len(zoo) * row_bytes)
 
 
 def _tensor(zoo: Zoo, symmetry: Symmetry) -> str:
@@ -260,11 +245,10 @@ def _tensor(zoo: Zoo, symmetry: Symmetry) -> str:
         if fits:
             kind = type(group.perm).__name__.lower()
             got += f" that reads neurons with scales {group.scale!r} and permutations {kind!r}"
-    raise SymmetryError(
-        f"{zoo.name}: last layer: expected one output that reads two exchangeable neurons of positive scales, "
-        f"got {got}. Study a zoo such as the recipe toy's, of mlp-2-2-1."
-    )
+    expected = "one output that reads two exchangeable neurons of positive scales"
+    step = "Study a zoo such as the recipe toy's, of mlp-2-2-1."
+    raise SymmetryError(Problem(zoo.name, "last layer", expected, got, step))
 
 
 def _shares(shares: list[float]) -> str:
-    return " ".join([*(f"{100 * share:.0f}" for share in shares[:MOST]), *["..."] * (len(shares) > MOST)])
+    return " ".join([*(f"{100 * share:.0f}" for share in shares[:MAX_SHARES]), *["..."] * (len(shares) > MAX_SHARES)])

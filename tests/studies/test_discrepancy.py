@@ -6,14 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from itertools import pairwise
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from matplotlib.image import imread
 from rich.console import Console
 
@@ -199,16 +196,6 @@ def test_bandwidths_may_be_given(perceptrons: Make) -> None:
     found = mmd(one, two, bandwidths=kernels)
     assert found.rule == "given" and all((item.bandwidths == kernels).all() for item in found.tensors)
     assert mmd(one, two, bandwidths="fixed").rule == "fixed"
-
-
-@given(st.lists(st.integers(0, 7), max_size=4), st.integers(1, 400))
-@settings(max_examples=200, deadline=None)
-def test_pieces_are_the_whole_in_order(shape: list[int], most: int) -> None:
-    array = np.arange(prod(shape)).reshape(shape)
-    made = [array[rest].ravel() for rest in module.pieces(shape, most)]
-    np.testing.assert_array_equal(np.concatenate(made), array.ravel())
-    assert all(len(piece) <= most for piece in made)
-    assert len(made) <= max(1, 2 * array.size / most + prod(shape[:1]) * prod(shape[1:2]) * prod(shape[2:3]))
 
 
 def test_the_result_is_printed_drawn_and_serialised(perceptrons: Make, tmp_path: Path) -> None:

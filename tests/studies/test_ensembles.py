@@ -21,7 +21,7 @@ from ckptzoo.schema.documents import canonical
 from ckptzoo.studies import ensembles as module
 from ckptzoo.studies.ensembles import Ensembles, Size, ensembles
 from ckptzoo.studies.plots import ensembles as pictures
-from ckptzoo.studies.shared.report import Spread
+from ckptzoo.studies.shared.result import Spread
 
 OWN, OTHER = 60, 40
 CLASSES = 4

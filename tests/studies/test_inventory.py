@@ -11,7 +11,7 @@ from rich.console import Console
 import ckptzoo
 from ckptzoo.hub.card.contents import mean_of
 from ckptzoo.studies.inventory import inventory
-from ckptzoo.studies.shared.report import Spread
+from ckptzoo.studies.shared.result import Spread
 from ckptzoo.text import counted, printable, size
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]

@@ -18,12 +18,12 @@ from ckptzoo.derive import derive
 from ckptzoo.errors import MissingExtraError, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.measure.components import principal_components
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies import exchange
+from ckptzoo.studies import equal_marginals
 from ckptzoo.studies import marginals as module
 from ckptzoo.studies.marginals import Marginals, marginals
 from ckptzoo.studies.plots import marginals as pictures
 from ckptzoo.studies.shared import plots
-from ckptzoo.studies.shared.density import histograms
+from ckptzoo.studies.shared.value_histograms import histograms
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 Units = Callable[..., ckptzoo.Zoo]
@@ -111,7 +111,7 @@ def test_checkpoints_that_are_not_finite_are_left_out(perceptrons: Make, tmp_pat
 @pytest.mark.parametrize(("count", "files"), [(1, 2), (2, 3), (7, 3), (8, 4)])
 def test_few_members_are_said_to_be_too_few(perceptrons: Make, tmp_path: Path, count: int, files: int) -> None:
     found = marginals(perceptrons(count)[0], "first-weight")
-    assert found.within.pairs == (0 if count < exchange.LEAST else 2 + 1 + 2)
+    assert found.within.pairs == (0 if count < equal_marginals.LEAST else 2 + 1 + 2)
     said = f"Too few members to compare marginals: expected 8 or more, got {count}." in text_of(found, 80)
     assert said == (count < 8)
     made = found.plot(tmp_path / "pictures")
@@ -132,7 +132,7 @@ def test_networks_of_many_tensors_are_thinned_out_in_print_and_pictures(tmp_path
     derive(tmp_path / "resnets", gauge="first-weight", store="element", certify="none")
     found = marginals(ckptzoo.open(tmp_path / "resnets"), "first-weight")
     assert len(found.tensors) == sum(tensor.kind == "parameter" for tensor in arch.tensors) > module.MAX_ROWS
-    assert max(item.within.pairs for item in found.tensors) == exchange.MAX_PAIRS == 200
+    assert max(item.within.pairs for item in found.tensors) == equal_marginals.MAX_PAIRS == 200
     assert found.within.uniform("raw") > 0.01  # type: ignore[operator]
     text = text_of(found)
     rows = sum(item.within.pairs > 0 for item in found.tensors)

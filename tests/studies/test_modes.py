@@ -20,7 +20,7 @@ from ckptzoo.errors import MissingExtraError, SymmetryError, UnknownNameError, Z
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies import mean_shift
 from ckptzoo.studies import modes as module
-from ckptzoo.studies.mean_shift import QUANTILES, RUNS, Cloud, Curve, curve
+from ckptzoo.studies.mean_shift import QUANTILES, RUNS, ModeCurve, PointSet, mode_curve
 from ckptzoo.studies.modes import ALL, Modes, modes
 from ckptzoo.studies.shared import plots
 from ckptzoo.symmetry import GroupElement, apply
@@ -36,8 +36,8 @@ def clusters(count: int, each: int, dimensions: int, *, width: float, distance: 
     return (centres[:, None] + inside).reshape(-1, dimensions)
 
 
-def shifted(points: np.ndarray) -> Curve:
-    found = curve(points, lambda: None)
+def shifted(points: np.ndarray) -> ModeCurve:
+    found = mode_curve(points, lambda: None)
     assert found is not None
     return found
 
@@ -84,7 +84,7 @@ def test_planted_clusters_are_found_between_their_width_and_their_distance() -> 
 def test_one_cloud_has_no_steady_number() -> None:
     found = shifted(np.random.default_rng(1).normal(size=(25, 30)))
     assert (found.modes[0], found.modes[-1], found.distinct) == (25, 1, 25)
-    assert found.one / found.apart < 2
+    assert found.one_from / found.apart_up_to < 2
     assert found.steadiest is None or found.steadiest[1] < 1.3
 
 
@@ -94,16 +94,16 @@ def test_the_ends_are_one_a_point_and_one_in_all() -> None:
     apart = np.linalg.norm(points[:, None] - points, axis=2)[np.triu_indices(25, 1)]
     assert found.bandwidths[[0, -1]] == pytest.approx([0.98 * apart.min(), 1.02 * apart.max()])
     assert found.median == pytest.approx(np.median(apart))
-    ahead = found.bandwidths <= found.apart
+    ahead = found.bandwidths <= found.apart_up_to
     assert (found.modes[ahead] == 25).all() and found.modes[ahead.sum()] < 25
-    assert (found.modes[found.bandwidths >= found.one] == 1).all()
+    assert (found.modes[found.bandwidths >= found.one_from] == 1).all()
 
 
 def test_points_that_are_alike_count_once() -> None:
     points = np.repeat(np.random.default_rng(3).normal(size=(5, 3)), 4, axis=0)
     found = shifted(points)
     assert (found.points, found.distinct, found.modes[0]) == (20, 5, 5)
-    assert curve(np.ones((6, 2)), lambda: None) is None and curve(np.ones((1, 2)), lambda: None) is None
+    assert mode_curve(np.ones((6, 2)), lambda: None) is None and mode_curve(np.ones((1, 2)), lambda: None) is None
 
 
 def test_so_few_points_have_no_neighbour_in_a_small_quantile() -> None:
@@ -116,17 +116,17 @@ def test_so_few_points_have_no_neighbour_in_a_small_quantile() -> None:
 def test_wide_points_keep_their_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     points = np.random.default_rng(4).normal(3, 1, (12, 60))
     monkeypatch.setattr(mean_shift, "WIDE", 20)
-    cloud = Cloud(12)
+    wide = PointSet(12)
     for start in range(0, 60, 7):
-        cloud.add(points[:, start : start + 7])
-    made = cloud.points()
-    assert made.shape == (12, 11)
-    between = [np.linalg.norm(held[:, None] - held, axis=2) for held in (points, made)]
+        wide.add(points[:, start : start + 7])
+    reduced = wide.coordinates()
+    assert reduced.shape == (12, 11)
+    between = [np.linalg.norm(held[:, None] - held, axis=2) for held in (points, reduced)]
     np.testing.assert_allclose(between[1], between[0], atol=1e-6)
-    assert np.array_equal(shifted(made).modes, shifted(points).modes)
-    narrow = Cloud(12)
+    assert np.array_equal(shifted(reduced).modes, shifted(points).modes)
+    narrow = PointSet(12)
     narrow.add(points[:, :9])
-    np.testing.assert_allclose(narrow.points(), points[:, :9] - points[:, :9].mean(axis=0))
+    np.testing.assert_allclose(narrow.coordinates(), points[:, :9] - points[:, :9].mean(axis=0))
 
 
 def test_symmetric_copies_are_one_mode_in_the_gauge_only(tmp_path: Path) -> None:

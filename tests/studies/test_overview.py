@@ -12,7 +12,6 @@ import ckptzoo
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies import overview as module
-from ckptzoo.studies import overview as pair
 from ckptzoo.studies.overview import overview
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
@@ -49,7 +48,7 @@ def test_the_gauge_breaks_the_symmetry_of_the_cloud(perceptrons: Make) -> None:
 
 def test_pair_figures_have_known_answers() -> None:
     points = np.array([[0.0, 1.0], [1.0, 3.0], [2.0, 2.0], [3.0, 0.0]])
-    found = pair.Pair(("a", "b"), {"raw": points, "same": np.ones((3, 2)), "line": points[:, [0, 0]]})
+    found = module.Pair(("a", "b"), {"raw": points, "same": np.ones((3, 2)), "line": points[:, [0, 0]]})
     assert found.above("raw") == 0.625
     assert found.correlation("raw") == pytest.approx(np.corrcoef(points.T)[0, 1])
     assert found.above("same") == 0.5 and np.isnan(found.correlation("same"))
@@ -89,7 +88,7 @@ def test_a_selection_is_looked_at_on_its_own(perceptrons: Make) -> None:
 
 
 def test_many_checkpoints_give_a_seeded_sample_of_points(perceptrons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair, "MAX_POINTS", 50)
+    monkeypatch.setattr(module, "MAX_POINTS", 50)
     zoo, weights = perceptrons(200)
     one, same, other = (overview(zoo, seed=seed).pair for seed in (1, 1, 2))
     assert one is not None and same is not None and other is not None

@@ -22,7 +22,7 @@ from ckptzoo.errors import MissingExtraError, UnknownNameError, ZooError
 from ckptzoo.measure.ranks import kendall, noise_tau, normal_tau
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies import permutations as module
-from ckptzoo.studies.movement import AS, ENOUGH, LESS, MORE, UNKNOWN, Movement
+from ckptzoo.studies.order_movement import AS, ENOUGH, LESS, MORE, UNKNOWN, Movement
 from ckptzoo.studies.permutations import Permutations, permutations
 from ckptzoo.studies.plots import permutations as permutation_pictures
 from ckptzoo.studies.shared import plots

@@ -18,7 +18,7 @@ from ckptzoo.derive import derive
 from ckptzoo.errors import MissingExtraError, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.measure.ranks import kendall, transpositions
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies import moves as module
+from ckptzoo.studies import gauge_distance as module
 from ckptzoo.studies.shared import plots
 from ckptzoo.studies.symmetries import GaugeCounts, Symmetries, symmetries
 from ckptzoo.symmetry import GroupElement, apply
@@ -112,7 +112,7 @@ def test_ties_dead_channels_and_margins_are_told(sorted_units: Make, tmp_path: P
         writer.add(weights, [{"id": f"net-{at}"} for at in range(6)])
     derive(tmp_path / "odd", gauge="first-weight")
     found = symmetries(ckptzoo.open(tmp_path / "odd"), "first-weight")
-    assert (found.checkpoints, found.gauged, found.left) == (6, 5, 1)
+    assert (found.checkpoints, found.gauged, found.left_out) == (6, 5, 1)
     assert found.ties == GaugeCounts(1, 1) and found.dead == GaugeCounts(1, 1)
     assert len(found.margins) == 5 and (found.margins == 0).sum() == 1
     assert found.closest is not None and found.closest[0] == "net-2"
@@ -211,7 +211,7 @@ def test_nothing_in_the_gauge_is_still_told(sorted_units: Make, tmp_path: Path) 
         writer.add(weights, [{"id": "a"}, {"id": "b"}])
     derive(tmp_path / "nan", gauge="first-weight")
     found = symmetries(ckptzoo.open(tmp_path / "nan"), "first-weight")
-    assert (found.gauged, found.left, found.moves, found.closest) == (0, 2, (), None)
+    assert (found.gauged, found.left_out, found.moves, found.closest) == (0, 2, (), None)
     assert "0 checkpoints in it; 2 left as they were" in text_of(found)
     assert [path.name for path in found.plot(tmp_path / "drawn")] == ["symmetries.json"]
 

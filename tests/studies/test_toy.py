@@ -112,10 +112,10 @@ def test_planted_modes_are_folded(written: Callable[..., ckptzoo.Zoo]) -> None:
     places = np.array([(-3, 1.0), (1, -3), (2, 2)])[rng.choice(3, 1500, p=[0.4, 0.4, 0.2])]
     found = toy(written(disguised(places + 0.2 * rng.normal(size=(1500, 2)))[0]))
     _, scaled, ordered = found.panels
-    assert [hill.share for hill in scaled.density.hills] == pytest.approx([0.4, 0.4, 0.2], abs=0.03)
-    assert [hill.share for hill in ordered.density.hills] == pytest.approx([0.8, 0.2], abs=0.03)
-    np.testing.assert_allclose(ordered.density.hills[0].place, (-3, 1), atol=0.2)
-    shares = " ".join(f"{100 * hill.share:.0f}" for hill in scaled.density.hills)
+    assert [peak.share for peak in scaled.density.peaks] == pytest.approx([0.4, 0.4, 0.2], abs=0.03)
+    assert [peak.share for peak in ordered.density.peaks] == pytest.approx([0.8, 0.2], abs=0.03)
+    np.testing.assert_allclose(ordered.density.peaks[0].place, (-3, 1), atol=0.2)
+    shares = " ".join(f"{100 * peak.share:.0f}" for peak in scaled.density.peaks)
     assert shares in text_of(found) and "An estimate takes" not in text_of(found)
 
 
@@ -127,7 +127,7 @@ def test_trained_networks_have_fewer_modes_without_symmetries(written: Callable[
     for panel in (raw, scaled):
         assert panel.above == pytest.approx(0.5, abs=4 * 0.5 / found.members**0.5)
     assert ordered.above == 1
-    assert 1 <= len(ordered.density.hills) < len(scaled.density.hills)
+    assert 1 <= len(ordered.density.peaks) < len(scaled.density.peaks)
 
 
 def test_what_is_left_out_is_counted(written: Callable[..., ckptzoo.Zoo]) -> None:

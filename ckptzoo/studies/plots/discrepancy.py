@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
-from ckptzoo.studies.shared.weights import thinned
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def discrepancies(
             axes.plot([values.min(), values.max()], [at + shift] * 2, color=colour, lw=1.0, alpha=0.45, zorder=3)
             axes.plot(values, [at + shift] * len(values), "o", color=colour, ms=size, alpha=0.75, mew=0, zorder=4)
         axes.plot([100 * item.median] * 2, [at - 0.4, at + 0.4], color=INK, lw=2.0, solid_capstyle="butt", zorder=5)
-    axes.set_yticks(range(len(layers)), [shortened(item.name, 36) for item in layers])
+    axes.set_yticks(range(len(layers)), [abbreviated(item.name, 36) for item in layers])
     if len(layers) > 24:
         axes.tick_params(axis="y", labelsize=8.5)
     axes.set_ylim(len(layers) - 0.4, -0.6)
@@ -72,4 +72,4 @@ def discrepancies(
 
 
 def _named(side: "Side") -> str:
-    return f"{side.checkpoints:,} x {shortened(side.name, 40)} {shortened(side.variant, 16)}"
+    return f"{side.checkpoints:,} x {abbreviated(side.name, 40)} {abbreviated(side.variant, 16)}"

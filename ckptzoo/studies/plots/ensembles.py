@@ -12,9 +12,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
-from ckptzoo.studies.shared.report import Spread
-from ckptzoo.studies.shared.weights import thinned
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.result import Spread
+from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
 
 Values = NDArray[np.float64]
@@ -43,7 +43,7 @@ def curves(name: str, set: str, figures: Mapping[str, Curve], references: Mappin
         Patch(color=RAW_COLOUR, alpha=0.2, label="± one standard deviation"),
         *_references(references, INK),
     ]
-    head(figure, f"{shortened(name, 32)}: ensembles on {shortened(set, 24)}", _by_rows(handles))
+    head(figure, f"{abbreviated(name, 32)}: ensembles on {abbreviated(set, 24)}", _by_rows(handles))
     return figure
 
 
@@ -57,7 +57,7 @@ def detection(name: str, set: str, others: Mapping[str, Mapping[str, Curve]]) ->
             axes = figure.add_subplot(len(shown), 2, 2 * row + column + 1)
             _curve(axes, others[other][kind], RAW_COLOUR, 100)
             _curve(axes, others[other][f"information_{kind}"], DERIVED_COLOUR, 100)
-            axes.set_title(f"{shortened(other, 24)}: {label} (%)", fontsize=11, pad=4)
+            axes.set_title(f"{abbreviated(other, 24)}: {label} (%)", fontsize=11, pad=4)
             _axes(axes, max(others[other][kind]), last=row + 1 == len(shown))
     handles: list[Any] = [
         Line2D([], [], color=RAW_COLOUR, marker="o", ms=4, lw=1.6, label="by 1 - largest probability"),
@@ -65,7 +65,7 @@ def detection(name: str, set: str, others: Mapping[str, Mapping[str, Curve]]) ->
         Patch(color=MUTED, alpha=0.3, label="± one standard deviation"),
     ]
     more = f"; {counted(left, 'more set')} not shown" if left else ""
-    title = f"{shortened(name, 32)}: other inputs told from {shortened(set, 24)}{more}"
+    title = f"{abbreviated(name, 32)}: other inputs told from {abbreviated(set, 24)}{more}"
     head(figure, title, handles)
     return figure
 
@@ -80,7 +80,7 @@ def members(
     ensembles: Curve,
     references: Mapping[str, float],
 ) -> Figure:
-    """Histogram of the members' accuracies on so many inputs, those that diverged hatched, with lines at ensembles'."""
+    """Histogram of the members' accuracies, those that diverged hatched, with lines at those of ensembles."""
     figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
     axes = figure.add_subplot()
     good, apart = 100 * accuracies[~diverged], 100 * accuracies[diverged]
@@ -106,11 +106,11 @@ def members(
     for value, dash in zip(references.values(), cycle(_DASHES), strict=False):
         axes.axvline(100 * value, color=DERIVED_COLOUR, lw=1.8, ls=dash)
     handles += _references(references, DERIVED_COLOUR)
-    axes.set_xlabel(f"accuracy on {shortened(set, 32)} (%)")
+    axes.set_xlabel(f"accuracy on {abbreviated(set, 32)} (%)")
     axes.set_ylabel("members")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.grid(visible=False, axis="x")
-    head(figure, f"{shortened(name, 32)}: members and ensembles on {shortened(set, 24)}", _by_rows(handles))
+    head(figure, f"{abbreviated(name, 32)}: members and ensembles on {abbreviated(set, 24)}", _by_rows(handles))
     return figure
 
 
@@ -127,11 +127,11 @@ def _curve(axes: Axes, spreads: Curve, colour: str, scale: float) -> None:
         axes.errorbar(sizes[known], means[known], sd[known], color=colour, alpha=0.4, lw=6, ls="", zorder=2)
 
 
-def _axes(axes: Axes, most: int, *, last: bool) -> None:
+def _axes(axes: Axes, largest: int, *, last: bool) -> None:
     axes.set_xscale("log")
-    margin = most**0.05
-    axes.set_xlim(1 / margin, most * most**0.09)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if most < 200 else (1, 3) if most < 2000 else (1,)))
+    margin = largest**0.05
+    axes.set_xlim(1 / margin, largest * largest**0.09)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if largest < 200 else (1, 3) if largest < 2000 else (1,)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.yaxis.set_major_locator(MaxNLocator(5))
@@ -146,15 +146,16 @@ def _by_rows(handles: list[Any]) -> list[Any]:
 
 def _edges(values: Values, step: float) -> Values:
     """At most 60 bins; each holds equally many of the possible accuracies, the multiples of ``step``."""
+    # edges between multiples of the step: a bin that is no multiple wide would hold uneven numbers of accuracies
     low, high = float(values.min()), float(values.max())
-    most = int(np.clip(4 * len(values) ** 0.5, 8, 60))
-    width = step * max(1, int(np.ceil((high - low + step) / (step * most))))
+    bins = int(np.clip(4 * len(values) ** 0.5, 8, 60))
+    width = step * max(1, int(np.ceil((high - low + step) / (step * bins))))
     count = int(np.ceil((high - low + step) / width - 1e-9))
     return low - step / 2 + width * np.arange(count + 1, dtype=np.float64)
 
 
 def _references(references: Mapping[str, float], colour: str) -> list[Any]:
     return [
-        Line2D([], [], color=colour, lw=1.4, ls=style, label=f"{shortened(name, 24)}: {100 * value:g} %")
+        Line2D([], [], color=colour, lw=1.4, ls=style, label=f"{abbreviated(name, 24)}: {100 * value:g} %")
         for (name, value), style in zip(references.items(), cycle(_DASHES), strict=False)
     ]

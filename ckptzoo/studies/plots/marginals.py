@@ -12,17 +12,18 @@ from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from ckptzoo.schema import layout
-from ckptzoo.studies.exchange import Compared
+from ckptzoo.studies.equal_marginals import PairTests
 from ckptzoo.studies.plots import overview
-from ckptzoo.studies.shared.density import Histogram
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
-from ckptzoo.studies.shared.weights import thinned
-from ckptzoo.studies.variation import Variation
+from ckptzoo.studies.principal_components import LayerComponents
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.selection import thinned
+from ckptzoo.studies.shared.value_histograms import Histogram
 from ckptzoo.text import counted
 
 MAX_PANELS = 24
 _BAND = 1.3581
-"""Over the square root of their number: uniform numbers stay so close to the diagonal with probability 95 %."""
+"""Over the square root of their number: the distance from the diagonal below which the distribution function of
+uniform numbers stays with probability 95 % (Kolmogorov's distribution, for many numbers)."""
 
 
 def densities(name: str, members: int, items: Sequence[Histogram]) -> Figure:
@@ -32,13 +33,13 @@ def densities(name: str, members: int, items: Sequence[Histogram]) -> Figure:
 
 
 @styled
-def p_values(name: str, members: int, kinds: Mapping[str, Sequence[Compared]]) -> Figure:
+def p_values(name: str, members: int, kinds: Mapping[str, Sequence[PairTests]]) -> Figure:
     """For every p the share of pairs whose p-value is at most that, one panel a kind of pairs."""
     figure = Figure(figsize=(WIDTH, 4.9), layout="constrained")
     colours: list[tuple[str, str]] = []
     for at, (kind, items) in enumerate(kinds.items()):
         axes = figure.add_subplot(1, max(2, len(kinds)), at + 1)
-        joined = Compared.join(list(items))
+        joined = PairTests.join(list(items))
         band = _BAND / joined.pairs**0.5
         grid = np.array([0.0, 1.0])
         axes.fill_between(grid, grid - band, grid + band, color=MUTED, alpha=0.15, lw=0)
@@ -61,12 +62,12 @@ def p_values(name: str, members: int, kinds: Mapping[str, Sequence[Compared]]) -
         Line2D([], [], color=MUTED, lw=1.2, ls="--", label="uniform: equal marginals"),
         Patch(color=MUTED, alpha=0.15, lw=0, label="95 % of uniform samples"),
     ]
-    head(figure, f"{shortened(name, 40)}: pairs of positions in {counted(members, 'network')}", handles)
+    head(figure, f"{abbreviated(name, 40)}: pairs of positions in {counted(members, 'network')}", handles)
     return figure
 
 
 @styled
-def components(name: str, members: int, items: Sequence[Variation]) -> Figure:
+def components(name: str, members: int, items: Sequence[LayerComponents]) -> Figure:
     """The share of variance that the first components hold, raw against derived, one small panel a layer."""
     shown, left_out = thinned(items, MAX_PANELS)
     columns = min(len(shown), 3 if len(shown) <= 9 else 4)
@@ -83,7 +84,7 @@ def components(name: str, members: int, items: Sequence[Variation]) -> Figure:
         axes.axhline(0.9, color=MUTED, lw=1.0, ls="--", zorder=1)
         axes.set_ylim(0, 1.02)
         _numbers(axes, max(len(found.variances) for found in item.components.values()))
-        axes.set_title(shortened(item.layer, 24), fontsize=11, pad=4)
+        axes.set_title(abbreviated(item.layer, 24), fontsize=11, pad=4)
         if at % columns == 0:
             axes.set_ylabel("share of variance")
         else:
@@ -93,7 +94,7 @@ def components(name: str, members: int, items: Sequence[Variation]) -> Figure:
     handles: list[Any] = [Line2D([], [], color=colour, lw=1.8, label=_label(variant)) for variant, colour in colours]
     handles.append(Line2D([], [], color=MUTED, lw=1.0, ls="--", label="90 %"))
     more = f"; {counted(left_out, 'more layer')} not shown" if left_out else ""
-    head(figure, f"{shortened(name, 40)}: principal components of {counted(members, 'network')}{more}", handles)
+    head(figure, f"{abbreviated(name, 40)}: principal components of {counted(members, 'network')}{more}", handles)
     return figure
 
 
@@ -104,11 +105,11 @@ def _steps(axes: Axes, p: NDArray[np.float64], **style: Any) -> None:
     axes.step(x, y, where="post", **style)
 
 
-def _numbers(axes: Axes, most: int) -> None:
-    """A logarithmic axis of the numbers 1 to ``most``."""
+def _numbers(axes: Axes, limit: int) -> None:
+    """A logarithmic axis of the numbers 1 to ``limit``."""
     axes.set_xscale("log")
-    axes.set_xlim(0.9, max(2, most) * 1.1)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if most < 20 else (1,)))
+    axes.set_xlim(0.9, max(2, limit) * 1.1)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if limit < 20 else (1,)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:,.0f}")
 

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, RAW_COLOUR, WIDTH, head, shortened, styled
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, RAW_COLOUR, WIDTH, abbreviated, head, styled
 from ckptzoo.text import counted
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Values = NDArray[np.float64]
 
 REACH = 4
-"""Histograms end so many interquartile ranges beyond the quartiles."""
+"""Histograms end at most this number of interquartile ranges beyond the quartiles."""
 
 
 @styled
@@ -44,27 +44,27 @@ def masses(
     """
     figure = Figure(figsize=(WIDTH, 5.0 + 0.34 * len(layers)), layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=[2.9, 1.0 + 0.34 * len(layers)])
-    one, two, three = (figure.add_subplot(place) for place in (grid[0, 0], grid[0, 1], grid[1, :]))
+    top_left, top_right, below = (figure.add_subplot(place) for place in (grid[0, 0], grid[0, 1], grid[1, :]))
     edges = _edges(np.concatenate([before, after]))
-    one.hist(after, edges, color=DERIVED_COLOUR, alpha=0.55, edgecolor="white", linewidth=0.4)
-    one.hist(before, edges, color=RAW_COLOUR, alpha=0.55, edgecolor="white", linewidth=0.4)
-    _labels(one, "mass: sum of squared weights", np.concatenate([before, after]), edges)
+    top_left.hist(after, edges, color=DERIVED_COLOUR, alpha=0.55, edgecolor="white", linewidth=0.4)
+    top_left.hist(before, edges, color=RAW_COLOUR, alpha=0.55, edgecolor="white", linewidth=0.4)
+    _labels(top_left, "mass: sum of squared weights", np.concatenate([before, after]), edges)
     known = excess[np.isfinite(excess)]
     edges = _edges(known) if len(known) else [0.0, 1.0]
-    two.hist(known, edges, color=INK, alpha=0.55, edgecolor="white", linewidth=0.4)
-    _labels(two, "excess of the mass over the least (%)", known, edges)
-    two.set_ylabel("")
+    top_right.hist(known, edges, color=INK, alpha=0.55, edgecolor="white", linewidth=0.4)
+    _labels(top_right, "excess of the mass over the least (%)", known, edges)
+    top_right.set_ylabel("")
     if peak is not None:
-        two.axvline(peak, color=INK, lw=1.6, ls="--")
-        two.set_title(f"peak at {peak:.3g} %", loc="right", fontsize=10, pad=4)
-    _layers(three, layers)
+        top_right.axvline(peak, color=INK, lw=1.6, ls="--")
+        top_right.set_title(f"peak at {peak:.3g} %", loc="right", fontsize=10, pad=4)
+    _layers(below, layers)
     handles: list[Any] = [
         Patch(color=RAW_COLOUR, alpha=0.7, label="as trained"),
         Patch(color=DERIVED_COLOUR, alpha=0.7, label="at the least mass"),
         Line2D([], [], color=INK, marker="o", lw=1.6, ms=5, label="median and 90 % of the networks"),
     ]
     more = f"; {counted(left_out, 'more layer')} not shown" if left_out else ""
-    head(figure, f"{shortened(name, 32)}: masses of {counted(len(before), 'network')}{more}", handles)
+    head(figure, f"{abbreviated(name, 32)}: masses of {counted(len(before), 'network')}{more}", handles)
     return figure
 
 
@@ -82,7 +82,7 @@ def _edges(values: Values) -> list[float]:
 
 
 def _trimmed(values: Values, low: float, high: float) -> tuple[float, float]:
-    """Ends that leave out what lies further beyond the quartiles than ``REACH`` times their distance."""
+    """Ends that leave out what is further beyond the quartiles than ``REACH`` times their distance."""
     first, third = np.quantile(values, [0.25, 0.75])
     reach = REACH * float(third - first) or high - low
     return max(low, float(first) - reach), min(high, float(third) + reach)
@@ -108,7 +108,7 @@ def _layers(axes: Axes, layers: "Sequence[Largest]") -> None:
             axes.plot([low, high], [at + shift] * 2, color=colour, lw=2.2, solid_capstyle="butt")
             axes.plot([middle], [at + shift], "o", color=colour, ms=5)
             ends += [low, high]
-    axes.set_yticks(range(len(layers)), [shortened(item.layer, 40) for item in layers])
+    axes.set_yticks(range(len(layers)), [abbreviated(item.layer, 40) for item in layers])
     axes.set_ylim(len(layers) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     if min(ends) > 0:

@@ -8,16 +8,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from ckptzoo.studies.mean_shift import Curve, Space
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
+from ckptzoo.studies.mean_shift import ModeCurve, WeightSpace
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
 from ckptzoo.text import counted
 
 DEFAULT = 0.3
-"""The quantile from which scikit-learn estimates a bandwidth unless another is asked for."""
+"""The quantile of ``sklearn.cluster.estimate_bandwidth`` unless another is given."""
 
 
 @styled
-def curves(name: str, members: int, spaces: Sequence[Space]) -> Figure:
+def curves(name: str, members: int, spaces: Sequence[WeightSpace]) -> Figure:
     """The number of modes against the bandwidth in median distances, raw and derived, one panel a layer.
 
     Points are the bandwidths that scikit-learn estimates, the large one that of its default quantile.
@@ -34,7 +34,7 @@ def curves(name: str, members: int, spaces: Sequence[Space]) -> Figure:
     ] or [0.5, 2.0]
     for at, space in enumerate(spaces):
         axes = figure.add_subplot(rows, columns, at + 1)
-        axes.set_title(f"{shortened(space.label, 22)} ({space.parameters:,})", fontsize=11, pad=4)
+        axes.set_title(f"{abbreviated(space.label, 22)} ({space.parameters:,})", fontsize=11, pad=4)
         for (_, found), colour in zip(space.curves.items(), (RAW_COLOUR, DERIVED_COLOUR), strict=False):
             if found is None:
                 axes.axhline(1, color=colour, lw=1.6)
@@ -52,11 +52,11 @@ def curves(name: str, members: int, spaces: Sequence[Space]) -> Figure:
     ]
     handles.append(Line2D([], [], color=MUTED, marker="o", ls="", ms=4, label="scikit-learn's estimates"))
     handles.append(Line2D([], [], color=MUTED, marker="o", ls="", ms=8, mfc="none", mew=1.6, label="its default"))
-    head(figure, f"{shortened(name, 32)}: modes by mean shift in {counted(members, 'member')}", handles)
+    head(figure, f"{abbreviated(name, 32)}: modes by mean shift in {counted(members, 'member')}", handles)
     return figure
 
 
-def _curve(axes: Axes, found: Curve, colour: str) -> None:
+def _curve(axes: Axes, found: ModeCurve, colour: str) -> None:
     axes.plot(found.bandwidths / found.median, found.modes, "-", color=colour, lw=1.6, zorder=2)
     for item in found.estimates:
         if item.bandwidth is None or item.modes is None:

@@ -12,19 +12,19 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ckptzoo.schema import layout
-from ckptzoo.studies.shared.density import Histogram
 from ckptzoo.studies.shared.plots import (
     DERIVED_COLOUR,
     INK,
     MUTED,
     RAW_COLOUR,
     WIDTH,
+    abbreviated,
     head,
-    shortened,
     step_axis,
     styled,
 )
-from ckptzoo.studies.shared.report import Spread
+from ckptzoo.studies.shared.result import Spread
+from ckptzoo.studies.shared.value_histograms import Histogram
 from ckptzoo.text import counted
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 
 MASSES = (0.9, 0.6, 0.3)
-"""A contour holds so much of the estimated density."""
+"""The shares of the estimated density that the contours hold."""
 _GRID = 160
+"""Cells along either axis of the estimate."""
 _FEW = 20
 """Fewer points have no contours."""
 
@@ -66,7 +67,7 @@ def accuracy(name: str, accuracies: NDArray[np.float64], diverged: NDArray[np.fl
     axes.set_ylabel("networks")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.grid(visible=False, axis="x")
-    head(figure, f"{shortened(name, 32)}: test accuracy of {counted(len(good) + len(diverged), 'network')}", handles)
+    head(figure, f"{abbreviated(name, 32)}: test accuracy of {counted(len(good) + len(diverged), 'network')}", handles)
     return figure
 
 
@@ -81,7 +82,7 @@ def _edges(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.f
     step = float(steps[steps > 1e-4].min(initial=np.inf))
     step = step if np.isfinite(step) else (high - low) or 1.0
     width = float(np.clip(width, (high - low) / 80, (high - low) / 8)) if high > low else step
-    if step > width / 50:
+    if step > width / 50:  # few test examples: uneven bins would be visible
         width = step * max(1, round(width / step))
     count = int(np.ceil((high - low + step / 2) / width))
     return low - step / 2 + width * np.arange(count + 1, dtype=np.float64)
@@ -104,7 +105,7 @@ def marginals(name: str, shown: int, items: Sequence[Histogram], *, left_out: in
         axes.spines["left"].set_visible(False)
         axes.grid(visible=False)
         axes.locator_params(axis="x", nbins=5 if columns < 4 else 3)
-        axes.set_title(shortened(item.tensor, 24), fontsize=11, pad=4)
+        axes.set_title(abbreviated(item.tensor, 24), fontsize=11, pad=4)
         if at % columns == 0:
             axes.set_ylabel("density")
         if at + columns >= len(items):
@@ -112,7 +113,7 @@ def marginals(name: str, shown: int, items: Sequence[Histogram], *, left_out: in
     key = _coloured(items[0].heights)
     handles = [Patch(facecolor=colour, alpha=0.7, label=_label(variant)) for variant, colour in key]
     more = f"; {counted(left_out, 'more tensor')} not shown" if left_out else ""
-    head(figure, f"{shortened(name, 32)}: every weight of {counted(shown, 'network')}{more}", handles)
+    head(figure, f"{abbreviated(name, 32)}: every weight of {counted(shown, 'network')}{more}", handles)
     return figure
 
 
@@ -127,7 +128,7 @@ def scatter(name: str, shown: int, pair: "Pair") -> Figure:
     handles: list[Any] = [Line2D([], [], color=MUTED, lw=1.2, ls="--", label="both weights equal")]
     if shown >= _FEW:
         handles.append(Line2D([], [], color=MUTED, lw=1.0, label=f"{masses} % of the estimated density"))
-    head(figure, f"{shortened(name, 32)}: two weights of one output neuron in {counted(shown, 'network')}", handles)
+    head(figure, f"{abbreviated(name, 32)}: two weights of one output neuron in {counted(shown, 'network')}", handles)
     return figure
 
 
@@ -150,7 +151,7 @@ def trajectories(name: str, found: "Trajectories") -> Figure:
         Line2D([], [], color=INK, marker="o", ms=4, lw=1.6, label="median"),
     ]
     who = counted(len(found.accuracies), "member")
-    head(figure, f"{shortened(name, 32)}: {who} at {counted(len(found.steps), 'step')} of the training", handles)
+    head(figure, f"{abbreviated(name, 32)}: {who} at {counted(len(found.steps), 'step')} of the training", handles)
     return figure
 
 

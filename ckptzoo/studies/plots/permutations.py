@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ckptzoo.measure.ranks import random_transpositions
-from ckptzoo.studies.movement import Movement
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, head, shortened, step_axis, styled
-from ckptzoo.studies.shared.weights import thinned
+from ckptzoo.studies.order_movement import Movement
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, step_axis, styled
+from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
 
 MAX_ORDERS = 4
@@ -23,20 +23,20 @@ Series = Mapping[str, Sequence[Movement]]
 
 
 @styled
-def orders(name: str, members: int, held: Mapping[str, Series]) -> Figure:
+def orders(name: str, members: int, movements: Mapping[str, Series]) -> Figure:
     """Tau and transpositions against the step, with what keys that move give: two rows of panels an order.
 
     Parameters
     ----------
     name : the zoo's and the variant's.
-    held : what is ordered to its series, one column each.
+    movements : what is ordered to its series, one column each.
     """
-    shown, left_out = thinned(list(held), MAX_ORDERS)
-    columns = max(len(held[label]) for label in shown)
+    shown, left_out = thinned(list(movements), MAX_ORDERS)
+    columns = max(len(movements[label]) for label in shown)
     figure = Figure(figsize=(WIDTH, 0.9 + 3.7 * len(shown)), layout="constrained")
     grid = figure.add_gridspec(2 * len(shown), columns, height_ratios=[1.5, 1] * len(shown))
     for row, label in enumerate(shown):
-        for column, (what, items) in enumerate(held[label].items()):
+        for column, (what, items) in enumerate(movements[label].items()):
             above = figure.add_subplot(grid[2 * row, column])
             below = figure.add_subplot(grid[2 * row + 1, column], sharex=above)
             above.set_title(what, fontsize=11, pad=4)
@@ -44,13 +44,13 @@ def orders(name: str, members: int, held: Mapping[str, Series]) -> Figure:
             if not column:
                 above.set_ylabel("tau")
                 below.set_ylabel("transpositions")
-                above.set_title(f"{shortened(label, 40)}, n = {items[0].n:,}\n{what}", fontsize=11, pad=4)
+                above.set_title(f"{abbreviated(label, 40)}, n = {items[0].n:,}\n{what}", fontsize=11, pad=4)
             steps = [item.first if what.startswith("to the last") else item.second for item in items]
             _taus(above, steps, items)
             _transpositions(below, steps, items)
             step_axis(below, [step for item in items for step in (item.first, item.second)])
     more = f"; {left_out:,} more orders not shown" if left_out else ""
-    title = f"{shortened(name, 40)}: order of the neurons of {counted(members, 'member')}{more}"
+    title = f"{abbreviated(name, 40)}: order of the neurons of {counted(members, 'member')}{more}"
     head(figure, title, _key())
     return figure
 
@@ -68,9 +68,9 @@ def _transpositions(axes: Axes, steps: Sequence[int], items: Sequence[Movement])
     random = random_transpositions(items[0].n)
     axes.axhline(random, color=MUTED, lw=1.2, ls=":")
     errors = [item.transpositions_se or 0.0 for item in items]
-    found = [item.transpositions for item in items]
-    axes.errorbar(steps, found, errors, fmt="o-", color=RAW_COLOUR, ms=4, lw=1.4, capsize=2)
-    axes.set_ylim(0, 1.15 * max(random, *found))
+    means = [item.transpositions for item in items]
+    axes.errorbar(steps, means, errors, fmt="o-", color=RAW_COLOUR, ms=4, lw=1.4, capsize=2)
+    axes.set_ylim(0, 1.15 * max(random, *means))
 
 
 def _key() -> list[Any]:

@@ -11,9 +11,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from ckptzoo.studies.moves import Moves, Scaling
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
-from ckptzoo.studies.shared.weights import thinned
+from ckptzoo.studies.gauge_distance import OrderDistance, Scaling
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
 
 MAX_ROWS = 24
@@ -21,15 +21,15 @@ MAX_ROWS = 24
 
 
 @styled
-def margins(name: str, found: NDArray[np.float64]) -> Figure:
+def margins(name: str, values: NDArray[np.float64]) -> Figure:
     """Histogram of the smallest gap between neighbouring keys of each checkpoint, on a logarithmic axis.
 
     Parameters
     ----------
     name : the zoo's and the variant's.
-    found : (M,) margins, finite; those of 0 are ties, which are told in the key.
+    values : (M,) margins, finite; those of 0 are ties, which the key counts.
     """
-    above = found[found > 0]
+    above = values[values > 0]
     figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
     axes = figure.add_subplot()
     handles: list[Any] = []
@@ -43,14 +43,14 @@ def margins(name: str, found: NDArray[np.float64]) -> Figure:
         middle = float(np.median(above))
         axes.axvline(middle, color=INK, lw=1.6, ls="--")
         handles.append(Line2D([], [], color=INK, lw=1.6, ls="--", label=f"median {middle:.2g}"))
-    if len(above) < len(found):
-        tied = counted(len(found) - len(above), "checkpoint")
+    if len(above) < len(values):
+        tied = counted(len(values) - len(above), "checkpoint")
         handles.append(Patch(color=DERIVED_COLOUR, label=f"{tied} with ties, margin 0, not drawn"))
     axes.set_xlabel("smallest gap between the keys of neighbouring channels")
     axes.set_ylabel("checkpoints")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.grid(visible=False, axis="x")
-    head(figure, f"{shortened(name, 40)}: margins of {counted(len(found), 'checkpoint')}", handles)
+    head(figure, f"{abbreviated(name, 40)}: margins of {counted(len(values), 'checkpoint')}", handles)
     return figure
 
 
@@ -84,17 +84,15 @@ def scales(name: str, shown: int, items: Sequence[Scaling]) -> Figure:
 
 
 @styled
-def transpositions(name: str, shown: int, items: Sequence[Moves]) -> Figure:
+def transpositions(name: str, shown: int, items: Sequence[OrderDistance]) -> Figure:
     """Transpositions from raw to the gauge over the most that there can be, against random orders, one row an order."""
     rows, left_out = thinned(items, MAX_ROWS)
     figure, axes = _rows([f"{item.label} ({item.n:,})" for item in rows])
     for at, item in enumerate(rows):
-        most = item.n - 1
-        found = item.transpositions
-        axes.errorbar(
-            found.mean / most, at, xerr=found.sd / most, fmt="o", color=RAW_COLOUR, ms=6, lw=1.6, capsize=3, zorder=3
-        )
-        random = item.random_transpositions / most
+        limit = item.n - 1  # transpositions of a single cycle, the most that there can be
+        mean, sd = item.transpositions.mean / limit, item.transpositions.sd / limit
+        axes.errorbar(mean, at, xerr=sd, fmt="o", color=RAW_COLOUR, ms=6, lw=1.6, capsize=3, zorder=3)
+        random = item.random_transpositions / limit
         axes.plot([random, random], [at - 0.32, at + 0.32], color=DERIVED_COLOUR, lw=2.4, zorder=4)
     axes.set_xlim(-0.02, 1.02)
     axes.set_xlabel("transpositions from the raw order to the gauge's, over n - 1")
@@ -108,14 +106,14 @@ def transpositions(name: str, shown: int, items: Sequence[Moves]) -> Figure:
 
 def _title(name: str, what: str, shown: int, left_out: int) -> str:
     more = f"; {left_out:,} more not shown" if left_out else ""
-    return f"{shortened(name, 40)}: {what} of {counted(shown, 'checkpoint')}{more}"
+    return f"{abbreviated(name, 40)}: {what} of {counted(shown, 'checkpoint')}{more}"
 
 
 def _rows(labels: Sequence[str]) -> tuple[Figure, Axes]:
     """A figure with a row for each label, the first one on top."""
     figure = Figure(figsize=(WIDTH, 1.8 + 0.34 * len(labels)), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_yticks(range(len(labels)), [shortened(label, 40) for label in labels])
+    axes.set_yticks(range(len(labels)), [abbreviated(label, 40) for label in labels])
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     return figure, axes

@@ -9,7 +9,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ckptzoo.studies.shared.plots import INK, MUTED, RAW_COLOUR, WIDTH, head, shortened, styled
+from ckptzoo.studies.shared.plots import INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
 from ckptzoo.text import counted
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 MASSES = (0.9, 0.6, 0.3)
-"""A contour holds so much of the estimated density."""
+"""The shares of the estimated density that the contours hold."""
 MAX_POINTS = 1000
 """More networks than this are shown by their density alone."""
 MAX_MARKED = 6
-"""So many of the highest shares are written beside their modes."""
+"""Of the highest shares, those that are written beside their modes."""
 
 
 @styled
@@ -47,39 +47,42 @@ def panels(name: str, members: int, tensor: str, norm: float, items: "Sequence[T
         masses = ", ".join(f"{100 * share:.0f}" for share in sorted(MASSES))
         handles.append(Line2D([], [], color=INK, lw=0.8, label=f"{masses} % of the networks"))
         handles.append(Line2D([], [], color=INK, marker="+", ls="", label="modes and their shares"))
-    title = f"{shortened(name, 32)}: {shortened(tensor, 32)} of {counted(members, 'network')}"
+    title = f"{abbreviated(name, 32)}: {abbreviated(tensor, 32)} of {counted(members, 'network')}"
     head(figure, title, handles)
     return figure
 
 
 def _panel(axes: Axes, item: "ToyPanel") -> None:
-    found = item.density
-    low, high = found.low, found.high
+    estimate = item.density
+    low, high = estimate.low, estimate.high
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     axes.set_aspect("equal")
     axes.grid(visible=False)
     axes.locator_params(nbins=5)
-    if found.heights is not None:
+    if estimate.heights is not None:
         colours = LinearSegmentedColormap.from_list("mass", ["white", RAW_COLOUR, "#00304D"])
-        shade = np.sqrt(found.heights.T / found.heights.max())
+        # the root, so that low densities are visible beside the peaks
+        shade = np.sqrt(estimate.heights.T / estimate.heights.max())
         axes.imshow(shade, cmap=colours, origin="lower", extent=(low, high, low, high), vmin=0, vmax=1, zorder=1)
-        levels = found.levels(MASSES)
-        axes.contour(found.centres, found.centres, found.heights.T, levels, colors=INK, linewidths=0.7, zorder=3)
+        levels = estimate.levels(MASSES)
+        axes.contour(
+            estimate.centres, estimate.centres, estimate.heights.T, levels, colors=INK, linewidths=0.7, zorder=3
+        )
     if len(item.points) <= MAX_POINTS:
         size = float(np.clip(60 / len(item.points) ** 0.5, 1.5, 8))
         axes.plot(*item.points.T, ".", color=INK, ms=size, alpha=0.5, mec="none", zorder=2)
     axes.plot([low, high], [low, high], color=MUTED, lw=1.2, ls="--", zorder=4)
-    marked = found.hills[:MAX_MARKED]
-    middle = np.mean([hill.place for hill in marked], axis=0) if len(marked) > 1 else np.full(2, low)
-    for hill in marked:
-        axes.plot(*hill.place, "+", color="white", ms=7, mew=2.6, zorder=5)
-        axes.plot(*hill.place, "+", color=INK, ms=6, mew=1.2, zorder=6)
-        away = np.array(hill.place) - middle
+    marked = estimate.peaks[:MAX_MARKED]
+    middle = np.mean([peak.place for peak in marked], axis=0) if len(marked) > 1 else np.full(2, low)
+    for peak in marked:
+        axes.plot(*peak.place, "+", color="white", ms=7, mew=2.6, zorder=5)
+        axes.plot(*peak.place, "+", color=INK, ms=6, mew=1.2, zorder=6)
+        away = np.array(peak.place) - middle
         away /= np.hypot(*away) or 1
         axes.annotate(
-            f"{100 * hill.share:.0f} %",
-            hill.place,
+            f"{100 * peak.share:.0f} %",
+            peak.place,
             (24 * away[0], 20 * away[1]),
             textcoords="offset points",
             ha="center",

@@ -1,4 +1,1 @@
-"""What studies read of a zoo, a batch at a time, and what they need of it.
-
-How results are shown: words, figures, pictures.
-"""
+"""What all studies share: selecting from a zoo, results, histograms of weights, and the style of pictures."""

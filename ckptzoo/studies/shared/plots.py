@@ -1,7 +1,4 @@
-"""How pictures look: matplotlib without pyplot, in one style, in colours that all eyes tell apart.
-
-An axis of optimiser steps.
-"""
+"""How pictures look: matplotlib without pyplot, one style, colours that colour-blind readers tell apart."""
 
 import io
 import warnings
@@ -16,6 +13,9 @@ from matplotlib.figure import Figure
 RAW_COLOUR, DERIVED_COLOUR, INK, MUTED = "#0072B2", "#D55E00", "#222222", "#6A6A6A"
 """Okabe and Ito's blue and vermilion, and two greys."""
 WIDTH = 9.0
+"""Of every figure, in inches; 1,440 pixels at the style's 160 dots an inch."""
+_MAX_TICKS = 5
+"""Steps up to this number have a tick each; more have one a power of ten."""
 _STYLE: dict[str, Any] = {
     "figure.dpi": 160,
     "savefig.dpi": "figure",
@@ -36,7 +36,7 @@ _STYLE: dict[str, Any] = {
     "ytick.color": INK,
     "legend.frameon": False,
     "text.color": INK,
-    "text.parse_math": False,
+    "text.parse_math": False,  # names of zoos and tensors may hold dollar signs
 }
 
 
@@ -45,12 +45,12 @@ _R = TypeVar("_R")
 
 
 def styled(draw: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Draw under matplotlib's defaults and our style, whatever the reader's own settings; they are put back."""
+    """Draw in matplotlib's defaults and this style, whatever the caller's settings, which are restored."""
 
     @wraps(draw)
     def drawn(*args: _P.args, **named: _P.kwargs) -> _R:
         settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE}
-        del settings["backend"]
+        del settings["backend"]  # setting one would switch the backend of the caller's pyplot
         with matplotlib.rc_context(settings):
             return draw(*args, **named)
 
@@ -63,6 +63,7 @@ def png(figure: Figure) -> bytes:
     data = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        # without a name of its own matplotlib would write its version and make the bytes depend on it
         figure.savefig(data, format="png", metadata={"Software": "ckptzoo"})
     return data.getvalue()
 
@@ -81,22 +82,23 @@ def head(figure: Figure, title: str, handles: list[Any]) -> None:
     )
 
 
-def shortened(text: str, most: int) -> str:
-    """The text with its middle left out where it is longer than ``most``."""
-    return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"
+def abbreviated(text: str, limit: int) -> str:
+    """The text with its middle left out where it is longer than ``limit``: names often differ in their ends.
 
-
-_FEW = 5
+    >>> abbreviated("layer3.0.conv1.weight", 12)
+    'layer…weight'
+    """
+    return text if len(text) <= limit else f"{text[: limit // 2 - 1]}…{text[-(limit // 2) :]}"
 
 
 def step_axis(axes: Axes, steps: Sequence[int]) -> None:
     """A logarithmic axis, linear from 0 to the first step after it; one step after 0 at least."""
     shown = sorted(set(steps))
-    least = next(step for step in shown if step > 0)
-    decades = [10**power for power in range(12) if least <= 10**power <= shown[-1]]
-    ticks = shown if len(shown) <= _FEW else [*([0] if shown[0] == 0 else []), *decades]
-    axes.set_xscale("symlog", linthresh=least, linscale=0.6)
+    first = next(step for step in shown if step > 0)
+    decades = [10**power for power in range(12) if first <= 10**power <= shown[-1]]
+    ticks = shown if len(shown) <= _MAX_TICKS else [*([0] if shown[0] == 0 else []), *decades]
+    axes.set_xscale("symlog", linthresh=first, linscale=0.6)
     axes.set_xticks(ticks, [f"{tick // 1000}k" if tick and tick % 1000 == 0 else str(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlim(-0.15 * least if shown[0] == 0 else 0.8 * least, 1.4 * shown[-1])
+    axes.set_xlim(-0.15 * first if shown[0] == 0 else 0.8 * first, 1.4 * shown[-1])
     axes.set_xlabel("step")

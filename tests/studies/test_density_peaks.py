@@ -1,11 +1,11 @@
-"""Hills of planted densities in the plane."""
+"""Peaks of planted densities in the plane."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptzoo.studies.hills import FEW, GRID, Density, density
+from ckptzoo.studies.density_peaks import FEW, GRID, Density, density
 
 
 def clusters(places: list[tuple[float, float]], shares: list[int], sd: float, seed: int = 0) -> np.ndarray:
@@ -14,21 +14,21 @@ def clusters(places: list[tuple[float, float]], shares: list[int], sd: float, se
 
 
 def places(found: Density) -> np.ndarray:
-    return np.array([hill.place for hill in found.hills])
+    return np.array([peak.place for peak in found.peaks])
 
 
-def test_planted_hills_are_found_with_their_shares() -> None:
+def test_planted_peaks_are_found_with_their_shares() -> None:
     found = density(clusters([(0, 0), (4, 0), (0, 5)], [600, 300, 100], 0.5))
     np.testing.assert_allclose(places(found), [(0, 0), (4, 0), (0, 5)], atol=0.35)
-    assert [hill.share for hill in found.hills] == pytest.approx([0.6, 0.3, 0.1], abs=0.02)
+    assert [peak.share for peak in found.peaks] == pytest.approx([0.6, 0.3, 0.1], abs=0.02)
     assert found.inside == 1
 
 
 def test_one_normal_is_one_hill() -> None:
     for seed in range(8):
         found = density(np.random.default_rng(seed).normal(0, 1, (2000, 2)))
-        assert len(found.hills) == 1 and found.hills[0].share == pytest.approx(1)
-        assert np.hypot(*found.hills[0].place) < 0.8
+        assert len(found.peaks) == 1 and found.peaks[0].share == pytest.approx(1)
+        assert np.hypot(*found.peaks[0].place) < 0.8
 
 
 def test_the_estimate_is_that_of_its_kernel() -> None:
@@ -61,25 +61,25 @@ def test_far_points_do_not_spread_the_grid() -> None:
     points[::50] *= 1e4
     found = density(points)
     assert found.high - found.low < 20 and found.inside == 0.98
-    assert len(found.hills) == 2
+    assert len(found.peaks) == 2
 
 
-def test_too_little_has_no_hills() -> None:
+def test_too_little_has_no_peaks() -> None:
     for points in (np.zeros((200, 2)), np.ones((1, 2)), np.random.default_rng(0).normal(size=(FEW - 1, 2))):
         found = density(points)
-        assert found.heights is None and found.hills == () and found.levels((0.5,)) == []
+        assert found.heights is None and found.peaks == () and found.levels((0.5,)) == []
         assert found.low < points.min() <= points.max() < found.high
 
 
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(-3, 3), st.floats(0.1, 10))
-def test_shifts_and_scales_move_the_hills_along(seed: int, shift: float, scale: float) -> None:
+def test_shifts_and_scales_move_the_peaks_along(seed: int, shift: float, scale: float) -> None:
     points = clusters([(0, 0), (3, 1)], [200, 100], 0.4, seed)
     one, two = density(points), density(shift + scale * points)
-    assert len(one.hills) == len(two.hills)
+    assert len(one.peaks) == len(two.peaks)
     step = scale * (one.high - one.low) / GRID
     np.testing.assert_allclose(places(two), shift + scale * places(one), atol=1.5 * step)
-    assert [hill.share for hill in two.hills] == pytest.approx([hill.share for hill in one.hills], abs=0.03)
+    assert [peak.share for peak in two.peaks] == pytest.approx([peak.share for peak in one.peaks], abs=0.03)
 
 
 def test_exchanging_the_axes_exchanges_the_places() -> None:

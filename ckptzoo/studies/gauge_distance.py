@@ -13,9 +13,10 @@ from ckptzoo.measure.ranks import kendall, random_transpositions, transpositions
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Group, Symmetry
-from ckptzoo.studies.shared.density import ValueHistogram
-from ckptzoo.studies.shared.report import Spread
-from ckptzoo.studies.shared.weights import BATCH_BYTES, NeuronOrder, orders
+from ckptzoo.studies.neuron_orders import NeuronOrder, orders
+from ckptzoo.studies.shared.result import Spread
+from ckptzoo.studies.shared.selection import BATCH_BYTES
+from ckptzoo.studies.shared.value_histograms import ValueHistogram
 from ckptzoo.text import Progress
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -26,7 +27,7 @@ _Read = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Moves:
+class OrderDistance:
     """What the permutations of one order do to raw checkpoints; spreads are over checkpoints.
 
     Parameters
@@ -49,7 +50,7 @@ class Moves:
     @property
     def random_moved(self) -> float:
         """The fraction to expect of a random order."""
-        return 1 - 1 / self.n
+        return 1 - 1 / self.n  # a random permutation has one fixed point on average, whatever n is
 
     @property
     def random_transpositions(self) -> float:
@@ -84,13 +85,13 @@ class Scaling:
 
     def to_json(self) -> dict[str, Any]:
         """Every figure by name; the quantiles by their shares."""
-        found = self.quantiles
-        named = None if found is None else dict(zip(map(str, QUANTILES), found, strict=True))
+        values = self.quantiles
+        named = None if values is None else dict(zip(map(str, QUANTILES), values, strict=True))
         return {**asdict(self), "quantiles": named}
 
 
 @dataclass(frozen=True)
-class Distance:
+class LayerDistance:
     """``||variant - raw|| / ||raw||`` of one layer, L2 norms over its floating tensors; the spread is over checkpoints.
 
     ``relative`` is None where every raw norm is 0.
@@ -104,9 +105,9 @@ class Distance:
         return asdict(self)
 
 
-def differences(
+def gauge_distance(
     zoo: Zoo, variant: str, symmetry: Symmetry, progress: Progress | None
-) -> tuple[tuple[Moves, ...], tuple[Scaling, ...], tuple[Distance, ...]]:
+) -> tuple[tuple[OrderDistance, ...], tuple[Scaling, ...], tuple[LayerDistance, ...]]:
     """Compare raw checkpoints with a variant: every order, every group that scales, every layer.
 
     Parameters
@@ -122,7 +123,8 @@ def differences(
     perms = [(order, element[f"{order.group}.perm"]) for order in orders(symmetry)]
     scales = [(group, element[f"{group.id}.scale"]) for group in symmetry.groups if group.scale != "none"]
     weights = [zoo[name, kind] for name in _floats(zoo.arch, zoo.arch.names) for kind in (layout.RAW, variant)]
-    total = sum(tensor.nbytes for tensor in (*(held for _, held in perms), *(held for _, held in scales), *weights))
+    elements = [*(tensor for _, tensor in perms), *(tensor for _, tensor in scales)]
+    total = sum(tensor.nbytes for tensor in (*elements, *weights))
     done = 0
 
     def read(nbytes: int) -> None:
@@ -132,52 +134,52 @@ def differences(
             progress(done, total)
 
     return (
-        tuple(_moves(order, held, read) for order, held in perms),
-        tuple(_scaling(group, held, read) for group, held in scales),
-        tuple(_distance(zoo, variant, layer, read) for layer in zoo.layers),
+        tuple(_order_distance(order, tensor, read) for order, tensor in perms),
+        tuple(_scaling(group, tensor, read) for group, tensor in scales),
+        tuple(_layer_distance(zoo, variant, layer, read) for layer in zoo.layers),
     )
 
 
-def _moves(order: NeuronOrder, perms: StackedTensor, read: _Read) -> Moves:
-    found = np.empty((3, len(perms)))
-    for rows in _batches(len(perms), perms.shape[1] * 8):
-        held = perms[rows]
-        ranks = order.ranks(held)
-        place = np.broadcast_to(np.arange(order.n), ranks.shape)
-        found[0, rows] = (ranks != place).mean(axis=(1, 2))
-        found[1, rows] = transpositions(ranks).mean(axis=1)
-        found[2, rows] = kendall(ranks, place).mean(axis=1)
-        read(held.nbytes)
-    moved, exchanged, tau = (_spread(values) for values in found)
-    return Moves(order.label, order.n, 1 if order.blocks else order.g, moved, exchanged, tau)
+def _order_distance(order: NeuronOrder, perms: StackedTensor, read: _Read) -> OrderDistance:
+    moved, exchanges, tau = np.empty((3, len(perms)))
+    for rows in _batches(len(perms), perms.shape[1] * 8):  # ranks are int64
+        array = perms[rows]
+        ranks = order.ranks(array)
+        in_place = np.broadcast_to(np.arange(order.n), ranks.shape)
+        moved[rows] = (ranks != in_place).mean(axis=(1, 2))
+        exchanges[rows] = transpositions(ranks).mean(axis=1)
+        tau[rows] = kendall(ranks, in_place).mean(axis=1)
+        read(array.nbytes)
+    spreads = _spread(moved), _spread(exchanges), _spread(tau)
+    return OrderDistance(order.label, order.n, 1 if order.blocks else order.g, *spreads)
 
 
 def _scaling(group: Group, scales: StackedTensor, read: _Read) -> Scaling:
-    counts, sizes, negative = ValueHistogram(), ValueHistogram(), 0
+    values, sizes, negative = ValueHistogram(), ValueHistogram(), 0
     for rows in _batches(len(scales), scales.shape[1] * 8):
-        held = scales[rows]
-        counts.add(held)
-        sizes.add(np.abs(np.log(np.abs(held))))
-        negative += int((held < 0).sum())
-        read(held.nbytes)
+        array = scales[rows]
+        values.add(array)
+        sizes.add(np.abs(np.log(np.abs(array))))
+        negative += int((array < 0).sum())
+        read(array.nbytes)
     if group.scale == "sign":
         return Scaling(group.id, group.n, group.scale, None, None, negative / scales.size)
-    quantiles = tuple(counts.quantile(share) for share in QUANTILES)
+    quantiles = tuple(values.quantile(share) for share in QUANTILES)
     return Scaling(group.id, group.n, group.scale, quantiles, sizes.quantile(0.5), None)
 
 
-def _distance(zoo: Zoo, variant: str, layer: str, read: _Read) -> Distance:
-    squares = np.zeros((2, len(zoo)))
+def _layer_distance(zoo: Zoo, variant: str, layer: str, read: _Read) -> LayerDistance:
+    change, size = np.zeros((2, len(zoo)))
     for name in _floats(zoo.arch, zoo.layers[layer]):
         raw, derived = zoo[name], zoo[name, variant]
-        for rows in _batches(len(zoo), zoo.arch[name].size * 8):
+        for rows in _batches(len(zoo), zoo.arch[name].size * 8):  # differences are float64
             before, after = raw[rows], derived[rows]
             read(before.nbytes + after.nbytes)
             flat = before.reshape(len(before), -1).astype(np.float64)
-            squares[1, rows] += _squares(flat)
-            squares[0, rows] += _squares(after.reshape(len(after), -1) - flat)
+            size[rows] += _squares(flat)
+            change[rows] += _squares(after.reshape(len(after), -1) - flat)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return Distance(layer, Spread.of(np.sqrt(squares[0] / squares[1])))
+        return LayerDistance(layer, Spread.of(np.sqrt(change / size)))
 
 
 def _floats(arch: Architecture, names: Iterable[str]) -> list[str]:
@@ -189,9 +191,9 @@ def _squares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _spread(values: NDArray[np.float64]) -> Spread:
-    found = Spread.of(values)
-    assert found is not None
-    return found
+    spread = Spread.of(values)
+    assert spread is not None  # there is one checkpoint or more, and all figures are finite
+    return spread
 
 
 def _batches(count: int, row_bytes: int) -> Iterator[slice]:

@@ -1,4 +1,4 @@
-"""The hills of a density in the plane: a kernel estimate, and its maxima that are more than noise."""
+"""The density of points in the plane: a kernel estimate, and its maxima that are more than noise."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -7,19 +7,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 GRID = 160
+"""Cells along either axis."""
 FEW = 50
 """Fewer points have no estimate."""
 SIGMAS = 3
-"""A maximum counts where it stands so many standard errors above the pass to a higher one."""
+"""A maximum counts where it is at least this number of standard errors above the pass to a higher one."""
 _WIDTH = 0.5
+"""The kernel's width over that of Scott's rule."""
 _FENCE = 0.75
+"""The grid ends at most this number of ranges (of 90 % of the coordinates) beyond them."""
 
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Hill:
-    """A maximum of a density, and what runs down from it.
+class Peak:
+    """A maximum of a density, and the cells that lead up to it.
 
     Parameters
     ----------
@@ -48,7 +51,7 @@ class Density:
         ``FEW`` points or points without spread.
     widths : the kernel's standard deviations along both axes.
     inside : fraction of the points on the grid.
-    hills : from the highest share to the lowest.
+    peaks : from the highest share to the lowest.
     """
 
     low: float
@@ -56,7 +59,7 @@ class Density:
     heights: Values | None
     widths: tuple[float, float]
     inside: float
-    hills: tuple[Hill, ...]
+    peaks: tuple[Peak, ...]
 
     @property
     def centres(self) -> Values:
@@ -73,14 +76,14 @@ class Density:
 
 
 def density(points: Values) -> Density:
-    r"""Estimate the density of points in the plane and find its hills.
+    r"""Estimate the density of points in the plane and find its peaks.
 
     .. math:: f(x) = \frac{1}{n} \sum_i N(x; x_i, \mathrm{diag}(h^2)), \qquad h = \frac{s}{2} n^{-1/6}
 
-    with the standard deviations s of the points on the grid: half of Scott's rule, which is made for one hill. A
-    maximum counts as a hill where it exceeds the highest pass to a higher maximum by ``SIGMAS`` standard errors of
+    with the standard deviations s of the points on the grid: half of Scott's rule, which is made for one peak. A
+    maximum counts as a peak where it exceeds the highest pass to a higher maximum by ``SIGMAS`` standard errors of
     their heights, of variance f / (4 pi n h_1 h_2) each (Wand and Jones, Kernel Smoothing, section 4.3); lower ones
-    belong to the hill behind the pass.
+    belong to the peak beyond the pass.
 
     Parameters
     ----------
@@ -89,8 +92,8 @@ def density(points: Values) -> Density:
     Notes
     -----
     The grid ends at the outermost coordinate, or where that is closer, three quarters of the range that holds 90 % of
-    all coordinates beyond its ends. 160 x 160 cells whatever n is. Known answers:
-    ``tests/studies/test_hills.py``.
+    all coordinates beyond its ends. 160 x 160 cells whatever n is. Tested in
+    ``tests/studies/test_density_peaks.py``.
     """
     low, high = _range(points)
     inside = points[((points >= low) & (points <= high)).all(axis=1)]
@@ -104,8 +107,8 @@ def density(points: Values) -> Density:
     heights = _smoothed(_smoothed(counts, width[0] / step).T, width[1] / step).T
     heights /= heights.sum() * step**2
     noise = (4 * np.pi * len(inside) * width[0] * width[1]) ** -0.5
-    found = Density(low, high, heights, (float(width[0]), float(width[1])), share, ())
-    return Density(low, high, heights, found.widths, share, _hills(heights, float(noise), found.centres))
+    estimate = Density(low, high, heights, (float(width[0]), float(width[1])), share, ())
+    return Density(low, high, heights, estimate.widths, share, _peaks(heights, float(noise), estimate.centres))
 
 
 def _range(points: Values) -> tuple[float, float]:
@@ -118,52 +121,55 @@ def _range(points: Values) -> tuple[float, float]:
 
 
 def _smoothed(values: Values, cells: float) -> Values:
-    """Rows convolved with a Gaussian of so many cells."""
+    """Rows convolved with a Gaussian of this standard deviation, in cells."""
+    # as a matrix product; scipy, which has a filter for it, is no dependency of the base
     kernel = np.exp(-0.5 * (np.arange(-GRID, GRID + 1) / cells) ** 2)
     matrix = (kernel / kernel.sum())[np.subtract.outer(np.arange(GRID), np.arange(GRID)) + GRID]
     return matrix @ values
 
 
-def _hills(heights: Values, noise: float, centres: Values) -> tuple[Hill, ...]:
-    """Cells from high to low: each joins the hill of its highest neighbour; where two hills meet is their pass.
+def _peaks(heights: Values, noise: float, centres: Values) -> tuple[Peak, ...]:
+    """Cells from high to low: each joins the peak of its highest neighbour; where two peaks meet is their pass.
 
     ``noise`` is the standard error of a height over its root.
     """
     wide = GRID + 2
-    padded = np.pad(heights, 1, constant_values=-1.0).ravel()
+    padded = np.pad(heights, 1, constant_values=-1.0).ravel()  # a border, so that every cell has eight neighbours
     order = np.argsort(-padded, kind="stable")[: GRID**2].tolist()
-    up: list[float] = padded.tolist()
+    height_of: list[float] = padded.tolist()  # a list: the loop below reads single numbers
     around = (-wide - 1, -wide, -wide + 1, -1, 1, wide - 1, wide, wide + 1)
-    owner = [-1] * len(up)
-    peaks: list[int] = []
-    behind: list[int] = []
+    owner = [-1] * len(height_of)
+    tops: list[int] = []
+    parent: list[int] = []
     mass: list[float] = []
 
-    def root(hill: int) -> int:
-        while behind[hill] != hill:
-            hill = behind[hill]
-        return hill
+    def root(peak: int) -> int:
+        while parent[peak] != peak:
+            peak = parent[peak]
+        return peak
 
     for cell in order:
-        near = [cell + step for step in around if owner[cell + step] >= 0]
-        if not near:
-            owner[cell] = len(peaks)
-            behind.append(len(peaks))
-            peaks.append(cell)
-            mass.append(up[cell])
+        visited = [cell + step for step in around if owner[cell + step] >= 0]
+        if not visited:
+            owner[cell] = len(tops)
+            parent.append(len(tops))
+            tops.append(cell)
+            mass.append(height_of[cell])
             continue
-        highest, *lower = sorted({root(owner[at]) for at in near})
-        for hill in lower:
-            top, saddle = up[peaks[hill]], up[cell]
+        # peaks are numbered from the highest down; the first that is met keeps the others that are no more than noise
+        highest, *lower = sorted({root(owner[neighbour]) for neighbour in visited})
+        for peak in lower:
+            top, saddle = height_of[tops[peak]], height_of[cell]
             if top - saddle <= SIGMAS * noise * (top + saddle) ** 0.5:
-                behind[hill] = highest
-                mass[highest] += mass[hill]
-        owner[cell] = owner[max(near, key=up.__getitem__)]
-        mass[root(owner[cell])] += up[cell]
-    found: list[Hill] = []
-    for hill, peak in enumerate(peaks):
-        if behind[hill] == hill:
-            row, column = divmod(peak, wide)
+                parent[peak] = highest
+                mass[highest] += mass[peak]
+        owner[cell] = owner[max(visited, key=height_of.__getitem__)]
+        mass[root(owner[cell])] += height_of[cell]
+    total = sum(height_of[cell] for cell in order)
+    found: list[Peak] = []
+    for peak, top in enumerate(tops):
+        if parent[peak] == peak:
+            row, column = divmod(top, wide)
             place = float(centres[row - 1]), float(centres[column - 1])
-            found.append(Hill(place, up[peak], mass[hill] / sum(up[cell] for cell in order)))
-    return tuple(sorted(found, key=lambda hill: (-hill.share, hill.place)))
+            found.append(Peak(place, height_of[top], mass[peak] / total))
+    return tuple(sorted(found, key=lambda peak: (-peak.share, peak.place)))

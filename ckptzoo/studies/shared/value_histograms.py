@@ -1,9 +1,7 @@
-"""Histograms of any number of values of any range, filled in one pass in bounded memory.
+"""Histograms of all elements of weight tensors, over any number of checkpoints, in one pass and bounded memory.
 
 The bins are the floats' own leading bits: sign, exponent and nine bits of the significand, so a bin is between
-1/512 and 1/1024 of its values wide wherever they lie, and no range need be known beforehand.
-
-How the elements of each weight tensor are distributed over all checkpoints of a zoo.
+1/512 and 1/1024 of its values wide wherever they are, and no range need be known beforehand.
 """
 
 from collections.abc import Sequence
@@ -13,15 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.studies.shared.weights import batches
+from ckptzoo.studies.shared.selection import BATCH_BYTES
 from ckptzoo.text import Progress
 
+BINS = 100
+"""Of a histogram, at most; twice the square root of the number of values where that is less, and 10 at least."""
 _BITS = 18
+"""Leading bits of a float32 that number its bin: 1 of sign, 8 of exponent, 9 of significand."""
 _SHIFT = 32 - _BITS
 _HALF = 2 ** (_BITS - 1)
+"""The first bin of negative values: the sign is the highest bit."""
 _LAST = 0x7F800000 >> _SHIFT
-"""The bin of infinities; what lies there or above is not counted."""
+"""The bin of infinities (0x7F800000 is infinity in float32); it and those above, of NaN, are not counted."""
 _CHUNK = 2**20
+"""Values that are converted at a time."""
 
 
 class ValueHistogram:
@@ -29,8 +32,8 @@ class ValueHistogram:
 
     Notes
     -----
-    2 MB each, whatever is added; about 10 ns a value. Values are counted as float32. Known answers:
-    ``tests/studies/test_density.py``.
+    2 MB each, whatever is added; about 10 ns a value. Values are counted as float32. Tested in
+    ``tests/studies/test_value_histograms.py``.
     """
 
     def __init__(self) -> None:
@@ -42,10 +45,10 @@ class ValueHistogram:
         """Count all elements of an array of floats."""
         flat = values.reshape(-1)
         for start in range(0, len(flat), _CHUNK):
-            with np.errstate(over="ignore"):
-                piece = np.ascontiguousarray(flat[start : start + _CHUNK], np.float32)
-            self._bins += np.bincount(piece.view(np.uint32) >> _SHIFT, minlength=2**_BITS)
-            finite = piece[np.isfinite(piece)].astype(np.float64)
+            with np.errstate(over="ignore"):  # float64 beyond the range of float32 becomes infinite
+                chunk = np.ascontiguousarray(flat[start : start + _CHUNK], np.float32)
+            self._bins += np.bincount(chunk.view(np.uint32) >> _SHIFT, minlength=2**_BITS)
+            finite = chunk[np.isfinite(chunk)].astype(np.float64)
             self._least = min(self._least, float(finite.min(initial=np.inf)))
             self._most = max(self._most, float(finite.max(initial=-np.inf)))
             self._sums += finite.sum(), np.square(finite, out=finite).sum()
@@ -68,10 +71,11 @@ class ValueHistogram:
     def quantile(self, q: float) -> float:
         """The value below which a fraction ``q`` lies, to 1/512 of itself."""
         below, edges = self._cumulative(), _edges()
-        at = int(np.searchsorted(below, max(q * below[-1], 0.5)))
-        share = float(np.clip((q * below[-1] - below[at - 1]) / (below[at] - below[at - 1]), 0, 1))
-        found = edges[at - 1] + share * (edges[at] - edges[at - 1])
-        return float(np.clip(found, self._least, self._most))
+        target = q * below[-1]
+        upper = int(np.searchsorted(below, max(target, 0.5)))
+        share = float(np.clip((target - below[upper - 1]) / (below[upper] - below[upper - 1]), 0, 1))
+        value = edges[upper - 1] + share * (edges[upper] - edges[upper - 1])
+        return float(np.clip(value, self._least, self._most))
 
     def density(self, edges: NDArray[np.float64]) -> NDArray[np.float64]:
         """(B,) heights over bins with these (B + 1,) edges; values outside count towards the total of one."""
@@ -81,6 +85,7 @@ class ValueHistogram:
     def _ascending(self) -> NDArray[np.int64]:
         """Counts of the finite bins, from the most negative to the most positive."""
         positive, negative = self._bins[:_LAST], self._bins[_HALF : _HALF + _LAST]
+        # those of negative values ascend with their size, so away from 0
         return np.concatenate([negative[::-1], positive])
 
     def _cumulative(self) -> NDArray[np.float64]:
@@ -89,13 +94,10 @@ class ValueHistogram:
 
 def _edges() -> NDArray[np.float64]:
     """The bins' edges, ascending."""
+    # bit patterns of positive float32 ascend with their values
     lower = (np.arange(_LAST, dtype=np.uint32) << _SHIFT).view(np.float32).astype(np.float64)
     upper = np.append(lower, np.finfo(np.float32).max.astype(np.float64))
     return np.concatenate([-upper[:0:-1], upper])
-
-
-BINS = 100
-"""At most; twice the square root of the number of values where that is less, and 10 at least."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,28 +135,28 @@ def histograms(
     One pass over the tensors in every variant, in bounded memory.
     """
     total = sum(zoo[name, variant].nbytes for name in tensors for variant in variants)
-    done, made = 0, list[Histogram]()
+    done, found = 0, list[Histogram]()
     for name in tensors:
         counts = {variant: ValueHistogram() for variant in variants}
         for variant in variants:
-            for array in batches(zoo, name, variant):
-                counts[variant].add(array)
-                done += array.nbytes
+            for batch in zoo.batches(name, variant=variant, max_bytes=BATCH_BYTES):
+                counts[variant].add(batch[name])
+                done += batch[name].nbytes
                 if progress is not None:
                     progress(done, total)
-        low = min(found.quantile(0.001) for found in counts.values())
-        high = max(found.quantile(0.999) for found in counts.values())
+        low = min(values.quantile(0.001) for values in counts.values())
+        high = max(values.quantile(0.999) for values in counts.values())
         margin = 0.02 * (high - low) or max(1e-6, 0.1 * abs(high))
-        values = min(found.total for found in counts.values())
-        edges = np.linspace(low - margin, high + margin, int(np.clip(2 * values**0.5, 10, BINS)) + 1)
-        made.append(
+        fewest = min(values.total for values in counts.values())
+        edges = np.linspace(low - margin, high + margin, int(np.clip(2 * fewest**0.5, 10, BINS)) + 1)
+        found.append(
             Histogram(
                 name,
                 zoo.arch[name].shape,
                 edges,
-                {variant: found.density(edges) for variant, found in counts.items()},
-                {variant: found.mean for variant, found in counts.items()},
-                {variant: found.sd for variant, found in counts.items()},
+                {variant: values.density(edges) for variant, values in counts.items()},
+                {variant: values.mean for variant, values in counts.items()},
+                {variant: values.sd for variant, values in counts.items()},
             )
         )
-    return tuple(made)
+    return tuple(found)

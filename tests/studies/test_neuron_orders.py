@@ -5,8 +5,7 @@ import pytest
 
 from ckptzoo import archs
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
-from ckptzoo.studies.permutations import first_weights, keys_of
-from ckptzoo.studies.shared.weights import NeuronOrder, orders
+from ckptzoo.studies.neuron_orders import NeuronOrder, first_weights, keys_of, orders
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, ordering_keys
 
 

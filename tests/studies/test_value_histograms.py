@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from ckptzoo.format.header import numpy_dtype
-from ckptzoo.studies.shared.density import ValueHistogram
+from ckptzoo.studies.shared.value_histograms import ValueHistogram
 
 VALUES = arrays(np.float32, st.integers(1, 300), elements=st.floats(-1e6, 1e6, width=32))
 

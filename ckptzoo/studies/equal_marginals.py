@@ -10,6 +10,7 @@ from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.measure.marginals import equality, uniformity
 
 LEVEL = 0.05
+"""Of the tests: p-values below it are counted."""
 MAX_PAIRS = 200
 """Pairs of positions of one tensor that are compared, within orbits and across them."""
 LEAST = 8
@@ -19,7 +20,7 @@ Pairs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
+class PairTests:
     """The p-values of some pairs of positions, of the same pairs in every variant.
 
     Parameters
@@ -30,13 +31,13 @@ class Compared:
     p: dict[str, NDArray[np.float64]]
 
     @classmethod
-    def join(cls, items: "list[Compared]") -> "Compared":
+    def join(cls, items: "list[PairTests]") -> "PairTests":
         """All pairs of one or more comparisons."""
         return cls({variant: np.concatenate([item.p[variant] for item in items]) for variant in items[0].p})
 
     @property
     def pairs(self) -> int:
-        """How many were compared."""
+        """The number of pairs that were compared."""
         return len(next(iter(self.p.values())))
 
     def share(self, variant: str) -> float | None:
@@ -59,13 +60,13 @@ class Compared:
         }
 
 
-def pairs_of(labels: NDArray[np.int64], rng: np.random.Generator, most: int = MAX_PAIRS) -> tuple[Pairs, Pairs]:
+def position_pairs(labels: NDArray[np.int64], rng: np.random.Generator, limit: int = MAX_PAIRS) -> tuple[Pairs, Pairs]:
     """Random pairs of positions within one orbit, and across orbits.
 
     Parameters
     ----------
     labels : (n,) the orbits of n positions.
-    most : pairs of either kind, at most.
+    limit : pairs of either kind, at most.
 
     Returns
     -------
@@ -75,25 +76,26 @@ def pairs_of(labels: NDArray[np.int64], rng: np.random.Generator, most: int = MA
     shuffled = rng.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
     _, first, inverse = np.unique(labels[order], return_index=True, return_inverse=True)
+    # within each orbit, in random order: the first with the second, the third with the fourth, ...
     even = (np.arange(len(order)) - first[inverse]) % 2 == 0
     starts = np.flatnonzero(even[:-1] & (inverse[:-1] == inverse[1:]))
     within = np.stack([order[starts], order[starts + 1]], axis=1)
-    return rng.permutation(within)[:most], _across(labels, most, rng)
+    return rng.permutation(within)[:limit], _across(labels, limit, rng)
 
 
-def _across(labels: NDArray[np.int64], most: int, rng: np.random.Generator) -> Pairs:
+def _across(labels: NDArray[np.int64], limit: int, rng: np.random.Generator) -> Pairs:
     """Pair all positions at random, keep the pairs across orbits, and go on with the others."""
-    left, found = np.arange(len(labels)), [np.empty((0, 2), np.int64)]
-    while sum(map(len, found)) < most and (labels[left] != labels[left[:1]]).any():
-        left = rng.permutation(left)
-        pairs = left[: len(left) // 2 * 2].reshape(-1, 2)
-        apart = labels[pairs[:, 0]] != labels[pairs[:, 1]]
-        found.append(pairs[apart])
-        left = np.concatenate([pairs[~apart].ravel(), left[pairs.size :]])
-    return np.concatenate(found)[:most]
+    unpaired, found = np.arange(len(labels)), [np.empty((0, 2), np.int64)]
+    while sum(map(len, found)) < limit and (labels[unpaired] != labels[unpaired[:1]]).any():
+        unpaired = rng.permutation(unpaired)
+        pairs = unpaired[: len(unpaired) // 2 * 2].reshape(-1, 2)
+        across = labels[pairs[:, 0]] != labels[pairs[:, 1]]
+        found.append(pairs[across])
+        unpaired = np.concatenate([pairs[~across].ravel(), unpaired[pairs.size :]])
+    return np.concatenate(found)[:limit]
 
 
-def compare(tensors: dict[str, StackedTensor], pairs: Pairs, rng: np.random.Generator) -> Compared:
+def compare_pairs(tensors: dict[str, StackedTensor], pairs: Pairs, rng: np.random.Generator) -> PairTests:
     """Compare the weights at the first position of each pair with those at the second one.
 
     Every pair splits the members at random into two halves (one is left over where their number is odd): the first
@@ -110,20 +112,20 @@ def compare(tensors: dict[str, StackedTensor], pairs: Pairs, rng: np.random.Gene
     """
     K = len(next(iter(tensors.values())))
     if K < LEAST or not len(pairs):
-        return Compared({variant: np.empty(0) for variant in tensors})
+        return PairTests({variant: np.empty(0) for variant in tensors})
     members = rng.permuted(np.tile(np.arange(K), (len(pairs), 1)), axis=1)
     first, second = members[:, : K // 2], members[:, K // 2 : K // 2 * 2]
     positions, places = np.unique(pairs, return_inverse=True)
-    one, other = places.reshape(-1, 2, 1).transpose(1, 0, 2)
+    left, right = places.reshape(-1, 2, 1).transpose(1, 0, 2)
     p: dict[str, NDArray[np.float64]] = {}
     for variant, tensor in tensors.items():
         values = _at(tensor, positions)
-        p[variant] = equality(values[first, one], values[second, other])
-    return Compared(p)
+        p[variant] = equality(values[first, left], values[second, right])
+    return PairTests(p)
 
 
 def _at(tensor: StackedTensor, positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(K, P) the weights at some positions."""
+    """(K, P) the weights at these positions."""
     index = np.unravel_index(positions, tensor.shape[1:])
     values, start = np.empty((len(tensor), len(positions))), 0
     for view in tensor.views():

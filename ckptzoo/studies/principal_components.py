@@ -1,6 +1,6 @@
-"""How many directions do the weights of a layer vary in? Principal components over the members of a zoo."""
+"""In how many directions do the weights of a layer vary? Principal components over the members of a zoo."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,21 +8,20 @@ import numpy as np
 
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.components import ByColumns, ByRows, Components
-from ckptzoo.studies.shared.weights import BATCH_BYTES
+from ckptzoo.studies.shared.selection import BATCH_BYTES, blocks
 
 MAX_SIDE = 1024
-"""Of a Gram matrix: layers with more parameters are studied on at most so many members."""
+"""Of a Gram matrix: of a layer with more parameters at most this number of members is studied."""
 SHARES = (0.5, 0.9, 0.99)
+"""Of the variance: how many components hold them is reported."""
 LEADING = 100
-"""Variances that are told one by one."""
+"""Variances that are listed in the JSON."""
 _BLOCK_BYTES = 2**27
 """Columns of all members that are read at a time; a variant that is computed when read is computed once for each."""
 
-Index = tuple[int | slice, ...]
-
 
 @dataclass(frozen=True, eq=False)
-class Variation:
+class LayerComponents:
     """The principal components of the weights of one layer.
 
     Parameters
@@ -49,24 +48,24 @@ class Variation:
             "members": self.members,
             "components": {
                 variant: {
-                    "total": found.total,
-                    "needed": {str(share): found.needed(share) for share in SHARES},
-                    "variances": found.variances[:LEADING].tolist(),
+                    "total": components.total,
+                    "needed": {str(share): components.needed(share) for share in SHARES},
+                    "variances": components.variances[:LEADING].tolist(),
                 }
-                for variant, found in self.components.items()
+                for variant, components in self.components.items()
             },
         }
 
 
 def bytes_to_read(zoo: Zoo, tensors: Sequence[str], variants: Sequence[str]) -> int:
-    """What ``variation`` reads of a layer."""
-    share = _members(len(zoo), sum(zoo.arch[name].size for name in tensors)) / len(zoo)
+    """The bytes that ``layer_components`` reads of a layer."""
+    share = _member_count(len(zoo), sum(zoo.arch[name].size for name in tensors)) / len(zoo)
     return sum(round(zoo[name, variant].nbytes * share) for name in tensors for variant in variants)
 
 
-def variation(
+def layer_components(
     zoo: Zoo, layer: str, tensors: Sequence[str], variants: Sequence[str], *, seed: int, read: Callable[[int], None]
-) -> Variation:
+) -> LayerComponents:
     """The principal components of one layer.
 
     Parameters
@@ -80,42 +79,30 @@ def variation(
     Memory min(K, d)^2 for K members and d parameters, and a few copies of 16 MB of rows or 128 MB of columns.
     """
     size = sum(zoo.arch[name].size for name in tensors)
-    count = _members(len(zoo), size)
+    count = _member_count(len(zoo), size)
     if count < len(zoo):
         zoo = zoo.take(np.sort(np.random.default_rng(seed).choice(len(zoo), count, replace=False)))
-    made: dict[str, Components] = {}
+    components: dict[str, Components] = {}
     for variant in variants if count > 1 else ():
-        gathered = ByRows(size) if size < count else ByColumns(count)
-        if isinstance(gathered, ByRows):
-            step = max(1, BATCH_BYTES // (8 * size))
+        # the smaller of both Gram matrices: parameters by parameters from rows, or members by members from columns
+        sums = ByRows(size) if size < count else ByColumns(count)
+        if isinstance(sums, ByRows):
+            step = max(1, BATCH_BYTES // (8 * size))  # rows are joined in float64
             for batch in zoo.stream(*tensors, variant=variant, batch_size=step):
-                gathered.add(np.concatenate([_flat(batch[name]).astype(np.float64) for name in tensors], axis=1))
+                sums.add(np.concatenate([_flat(batch[name]).astype(np.float64) for name in tensors], axis=1))
                 read(sum(batch[name].nbytes for name in tensors))
         else:
             for name in tensors:
                 tensor = zoo[name, variant]
-                for index in blocks(tensor.shape[1:], max(1, _BLOCK_BYTES // (count * tensor.dtype.itemsize))):
-                    block = tensor[(slice(None), *index)]
-                    gathered.add(_flat(block))
-                    read(block.nbytes)
-        made[variant] = gathered.components()
-    return Variation(layer, tuple(tensors), size, count, made)
+                for block in blocks(tensor.shape[1:], max(1, _BLOCK_BYTES // (count * tensor.dtype.itemsize))):
+                    array = tensor[(slice(None), *block)]
+                    sums.add(_flat(array))
+                    read(array.nbytes)
+        components[variant] = sums.components()
+    return LayerComponents(layer, tuple(tensors), size, count, components)
 
 
-def blocks(shape: tuple[int, ...], most: int) -> Iterator[Index]:
-    """Cut a tensor of this shape into pieces of up to ``most`` elements, along its first axes."""
-    if not shape:
-        yield ()
-        return
-    inner = int(np.prod(shape[1:], dtype=np.int64))
-    if inner > most:
-        yield from ((at, *index) for at in range(shape[0]) for index in blocks(shape[1:], most))
-        return
-    step = most // max(1, inner)
-    yield from ((slice(start, start + step),) for start in range(0, shape[0], step))
-
-
-def _members(K: int, size: int) -> int:
+def _member_count(K: int, size: int) -> int:
     return K if min(K, size) <= MAX_SIDE else MAX_SIDE
 
 

@@ -11,8 +11,9 @@ from ckptzoo.measure.ranks import kendall, noise_tau, normal_tau, normal_tau_sd,
 ENOUGH = 8
 """Fewer members have no reading: their spread says too little."""
 SIGMAS = 3
-"""A tau within so many standard errors of what is expected counts as equal to it."""
+"""A tau within this number of standard errors of what is expected counts as equal to it."""
 MORE, AS, LESS, UNKNOWN = "more", "as", "less", "unknown"
+"""How much of an order is kept, compared with what is expected."""
 
 Values = NDArray[np.float64]
 
@@ -63,19 +64,19 @@ class Movement:
 
     @property
     def than_noise(self) -> str:
-        """How much of the order is kept, compared with independent noise of that size: ``more``, ``as``, ``less``."""
+        """How much of the order is kept, compared with independent noise of that size; one of the four constants."""
         return self._compared(self.noise, self.noise_error)
 
     @property
     def than_normal(self) -> str:
-        """How much of the order is kept, compared with normal keys of that correlation: ``more``, ``as``, ``less``."""
+        """The same, compared with normal keys of that correlation."""
         return self._compared(self.normal, self.normal_error)
 
     def _compared(self, expected: float, error: float | None) -> str:
         if self.members < ENOUGH or error is None or not np.isfinite(expected + error):
             return UNKNOWN
         excess = self.tau - expected
-        if abs(excess) <= SIGMAS * error + 1e-9:
+        if abs(excess) <= SIGMAS * error + 1e-9:  # the error can be 0: rounding is no excess
             return AS
         return MORE if excess > 0 else LESS
 
@@ -87,7 +88,7 @@ class Movement:
 
 
 @dataclass(frozen=True, eq=False)
-class OrderMovement:
+class MemberMovements:
     """One order of some members at two steps, one figure a member: (M,) each.
 
     Parameters
@@ -106,7 +107,7 @@ class OrderMovement:
     @classmethod
     def of(
         cls, ranks: tuple[NDArray[np.int64], NDArray[np.int64]], keys: tuple[NDArray[np.float64], NDArray[np.float64]]
-    ) -> "OrderMovement":
+    ) -> "MemberMovements":
         """From ranks and keys at the two steps, (M, v, n) each."""
         first, second = ranks
         relative = np.take_along_axis(second, np.argsort(first, axis=2), 2)
@@ -121,7 +122,7 @@ class OrderMovement:
         )
 
     @classmethod
-    def join(cls, parts: "list[OrderMovement]") -> "OrderMovement":
+    def join(cls, parts: "list[MemberMovements]") -> "MemberMovements":
         """The members of several, one after the other."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
 
@@ -129,11 +130,13 @@ class OrderMovement:
         """What the members have in common; one member or more."""
         members = len(self.tau)
         sums = np.array([self.before, self.after, self.change, self.product])
-        together = sums.sum(axis=1, keepdims=True)
-        distance, correlation = (float(value[0]) for value in _distance_and_correlation(together))
-        without = _distance_and_correlation(together - sums)
+        total = sums.sum(axis=1, keepdims=True)
+        distance, correlation = (float(value[0]) for value in _distance_and_correlation(total))
+        # for the jackknife: all figures again without each member in turn
+        without = _distance_and_correlation(total - sums)
         tau = (self.tau.sum() - self.tau) / max(1, members - 1)
-        noisy = 1 / float(np.hypot(1, distance))
+        # keys x and x + d s e have the correlation 1 / sqrt(1 + d^2)
+        noise_correlation = 1 / float(np.hypot(1, distance))
         return Movement(
             label,
             n,
@@ -147,7 +150,7 @@ class OrderMovement:
             _error(self.transpositions),
             distance,
             correlation,
-            _excess_error(tau - noise_tau(without[0]), float(normal_tau_sd(noisy, n)) / orders**0.5),
+            _excess_error(tau - noise_tau(without[0]), float(normal_tau_sd(noise_correlation, n)) / orders**0.5),
             _excess_error(tau - normal_tau(without[1]), float(normal_tau_sd(correlation, n)) / orders**0.5),
         )
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.measure.predictions import accuracy, brier, ece, nll
-from ckptzoo.studies.ensemble_scores import DisjointEnsembles, Sum, log_softmax, scores
+from ckptzoo.studies.ensemble_scores import DisjointEnsembles, SummedPredictions, log_softmax, scores
 
 
 def test_logarithms_of_a_softmax() -> None:
@@ -32,7 +32,7 @@ def test_ensembles_of_every_size_are_averages_of_the_members_that_came(
     growing = DisjointEnsembles(sizes)
     seen: dict[int, int] = dict.fromkeys(sizes, 0)
     for at in range(members):
-        member = Sum.of(log_softmax(logits[at]))
+        member = SummedPredictions.of(log_softmax(logits[at]))
         for whole in growing.add(member):
             assert (at + 1) % whole.size == 0
             seen[whole.size] += 1
@@ -47,8 +47,8 @@ def test_ensembles_of_every_size_are_averages_of_the_members_that_came(
 
 
 def test_certain_members_that_contradict_stay_finite() -> None:
-    whole = Sum.of(log_softmax(np.array([[6e4, -6e4, -6e4]])))
-    whole.add(Sum.of(log_softmax(np.array([[-6e4, 6e4, -6e4]]))))
+    whole = SummedPredictions.of(log_softmax(np.array([[6e4, -6e4, -6e4]])))
+    whole.add(SummedPredictions.of(log_softmax(np.array([[-6e4, 6e4, -6e4]]))))
     np.testing.assert_allclose(whole.logs, [[-np.log(2), -np.log(2), -700]])
     np.testing.assert_allclose(whole.mutual_information, np.log(2))
 

@@ -4,14 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import ckptzoo
 from ckptzoo.derive import derive
 from ckptzoo.measure.components import principal_components
-from ckptzoo.studies import variation as module
-from ckptzoo.studies.variation import blocks, bytes_to_read, variation
+from ckptzoo.studies import principal_components as module
+from ckptzoo.studies.principal_components import bytes_to_read, layer_components
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 NAMES = ("hidden.weight", "hidden.bias")
@@ -25,7 +23,7 @@ def joined(zoo: ckptzoo.Zoo, variant: str) -> np.ndarray:
 def test_a_layers_components_are_those_of_all_its_weights(perceptrons: Make, count: int) -> None:
     zoo, _ = perceptrons(count)
     read: list[int] = []
-    found = variation(zoo, "hidden", NAMES, ("raw", "first-weight"), seed=0, read=read.append)
+    found = layer_components(zoo, "hidden", NAMES, ("raw", "first-weight"), seed=0, read=read.append)
     assert (found.parameters, found.members, tuple(found.components)) == (9, count, ("raw", "first-weight"))
     for variant, components in found.components.items():
         expected = principal_components(joined(zoo, variant)).variances
@@ -41,7 +39,7 @@ def test_pieces_do_not_matter(perceptrons: Make, monkeypatch: pytest.MonkeyPatch
     zoo = ckptzoo.open(zoo.path).take([4, 1, 2, 6])
     monkeypatch.setattr(module, "_BLOCK_BYTES", nbytes)
     monkeypatch.setattr(module, "BATCH_BYTES", nbytes)
-    found = variation(zoo, "hidden", NAMES, ("raw", "canonical"), seed=0, read=lambda _: None)
+    found = layer_components(zoo, "hidden", NAMES, ("raw", "canonical"), seed=0, read=lambda _: None)
     for variant, components in found.components.items():
         np.testing.assert_allclose(components.variances, principal_components(joined(zoo, variant)).variances)
 
@@ -52,24 +50,18 @@ def test_wide_layers_of_many_members_are_studied_on_a_seeded_sample(
     monkeypatch.setattr(module, "MAX_SIDE", 6)
     zoo, _ = perceptrons(50, gauge=False)
     read: list[int] = []
-    one, same, other = (variation(zoo, "hidden", NAMES, ("raw",), seed=at, read=read.append) for at in (1, 1, 2))
+    one, same, other = (layer_components(zoo, "hidden", NAMES, ("raw",), seed=at, read=read.append) for at in (1, 1, 2))
     assert one.members == 6 and len(one.components["raw"].variances) == 5
     np.testing.assert_array_equal(one.components["raw"].variances, same.components["raw"].variances)
     assert (one.components["raw"].variances != other.components["raw"].variances).all()
     assert sum(read) == 3 * bytes_to_read(zoo, NAMES, ("raw",)) == 3 * 6 * 9 * 4
-    assert variation(zoo, "out", ("out.weight",), ("raw",), seed=0, read=read.append).members == 50, "6 parameters"
-    assert variation(zoo.take(slice(6)), "hidden", NAMES, ("raw",), seed=0, read=read.append).members == 6
+    assert layer_components(zoo, "out", ("out.weight",), ("raw",), seed=0, read=read.append).members == 50, (
+        "6 parameters"
+    )
+    assert layer_components(zoo.take(slice(6)), "hidden", NAMES, ("raw",), seed=0, read=read.append).members == 6
 
 
 def test_one_member_has_no_components(perceptrons: Make) -> None:
     zoo, _ = perceptrons(1)
-    found = variation(zoo, "hidden", NAMES, ("raw", "first-weight"), seed=0, read=lambda _: None)
+    found = layer_components(zoo, "hidden", NAMES, ("raw", "first-weight"), seed=0, read=lambda _: None)
     assert found.components == {} and found.to_json()["components"] == {}
-
-
-@given(shape=st.lists(st.integers(1, 5), max_size=4).map(tuple), most=st.integers(1, 70))
-def test_blocks_cover_a_tensor_once(shape: tuple[int, ...], most: int) -> None:
-    numbers = np.arange(int(np.prod(shape))).reshape(shape)
-    pieces = [numbers[index].ravel() for index in blocks(shape, most)]
-    np.testing.assert_array_equal(np.concatenate(pieces), numbers.ravel())
-    assert max(map(len, pieces)) <= most

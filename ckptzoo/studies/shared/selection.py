@@ -1,0 +1,126 @@
+"""What a study takes of a zoo: which tensors and checkpoints, in which blocks, and the symmetry table it needs."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ckptzoo import archs
+from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema import layout
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry import GAUGES
+
+BATCH_BYTES = 16 * 2**20
+"""Weights that are read at a time, as far as whole rows allow."""
+
+_T = TypeVar("_T")
+
+
+def parameter_names(arch: Architecture) -> list[str]:
+    """Floating-point parameters; buffers, such as running statistics, are not among them."""
+    return [tensor.name for tensor in arch.tensors if tensor.kind == "parameter" and "float" in tensor.dtype]
+
+
+def parameters_by_layer(arch: Architecture) -> dict[str, list[str]]:
+    """Layer to its floating-point parameters; layers without any are left out."""
+    names = set(parameter_names(arch))
+    found = {layer: [name for name in tensors if name in names] for layer, tensors in arch.layers.items()}
+    return {layer: tensors for layer, tensors in found.items() if tensors}
+
+
+def weight_names(arch: Architecture) -> list[str]:
+    """Floating-point parameters with two axes or more; all of them where there are none such."""
+    parameters = parameter_names(arch)
+    return [name for name in parameters if len(arch[name].shape) > 1] or parameters
+
+
+def usable_rows(metadata: pa.Table) -> NDArray[np.bool_]:
+    """(N,) the checkpoints that are finite and did not diverge, as far as is known."""
+    return ~flags(metadata, "diverged") & flags(metadata, "finite", missing=True)
+
+
+def flags(metadata: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.bool_]:
+    """(N,) a column of true and false, with ``missing`` where it holds nothing."""
+    return metadata[column].fill_null(missing).to_numpy().astype(np.bool_)
+
+
+def evenly(number: int, limit: int) -> NDArray[np.int64]:
+    """At most ``limit`` of the indices 0 to number - 1, evenly spaced from the first to the last; ascending.
+
+    >>> evenly(9, 3).tolist(), evenly(2, 3).tolist()
+    ([0, 4, 8], [0, 1])
+    """
+    return np.unique(np.linspace(0, number - 1, min(number, limit)).round().astype(np.int64))
+
+
+def thinned(items: Sequence[_T], limit: int) -> tuple[list[_T], int]:
+    """At most ``limit`` of the items, evenly spaced from the first to the last, and the number left out."""
+    indices = evenly(len(items), limit)
+    return [items[index] for index in indices], len(items) - len(indices)
+
+
+def blocks(shape: Sequence[int], limit: int) -> Iterator[tuple[int | slice, ...]]:
+    """Indices that cut a tensor, in order, into blocks of at most ``limit`` elements, and of one at least.
+
+    >>> list(blocks((2, 3), 2))
+    [(0, slice(0, 2, None)), (0, slice(2, 3, None)), (1, slice(0, 2, None)), (1, slice(2, 3, None))]
+    """
+    if math.prod(shape) <= limit:
+        yield ()
+        return
+    axis = next(axis for axis in range(len(shape)) if axis + 1 == len(shape) or math.prod(shape[axis + 1 :]) <= limit)
+    step = max(1, limit // math.prod(shape[axis + 1 :]))
+    for lead in np.ndindex(*shape[:axis]):
+        for start in range(0, shape[axis], step):
+            yield (*lead, slice(start, min(start + step, shape[axis])))
+
+
+def table_of(zoo: Zoo, variant: str) -> Symmetry:
+    """The symmetry table of a zoo that has checkpoints and this variant.
+
+    Raises
+    ------
+    UnknownNameError
+        There is neither a variant nor a gauge of this name.
+    SymmetryError, ZooError
+        What is missing, and the command that makes it.
+    """
+    if not len(zoo):
+        raise ZooError(Problem(zoo.name, "checkpoints", "at least one", "none", "Select others."))
+    derived = [name for name in zoo.variants if name != layout.RAW]
+    if variant not in derived and variant not in GAUGES:
+        raise UnknownNameError(zoo.name, "variant", variant, list(dict.fromkeys([*derived, *GAUGES])))
+    folder = zoo.contents.files.here
+    command = f"{'Run' if folder else 'Pull the zoo, then run'} ckptzoo derive {folder or 'FOLDER'} --gauge {variant}."
+    if zoo.symmetry is None:
+        # derive takes the table of a registered architecture by itself; others have to be declared first
+        step = command if archs.known(zoo.arch.forward) else f"{_declare(zoo)} {command}"
+        raise SymmetryError(Problem(zoo.name, "symmetry table", "one", "none", step))
+    if variant not in derived:
+        raise ZooError(Problem(zoo.name, "variants", f"{variant!r} among them", ", ".join(zoo.variants), command))
+    return zoo.symmetry
+
+
+def own_table(zoo: Zoo) -> Symmetry:
+    """The zoo's table, or where it has none that of its architecture in ``ckptzoo.archs``.
+
+    Raises
+    ------
+    SymmetryError
+        There is neither.
+    """
+    if zoo.symmetry is not None:
+        return zoo.symmetry
+    if archs.known(zoo.arch.forward):
+        return archs.symmetry(zoo.arch.forward)
+    raise SymmetryError(Problem(zoo.name, "symmetry table", "one", "none", _declare(zoo)))
+
+
+def _declare(zoo: Zoo) -> str:
+    return f"Declare one with ckptzoo.derive.declare({str(zoo.contents.files.here or 'FOLDER')!r}, table)."

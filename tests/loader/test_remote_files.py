@@ -149,6 +149,25 @@ def test_streams_ensembles_and_checkpoints_are_the_same(server, tmp_path, shuffl
     assert far["conv1.weight"][0].tobytes() == near["conv1.weight"][0].tobytes()
 
 
+def test_a_variant_of_which_some_parts_are_computed_is_the_same(server, tmp_path):
+    path = zoo_of(tmp_path / "zoo", (6, 4))
+    ckptzoo.derive.derive(path, certify="none")
+    grown(path, (5,), start=2)
+    ckptzoo.derive.derive(path, store="element", certify="none")
+    put(server, path)
+    near, far = ckptzoo.open(path), ckptzoo.open("lab/zoo", endpoint=server.url)
+    assert "computed" in repr(far["fc.weight", "canonical"]) and "and" in repr(far["fc.weight", "canonical"])
+    options = {"variant": "canonical", "batch_size": 4, "shuffle": "global"}
+    for a, b in zip(near.stream(**options), far.stream(**options), strict=True):
+        assert (a.ids, a.state) == (b.ids, b.state)
+        assert all(a[name].tobytes() == b[name].tobytes() for name in a.tensors)
+    for id in (near.ids[0], near.ids[-1]):
+        found = far.checkpoint(id, variant="canonical")
+        assert all(
+            array.tobytes() == found[name].tobytes() for name, array in near.checkpoint(id, variant="canonical").items()
+        )
+
+
 def test_a_stream_that_is_broken_off_leaves_nothing_running(server, tmp_path):
     put(server, zoo_of(tmp_path / "zoo", (40,)))
     far = ckptzoo.open("lab/zoo", endpoint=server.url)

@@ -18,6 +18,7 @@ from ckptzoo.schema.symmetry import Symmetry
 if TYPE_CHECKING:
     from torch import nn
 
+# names come from untrusted zoos: without bounds one of them could declare a network of any size
 _MAX_WIDTH = 32_768
 _MAX_LINEAR_LAYERS = 100
 _MAX_RESNET_DEPTH = 200
@@ -50,11 +51,12 @@ def _are_widths(numbers: tuple[int, ...]) -> bool:
 
 
 def _are_depth_and_classes(numbers: tuple[int, ...]) -> bool:
-    depth, classes = numbers
+    depth, classes = numbers  # a depth of 6 n + 2: three stages of n blocks of two convolutions, and two layers more
     return depth % 6 == 2 and 8 <= depth <= _MAX_RESNET_DEPTH and classes <= _MAX_WIDTH
 
 
 _N = "[1-9][0-9]{0,4}"
+"""A positive integer without leading zeros, so that every network has one name."""
 _FAMILIES = (
     _Family("optunet", "optunet", "optunet", "OptuNet", (), _are_widths),
     _Family("mlp-<in>-<hidden>-...-<out>", f"mlp-({_N}(?:-{_N})+)", "mlp", "MLP", ("relu",), _are_widths),
@@ -95,7 +97,7 @@ def get(name: str) -> "Callable[[], nn.Module]":
     UnknownNameError
         No such architecture.
     """
-    family, numbers = _found(name)
+    family, numbers = _family(name)
     factory = getattr(import_module(f"ckptzoo.archs.{family.module}"), family.factory)
     return partial(factory, *family.kind, *numbers)
 
@@ -123,16 +125,16 @@ def symmetry(name: str) -> Symmetry:
 
 
 def _declaration(name: str) -> tuple[Architecture, Symmetry]:
-    family, numbers = _found(name)
+    family, numbers = _family(name)
     declare = import_module(f"ckptzoo.archs.{family.module}_spec").declare
     return declare(name, *family.kind, *numbers)
 
 
-def _found(name: str) -> tuple[_Family, tuple[int, ...]]:
-    found = _find(name)
-    if found is None:
+def _family(name: str) -> tuple[_Family, tuple[int, ...]]:
+    match = _find(name)
+    if match is None:
         raise UnknownNameError("ckptzoo.archs", "architecture", name, names())
-    return found
+    return match
 
 
 def _find(name: object) -> tuple[_Family, tuple[int, ...]] | None:

@@ -17,7 +17,7 @@ class Channels:
     Parameters
     ----------
     n : number of channels.
-    segments : where the groups' channels sit; none for inputs and logits, which nothing may move.
+    segments : where the groups' channels are; none for inputs and logits, which nothing may move.
     """
 
     n: int
@@ -26,10 +26,10 @@ class Channels:
     @property
     def groups(self) -> dict[str, int]:
         """Group id to its number of channels, by first appearance."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for segment in self.segments:
-            found[segment.group] += segment.count
-        return found
+            counts[segment.group] += segment.count
+        return counts
 
 
 def channels(group: str, n: int) -> Channels:
@@ -100,12 +100,12 @@ class Draft:
         if reads.segments:
             self._actions.append(AxisAction(weight, 1, reads.segments, -1, True, "in"))
 
-    def _vector(self, name: str, at: Channels, exponent: int, role: str) -> None:
+    def _vector(self, name: str, channels: Channels, exponent: int, role: str) -> None:
         kind = "buffer" if role in ("mean", "variance") else "parameter"
         eps = _EPS if role == "variance" else 0.0
-        self._tensors.append(Tensor(name, (at.n,), kind=kind))
-        if at.segments:
-            self._actions.append(AxisAction(name, 0, at.segments, exponent, role == "gain", role, eps=eps))
+        self._tensors.append(Tensor(name, (channels.n,), kind=kind))
+        if channels.segments:
+            self._actions.append(AxisAction(name, 0, channels.segments, exponent, role == "gain", role, eps=eps))
 
 
 def _own(conv: str, group: str, writes: Channels) -> str:

@@ -19,7 +19,7 @@ from ckptzoo.derive.derived_writer import DerivedTreeWriter, Row, RowRun
 from ckptzoo.errors import ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part
-from ckptzoo.format.predictions import DTYPE, LOGITS, encoded
+from ckptzoo.format.predictions import DTYPE, LOGITS, encode_targets
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.architecture import Architecture, Tensor
@@ -188,7 +188,7 @@ def _checked(targets: NDArray[Any], examples: int, classes: int, location: str) 
         got = f"{labels.dtype} {labels.shape}" + (f" from {labels.min()} to {labels.max()}" if fits else "")
         step = "Leave them out where they are not among the network's classes."
         raise ZooError(f"{location}: targets: expected {examples} integers from 0 to {classes - 1}, got {got}. {step}")
-    return encoded(labels)
+    return encode_targets(labels)
 
 
 class _PredictionJob:

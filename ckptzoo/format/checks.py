@@ -1,6 +1,6 @@
-"""What an index promises, checked against the architecture and the files' sizes without reading a shard.
+"""Checks of parts by their indices alone: against the architecture, the symmetry table and the files' sizes.
 
-What the parts of a variant must hold: group elements of the zoo's table, and weights or none.
+No shard is read. ``ckptzoo.format.verify`` reads them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from ckptzoo.errors import Problem
 from ckptzoo.format.files import Files
 from ckptzoo.format.header import CODES
 from ckptzoo.format.part import Part
-from ckptzoo.format.predictions import differing, prediction_problems
+from ckptzoo.format.predictions import input_problems, prediction_problems
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.schema.architecture import ITEMSIZE, Architecture, name_problem
 from ckptzoo.schema.documents import REFETCH, Document
@@ -47,18 +47,17 @@ def element_problems(
     elements : what its ``g`` shards hold.
     weights : whether the part stores the variant's weights; if not, they are computed with the zoo's table.
     """
-    named = facts.get("symmetry")
-    if symmetry is None or named != digest:
+    promised = facts.get("symmetry")
+    if symmetry is None or promised != digest:
         if not weights:
-            step = f"Restore {SYMMETRY} from a copy."
-            yield Problem(
-                f"{location}/{INDEX}", f"digest of {SYMMETRY}", str(named), str(digest or "no such file"), step
-            )
+            got, step = str(digest or "no such file"), f"Restore {SYMMETRY} from a copy."
+            yield Problem(f"{location}/{INDEX}", f"digest of {SYMMETRY}", str(promised), got, step)
         return
     expected: dict[str, Kind] = {}
     for group in symmetry.groups:
-        found, _ = elements.get(f"{group.id}.perm", ("int32", ()))
-        expected[f"{group.id}.perm"] = (found if found.startswith(("int", "uint")) else "int32", (group.n,))
+        # the format takes permutations of any integer dtype
+        dtype, _ = elements.get(f"{group.id}.perm", ("int32", ()))
+        expected[f"{group.id}.perm"] = (dtype if dtype.startswith(("int", "uint")) else "int32", (group.n,))
         if group.scale != "none":
             expected[f"{group.id}.scale"] = ("float64", (group.n,))
     for name in sorted({*expected, *elements}):
@@ -71,18 +70,18 @@ def element_problems(
 
 
 def origin_problems(files: Files, raw: Tree, tree: Tree) -> Iterator[Problem]:
-    """Parts of a variant whose rows stand in another raw part than the one that they were derived from."""
+    """Parts of a variant whose rows are in another raw part than the one that they were derived from."""
     bounds = np.cumsum([0, *(part.rows for part in raw.parts)])
     owner = np.searchsorted(bounds, places_of(tree.rows["id"], raw.rows["id"]), side="right") - 1
-    at = 0
+    first = 0
     for part in tree.parts:
-        held = np.unique(owner[at : at + part.rows])
-        at += part.rows
-        named = str(part.facts.get("raw"))
-        others = {raw.parts[number].digest for number in held[held >= 0].tolist()} - {named}
+        numbers = np.unique(owner[first : first + part.rows])  # -1 where no raw part has the row
+        first += part.rows
+        promised = str(part.facts.get("raw"))
+        others = {raw.parts[number].digest for number in numbers[numbers >= 0].tolist()} - {promised}
         if others:
-            step = "Remove the part and derive it anew."
-            yield Problem(f"{files.name}/{part.path}", "raw part of its rows", named, min(others), step)
+            step = "Remove the part and derive it again."
+            yield Problem(f"{files.name}/{part.path}", "raw part of its rows", promised, min(others), step)
 
 
 def geometry_problems(files: Files, arch: Architecture, symmetry: Symmetry | None, tree: Tree) -> list[Problem]:
@@ -94,31 +93,36 @@ def geometry_problems(files: Files, arch: Architecture, symmetry: Symmetry | Non
     table = symmetry, None if symmetry is None or tree.kind != "variant" else symmetry.digest
     for part, start, stop in zip(tree.parts, bounds[:-1], bounds[1:], strict=True):
         problems.extend(_of_part(files, arch, table, part, outline.slice(start, stop - start)))
-    return [*problems, *differing(files, tree)]
+    return [*problems, *input_problems(files, tree)]
 
 
 def _of_part(
     files: Files, arch: Architecture, table: tuple[Symmetry | None, str | None], part: Part, index: pa.Table
 ) -> list[Problem]:
-    where = f"{files.name}/{part.path}"
+    location = f"{files.name}/{part.path}"
     problems: list[Problem] = []
 
     def wrong(file: str, what: str, expected: object, got: object) -> None:
-        problems.append(Problem(f"{where}/{file}", what, str(expected), str(got), REFETCH))
+        problems.append(Problem(f"{location}/{file}", what, str(expected), str(got), REFETCH))
 
     sizes: dict[str, int] = {}
-    held: dict[str, tuple[int, int]] = {}
-    origin: dict[tuple[str, str], int] = {}
-    spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    """Bytes of each shard."""
+    shard_rows: dict[str, tuple[int, int]] = {}
+    """First row of each shard, and the one behind its last."""
+    row_zero: dict[tuple[str, str], int] = {}
+    """Offset at which a tensor's row 0 of the part would be in a shard: one for all its blocks there."""
     rows: dict[str, list[tuple[int, int]]] = {}
-    kinds: dict[tuple[str, str], tuple[str, tuple[int, ...]]] = {}
+    """The rows of every shard of a stem."""
+    spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    """The rows of every block of a stem's tensor."""
+    kinds: dict[tuple[str, str], Kind] = {}
     columns = index.to_pydict()
     shard = ""
     for file, tensor, start, stop, offset, nbytes, dtype, shape in zip(
         *(columns[name] for name in ("file", "tensor", "row_start", "row_stop", "offset", "nbytes", "dtype", "shape")),
         strict=True,
     ):
-        if not (named := SHARD_NAME.fullmatch(file)):
+        if not (name := SHARD_NAME.fullmatch(file)):
             wrong(INDEX, "name of a shard", "<stem>-<number>.safetensors", repr(file))
             continue
         if not 0 <= start < stop <= part.rows:
@@ -126,65 +130,54 @@ def _of_part(
         elif tensor is None:
             if file in sizes:
                 wrong(file, "entries of the whole shard", "one", "two")
-            sizes[file], held[file], shard = nbytes, (start, stop), file
-            rows.setdefault(named[1], []).append((start, stop))
+            sizes[file], shard_rows[file], shard = nbytes, (start, stop), file
+            rows.setdefault(name[1], []).append((start, stop))
         elif file != shard:
-            wrong(
-                INDEX, f"order of the rows of {tensor!r}", "behind the row of their shard", f"{file} behind {shard!r}"
-            )
+            what, got = f"order of the rows of {tensor!r}", f"{file} behind {shard!r}"
+            wrong(INDEX, what, "behind the row of their shard", got)
         elif name_problem(tensor) or dtype not in CODES or not shape or shape[0] != stop - start:
             wrong(file, f"tensor {tensor!r}", "a name, a dtype and the shape of its rows", f"{dtype} {shape}")
+        # bounded one by one before they are multiplied: an untrusted shape could be made of huge numbers
         elif any(not 0 < size < 2**40 for size in shape) or nbytes != _nbytes(dtype, shape):
             wrong(file, f"bytes of {tensor!r}", "those of its shape", f"{nbytes} for {dtype} {tuple(shape)}")
         elif offset < 8 or offset + nbytes > sizes.get(file, 0):
             wrong(file, f"offset of {tensor!r}", f"within the shard's {sizes.get(file, 0)} bytes", offset)
-        elif start < held[file][0] or stop > held[file][1]:
-            wrong(
-                file,
-                f"rows of {tensor!r}",
-                f"within {held[file][0]} to {held[file][1]}",
-                f"{start} to {stop}",
-            )
-        elif offset - start * (nbytes // shape[0]) != origin.setdefault(
-            (file, tensor), offset - start * (nbytes // shape[0])
-        ):
+        elif start < shard_rows[file][0] or stop > shard_rows[file][1]:
+            expected = f"within {shard_rows[file][0]} to {shard_rows[file][1]}"
+            wrong(file, f"rows of {tensor!r}", expected, f"{start} to {stop}")
+        elif (origin := offset - start * (nbytes // shape[0])) != row_zero.setdefault((file, tensor), origin):
             wrong(file, f"offset of {tensor!r}", "right behind the rows before", f"{offset} at row {start}")
         else:
-            spans.setdefault((named[1], tensor), []).append((start, stop))
-            kind = kinds.setdefault((named[1], tensor), (dtype, tuple(shape[1:])))
+            spans.setdefault((name[1], tensor), []).append((start, stop))
+            kind = kinds.setdefault((name[1], tensor), (dtype, tuple(shape[1:])))
             if kind != (dtype, tuple(shape[1:])):
                 wrong(file, f"tensor {tensor!r}", f"{kind[0]} {kind[1]} in every block", f"{dtype} {shape[1:]}")
-    if problems:
+    if problems:  # the checks below would only repeat them
         return problems
     for file, size in sizes.items():
-        found = files.size(f"{part.path}/{file}")
-        if found is None:
+        actual = files.size(f"{part.path}/{file}")
+        if actual is None:
             wrong(file, "file", f"{size} bytes", "no file")
             continue
-        if found != size:
-            wrong(file, "size", f"{size} bytes", f"{found} bytes")
+        if actual != size:
+            wrong(file, "size", f"{size} bytes", f"{actual} bytes")
     for stem, covered in rows.items():
         if not _covers(covered, part.rows):
-            wrong(
-                f"{stem}-*.safetensors",
-                "rows of the shards",
-                f"all of 0 to {part.rows}, once",
-                sorted(covered),
-            )
+            wrong(f"{stem}-*.safetensors", "rows of the shards", f"all of 0 to {part.rows}, once", sorted(covered))
     for (stem, tensor), covered in spans.items():
         if not _covers(covered, part.rows):
             wrong(f"{stem}-*.safetensors", f"rows of {tensor!r}", f"all of 0 to {part.rows}, once", covered[:4])
     kind = str(part.facts.get("kind"))
-    home = {
+    folders = {
         "raw": "parts",
         "retracted": "derived/retracted",
         "variant": f"derived/{part.facts.get('gauge')}",
         "predictions": f"derived/{predictions_name(str(part.facts.get('set')))}",
     }
-    if part.tree != home.get(kind, part.tree):
-        wrong(INDEX, f"folder of a part of kind {kind!r}", home[kind], part.tree)
+    if part.tree != folders.get(kind, part.tree):
+        wrong(INDEX, f"folder of a part of kind {kind!r}", folders[kind], part.tree)
     if kind == PREDICTIONS:
-        return problems + list(prediction_problems(where, part, rows, kinds))
+        return problems + list(prediction_problems(location, part, rows, kinds))
     for stem in sorted(set(rows) - {ELEMENT}):
         for tensor in arch.tensors:
             dtype, shape = kinds.get((stem, tensor.name), ("no such tensor", ()))
@@ -192,15 +185,15 @@ def _of_part(
             if (dtype, shape) != (stored, tensor.shape):
                 expected = f"{stored} {tensor.shape}"
                 wrong(f"{stem}-*.safetensors", f"tensor {tensor.name!r}", expected, f"{dtype} {shape}")
-        for name in sorted(name for found, name in kinds if found == stem and name not in arch):
+        for name in sorted(name for own, name in kinds if own == stem and name not in arch):
             wrong(f"{stem}-*.safetensors", f"tensor {name!r}", "a tensor of architecture.json", "another one")
     bare = part.facts.get("bare") is True
     if part.facts.get("kind") == RAW and part.rows and bare == (RAW in rows):
         wrong(INDEX, "shards", *(("none", "some") if bare else ("raw-00.safetensors and on", "none")))
     if kind == "variant" and part.rows:
-        elements = {tensor: found for (stem, tensor), found in kinds.items() if stem == ELEMENT}
+        elements = {tensor: kind for (stem, tensor), kind in kinds.items() if stem == ELEMENT}
         weights = str(part.facts.get("gauge")) in rows
-        problems += element_problems(where, *table, part.facts, elements, weights=weights)
+        problems += element_problems(location, *table, part.facts, elements, weights=weights)
     return problems
 
 
@@ -212,9 +205,10 @@ def _nbytes(dtype: str, shape: list[int]) -> int:
 
 
 def _covers(spans: list[tuple[int, int]], rows: int) -> bool:
-    at = 0
+    """Whether the spans take every row once."""
+    end = 0
     for start, stop in sorted(spans):
-        if start != at:
+        if start != end:
             return False
-        at = stop
-    return at == rows
+        end = stop
+    return end == rows

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 
 TEMPORARY = ".ckptzoo-tmp-"
+"""How the names of unfinished files and folders begin; a name that begins with a dot is no part of a zoo."""
 
 
 def sync(path: Path) -> None:
-    """Flush a file or folder to the disk."""
+    """Flush a file or folder to the disk; that of a folder makes the names in it durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -31,7 +32,7 @@ def write_file(path: Path, data: bytes) -> None:
         There is no such folder.
     """
     if not path.parent.is_dir():
-        raise ZooError(f"{path.parent}: folder: expected one to write {path.name} to, got none. Make it first.")
+        raise ZooError(Problem(str(path.parent), "folder", f"one to write {path.name} to", "none", "Make it first."))
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as file:
@@ -46,7 +47,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's advisory lock; it goes with the process, however that ends."""
+    """Hold the folder's advisory lock; the kernel releases it with the process, however that ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -56,7 +57,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 class Staging:
-    """A folder under construction beside its final place, locked while its maker lives."""
+    """A folder under construction beside its final place, locked while the process that makes it lives."""
 
     def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,7 @@ class Staging:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what makers that died left behind in ``parent``; live ones hold their folder's lock."""
+    """Remove what processes that died left in ``parent``; those that live hold their folder's lock."""
     for left in parent.glob(f"{TEMPORARY}*"):
         try:
             descriptor = os.open(left, os.O_RDONLY)

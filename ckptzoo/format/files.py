@@ -1,4 +1,4 @@
-"""Where a zoo's files are: everything that the format reads of a zoo, it reads through this."""
+"""The files of a zoo, wherever they are: everything that the format reads of a zoo, it reads through ``Files``."""
 
 import hashlib
 import os
@@ -72,7 +72,7 @@ class Folder:
             return ()
 
     def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
-        """A whole file."""
+        """A whole file, its size bounded before it is read."""
         return table.read_bytes(self.here / name, location=f"{self.name}/{name}", max_bytes=max_bytes)
 
     def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
@@ -84,30 +84,30 @@ class Folder:
         return [self._span(span) for span in wanted]
 
     def _span(self, span: Span) -> bytes:
-        where = f"{self.name}/{span.name}"
+        location = f"{self.name}/{span.name}"
         try:
             with (self.here / span.name).open("rb", buffering=0) as file:
                 data = os.pread(file.fileno(), span.stop - span.start, span.start)
         except OSError as error:
-            found = error.strerror or "none"
-            raise IntegrityError(Problem(where, "file", "a readable file", found, REFETCH)) from error
-        check_span(data, span, location=where)
+            got = error.strerror or "none"
+            raise IntegrityError(Problem(location, "file", "a readable file", got, REFETCH)) from error
+        check_span(data, span, location=location)
         return data
 
 
 def check_span(data: bytes, span: Span, *, location: str, step: str = REFETCH) -> None:
     """Raise IntegrityError unless these are the bytes of a piece of a file."""
-    if (found := hashlib.sha256(data).digest()) != span.sha256:
+    if (digest := hashlib.sha256(data).digest()) != span.sha256:
         what = f"sha256 of bytes {span.start} to {span.stop}"
-        raise IntegrityError(Problem(location, what, span.sha256.hex(), found.hex(), step))
+        raise IntegrityError(Problem(location, what, span.sha256.hex(), digest.hex(), step))
 
 
 def folders_of(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """The names in every folder, in order, from the paths of all files; that of the zoo itself is ``""``."""
-    made: dict[str, set[str]] = {}
+    folders: dict[str, set[str]] = {}
     for name in names:
         while name:
-            above, _, last = name.rpartition("/")
-            made.setdefault(above, set()).add(last)
-            name = above
-    return {folder: tuple(sorted(held)) for folder, held in made.items()}
+            folder, _, last = name.rpartition("/")
+            folders.setdefault(folder, set()).add(last)
+            name = folder
+    return {folder: tuple(sorted(entries)) for folder, entries in folders.items()}

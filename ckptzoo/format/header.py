@@ -18,9 +18,11 @@ from ckptzoo.schema.architecture import ITEMSIZE, Tensor, name_problem
 from ckptzoo.schema.documents import parse
 
 PAGE = 4096
+"""The data starts at a multiple of this, the size of a memory page on most machines."""
 MAX_HEADER = 100_000_000
+"""The safetensors library's own limit on a header."""
 SMALL = 16 * 1024
-"""Tensors up to this many bytes a checkpoint lie next to one another, so that one request gets many."""
+"""Tensors up to this many bytes a checkpoint are next to one another, so that one request gets several."""
 
 CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
@@ -50,7 +52,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything lies in a shard of ``rows`` checkpoints."""
+    """Where everything is in a shard of ``rows`` checkpoints."""
 
     rows: int
     header: bytes
@@ -78,11 +80,12 @@ def lay_out(tensors: Sequence[Tensor], rows: int, metadata: Mapping[str, str]) -
         }
         start = stop
     text = json.dumps(described, separators=(",", ":")).encode()
+    # spaces behind the JSON are part of the header's length, as the safetensors format allows
     length = -(-(8 + len(text)) // PAGE) * PAGE - 8
     header = length.to_bytes(8, "little") + text.ljust(length)
     entries = tuple(
-        Entry(tensor.name, tensor.dtype, (rows, *tensor.shape), len(header) + at, rows * tensor.nbytes)
-        for tensor, at in placed
+        Entry(tensor.name, tensor.dtype, (rows, *tensor.shape), len(header) + start, rows * tensor.nbytes)
+        for tensor, start in placed
     )
     return Layout(rows, header, entries)
 
@@ -92,14 +95,13 @@ def header_length(first: bytes, *, file_size: int, location: str) -> int:
     length = int.from_bytes(first[:8], "little")
     if len(first) < 8 or length > min(MAX_HEADER, file_size - 8):
         expected = f"at most {max(0, min(MAX_HEADER, file_size - 8))} bytes"
-        raise IntegrityError(
-            Problem(location, "header length", expected, f"{length if len(first) >= 8 else 'no header'}", _STEP)
-        )
+        got = str(length) if len(first) >= 8 else "no header"
+        raise IntegrityError(Problem(location, "header length", expected, got, _STEP))
     return length
 
 
 def read_header(text: bytes, *, file_size: int, location: str) -> tuple[Entry, ...]:
-    """Entries of a safetensors header, by offset, from a stranger's bytes.
+    """Entries of a safetensors header, by offset, from untrusted bytes.
 
     Parameters
     ----------
@@ -113,7 +115,7 @@ def read_header(text: bytes, *, file_size: int, location: str) -> tuple[Entry, .
     """
     described = parse(text, location=location, max_bytes=MAX_HEADER)
     problems: list[Problem] = []
-    found: list[Entry] = []
+    entries: list[Entry] = []
     base = 8 + len(text)
 
     def wrong(what: str, expected: str, got: object) -> None:
@@ -125,13 +127,9 @@ def read_header(text: bytes, *, file_size: int, location: str) -> tuple[Entry, .
     ):
         wrong("__metadata__", "an object of strings", metadata)
     for name, item in described.items():
-        if (odd := name_problem(name)) is not None:
-            wrong("tensor name", "letters, digits, _ : + - in dotted words", odd)
-        elif not isinstance(item, dict) or set(cast(dict[str, Any], item)) != {
-            "dtype",
-            "shape",
-            "data_offsets",
-        }:
+        if (got := name_problem(name)) is not None:
+            wrong("tensor name", "letters, digits, _ : + - in dotted words", got)
+        elif not isinstance(item, dict) or set(cast(dict[str, Any], item)) != {"dtype", "shape", "data_offsets"}:
             wrong(f"tensor {name!r}", "the fields dtype, shape, data_offsets", item)
         elif item["dtype"] not in _NAMES:
             wrong(f"dtype of {name!r}", "one of " + ", ".join(_NAMES), item["dtype"])
@@ -145,24 +143,22 @@ def read_header(text: bytes, *, file_size: int, location: str) -> tuple[Entry, .
             if stop - start != size:
                 wrong(f"bytes of {name!r}", f"{size} from its shape", f"{stop - start} from its offsets")
             else:
-                found.append(Entry(name, dtype, tuple(item["shape"]), base + start, size))
-    found.sort(key=lambda entry: (entry.offset, entry.nbytes))
-    at = base
-    for entry in found:
-        if entry.offset != at:
-            kind = "an overlap" if entry.offset < at else "a hole"
-            wrong(
-                f"offset of {entry.name!r}",
-                f"{at}, where the tensor before it ends",
-                f"{entry.offset}: {kind}",
-            )
-        at = max(at, entry.offset + entry.nbytes)
-    if not problems and at != file_size:
-        wrong("end of the data", f"{file_size}, the end of the file", at)
+                entries.append(Entry(name, dtype, tuple(item["shape"]), base + start, size))
+    entries.sort(key=lambda entry: (entry.offset, entry.nbytes))
+    end = base
+    for entry in entries:
+        if entry.offset != end:
+            kind = "an overlap" if entry.offset < end else "a hole"
+            expected = f"{end}, where the tensor before it ends"
+            wrong(f"offset of {entry.name!r}", expected, f"{entry.offset}: {kind}")
+        end = max(end, entry.offset + entry.nbytes)
+    if not problems and end != file_size:
+        wrong("end of the data", f"{file_size}, the end of the file", end)
     if problems:
         raise IntegrityError(problems)
-    return tuple(found)
+    return tuple(entries)
 
 
 def _natural(value: Any) -> bool:
+    # bool is a subclass of int, and JSON's true would pass for 1
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**62 for item in cast(list[Any], value))

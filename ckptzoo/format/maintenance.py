@@ -1,10 +1,7 @@
-"""Write a snapshot and a listing of everything a zoo holds now.
+"""Work on a zoo that adds no checkpoints: compacting and listing it, and retracting checkpoints.
 
-Withdraw checkpoints: a tombstone is added, the loader leaves them out, the bytes stay.
-
-``listing.json``: what a zoo's folder holds, for web servers that cannot list.
-
-A sealed document beside ``zoo.json``, as docs/format.md describes those, with
+``listing.json`` says which files a zoo has, for web servers that cannot list. It is a sealed document, as
+docs/format.md describes those, with::
 
     {"digest": "sha256:...", "files": {"<name>": [<size>, "<hex sha256>" or null], ...}, "version": 1}
 
@@ -32,6 +29,7 @@ from ckptzoo.schema.metadata import RETRACTED_COLUMNS
 
 LISTING = "listing.json"
 VERSION = 1
+"""Of the listing."""
 
 
 def encode(files: Mapping[str, tuple[int, str | None]]) -> bytes:
@@ -52,16 +50,16 @@ def describe(root: Path, known: Mapping[str, str], *, without: Collection[str] =
     -----
     Reads every file that is not known.
     """
-    held = {path.relative_to(root).as_posix(): path for path in _files(root)}
-    shown = sorted((name, path) for name, path in held.items() if name not in without)
-    return encode({name: (path.stat().st_size, _digest(name, path, known)) for name, path in shown})
+    files = {path.relative_to(root).as_posix(): path for path in _files(root)}
+    named = sorted((name, path) for name, path in files.items() if name not in without)
+    return encode({name: (path.stat().st_size, _digest(name, path, known)) for name, path in named})
 
 
 def _files(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        at = Path(folder)
-        yield from (at / name for name in files if not name.startswith(".") and at / name != root / LISTING)
+        paths = (Path(folder, name) for name in files if not name.startswith("."))
+        yield from (path for path in paths if path != root / LISTING)
 
 
 def _digest(name: str, path: Path, known: Mapping[str, str]) -> str | None:
@@ -100,15 +98,16 @@ def compact(path: str | Path) -> Path | None:
     trees = {tree: read_tree(files, tree, names, None) for tree, names in list_trees(files).items() if names}
     if not trees:
         return None
-    place, data = snapshot.encode(trees)
-    target = root / place
+    name, data = snapshot.encode(trees)
+    target = root / name
     target.parent.mkdir(exist_ok=True)
     durable.write_file(target, data)
+    # the first 6 digits of a snapshot's name are the number of parts it covers
     older = [name for name in snapshot.listed(files) if name != target.name and name[:6] <= target.name[:6]]
-    leaving = {f"{SNAPSHOTS}/{name}" for name in older}
-    listed = describe(root, _shards(trees.values()), without=leaving)
-    durable.write_file(root / LISTING, listed)  # before they leave, so that it never names one that has left
-    for name in leaving:
+    replaced = {f"{SNAPSHOTS}/{name}" for name in older}
+    listing = describe(root, _shards(trees.values()), without=replaced)
+    durable.write_file(root / LISTING, listing)  # before they are removed, so that it never names a missing one
+    for name in replaced:
         (root / name).unlink(missing_ok=True)
     return target
 
@@ -124,7 +123,7 @@ def _shards(trees: Iterable[Tree]) -> dict[str, str]:
 
 
 def retract(path: str | Path, ids: Sequence[str], *, reason: str, contributor: str | None = None) -> int:
-    """Withdraw checkpoints from a zoo.
+    """Withdraw checkpoints from a zoo: a tombstone is added, the loader leaves them out, and their bytes stay.
 
     Parameters
     ----------
@@ -143,18 +142,18 @@ def retract(path: str | Path, ids: Sequence[str], *, reason: str, contributor: s
     """
     root = Path(path).absolute()
     contents = read_contents(Folder(root))
-    held = contents.ids.to_pylist()
-    known = set(held)
+    known = contents.ids.to_pylist()
+    unknown = set(ids) - set(known)
     for name in ids:
-        if name not in known:
-            raise UnknownNameError(root.name, "checkpoint", name, held)
-    gone = set(contents.retracted.rows["id"].to_pylist())
-    fresh = [name for name in dict.fromkeys(ids) if name not in gone]
-    if not fresh:
+        if name in unknown:
+            raise UnknownNameError(root.name, "checkpoint", name, known)
+    before = set(contents.retracted.rows["id"].to_pylist())
+    new = [name for name in dict.fromkeys(ids) if name not in before]
+    if not new:
         return 0
     now = datetime.now(UTC)
     rows: list[dict[str, Any]] = [
-        {"id": name, "reason": reason, "contributor": contributor, "created": now} for name in fresh
+        {"id": name, "reason": reason, "contributor": contributor, "created": now} for name in new
     ]
     part = PartWriter(
         root / DERIVED / RETRACTED,

@@ -21,6 +21,7 @@ SHARD_BYTES = 2 * 2**30
 """Target size of a shard."""
 
 Arrays = Mapping[str, Any]
+"""Stacked tensors by name."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class PartWriter:
         its own stem has its weights computed from ``g`` and the raw ones when they are read.
     schema : of its rows.
     facts : recorded in the index's footer and covered by the digest.
-    rows : how many will come at most, where that is known; then no tensor has to be moved when the last has come.
+    shard_bytes : target size of a shard.
+    rows : the largest number of rows that will come, where it is known; then no tensor has to be moved at the end.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class PartWriter:
     ) -> None:
         self._tree, self._sets, self._schema, self._facts = tree, sets, schema, facts
         self._capacity = {stem: rows_a_shard(tensors, shard_bytes) for stem, tensors in sets.items()}
-        self._most = rows
+        self._max_rows = rows
         self._staging = Staging(tree)
         self._open: dict[str, ShardWriter] = {}
         self._shards = dict.fromkeys(sets, 0)
@@ -116,24 +118,25 @@ class PartWriter:
         footer = {"version": 1, "digest": digest, "rows": len(metadata), "facts": self._facts}
         (self._staging.path / METADATA).write_bytes(rows_file)
         (self._staging.path / INDEX).write_bytes(table.encode([index], footer, sealed=True))
-        with locked(root):
+        with locked(root):  # so that two writers never take one sequence number
             refuse(self.rows)
-            taken = [int(found[1]) for path in self._tree.iterdir() if (found := PART_NAME.fullmatch(path.name))]
-            name = part_name(max(taken, default=0) + 1, digest)
+            names = (PART_NAME.fullmatch(path.name) for path in self._tree.iterdir())
+            sequence = max((int(name[1]) for name in names if name is not None), default=0) + 1
+            name = part_name(sequence, digest)
             self._staging.publish(self._tree / name)
         tree = self._tree.relative_to(root).as_posix()
         return Part(tree, name, len(self.rows), digest, self._facts)
 
     def discard(self) -> None:
-        """Give up; nothing of it stays."""
+        """Give the part up and remove what was written of it."""
         for shard in self._open.values():
             shard.close()
         self._staging.discard()
 
     def _next(self, stem: str) -> ShardWriter:
         path, capacity = self._staging.path / shard_name(stem, self._shards[stem]), self._capacity[stem]
-        if self._most is not None:
-            capacity = min(capacity, self._most - self._shards[stem] * capacity)
+        if self._max_rows is not None:
+            capacity = min(capacity, self._max_rows - self._shards[stem] * capacity)
         self._open[stem] = ShardWriter(path, self._sets[stem], capacity=capacity, stem=stem)
         return self._open[stem]
 
@@ -177,12 +180,11 @@ def part_of(tree: str, name: str, footer: Document, *, location: str) -> Part:
     """A part from the facts in its index's footer."""
     digest, rows, facts = footer.get("digest"), footer.get("rows"), footer.get("facts")
     if footer.get("version") != 1:
-        raise IntegrityError(
-            Problem(location, "format version", "1", repr(footer.get("version")), "Upgrade ckptzoo to read it.")
-        )
+        got = repr(footer.get("version"))
+        raise IntegrityError(Problem(location, "format version", "1", got, "Upgrade ckptzoo to read it."))
     if not isinstance(digest, str) or type(rows) is not int or rows < 0 or not isinstance(facts, dict):
         raise IntegrityError(Problem(location, "footer", "digest, rows and facts", str(footer)[:160], REFETCH))
-    if name[7:] != digest.removeprefix("sha256:")[:8]:
+    if name[7:] != digest.removeprefix("sha256:")[:8]:  # behind the sequence number and its hyphen
         raise IntegrityError(Problem(location, "name of the part", f"...-{digest[7:15]}", name, REFETCH))
     return Part(tree, name, rows, digest, facts)
 
@@ -197,9 +199,8 @@ def kind_of(part: Part, *, location: str) -> str:
     """
     kind = part.facts.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise IntegrityError(
-            Problem(location, "kind", "one of " + ", ".join(KINDS), repr(kind), "Upgrade ckptzoo to read it.")
-        )
+        expected = "one of " + ", ".join(KINDS)
+        raise IntegrityError(Problem(location, "kind", expected, repr(kind), "Upgrade ckptzoo to read it."))
     return kind
 
 

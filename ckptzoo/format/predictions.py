@@ -17,27 +17,29 @@ from ckptzoo.schema.layout import INDEX, PREDICTIONS, SET_NAME
 LOGITS = "logits"
 """The tensor of a part: (K, examples, classes)."""
 DTYPE = "float16"
+"""Of the stored outputs."""
 SHARED = ("set", "outputs", "examples", "classes", "inputs", "targets")
 """Facts in which all parts of a tree agree."""
 _WIDTHS = (1, 2, 4)
+"""Bytes of one encoded label."""
 
 Kinds = Mapping[tuple[str, str], tuple[str, tuple[int, ...]]]
 """By stem and name the dtype and the shape of a tensor in one checkpoint."""
 
 
-def encoded(targets: NDArray[np.integer]) -> str:
+def encode_targets(targets: NDArray[np.integer]) -> str:
     """Labels as base64 of unsigned integers, little-endian, of the fewest bytes (1, 2 or 4) that hold them all."""
     width = next(width for width in _WIDTHS if int(targets.max(initial=0)) < 256**width)
     return base64.b64encode(targets.astype(f"<u{width}").tobytes()).decode()
 
 
-def decoded(text: object, examples: int, classes: int) -> NDArray[np.int64]:
+def decode_targets(text: object, examples: int, classes: int) -> NDArray[np.int64]:
     """(N,) labels from their base64.
 
     Raises
     ------
     ValueError
-        It is not what ``encoded`` makes of so many labels of so many classes.
+        It is not what ``encode_targets`` makes of this number of labels of this number of classes.
     """
     if not isinstance(text, str):
         raise ValueError(f"a {type(text).__name__}")
@@ -48,18 +50,18 @@ def decoded(text: object, examples: int, classes: int) -> NDArray[np.int64]:
     width = len(data) // examples
     if width not in _WIDTHS or len(data) != examples * width:
         raise ValueError(f"{len(data)} bytes")
-    found = np.frombuffer(data, f"<u{width}").astype(np.int64)
-    if int(found.max()) >= classes:
-        raise ValueError(f"a label {int(found.max())}")
-    if encoded(found) != text:
+    targets = np.frombuffer(data, f"<u{width}").astype(np.int64)
+    if int(targets.max()) >= classes:
+        raise ValueError(f"a label {int(targets.max())}")
+    if encode_targets(targets) != text:  # one encoding for every list of labels, so that equal facts are equal text
         raise ValueError("more bytes than they need")
-    return found
+    return targets
 
 
 def targets_of(facts: Document) -> NDArray[np.int64] | None:
     """(N,) the labels that a part's facts hold; None where they have none."""
     text = facts["targets"]
-    return None if text is None else decoded(text, facts["examples"], facts["classes"])
+    return None if text is None else decode_targets(text, facts["examples"], facts["classes"])
 
 
 def prediction_problems(location: str, part: Part, stems: Iterable[str], kinds: Kinds) -> Iterator[Problem]:
@@ -86,7 +88,7 @@ def prediction_problems(location: str, part: Part, stems: Iterable[str], kinds: 
         return
     if (targets := facts.get("targets")) is not None:
         try:
-            decoded(targets, examples, classes)
+            decode_targets(targets, examples, classes)
         except ValueError as error:
             expected = f"{examples} labels below {classes}, in base64, or null"
             yield Problem(index, "targets", expected, str(error), REFETCH)
@@ -101,13 +103,13 @@ def prediction_problems(location: str, part: Part, stems: Iterable[str], kinds: 
             yield Problem(f"{location}/{key[0]}-*.safetensors", f"tensor {key[1]!r}", wanted, got, REFETCH)
 
 
-def differing(files: Files, tree: Tree) -> Iterator[Problem]:
+def input_problems(files: Files, tree: Tree) -> Iterator[Problem]:
     """Parts of predictions that were not made on the same inputs as the first of their tree."""
     if tree.kind != PREDICTIONS:
         return
     first = tree.parts[0].facts
     for part in tree.parts[1:]:
         for fact in SHARED:
-            if (own := part.facts.get(fact)) != first.get(fact):
-                where, step = f"{files.name}/{part.path}/{INDEX}", "Remove the part and predict it anew."
-                yield Problem(where, fact, repr(first.get(fact))[:80], repr(own)[:80], step)
+            if (got := part.facts.get(fact)) != first.get(fact):
+                location, step = f"{files.name}/{part.path}/{INDEX}", "Remove the part and predict it again."
+                yield Problem(location, fact, repr(first.get(fact))[:80], repr(got)[:80], step)

@@ -19,6 +19,7 @@ from ckptzoo.schema.documents import REFETCH, Document, Identity, unseal
 from ckptzoo.schema.symmetry import Symmetry
 
 MAX_DOCUMENT = 64 * 2**20
+"""Bytes of a sealed document that are read at most."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Contents:
         """
         if self.files.here is None:
             step = f"Fetch it first: ckptzoo pull {self.files.name} -o FOLDER."
-            raise ZooError(f"{self.files.name}: the zoo: expected a folder on this machine, got one afar. {step}")
+            expected, got = "a folder on this machine", "one on another machine"
+            raise ZooError(Problem(self.files.name, "the zoo", expected, got, step))
         return self.files.here
 
     @property
@@ -61,8 +63,8 @@ class Contents:
 
     @cached_property
     def ids(self) -> pa.ChunkedArray:
-        """The ids of all raw rows; IntegrityError where one stands twice, or a unit was written twice."""
-        _refuse(repeated(self.files, self.raw))
+        """The ids of all raw rows; IntegrityError where one is repeated, or a unit was written twice."""
+        _require_none(duplicate_problems(self.files, self.raw))
         return self.raw.rows["id"]
 
     def derived(self, name: str) -> Tree:
@@ -70,15 +72,15 @@ class Contents:
         if name not in self.derived_parts:
             raise UnknownNameError(self.files.name, "variant", name, [layout.RAW, *self.variants])
         if name not in self._trees:
-            where = f"{layout.DERIVED}/{name}"
-            self._trees[name] = read_tree(self.files, where, self.derived_parts[name], self.snapshot)
-            _refuse(geometry_problems(self.files, self.architecture, self.symmetry, self._trees[name]))
+            tree = f"{layout.DERIVED}/{name}"
+            self._trees[name] = read_tree(self.files, tree, self.derived_parts[name], self.snapshot)
+            _require_none(geometry_problems(self.files, self.architecture, self.symmetry, self._trees[name]))
         return self._trees[name]
 
     def kind(self, name: str) -> str | None:
         """What the parts under ``derived/<name>`` are; from a snapshot's footer where one covers them."""
-        known = None if self.snapshot is None or name in self._trees else self.snapshot.kind(f"{layout.DERIVED}/{name}")
-        return self.derived(name).kind if known is None else known
+        kind = None if self.snapshot is None or name in self._trees else self.snapshot.kind(f"{layout.DERIVED}/{name}")
+        return self.derived(name).kind if kind is None else kind
 
 
 def read_contents(files: Files) -> Contents:
@@ -87,20 +89,21 @@ def read_contents(files: Files) -> Contents:
     Raises
     ------
     IntegrityError
-        With what is wrong, as far as it can be seen without reading the shards, and from afar without reading all rows.
+        With what is wrong, as far as it can be seen without reading the shards, and of a remote zoo without reading
+        all rows.
     """
     identity, architecture, symmetry = read_documents(files)
     trees = list_trees(files)
-    known = snapshot.newest(files, trees)
-    raw = read_tree(files, layout.PARTS, trees.pop(layout.PARTS, ()), known)
-    tombs = trees.pop(f"{layout.DERIVED}/{layout.RETRACTED}", ())
-    retracted = read_tree(files, f"{layout.DERIVED}/{layout.RETRACTED}", tombs, known)
-    _refuse(geometry_problems(files, architecture, symmetry, raw))
+    newest = snapshot.newest(files, trees)
+    raw = read_tree(files, layout.PARTS, trees.pop(layout.PARTS, ()), newest)
+    tombstones = trees.pop(f"{layout.DERIVED}/{layout.RETRACTED}", ())
+    retracted = read_tree(files, f"{layout.DERIVED}/{layout.RETRACTED}", tombstones, newest)
+    _require_none(geometry_problems(files, architecture, symmetry, raw))
     derived = {tree.removeprefix(f"{layout.DERIVED}/"): names for tree, names in trees.items()}
-    made = Contents(files, identity, architecture, symmetry, raw, retracted, derived, known)
+    contents = Contents(files, identity, architecture, symmetry, raw, retracted, derived, newest)
     if files.here is not None:
-        _ = made.ids
-    return made
+        _ = contents.ids  # checked at once where reading them costs no request
+    return contents
 
 
 def read_documents(files: Files) -> tuple[Identity, Architecture, Symmetry | None]:
@@ -108,38 +111,39 @@ def read_documents(files: Files) -> tuple[Identity, Architecture, Symmetry | Non
     if files.size(layout.ZOO) is None:
         step = "Make a zoo with ckptzoo.create, or name another folder."
         raise IntegrityError(Problem(files.name, layout.ZOO, "a file", "none; this is not a zoo", step))
-    there = [name for name in (layout.ZOO, layout.ARCHITECTURE, layout.SYMMETRY) if files.size(name) is not None]
-    held = dict(zip(there, files.read_many(there, max_bytes=MAX_DOCUMENT), strict=True))
+    names = [name for name in (layout.ZOO, layout.ARCHITECTURE, layout.SYMMETRY) if files.size(name) is not None]
+    read = dict(zip(names, files.read_many(names, max_bytes=MAX_DOCUMENT), strict=True))
 
     def document(name: str) -> tuple[Document, str, str]:
-        where = f"{files.name}/{name}"
-        data = held[name] if name in held else files.read(name, max_bytes=MAX_DOCUMENT)
-        return *unseal(data, location=where), where
+        location = f"{files.name}/{name}"
+        data = read[name] if name in read else files.read(name, max_bytes=MAX_DOCUMENT)
+        return *unseal(data, location=location), location
 
-    content, _, where = document(layout.ZOO)
-    identity = Identity.from_json(content, location=where)
-    content, digest, where = document(layout.ARCHITECTURE)
+    content, _, location = document(layout.ZOO)
+    identity = Identity.from_json(content, location=location)
+    content, digest, location = document(layout.ARCHITECTURE)
     if digest != identity.architecture:
-        raise IntegrityError(Problem(where, "digest named in zoo.json", identity.architecture, digest, REFETCH))
-    architecture = Architecture.from_json(content, location=where)
-    if identity.symmetry is None and layout.SYMMETRY not in held:
+        raise IntegrityError(Problem(location, "digest named in zoo.json", identity.architecture, digest, REFETCH))
+    architecture = Architecture.from_json(content, location=location)
+    # a zoo that was made without a table may get one later, which zoo.json then does not name
+    if identity.symmetry is None and layout.SYMMETRY not in read:
         return identity, architecture, None
-    content, digest, where = document(layout.SYMMETRY)
+    content, digest, location = document(layout.SYMMETRY)
     if identity.symmetry not in (None, digest):
-        raise IntegrityError(Problem(where, "digest named in zoo.json", str(identity.symmetry), digest, REFETCH))
-    table_of_groups = Symmetry.from_json(content, location=where)
-    table_of_groups.check(architecture)
-    return identity, architecture, table_of_groups
+        raise IntegrityError(Problem(location, "digest named in zoo.json", str(identity.symmetry), digest, REFETCH))
+    symmetry = Symmetry.from_json(content, location=location)
+    symmetry.check(architecture)
+    return identity, architecture, symmetry
 
 
 def list_trees(files: Files) -> dict[str, tuple[str, ...]]:
     """Every tree of the zoo with the names of its parts in order; other names and hidden ones are left out."""
-    found = {layout.PARTS: _parts(files, layout.PARTS)}
+    trees = {layout.PARTS: _parts(files, layout.PARTS)}
     for name in files.listed(layout.DERIVED):
         folder = f"{layout.DERIVED}/{name}"
         if layout.DERIVED_NAME.fullmatch(name) and (names := _parts(files, folder)):
-            found[folder] = names
-    return found
+            trees[folder] = names
+    return trees
 
 
 def _parts(files: Files, folder: str) -> tuple[str, ...]:
@@ -147,54 +151,61 @@ def _parts(files: Files, folder: str) -> tuple[str, ...]:
 
 
 def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot | None) -> Tree:
-    """Read a tree's parts, from the snapshot where it has them."""
+    """Read a tree's parts, from the snapshot where it has them.
+
+    Parameters
+    ----------
+    tree : ``parts`` or ``derived/<name>``.
+    names : of the parts, in order.
+    """
     parts, rows, indices = list[Part](), list[LazyTable](), list[LazyTable]()
+    # of use where it covers the first parts; later ones come from their folders
     if known is not None and known.parts.get(tree) == names[: len(known.parts.get(tree, ()))] != ():
-        held = known.tree(tree)
-        parts, rows, indices = list(held.parts), [held.rows], [held.blocks]
-    fresh = names[len(parts) :]
-    wanted = [f"{tree}/{name}/{file}" for name in fresh for file in (layout.INDEX, layout.METADATA)]
-    data = dict(zip(wanted, files.read_many(wanted), strict=True))
-    for name in fresh:
+        covered = known.tree(tree)
+        parts, rows, indices = list(covered.parts), [covered.rows], [covered.blocks]
+    later = names[len(parts) :]
+    paths = [f"{tree}/{name}/{file}" for name in later for file in (layout.INDEX, layout.METADATA)]
+    data = dict(zip(paths, files.read_many(paths), strict=True))
+    for name in later:
         path = f"{tree}/{name}"
-        where = f"{files.name}/{path}"
-        part, index = decode_index(data[f"{path}/{layout.INDEX}"], tree, name, location=f"{where}/{layout.INDEX}")
-        found = decode_rows(data[f"{path}/{layout.METADATA}"], part, location=f"{where}/{layout.METADATA}")
-        rows.append(LazyTable.of(filled_rows(found, part, location=where)))
-        number = pa.repeat(pa.scalar(len(parts), pa.int32()), len(index))
-        indices.append(LazyTable.of(index.append_column(INDEX_SCHEMA.field("part"), number)))
+        location = f"{files.name}/{path}"
+        part, index = decode_index(data[f"{path}/{layout.INDEX}"], tree, name, location=f"{location}/{layout.INDEX}")
+        stored = decode_rows(data[f"{path}/{layout.METADATA}"], part, location=f"{location}/{layout.METADATA}")
+        rows.append(LazyTable.of(filled_rows(stored, part, location=location)))
+        numbers = pa.repeat(pa.scalar(len(parts), pa.int32()), len(index))
+        indices.append(LazyTable.of(index.append_column(INDEX_SCHEMA.field("part"), numbers)))
         parts.append(part)
     if not parts:
         return empty_tree(layout.RETRACTED if tree == f"{layout.DERIVED}/{layout.RETRACTED}" else layout.RAW)
     kinds = {str(part.facts.get("kind")) for part in parts}
     if len(kinds) > 1:
-        where = f"{files.name}/{tree}"
-        raise IntegrityError(Problem(where, "kinds of its parts", "one", ", ".join(sorted(kinds)), REFETCH))
+        got = ", ".join(sorted(kinds))
+        raise IntegrityError(Problem(f"{files.name}/{tree}", "kinds of its parts", "one", got, REFETCH))
     return Tree(tuple(parts), LazyTable.joined(rows), LazyTable.joined(indices))
 
 
-def repeated(files: Files, raw: Tree) -> list[Problem]:
-    """Checkpoint ids that stand twice, and units that were written by two parts."""
+def duplicate_problems(files: Files, raw: Tree) -> list[Problem]:
+    """Checkpoint ids that are repeated, and units that were written by two parts."""
     problems: list[Problem] = []
+    step = "Remove the part that came later."
     ids = raw.rows["id"]
     if len(ids.unique()) != len(ids):
         counts = ids.combine_chunks().value_counts()
         twice = [item["values"].as_py() for item in counts if item["counts"].as_py() > 1]
-        step = "Remove the part that came later."
-        problems.append(Problem(files.name, "ids", "each id once", f"{len(twice)} twice, such as {twice[0]!r}", step))
+        got = f"{len(twice)} twice, such as {twice[0]!r}"
+        problems.append(Problem(files.name, "ids", "each id once", got, step))
     if len(raw.parts) > 1:
-        at, owner = 0, dict[str, str]()
+        first, owner = 0, dict[str, str]()
         for part in raw.parts:
-            units = raw.rows["unit"].slice(at, part.rows).drop_null().unique().to_pylist()
-            at += part.rows
+            units = raw.rows["unit"].slice(first, part.rows).drop_null().unique().to_pylist()
+            first += part.rows
             for unit in units:
                 if owner.setdefault(unit, part.name) != part.name:
-                    found = f"in {owner[unit]} and {part.name}"
-                    step = "Remove the part that came later."
-                    problems.append(Problem(files.name, f"unit {unit!r}", "written once", found, step))
+                    got = f"in {owner[unit]} and {part.name}"
+                    problems.append(Problem(files.name, f"unit {unit!r}", "written once", got, step))
     return problems
 
 
-def _refuse(problems: list[Problem]) -> None:
+def _require_none(problems: list[Problem]) -> None:
     if problems:
         raise IntegrityError(problems)

@@ -20,7 +20,10 @@ from ckptzoo.schema.architecture import Tensor
 BLOCK_BYTES = 2**19
 """A block is as many whole rows as fit in this, and at least one."""
 _COPY = 8 * 2**20
+"""Bytes that are moved at a time where a shard is closed up."""
 _ADVICE = 2**20
+"""Bytes that the kernel is asked to read ahead at a time; it cuts a longer request short."""
+_STEP = "Fetch the shard again."
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ class ShardWriter:
         """Append ``count`` rows; ``arrays[name]`` has shape ``(count, *shape)`` and the tensor's dtype."""
         for entry in self._layout.entries:
             data = np.ascontiguousarray(arrays[entry.name])
-            at = entry.offset + self.rows * (entry.nbytes // self.capacity)
-            _pwrite(self._file, data.reshape(-1).view(np.uint8).data, at)
+            offset = entry.offset + self.rows * (entry.nbytes // self.capacity)
+            _pwrite(self._file, data.reshape(-1).view(np.uint8).data, offset)
         self.rows += count
 
     def finish(self, *, first_row: int) -> list[Block]:
@@ -77,17 +80,8 @@ class ShardWriter:
             row = entry.nbytes // self.rows
             for start, stop in block_rows(self.rows, row):
                 shape = (stop - start, *entry.shape[1:])
-                blocks.append(
-                    (
-                        entry.name,
-                        entry.dtype,
-                        shape,
-                        start,
-                        stop,
-                        entry.offset + start * row,
-                        (stop - start) * row,
-                    )
-                )
+                offset, nbytes = entry.offset + start * row, (stop - start) * row
+                blocks.append((entry.name, entry.dtype, shape, start, stop, offset, nbytes))
         with (
             mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as view,
@@ -126,17 +120,16 @@ class ShardMap:
         try:
             file = os.open(path, os.O_RDONLY)
         except OSError as error:
-            expected, found = f"{nbytes} readable bytes", error.strerror or "none"
-            raise IntegrityError(Problem(str(path), "file", expected, found, "Fetch the shard again.")) from error
+            expected, got = f"{nbytes} readable bytes", error.strerror or "none"
+            raise IntegrityError(Problem(str(path), "file", expected, got, _STEP)) from error
         try:
-            found = os.fstat(file).st_size
-            if found != nbytes:
-                raise IntegrityError(
-                    Problem(str(path), "size", f"{nbytes} bytes", f"{found} bytes", "Fetch the shard again.")
-                )
+            # reading a map behind the end of its file would kill the process by SIGBUS
+            size = os.fstat(file).st_size
+            if size != nbytes:
+                raise IntegrityError(Problem(str(path), "size", f"{nbytes} bytes", f"{size} bytes", _STEP))
             self._map = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY)
         finally:
-            os.close(file)
+            os.close(file)  # the map keeps the file open by itself
 
     def array(self, offset: int, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """A writable view of the private map; the file itself stays as it is."""
@@ -154,7 +147,7 @@ def _sha256(view: memoryview, offset: int, nbytes: int) -> bytes:
 
 
 def _pwrite(file: int, data: memoryview, offset: int) -> None:
-    while data:
+    while data:  # one call of Linux writes at most 2**31 - 4096 bytes, and may write fewer than it was given
         written = os.pwrite(file, data[: 2**30], offset)
         data, offset = data[written:], offset + written
 

@@ -4,8 +4,6 @@ A snapshot is derived and never needed. Its name holds the number of parts it co
 and their sha256. The tail is what opening needs: the raw index without the blocks' digests, and the footer, which holds
 the sha256 of every other column. So a reader fetches the tail, and later the columns that it is asked for, and each
 is checked. A reader uses the newest valid snapshot and reads the parts after it from their folders.
-
-Writing snapshots.
 """
 
 import hashlib
@@ -27,6 +25,7 @@ from ckptzoo.schema.layout import PARTS, SNAPSHOT_NAME, SNAPSHOTS, Span
 from ckptzoo.schema.metadata import KINDS, LEAST
 
 _MAGIC = b"PAR1"
+"""The first bytes of a Parquet file, which readers check before the footer."""
 INDEX = "index:"
 """What names of the index's columns begin with; those of rows begin with their kind."""
 _STEP = "Remove it and run ckptzoo compact --index."
@@ -56,38 +55,39 @@ class Snapshot:
 
     def __init__(self, files: Files, name: str) -> None:
         self._files, self._path = files, f"{SNAPSHOTS}/{name}"
-        self.where = f"{files.name}/{self._path}"
-        self._tail = self._last(name)
-        self._bytes: bytearray | None = None
-        self._there: set[_Chunk] = set()
+        self.location = f"{files.name}/{self._path}"
+        self._tail = self._read_tail(name)
+        self._buffer: bytearray | None = None
+        self._fetched: set[_Chunk] = set()
         self._file: pq.ParquetFile | None = None
-        file, facts = table.open_table(self._held(), location=self.where)
+        file, facts = table.open_table(self._contents(), location=self.location)
         if facts.get("version") not in (1, 2):
-            raise IntegrityError(Problem(self.where, "footer", "version 1 or 2", str(facts)[:120], REFETCH))
+            raise IntegrityError(Problem(self.location, "footer", "version 1 or 2", str(facts)[:120], REFETCH))
         self._rest = str(facts.get("rest"))
-        self._trees = _trees(facts.get("trees"), file.num_row_groups, location=self.where)
-        self._chunks = _chunks(facts.get("chunks", {}), self._size - len(self._tail), location=self.where)
+        self._trees = _trees(facts.get("trees"), file.num_row_groups, location=self.location)
+        self._chunks = _chunks(facts.get("chunks", {}), self._size - len(self._tail), location=self.location)
 
-    def _last(self, name: str) -> bytes:
-        """The tail; the whole file for a snapshot of before there were tails."""
-        named = SNAPSHOT_NAME.fullmatch(name)
-        assert named is not None
-        size, promised = self._files.size(self._path) or 0, named[3]
-        tail = int(named[2] or size)
+    def _read_tail(self, name: str) -> bytes:
+        """The tail; the whole file for a snapshot of version 1, which had none."""
+        match = SNAPSHOT_NAME.fullmatch(name)
+        assert match is not None
+        size, digest = self._files.size(self._path) or 0, match[3]
+        tail = int(match[2] or size)
         if not 0 < tail <= size <= table.MAX_FILE:
             expected = f"{tail} to {table.MAX_FILE} bytes"
-            raise IntegrityError(Problem(self.where, "size", expected, str(size), _STEP))
+            raise IntegrityError(Problem(self.location, "size", expected, str(size), _STEP))
         self._size = size
-        span = Span(self._path, size - tail, size, bytes.fromhex(promised))
+        span = Span(self._path, size - tail, size, bytes.fromhex(digest))
         try:
             return self._files.spans([span])[0]
         except IntegrityError as error:
             problem = error.problems[0]
-            raise IntegrityError(Problem(self.where, DIGEST, problem.expected, problem.got, _STEP)) from error
+            raise IntegrityError(Problem(self.location, DIGEST, problem.expected, problem.got, _STEP)) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        afar = self._files.here is None  # where it can be read again
-        return {**self.__dict__, "_file": None, **({"_bytes": None, "_there": set()} if afar else {})}
+        # on another machine the bytes are not sent along, because they can be read again
+        remote = self._files.here is None
+        return {**self.__dict__, "_file": None, **({"_buffer": None, "_fetched": set()} if remote else {})}
 
     @property
     def parts(self) -> dict[str, tuple[str, ...]]:
@@ -106,7 +106,7 @@ class Snapshot:
                 name,
                 part["name"],
                 {"version": 1, "digest": part["digest"], "rows": part["rows"], "facts": part["facts"]},
-                location=self.where,
+                location=self.location,
             )
             for part in item["parts"]
         )
@@ -115,7 +115,9 @@ class Snapshot:
         rows = self._rows(item["metadata"], f"{kind}:", schema, LEAST[kind])
         index = self._rows(item["index"], INDEX, INDEX_SCHEMA, len(INDEX_SCHEMA))
         if len(rows) != sum(part.rows for part in parts):
-            raise IntegrityError(Problem(self.where, f"rows of {name}", "those of its parts", str(len(rows)), REFETCH))
+            raise IntegrityError(
+                Problem(self.location, f"rows of {name}", "those of its parts", str(len(rows)), REFETCH)
+            )
         return Tree(parts, rows, index)
 
     def check(self) -> None:
@@ -129,104 +131,105 @@ class Snapshot:
         before = self._size - len(self._tail)
         if not before:
             return
-        whole, held = self._files.read(self._path), self._held()
+        whole, buffer = self._files.read(self._path), self._contents()
         chunks = sorted(set(self._chunks.values()))
         for start, stop, sha256 in chunks:
-            check_span(data := whole[start:stop], Span(self._path, start, stop, sha256), location=self.where)
-            held[start:stop] = data
-        self._there.update(chunks)
+            check_span(data := whole[start:stop], Span(self._path, start, stop, sha256), location=self.location)
+            buffer[start:stop] = data
+        self._fetched.update(chunks)
         cuts = [0, *itertools.chain.from_iterable((chunk.start, chunk.stop) for chunk in chunks), before]
-        found = hashlib.sha256(outside(whole, cuts)).hexdigest()
-        if found != self._rest:
-            raise IntegrityError(Problem(self.where, f"{DIGEST} of the other bytes", self._rest, found, _STEP))
+        digest = hashlib.sha256(outside(whole, cuts)).hexdigest()
+        if digest != self._rest:
+            raise IntegrityError(Problem(self.location, f"{DIGEST} of the other bytes", self._rest, digest, _STEP))
 
     def _rows(self, group: int, prefix: str, schema: pa.Schema, least: int) -> LazyTable:
         file = self._opened()
         try:
             count = file.metadata.row_group(group).num_rows
         except (IndexError, OSError, TypeError) as error:
-            raise IntegrityError(Problem(self.where, "row groups", "those of its trees", str(group), _STEP)) from error
-        held = set(file.schema_arrow.names)
-        own = [name for name in schema.names if prefix + name in held]
+            raise IntegrityError(
+                Problem(self.location, "row groups", "those of its trees", str(group), _STEP)
+            ) from error
+        stored = set(file.schema_arrow.names)
+        own = [name for name in schema.names if prefix + name in stored]
         known = pa.schema(list(schema)[: max(least, len(own))])
         return LazyTable(schema, [(count, partial(self._columns, group, prefix, schema, known))])
 
     def _columns(self, group: int, prefix: str, schema: pa.Schema, known: pa.Schema, names: Sequence[str]) -> pa.Table:
         """Columns of a row group; those that an older snapshot lacks are null."""
         own = [name for name in names if name in known.names]
-        self._bring((group, prefix + name) for name in own)
+        self._fetch((group, prefix + name) for name in own)
         fields = pa.schema([known.field(name) for name in own])
         try:
             file = self._opened()
-            wide = [prefix + name for name in own]
-            found = table.read_bounded(file, location=self.where, group=group, columns=wide).select(wide)
-            found = found.rename_columns(own).cast(fields)
+            prefixed = [prefix + name for name in own]
+            stored = table.read_bounded(file, location=self.location, group=group, columns=prefixed).select(prefixed)
+            stored = stored.rename_columns(own).cast(fields)
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
-            raise IntegrityError(
-                Problem(self.where, "table", "the columns of docs/format.md", str(error)[:160], REFETCH)
-            ) from error
+            problem = Problem(self.location, "table", "the columns of docs/format.md", str(error)[:160], REFETCH)
+            raise IntegrityError(problem) from error
         count = file.metadata.row_group(group).num_rows
-        columns = [found[name] if name in own else pa.nulls(count, schema.field(name).type) for name in names]
+        columns = [stored[name] if name in own else pa.nulls(count, schema.field(name).type) for name in names]
         return pa.Table.from_arrays(columns, schema=pa.schema([schema.field(name) for name in names]))
 
-    def _bring(self, wanted: Iterable[tuple[int, str]]) -> None:
-        """Put the bytes of columns in their places."""
-        held = self._held()
-        chunks = {chunk for key in wanted if (chunk := self._chunks.get(key)) is not None} - self._there
+    def _fetch(self, wanted: Iterable[tuple[int, str]]) -> None:
+        """Put the bytes of columns, given by row group and name, where they are in the file."""
+        buffer = self._contents()
+        chunks = {chunk for key in wanted if (chunk := self._chunks.get(key)) is not None} - self._fetched
         spans = [Span(self._path, chunk.start, chunk.stop, chunk.sha256) for chunk in sorted(chunks)]
         for span, data in zip(spans, self._files.spans(spans), strict=True):
-            held[span.start : span.stop] = data
-        self._there |= chunks
+            buffer[span.start : span.stop] = data
+        self._fetched |= chunks
 
-    def _held(self) -> bytearray:
-        """The file with what was fetched of it; the rest is zero, and costs no memory."""
-        if self._bytes is None:
-            self._bytes, self._there = bytearray(self._size), set()
-            self._bytes[: len(_MAGIC)] = _MAGIC
-            self._bytes[self._size - len(self._tail) :] = self._tail
-        return self._bytes
+    def _contents(self) -> bytearray:
+        """The file with what was fetched of it; the rest is zero, and costs no memory until it is written to."""
+        if self._buffer is None:
+            self._buffer, self._fetched = bytearray(self._size), set()
+            self._buffer[: len(_MAGIC)] = _MAGIC
+            self._buffer[self._size - len(self._tail) :] = self._tail
+        return self._buffer
 
     def _opened(self) -> pq.ParquetFile:
         if self._file is None:
-            self._file, _ = table.open_table(self._held(), location=self.where)
+            self._file, _ = table.open_table(self._contents(), location=self.location)
         return self._file
 
 
 def _trees(listed: Any, groups: int, *, location: str) -> dict[str, Document]:
-    """What the footer says of each tree, by its name."""
-    made: dict[str, Document] = {}
+    """The footer's entries for the trees, by name."""
+    trees: dict[str, Document] = {}
     for item in listed if isinstance(listed, list) else [listed]:
         match item:
             case {"tree": str(name), "kind": str(kind), "metadata": int(rows), "index": int(index), "parts": [*parts]}:
-                fits = kind in KINDS and name not in made and 0 <= rows < groups and 0 <= index < groups
+                fits = kind in KINDS and name not in trees and 0 <= rows < groups and 0 <= index < groups
                 if fits and all(_is_part(part) for part in parts):
-                    made[name] = item
+                    trees[name] = item
                     continue
         expected = "trees, each once, with their kinds, row groups and parts"
         raise IntegrityError(Problem(location, "footer", expected, repr(item)[:120], REFETCH))
-    return made
+    return trees
 
 
-def _is_part(said: Any) -> bool:
-    match said:
+def _is_part(item: Any) -> bool:
+    match item:
         case {"name": str(), "digest": str(), "rows": int(), "facts": {}}:
             return True
     return False
 
 
-def _chunks(listed: Any, most: int, *, location: str) -> dict[tuple[int, str], _Chunk]:
-    """Columns outside the tail by row group and name."""
-    made: dict[tuple[int, str], _Chunk] = {}
+def _chunks(listed: Any, end: int, *, location: str) -> dict[tuple[int, str], _Chunk]:
+    """Columns before the tail, which starts at ``end``, by row group and name."""
+    chunks: dict[tuple[int, str], _Chunk] = {}
     try:
         for group, columns in listed.items():
             for name, (start, nbytes, digest) in columns.items():
-                if type(start) is not int or type(nbytes) is not int or not 4 <= start < start + nbytes <= most:
+                if type(start) is not int or type(nbytes) is not int or not 4 <= start < start + nbytes <= end:
                     raise ValueError(f"{start} and {nbytes}")
-                made[int(group), name] = _Chunk(start, start + nbytes, bytes.fromhex(digest))
+                chunks[int(group), name] = _Chunk(start, start + nbytes, bytes.fromhex(digest))
     except (AttributeError, TypeError, ValueError) as error:
         problem = Problem(location, "columns in the footer", "[offset, bytes, sha256]", str(error)[:120], REFETCH)
         raise IntegrityError(problem) from error
-    return made
+    return chunks
 
 
 def outside(data: bytes, cuts: list[int]) -> bytes:
@@ -243,13 +246,13 @@ def newest(files: Files, trees: Mapping[str, tuple[str, ...]]) -> Snapshot | Non
     """The newest valid snapshot all of whose parts are there; invalid ones are for ``verify`` to report."""
     for name in listed(files):
         try:
-            found = Snapshot(files, name)
+            snapshot = Snapshot(files, name)
             if files.here is not None:
-                found.check()
+                snapshot.check()
         except IntegrityError:
             continue
-        if all(set(parts) <= set(trees.get(tree, ())) for tree, parts in found.parts.items()):
-            return found
+        if all(set(parts) <= set(trees.get(tree, ())) for tree, parts in snapshot.parts.items()):
+            return snapshot
     return None
 
 
@@ -275,12 +278,12 @@ def encode(trees: dict[str, Tree]) -> tuple[str, bytes]:
         parts = [
             {"name": part.name, "digest": part.digest, "rows": part.rows, "facts": part.facts} for part in tree.parts
         ]
-        here = {"metadata": len(groups), "index": len(groups) + 1}
-        listed.append({"tree": name, "kind": tree.kind, "parts": parts, **here})
+        numbers = {"metadata": len(groups), "index": len(groups) + 1}
+        listed.append({"tree": name, "kind": tree.kind, "parts": parts, **numbers})
         groups += [(f"{tree.kind}:", tree.metadata), (INDEX, tree.index)]
-    wide = [_widened(found, prefix, schema) for prefix, found in groups]
+    wide = [_widened(rows, prefix, schema) for prefix, rows in groups]
     draft = table.encode(wide, {}, sealed=False)
-    # what the footer says of the columns does not move them, so they are written twice and lie where they lay
+    # what the footer says of the columns does not move them: a draft without it has them at the same offsets
     chunks, rest, cut = _described(draft, [prefix for prefix, _ in groups], first=INDEX + index[1].name)
     data = table.encode(wide, {"version": 2, "trees": listed, "chunks": chunks, "rest": rest}, sealed=False)
     count = sum(len(tree.parts) for tree in trees.values())
@@ -288,7 +291,7 @@ def encode(trees: dict[str, Tree]) -> tuple[str, bytes]:
 
 
 def _described(draft: bytes, prefixes: list[str], *, first: str) -> tuple[dict[str, Document], str, int]:
-    """Place and digest of every column before the tail, the digest of all between them, and where the tail starts."""
+    """Offset and digest of every column before the tail, the digest of all between them, and where the tail starts."""
     metadata = pq.read_metadata(pa.BufferReader(draft))
     chunks: dict[str, Document] = {}
     cuts = [0]
@@ -301,18 +304,16 @@ def _described(draft: bytes, prefixes: list[str], *, first: str) -> tuple[dict[s
                 return chunks, hashlib.sha256(outside(draft, [*cuts, start])).hexdigest(), start
             if name.startswith(prefix):
                 stop = start + column.total_compressed_size
-                chunks.setdefault(str(group), {})[name] = [
-                    start,
-                    stop - start,
-                    hashlib.sha256(draft[start:stop]).hexdigest(),
-                ]
+                digest = hashlib.sha256(draft[start:stop]).hexdigest()
+                chunks.setdefault(str(group), {})[name] = [start, stop - start, digest]
                 cuts += [start, stop]
     raise AssertionError(first)
 
 
-def _widened(found: pa.Table, prefix: str, schema: pa.Schema) -> pa.Table:
+def _widened(rows: pa.Table, prefix: str, schema: pa.Schema) -> pa.Table:
+    """A table as a row group of the snapshot, whose columns are those of all kinds; the others are null."""
     columns = [
-        found[item.name.removeprefix(prefix)] if item.name.startswith(prefix) else pa.nulls(len(found), item.type)
+        rows[item.name.removeprefix(prefix)] if item.name.startswith(prefix) else pa.nulls(len(rows), item.type)
         for item in schema
     ]
     return pa.table(columns, schema=schema)

@@ -19,11 +19,18 @@ from ckptzoo.schema.documents import REFETCH, Document, parse
 from ckptzoo.schema.metadata import COLUMNS, Column
 
 KEY = b"ckptzoo"
+"""Of our JSON object among the Parquet file's own key-value metadata."""
 MAX_FILE = 2**30
+"""Bytes of a file that are read into memory at most."""
 MAX_TABLE = 4 * 2**30
+"""Bytes of a table in memory at most."""
 _PIECE = 2**28
+"""Bytes of a piece of a table whose size in memory is not known beforehand, about."""
 _MARK = b'"seal":"'
 _BLANK = b"0" * 64
+"""Replaces the seal's own digits while the seal is computed."""
+_THRIFT_STRINGS, _THRIFT_ITEMS = 2**28, 2**24
+"""Limits on what the parser of a Parquet footer allocates, in bytes of a string and items of a list."""
 
 TYPES: dict[str, pa.DataType] = {
     "string": pa.string(),
@@ -75,6 +82,7 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) ->
     for spec in schema:
         try:
             values = [row.get(spec.name) for row in rows]
+            # Arrow truncates floats silently
             if pa.types.is_integer(spec.type) and (odd := [value for value in values if isinstance(value, float)]):
                 raise ValueError(f"{odd[0]!r}")
             columns.append(pa.array(values, spec.type))
@@ -92,13 +100,13 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) ->
 
 def plain(table: pa.Table) -> dict[str, list[Any]]:
     """The table as JSON-ready columns: times in microseconds since 1970, digests in hexadecimal."""
-    made: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.int64())
         values = column.to_pylist()
-        made[name] = [None if value is None else value.hex() for value in values] if name == "sha256" else values
-    return made
+        columns[name] = [None if value is None else value.hex() for value in values] if name == "sha256" else values
+    return columns
 
 
 def encode(tables: list[pa.Table], facts: Document, *, sealed: bool) -> bytes:
@@ -115,17 +123,17 @@ def encode(tables: list[pa.Table], facts: Document, *, sealed: bool) -> bytes:
     data = sink.getvalue()
     if not sealed:
         return data
-    at = data.rfind(_MARK + _BLANK) + len(_MARK)
-    return data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + 64 :]
+    start = data.rfind(_MARK + _BLANK) + len(_MARK)
+    return data[:start] + hashlib.sha256(data).hexdigest().encode() + data[start + 64 :]
 
 
 def check_seal(data: bytes, *, location: str) -> None:
     """Raise IntegrityError unless the seal agrees with every byte of the file."""
-    at = data.rfind(_MARK) + len(_MARK)
-    found = data[at : at + 64]
-    expected = hashlib.sha256(data[:at] + _BLANK + data[at + 64 :]).hexdigest().encode()
-    if at < len(_MARK) or found != expected:
-        got = found.decode("ascii", "replace") if at >= len(_MARK) else "no seal"
+    start = data.rfind(_MARK) + len(_MARK)  # less than the mark's length where there is none
+    seal = data[start : start + 64]
+    expected = hashlib.sha256(data[:start] + _BLANK + data[start + 64 :]).hexdigest().encode()
+    if start < len(_MARK) or seal != expected:
+        got = seal.decode("ascii", "replace") if start >= len(_MARK) else "no seal"
         raise IntegrityError(Problem(location, "seal", expected.decode(), got, REFETCH))
 
 
@@ -147,8 +155,8 @@ def open_table(data: bytes | bytearray, *, location: str) -> tuple[pq.ParquetFil
         file = pq.ParquetFile(
             pa.BufferReader(data),
             page_checksum_verification=True,
-            thrift_string_size_limit=2**28,
-            thrift_container_size_limit=2**24,
+            thrift_string_size_limit=_THRIFT_STRINGS,
+            thrift_container_size_limit=_THRIFT_ITEMS,
         )
         total = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
         raw = (file.metadata.metadata or {}).get(KEY, b"")
@@ -162,13 +170,12 @@ def open_table(data: bytes | bytearray, *, location: str) -> tuple[pq.ParquetFil
 def read_table(file: pq.ParquetFile, schema: pa.Schema, *, location: str, least: int | None = None) -> pa.Table:
     """The whole table with the columns that it has: those of the schema, or at least its first ``least``."""
     try:
-        found = file.schema_arrow
-        if not has_columns(found, schema, least):
-            newer = len(found) > len(schema) and found.names[: len(schema)] == schema.names
+        stored = file.schema_arrow
+        if not has_columns(stored, schema, least):
+            newer = len(stored) > len(schema) and stored.names[: len(schema)] == schema.names
             step = "Upgrade ckptzoo to read it." if newer else REFETCH
-            raise IntegrityError(
-                Problem(location, "columns", "those of docs/format.md", _difference(found, schema), step)
-            )
+            got = _difference(stored, schema)
+            raise IntegrityError(Problem(location, "columns", "those of docs/format.md", got, step))
         return read_bounded(file, location=location).replace_schema_metadata(None).combine_chunks()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise IntegrityError(Problem(location, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
@@ -179,7 +186,7 @@ def read_bounded(
 ) -> pa.Table:
     """Some columns of a table, or of one row group of it, whose size in memory is bounded.
 
-    Equal values are packed by their number, so a few kilobytes may stand for any number of rows: where the table might
+    Parquet packs equal values by their number, so a few kilobytes may hold any number of rows: where the table might
     be larger than ``MAX_TABLE``, it is read in pieces, and no further.
 
     Raises
@@ -191,33 +198,34 @@ def read_bounded(
     names = set(file.schema_arrow.names if columns is None else columns)
     worst = longest = 0
     for number in groups:
-        for place in range(file.metadata.num_columns):
-            chunk = file.metadata.row_group(number).column(place)
+        for position in range(file.metadata.num_columns):
+            chunk = file.metadata.row_group(number).column(position)
             if chunk.path_in_schema.partition(".")[0] in names:
+                # no string is longer than its chunk; no other value of ours is longer than a digest
                 each = chunk.total_uncompressed_size if chunk.physical_type == "BYTE_ARRAY" else 32
                 worst, longest = worst + chunk.num_values * each, max(longest, each)
     if worst <= MAX_TABLE:
         return file.read_row_groups(groups, columns=columns, use_threads=False)
     pieces: list[pa.RecordBatch] = []
-    held, most = 0, max(1, min(2**16, _PIECE // max(1, longest)))
-    for piece in file.iter_batches(batch_size=most, row_groups=groups, columns=columns, use_threads=False):
-        held += piece.nbytes
-        if held > MAX_TABLE:
+    total, rows = 0, max(1, min(2**16, _PIECE // max(1, longest)))
+    for piece in file.iter_batches(batch_size=rows, row_groups=groups, columns=columns, use_threads=False):
+        total += piece.nbytes
+        if total > MAX_TABLE:
             raise IntegrityError(Problem(location, "size of the table", f"at most {MAX_TABLE} bytes", "more", REFETCH))
         pieces.append(piece)
     return pa.Table.from_batches(pieces, file.schema_arrow if columns is None else None)
 
 
-def has_columns(found: pa.Schema, schema: pa.Schema, least: int | None = None) -> bool:
+def has_columns(stored: pa.Schema, schema: pa.Schema, least: int | None = None) -> bool:
     """Whether a table has the columns of a schema, in order; it may lack those behind the first ``least``."""
-    count = len(found)
-    return (least or len(schema)) <= count <= len(schema) and found.equals(pa.schema(list(schema)[:count]))
+    count = len(stored)
+    return (least or len(schema)) <= count <= len(schema) and stored.equals(pa.schema(list(schema)[:count]))
 
 
-def filled(found: pa.Table, schema: pa.Schema) -> pa.Table:
+def filled(stored: pa.Table, schema: pa.Schema) -> pa.Table:
     """A table with the last columns that it lacks, null in every row."""
-    lacking = list(schema)[found.num_columns :]
-    columns = [*found.columns, *(pa.nulls(len(found), spec.type) for spec in lacking)]
+    missing = list(schema)[stored.num_columns :]
+    columns = [*stored.columns, *(pa.nulls(len(stored), spec.type) for spec in missing)]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -225,12 +233,12 @@ def _typed(spec: pa.Field) -> str:
     return f"{spec.type}{'' if spec.nullable else ' not null'}"
 
 
-def _difference(found: pa.Schema, expected: pa.Schema) -> str:
+def _difference(stored: pa.Schema, expected: pa.Schema) -> str:
     for spec in expected:
-        at = found.get_field_index(spec.name)
-        if at < 0:
+        position = stored.get_field_index(spec.name)
+        if position < 0:
             return f"no column {spec.name!r}"
-        if not found.field(at).equals(spec):
-            return f"{spec.name!r} as {_typed(found.field(at))} instead of {_typed(spec)}"
-    extra = [name for name in found.names if name not in expected.names]
+        if not stored.field(position).equals(spec):
+            return f"{spec.name!r} as {_typed(stored.field(position))} instead of {_typed(spec)}"
+    extra = [name for name in stored.names if name not in expected.names]
     return f"also {extra[:5]}" if extra else "another order"

@@ -16,7 +16,7 @@ from ckptzoo.schema.metadata import KINDS
 INDEX_SCHEMA = table.INDEX_SCHEMA.append(pa.field("part", pa.int32(), nullable=False))
 """The index of a part and, for each row, the part's position in the tree."""
 DIGEST = "sha256"
-
+"""The index column of the blocks' digests."""
 
 Read = Callable[[Sequence[str]], pa.Table]
 """Names of columns, to a table of them in this order."""
@@ -34,7 +34,7 @@ class LazyTable:
     def __init__(self, schema: pa.Schema, pieces: Sequence[tuple[int, Read]]) -> None:
         self.schema, self._pieces = schema, tuple(pieces)
         self._count = sum(count for count, _ in pieces)
-        self._held: dict[str, pa.ChunkedArray] = {}
+        self._columns: dict[str, pa.ChunkedArray] = {}
 
     @classmethod
     def of(cls, *tables: pa.Table) -> "LazyTable":
@@ -54,12 +54,12 @@ class LazyTable:
 
     def select(self, names: Sequence[str]) -> pa.Table:
         """Some columns; those that were not read before are read at once."""
-        lacking = [name for name in dict.fromkeys(names) if name not in self._held]
-        if lacking:
-            found = pa.concat_tables([read(lacking) for _, read in self._pieces]).combine_chunks()
-            self._held.update(zip(lacking, found.columns, strict=True))
+        missing = [name for name in dict.fromkeys(names) if name not in self._columns]
+        if missing:
+            columns = pa.concat_tables([read(missing) for _, read in self._pieces]).combine_chunks()
+            self._columns.update(zip(missing, columns.columns, strict=True))
         fields = [self.schema.field(name) for name in names]
-        return pa.Table.from_arrays([self._held[name] for name in names], schema=pa.schema(fields))
+        return pa.Table.from_arrays([self._columns[name] for name in names], schema=pa.schema(fields))
 
     def table(self) -> pa.Table:
         """Every column."""
@@ -68,7 +68,14 @@ class LazyTable:
 
 @dataclass(frozen=True)
 class Tree:
-    """Parts with the rows of all of them in zoo order, and their index rows with their part's position."""
+    """Parts with the rows of all of them in zoo order, and their index rows with their part's position.
+
+    Parameters
+    ----------
+    parts : by name.
+    rows : the metadata of the parts' checkpoints.
+    blocks : the index.
+    """
 
     parts: tuple[Part, ...]
     rows: LazyTable
@@ -102,6 +109,6 @@ def empty_tree(kind: str = RAW) -> Tree:
 
 
 def places_of(ids: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:
-    """(N,) the place of each id among the known ones, -1 where it is not among them."""
-    found = pc.call_function("index_in", [ids], pc.SetLookupOptions(known.combine_chunks()))
-    return found.fill_null(-1).to_numpy().astype(np.int64)
+    """(N,) the position of each id among the known ones, -1 where it is not among them."""
+    positions = pc.call_function("index_in", [ids], pc.SetLookupOptions(known.combine_chunks()))
+    return positions.fill_null(-1).to_numpy().astype(np.int64)

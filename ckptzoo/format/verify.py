@@ -16,8 +16,8 @@ from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.header import Entry, header_length, read_header
 from ckptzoo.format.maintenance import LISTING
 from ckptzoo.format.part import Part, part_digest, stored_rows
-from ckptzoo.format.predictions import differing
-from ckptzoo.format.reader import list_trees, read_documents, read_tree, repeated
+from ckptzoo.format.predictions import input_problems
+from ckptzoo.format.reader import duplicate_problems, list_trees, read_documents, read_tree
 from ckptzoo.format.tree import LazyTable, Tree, empty_tree
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import may_change
@@ -25,6 +25,7 @@ from ckptzoo.schema.documents import REFETCH, unseal
 from ckptzoo.text import Progress
 
 _CHUNK = 8 * 2**20
+"""Bytes of a file that are read at a time, by each thread."""
 
 
 def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = None) -> list[Problem]:
@@ -39,7 +40,7 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
     Notes
     -----
     A flipped byte anywhere but in the card and its pictures is found. Deep verification reads every byte of the shards
-    twice (whole files and blocks), in bounded memory, on all cores. ``tests/refuse`` holds what must be found.
+    twice (whole files and blocks), in bounded memory, on all cores. Tested in ``tests/refuse``.
     """
     root = Path(path).absolute()
     files = Folder(root)
@@ -52,21 +53,22 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
     read: list[tuple[Part, pa.Table]] = []
     sound: list[tuple[Part, pa.Table]] = []
     for tree, names in list_trees(files).items():
-        found = _readable(files, tree, names, problems)
-        trees[tree] = found
-        for number, part in enumerate(found.parts):
-            index = found.index.filter(pa.array(found.index["part"].to_numpy() == number))
+        readable = _readable(files, tree, names, problems)
+        trees[tree] = readable
+        for number, part in enumerate(readable.parts):
+            index = readable.index.filter(pa.array(readable.index["part"].to_numpy() == number))
+            own = index.drop_columns(["part"])
             zeros = pa.repeat(pa.scalar(0, pa.int32()), len(index))
-            single = Tree((part,), found.rows, LazyTable.of(index.drop_columns(["part"]).append_column("part", zeros)))
-            wrong = geometry_problems(files, arch, symmetry, single)
-            problems += wrong
+            single = Tree((part,), readable.rows, LazyTable.of(own.append_column("part", zeros)))
+            part_problems = geometry_problems(files, arch, symmetry, single)
+            problems += part_problems
             read.append((part, index))
-            if not wrong:
-                sound.append((part, index.drop_columns(["part"])))
+            if not part_problems:
+                sound.append((part, own))
     raw = trees.get(layout.PARTS, empty_tree())
-    problems += repeated(files, raw)
-    problems += [problem for tree in trees.values() for problem in differing(files, tree)]
-    problems += _strangers(files, raw, trees)
+    problems += duplicate_problems(files, raw)
+    problems += [problem for tree in trees.values() for problem in input_problems(files, tree)]
+    problems += _unrelated(files, raw, trees)
     problems += _snapshots(files, trees, deep=deep)
     problems += _listing(files)
     if deep:
@@ -78,16 +80,16 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
 
 def _readable(files: Files, tree: str, names: tuple[str, ...], problems: list[Problem]) -> Tree:
     """The tree of those parts that can be read; the others' problems are noted."""
-    good: list[str] = []
+    readable: list[str] = []
     for name in names:
         try:
             read_tree(files, tree, (name,), None)
         except IntegrityError as error:
             problems += error.problems
         else:
-            good.append(name)
+            readable.append(name)
     try:
-        return read_tree(files, tree, tuple(good), None)
+        return read_tree(files, tree, tuple(readable), None)
     except IntegrityError as error:
         problems += error.problems
         return empty_tree()
@@ -100,108 +102,103 @@ def _strays(root: Path) -> Iterator[Problem]:
     derived = root / layout.DERIVED
     folders = [root / layout.PARTS, *(sorted(derived.iterdir()) if derived.is_dir() else [])]
     for tree in folders:
-        where = f"{root.name}/{tree.relative_to(root).as_posix()}"
+        location = f"{root.name}/{tree.relative_to(root).as_posix()}"
         if tree.parent == derived and not tree.name.startswith(".") and not layout.DERIVED_NAME.fullmatch(tree.name):
-            yield Problem(where, "name", "small letters, digits and hyphens", repr(tree.name), step)
+            yield Problem(location, "name", "small letters, digits and hyphens", repr(tree.name), step)
         for path in sorted(tree.iterdir()) if tree.is_dir() else []:
             if path.name.startswith("."):
                 continue
             if not layout.PART_NAME.fullmatch(path.name) or not path.is_dir():
-                yield Problem(where, "a part", "<6 digits>-<8 hex>", repr(path.name), step)
+                yield Problem(location, "a part", "<6 digits>-<8 hex>", repr(path.name), step)
                 continue
             for file in sorted(path.iterdir()):
                 if file.name not in files and not layout.SHARD_NAME.fullmatch(file.name):
-                    yield Problem(f"{where}/{path.name}", "a file", "metadata, index or shard", repr(file.name), step)
+                    expected = "metadata, index or shard"
+                    yield Problem(f"{location}/{path.name}", "a file", expected, repr(file.name), step)
     snapshots = root / layout.SNAPSHOTS
     for path in sorted(snapshots.iterdir()) if snapshots.is_dir() else []:
         if not path.name.startswith(".") and not layout.SNAPSHOT_NAME.fullmatch(path.name):
-            where = f"{root.name}/{layout.SNAPSHOTS}"
-            yield Problem(where, "a snapshot", "<6 digits>-<sha256>.parquet", repr(path.name), step)
+            location = f"{root.name}/{layout.SNAPSHOTS}"
+            yield Problem(location, "a snapshot", "<6 digits>-<sha256>.parquet", repr(path.name), step)
 
 
-def _strangers(files: Folder, raw: Tree, trees: dict[str, Tree]) -> Iterator[Problem]:
+def _unrelated(files: Folder, raw: Tree, trees: dict[str, Tree]) -> Iterator[Problem]:
     """Derived rows of checkpoints that the zoo lacks or that were derived twice, and shards no index names."""
     ids = set(raw.rows["id"].to_pylist())
-    for tree, found in trees.items():
-        for number, part in enumerate(found.parts):
-            index = found.index.filter(pa.array(found.index["part"].to_numpy() == number))
+    for name, tree in trees.items():
+        for number, part in enumerate(tree.parts):
+            index = tree.index.filter(pa.array(tree.index["part"].to_numpy() == number))
             named = set(index["file"].to_pylist())
             folder = files.here / part.path
             for file in sorted(path.name for path in folder.iterdir() if layout.SHARD_NAME.fullmatch(path.name)):
                 if file not in named:
-                    yield Problem(
-                        f"{files.name}/{part.path}/{file}",
-                        "shard",
-                        "one that the index names",
-                        "a stray",
-                        "Remove it.",
-                    )
-        if tree == layout.PARTS or not found.parts or len(raw.parts) < len(list_trees(files)[layout.PARTS]):
-            continue  # what cannot be read of the raw parts must not be held against the derived ones
-        own = found.rows["id"].combine_chunks()
-        where = f"{files.name}/{tree}"
-        unknown = [name for name in own.to_pylist() if name not in ids]
+                    location = f"{files.name}/{part.path}/{file}"
+                    yield Problem(location, "shard", "one that the index names", "another", "Remove it.")
+        if name == layout.PARTS or not tree.parts or len(raw.parts) < len(list_trees(files)[layout.PARTS]):
+            continue  # where a raw part cannot be read, its checkpoints would seem to be missing
+        own = tree.rows["id"].combine_chunks()
+        location = f"{files.name}/{name}"
+        unknown = [id for id in own.to_pylist() if id not in ids]
         if len(unknown):
             got = f"{len(unknown)} others, such as {unknown[0]!r}"
-            yield Problem(where, "ids", "checkpoints of this zoo", got, "Remove the part.")
-        if tree != f"{layout.DERIVED}/{layout.RETRACTED}" and len(own.unique()) != len(own):
-            yield Problem(where, "ids", "each id once", "some twice", "Remove the part that came later.")
-        if found.kind in ("variant", layout.PREDICTIONS):
-            yield from origin_problems(files, raw, found)
+            yield Problem(location, "ids", "checkpoints of this zoo", got, "Remove the part.")
+        if name != f"{layout.DERIVED}/{layout.RETRACTED}" and len(own.unique()) != len(own):
+            yield Problem(location, "ids", "each id once", "some twice", "Remove the part that came later.")
+        if tree.kind in ("variant", layout.PREDICTIONS):
+            yield from origin_problems(files, raw, tree)
 
 
 def _snapshots(files: Folder, trees: dict[str, Tree], *, deep: bool) -> Iterator[Problem]:
     step = "Remove it and run ckptzoo compact --index."
     for name in snapshot.listed(files):
-        where = f"{files.name}/{layout.SNAPSHOTS}/{name}"
+        location = f"{files.name}/{layout.SNAPSHOTS}/{name}"
         try:
-            found = snapshot.Snapshot(files, name)
+            opened = snapshot.Snapshot(files, name)
             if deep:
-                found.check()
-            for tree, parts in found.parts.items():
-                held = {part.name: part for part in trees.get(tree, empty_tree()).parts}
-                missing = [part for part in parts if part not in held]
+                opened.check()
+            for tree, parts in opened.parts.items():
+                names = tuple(part.name for part in trees.get(tree, empty_tree()).parts)
+                missing = [part for part in parts if part not in names]
                 if missing:
+                    got = f"{missing[0]}, which is gone"
                     lost = f"Restore {tree}/{missing[0]} from a copy. Only if it was meant to go, remove the snapshot."
-                    yield Problem(
-                        where, f"parts of {tree}", "parts that are there", f"{missing[0]}, which is gone", lost
-                    )
-                elif deep and parts == tuple(held)[: len(parts)]:
-                    own, theirs = found.tree(tree), trees[tree]
-                    rows = sum(part.rows for part in own.parts)
-                    index = theirs.index.filter(pa.array(theirs.index["part"].to_numpy() < len(parts)))
-                    same = own.parts == theirs.parts[: len(parts)] and own.index.equals(index)
-                    if not same or not own.metadata.equals(theirs.metadata.slice(0, rows)):
-                        yield Problem(where, f"rows of {tree}", "those of its parts", "others", step)
+                    yield Problem(location, f"parts of {tree}", "parts that are there", got, lost)
+                elif deep and parts == names[: len(parts)]:
+                    copied, actual = opened.tree(tree), trees[tree]
+                    rows = sum(part.rows for part in copied.parts)
+                    index = actual.index.filter(pa.array(actual.index["part"].to_numpy() < len(parts)))
+                    same = copied.parts == actual.parts[: len(parts)] and copied.index.equals(index)
+                    if not same or not copied.metadata.equals(actual.metadata.slice(0, rows)):
+                        yield Problem(location, f"rows of {tree}", "those of its parts", "others", step)
         except IntegrityError as error:
             yield from error.problems
 
 
 def _listing(files: Folder) -> Iterator[Problem]:
-    """What listing.json says of files, where there is one; it need not name all."""
+    """Files of another size than listing.json has, where there is one; it need not name all."""
     if files.size(LISTING) is None:
         return
-    where, step = f"{files.name}/{LISTING}", "Run ckptzoo compact."
+    location, step = f"{files.name}/{LISTING}", "Run ckptzoo compact."
     try:
-        content, _ = unseal(files.read(LISTING), location=where)
+        content, _ = unseal(files.read(LISTING), location=location)
         named: dict[str, Any] = content["files"]
         for name, facts in named.items():
             if not may_change(name) and files.size(name) != facts[0]:
                 got = str(files.size(name) or "no such file")
-                yield Problem(where, f"size of {name[:200]!r}", str(facts[0]), got, step)
+                yield Problem(location, f"size of {name[:200]!r}", str(facts[0]), got, step)
     except (IntegrityError, KeyError, TypeError, AttributeError, IndexError) as error:
-        yield Problem(where, "listing", "what docs/format.md says", str(error)[:200], step)
+        yield Problem(location, "listing", "what docs/format.md says", str(error)[:200], step)
 
 
 def _digests(files: Folder, sound: list[tuple[Part, pa.Table]]) -> Iterator[Problem]:
     for part, index in sound:
         try:
-            found = part_digest(stored_rows(files, part), index, part.facts)
+            digest = part_digest(stored_rows(files, part), index, part.facts)
         except IntegrityError as error:
             yield from error.problems
             continue
-        if found != part.digest:
-            yield Problem(f"{files.name}/{part.path}", "digest of the part", part.digest, found, REFETCH)
+        if digest != part.digest:
+            yield Problem(f"{files.name}/{part.path}", "digest of the part", part.digest, digest, REFETCH)
 
 
 def _headers(root: Path, read: list[tuple[Part, pa.Table]]) -> Iterator[Problem]:
@@ -209,27 +206,27 @@ def _headers(root: Path, read: list[tuple[Part, pa.Table]]) -> Iterator[Problem]
     for part, index in read:
         promised: dict[str, dict[str, list[Any]]] = {}
         for row in index.to_pylist():
-            own = promised.setdefault(row["file"], {})
+            tensors = promised.setdefault(row["file"], {})
             if row["tensor"] is not None:
-                place = own.setdefault(row["tensor"], [row["dtype"], 0, (row["shape"] or [])[1:], row["offset"]])
-                place[1] += row["row_stop"] - row["row_start"]
-        for file, own in promised.items():
+                first = [row["dtype"], 0, (row["shape"] or [])[1:], row["offset"]]
+                tensors.setdefault(row["tensor"], first)[1] += row["row_stop"] - row["row_start"]
+        for file, tensors in promised.items():
             path = root / part.path / file
             if not layout.SHARD_NAME.fullmatch(file) or not path.is_file():
                 continue
-            where = f"{root.name}/{part.path}/{file}"
+            location = f"{root.name}/{part.path}/{file}"
             try:
-                found = {
+                stored = {
                     entry.name: [entry.dtype, *entry.shape[:1], list(entry.shape[1:]), entry.offset]
-                    for entry in _header(path, where)
+                    for entry in _header(path, location)
                 }
             except IntegrityError as error:
                 yield from error.problems
                 continue
-            for name in sorted({*own, *found}):
-                if own.get(name) != found.get(name):
-                    expected, got = (str(side.get(name, "no such tensor")) for side in (own, found))
-                    yield Problem(where, f"tensor {name!r} in the header", expected, got, REFETCH)
+            for name in sorted({*tensors, *stored}):
+                if tensors.get(name) != stored.get(name):
+                    expected, got = (str(side.get(name, "no such tensor")) for side in (tensors, stored))
+                    yield Problem(location, f"tensor {name!r} in the header", expected, got, REFETCH)
 
 
 def _header(path: Path, location: str) -> tuple[Entry, ...]:
@@ -249,8 +246,8 @@ def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress |
     problems: list[Problem] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
-            for (_, row), found in zip(tasks, pool.map(lambda task: _bytes(root, *task), tasks), strict=True):
-                problems += found
+            for (_, row), wrong in zip(tasks, pool.map(lambda task: _digest_problems(root, *task), tasks), strict=True):
+                problems += wrong
                 done += row["nbytes"]
                 if progress is not None:
                     progress(done, total)
@@ -263,12 +260,12 @@ def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress |
 def damaged(root: Path, part: Part, index: pa.Table) -> list[Problem]:
     """What is wrong with the bytes of a part's shards, by the sha256 of each; every byte is read."""
     shards = index.filter(index["tensor"].is_null()).to_pylist()
-    return [problem for row in shards for problem in _bytes(root, part, row)]
+    return [problem for row in shards for problem in _digest_problems(root, part, row)]
 
 
-def _bytes(root: Path, part: Part, row: dict[str, Any]) -> list[Problem]:
-    """One block's or one whole shard's digest, in bounded memory."""
-    where = f"{root.name}/{part.path}/{row['file']}"
+def _digest_problems(root: Path, part: Part, row: dict[str, Any]) -> list[Problem]:
+    """What is wrong with one block's or one whole shard's digest, read in bounded memory."""
+    location = f"{root.name}/{part.path}/{row['file']}"
     digest, offset, left = hashlib.sha256(), row["offset"], row["nbytes"]
     try:
         with (root / part.path / row["file"]).open("rb", buffering=0) as file:
@@ -276,8 +273,8 @@ def _bytes(root: Path, part: Part, row: dict[str, Any]) -> list[Problem]:
                 digest.update(data)
                 offset, left = offset + len(data), left - len(data)
     except OSError as error:
-        return [Problem(where, "file", "a readable file", error.strerror or "none", REFETCH)]
+        return [Problem(location, "file", "a readable file", error.strerror or "none", REFETCH)]
     if digest.digest() == row["sha256"]:
         return []
     span = f"rows {row['row_start']} to {row['row_stop']} of {row['tensor']!r}" if row["tensor"] else "the whole file"
-    return [Problem(where, f"sha256 of {span}", row["sha256"].hex(), digest.hexdigest(), REFETCH)]
+    return [Problem(location, f"sha256 of {span}", row["sha256"].hex(), digest.hexdigest(), REFETCH)]

@@ -26,6 +26,9 @@ from ckptzoo.schema.metadata import value_problems
 from ckptzoo.schema.readme import first_readme
 from ckptzoo.schema.symmetry import Symmetry
 
+_FINITE_BYTES = 16 * 2**20
+"""Bytes of rows that are looked at together for elements that are not finite."""
+
 
 def create(
     path: str | Path,
@@ -53,7 +56,8 @@ def create(
     root = Path(path).absolute()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         step = f"Use ckptzoo.append({str(path)!r}) to add to a zoo."
-        raise ZooError(f"{path}: a new zoo: expected no folder or an empty one, got one with files. {step}")
+        expected = "no folder or an empty one"
+        raise ZooError(Problem(str(path), "a new zoo", expected, "one with files", step))
     if not isinstance(card, Card):
         card = Card(root.name) if card is None else Card.from_toml(card)
     if isinstance(arch, str | Path):
@@ -103,8 +107,8 @@ class Writer:
         self.path, self.arch, self._shard_bytes = root, arch, shard_bytes
         self._part: PartWriter | None = None
         self._pending: set[str] = set()
-        self._held: dict[str, set[str]] = {"id": set(), "unit": set()}
-        self._seen: set[str] = set()
+        self._taken: dict[str, set[str]] = {"id": set(), "unit": set()}
+        self._seen_parts: set[str] = set()
         self._ended = False
 
     def add(self, weights: Mapping[str, Any] | Any, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
@@ -128,7 +132,7 @@ class Writer:
         """
         if self._ended:
             step = f"Use ckptzoo.append({str(self.path)!r})."
-            raise ZooError(f"{self.path.name}: writer: expected one in use, got one whose with block has ended. {step}")
+            raise ZooError(Problem(self.path.name, "writer", "one in use", "one whose with block has ended", step))
         listed = [dict(rows)] if isinstance(rows, Mapping) else [dict(row) for row in rows]
         if not listed:
             return
@@ -138,24 +142,23 @@ class Writer:
         for array in stacked.values():
             if array.dtype.kind not in "iub":
                 finite &= _finite(array)
-        for row, good in zip(listed, finite.tolist(), strict=True):
+        for row, is_finite in zip(listed, finite.tolist(), strict=True):
             if isinstance(extra := row.get("extra"), Mapping):
                 row["extra"] = json.dumps(extra, sort_keys=True)
             if row.get("member") is None and isinstance(row.get("id"), str):
                 row["member"] = row["id"]
-            row["finite"] = good
+            row["finite"] = is_finite
         table.table_of(listed, table.METADATA_SCHEMA, location=f"{self.path.name}: rows")
         if problems := list(value_problems(listed, location=f"{self.path.name}: rows")):
             raise SpecError(problems)
-        fresh = [str(row["id"]) for row in listed]
-        if len(set(fresh)) != len(fresh) or not self._pending.isdisjoint(fresh):
-            twice = next(name for at, name in enumerate(fresh) if name in self._pending or name in fresh[:at])
-            raise SpecError(
-                Problem(self.path.name, "id", "each id once", f"{twice!r} twice", "Give every checkpoint its own.")
-            )
+        ids = [str(row["id"]) for row in listed]
+        if len(set(ids)) != len(ids) or not self._pending.isdisjoint(ids):
+            twice = next(name for number, name in enumerate(ids) if name in self._pending or name in ids[:number])
+            step = "Give every checkpoint its own."
+            raise SpecError(Problem(self.path.name, "id", "each id once", f"{twice!r} twice", step))
         if self._part is None:
-            self._catch_up()
-        self._refuse_held(listed)
+            self._read_new_parts()
+        self._require_new(listed)
         if self._part is None:
             self._part = PartWriter(
                 self.path / layout.PARTS,
@@ -165,7 +168,7 @@ class Writer:
                 shard_bytes=self._shard_bytes,
             )
         self._part.add({layout.RAW: stacked}, listed)
-        self._pending.update(fresh)
+        self._pending.update(ids)
 
     def commit(self) -> str | None:
         """Publish what was added as one part and return its name; None when nothing was added.
@@ -177,7 +180,7 @@ class Writer:
         """
         if self._part is None:
             return None
-        part = self._part.commit(self.path, refuse=self._refuse)
+        part = self._part.commit(self.path, refuse=self._require_new_now)
         self._part, self._pending = None, set()
         return part.name
 
@@ -203,58 +206,59 @@ class Writer:
             self.discard()
             raise
 
-    def _refuse(self, rows: list[dict[str, Any]]) -> None:
-        self._catch_up()
-        self._refuse_held(rows)
+    def _require_new_now(self, rows: list[dict[str, Any]]) -> None:
+        self._read_new_parts()
+        self._require_new(rows)
 
-    def _refuse_held(self, rows: list[dict[str, Any]]) -> None:
-        """Raise where the zoo has some of the ids or units, as far as it was looked at."""
+    def _require_new(self, rows: list[dict[str, Any]]) -> None:
+        """Raise where the zoo has some of the ids or units, as far as its parts were read."""
         problems: list[Problem] = []
         for column, what in (("id", "checkpoint"), ("unit", "unit")):
-            again = sorted({str(row[column]) for row in rows if row.get(column) in self._held[column]})
-            if again:
-                found = f"{len(again)} there already, such as {again[0]!r}"
+            taken = sorted({str(row[column]) for row in rows if row.get(column) in self._taken[column]})
+            if taken:
+                got = f"{len(taken)} there already, such as {taken[0]!r}"
                 step = "Leave out what the zoo has."
-                problems.append(Problem(self.path.name, f"{what} ids", "new ones", found, step))
+                problems.append(Problem(self.path.name, f"{what} ids", "new ones", got, step))
         if problems:
             raise SpecError(problems)
 
-    def _catch_up(self) -> None:
-        """Learn the ids and units of parts that came since the last look; parts never change."""
+    def _read_new_parts(self) -> None:
+        """Learn the ids and units of parts that came since the last call; parts never change."""
         files = Folder(self.path)
         trees = list_trees(files)
-        fresh = tuple(name for name in trees[layout.PARTS] if name not in self._seen)
-        known = None if self._seen else newest(files, trees)
-        tree = read_tree(files, layout.PARTS, fresh, known)
-        for column, held in self._held.items():
-            held.update(name for name in tree.rows[column].to_pylist() if name is not None)
-        self._seen.update(fresh)
+        new = tuple(name for name in trees[layout.PARTS] if name not in self._seen_parts)
+        # a snapshot covers the first parts, so it helps only where none was read yet
+        known = None if self._seen_parts else newest(files, trees)
+        tree = read_tree(files, layout.PARTS, new, known)
+        for column, taken in self._taken.items():
+            taken.update(name for name in tree.rows[column].to_pylist() if name is not None)
+        self._seen_parts.update(new)
 
     def _checked(self, weights: Arrays, count: int, *, single: bool) -> dict[str, NDArray[Any]]:
-        where = f"{self.path.name}: weights"
+        location = f"{self.path.name}: weights"
         problems: list[Problem] = []
         stacked: dict[str, NDArray[Any]] = {}
         known = {alias for tensor in self.arch.tensors for alias in (tensor.name, *tensor.aliases)}
         for name in weights:
             if name not in known:
-                raise UnknownNameError(where, "tensor", name, self.arch.names)
+                raise UnknownNameError(location, "tensor", name, self.arch.names)
         lead = () if single else (count,)
         for tensor in self.arch.tensors:
             expected = f"{(*lead, *tensor.shape)} {tensor.dtype}"
             if tensor.name not in weights:
-                problems.append(Problem(where, f"tensor {tensor.name!r}", expected, "none", "Add it."))
+                problems.append(Problem(location, f"tensor {tensor.name!r}", expected, "none", "Add it."))
                 continue
             array = as_numpy(weights[tensor.name])
             if array.shape != (*lead, *tensor.shape) or array.dtype != numpy_dtype(tensor.dtype):
-                found = f"{array.shape} {array.dtype}"
+                got = f"{array.shape} {array.dtype}"
                 step = "Reshape or cast it, or declare another architecture."
-                problems.append(Problem(where, f"tensor {tensor.name!r}", expected, found, step))
+                problems.append(Problem(location, f"tensor {tensor.name!r}", expected, got, step))
                 continue
             for alias in tensor.aliases:
                 if alias in weights and as_numpy(weights[alias]).tobytes() != array.tobytes():
                     step = "Declare an architecture in which they are not tied."
                     expected = f"the values of {tensor.name!r}, which it is tied to"
-                    problems.append(Problem(where, f"tensor {alias!r}", expected, "others", step))
+                    problems.append(Problem(location, f"tensor {alias!r}", expected, "others", step))
             stacked[tensor.name] = array[np.newaxis] if single else array
         if problems:
             raise SpecError(problems)
@@ -265,15 +269,15 @@ def as_numpy(value: Any) -> NDArray[Any]:
     """A numpy array over the memory of a numpy array or a torch tensor on the CPU; bfloat16 through ml_dtypes."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":
+        if str(value.dtype) == "torch.bfloat16":  # whose numpy() raises; torch is imported where there is such a tensor
             return value.contiguous().view(sys.modules["torch"].int16).numpy().view(numpy_dtype("bfloat16"))
         return value.numpy()
     return np.asarray(value)
 
 
 def _finite(array: NDArray[Any]) -> NDArray[np.bool_]:
-    """For each row whether all its elements are finite; one row at a time keeps the memory bounded."""
+    """For each row whether all its elements are finite; a few rows at a time keep the memory bounded."""
     flat = array.reshape(len(array), -1)
-    step = max(1, (16 * 2**20) // max(1, flat[:1].nbytes))
-    made = [np.isfinite(flat[at : at + step]).all(axis=1) for at in range(0, len(flat), step)]
-    return np.concatenate(made).astype(np.bool_)
+    step = max(1, _FINITE_BYTES // max(1, flat[:1].nbytes))
+    pieces = [np.isfinite(flat[start : start + step]).all(axis=1) for start in range(0, len(flat), step)]
+    return np.concatenate(pieces).astype(np.bool_)

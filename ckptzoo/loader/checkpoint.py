@@ -1,12 +1,13 @@
 """One checkpoint: its row of metadata, its tensors, its state dict, its model."""
 
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 from numpy.typing import NDArray
 
 from ckptzoo import archs
-from ckptzoo.errors import MissingExtraError, ZooError
+from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.schema.architecture import Architecture
 
 Read = Callable[[str, bool], NDArray[Any]]
@@ -20,12 +21,14 @@ class Checkpoint(Mapping[str, Any]):
     ----------
     row : its metadata, ``{column: value}``.
     variant : the gauge its weights are in, ``raw`` as trained.
+    read : gives one of its tensors.
+    prefetch : has all its tensors read ahead.
     """
 
     def __init__(
-        self, arch: Architecture, row: dict[str, Any], variant: str, read: Read, ahead: Callable[[], None]
+        self, arch: Architecture, row: dict[str, Any], variant: str, read: Read, prefetch: Callable[[], None]
     ) -> None:
-        self.arch, self.row, self.variant, self._read, self._ahead = arch, row, variant, read, ahead
+        self.arch, self.row, self.variant, self._read, self._prefetch = arch, row, variant, read, prefetch
         self.id: str = row["id"]
 
     def __repr__(self) -> str:
@@ -35,7 +38,7 @@ class Checkpoint(Mapping[str, Any]):
         return self._read(name, False)
 
     def __iter__(self) -> Iterator[str]:
-        self._ahead()  # who walks through a checkpoint reads all of it
+        self._prefetch()  # an iteration over a checkpoint usually reads all of it
         return iter(self.arch.names)
 
     def __len__(self) -> int:
@@ -48,13 +51,13 @@ class Checkpoint(Mapping[str, Any]):
         another reader.
         """
         torch = import_torch()
-        self._ahead()
-        made: dict[str, Any] = {}
+        self._prefetch()
+        state: dict[str, Any] = {}
         for tensor in self.arch.tensors:
-            made[tensor.name] = torch.tensor_of(self._read(tensor.name, True))
+            state[tensor.name] = torch.tensor_of(self._read(tensor.name, True))
             for alias in tensor.aliases:
-                made[alias] = made[tensor.name]
-        return made
+                state[alias] = state[tensor.name]
+        return state
 
     def model(self) -> Any:
         """The network with these weights, as a torch module in evaluation mode.
@@ -65,21 +68,14 @@ class Checkpoint(Mapping[str, Any]):
             The architecture names no forward function in ``ckptzoo.archs``.
         """
         if self.arch.forward is None:
-            raise ZooError(
-                f"{self.arch.name}: forward function: expected a name in ckptzoo.archs, got none. "
-                "Build the model yourself and call model.load_state_dict(checkpoint.state_dict())."
-            )
+            step = "Build the model yourself and call model.load_state_dict(checkpoint.state_dict())."
+            raise ZooError(Problem(self.arch.name, "forward function", "a name in ckptzoo.archs", "none", step))
         model = archs.get(self.arch.forward)()
         model.load_state_dict(self.state_dict())
         return model.eval()
 
 
 def import_torch() -> Any:
-    """torch's side of the loader, or an error that names the install command."""
-    try:
-        from ckptzoo.loader import torch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtraError("torch", "torch") from error
-    return torch
+    """The module ``ckptzoo.loader.torch``, or an error that names the install command."""
+    require("torch", "torch")
+    return import_module("ckptzoo.loader.torch")

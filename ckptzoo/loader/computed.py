@@ -1,4 +1,4 @@
-"""A stack whose rows are computed when they are read: a group element acting on raw weights."""
+"""A tensor whose rows are computed when they are read: a group element acting on raw weights."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from ckptzoo.format.checks import variant_dtype
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.format.shard import BLOCK_BYTES
-from ckptzoo.loader.readers import TensorReader, assembled
-from ckptzoo.loader.shard_index import Maps
+from ckptzoo.loader.readers import TensorReader, assemble
+from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.schema.architecture import Tensor
 from ckptzoo.schema.layout import Span
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 
 PIECE_BYTES = 32 * 2**20
-"""So many bytes of raw rows are computed at a time, with at most a few float64 copies beside them."""
+"""Raw rows are taken this many bytes at a time; computing adds at most a few float64 copies of them."""
 
 
 class ComputedReader:
@@ -33,7 +33,7 @@ class ComputedReader:
     table : the actions on this tensor alone, with their groups.
     element : ``<group>.perm`` and ``<group>.scale`` of the table's groups, by row of the variant.
     shards : (S, 2) int64, first row of each shard that the variant would have, and the one behind its last; so the
-        pages are those of a variant that is stored, and a stream has the same order.
+        row blocks are those of a variant that is stored, and a stream has the same order.
     """
 
     def __init__(
@@ -62,10 +62,11 @@ class ComputedReader:
         element: Callable[[str], TensorReader],
         shards: NDArray[np.int64],
     ) -> "ComputedReader":
-        """A tensor of a zoo with this table; ``element`` gives the stacks of the groups that act on it."""
-        table = acting_on(tensor.name, symmetry)
-        groups = {name: element(name) for name in GroupElement.identity(table, 1).to_tensors()}
-        return cls(tensor.name, numpy_dtype(variant_dtype(tensor.dtype)), raw, origins, table, groups, shards)
+        """A tensor of a zoo with this table; ``element`` gives the readers of the groups that act on it."""
+        table = table_of_tensor(tensor.name, symmetry)
+        # the identity of one checkpoint names the tensors in which elements of the table are stored
+        readers = {name: element(name) for name in GroupElement.identity(table, 1).to_tensors()}
+        return cls(tensor.name, numpy_dtype(variant_dtype(tensor.dtype)), raw, origins, table, readers, shards)
 
     @property
     def row_blocks(self) -> NDArray[np.int64]:
@@ -74,38 +75,39 @@ class ComputedReader:
         return np.concatenate([np.arange(start, stop, step) for start, stop in self._shards.tolist()])
 
     def gather(
-        self, rows: NDArray[np.int64], rest: tuple[Any, ...] = (), *, private: Maps | None = None
+        self, rows: NDArray[np.int64], key: tuple[Any, ...] = (), *, private: ShardMaps | None = None
     ) -> NDArray[Any]:
         """Rows as one array of its own."""
         step, count = self._step, len(rows)
         if count <= step:
-            return self._made(rows)[(slice(None), *rest)]
-        some = (np.arange(start, min(start + step, count)) for start in range(0, count, step))
-        return assembled(count, ((places, self._made(rows[places])[(slice(None), *rest)]) for places in some))
+            return self._compute(rows)[(slice(None), *key)]
+        pieces = (np.arange(start, min(start + step, count)) for start in range(0, count, step))
+        return assemble(count, ((piece, self._compute(rows[piece])[(slice(None), *key)]) for piece in pieces))
 
     def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
         """Rows in order, ``PIECE_BYTES`` of raw rows at a time."""
-        return (self._made(rows[start : start + self._step]) for start in range(0, len(rows), self._step))
+        return (self._compute(rows[start : start + self._step]) for start in range(0, len(rows), self._step))
 
     def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
         """The blocks on other machines from which raw rows and group elements are read."""
-        element = (span for stack in self._element.values() for span in stack.required_blocks(rows))
+        element = (span for reader in self._element.values() for span in reader.required_blocks(rows))
         return [*self._raw.required_blocks(self._origins[rows]), *element]
 
     @property
     def _step(self) -> int:
+        """Rows of a piece."""
         return max(1, PIECE_BYTES // self._raw.row_bytes)
 
-    def _made(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+    def _compute(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         raw = self._raw.gather(self._origins[rows])
         if not self._element or not len(rows):
             return raw.astype(self.dtype)
-        element = GroupElement.from_tensors({name: stack.gather(rows) for name, stack in self._element.items()})
+        element = GroupElement.from_tensors({name: reader.gather(rows) for name, reader in self._element.items()})
         return apply(element, {self._tensor: raw}, self._table)[self._tensor]
 
 
-def acting_on(tensor: str, symmetry: Symmetry) -> Symmetry:
-    """The table of one tensor alone; a group that is like another stands for itself."""
+def table_of_tensor(tensor: str, symmetry: Symmetry) -> Symmetry:
+    """The table of one tensor alone; a group that is like another gets that group's permutation as its own."""
     actions = symmetry.actions_on(tensor)
     used = {segment.group for action in actions for segment in action.segments}
     groups = (replace(group, perm=symmetry.leader(group.id).perm) for group in symmetry.groups if group.id in used)

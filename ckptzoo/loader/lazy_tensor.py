@@ -9,24 +9,31 @@ from numpy.typing import NDArray
 from ckptzoo.loader.readers import TensorReader
 
 _BASIC = (int, np.integer, slice, type(Ellipsis), type(None))
+"""Keys of numpy's basic indexing, of which every one makes a view; a list or an array among them makes a copy."""
 
 
 class StackedTensor:
     """A tensor of N checkpoints as a lazy array ``(N, *shape)``.
 
     Indexing reads: ``W[3]``, ``W[10:20]``, ``W[[5, 1]]``, ``W[mask]``, ``W[:, 0]``, ``np.asarray(W)``. Rows that
-    lie evenly spaced in one shard come as a read-only view of the file, others as a copy. Rows of a variant that
+    are evenly spaced in one shard come as a read-only view of the file, others as a copy. Rows of a variant that
     stores only its group elements are computed, and are arrays of their own with the same bits.
+
+    Parameters
+    ----------
+    reader : of the tensor, for every row of a tree.
+    rows : (N,) int64, the checkpoints' rows of the tree.
+    name : what was asked for, an alias perhaps.
 
     Notes
     -----
-    Costs no memory of its own; a copy costs the bytes asked for, computing some pieces of 32 MiB beside them.
+    Costs no memory of its own; a copy costs the bytes asked for, and computing adds some pieces of 32 MiB.
     """
 
-    def __init__(self, stack: TensorReader, rows: NDArray[np.int64], *, name: str) -> None:
-        self._stack, self._rows, self.name = stack, rows, name
-        self.shape: tuple[int, ...] = (len(rows), *stack.shape)
-        self.dtype: np.dtype[Any] = stack.dtype
+    def __init__(self, reader: TensorReader, rows: NDArray[np.int64], *, name: str) -> None:
+        self._reader, self._rows, self.name = reader, rows, name
+        self.shape: tuple[int, ...] = (len(rows), *reader.shape)
+        self.dtype: np.dtype[Any] = reader.dtype
 
     @property
     def ndim(self) -> int:
@@ -41,36 +48,38 @@ class StackedTensor:
     @property
     def nbytes(self) -> int:
         """Bytes in all."""
-        return len(self._rows) * self._stack.row_bytes
+        return len(self._rows) * self._reader.row_bytes
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __repr__(self) -> str:
-        return f"<{self.name} {self.shape} {self.dtype}, {self._stack.source}>"
+        return f"<{self.name} {self.shape} {self.dtype}, {self._reader.source}>"
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
-        first, *rest = key if isinstance(key, tuple) else (key,)
-        if first is Ellipsis or first is None or not all(isinstance(item, _BASIC) for item in rest):
+        first, *others = key if isinstance(key, tuple) else (key,)
+        # numpy combines several arrays in a key by rules of its own, so those keys read everything first
+        if first is Ellipsis or first is None or not all(isinstance(item, _BASIC) for item in others):
             return np.asarray(self)[key]
         rows = self._rows[first]
         if isinstance(rows, np.integer):
-            return self._stack.gather(np.array([rows]), tuple(rest))[0]
+            return self._reader.gather(np.array([rows]), tuple(others))[0]
         if rows.ndim != 1:
             raise IndexError(f"{self.name}: rows: expected an integer, a slice, a list or a mask, got {first!r}.")
-        return self._stack.gather(rows, tuple(rest))
+        return self._reader.gather(rows, tuple(others))
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         for view in self.views():
             yield from view
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        array = self._stack.gather(self._rows)
-        view = not array.flags.writeable
-        if copy is False and (not view or (dtype is not None and array.dtype != dtype)):
+        # numpy 2 passes copy: False forbids one, None allows one, True asks for one
+        array = self._reader.gather(self._rows)
+        is_view = not array.flags.writeable
+        if copy is False and (not is_view or (dtype is not None and array.dtype != dtype)):
             raise ValueError(f"{self.name}: a view: expected rows of one shard in their own dtype, got others.")
-        return array.astype(dtype or array.dtype, copy=bool(copy) and view)
+        return array.astype(dtype or array.dtype, copy=bool(copy) and is_view)
 
     def views(self) -> Iterator[NDArray[Any]]:
         """The rows in order: a read-only view for every run of rows in one shard, or computed pieces of 32 MiB."""
-        return self._stack.runs(self._rows)
+        return self._reader.runs(self._rows)

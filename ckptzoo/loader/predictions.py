@@ -23,8 +23,8 @@ class Predictions:
     Parameters
     ----------
     contents : of the zoo.
-    inputs : the set's name.
-    ids : (K,) of the checkpoints.
+    inputs : the name of the set.
+    ids : (K,) the checkpoints' ids.
     rows : (K,) int64, the checkpoints' rows of the predictions' tree.
 
     Attributes
@@ -36,12 +36,11 @@ class Predictions:
         self.set, self._contents, self._ids, self._rows = inputs, contents, ids, rows
         self._tree = contents.derived(predictions_name(inputs))
         self._facts = self._tree.parts[0].facts
-        directory, files = ShardIndex(contents.files, self._tree, contents.architecture), contents.files
-        extents = directory.extents(PREDICTIONS, LOGITS)
-        self._stack: TensorReader = (
-            RemoteReader(directory, extents, files)
-            if isinstance(files, RemoteFiles)
-            else MmapReader(directory, extents)
+        files = contents.files
+        index = ShardIndex(files, self._tree, contents.architecture)
+        locations = index.locations(PREDICTIONS, LOGITS)
+        self._reader: TensorReader = (
+            RemoteReader(index, locations, files) if isinstance(files, RemoteFiles) else MmapReader(index, locations)
         )
 
     def __len__(self) -> int:
@@ -59,7 +58,7 @@ class Predictions:
     @property
     def logits(self) -> StackedTensor:
         """(K, N, C) float16: the outputs of K checkpoints for N examples, read when indexed."""
-        return StackedTensor(self._stack, self._rows, name=LOGITS)
+        return StackedTensor(self._reader, self._rows, name=LOGITS)
 
     @property
     def targets(self) -> NDArray[np.int64] | None:
@@ -68,7 +67,7 @@ class Predictions:
 
     @property
     def finite(self) -> NDArray[np.bool_]:
-        """(K,) whether every output of a checkpoint is finite; those beyond 65,504 are infinities."""
+        """(K,) whether every output of a checkpoint is finite; float16 ends at 65,504, larger ones are infinities."""
         return self._tree.rows["finite"].take(pa.array(self._rows)).to_numpy()
 
     @property
@@ -98,15 +97,14 @@ class Predictions:
         Stream, or TorchStream where a device is given: an iterable of Batch.
         """
         files = self._contents.files
-        bring = files.prefetch if isinstance(files, RemoteFiles) else None
         source = Source(
-            {LOGITS: self._stack},
+            {LOGITS: self._reader},
             self._rows,
             self._ids.combine_chunks(),
             f"{self._contents.revision} {self.set}",
             self._contents.identity.name,
-            bring,
+            files.prefetch if isinstance(files, RemoteFiles) else None,
         )
-        share = ReaderShard(rank, world_size)
-        stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, remainder=remainder, share=share)
+        shard = ReaderShard(rank, world_size)
+        stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, remainder=remainder, shard=shard)
         return stream if device is None else import_torch().TorchStream(stream, device)

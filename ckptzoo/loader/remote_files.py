@@ -1,4 +1,4 @@
-"""A zoo on another machine: its files for the format, its blocks for the stacks."""
+"""A zoo on another machine: its files for the format, its blocks for the readers."""
 
 import os
 import threading
@@ -13,8 +13,8 @@ from ckptzoo.format.files import folders_of
 from ckptzoo.remote import AbsentError, Remote
 from ckptzoo.schema.layout import Span
 
-HELD_BYTES = 256 * 2**20
-"""Blocks of which only some rows were read are held in memory up to so many bytes, those read last."""
+BLOCK_CACHE_BYTES = 256 * 2**20
+"""Blocks of which only some rows were read are kept in memory up to this many bytes, those read last."""
 
 
 class RemoteFiles:
@@ -23,24 +23,24 @@ class RemoteFiles:
     Parameters
     ----------
     remote : where they are, pinned to a revision.
-    address, endpoint, token : how it was opened, so that it can be opened anew; the token stays in this process.
+    address, endpoint, token : how it was opened, so that it can be opened again; the token stays in this process.
     """
 
     here = None
 
     def __init__(self, remote: Remote, address: str, endpoint: str | None, token: str | None = None) -> None:
         self.remote, self.address, self.endpoint, self.token = remote, address, endpoint, token
-        self._begin()
+        self._clear()
 
-    def _begin(self) -> None:
-        self._held = OrderedDict[bytes, memoryview]()
+    def _clear(self) -> None:
+        self._blocks = OrderedDict[bytes, memoryview]()
         self._bytes, self._lock, self._process = 0, threading.Lock(), os.getpid()
 
     @property
     def _guard(self) -> threading.Lock:
-        """The lock of this process: one that was forked may have found the other's taken, for ever."""
+        """The lock of this process: in a forked one, a thread of the parent may have held the lock for ever."""
         if self._process != os.getpid():
-            self._begin()
+            self._clear()
         return self._lock
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,50 +79,54 @@ class RemoteFiles:
         try:
             return self.remote.read_many(names, max_bytes=max_bytes)
         except AbsentError as error:
+            # a file that the zoo's documents name and that is missing is damage, as in a folder
             raise IntegrityError(error.problem) from error
 
     def spans(self, wanted: Sequence[Span]) -> list[bytes]:
         """Pieces of files."""
         for span in wanted:
             if span.stop - span.start > table.MAX_FILE:
-                where, expected = f"{self.name}/{span.name}", f"at most {table.MAX_FILE} bytes"
+                location, expected = f"{self.name}/{span.name}", f"at most {table.MAX_FILE} bytes"
                 step = "Do not use this zoo; tell whoever publishes it."
-                raise IntegrityError(Problem(where, "size of a piece", expected, "more", step))
+                raise IntegrityError(Problem(location, "size of a piece", expected, "more", step))
         return [bytes(data) for data in self.remote.in_order(wanted)]
 
-    def blocks(self, wanted: Sequence[Span], *, hold: Iterable[int] = ()) -> Generator[tuple[int, memoryview]]:
-        """Blocks with their places in ``wanted`` as they come, those in memory first.
+    def blocks(self, wanted: Sequence[Span], *, keep: Iterable[int] = ()) -> Generator[tuple[int, memoryview]]:
+        """Blocks with their positions in ``wanted`` as they come, those in memory first.
 
         Parameters
         ----------
         wanted : each once.
-        hold : places of the blocks that will soon be read again.
+        keep : positions of the blocks that will soon be read again.
         """
         with self._guard:
-            ready = [(place, self._held.get(span.sha256)) for place, span in enumerate(wanted)]
-        for place, data in ready:
+            cached = [(position, self._blocks.get(span.sha256)) for position, span in enumerate(wanted)]
+        for position, data in cached:
             if data is not None:
-                yield place, data
-        lacking, held = [place for place, data in ready if data is None], set(hold)
-        for number, data in self.remote.as_ready([wanted[place] for place in lacking]):
-            place = lacking[number]
-            if place in held:
-                self._hold(wanted[place].sha256, data)
-            yield place, data
+                yield position, data
+        missing, kept = [position for position, data in cached if data is None], set(keep)
+        for number, data in self.remote.as_ready([wanted[position] for position in missing]):
+            position = missing[number]
+            if position in kept:
+                self._keep(wanted[position].sha256, data)
+            yield position, data
 
     def prefetch(self, wanted: Iterable[Span]) -> None:
-        """Fetch blocks that are read next, by as few requests as possible, and hold them in memory."""
+        """Fetch blocks that are read next, by as few requests as possible, and keep them in memory.
+
+        Blocks of more than half the cache are left to the read itself.
+        """
         spans = list({span.sha256: span for span in wanted}.values())
-        if sum(span.stop - span.start for span in spans) <= HELD_BYTES // 2:
-            for _ in self.blocks(spans, hold=range(len(spans))):
+        if sum(span.stop - span.start for span in spans) <= BLOCK_CACHE_BYTES // 2:
+            for _ in self.blocks(spans, keep=range(len(spans))):
                 pass
 
-    def _hold(self, key: bytes, data: memoryview) -> None:
+    def _keep(self, key: bytes, data: memoryview) -> None:
         with self._guard:
-            if key not in self._held:
-                self._held[key] = data
+            if key not in self._blocks:
+                self._blocks[key] = data
                 self._bytes += len(data)
-            self._held.move_to_end(key)
-            while self._bytes > HELD_BYTES and len(self._held) > 1:
-                _, gone = self._held.popitem(last=False)
-                self._bytes -= len(gone)
+            self._blocks.move_to_end(key)
+            while self._bytes > BLOCK_CACHE_BYTES and len(self._blocks) > 1:
+                _, dropped = self._blocks.popitem(last=False)
+                self._bytes -= len(dropped)

@@ -1,8 +1,7 @@
-"""Some checkpoints of an opened zoo, and where they are: their rows in every variant, their tensors by name.
+"""Some checkpoints of an opened zoo: the filters that choose them, and their rows in every variant.
 
-Filters on metadata: as pyarrow and datasets take them, as an expression, or as text from a command line.
-
-The checkpoints of a zoo that were not retracted.
+A filter is a condition on the metadata as pyarrow and ``datasets`` take it, a pyarrow expression, or text from a
+command line.
 """
 
 import ast
@@ -17,14 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ckptzoo.errors import UnknownNameError, ZooError
+from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.checkpoint import Checkpoint
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.remote_files import RemoteFiles
-from ckptzoo.loader.shard_index import Maps
+from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.loader.stream import Source
 from ckptzoo.loader.variant import Variant
 from ckptzoo.schema import layout
@@ -40,6 +39,9 @@ _COMPARE = {
     ast.Gt: lambda a, b: a > b,
     ast.GtE: lambda a, b: a >= b,
 }
+_PYTHON_WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
+"""What SQL and JSON call Python's constants."""
+_MAX_CONDITION = 10_000
 _STEP = "Write, for example, test_accuracy > 0.8 and seed < 500."
 
 
@@ -62,71 +64,71 @@ def expression(filters: Filters, columns: list[str]) -> pc.Expression:
     try:
         for item in filters:
             for name, *_ in [item] if isinstance(item, tuple) else item:
-                _known(name, columns)
+                _known_column(name, columns)
         return pq.filters_to_expression(filters)
     except (TypeError, ValueError) as error:
-        raise ZooError(
-            f"where: filters: expected [(column, operator, value), ...], got {filters!r}. {_STEP}"
-        ) from error
+        problem = Problem("where", "filters", "[(column, operator, value), ...]", repr(filters), _STEP)
+        raise ZooError(problem) from error
 
 
-def used(condition: pc.Expression, columns: list[str]) -> list[str]:
-    """The columns that a condition may read: those whose names stand in it."""
+def columns_in(condition: pc.Expression, columns: list[str]) -> list[str]:
+    """The columns that a condition may read: those whose names are in its text, which pyarrow gives no list of."""
     words = set(re.findall(r"\w+", str(condition)))
     return [name for name in columns if name in words]
 
 
 def parse(text: str, columns: list[str]) -> pc.Expression:
     """A condition in Python's syntax: columns, numbers, strings, comparisons, ``in``, and, or, not. Never evaluated."""
-    if len(text) > 10_000:
-        raise ZooError(f"where: condition: expected at most 10,000 characters, got {len(text)}. {_STEP}")
+    if len(text) > _MAX_CONDITION:
+        raise ZooError(Problem("where", "condition", f"at most {_MAX_CONDITION:,} characters", str(len(text)), _STEP))
     try:
-        return _made(ast.parse(text.strip(), mode="eval").body, columns)
+        return _condition(ast.parse(text.strip(), mode="eval").body, columns)
+    # the parser raises MemoryError or RecursionError where brackets are nested too deep for it
     except (SyntaxError, RecursionError, MemoryError, ValueError, pa.ArrowException) as error:
         step = "Compare with ==." if re.search(r"[^=!<>]=[^=]", text) else _STEP
-        raise ZooError(f"where: {text[:200]!r}: expected a condition, got {error}. {step}") from error
+        raise ZooError(Problem("where", repr(text[:200]), "a condition", str(error), step)) from error
 
 
-def _made(node: ast.expr, columns: list[str]) -> pc.Expression:
+def _condition(node: ast.expr, columns: list[str]) -> pc.Expression:
     match node:
         case ast.BoolOp(op=op, values=values):
-            parts = [_made(value, columns) for value in values]
-            made = parts[0]
-            for part in parts[1:]:
-                made = made & part if isinstance(op, ast.And) else made | part
-            return made
+            terms = [_condition(value, columns) for value in values]
+            combined = terms[0]
+            for term in terms[1:]:
+                combined = combined & term if isinstance(op, ast.And) else combined | term
+            return combined
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return ~_made(operand, columns)
+            return ~_condition(operand, columns)
         case ast.Compare(left=left, ops=ops, comparators=others):
-            terms = [left, *others]
-            made = None
-            for a, op, b in zip(terms, ops, others, strict=False):
-                part = _compared(a, op, b, columns)
-                made = part if made is None else made & part
-            assert made is not None
-            return made
+            operands = [left, *others]
+            combined = None
+            for a, op, b in zip(operands, ops, others, strict=False):  # 0 < a < 1 is 0 < a and a < 1
+                term = _comparison(a, op, b, columns)
+                combined = term if combined is None else combined & term
+            assert combined is not None
+            return combined
         case ast.Name(id=name):
-            return pc.field(_known(name, columns))
-    raise ZooError(f"where: {ast.unparse(node)!r}: expected a comparison, got {type(node).__name__}. {_STEP}")
+            return pc.field(_known_column(name, columns))
+    raise ZooError(Problem("where", repr(ast.unparse(node)), "a comparison", type(node).__name__, _STEP))
 
 
-def _compared(a: ast.expr, op: ast.cmpop, b: ast.expr, columns: list[str]) -> pc.Expression:
+def _comparison(a: ast.expr, op: ast.cmpop, b: ast.expr, columns: list[str]) -> pc.Expression:
     if isinstance(op, ast.In | ast.NotIn) and isinstance(b, ast.List | ast.Tuple):
         values = [_constant(item) for item in b.elts]
-        found = _term(a, columns).isin(values)
-        return found if isinstance(op, ast.In) else ~found
+        among = _operand(a, columns).isin(values)
+        return among if isinstance(op, ast.In) else ~among
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(b, ast.Constant) and b.value is None:
-        found = _term(a, columns).is_null()
-        return found if isinstance(op, ast.Is) else ~found
+        missing = _operand(a, columns).is_null()
+        return missing if isinstance(op, ast.Is) else ~missing
     if type(op) not in _COMPARE:
         step = "To find missing values write: seed is None."
-        raise ZooError(f"where: {ast.unparse(a)!r}: expected < <= == != >= > or in, got {type(op).__name__}. {step}")
-    return _COMPARE[type(op)](_term(a, columns), _term(b, columns))
+        raise ZooError(Problem("where", repr(ast.unparse(a)), "< <= == != >= > or in", type(op).__name__, step))
+    return _COMPARE[type(op)](_operand(a, columns), _operand(b, columns))
 
 
-def _term(node: ast.expr, columns: list[str]) -> pc.Expression:
+def _operand(node: ast.expr, columns: list[str]) -> pc.Expression:
     if isinstance(node, ast.Name):
-        return pc.field(_known(node.id, columns))
+        return pc.field(_known_column(node.id, columns))
     return pc.scalar(_constant(node))
 
 
@@ -135,14 +137,15 @@ def _constant(node: ast.expr) -> Any:
         return -_constant(node.operand)
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool):
         return node.value
-    raise ZooError(f"where: {ast.unparse(node)!r}: expected a column, a number or a string, got another thing. {_STEP}")
+    problem = Problem("where", repr(ast.unparse(node)), "a column, a number or a string", "another thing", _STEP)
+    raise ZooError(problem)
 
 
-def _known(name: str, columns: list[str]) -> str:
+def _known_column(name: str, columns: list[str]) -> str:
     if name not in columns:
-        if (meant := {"true": "True", "false": "False", "null": "None", "none": "None"}.get(name.lower())) is not None:
-            hint = "seed is None" if meant == "None" else f"diverged == {meant}"
-            raise ZooError(f"where: {name!r}: expected {meant}, got {name}. Write, for example, {hint}.")
+        if (word := _PYTHON_WORDS.get(name.lower())) is not None:
+            example = "seed is None" if word == "None" else f"diverged == {word}"
+            raise ZooError(Problem("where", repr(name), word, name, f"Write, for example, {example}."))
         raise UnknownNameError("where", "column", name, columns)
     return name
 
@@ -160,7 +163,7 @@ class Selection:
     def __init__(self, contents: Contents, variants: dict[str, Variant], rows: NDArray[np.int64]) -> None:
         self.contents, self.variants, self.rows = contents, variants, rows
         self._columns: dict[str, pa.ChunkedArray] = {}
-        self._places: dict[str, NDArray[np.int64]] = {layout.RAW: rows}
+        self._rows_in: dict[str, NDArray[np.int64]] = {layout.RAW: rows}
 
     @property
     def name(self) -> str:
@@ -174,13 +177,13 @@ class Selection:
 
     def columns(self, names: Sequence[str]) -> pa.Table:
         """Some columns of the metadata, one row per checkpoint; no others are read."""
-        _ = self.contents.ids
-        lacking = [name for name in names if name not in self._columns]
-        if lacking:
-            table = self.contents.raw.rows.select(lacking)
+        _ = self.contents.ids  # raises where ids are repeated; of a remote zoo nothing has read them before
+        missing = [name for name in names if name not in self._columns]
+        if missing:
+            table = self.contents.raw.rows.select(missing)
             everything = np.array_equal(self.rows, np.arange(len(table)))
-            taken = table if everything else table.take(pa.array(self.rows))
-            self._columns.update(zip(lacking, taken.columns, strict=True))
+            own = table if everything else table.take(pa.array(self.rows))
+            self._columns.update(zip(missing, own.columns, strict=True))
         fields = [self.contents.raw.rows.schema.field(name) for name in names]
         return pa.Table.from_arrays([self._columns[name] for name in names], schema=pa.schema(fields))
 
@@ -203,21 +206,22 @@ class Selection:
         return self.gauges if bare else (layout.RAW, *self.gauges)
 
     def matching(self, filters: Filters) -> NDArray[np.int64]:
-        """The places of the checkpoints whose metadata satisfy a condition."""
+        """The positions of the checkpoints whose metadata satisfy a condition."""
         known = self.contents.raw.rows.schema.names
         condition = expression(filters, known)
         try:
-            numbered = self.columns(used(condition, known) or ["id"]).append_column(
+            numbered = self.columns(columns_in(condition, known) or ["id"]).append_column(
                 "__row", pa.array(np.arange(len(self.rows)))
             )
             return numbered.filter(condition)["__row"].to_numpy()
         except pa.ArrowException as error:
-            raise ZooError(f"{self.name}: where: expected a condition on the columns, got {error}.") from error
+            problem = Problem(self.name, "where", "a condition on the columns", str(error), _STEP)
+            raise ZooError(problem) from error
 
     def last_steps(self) -> NDArray[np.int64]:
-        """The place of each member's checkpoint of the last step, in order."""
+        """The position of each member's checkpoint of the last step, in order."""
         table = self.columns(["member", "step"])
-        steps = table["step"].fill_null(-1).to_numpy()
+        steps = table["step"].fill_null(-1).to_numpy()  # a member's only checkpoint may lack its step
         members = table["member"].combine_chunks().dictionary_encode().indices.to_numpy()
         order = np.lexsort((steps, members))
         return np.sort(order[np.flatnonzero(np.diff(members[order], append=-1))])
@@ -226,13 +230,13 @@ class Selection:
     def predicted(self) -> tuple[str, ...]:
         """Every set of inputs that was predicted."""
         contents = self.contents
-        found = {layout.set_name(name): name for name in contents.derived_parts}
+        names = {layout.set_name(name): name for name in contents.derived_parts}
         return tuple(
-            inputs for inputs, name in found.items() if inputs is not None and contents.kind(name) == layout.PREDICTIONS
+            inputs for inputs, name in names.items() if inputs is not None and contents.kind(name) == layout.PREDICTIONS
         )
 
     def having(self, name: str) -> NDArray[np.int64]:
-        """The places of the checkpoints that were derived in a gauge, or predicted on a set of inputs."""
+        """The positions of the checkpoints that were derived in a gauge, or predicted on a set of inputs."""
         if name == layout.RAW and layout.RAW in self.names:
             return np.arange(len(self.rows))
         if name in self.predicted:
@@ -254,11 +258,11 @@ class Selection:
         if inputs not in self.predicted:
             raise UnknownNameError(self.name, "set of predictions", inputs, self.predicted)
         rows = places_of(self.ids, self.contents.derived(layout.predictions_name(inputs)).rows["id"])
-        self._all(rows, "predictions", inputs, f"predict {{}} {inputs}")
+        self._require_all(rows, "predictions", inputs, f"predict {{}} {inputs}")
         return Predictions(self.contents, inputs, self.ids, rows)
 
-    def placed(self, variant: str) -> tuple[Variant, NDArray[np.int64]]:
-        """A variant, and where these checkpoints are in it.
+    def variant_rows(self, variant: str) -> tuple[Variant, NDArray[np.int64]]:
+        """A variant, and the rows of these checkpoints in it.
 
         Raises
         ------
@@ -270,51 +274,51 @@ class Selection:
         if variant != layout.RAW and variant not in self.gauges:
             raise UnknownNameError(self.name, "variant", variant, self.names)
         if variant not in self.variants:
-            raw = None if variant == layout.RAW else self.placed(layout.RAW)[0]
+            raw = None if variant == layout.RAW else self.variant_rows(layout.RAW)[0]
             self.variants[variant] = Variant(self.contents, variant, raw)
-        found = self.variants[variant]
-        if variant not in self._places:
-            rows = places_of(self.ids, found.tree.rows["id"])
-            self._all(rows, "variant", variant, f"derive {{}} --gauge {variant}")
-            self._places[variant] = rows
-        return found, self._places[variant]
+        opened = self.variants[variant]
+        if variant not in self._rows_in:
+            rows = places_of(self.ids, opened.tree.rows["id"])
+            self._require_all(rows, "variant", variant, f"derive {{}} --gauge {variant}")
+            self._rows_in[variant] = rows
+        return opened, self._rows_in[variant]
 
     def stacked(self, name: str, variant: str) -> StackedTensor:
         """A tensor of every checkpoint in a gauge."""
-        held, rows = self.placed(variant)
-        return StackedTensor(held.stack(self.tensor(name)), rows, name=name)
+        opened, rows = self.variant_rows(variant)
+        return StackedTensor(opened.reader(self.tensor(name)), rows, name=name)
 
     def group_element(self, variant: str) -> dict[str, StackedTensor]:
         """The group elements of a variant."""
-        held, rows = self.placed(variant)
-        return {name: StackedTensor(stack, rows, name=name) for name, stack in held.group_element().items()}
+        opened, rows = self.variant_rows(variant)
+        return {name: StackedTensor(reader, rows, name=name) for name, reader in opened.group_element().items()}
 
     def source(self, names: Sequence[str], variant: str) -> Source:
         """What a stream of these tensors and layers reads; everything where there are no names."""
-        held, rows = self.placed(variant)
+        opened, rows = self.variant_rows(variant)
         arch = self.contents.architecture
         wanted: list[str] = []
         for name in names:
             wanted += arch.layers[name] if name in arch.layers and name not in arch else (self.tensor(name),)
-        stacks = {name: held.stack(name) for name in wanted or arch.names}
+        readers = {name: opened.reader(name) for name in wanted or arch.names}
         files = self.contents.files
-        bring = files.prefetch if isinstance(files, RemoteFiles) else None
-        return Source(stacks, rows, self.ids.combine_chunks(), self.contents.revision, self.name, bring)
+        prefetch = files.prefetch if isinstance(files, RemoteFiles) else None
+        return Source(readers, rows, self.ids.combine_chunks(), self.contents.revision, self.name, prefetch)
 
     def checkpoint(self, id: str, variant: str) -> Checkpoint:
         """One checkpoint by its id."""
-        at = self._place(id)
-        held, rows = self.placed(variant)
-        row, maps = rows[at : at + 1], Maps()
+        position = self._position(id)
+        opened, rows = self.variant_rows(variant)
+        row, maps = rows[position : position + 1], ShardMaps()
 
         def read(name: str, private: bool) -> NDArray[Any]:
-            return held.stack(self.tensor(name)).gather(row, private=maps if private else None)[0, ...]
+            return opened.reader(self.tensor(name)).gather(row, private=maps if private else None)[0, ...]
 
-        def ahead() -> None:
-            held.will_need(int(row[0]))
+        def prefetch() -> None:
+            opened.will_need(int(row[0]))
 
-        facts = self.metadata.slice(at, 1).to_pylist()[0]
-        return Checkpoint(self.contents.architecture, facts, variant, read, ahead)
+        metadata = self.metadata.slice(position, 1).to_pylist()[0]
+        return Checkpoint(self.contents.architecture, metadata, variant, read, prefetch)
 
     def tensor(self, name: str) -> str:
         """The tensor that is stored under this name or alias."""
@@ -325,35 +329,39 @@ class Selection:
         known = [other for tensor in arch.tensors for other in (tensor.name, *tensor.aliases)]
         raise UnknownNameError(self.name, "tensor", name, arch.layers.get(name, known))
 
-    def _all(self, rows: NDArray[np.int64], what: str, name: str, command: str) -> None:
-        """Refuse a derived thing that some of these checkpoints lack; ``command`` with the zoo's folder makes it."""
+    def _require_all(self, rows: NDArray[np.int64], what: str, name: str, command: str) -> None:
+        """Raise where some of these checkpoints lack what is derived; ``command`` with the zoo's folder makes it."""
         if missing := int((rows < 0).sum()):
             here = self.contents.files.here
-            step = "" if here is None else f", or run ckptzoo {command.format(here)}"
-            raise ZooError(
-                f"{self.name}: {what} {name!r}: expected all {len(rows)} checkpoints, got {len(rows) - missing}. "
-                f"Take those with zoo.having({name!r}){step}."
-            )
+            run = "" if here is None else f", or run ckptzoo {command.format(here)}"
+            expected, got = f"all {len(rows)} checkpoints", str(len(rows) - missing)
+            step = f"Take those with zoo.having({name!r}){run}."
+            raise ZooError(Problem(self.name, f"{what} {name!r}", expected, got, step))
 
-    def _place(self, id: str) -> int:
-        at = self.ids.index(id).as_py()
-        if at < 0:
-            for tomb in self.contents.retracted.metadata.to_pylist():
-                if tomb["id"] == id:
-                    step = "Its bytes stay in the zoo."
-                    raise ZooError(f"{self.name}: checkpoint {id!r}: retracted, because {tomb['reason']!r}. {step}")
+    def _position(self, id: str) -> int:
+        position = self.ids.index(id).as_py()
+        if position < 0:
+            for tombstone in self.contents.retracted.metadata.to_pylist():
+                if tombstone["id"] == id:
+                    reason, step = tombstone["reason"], "Its bytes stay in the zoo."
+                    raise ZooError(f"{self.name}: checkpoint {id!r}: retracted, because {reason!r}. {step}")
             raise UnknownNameError(self.name, "checkpoint", id, self.ids.to_pylist())
-        return at
+        return position
 
 
 def standing(contents: Contents) -> NDArray[np.int64]:
-    """Their rows of the raw tree, in order; ids are read only where something was retracted."""
+    """Rows of the raw tree that were not retracted, in order; ids are read only where something was."""
     rows, tombs = np.arange(len(contents.raw.rows), dtype=np.int64), contents.retracted.rows
     return rows[places_of(contents.ids, tombs["id"]) < 0] if len(tombs) else rows
 
 
 def left_out(contents: Contents, rows: NDArray[np.int64]) -> str | None:
-    """How many of the checkpoints are not among the standing rows, in words; None where nothing was retracted."""
+    """How many checkpoints were retracted, in words; None where none was.
+
+    Parameters
+    ----------
+    rows : those that were not, as ``standing`` gives them.
+    """
     count = len(contents.raw.rows)
     return (
         f"{count - len(rows)} of {count} checkpoints retracted and left out" if len(contents.retracted.rows) else None

@@ -1,4 +1,4 @@
-"""Where every stacked tensor of a tree lies, and the maps that its arrays are views of."""
+"""Where every stacked tensor of a tree is, and the maps that its arrays are views of."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -18,7 +18,7 @@ from ckptzoo.schema.layout import RAW, Span
 MAX_MAPS = 256
 """Shards that are kept mapped at a time; arrays that are in use keep theirs."""
 
-Maps = dict[str, ShardMap]
+ShardMaps = dict[str, ShardMap]
 """Maps of the caller's own, by the path of the file: what it writes into their arrays is seen by nobody else."""
 
 
@@ -28,11 +28,12 @@ class TensorLocations:
 
     Parameters
     ----------
+    dtype, shape, row_bytes : of one row.
     starts, stops : (S,) int64, the first row in each shard and the one behind its last.
-    shards : (S,) numbers of the shards in the directory.
+    shards : (S,) numbers of the shards in the index.
     offsets : (S,) bytes from the start of each shard to its first row.
     row_blocks : (P,) int64, first row of every block of rows that has a digest.
-    places : (P,) int64, where each block stands in the index.
+    entries : (P,) int64, the index row of each block.
     """
 
     dtype: str
@@ -43,114 +44,125 @@ class TensorLocations:
     shards: tuple[int, ...]
     offsets: tuple[int, ...]
     row_blocks: NDArray[np.int64]
-    places: NDArray[np.int64]
+    entries: NDArray[np.int64]
 
 
 class ShardIndex:
-    """The shards of a tree, opened when first needed."""
+    """The shards of a tree, opened when first needed.
+
+    Parameters
+    ----------
+    files : of the zoo.
+    tree : whose index is used; its digests are read only where blocks are fetched from another machine.
+    arch : of the zoo; gives the tensors of a tree without parts.
+    """
 
     def __init__(self, files: Files, tree: Tree, arch: Architecture) -> None:
-        self._where = f"{files.name}/{tree.parts[0].tree if tree.parts else 'parts'}"
-        self._here, self._index = files.here, tree.blocks
-        index = tree.outline
-        starts = np.cumsum([0, *(part.rows for part in tree.parts)], dtype=np.int64)
-        whole = index["tensor"].is_null().to_numpy()
-        number = np.cumsum(whole) - 1  # every row belongs to the shard whose own row came last
-        parts = index["part"].to_numpy()
-        base = starts[parts]
-        names = index["file"].to_pylist()
-        heads = np.flatnonzero(whole)
-        self._paths = [f"{tree.parts[parts[at]].path}/{names[at]}" for at in heads]
-        self._shards = number
-        self._sizes = index["nbytes"].to_numpy()[heads]
-        self._stems = [(int(parts[at]), names[at].rpartition("-")[0]) for at in heads]
-        self._rows = np.diff(starts)
-        self._extents = _extents(index, base, whole, number, names) if tree.parts else _none(arch)
+        self._location = f"{files.name}/{tree.parts[0].tree if tree.parts else 'parts'}"
+        self._here, self._blocks = files.here, tree.blocks
+        outline = tree.outline
+        bounds = np.cumsum([0, *(part.rows for part in tree.parts)], dtype=np.int64)
+        is_shard = outline["tensor"].is_null().to_numpy()
+        shard_numbers = np.cumsum(is_shard) - 1  # every row belongs to the shard whose own row came last
+        parts = outline["part"].to_numpy()
+        file_names = outline["file"].to_pylist()
+        shard_rows = np.flatnonzero(is_shard)
+        self._paths = [f"{tree.parts[parts[row]].path}/{file_names[row]}" for row in shard_rows]
+        self._shard_numbers = shard_numbers
+        self._sizes = outline["nbytes"].to_numpy()[shard_rows]
+        self._stems = [(int(parts[row]), file_names[row].rpartition("-")[0]) for row in shard_rows]
+        self._part_rows = np.diff(bounds)
+        self._locations = (
+            _tensor_locations(outline, bounds[parts], is_shard, shard_numbers, file_names)
+            if tree.parts
+            else _without_rows(arch)
+        )
         self._maps: OrderedDict[str, ShardMap] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_maps": OrderedDict()}
 
-    def extents(self, stem: str, tensor: str) -> TensorLocations:
-        """Where a tensor lies; raises UnknownNameError when the stem's shards have no such tensor."""
+    def locations(self, stem: str, tensor: str) -> TensorLocations:
+        """Where a tensor is; raises UnknownNameError when the stem's shards have no such tensor."""
         try:
-            return self._extents[stem, tensor]
+            return self._locations[stem, tensor]
         except KeyError:
-            raise UnknownNameError(self._where, "tensor", tensor, list(self.tensors(stem))) from None
+            raise UnknownNameError(self._location, "tensor", tensor, list(self.tensors(stem))) from None
 
     def tensors(self, stem: str) -> Iterator[str]:
         """Names of the tensors in a stem's shards."""
-        return (tensor for found, tensor in self._extents if found == stem)
+        return (tensor for own, tensor in self._locations if own == stem)
 
-    def lacks(self, stem: str) -> NDArray[np.bool_]:
+    def parts_without(self, stem: str) -> NDArray[np.bool_]:
         """(P,) whether each of the tree's parts has rows and no shards of a stem."""
-        lacking = self._rows > 0
-        lacking[[part for part, found in self._stems if found == stem]] = False
+        lacking = self._part_rows > 0
+        lacking[[part for part, own in self._stems if own == stem]] = False
         return lacking
 
-    def map(self, shard: int, *, private: Maps | None = None) -> ShardMap:
+    def map(self, shard: int, *, private: ShardMaps | None = None) -> ShardMap:
         """The shard's map: the shared one, whose arrays are handed out read-only, or one of the caller's own."""
         path = f"{self._here}/{self._paths[shard]}"
-        kept: MutableMapping[str, ShardMap] = self._maps if private is None else private
-        found = kept.pop(path, None) or ShardMap(path, nbytes=int(self._sizes[shard]))
-        kept[path] = found  # the one that was used last stands last
+        maps: MutableMapping[str, ShardMap] = self._maps if private is None else private
+        shard_map = maps.pop(path, None) or ShardMap(path, nbytes=int(self._sizes[shard]))
+        maps[path] = shard_map  # reinserted, so that the map used last is the last to be dropped
         if len(self._maps) > MAX_MAPS:
             self._maps.popitem(last=False)
-        return found
+        return shard_map
 
-    def spans(self, extents: TensorLocations, blocks: Sequence[int]) -> list[Span]:
-        """Where some of a tensor's blocks lie, and their digests."""
-        index = self._index.select(["offset", "nbytes", DIGEST])
-        made: list[Span] = []
-        for at in extents.places[np.asarray(blocks, np.int64)].tolist():
-            offset, nbytes, digest = (column[at].as_py() for column in index.columns)
-            made.append(Span(self._paths[self._shards[at]], offset, offset + nbytes, digest))
-        return made
+    def spans(self, locations: TensorLocations, blocks: Sequence[int]) -> list[Span]:
+        """Where some of a tensor's blocks are, and their digests."""
+        index = self._blocks.select(["offset", "nbytes", DIGEST])
+        spans: list[Span] = []
+        for entry in locations.entries[np.asarray(blocks, np.int64)].tolist():
+            offset, nbytes, digest = (column[entry].as_py() for column in index.columns)
+            spans.append(Span(self._paths[self._shard_numbers[entry]], offset, offset + nbytes, digest))
+        return spans
 
     def will_need(self, stem: str, row: int) -> None:
         """Ask the kernel to read one row of a stem's tensors ahead."""
-        wanted: list[tuple[int, int, int]] = []
-        for extents in (extents for (found, _), extents in self._extents.items() if found == stem):
-            at = int(np.searchsorted(extents.starts, row, side="right")) - 1
-            offset = extents.offsets[at] + (row - int(extents.starts[at])) * extents.row_bytes
-            wanted.append((extents.shards[at], offset, extents.row_bytes))
-        for shard, offset, nbytes in sorted(wanted):
+        requests: list[tuple[int, int, int]] = []
+        for locations in (locations for (own, _), locations in self._locations.items() if own == stem):
+            place = int(np.searchsorted(locations.starts, row, side="right")) - 1
+            offset = locations.offsets[place] + (row - int(locations.starts[place])) * locations.row_bytes
+            requests.append((locations.shards[place], offset, locations.row_bytes))
+        for shard, offset, nbytes in sorted(requests):  # in file order
             self.map(shard).will_need(offset, nbytes)
 
 
-def _extents(
-    index: Any, base: Any, whole: Any, number: Any, files: list[str]
+def _tensor_locations(
+    outline: Any, part_starts: Any, is_shard: Any, shard_numbers: Any, files: list[str]
 ) -> dict[tuple[str, str], TensorLocations]:
-    names = index["tensor"].to_pylist()
-    first = base + index["row_start"].to_numpy()
-    stop = base + index["row_stop"].to_numpy()
-    offset, nbytes = index["offset"].to_numpy(), index["nbytes"].to_numpy()
-    dtypes, shapes = index["dtype"].to_pylist(), index["shape"].to_pylist()
+    """The locations of every tensor of every stem, from the columns of a tree's index."""
+    names = outline["tensor"].to_pylist()
+    first = part_starts + outline["row_start"].to_numpy()
+    stop = part_starts + outline["row_stop"].to_numpy()
+    offset, nbytes = outline["offset"].to_numpy(), outline["nbytes"].to_numpy()
+    dtypes, shapes = outline["dtype"].to_pylist(), outline["shape"].to_pylist()
     groups: dict[tuple[str, str], list[int]] = {}
-    for at in np.flatnonzero(~whole).tolist():
-        groups.setdefault((files[at].rpartition("-")[0], names[at]), []).append(at)
-    made: dict[tuple[str, str], TensorLocations] = {}
-    for key, places in groups.items():
-        rows = np.array(places)
-        rows = rows[np.argsort(first[rows], kind="stable")]
-        heads = rows[np.flatnonzero(np.diff(number[rows], prepend=-1))]
-        tails = rows[np.flatnonzero(np.diff(number[rows], append=-1))]
-        at = int(rows[0])
-        made[key] = TensorLocations(
-            dtypes[at],
-            tuple(shapes[at][1:]),
-            int(nbytes[at]) // shapes[at][0],
-            first[heads],
-            stop[tails],
-            tuple(number[heads].tolist()),
-            tuple(offset[heads].tolist()),
-            first[rows],
-            rows,
+    for entry in np.flatnonzero(~is_shard).tolist():
+        groups.setdefault((files[entry].rpartition("-")[0], names[entry]), []).append(entry)
+    located: dict[tuple[str, str], TensorLocations] = {}
+    for key, unordered in groups.items():
+        entries = np.array(unordered)
+        entries = entries[np.argsort(first[entries], kind="stable")]
+        heads = entries[np.flatnonzero(np.diff(shard_numbers[entries], prepend=-1))]
+        tails = entries[np.flatnonzero(np.diff(shard_numbers[entries], append=-1))]
+        example = int(entries[0])
+        located[key] = TensorLocations(
+            dtype=dtypes[example],
+            shape=tuple(shapes[example][1:]),
+            row_bytes=int(nbytes[example]) // shapes[example][0],
+            starts=first[heads],
+            stops=stop[tails],
+            shards=tuple(shard_numbers[heads].tolist()),
+            offsets=tuple(offset[heads].tolist()),
+            row_blocks=first[entries],
+            entries=entries,
         )
-    return made
+    return located
 
 
-def _none(arch: Architecture) -> dict[tuple[str, str], TensorLocations]:
+def _without_rows(arch: Architecture) -> dict[tuple[str, str], TensorLocations]:
     """The raw tensors of a zoo without checkpoints."""
     none = np.zeros(0, np.int64)
     return {

@@ -1,6 +1,7 @@
-"""Batches of checkpoints, layer by layer, in an order that resumes exactly.
+"""Batches of checkpoints, layer by layer, in an order that follows from a seed and resumes exactly.
 
-The order of a stream: which row stands at which position, computed from nothing but a seed.
+Three things are kept apart: ``EpochPlan`` says which row comes at which position of an epoch, ``rounds`` which
+positions make a reader's batches, and ``Stream`` reads them.
 """
 
 import hashlib
@@ -17,17 +18,25 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ckptzoo.errors import StateError, ZooError
+from ckptzoo.errors import Problem, StateError, ZooError
 from ckptzoo.loader.permutation import derive_key, keyed_permutation
 from ckptzoo.loader.readers import TensorReader
 from ckptzoo.schema.documents import digest_of
 from ckptzoo.schema.layout import Span
 
 WINDOW_BYTES = 64 * 2**20
-"""Rows are shuffled within a window of this many bytes, at least one page."""
+"""Rows are shuffled within a window of this many bytes, at least one block of rows."""
+BATCHES_AHEAD = 2
+"""Batches of a zoo on another machine that are fetched before they are asked for."""
 
 Shuffle = bool | Literal["global"]
 SHUFFLES = (False, True, "global")
+Remainder = Literal["error", "keep", "drop", "pad"]
+REMAINDERS = ("error", "keep", "drop", "pad")
+"""What becomes of the last round when its rows do not make equal shares."""
+
+State = dict[str, Any]
+"""``{revision, plan, seed, epoch, position}``: the position of a stream; small, and JSON as it is."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +45,9 @@ class EpochPlan:
 
     Parameters
     ----------
-    row_blocks : (P + 1,) int64: the rows are in P pages, runs that lie together in one shard.
-    window : pages that are shuffled together.
-    shuffle : False keeps the order. True shuffles the pages, then the rows within each window of pages, so that
+    row_blocks : (P + 1,) int64: the rows are in P blocks, runs that are together in one shard.
+    window : blocks that are shuffled together.
+    shuffle : False keeps the order. True shuffles the blocks, then the rows within each window of blocks, so that
         memory and requests stay bounded. ``"global"`` shuffles all rows alike.
 
     Notes
@@ -59,14 +68,15 @@ class EpochPlan:
 
     @cached_property
     def _order(self) -> NDArray[np.int64]:
-        """(P,) the pages in the order in which they are visited."""
-        number = len(self.row_blocks) - 1
+        """(P,) the blocks in the order in which they are visited."""
+        count = len(self.row_blocks) - 1
+        # the words 0 here and 1 below keep the keys of blocks and of rows apart
         key = derive_key(self.seed, self.epoch, 0)
-        return np.asarray(keyed_permutation(np.arange(number), number, key), dtype=np.int64)
+        return np.asarray(keyed_permutation(np.arange(count), count, key), dtype=np.int64)
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
-        """(P + 1,) the position at which each visited page starts."""
+        """(P + 1,) the position at which each visited block starts."""
         return np.concatenate([[0], np.cumsum(np.diff(self.row_blocks)[self._order])])
 
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -79,22 +89,22 @@ class EpochPlan:
         heads = self._starts[:: self.window]
         if heads[-1] != self.count:
             heads = np.append(heads, self.count)
-        owner = np.searchsorted(heads, positions, side="right") - 1
+        windows = np.searchsorted(heads, positions, side="right") - 1
         moved = np.empty_like(positions)
-        for at in np.unique(owner).tolist():
-            mine, start, size = owner == at, heads[at], int(heads[at + 1] - heads[at])
-            key = derive_key(self.seed, self.epoch, 1, at)
-            moved[mine] = start + keyed_permutation(positions[mine] - start, size, key)
-        page = np.searchsorted(self._starts, moved, side="right") - 1
-        return self.row_blocks[self._order[page]] + moved - self._starts[page]
+        for window in np.unique(windows).tolist():
+            inside, start, size = windows == window, heads[window], int(heads[window + 1] - heads[window])
+            key = derive_key(self.seed, self.epoch, 1, window)
+            moved[inside] = start + keyed_permutation(positions[inside] - start, size, key)
+        block = np.searchsorted(self._starts, moved, side="right") - 1
+        return self.row_blocks[self._order[block]] + moved - self._starts[block]
 
 
-def pages_of(rows: NDArray[np.int64], blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+def row_blocks_of(rows: NDArray[np.int64], blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     """(P + 1,) where runs of rows of one block start and end.
 
     Parameters
     ----------
-    rows : (N,) rows of a tree, in the stream's order.
+    rows : (N,) rows of a tree, in zoo order or that of a selection.
     blocks : (B,) first row of every block of the tensor whose blocks hold the fewest rows.
     """
     owner = np.searchsorted(blocks, rows, side="right")
@@ -115,31 +125,29 @@ class ReaderShard:
     workers: int = 1
 
 
-Remainder = Literal["error", "keep", "drop", "pad"]
-REMAINDERS = ("error", "keep", "drop", "pad")
-"""What becomes of the last round when its rows do not make equal shares."""
-
-
 def rounds(
-    count: int, start: int, batch_size: int, share: ReaderShard, remainder: Remainder
+    count: int, start: int, batch_size: int, shard: ReaderShard, remainder: Remainder
 ) -> list[tuple[int, int, int]]:
     """The batches of one reader as (first position, rows, position after the round).
 
-    Positions past ``count`` (only with ``"pad"``) stand for the epoch's first rows.
+    Positions past ``count`` (only with ``"pad"``) mean the epoch's first rows.
+
+    >>> rounds(10, 0, 2, ReaderShard(rank=1, world_size=2), "keep")
+    [(2, 2, 4), (6, 2, 8)]
     """
-    whole = (count - start) // (batch_size * share.world_size)
-    made: list[tuple[int, int, int]] = []
-    for turn in range(share.worker, whole, share.workers):
-        at = start + turn * batch_size * share.world_size
-        made.append((at + share.rank * batch_size, batch_size, at + batch_size * share.world_size))
-    at = start + whole * batch_size * share.world_size
-    if at < count and remainder != "drop" and whole % share.workers == share.worker:
-        size = batch_size if remainder == "keep" else -(-(count - at) // share.world_size)
-        first = at + share.rank * size
+    whole = (count - start) // (batch_size * shard.world_size)
+    batches: list[tuple[int, int, int]] = []
+    for turn in range(shard.worker, whole, shard.workers):
+        position = start + turn * batch_size * shard.world_size
+        batches.append((position + shard.rank * batch_size, batch_size, position + batch_size * shard.world_size))
+    position = start + whole * batch_size * shard.world_size
+    if position < count and remainder != "drop" and whole % shard.workers == shard.worker:
+        size = batch_size if remainder == "keep" else -(-(count - position) // shard.world_size)
+        first = position + shard.rank * size
         rows = size if remainder == "pad" else max(0, min(size, count - first))
         if rows:
-            made.append((first, rows, count))
-    return made
+            batches.append((first, rows, count))
+    return batches
 
 
 def is_even(left: int, batch_size: int, world_size: int) -> bool:
@@ -147,18 +155,11 @@ def is_even(left: int, batch_size: int, world_size: int) -> bool:
     return left % (batch_size * world_size) % world_size == 0
 
 
-TURNS_AHEAD = 2
-"""Batches of a zoo on another machine that are fetched before they are asked for."""
-
-State = dict[str, Any]
-"""``{revision, plan, seed, epoch, position}``: where a stream stands; small, and JSON as it is."""
-
-
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Stacked tensors of some checkpoints: ``batch["conv1.weight"]`` has shape ``(len(batch.ids), *shape)``.
 
-    Not a Mapping, because a DataLoader rebuilds those as plain dicts and would lose ids and state.
+    Not a Mapping, because a DataLoader that pins memory rebuilds those as plain dicts and would lose ids and state.
 
     Parameters
     ----------
@@ -189,24 +190,30 @@ class Source:
 
     Parameters
     ----------
-    stacks : the tensors.
+    readers : of the tensors, by name.
     rows : (N,) rows of the tree, in order.
     ids : their checkpoints' ids.
     revision, location : of the zoo.
-    bring : fetches blocks of a zoo on another machine ahead; None for one on this.
+    prefetch : fetches blocks of a zoo on another machine ahead; None for one on this.
     """
 
-    stacks: dict[str, TensorReader]
+    readers: dict[str, TensorReader]
     rows: NDArray[np.int64]
     ids: pa.Array
     revision: str
     location: str
     prefetch: Callable[[Iterable[Span]], None] | None = None
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one checkpoint's tensors."""
+        return sum(reader.row_bytes for reader in self.readers.values())
+
     def prepare(self, rows: NDArray[np.int64]) -> None:
         """Fetch what these rows need from another machine."""
         if self.prefetch is not None:
-            self.prefetch([span for stack in self.stacks.values() for span in stack.required_blocks(self.rows[rows])])
+            readers = self.readers.values()
+            self.prefetch([span for reader in readers for span in reader.required_blocks(self.rows[rows])])
 
 
 class Stream:
@@ -214,12 +221,19 @@ class Stream:
 
     Made by ``Zoo.stream``. ``state_dict`` and ``load_state_dict`` save and restore the position; so does
     ``batch.state`` of the last batch that was used, which stays right when batches are prefetched. An iteration
-    that is broken off leaves the next one where it started itself.
+    that is broken off makes the next one start where it did.
+
+    Parameters
+    ----------
+    source : what to read.
+    batch_size, shuffle, seed, remainder : as in ``Zoo.stream``.
+    shard : which of the batches; by default all.
 
     Notes
     -----
     Memory: one batch, and nothing where its rows are a view of a file. The order is a function of seed, epoch and
-    position: the same for any batch size, number of workers and number of ranks (``tests/laws/test_stream.py``).
+    position: the same for any batch size, number of workers and number of ranks. Tested in
+    ``tests/laws/test_stream.py``.
     """
 
     def __init__(
@@ -230,38 +244,36 @@ class Stream:
         shuffle: Shuffle = False,
         seed: int = 0,
         remainder: Remainder = "error",
-        share: ReaderShard | None = None,
+        shard: ReaderShard | None = None,
     ) -> None:
         for name, value, known in (("shuffle", shuffle, SHUFFLES), ("remainder", remainder, REMAINDERS)):
             if value not in known:
-                raise ZooError(
-                    f"{source.location}: {name}: expected one of {known}, got {value!r}. Choose one of them."
-                )
-        share = share or ReaderShard()
-        for name, value, least, most in (
+                raise ZooError(Problem(source.location, name, f"one of {known}", repr(value), "Choose one of them."))
+        shard = shard or ReaderShard()
+        for name, value, lowest, highest in (
             ("batch_size", batch_size, 1, None),
-            ("world_size", share.world_size, 1, None),
-            ("rank", share.rank, 0, share.world_size - 1),
+            ("world_size", shard.world_size, 1, None),
+            ("rank", shard.rank, 0, shard.world_size - 1),
         ):
-            if type(value) is not int or value < least or (most is not None and value > most):
-                expected = f"an integer from {least}" + ("" if most is None else f" to {most}")
-                raise ZooError(f"{source.location}: {name}: expected {expected}, got {value!r}. Choose another.")
-        self._source, self._batch_size, self._share = source, batch_size, share
+            if type(value) is not int or value < lowest or (highest is not None and value > highest):
+                expected = f"an integer from {lowest}" + ("" if highest is None else f" to {highest}")
+                raise ZooError(Problem(source.location, name, expected, repr(value), "Choose another."))
+        self._source, self._batch_size, self._shard = source, batch_size, shard
         self._shuffle: Shuffle = shuffle
         self._remainder: Remainder = remainder
-        widest = max(source.stacks.values(), key=lambda stack: stack.row_bytes)
-        self._row_blocks = pages_of(source.rows, widest.row_blocks)
+        # the tensor with the widest rows has the fewest rows in a block
+        widest = max(source.readers.values(), key=lambda reader: reader.row_bytes)
+        self._row_blocks = row_blocks_of(source.rows, widest.row_blocks)
         longest = int(np.diff(self._row_blocks).max(initial=1))
-        row_bytes = sum(stack.row_bytes for stack in source.stacks.values())
-        self._window = max(1, WINDOW_BYTES // (longest * row_bytes))
+        self._window = max(1, WINDOW_BYTES // (longest * source.row_bytes))
         self._start: State = {
             "revision": source.revision,
-            "plan": digest_of([_digest(source.rows), list(source.stacks), shuffle, self._window]),
+            "plan": digest_of([_digest(source.rows), list(source.readers), shuffle, self._window]),
             "seed": seed,
             "epoch": 0,
             "position": 0,
         }
-        self._now = self._start
+        self._state = self._start
 
     def __len__(self) -> int:
         """Batches in the next iteration, as this reader sees it."""
@@ -269,16 +281,15 @@ class Stream:
 
     def _rounds(self) -> list[tuple[int, int, int]]:
         position = self._start["position"]
-        return rounds(len(self._source.rows), position, self._batch_size, self._share, self._remainder)
+        return rounds(len(self._source.rows), position, self._batch_size, self._shard, self._remainder)
 
     def __iter__(self) -> Iterator[Batch]:
-        start, count, world = dict(self._start), len(self._source.rows), self._share.world_size
+        start, count, world_size = dict(self._start), len(self._source.rows), self._shard.world_size
         left = count - start["position"]
-        if self._remainder == "error" and not is_even(left, self._batch_size, world):
-            raise ZooError(
-                f"{self._source.location}: shares of {world} ranks: expected equal ones, got {left} rows in batches of "
-                f"{self._batch_size}. Choose remainder='keep', 'drop' or 'pad'."
-            )
+        if self._remainder == "error" and not is_even(left, self._batch_size, world_size):
+            what, got = f"shares of {world_size} ranks", f"{left} rows in batches of {self._batch_size}"
+            step = "Choose remainder='keep', 'drop' or 'pad'."
+            raise ZooError(Problem(self._source.location, what, "equal ones", got, step))
         plan = EpochPlan(self._row_blocks, self._window, self._shuffle, start["seed"], start["epoch"])
         turns = self._rounds()
 
@@ -290,28 +301,28 @@ class Stream:
             batches = (rows_of(turn) for turn in range(len(turns)))
         else:
             batches = prepared(range(len(turns)), rows_of, self._source.prepare)
-        with closing(batches):
+        with closing(batches):  # where the consumer stops early, what is being fetched is cancelled
             for rows, (_, _, behind) in zip(batches, turns, strict=True):
-                self._now = self._at(start, behind)
-                yield self._read(rows, self._now)
-        self._start = self._now = self._at(start, count)
+                self._state = self._state_at(start, behind)
+                yield self._read(rows, self._state)
+        self._start = self._state = self._state_at(start, count)
 
-    def _at(self, start: State, position: int) -> State:
+    def _state_at(self, start: State, position: int) -> State:
         """The state at a position; at the end it is the start of the next epoch."""
         left = len(self._source.rows) - position
-        if left == 0 or (self._remainder == "drop" and left < self._batch_size * self._share.world_size):
+        if left == 0 or (self._remainder == "drop" and left < self._batch_size * self._shard.world_size):
             return {**start, "epoch": start["epoch"] + 1, "position": 0}
         return {**start, "position": position}
 
     def _read(self, rows: NDArray[np.int64], state: State) -> Batch:
         source = self._source
-        places = source.rows[rows]
-        tensors = {name: stack.gather(places) for name, stack in source.stacks.items()}
+        tree_rows = source.rows[rows]
+        tensors = {name: reader.gather(tree_rows) for name, reader in source.readers.items()}
         return Batch(tuple(source.ids.take(pa.array(rows)).to_pylist()), tensors, state)
 
     def state_dict(self) -> State:
-        """Where the stream stands: behind the last batch it handed out."""
-        return dict(self._now)
+        """The position behind the last batch that was handed out."""
+        return dict(self._state)
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a saved state, with any batch size, workers and ranks.
@@ -323,40 +334,40 @@ class Stream:
         """
         for name in ("revision", "plan"):
             if state.get(name) != self._start[name]:
-                raise StateError(
-                    f"{self._source.location}: {name} of the saved state: expected {self._start[name]}, got "
-                    f"{state.get(name)}. Open the same zoo, select and stream the same rows and tensors."
-                )
+                what, got = f"{name} of the saved state", str(state.get(name))
+                step = "Open the same zoo, select and stream the same rows and tensors."
+                raise StateError(Problem(self._source.location, what, str(self._start[name]), got, step))
         position, epoch = state.get("position"), state.get("epoch")
         fits = type(position) is int and type(epoch) is int and 0 <= position < max(1, len(self._source.rows))
         if not fits or type(state.get("seed")) is not int:
-            found = {name: state.get(name) for name in ("seed", "epoch", "position")}
+            got = str({name: state.get(name) for name in ("seed", "epoch", "position")})
             expected = f"integers with a position below {len(self._source.rows)}"
-            raise StateError(f"{self._source.location}: saved state: expected {expected}, got {found}. Save it again.")
-        self._start = self._now = {name: state[name] for name in self._start}
+            raise StateError(Problem(self._source.location, "saved state", expected, got, "Save it again."))
+        self._start = self._state = {name: state[name] for name in self._start}
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of this epoch."""
         if not 0 <= epoch < 2**64:
-            raise ZooError(f"{self._source.location}: epoch: expected 0 to 2**64 - 1, got {epoch}. Choose another.")
-        self._start = self._now = {**self._start, "epoch": epoch, "position": 0}
+            problem = Problem(self._source.location, "epoch", "0 to 2**64 - 1", str(epoch), "Choose another.")
+            raise ZooError(problem)
+        self._start = self._state = {**self._start, "epoch": epoch, "position": 0}
 
 
 def prepared(
     turns: Iterable[int], rows_of: Callable[[int], NDArray[np.int64]], prepare: Callable[[NDArray[np.int64]], None]
 ) -> Generator[NDArray[np.int64]]:
-    """The rows of every turn, once they were prepared; the next ``TURNS_AHEAD`` are being prepared meanwhile."""
+    """The rows of every turn, once they were prepared; the next ``BATCHES_AHEAD`` are being prepared meanwhile."""
     with ThreadPoolExecutor(1, thread_name_prefix="ckptzoo-ahead") as pool:
-        coming: deque[tuple[NDArray[np.int64], Future[None]]] = deque()
+        pending: deque[tuple[NDArray[np.int64], Future[None]]] = deque()
         left = iter(turns)
         try:
             while True:
-                for turn in itertools.islice(left, TURNS_AHEAD + 1 - len(coming)):
+                for turn in itertools.islice(left, BATCHES_AHEAD + 1 - len(pending)):
                     rows = rows_of(turn)
-                    coming.append((rows, pool.submit(prepare, rows)))
-                if not coming:
+                    pending.append((rows, pool.submit(prepare, rows)))
+                if not pending:
                     return
-                rows, done = coming.popleft()
+                rows, done = pending.popleft()
                 done.result()
                 yield rows
         finally:
@@ -364,4 +375,5 @@ def prepared(
 
 
 def _digest(rows: NDArray[np.int64]) -> str:
+    # little-endian, so that a state is the same on every machine
     return hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()

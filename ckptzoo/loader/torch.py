@@ -1,7 +1,4 @@
-"""The loader's side of torch: tensors, devices, ensembles, and a dataset for DataLoader and ranks.
-
-The loader's side of Hugging Face datasets.
-"""
+"""Batches for torch and for Hugging Face datasets: tensors on a device, a dataset for DataLoader and ranks."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +10,18 @@ import torch.distributed
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ckptzoo.errors import MissingExtraError
+from ckptzoo.errors import require
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.loader.stream import Batch, ReaderShard, Remainder, Shuffle, Source, State, Stream
 
 _BFLOAT16 = numpy_dtype("bfloat16")
+"""A dtype that torch.from_numpy does not take, because numpy has it from ml_dtypes."""
 _SHARED = ("seed", "epoch", "position")
-"""What of a dataset's state can change, and lies in memory that its workers share."""
+"""The fields of a dataset's state that can change; they are in memory that its workers share."""
+_EXAMPLE_ROWS = 64
+"""Checkpoints that ``iterable`` reads at a time, at most."""
+_EXAMPLE_BYTES = 64 * 2**20
+"""Bytes that it reads at a time, at most, or one checkpoint."""
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
@@ -55,27 +57,28 @@ class TorchStream:
             batch = next(batches, None)
             return None if batch is None else self._moved(batch)
 
-        with ThreadPoolExecutor(1, thread_name_prefix="ckptzoo-stream") as ahead:
-            coming = ahead.submit(prepare)
-            while (batch := coming.result()) is not None:
-                coming = ahead.submit(prepare)
+        with ThreadPoolExecutor(1, thread_name_prefix="ckptzoo-stream") as pool:
+            pending = pool.submit(prepare)
+            while (batch := pending.result()) is not None:
+                pending = pool.submit(prepare)
                 self._state = batch.state
                 yield batch
-                del batch
+                del batch  # so that its memory is free before the next one is waited for
         self._start = self._state = self._stream.state_dict()
 
     def _moved(self, batch: Batch) -> Batch:
-        made: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for name, array in batch.tensors.items():
             tensor = owned(array)
             if self._device.type == "cuda":
-                made[name] = tensor.pin_memory().to(self._device, non_blocking=True)
+                # torch copies asynchronously from pinned memory alone
+                tensors[name] = tensor.pin_memory().to(self._device, non_blocking=True)
             else:
-                made[name] = tensor.to(self._device)
-        return Batch(batch.ids, made, batch.state)
+                tensors[name] = tensor.to(self._device)
+        return Batch(batch.ids, tensors, batch.state)
 
     def state_dict(self) -> State:
-        """Where the stream stands: behind the last batch that was handed out."""
+        """The position behind the last batch that was handed out."""
         return dict(self._state)
 
     def load_state_dict(self, state: State) -> None:
@@ -120,25 +123,27 @@ class ZooDataset(IterableDataset[Batch]):
         self._share()
 
     def _share(self) -> None:
+        # the numbers go up to 2**64 - 1, which torch's int64 holds as other numbers with the same bits
         state = self._stream.state_dict()
         self._shared.numpy().view(np.uint64)[:] = [state[name] for name in _SHARED]
 
     def _rank(self) -> tuple[int, int]:
         rank, world_size = self._ranks
-        here = torch.distributed.is_available() and torch.distributed.is_initialized()
+        initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
         return (
-            (torch.distributed.get_rank() if here else 0) if rank is None else rank,
-            (torch.distributed.get_world_size() if here else 1) if world_size is None else world_size,
+            (torch.distributed.get_rank() if initialized else 0) if rank is None else rank,
+            (torch.distributed.get_world_size() if initialized else 1) if world_size is None else world_size,
         )
 
     def __getstate__(self) -> dict[str, Any]:
+        # a worker that is spawned has no process group to ask
         return {**self.__dict__, "_ranks": self._rank()}
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         rank, world_size = self._rank()
-        share = ReaderShard(rank, world_size, *((info.id, info.num_workers) if info is not None else (0, 1)))
-        stream = Stream(self._source, **self._options, share=share)
+        shard = ReaderShard(rank, world_size, *((info.id, info.num_workers) if info is not None else (0, 1)))
+        stream = Stream(self._source, **self._options, shard=shard)
         stream.load_state_dict(self.state_dict())
         for batch in stream:
             yield Batch(batch.ids, {name: owned(array) for name, array in batch.tensors.items()}, batch.state)
@@ -159,24 +164,26 @@ class ZooDataset(IterableDataset[Batch]):
         self._share()
 
 
-_ROWS = 64
-
-
 def iterable(source: Source, *, shards: int) -> Any:
-    """A ``datasets.IterableDataset`` with one example a checkpoint and so many shards, at most one a checkpoint."""
-    try:
-        import datasets
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("datasets", "hub") from error
+    """A ``datasets.IterableDataset`` with one example a checkpoint, in this number of shards, at most one a checkpoint.
+
+    Raises
+    ------
+    MissingExtraError
+        ``datasets`` is not installed.
+    """
+    datasets = require("datasets", "hub")
     cuts = np.linspace(0, len(source.rows), max(1, min(shards, len(source.rows))) + 1).astype(int)
     spans = list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
+    # datasets makes its shards of the lists among these arguments, and every worker gets some of the spans
     return datasets.IterableDataset.from_generator(_examples, gen_kwargs={"spans": spans, "source": source})
 
 
 def _examples(spans: list[tuple[int, int]], source: Source) -> Iterator[dict[str, Any]]:
-    for start, stop in spans:
-        for at in range(start, stop, _ROWS):
-            rows = slice(at, min(at + _ROWS, stop))
-            arrays = {name: stack.gather(source.rows[rows]) for name, stack in source.stacks.items()}
-            for place, name in enumerate(source.ids[rows].to_pylist()):
-                yield {"id": name, **{tensor: array[place] for tensor, array in arrays.items()}}
+    step = max(1, min(_EXAMPLE_ROWS, _EXAMPLE_BYTES // max(1, source.row_bytes)))
+    for first, stop in spans:
+        for start in range(first, stop, step):
+            rows = slice(start, min(start + step, stop))
+            arrays = {name: reader.gather(source.rows[rows]) for name, reader in source.readers.items()}
+            for position, id in enumerate(source.ids[rows].to_pylist()):
+                yield {"id": id, **{name: array[position] for name, array in arrays.items()}}

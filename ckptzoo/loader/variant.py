@@ -1,4 +1,4 @@
-"""One variant of a zoo: its rows, and a stack for each of its tensors, stored or computed."""
+"""One variant of a zoo: its rows, and a reader for each of its tensors, stored or computed."""
 
 from dataclasses import replace
 from functools import cached_property, partial
@@ -6,7 +6,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.errors import IntegrityError, ZooError
+from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format.checks import origin_problems, variant_dtype
 from ckptzoo.format.part import rows_a_shard
 from ckptzoo.format.reader import Contents
@@ -20,13 +20,13 @@ from ckptzoo.schema import layout
 class Variant:
     """The weights of a zoo in one gauge, or as trained.
 
-    Parts without shards of the gauge's own hold only group elements; their weights are computed from the raw ones.
+    Parts without shards of the gauge itself hold only group elements; their weights are computed from the raw ones.
 
     Parameters
     ----------
     contents : of the zoo.
     name : ``raw`` or a gauge's.
-    raw : the raw weights; None where this is them.
+    raw : the raw weights; None where this variant is them.
 
     Raises
     ------
@@ -37,41 +37,42 @@ class Variant:
     def __init__(self, contents: Contents, name: str, raw: "Variant | None") -> None:
         self.name, self.tree = name, contents.raw if raw is None else contents.derived(name)
         self._contents, self._raw = contents, raw
-        self._directory = ShardIndex(contents.files, self.tree, contents.architecture)
+        self._index = ShardIndex(contents.files, self.tree, contents.architecture)
         self._bounds = np.cumsum([0, *(part.rows for part in self.tree.parts)], dtype=np.int64)
-        self._bare = self._directory.lacks(name)
-        self._stacks: dict[str, TensorReader] = {}
+        self._bare = self._index.parts_without(name)
+        self._readers: dict[str, TensorReader] = {}
         computed = raw is not None and bool(self._bare.any())
         if computed and (problems := list(origin_problems(contents.files, contents.raw, self.tree))):
             raise IntegrityError(problems)
 
-    def stack(self, tensor: str) -> TensorReader:
+    def reader(self, tensor: str) -> TensorReader:
         """A tensor of every row."""
-        if tensor not in self._stacks:
-            self._stacks[tensor] = self._made(tensor)
-        return self._stacks[tensor]
+        if tensor not in self._readers:
+            self._readers[tensor] = self._new_reader(tensor)
+        return self._readers[tensor]
 
     def group_element(self) -> dict[str, TensorReader]:
         """The group element of every row: ``<group>.perm`` and ``<group>.scale``."""
-        names = self._directory.tensors(layout.ELEMENT)
+        names = self._index.tensors(layout.ELEMENT)
         return {name: self._stored(layout.ELEMENT, name) for name in names}
 
     def will_need(self, row: int) -> None:
         """Have one checkpoint read ahead: by the kernel, or in few requests."""
         files = self._contents.files
         if isinstance(files, RemoteFiles):
-            stacks = (self.stack(name) for name in self._contents.architecture.names)
-            files.prefetch(span for stack in stacks for span in stack.required_blocks(np.array([row])))
+            readers = (self.reader(name) for name in self._contents.architecture.names)
+            files.prefetch(span for reader in readers for span in reader.required_blocks(np.array([row])))
         elif self._raw is None or not self._bare[self._bounds.searchsorted(row, side="right") - 1]:
-            self._directory.will_need(self.name, row)
+            self._index.will_need(self.name, row)
         else:
-            self._directory.will_need(layout.ELEMENT, row)
+            self._index.will_need(layout.ELEMENT, row)
             self._raw.will_need(int(self._origins[row]))
 
-    def _made(self, tensor: str) -> TensorReader:
+    def _new_reader(self, tensor: str) -> TensorReader:
         if self._raw is None and self._bare.any():
+            # a zoo that was pulled with its variants alone
             step = f"Read a variant ({', '.join(self._contents.variants)}), or pull the zoo with its raw weights."
-            raise ZooError(f"{self._contents.files.name}: raw weights: expected some, got none in some parts. {step}")
+            raise ZooError(Problem(self._contents.files.name, "raw weights", "some", "none in some parts", step))
         if not self._bare.any():
             return self._stored(self.name, tensor)
         computed = self._computed(tensor)
@@ -80,10 +81,10 @@ class Variant:
         return ConcatReader((self._stored(self.name, tensor), computed), self._bounds, self._bare.astype(np.int64))
 
     def _stored(self, stem: str, tensor: str) -> TensorReader:
-        files, extents = self._contents.files, self._directory.extents(stem, tensor)
+        files, locations = self._contents.files, self._index.locations(stem, tensor)
         if isinstance(files, RemoteFiles):
-            return RemoteReader(self._directory, extents, files)
-        return MmapReader(self._directory, extents)
+            return RemoteReader(self._index, locations, files)
+        return MmapReader(self._index, locations)
 
     def _computed(self, tensor: str) -> TensorReader:
         from ckptzoo.loader.computed import ComputedReader  # with all of ckptzoo.symmetry, which nobody else here needs
@@ -92,7 +93,7 @@ class Variant:
         assert raw is not None and symmetry is not None
         declared = self._contents.architecture[tensor]
         element = partial(self._stored, layout.ELEMENT)
-        return ComputedReader.of(declared, symmetry, raw.stack(tensor), self._origins, element, self._shards)
+        return ComputedReader.of(declared, symmetry, raw.reader(tensor), self._origins, element, self._shards)
 
     @cached_property
     def _origins(self) -> NDArray[np.int64]:
@@ -104,6 +105,6 @@ class Variant:
         """(S, 2) first and last row, exclusive, of the shards in which the computed rows would be stored."""
         tensors = [replace(item, dtype=variant_dtype(item.dtype)) for item in self._contents.architecture.tensors]
         step = rows_a_shard(tensors)
-        spans = zip(self._bounds[:-1][self._bare].tolist(), self._bounds[1:][self._bare].tolist(), strict=True)
-        cuts = [(at, min(at + step, stop)) for start, stop in spans for at in range(start, stop, step)]
-        return np.array(cuts, dtype=np.int64)
+        parts = zip(self._bounds[:-1][self._bare].tolist(), self._bounds[1:][self._bare].tolist(), strict=True)
+        shards = [(first, min(first + step, stop)) for start, stop in parts for first in range(start, stop, step)]
+        return np.array(shards, dtype=np.int64)

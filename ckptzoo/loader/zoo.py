@@ -10,22 +10,25 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ckptzoo.errors import UnknownNameError, ZooError
+from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
+from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.selection import Filters, Selection, left_out, standing
-from ckptzoo.loader.shard_index import Maps
+from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.loader.stream import Batch, ReaderShard, Remainder, Shuffle, Source, Stream
 from ckptzoo.loader.variant import Variant
+from ckptzoo.remote import open_remote
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.text import counted
 
 BATCH_BYTES = 64 * 2**20
-"""What ``Zoo.batches`` holds at most, unless it is told otherwise."""
+"""The largest batch of ``Zoo.batches`` by default, in bytes of its tensors."""
 
 
 def open(address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None) -> "Zoo":
@@ -44,30 +47,27 @@ def open(address: str | os.PathLike[str], *, endpoint: str | None = None, token:
     AbsentError
         There is no such zoo; the message names every place that was tried.
     RemoteError
-        Another machine gives no answer, for longer than patience lasts.
+        Another machine gives no answer for longer than the retry policy allows.
     IntegrityError
         It is not a zoo, or what can be seen without reading the shards is wrong.
 
     Notes
     -----
-    Reads the documents, and the index and rows of every part; of a snapshot afar only the index, and columns of the
+    Reads the documents, and the index and rows of every part; of a remote snapshot only the index, and columns of the
     rows when they are asked for. No weights are read. The revision is pinned: what is published later is seen by
-    ``refresh`` alone. Retracted checkpoints are left out, with a warning. Requests and bytes are held by
-    ``tests/loader/test_remote_files.py``.
+    ``refresh`` alone. Retracted checkpoints are left out, with a warning. The number of requests and of bytes is
+    tested in ``tests/loader/test_remote_files.py``.
     """
     contents = read_contents(_files(address, endpoint, token))
     rows = standing(contents)
-    if told := left_out(contents, rows):
-        warnings.warn(f"{contents.files.name}: {told}; zoo.retracted lists them.", UserWarning, stacklevel=2)
+    if note := left_out(contents, rows):
+        warnings.warn(f"{contents.files.name}: {note}; zoo.retracted lists them.", UserWarning, stacklevel=2)
     return Zoo(contents, {}, rows)
 
 
 def _files(address: str | os.PathLike[str], endpoint: str | None, token: str | None) -> Files:
     if os.fspath(address) and Path(address).is_dir():
         return Folder(address)
-    from ckptzoo.loader.remote_files import RemoteFiles  # with all of ckptzoo.remote
-    from ckptzoo.remote import open_remote
-
     return RemoteFiles(open_remote(address, endpoint=endpoint, token=token), os.fspath(address), endpoint, token)
 
 
@@ -83,9 +83,8 @@ class Zoo:
         self._contents, self._selection = contents, Selection(contents, variants, rows)
 
     def __repr__(self) -> str:
-        parts = len(self._contents.raw.parts)
-        counted = "1 part" if parts == 1 else f"{parts} parts"
-        return f"<zoo {self.name}: {len(self):,} checkpoints of {self.arch.name}, {counted}>"
+        parts = counted(len(self._contents.raw.parts), "part")
+        return f"<zoo {self.name}: {len(self):,} checkpoints of {self.arch.name}, {parts}>"
 
     def __len__(self) -> int:
         return len(self._selection.rows)
@@ -150,7 +149,7 @@ class Zoo:
     def variants(self) -> tuple[str, ...]:
         """``raw`` and every gauge that was derived, whether its weights are stored or computed when read.
 
-        ``raw`` is missing where the weights as trained were left behind when the zoo was pulled.
+        ``raw`` is missing where the zoo was pulled without the weights as trained.
         """
         return self._selection.names
 
@@ -197,9 +196,9 @@ class Zoo:
         return self.take(self._selection.matching(filters))
 
     def take(self, rows: Any) -> "Zoo":
-        """The checkpoints at these places: a slice, integers in any order, or a mask."""
-        held = self._selection
-        return Zoo(self._contents, held.variants, np.atleast_1d(held.rows[rows]))
+        """The checkpoints at these positions: a slice, integers in any order, or a mask."""
+        selection = self._selection
+        return Zoo(self._contents, selection.variants, np.atleast_1d(selection.rows[rows]))
 
     def having(self, *names: str) -> "Zoo":
         """The checkpoints that have all of these gauges and predicted sets; parts that came later may lack them yet.
@@ -227,8 +226,8 @@ class Zoo:
 
     def variant_metadata(self, variant: str) -> pa.Table:
         """A variant's own rows (ties, margins, certificates), one per checkpoint, in zoo order."""
-        held, rows = self._selection.placed(variant)
-        return held.tree.metadata.take(pa.array(rows))
+        opened, rows = self._selection.variant_rows(variant)
+        return opened.tree.metadata.take(pa.array(rows))
 
     def stream(
         self,
@@ -261,8 +260,8 @@ class Zoo:
         Stream, or TorchStream where a device is given: an iterable of Batch.
         """
         source = self._source(names, variant)
-        share = ReaderShard(rank, world_size)
-        stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, remainder=remainder, share=share)
+        shard = ReaderShard(rank, world_size)
+        stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, remainder=remainder, shard=shard)
         return stream if device is None else import_torch().TorchStream(stream, device)
 
     def batches(self, *names: str, variant: str = layout.RAW, max_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
@@ -281,8 +280,7 @@ class Zoo:
         """
         if not len(self):
             return iter(())
-        row_bytes = sum(stack.row_bytes for stack in self._source(names, variant).stacks.values())
-        size = max(1, max_bytes // max(1, row_bytes))
+        size = max(1, max_bytes // max(1, self._source(names, variant).row_bytes))
         return iter(self.stream(*names, variant=variant, batch_size=size, remainder="keep"))
 
     def to_torch(
@@ -326,9 +324,7 @@ class Zoo:
         names, variant : as in ``stream``.
         shards : pieces that ``datasets`` may hand to workers or nodes.
         """
-        from ckptzoo.loader.torch import iterable
-
-        return iterable(self._source(names, variant), shards=shards)
+        return import_torch().iterable(self._source(names, variant), shards=shards)
 
     def checkpoint(self, id: str, *, variant: str = layout.RAW) -> Checkpoint:
         """One checkpoint by its id.
@@ -347,33 +343,31 @@ class Zoo:
 
         Parameters
         ----------
-        limit : at most so many checkpoints, the first in zoo order.
+        limit : the largest number of checkpoints; the first in zoo order are taken.
         steps : ``"last"`` takes each member's last step, ``"all"`` every checkpoint.
         device : where to; None leaves them on the pages of the file.
 
         Notes
         -----
-        Where the rows lie evenly spaced in one shard nothing is copied until it is written to, and writing never
+        Where the rows are evenly spaced in one shard nothing is copied until it is written to, and writing never
         reaches the file or another reader.
         """
         if limit is not None and limit < 0:
-            raise ZooError(f"{self.name}: limit: expected 0 or more, got {limit}. Leave it out to take all.")
+            raise ZooError(Problem(self.name, "limit", "0 or more", str(limit), "Leave it out to take all."))
         if steps not in ("last", "all"):
             raise UnknownNameError(self.name, "steps", steps, ("last", "all"))
         zoo = (self.last_steps() if steps == "last" else self).take(slice(limit))
-        held, rows = zoo._selection.placed(variant)
-        torch, maps = import_torch(), Maps()
-        made: dict[str, Any] = {}
+        opened, rows = zoo._selection.variant_rows(variant)
+        torch, maps = import_torch(), ShardMaps()
+        stacked: dict[str, Any] = {}
         for tensor in self.arch.tensors:
-            made[tensor.name] = torch.tensor_of(held.stack(tensor.name).gather(rows, private=maps))
+            stacked[tensor.name] = torch.tensor_of(opened.reader(tensor.name).gather(rows, private=maps))
             for alias in tensor.aliases:
-                made[alias] = made[tensor.name]
-        return made if device is None else {name: tensor.to(device) for name, tensor in made.items()}
+                stacked[alias] = stacked[tensor.name]
+        return stacked if device is None else {name: tensor.to(device) for name, tensor in stacked.items()}
 
     def refresh(self) -> "Zoo":
         """The zoo as it is now, parts that came since it was opened included; a selection is not carried over."""
-        from ckptzoo.loader.remote_files import RemoteFiles
-
         files = self._contents.files
         if isinstance(files, RemoteFiles):
             return open(files.address, endpoint=files.endpoint, token=files.token)

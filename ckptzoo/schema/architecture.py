@@ -18,10 +18,12 @@ ITEMSIZE = {
 """Bytes an element, for every dtype a zoo can hold."""
 
 TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_:+\-]*(\.[A-Za-z0-9_:+\-]+)*")
+"""Dotted words of letters, digits, ``_ : + -``: what PyTorch's modules make, and nothing that leaves a folder."""
 MAX_NAME = 512
 MAX_TENSORS = 100_000
 MAX_CHECKPOINT_BYTES = 2**40
 _BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
+"""What PyTorch calls the buffers of its BatchNorm layers."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,11 @@ class Architecture:
         first: dict[Any, str] = {}
         aliases: dict[str, list[str]] = {}
         for key, value in state_dict.items():
-            place = _storage(value)
-            if place is not None and place in first:
-                aliases[first[place]].append(key)
+            storage = _storage(value)
+            if storage is not None and storage in first:
+                aliases[first[storage]].append(key)
             else:
-                first[place if place is not None else key] = key
+                first[storage if storage is not None else key] = key
                 aliases[key] = []
         tensors = tuple(
             Tensor(
@@ -147,9 +149,8 @@ class Architecture:
             shape = content["input_shape"]
             return cls(content["name"], tensors, content["forward"], None if shape is None else tuple(shape))
         except (KeyError, TypeError, AttributeError) as error:
-            raise SpecError(
-                Problem(location, "fields", "those of docs/format.md", f"{type(error).__name__} {error}", step)
-            ) from error
+            got = f"{type(error).__name__} {error}"
+            raise SpecError(Problem(location, "fields", "those of docs/format.md", got, step)) from error
 
     def to_json(self) -> Document:
         """The content of ``architecture.json``."""
@@ -188,10 +189,10 @@ class Architecture:
     @property
     def layers(self) -> dict[str, tuple[str, ...]]:
         """Module name to its tensors' names, in order."""
-        found: dict[str, list[str]] = {}
+        layers: dict[str, list[str]] = {}
         for tensor in self.tensors:
-            found.setdefault(tensor.layer, []).append(tensor.name)
-        return {layer: tuple(names) for layer, names in found.items()}
+            layers.setdefault(tensor.layer, []).append(tensor.name)
+        return {layer: tuple(names) for layer, names in layers.items()}
 
     @property
     def parameters(self) -> int:
@@ -205,7 +206,7 @@ class Architecture:
 
 
 def _storage(value: Any) -> Any:
-    """Where an array lives, so that tied tensors are found; None when it cannot be told."""
+    """The memory of an array, by which tied tensors are found; None where it is unknown or empty."""
     if hasattr(value, "data_ptr"):
         return (value.data_ptr(), tuple(value.shape), tuple(value.stride())) if value.numel() else None
     interface = getattr(value, "__array_interface__", None)
@@ -222,36 +223,38 @@ def name_problem(name: object) -> str | None:
 
 
 def _problems(arch: Architecture) -> Iterator[Problem]:
-    where = f"architecture {arch.name!r}"
+    location = f"architecture {arch.name!r}"
     step = "Correct the declaration."
     rule = f"letters, digits, _ : + - in dotted words, at most {MAX_NAME} characters"
     if not arch.name:
-        yield Problem(where, "name", "a name", repr(arch.name), step)
+        yield Problem(location, "name", "a name", repr(arch.name), step)
     if not 1 <= len(arch.tensors) <= MAX_TENSORS:
-        yield Problem(where, "tensors", f"1 to {MAX_TENSORS}", str(len(arch.tensors)), step)
+        yield Problem(location, "tensors", f"1 to {MAX_TENSORS}", str(len(arch.tensors)), step)
     if arch.input_shape is not None and not _is_shape(arch.input_shape):
-        yield Problem(where, "input_shape", "positive integers", repr(arch.input_shape), step)
+        yield Problem(location, "input_shape", "positive integers", repr(arch.input_shape), step)
     seen: set[str] = set()
     total = 0
     for tensor in arch.tensors:
         for name in (tensor.name, *tensor.aliases):
-            if (found := name_problem(name)) is not None:
-                yield Problem(where, "tensor name", rule, found, step)
+            if (got := name_problem(name)) is not None:
+                yield Problem(location, "tensor name", rule, got, step)
             elif name in seen:
-                yield Problem(where, f"tensor {name!r}", "each name once", "it stands twice", step)
+                yield Problem(location, f"tensor {name!r}", "each name once", "it twice", step)
             else:
                 seen.add(name)
         if tensor.dtype not in ITEMSIZE:
-            yield Problem(where, f"dtype of {tensor.name!r}", "one of " + ", ".join(ITEMSIZE), repr(tensor.dtype), step)
+            expected = "one of " + ", ".join(ITEMSIZE)
+            yield Problem(location, f"dtype of {tensor.name!r}", expected, repr(tensor.dtype), step)
         elif not _is_shape(tensor.shape):
-            yield Problem(where, f"shape of {tensor.name!r}", "positive integers", repr(tensor.shape), step)
+            yield Problem(location, f"shape of {tensor.name!r}", "positive integers", repr(tensor.shape), step)
         else:
             total += tensor.nbytes
         if tensor.kind not in ("parameter", "buffer"):
-            yield Problem(where, f"kind of {tensor.name!r}", "'parameter' or 'buffer'", repr(tensor.kind), step)
+            yield Problem(location, f"kind of {tensor.name!r}", "'parameter' or 'buffer'", repr(tensor.kind), step)
     if total > MAX_CHECKPOINT_BYTES:
-        yield Problem(where, "bytes of a checkpoint", f"at most {MAX_CHECKPOINT_BYTES}", str(total), step)
+        yield Problem(location, "bytes of a checkpoint", f"at most {MAX_CHECKPOINT_BYTES}", str(total), step)
 
 
 def _is_shape(shape: tuple[Any, ...]) -> bool:
+    # sizes are bounded one by one, so that no product of untrusted ones grows without end
     return len(shape) <= 16 and all(type(size) is int and 1 <= size < 2**40 for size in shape)

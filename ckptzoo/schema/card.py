@@ -1,7 +1,4 @@
-"""The card: facts about a zoo that a person wrote, kept as ``card.toml``.
-
-A picture on a zoo's page: which file it is, what it shows, and what counts as one.
-"""
+"""The card: facts about a zoo that a person wrote, kept as ``card.toml``, and the pictures that it names."""
 
 import re
 import tomllib
@@ -12,14 +9,28 @@ from typing import Any, cast
 
 from ckptzoo.errors import Problem, SpecError
 from ckptzoo.schema import layout
-from ckptzoo.schema.layout import PICTURES
+from ckptzoo.text import shortened
 
+CARD_TOML = "card.toml"
+"""The file of what a person wrote, beside the README.md that is made from it."""
+CARDS = (layout.README, CARD_TOML)
+"""Written by people, or made from that: replaced by newer ones, as the pictures are."""
+MAX_TEXT = 100_000
+"""Characters of one field."""
+MAX_CARD_BYTES = 2**20
+MAX_TAGS, MAX_TAG = 40, 100
 MAX_PICTURES, MAX_CAPTION = 16, 300
 MAX_PICTURE_BYTES = 10**6
 """Of one picture."""
 
-_FILE = re.compile(r"(?=.{5,100}\Z)[A-Za-z0-9][A-Za-z0-9._-]*\.png")
-_START, _END = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\0\0\0\0IEND\xaeB`\x82"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_PICTURE_FILE = re.compile(r"(?=.{5,100}\Z)[A-Za-z0-9][A-Za-z0-9._-]*\.png")
+# the signature with the first chunk's length and type, and the last chunk, which is always the same
+_PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\0\0\0\0IEND\xaeB`\x82"
+_LISTS = {"authors", "tags"}
+_STEP = "Correct it in the card."
+_SHORT = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\r": "\\r", "\n": "\\n", "\b": "\\b", "\f": "\\f"}
+"""The escapes of a basic string of TOML that are one letter."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +49,10 @@ class Picture:
     @property
     def path(self) -> str:
         """Its path from the zoo's folder."""
-        return f"{PICTURES}/{self.file}"
+        return f"{layout.PICTURES}/{self.file}"
 
 
-def misfits(value: Any) -> Iterator[tuple[str, str, Any]]:
+def picture_problems(value: Any) -> Iterator[tuple[str, str, Any]]:
     """What is wrong with the pictures of a card: which of them, what was expected, and what there is."""
     if not isinstance(value, tuple):
         yield "pictures", "a list of tables [[pictures]]", value
@@ -55,7 +66,7 @@ def misfits(value: Any) -> Iterator[tuple[str, str, Any]]:
             yield f"picture {number}", "a table with file and caption", item
             continue
         file, caption = cast(tuple[Any, Any], (item.file, item.caption))
-        if not isinstance(file, str) or not _FILE.fullmatch(file):
+        if not isinstance(file, str) or not _PICTURE_FILE.fullmatch(file):
             yield f"file of picture {number}", "a plain name of letters, digits, '-', '_' and '.', as a.png", file
         elif file.lower() in names:
             yield f"file of picture {number}", "each file once, in capitals or not", file
@@ -72,21 +83,7 @@ def misfits(value: Any) -> Iterator[tuple[str, str, Any]]:
 
 def is_png(data: bytes) -> bool:
     """Whether these are the bytes of a PNG from its first chunk to its last, with nothing behind it."""
-    return data.startswith(_START) and data.endswith(_END)
-
-
-CARD_TOML = "card.toml"
-"""Where a zoo keeps what a person wrote, beside the README.md that is made from it."""
-CARDS = (layout.README, CARD_TOML)
-"""Written by people, or made from that: replaced by newer ones, as the pictures are."""
-MAX_TEXT = 100_000
-MAX_CARD_BYTES = 2**20
-MAX_TAGS, MAX_TAG = 40, 100
-
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-_LISTS = {"authors", "tags"}
-_STEP = "Correct it in the card."
-_SHORT = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\r": "\\r", "\n": "\\n", "\b": "\\b", "\f": "\\f"}
+    return data.startswith(_PNG_START) and data.endswith(_PNG_END)
 
 
 @dataclass(frozen=True)
@@ -128,15 +125,16 @@ class Card:
     pictures: tuple[Picture, ...] = ()
 
     def __post_init__(self) -> None:
-        found = [
+        wrong = [
             (spec.name, expected, getattr(self, spec.name))
             for spec in fields(self)
-            if spec.name != "pictures" and (expected := _misfit(spec.name, getattr(self, spec.name))) is not None
+            if spec.name != "pictures" and (expected := _expected(spec.name, getattr(self, spec.name))) is not None
         ]
-        found += misfits(self.pictures)
-        problems = [Problem("card", what, expected, _shown(value), _STEP) for what, expected, value in found]
-        if problems:
-            raise SpecError(problems)
+        wrong += picture_problems(self.pictures)
+        if wrong:
+            raise SpecError(
+                Problem("card", what, expected, shortened(ascii(value), 163), _STEP) for what, expected, value in wrong
+            )
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Card":
@@ -145,8 +143,7 @@ class Card:
             with Path(path).open("rb") as file:
                 return cls.from_bytes(file.read(MAX_CARD_BYTES + 1), location=str(path))
         except OSError as error:
-            step = "Correct the card."
-            raise SpecError(Problem(str(path), "file", "a card in TOML", str(error), step)) from error
+            raise SpecError(Problem(str(path), "file", "a card in TOML", str(error), "Correct the card.")) from error
 
     @classmethod
     def from_bytes(cls, data: bytes, *, location: str = CARD_TOML) -> "Card":
@@ -162,8 +159,8 @@ class Card:
         if unknown or "name" not in content:
             expected = f"name and any of {', '.join(known[1:])}"
             raise SpecError(Problem(location, "keys", expected, ", ".join(unknown) or "no name", _STEP))
-        made: dict[str, Any] = {key: _frozen(value) for key, value in content.items()}
-        return cls(**made)
+        values: dict[str, Any] = {key: _frozen(value) for key, value in content.items()}
+        return cls(**values)
 
     def to_toml(self) -> str:
         """The text of a ``card.toml`` that reads back as this card; what is empty is left out."""
@@ -174,7 +171,7 @@ class Card:
                 lines.append(f"{spec.name} = [{', '.join(map(_line, value))}]")
             elif isinstance(value, str) and (value or spec.default):
                 lines.append(f"{spec.name} = {_paragraphs(value) if chr(10) in value else _line(value)}")
-        for picture in self.pictures:
+        for picture in self.pictures:  # tables come last: keys behind a table's head would belong to it
             lines += ["[[pictures]]", f"file = {_line(picture.file)}", f"caption = {_line(picture.caption)}"]
         return "\n".join(lines) + "\n"
 
@@ -201,8 +198,8 @@ def _escaped(character: str) -> str:
     return f"\\u{ord(character):04x}" if ord(character) < 0x20 or ord(character) == 0x7F else character
 
 
-def _misfit(name: str, value: Any) -> str | None:
-    """What a field should be when it is not that."""
+def _expected(name: str, value: Any) -> str | None:
+    """What a field should be; None where it is that."""
     if name in _LISTS:
         items = cast(tuple[Any, ...], value if isinstance(value, tuple) else (None,))
         expected = "a list of strings"
@@ -224,11 +221,6 @@ def _misfit(name: str, value: Any) -> str | None:
 
 def _is_tag(text: str) -> bool:
     return text.isprintable() and 0 < len(text) <= MAX_TAG
-
-
-def _shown(value: Any) -> str:
-    text = ascii(value)
-    return text if len(text) <= 160 else f"{text[:160]}..."
 
 
 def _frozen(value: Any) -> Any:

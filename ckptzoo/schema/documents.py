@@ -1,9 +1,7 @@
-"""Sealed JSON documents: one canonical encoding, a digest of their own content, and a reader for strangers' bytes.
+"""Sealed JSON documents, the reader of untrusted ones, and the content of ``zoo.json``.
 
 A document is a JSON object in canonical form (sorted keys, no spaces, UTF-8, a final newline) whose ``digest``
 is the sha256 of the canonical form of everything else in it. So every flipped byte is noticed.
-
-zoo.json: what a zoo is called and which documents belong to it; written once.
 """
 
 import hashlib
@@ -16,6 +14,7 @@ from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.schema.layout import FORMAT, VERSION
 
 MAX_BYTES = 64 * 2**20
+"""Bytes of a document that are parsed at most."""
 REFETCH = "Fetch the file again, or restore it from a copy."
 
 Document = dict[str, Any]
@@ -25,7 +24,11 @@ def canonical(value: object) -> bytes:
     """Encode as canonical JSON, without a final newline.
 
     Non-finite floats become the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+
+    >>> canonical({"b": 1.0, "a": [None, "\N{LATIN SMALL LETTER E WITH ACUTE}"]})
+    b'{"a":[null,"\\xc3\\xa9"],"b":1.0}'
     """
+    # json writes NaN as a bare word, which is no JSON; the slow path is taken only where there is one
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -64,44 +67,44 @@ def unseal(data: bytes, *, location: str) -> tuple[Document, str]:
         Not JSON, duplicate keys, not in canonical form, or the digest disagrees.
     """
     value = parse(data, location=location)
-    found = value.pop("digest", None)
+    digest = value.pop("digest", None)
     expected = digest_of(value)
-    if found != expected:
-        _refuse(location, "digest of the content", expected, str(found))
-    if data != canonical({**value, "digest": found}) + b"\n":
-        _refuse(location, "encoding", "canonical JSON", "the same content in other bytes")
+    if digest != expected:
+        raise _damaged(location, "digest of the content", expected, str(digest))
+    if data != canonical({**value, "digest": digest}) + b"\n":
+        raise _damaged(location, "encoding", "canonical JSON", "the same content in other bytes")
     return value, expected
 
 
 def parse(data: bytes, *, location: str, max_bytes: int = MAX_BYTES) -> Document:
-    """Parse a JSON object from a stranger: bounded size and depth, no duplicate keys, no NaN."""
+    """Parse an untrusted JSON object: bounded size and depth, no duplicate keys, no NaN."""
     if len(data) > max_bytes:
-        _refuse(location, "size", f"at most {max_bytes} bytes", f"{len(data)} bytes")
+        raise _damaged(location, "size", f"at most {max_bytes} bytes", f"{len(data)} bytes")
 
     def pairs(items: list[tuple[str, Any]]) -> Document:
-        made = dict(items)
-        if len(made) != len(items):
+        content = dict(items)
+        if len(content) != len(items):
             seen: set[str] = set()
             twice = next(key for key, _ in items if key in seen or seen.add(key))
-            _refuse(location, "keys", "each key once", f"{twice!r} twice")
-        return made
+            raise _damaged(location, "keys", "each key once", f"{twice!r} twice")
+        return content
 
     def constant(text: str) -> NoReturn:
-        _refuse(location, "number", "a finite JSON number", text)
+        raise _damaged(location, "number", "a finite JSON number", text)
 
     try:
         value = json.loads(data.decode(), object_pairs_hook=pairs, parse_constant=constant)
         if b"\\u" in data:
-            canonical(value)  # raises where an escape is half of a letter
-    except (ValueError, RecursionError) as error:
-        _refuse(location, "JSON", "an object", f"{type(error).__name__}: {str(error)[:120]}")
+            canonical(value)  # raises where an escape is one half of a surrogate pair, which UTF-8 cannot encode
+    except (ValueError, RecursionError) as error:  # deep nesting meets Python's limit on recursion
+        raise _damaged(location, "JSON", "an object", f"{type(error).__name__}: {str(error)[:120]}") from error
     if not isinstance(value, dict):
-        _refuse(location, "JSON", "an object", type(value).__name__)
+        raise _damaged(location, "JSON", "an object", type(value).__name__)
     return cast(Document, value)
 
 
-def _refuse(location: str, what: str, expected: str, got: str) -> NoReturn:
-    raise IntegrityError(Problem(location, what, expected, got, REFETCH))
+def _damaged(location: str, what: str, expected: str, got: str) -> IntegrityError:
+    return IntegrityError(Problem(location, what, expected, got, REFETCH))
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,11 @@ class Identity:
     def from_json(cls, content: Document, *, location: str) -> "Identity":
         """Read the content of zoo.json; an unknown format or version is refused first."""
         if content.get("format") != FORMAT:
-            found = repr(content.get("format"))
-            raise IntegrityError(Problem(location, "format", repr(FORMAT), found, "This is not a zoo."))
+            got = repr(content.get("format"))
+            raise IntegrityError(Problem(location, "format", repr(FORMAT), got, "This is not a zoo."))
         if content.get("version") != VERSION:
-            found = repr(content.get("version"))
-            raise IntegrityError(
-                Problem(location, "format version", str(VERSION), found, "Upgrade ckptzoo to read it.")
-            )
+            got, step = repr(content.get("version")), "Upgrade ckptzoo to read it."
+            raise IntegrityError(Problem(location, "format version", str(VERSION), got, step))
         name, architecture, symmetry = (content.get(key) for key in ("name", "architecture", "symmetry"))
         if (
             not isinstance(name, str)
@@ -144,13 +145,6 @@ class Identity:
             or not (symmetry is None or isinstance(symmetry, str))
             or len(content) != 5
         ):
-            raise IntegrityError(
-                Problem(
-                    location,
-                    "fields",
-                    "format, version, name, architecture, symmetry",
-                    ", ".join(sorted(content)),
-                    "Fetch the file again.",
-                )
-            )
+            expected, got = "format, version, name, architecture, symmetry", ", ".join(sorted(content))
+            raise IntegrityError(Problem(location, "fields", expected, got, "Fetch the file again."))
         return cls(name, architecture, symmetry)

@@ -1,7 +1,4 @@
-"""Names of the files and folders of a zoo, and which names are accepted from strangers.
-
-A piece of a file and what it must be.
-"""
+"""Names of the files and folders of a zoo, and which names are accepted in untrusted zoos."""
 
 import re
 from typing import NamedTuple
@@ -32,6 +29,7 @@ PREDICTIONS = "predictions"
 """How the names of derived trees of predictions begin; also the stem of their shards."""
 
 PART_NAME = re.compile(r"(\d{6})-([0-9a-f]{8})")
+"""Sequence number and the beginning of the digest; see ``part_name``."""
 SHARD_NAME = re.compile(r"([a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?)-(\d{2,6})\.safetensors")
 SNAPSHOT_NAME = re.compile(r"(\d{6})-(?:([1-9]\d{0,9})-)?([0-9a-f]{64})\.parquet")
 """Parts covered, bytes of the tail (none in those whose digest is the whole file's), sha256 of the tail."""
@@ -46,9 +44,13 @@ def predictions_name(inputs: str) -> str:
 
 
 def set_name(tree: str) -> str | None:
-    """The set of inputs of a derived tree of predictions, by its name; None where that is no such name."""
-    found = tree.removeprefix(f"{PREDICTIONS}-").replace("--", "/")
-    return found if SET_NAME.fullmatch(found) and predictions_name(found) == tree else None
+    """The set of inputs of a derived tree of predictions, by its name; None where that is no such name.
+
+    >>> set_name("predictions-fashion-mnist--test"), set_name("canonical")
+    ('fashion-mnist/test', None)
+    """
+    inputs = tree.removeprefix(f"{PREDICTIONS}-").replace("--", "/")
+    return inputs if SET_NAME.fullmatch(inputs) and predictions_name(inputs) == tree else None
 
 
 def part_name(sequence: int, digest: str) -> str:

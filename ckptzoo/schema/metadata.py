@@ -7,6 +7,7 @@ from typing import Any
 from ckptzoo.errors import Problem
 
 MAX_ID = 200
+"""Characters of a checkpoint's id."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ VARIANT_COLUMNS = (
     Column("certificate_real", "float64", "the same on inputs from the data set"),
     Column("unresolved", "bool", "a bounded search could not tell channels with equal keys apart; then no fingerprint"),
     Column("clamped", "int64", "filters whose scale stops where the running variance reaches 0"),
-    Column("fingerprint", "string", "digest of the weights in this gauge, rounded; a network in disguise has the same"),
+    Column("fingerprint", "string", "digest of the weights in this gauge, rounded; the same if permuted or rescaled"),
     Column("certified", "string", "precision of the certificates: float64 or float32; null where there are none"),
 )  # fmt: skip
 """Every column of a variant's ``metadata.parquet``. Certificates are null where no forward function is known."""
@@ -93,7 +94,7 @@ KINDS = {
 """What a part can be, and the columns of its rows. Columns are only ever added at the end."""
 
 LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3}
-"""How many of its kind's columns every file has; it may lack the last of the others, which are then null."""
+"""The number of its kind's columns that every file has: those of the first release; others may be lacking, and null."""
 
 
 def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ MARK = f"<!-- Made by `ckptzoo card` from {CARD_TOML} and the zoo. Change {CARD_
 METADATA = "metadata"
 """Name under which ``load_dataset`` finds the rows of the checkpoints; those of a variant have the variant's."""
 MAX_DATASETS = 20
+"""Data sets that become tags."""
 
 LICENSES = frozenset((
     "afl-3.0", "agpl-3.0", "apache-2.0", "artistic-2.0", "bigcode-openrail-m", "bigscience-bloom-rail-1.0",
@@ -29,6 +30,7 @@ LICENSES = frozenset((
 """Identifiers that the Hugging Face hub knows; others are ``other`` there, with a name."""
 
 _TYPES = {"timestamp": "timestamp[us, tz=UTC]"}
+"""What ``datasets`` calls our types, where it has another name for them."""
 _SIZES = (
     (10**3, "n<1K"),
     (10**4, "1K<n<10K"),
@@ -36,6 +38,7 @@ _SIZES = (
     (10**6, "100K<n<1M"),
     (10**7, "1M<n<10M"),
 )
+"""The hub's size categories by the number of rows that each ends below."""
 
 
 def front_matter(
@@ -67,7 +70,7 @@ def front_matter(
     Notes
     -----
     The features of every configuration are declared, because files of older parts may lack the last columns, and
-    ``datasets`` infers them from the first file. ``tests/hub/card/test_loads.py`` loads what is made here.
+    ``datasets`` infers them from the first file. Tested in ``tests/hub/card/test_loads.py``.
     """
     named = [name for name in dict.fromkeys((card.dataset, *datasets)) if _taggable(name)][:MAX_DATASETS]
     tags = ("ckptzoo", f"arch:{arch.name}"[:MAX_TAG], *(f"dataset:{name}" for name in named), *card.tags)
@@ -101,7 +104,7 @@ def first_readme(card: Card, arch: Architecture) -> str:
 
 
 def config_of(variant: str) -> str:
-    """The name under which ``load_dataset`` finds the rows of a variant."""
+    """The name under which ``load_dataset`` finds the rows of a variant, apart from those of the other tables."""
     return variant if variant not in (METADATA, RETRACTED) else f"variant_{variant}"
 
 
@@ -120,6 +123,7 @@ def _yaml(character: str) -> str:
         return f"\\{character}"
     if character.isprintable():
         return character
+    # YAML has no escape for half of a surrogate pair
     return "\ufffd" if "\ud800" <= character <= "\udfff" else f"\\U{ord(character):08x}"
 
 
@@ -133,20 +137,20 @@ def _taggable(name: str) -> bool:
 
 def _license(own: str, others: Iterable[str]) -> list[str]:
     """The entries for one or several licences; the hub takes its own identifiers alone."""
-    found = [name.strip().lower() for name in dict.fromkeys((own, *others))]
-    known = list(dict.fromkeys(name if name in LICENSES else "other" for name in found if name))
+    names = [name.strip().lower() for name in dict.fromkeys((own, *others))]
+    known = list(dict.fromkeys(name if name in LICENSES else "other" for name in names if name))
     lines = [f"license: {quoted(known[0])}"] if len(known) == 1 else ["license:", *(f"- {quoted(n)}" for n in known)]
     if not known:
         return []
-    if found[0] and found[0] not in LICENSES:
-        slug = re.sub(r"[^a-z0-9.+-]+", "-", found[0])[:MAX_TAG].strip("-")
+    if names[0] and names[0] not in LICENSES:
+        slug = re.sub(r"[^a-z0-9.+-]+", "-", names[0])[:MAX_TAG].strip("-")
         lines.append(f"license_name: {quoted(slug or 'other')}")
     return lines
 
 
 def _size(number: int) -> str:
-    """The hub's word for a number of rows."""
-    return next((word for most, word in _SIZES if number < most), "10M<n<100M")
+    """The hub's size category for a number of rows."""
+    return next((category for end, category in _SIZES if number < end), "10M<n<100M")
 
 
 def _feature(column: Column) -> str:

@@ -3,10 +3,6 @@
 A group is a set of channels that move together. An element g of the table's symmetry group gives each group a
 permutation and, where the activation allows it, a scale per channel: ``new[i] = scale[i] * old[perm[i]]`` for
 the channels' values, and the factor ``scale[i] ** exponent`` for the slices of every axis in the table.
-
-What a symmetry table is made of: groups of channels, and where their channels sit in the tensors.
-
-What must hold of a symmetry table, on its own and against an architecture.
 """
 
 import math
@@ -17,6 +13,14 @@ from typing import Any
 from ckptzoo.errors import Problem, SpecError
 from ckptzoo.schema.architecture import Architecture, name_problem
 from ckptzoo.schema.documents import Document, digest_of
+
+SCALES = ("positive", "sign", "none")
+ROLES = ("out", "in", "bias", "gain", "shift", "mean", "variance")
+"""``out`` writes the channel, ``in`` reads it; the others are per-channel vectors beside the weights."""
+MAX_ITEMS = 100_000
+"""Groups, actions, and segments of one action."""
+MAX_CHANNELS = 2**31
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Wreath:
 class Like:
     """The permutation of another group: channels that are permuted together but scaled apart.
 
-    So are the two sides of a BatchNorm. The other group stands before in the table and is not ``Like`` itself.
+    So are the two sides of a BatchNorm. The other group comes before in the table and is not ``Like`` itself.
     """
 
     group: str
@@ -61,7 +65,7 @@ class Group:
 
     Parameters
     ----------
-    id : a name that is unique in the table; groups stand in topological order, from input to output.
+    id : a name that is unique in the table; groups are in topological order, from input to output.
     n : number of channels.
     perm : ``Sym()``, ``Wreath(outer, g, k)``, ``Like(group)`` or ``Fixed()``.
     scale : ``"positive"`` (ReLU), ``"sign"`` (odd activations) or ``"none"``.
@@ -122,19 +126,8 @@ class AxisAction:
     eps: float = 0.0
 
 
-SCALES = ("positive", "sign", "none")
-ROLES = ("out", "in", "bias", "gain", "shift", "mean", "variance")
-"""``out`` writes the channel, ``in`` reads it; the others are per-channel vectors beside the weights."""
-
-WHERE = "symmetry"
-STEP = "Correct the symmetry table."
-MAX_ITEMS = 100_000
-MAX_CHANNELS = 2**31
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
-
-
 def _problem(what: str, expected: str, got: object) -> Problem:
-    return Problem(WHERE, what, expected, str(got), STEP)
+    return Problem("symmetry", what, expected, str(got), "Correct the symmetry table.")
 
 
 def _natural(value: Any, least: int = 1) -> bool:
@@ -150,15 +143,16 @@ def problems(groups: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
         if len(items) > MAX_ITEMS:
             yield _problem(what, f"at most {MAX_ITEMS}", len(items))
             return
-    found = [item for group in groups for item in _of_group(group)]
-    found += [item for action in actions for item in _of_action(action)]
-    yield from found or _together(groups, actions)
+    single = [problem for group in groups for problem in _of_group(group)]
+    single += [problem for action in actions for problem in _of_action(action)]
+    yield from single or _together(groups, actions)
 
 
 def _of_group(group: Group) -> Iterator[Problem]:
     what = f"group {group.id!r}"
-    if (refused := name_problem(group.id)) is not None:
-        yield _problem(what, "an id that could name a tensor", refused)
+    # a variant's shards name tensors after groups: <group>.perm, <group>.scale
+    if (got := name_problem(group.id)) is not None:
+        yield _problem(what, "an id that could name a tensor", got)
     if not _natural(group.n):
         yield _problem(f"{what}: n", f"1 to {MAX_CHANNELS}", repr(group.n))
     if group.scale not in SCALES:
@@ -174,8 +168,8 @@ def _of_group(group: Group) -> Iterator[Problem]:
 
 def _of_action(action: AxisAction) -> Iterator[Problem]:
     what = f"axis {action.axis!r} of {action.tensor!r}"
-    if (refused := name_problem(action.tensor)) is not None:
-        yield _problem(what, "the name of a tensor", refused)
+    if (got := name_problem(action.tensor)) is not None:
+        yield _problem(what, "the name of a tensor", got)
     if not _natural(action.axis, 0):
         yield _problem(f"{what}: axis", "0 or more", repr(action.axis))
     if type(action.exponent) is not int or action.exponent not in (1, -1, 0, 2):
@@ -203,7 +197,7 @@ def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
     outers: dict[str, int] = {}
     for group in table:
         if group.id in groups:
-            yield _problem(f"group {group.id!r}", "each id once", "it stands twice")
+            yield _problem(f"group {group.id!r}", "each id once", "it twice")
         if isinstance(group.perm, Like):
             leader = groups.get(group.perm.group)
             what = f"group {group.id!r}: like {group.perm.group!r}"
@@ -284,12 +278,12 @@ def _mover(segments: tuple[Segment, ...], blocks: int, size: int, groups: dict[s
     perm = _perm(segments[0].group, groups)
     if len(segments) == 1 and isinstance(perm, Wreath) and perm.g == blocks and size % blocks == 0:
         return perm.outer if segments[0].offset == 0 else None
-    homes: dict[str, set[int]] = {}
+    blocks_of: dict[str, set[int]] = {}
     for segment in segments:
         if not isinstance(_perm(segment.group, groups), Fixed):
             ends = {segment.offset * blocks // size, (_end(segment) - 1) * blocks // size}
-            homes.setdefault(segment.group, set()).update(ends)
-    return "nothing" if all(len(home) == 1 for home in homes.values()) else None
+            blocks_of.setdefault(segment.group, set()).update(ends)
+    return "nothing" if all(len(numbers) == 1 for numbers in blocks_of.values()) else None
 
 
 def _perm(group: str, groups: dict[str, Group]) -> Perm:
@@ -344,7 +338,7 @@ class Symmetry:
         object.__setattr__(self, "_by_tensor", ordered)
 
     def check(self, arch: Architecture) -> None:
-        """Hold the table against an architecture: tensors, axes and sizes.
+        """Check the table against an architecture: tensors, axes and sizes.
 
         Raises
         ------

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ckptzoo
 from ckptzoo.errors import StateError, UnknownNameError, ZooError
 from ckptzoo.loader.permutation import derive_key
-from ckptzoo.loader.stream import EpochPlan, ReaderShard, Stream, is_even, pages_of, rounds
+from ckptzoo.loader.stream import EpochPlan, ReaderShard, Stream, is_even, rounds, row_blocks_of
 from tests.conftest import MIXED
 
 shuffles = st.sampled_from([False, True, "global"])
@@ -293,7 +293,7 @@ def test_datasets_iterable(zoo):
 
 
 def test_blocks_of_rows_are_the_pages():
-    assert pages_of(np.array([0, 1, 2, 5, 9, 3]), np.array([0, 4, 8])).tolist() == [0, 3, 4, 5, 6]
+    assert row_blocks_of(np.array([0, 1, 2, 5, 9, 3]), np.array([0, 4, 8])).tolist() == [0, 3, 4, 5, 6]
 
 
 def test_a_stream_uses_no_memory_of_its_own(zoo):

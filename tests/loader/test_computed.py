@@ -16,7 +16,7 @@ import ckptzoo
 from ckptzoo.errors import ZooError
 from ckptzoo.format.shard import ShardMap
 from ckptzoo.loader import computed
-from ckptzoo.loader.computed import acting_on
+from ckptzoo.loader.computed import table_of_tensor
 from ckptzoo.loader.shard_index import ShardIndex
 from ckptzoo.schema.symmetry import Sym
 from ckptzoo.symmetry import apply
@@ -131,8 +131,8 @@ def test_pieces_are_bounded(zoos, monkeypatch):
 
 def test_only_the_tensor_and_the_groups_that_act_on_it_are_read(zoos, monkeypatch):
     seen, opened = set(), []
-    extents, mapped = ShardIndex.extents, ShardMap.__init__
-    monkeypatch.setattr(ShardIndex, "extents", lambda self, *key: seen.add(key) or extents(self, *key))
+    locations, mapped = ShardIndex.locations, ShardMap.__init__
+    monkeypatch.setattr(ShardIndex, "locations", lambda self, *key: seen.add(key) or locations(self, *key))
     monkeypatch.setattr(
         ShardMap, "__init__", lambda self, path, **size: opened.append(path) or mapped(self, path, **size)
     )
@@ -153,10 +153,10 @@ def test_only_the_tensor_and_the_groups_that_act_on_it_are_read(zoos, monkeypatc
 
 
 def test_the_table_of_one_tensor():
-    table = acting_on("fc.weight", TABLE)
+    table = table_of_tensor("fc.weight", TABLE)
     assert [group.id for group in table.groups] == ["norm", "fc"] and table["norm"].perm == Sym()
     assert table.actions == TABLE.actions_on("fc.weight")
-    assert acting_on("free.weight", TABLE).groups == ()
+    assert table_of_tensor("free.weight", TABLE).groups == ()
 
 
 def test_selections_meet_their_own_rows(pair):
@@ -212,11 +212,11 @@ def test_streams_have_the_same_batches_and_states(zoos, shuffle):
 def test_pages_are_those_of_a_stored_variant(zoos, monkeypatch):
     monkeypatch.setattr("ckptzoo.format.part.SHARD_BYTES", 1)
     for stored, other in (("stored", "computed"), ("stored", "mixed")):
-        one, two = (zoos[name]._source((), "made").stacks for name in (stored, other))
+        one, two = (zoos[name]._source((), "made").readers for name in (stored, other))
         for name in ARCH.names:
             assert one[name].row_blocks.tolist() == two[name].row_blocks.tolist()
     monkeypatch.setattr(computed, "BLOCK_BYTES", 3 * 24 * 4)
-    assert zoos["computed"]._source((), "made").stacks["conv.weight"].row_blocks.tolist() == [
+    assert zoos["computed"]._source((), "made").readers["conv.weight"].row_blocks.tolist() == [
         0,
         3,
         6,

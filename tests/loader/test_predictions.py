@@ -1,4 +1,4 @@
-"""Stored outputs are read as weights are: lazily, in the zoo's order, in selections, as streams, near and afar."""
+"""Stored outputs are read as weights are: lazily, in the zoo's order, in selections, as streams, from a folder and from a hub."""
 
 import copy
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import ckptzoo
 from ckptzoo.derive import predict
 from ckptzoo.errors import StateError, UnknownNameError, ZooError
 from ckptzoo.loader.zoo import Zoo
-from tests.support.derived_zoos import ARCH, fill, inputs_of, weights_of
+from tests.support.derived_zoos import ARCH, files_of, fill, inputs_of, weights_of
 from tests.support.hosted import Hosted, hosted, push
 from tests.support.serving import Served, running
 
@@ -22,16 +22,10 @@ INPUTS = inputs_of(ARCH, 30).astype(np.float32)
 TARGETS = np.arange(30) * 7 % 10
 SETS = ("fashion-mnist/test", "mnist/test")
 
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("CKPTZOO_OFFLINE", "HF_HUB_OFFLINE", "CKPTZOO_CACHE_SIZE", "HF_ENDPOINT", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("CKPTZOO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+pytestmark = pytest.mark.usefixtures("isolated_clients")
 
 
-def made(path: Path) -> Path:
+def predicted_zoo(path: Path) -> Path:
     """Three parts of OptuNets, of which each member has two steps, predicted on two sets."""
     writer = ckptzoo.create(path, arch=ARCH)
     for number, count in enumerate((6, 12, 4)):
@@ -48,7 +42,7 @@ def made(path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("predicted") / "zoo")
+    return predicted_zoo(tmp_path_factory.mktemp("predicted") / "zoo")
 
 
 @pytest.fixture(scope="module")
@@ -61,19 +55,19 @@ def expected(path: Path) -> np.ndarray:
     return np.concatenate(found)
 
 
-def same(zoo: Zoo, rows: np.ndarray, expected: np.ndarray) -> None:
+def assert_outputs(zoo: Zoo, rows: np.ndarray, expected: np.ndarray) -> None:
     """Outputs of a selection, however they are read."""
-    held = zoo.predictions("mnist/test")
-    assert held.ids == zoo.ids and len(held) == len(rows)
-    assert held.logits.shape == (len(rows), 30, 10) and held.logits.dtype == np.float16
-    np.testing.assert_array_equal(np.asarray(held.logits), expected[rows])
-    np.testing.assert_array_equal(held.logits[1:3, 4], expected[rows][1:3, 4])
-    batches = list(held.stream(batch_size=3, remainder="keep"))
+    stored = zoo.predictions("mnist/test")
+    assert stored.ids == zoo.ids and len(stored) == len(rows)
+    assert stored.logits.shape == (len(rows), 30, 10) and stored.logits.dtype == np.float16
+    np.testing.assert_array_equal(np.asarray(stored.logits), expected[rows])
+    np.testing.assert_array_equal(stored.logits[1:3, 4], expected[rows][1:3, 4])
+    batches = list(stored.stream(batch_size=3, remainder="keep"))
     assert [name for batch in batches for name in batch.ids] == zoo.ids
     np.testing.assert_array_equal(np.concatenate([batch["logits"] for batch in batches]), expected[rows])
-    assert held.targets is not None and held.targets.dtype == np.int64
-    np.testing.assert_array_equal(held.targets, TARGETS)
-    assert held.finite.shape == (len(rows),) and held.finite.all()
+    assert stored.targets is not None and stored.targets.dtype == np.int64
+    np.testing.assert_array_equal(stored.targets, TARGETS)
+    assert stored.finite.shape == (len(rows),) and stored.finite.all()
 
 
 def selections(zoo: Zoo) -> Iterator[tuple[Zoo, np.ndarray]]:
@@ -87,7 +81,7 @@ def test_rows_follow_the_zoo_and_its_selections(path: Path, expected: np.ndarray
     zoo = ckptzoo.open(path)
     assert zoo.predicted == SETS and zoo.variants == ("raw",) and zoo.gauges == ()
     for chosen, rows in selections(zoo):
-        same(chosen, rows, expected)
+        assert_outputs(chosen, rows, expected)
     other = zoo.predictions("fashion-mnist/test")
     assert other.targets is None and other.logits.shape == (22, 11, 10) and other.set == "fashion-mnist/test"
     assert other.inputs != zoo.predictions("mnist/test").inputs
@@ -99,16 +93,16 @@ def test_rows_follow_the_zoo_and_its_selections(path: Path, expected: np.ndarray
 
 def test_streams_shuffle_resume_and_share_as_those_of_weights_do(path: Path, expected: np.ndarray) -> None:
     zoo = ckptzoo.open(path)
-    held, places = zoo.predictions("mnist/test"), {name: at for at, name in enumerate(zoo.ids)}
-    whole = list(held.stream(batch_size=4, shuffle=True, seed=5, remainder="keep"))
+    stored, positions = zoo.predictions("mnist/test"), {name: at for at, name in enumerate(zoo.ids)}
+    whole = list(stored.stream(batch_size=4, shuffle=True, seed=5, remainder="keep"))
     ids = [name for batch in whole for name in batch.ids]
     assert sorted(ids) == sorted(zoo.ids) and ids != zoo.ids
     for batch in whole:
-        np.testing.assert_array_equal(batch["logits"], expected[[places[name] for name in batch.ids]])
-    stream = held.stream(batch_size=5, shuffle=True, seed=5, remainder="keep")
+        np.testing.assert_array_equal(batch["logits"], expected[[positions[name] for name in batch.ids]])
+    stream = stored.stream(batch_size=5, shuffle=True, seed=5, remainder="keep")
     stream.load_state_dict(whole[1].state)
     assert [name for batch in stream for name in batch.ids] == ids[8:]
-    shares = [list(held.stream(batch_size=3, rank=rank, world_size=2, remainder="keep")) for rank in (0, 1)]
+    shares = [list(stored.stream(batch_size=3, rank=rank, world_size=2, remainder="keep")) for rank in (0, 1)]
     assert sorted(name for share in shares for batch in share for name in batch.ids) == sorted(zoo.ids)
     with pytest.raises(StateError, match="revision"):
         zoo.predictions("fashion-mnist/test").stream().load_state_dict(whole[1].state)
@@ -122,12 +116,12 @@ def test_batches_on_a_device_are_torch_tensors(path: Path, expected: np.ndarray)
 
 
 def test_a_zoo_that_was_sent_to_another_process(path: Path, expected: np.ndarray) -> None:
-    held = copy.deepcopy(ckptzoo.open(path).predictions("mnist/test"))
-    np.testing.assert_array_equal(np.asarray(held.logits), expected)
+    stored = copy.deepcopy(ckptzoo.open(path).predictions("mnist/test"))
+    np.testing.assert_array_equal(np.asarray(stored.logits), expected)
 
 
 def test_names_and_parts_that_are_not_there(tmp_path: Path) -> None:
-    path = made(tmp_path / "zoo")
+    path = predicted_zoo(tmp_path / "zoo")
     with pytest.raises(UnknownNameError, match=r"expected one of fashion-mnist/test, mnist/test, got 'mnist/tets'"):
         ckptzoo.open(path).predictions("mnist/tets")
     fill(path, (2,), start=3)
@@ -145,25 +139,25 @@ def test_names_and_parts_that_are_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_afar_is_as_near(tmp_path: Path, compacted: bool) -> None:
-    path = made(tmp_path / "zoo")
+def test_a_hub_gives_the_same_as_the_folder(tmp_path: Path, compacted: bool) -> None:
+    path = predicted_zoo(tmp_path / "zoo")
     near = ckptzoo.open(path)
     expected = np.asarray(near.predictions("mnist/test").logits).copy()
     if compacted:
         ckptzoo.compact(path)
         assert ckptzoo.open(path).contents.snapshot is not None
     with hosted(tmp_path / "served") as server:
-        far = copy.deepcopy(afar(server, path))
+        far = copy.deepcopy(open_on(server, path))
         assert far.predicted == SETS
         for chosen, rows in selections(far):
-            same(chosen, rows, expected)
+            assert_outputs(chosen, rows, expected)
         shuffled = far.predictions("mnist/test").stream(batch_size=6, shuffle=True, remainder="keep")
         assert [batch.ids for batch in shuffled] == [
             batch.ids for batch in near.predictions("mnist/test").stream(batch_size=6, shuffle=True, remainder="keep")
         ]
         grown = far.take(slice(22))
         fill(path, (1,), start=3)
-        push(server, {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()})
+        push(server, files_of(path))
         with pytest.raises(
             ZooError, match=r"expected all 23 checkpoints, got 22\. Take those with zoo.having\('mnist/test'\)\.$"
         ):
@@ -171,24 +165,24 @@ def test_afar_is_as_near(tmp_path: Path, compacted: bool) -> None:
         assert len(grown.predictions("mnist/test")) == 22
 
 
-def afar(server: Hosted, path: Path) -> Zoo:
+def open_on(server: Hosted, path: Path) -> Zoo:
     server.api().create_repo("lab/zoo", repo_type="dataset")
-    push(server, {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()})
+    push(server, files_of(path))
     return ckptzoo.open("lab/zoo", endpoint=server.url)
 
 
-def test_one_checkpoint_afar_costs_its_own_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_remote_checkpoint_costs_its_own_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "zoo"
     ckptzoo.create(path, arch=ARCH)
     fill(path, (10,))
     inputs = np.repeat(inputs_of(ARCH, 5).astype(np.float32), 1200, axis=0)
     predict(path, inputs, set="mnist/test")
     ckptzoo.compact(path)
-    files = {"/zoo/" + str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    files = {f"/zoo/{name}": data for name, data in files_of(path).items()}
     with running(Served(files)) as served:
         monkeypatch.setenv("CKPTZOO_CACHE_SIZE", "0")
-        held = ckptzoo.open(f"{served.url}/zoo").predictions("mnist/test")
+        stored = ckptzoo.open(f"{served.url}/zoo").predictions("mnist/test")
         before = served.sent
-        row = held.logits[7]
+        row = stored.logits[7]
         assert row.nbytes == 120_000 and served.sent - before < 6 * 2**17
         np.testing.assert_array_equal(row, ckptzoo.open(path).predictions("mnist/test").logits[7])

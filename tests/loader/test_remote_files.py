@@ -25,17 +25,10 @@ from tests.support.serving import Served, running
 pytest.importorskip("starlette")
 pytest.importorskip("huggingface_hub")
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-CONTENT = ("resolve", "blob")
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("CKPTZOO_OFFLINE", "HF_HUB_OFFLINE", "CKPTZOO_CACHE_SIZE", "HF_ENDPOINT", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("CKPTZOO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
+pytestmark = [
+    pytest.mark.usefixtures("isolated_clients"),
+    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
+]
 
 
 @pytest.fixture
@@ -44,18 +37,18 @@ def server(tmp_path: Path) -> Iterator[Hosted]:
         yield found
 
 
-def put(server: Hosted, path: Path, repo: str = "lab/zoo") -> str:
+def upload(server: Hosted, path: Path, repo: str = "lab/zoo") -> str:
     """Everything of a folder in one commit, as any client would."""
     server.api().create_repo(repo, repo_type="dataset", exist_ok=True)
     return server.api().upload_folder(folder_path=path, repo_id=repo, repo_type="dataset").oid
 
 
-def cold(tmp_path: Path) -> None:
+def clear_cache(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
 
 
-class Count:
-    """Requests and bytes sent since it was made."""
+class Traffic:
+    """Requests and bytes that the server has seen since this was made."""
 
     def __init__(self, server: Hosted) -> None:
         self._ledger = server.request_log
@@ -75,7 +68,7 @@ class Count:
 
 
 def sharded(path: Path, shards: int, rows: int) -> Path:
-    """A zoo of one part whose rows lie in several shards."""
+    """A zoo of one part whose rows are in several shards."""
     zoo_of(path, ())
     writer = PartWriter(
         path / layout.PARTS,
@@ -98,7 +91,7 @@ def test_a_zoo_on_a_hub_is_the_same_as_its_folder(server, tmp_path):
     ckptzoo.retract(path, ["m1-1"], reason="a test")
     ckptzoo.compact(path)
     grown(path, (2,), start=3)
-    put(server, path)
+    upload(server, path)
     with pytest.warns(UserWarning, match=r"1 of 14 checkpoints retracted"):
         near, far = ckptzoo.open(path), ckptzoo.open("lab/zoo", endpoint=server.url)
     assert far.ids == near.ids and far.revision == near.revision and far.metadata.equals(near.metadata)
@@ -130,7 +123,7 @@ def test_a_zoo_on_a_hub_is_the_same_as_its_folder(server, tmp_path):
 @pytest.mark.parametrize("shuffle", [False, True, "global"])
 def test_streams_ensembles_and_checkpoints_are_the_same(server, tmp_path, shuffle):
     path = zoo_of(tmp_path / "zoo", (40, 30))
-    put(server, path)
+    upload(server, path)
     near, far = ckptzoo.open(path), ckptzoo.open("lab/zoo", endpoint=server.url)
     far = copy.deepcopy(far)  # as it arrives in another process
     for a, b in zip(
@@ -149,8 +142,27 @@ def test_streams_ensembles_and_checkpoints_are_the_same(server, tmp_path, shuffl
     assert far["conv1.weight"][0].tobytes() == near["conv1.weight"][0].tobytes()
 
 
+def test_a_variant_of_which_some_parts_are_computed_is_the_same(server, tmp_path):
+    path = zoo_of(tmp_path / "zoo", (6, 4))
+    ckptzoo.derive.derive(path, certify="none")
+    grown(path, (5,), start=2)
+    ckptzoo.derive.derive(path, store="element", certify="none")
+    upload(server, path)
+    near, far = ckptzoo.open(path), ckptzoo.open("lab/zoo", endpoint=server.url)
+    assert "computed" in repr(far["fc.weight", "canonical"]) and "and" in repr(far["fc.weight", "canonical"])
+    options = {"variant": "canonical", "batch_size": 4, "shuffle": "global"}
+    for a, b in zip(near.stream(**options), far.stream(**options), strict=True):
+        assert (a.ids, a.state) == (b.ids, b.state)
+        assert all(a[name].tobytes() == b[name].tobytes() for name in a.tensors)
+    for id in (near.ids[0], near.ids[-1]):
+        found = far.checkpoint(id, variant="canonical")
+        assert all(
+            array.tobytes() == found[name].tobytes() for name, array in near.checkpoint(id, variant="canonical").items()
+        )
+
+
 def test_a_stream_that_is_broken_off_leaves_nothing_running(server, tmp_path):
-    put(server, zoo_of(tmp_path / "zoo", (40,)))
+    upload(server, zoo_of(tmp_path / "zoo", (40,)))
     far = ckptzoo.open("lab/zoo", endpoint=server.url)
     stream = far.stream("conv1", batch_size=4)
     for batch in stream:
@@ -164,13 +176,13 @@ def test_opening_one_part_and_128_parts(server, tmp_path):
     for name, parts in (("one", (64,)), ("many", (64,) * 128)):
         path = zoo_of(tmp_path / name, parts)
         ckptzoo.compact(path)
-        put(server, path, f"lab/{name}")
-        cold(tmp_path)
-        count = Count(server)
+        upload(server, path, f"lab/{name}")
+        clear_cache(tmp_path)
+        count = Traffic(server)
         zoo = ckptzoo.open(f"lab/{name}", endpoint=server.url)
         assert count.requests <= 6 and count.sent <= 200_000, (count.requests, count.sent)
         assert len(zoo) == sum(parts)
-        count, whole = Count(server), ckptzoo.open(path).metadata
+        count, whole = Traffic(server), ckptzoo.open(path).metadata
         chosen = zoo.where("test_accuracy > 0.95")
         assert count.requests <= 4
         if name == "many":
@@ -182,14 +194,14 @@ def test_opening_one_part_and_128_parts(server, tmp_path):
 def test_a_layer_costs_its_blocks_and_two_requests_a_shard(server, tmp_path):
     path = sharded(tmp_path / "zoo", 16, 4_000)
     ckptzoo.compact(path)
-    put(server, path)
+    upload(server, path)
     near = ckptzoo.open(path)
     assert len(list(path.glob("parts/*/raw-*.safetensors"))) == 16
     for name in ARCH.names:
-        cold(tmp_path)
-        count = Count(server)
+        clear_cache(tmp_path)
+        count = Traffic(server)
         zoo = ckptzoo.open("lab/zoo", endpoint=server.url)
-        opening, layer = count.sent, Count(server)
+        opening, layer = count.sent, Traffic(server)
         found = np.asarray(zoo[name])
         assert found.tobytes() == np.asarray(near[name]).tobytes()
         assert opening + layer.sent <= 1.02 * found.nbytes + 200_000
@@ -197,7 +209,7 @@ def test_a_layer_costs_its_blocks_and_two_requests_a_shard(server, tmp_path):
         ranges = [entry for entry in layer.entries if entry.operation == "blob" and entry.range is not None]
         assert len(ranges) <= 2 * 16 + 1
         assert layer.requests <= 2 * len(ranges)  # each with at most one answer that says where the bytes are
-        again = Count(server)
+        again = Traffic(server)
         assert np.asarray(ckptzoo.open("lab/zoo", endpoint=server.url)[name]).tobytes() == found.tobytes()
         assert all(entry.operation in ("info", "resolve") for entry in again.entries), again.entries  # the cache has it
 
@@ -215,22 +227,22 @@ def test_one_checkpoint_of_a_resnet_costs_little_more_than_its_size(server, tmp_
     weights = {t.name: rng.integers(0, 99, (3, *t.shape)).astype(t.dtype) for t in arch.tensors}
     writer.add(weights, [{"id": f"r{at}"} for at in range(3)])
     writer.commit()
-    put(server, tmp_path / "zoo")
+    upload(server, tmp_path / "zoo")
     zoo = ckptzoo.open("lab/zoo", endpoint=server.url)
-    count = Count(server)
+    count = Traffic(server)
     found = dict(zoo.checkpoint("r1"))
     assert all(np.array_equal(found[name], weights[name][1]) for name in arch.names)
     assert count.sent <= 1.2 * arch.nbytes
     assert count.requests < len(arch.tensors) / 2
 
 
-def test_offline_the_cache_serves_and_says_what_is_missing(server, tmp_path, monkeypatch):
+def test_offline_the_cache_serves_and_names_what_is_missing(server, tmp_path, monkeypatch):
     path = zoo_of(tmp_path / "zoo", (30,))
     ckptzoo.compact(path)
-    put(server, path)
+    upload(server, path)
     seen = np.asarray(ckptzoo.open("lab/zoo", endpoint=server.url)["conv1.weight"])
     monkeypatch.setenv("CKPTZOO_OFFLINE", "1")
-    count = Count(server)
+    count = Traffic(server)
     zoo = ckptzoo.open("lab/zoo", endpoint=server.url)
     assert np.asarray(zoo["conv1.weight"]).tobytes() == seen.tobytes()
     with pytest.raises(OfflineError, match=r"1 blocks: expected in the cache.*raw-00.safetensors.*CKPTZOO_OFFLINE"):
@@ -242,10 +254,10 @@ def test_offline_the_cache_serves_and_says_what_is_missing(server, tmp_path, mon
 
 def test_a_revision_is_pinned_and_refresh_follows(server, tmp_path):
     path = zoo_of(tmp_path / "zoo", (3,))
-    first = put(server, path)
+    first = upload(server, path)
     zoo = ckptzoo.open("lab/zoo", endpoint=server.url)
     grown(path, (2,), start=1)
-    put(server, path)
+    upload(server, path)
     assert len(zoo) == 3 and np.asarray(zoo["fc.weight"]).shape[0] == 3
     assert len(zoo.refresh()) == 5
     assert len(ckptzoo.open(f"hf://datasets/lab/zoo@{first}", endpoint=server.url)) == 3
@@ -272,7 +284,7 @@ def test_neither_a_folder_nor_a_repository(server, tmp_path, monkeypatch):
 
 def test_wrong_bytes_are_never_handed_out(server, tmp_path):
     path = zoo_of(tmp_path / "zoo", (30,))
-    put(server, path)
+    upload(server, path)
     zoo = ckptzoo.open("lab/zoo", endpoint=server.url)
     server.faults.plan = FaultPlan(rate=1.0, kinds=("wrong",), operations=("blob",))
     with pytest.raises(IntegrityError, match=r"raw-00\.safetensors.*Tell whoever"):

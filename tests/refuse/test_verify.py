@@ -117,7 +117,7 @@ def test_progress_ends_at_everything(sound):
 
 
 def rebuilt(path: Path, change, *, rows=None, facts=None, name=None) -> Path:
-    """Lie consistently: change a part's index, then seal, digest and name it anew."""
+    """Lie consistently: change a part's index, then seal, digest and name it again."""
     folder = next(path.glob("parts/000001-*"))
     part, index = read_part(Folder(path), "parts", folder.name)
     metadata = read_rows(Folder(path), part)

@@ -303,7 +303,9 @@ class VariantJob:
                 continue
             one, two = (_taken(weights, rows) for weights in (batch.weights, made.weights))
             for name, inputs in self._probes.items():
-                found[f"certificate_{name}"][rows] = self._certifier.gaps(one, two, inputs, precision=precision)
+                found[f"certificate_{name}"][rows] = self._certifier.output_differences(
+                    one, two, inputs, precision=precision
+                )
         columns = {name: [None if gap != gap else gap for gap in gaps.tolist()] for name, gaps in found.items()}
         certified = [
             precision if any(gap is not None for gap in gaps) else None

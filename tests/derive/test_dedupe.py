@@ -1,4 +1,4 @@
-"""Networks in disguise: every one is found, and nothing else."""
+"""Permuted and rescaled networks: every one is found, and nothing else."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import ckptzoo
 from ckptzoo import archs
-from ckptzoo.derive import dedupe, variants
+from ckptzoo.derive import dedupe
 from ckptzoo.errors import ZooError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.symmetry import GroupElement, apply
@@ -20,7 +20,7 @@ from tests.support.derived_zoos import ARCH, TABLE, Weights, files_of, weights_o
 COUNT = 8192
 
 
-def disguised(weights: Weights, rows: Any, seed: int, *, scales: bool, dtype: Any = np.float32) -> Weights:
+def rescaled(weights: Weights, rows: Any, seed: int, *, scales: bool, dtype: Any = np.float32) -> Weights:
     """The same networks with other weights: permuted, and scaled if wanted, in the precision they have."""
     some = {name: array[rows] for name, array in weights.items()}
     element = GroupElement.random(TABLE, len(rows), np.random.default_rng(seed))
@@ -44,11 +44,11 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
     weights = weights_of(COUNT, 0)
     places = np.random.default_rng(1).permutation(COUNT)
     exact, rounded, chains, near = np.split(places[: 2 * 300 * 3 + 300], [600, 1200, 1500])
-    put(weights, exact[300:], disguised(weights, exact[:300], 2, scales=False))
-    put(weights, rounded[300:], disguised(weights, rounded[:300], 3, scales=True))
-    put(weights, chains[100:200], disguised(weights, chains[:100], 4, scales=True))
-    put(weights, chains[200:], disguised(weights, chains[100:200], 5, scales=True))
-    missed = disguised(weights, near[:300], 6, scales=False)
+    put(weights, exact[300:], rescaled(weights, exact[:300], 2, scales=False))
+    put(weights, rounded[300:], rescaled(weights, rounded[:300], 3, scales=True))
+    put(weights, chains[100:200], rescaled(weights, chains[:100], 4, scales=True))
+    put(weights, chains[200:], rescaled(weights, chains[100:200], 5, scales=True))
+    missed = rescaled(weights, near[:300], 6, scales=False)
     rng = np.random.default_rng(7)
     for row in range(300):
         name = ARCH.names[rng.integers(len(ARCH.names))]
@@ -103,11 +103,11 @@ def test_a_selection_is_compared_alone(planted: Any) -> None:
 def test_groups_are_those_that_were_planted_whatever_is_held_at_a_time(
     tmp_path_factory: pytest.TempPathFactory, seed: int, owners: list[int], scales: bool, rows: int
 ) -> None:
-    weights = disguised(weights_of(5, seed), owners, seed + 1, scales=scales)
+    weights = rescaled(weights_of(5, seed), owners, seed + 1, scales=scales)
     path = written(tmp_path_factory.mktemp("owners") / "zoo", ARCH, weights)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(variants, "BATCH_BYTES", rows * ARCH.nbytes)
-        patch.setattr("ckptzoo.derive.duplicates.HELD_BYTES", rows * ARCH.nbytes)
+        patch.setattr("ckptzoo.derive.duplicates.BATCH_BYTES", rows * ARCH.nbytes)
+        patch.setattr("ckptzoo.derive.duplicates.CANDIDATE_BYTES", rows * ARCH.nbytes)
         found = dedupe(ckptzoo.open(path))
     places = [[at for at, owner in enumerate(owners) if owner == one] for one in range(5)]
     assert found.groups == ids(place for place in places if len(place) > 1)
@@ -117,14 +117,14 @@ def test_groups_are_those_that_were_planted_whatever_is_held_at_a_time(
 def test_half_precision_that_was_permuted(tmp_path: Path) -> None:
     half = Architecture("half", tuple(replace(tensor, dtype="float16") for tensor in ARCH.tensors), "optunet")
     weights = weights_of(60, 0, dtype=np.float16)
-    put(weights, np.arange(30, 60), disguised(weights, np.arange(30), 1, scales=False, dtype=np.float16))
+    put(weights, np.arange(30, 60), rescaled(weights, np.arange(30), 1, scales=False, dtype=np.float16))
     found = dedupe(ckptzoo.open(written(tmp_path / "zoo", half, weights)))
     assert found.groups == ids([at, at + 30] for at in range(30)) and all(found.identical)
 
 
 def test_many_copies_and_a_walk_of_small_steps(tmp_path: Path) -> None:
     one = weights_of(1, 0)
-    weights = disguised(one, np.zeros(1500, int), 1, scales=False)
+    weights = rescaled(one, np.zeros(1500, int), 1, scales=False)
     rng = np.random.default_rng(2)
     for array in weights.values():
         size = np.linalg.norm(array[0]) * 3e-7
@@ -142,7 +142,7 @@ def test_what_is_not_finite_is_skipped_and_ties_are_told_apart(tmp_path: Path) -
         weights["conv2.weight"][row, 6] = weights["conv2.weight"][row, 5]
         weights["fc.weight"][row, :, 6] = weights["fc.weight"][row, :, 5]
     weights["conv2.weight"][5] = weights["conv2.weight"][5, :1]
-    put(weights, [9, 10, 11], disguised(weights, [3, 4, 5], 1, scales=False))
+    put(weights, [9, 10, 11], rescaled(weights, [3, 4, 5], 1, scales=False))
     weights["fc.bias"][[0, 1], 2] = np.nan
     found = dedupe(ckptzoo.open(written(tmp_path / "zoo", ARCH, weights)))
     assert found.skipped == ("0", "1") and found.checkpoints == 10

@@ -84,18 +84,16 @@ class TargetZoo:
         return {name: digest for name, digest in both if digest is not None}
 
     def batches(self, ids: list[str] | None = None) -> Iterator[tuple[list[str], Weights]]:
-        """Ids and stacked weights, of all checkpoints or of these, some at a time."""
-        places = {name: at for at, name in enumerate(self.zoo.ids)}
+        """Ids and stacked weights, of all checkpoints or of these, in the order that is asked for."""
+        places = {name: row for row, name in enumerate(self.zoo.ids)}
         wanted = list(places) if ids is None else [name for name in ids if name in places]
-        yield from batches(self.zoo.take(np.array([places[name] for name in wanted], np.int64)))
+        rows = np.array([places[name] for name in wanted], np.int64)
+        yield from batches(self.zoo.take(rows))
 
 
 def batches(zoo: Zoo) -> Iterator[tuple[list[str], Weights]]:
     """Ids and stacked weights of a zoo's checkpoints, in its order, at most 64 MiB or one at a time."""
-    if not len(zoo):
-        return
-    step = max(1, _BATCH_BYTES // zoo.arch.nbytes)
-    for batch in zoo.stream(batch_size=step, remainder="keep"):
+    for batch in zoo.batches(max_bytes=_BATCH_BYTES):
         yield list(batch.ids), {name: np.asarray(batch[name]) for name in zoo.arch.names}
 
 

@@ -205,7 +205,7 @@ def dedupe(
         print(printable(f"{'the same' if identical else 'the same to rounding'}: {', '.join(ids)}"))
     print(f"{zoo}: {counted(found.checkpoints, 'checkpoint')} compared, {found.spare:,} of them again in disguise.")
     if found.uncertain:
-        print(f"{found.uncertain:,} compared with keys within rounding: scaled copies of them may be missed")
+        print(f"{found.uncertain:,} with channels that look alike: scaled copies of them may be missed")
     if found.skipped:
         shown = ", ".join(found.skipped[:8]) + (", ..." if len(found.skipped) > 8 else "")
         print(printable(f"{len(found.skipped):,} not compared, not finite or with ties unresolved: {shown}"))

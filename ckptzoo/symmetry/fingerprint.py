@@ -208,8 +208,10 @@ def invariants(weights: Mapping[str, Any], symmetry: Symmetry) -> Invariants:
     """
     arrays = {name: to_numpy(array) for name, array in sorted(weights.items())}
     K = len(next(iter(arrays.values())))
-    tensors = [
-        _Tensor(name, array.shape[1:], symmetry) for name, array in arrays.items() if is_float(array) and array.size
+    tensors = [  # counters that no channel owns say nothing; integers that move with channels do
+        _Tensor(name, array.shape[1:], symmetry)
+        for name, array in arrays.items()
+        if array.size and (is_float(array) or symmetry.actions_on(name))
     ]
     shapes = {group.id: (K, group.n, FEATURES) for group in leaders(symmetry)}
     found = Invariants(np.zeros((K, FEATURES)), {name: np.zeros(shape) for name, shape in shapes.items()})
@@ -533,13 +535,13 @@ def ambiguous(weights: Mapping[str, np.ndarray], found: Invariants, symmetry: Sy
         if not isinstance(group.perm, Fixed):
             channels = found.channels[group.id].reshape(-1, FEATURES)
             labels = np.repeat(np.arange(K * blocks.g), blocks.k)
-            for row, perm in _exchanges(channels, labels, reach, K, group.n):
+            for row, perm in _exchanges(channels, labels, reach, group.n):
                 unsure[row] |= not _alike(weights, row, {group.id: perm}, symmetry, tolerance)
         if blocks.outer and blocks.outer not in outers:
             outers.add(blocks.outer)
             points = _of_blocks(found.channels, blocks.outer, symmetry)
             labels = np.repeat(np.arange(K), blocks.g)
-            for row, outer in _exchanges(points.reshape(K * blocks.g, -1), labels, reach, K, blocks.g):
+            for row, outer in _exchanges(points.reshape(-1, points.shape[-1]), labels, reach, blocks.g):
                 perms = {
                     other.id: block_move(other.perm, outer[None])[0]
                     for other in leaders(symmetry)
@@ -553,9 +555,7 @@ def ambiguous(weights: Mapping[str, np.ndarray], found: Invariants, symmetry: Sy
     return unsure
 
 
-def _exchanges(
-    points: np.ndarray, labels: np.ndarray, reach: float, K: int, n: int
-) -> Iterator[tuple[int, np.ndarray]]:
+def _exchanges(points: np.ndarray, labels: np.ndarray, reach: float, n: int) -> Iterator[tuple[int, np.ndarray]]:
     """For each checkpoint with points that look alike the permutations (n,) that exchange neighbours among them."""
     sets: dict[int, list[np.ndarray]] = {}
     for places in apart(points, reach, labels):

@@ -122,6 +122,72 @@ def test_half_precision_that_was_permuted(tmp_path: Path) -> None:
     assert found.groups == ids([at, at + 30] for at in range(30)) and all(found.identical)
 
 
+def copies_of(arch: Architecture, weights: Weights, seed: int) -> Weights:
+    """The networks, and behind them each again, permuted and rescaled and rounded as they are."""
+    table = archs.symmetry(str(arch.forward))
+    count = len(next(iter(weights.values())))
+    element = GroupElement.random(table, count, np.random.default_rng(seed), spread=0.5)
+    moved = apply(element, weights, table)
+    return {name: np.concatenate([array, moved[name].astype(array.dtype)]) for name, array in weights.items()}
+
+
+def double(name: str) -> Architecture:
+    arch = archs.architecture(name)
+    return replace(arch, tensors=tuple(replace(tensor, dtype="float64") for tensor in arch.tensors))
+
+
+@pytest.mark.parametrize("name", ["optunet", "mlp-7-20-30-20-3"])
+def test_scaled_twins_in_float64(name: str, tmp_path: Path) -> None:
+    """The gauge takes scales to 40 bits, so that canonical forms differ by more than the rounding of float64."""
+    arch = double(name)
+    weights = copies_of(arch, weights_of(50, 0, arch=arch, dtype=np.float64), 1)
+    found = dedupe(ckptzoo.open(written(tmp_path / "zoo", arch, weights)))
+    assert found.groups == ids([at, at + 50] for at in range(50))
+    assert found.uncertain == 0 and not all(found.identical)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["mlp-9-256-256-4", "optunet"])
+def test_channels_whose_keys_are_within_rounding(name: str, dtype: type, tmp_path: Path) -> None:
+    """A third of the channels have the incoming weights of another in another order, and so its key."""
+    arch, rng = archs.architecture(name) if dtype is np.float32 else double(name), np.random.default_rng(0)
+    weights = weights_of(10, 0, arch=arch, dtype=dtype)
+    for tensor in arch.tensors[:-1]:
+        array = weights[tensor.name]
+        if array.ndim > 2:
+            for channel in range(0, array.shape[1] - 1, 3):
+                array[:, channel + 1] = rng.permuted(array[:, channel].reshape(10, -1), axis=1).reshape(
+                    array[:, channel].shape
+                )
+        elif tensor.name.endswith("bias"):
+            array[...] = 0
+    weights = copies_of(arch, weights, 1)
+    found = dedupe(ckptzoo.open(written(tmp_path / "zoo", arch, weights)))
+    assert found.groups == ids([at, at + 10] for at in range(10))
+    assert found.uncertain == 0 and not found.skipped
+
+
+def test_wide_random_networks_are_not_uncertain(tmp_path: Path) -> None:
+    """Of widths at which the keys of some channels are within rounding in most checkpoints."""
+    arch = archs.architecture("mlp-5-2048-2")
+    weights = copies_of(arch, weights_of(15, 0, arch=arch), 1)
+    found = dedupe(ckptzoo.open(written(tmp_path / "zoo", arch, weights)))
+    assert found.groups == ids([at, at + 15] for at in range(15)) and found.uncertain == 0
+
+
+def test_channels_that_only_the_weights_tell_apart_are_counted(tmp_path: Path) -> None:
+    """Two layers that are joined in a cycle of twelve channels: none is like another, and all look alike."""
+    arch = archs.architecture("mlp-3-6-6-2")
+    weights = {name: np.zeros_like(array) for name, array in weights_of(2, 0, arch=arch).items()}
+    first, middle, last = (name for name in weights if name.endswith("weight"))
+    weights[first][0], weights[last][0] = 1, 1
+    weights[middle][0] = np.eye(6) + np.roll(np.eye(6), 1, axis=0)
+    for name, array in weights_of(1, 1, arch=arch).items():
+        weights[name][1] = array[0]
+    found = dedupe(ckptzoo.open(written(tmp_path / "zoo", arch, weights)))
+    assert (found.groups, found.uncertain, found.checkpoints) == ((), 1, 2)
+
+
 def test_many_copies_and_a_walk_of_small_steps(tmp_path: Path) -> None:
     one = weights_of(1, 0)
     weights = rescaled(one, np.zeros(1500, int), 1, scales=False)
@@ -144,7 +210,9 @@ def test_what_is_not_finite_is_skipped_and_ties_are_told_apart(tmp_path: Path) -
     weights["conv2.weight"][5] = weights["conv2.weight"][5, :1]
     put(weights, [9, 10, 11], rescaled(weights, [3, 4, 5], 1, scales=False))
     weights["fc.bias"][[0, 1], 2] = np.nan
-    found = dedupe(ckptzoo.open(written(tmp_path / "zoo", ARCH, weights)))
+    path = written(tmp_path / "zoo", ARCH, weights)
+    assert dedupe(ckptzoo.open(path).take([0, 1])).skipped == ("0", "1")
+    found = dedupe(ckptzoo.open(path))
     assert found.skipped == ("0", "1") and found.checkpoints == 10
     assert found.groups == (("3", "9"), ("4", "10"), ("5", "11")) and all(found.identical)
 

@@ -1,4 +1,4 @@
-"""Certificates: do two sets of stacked weights compute the same functions? Answered with torch."""
+"""The equivalence check: do two sets of stacked weights compute the same outputs on sampled inputs? With torch."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.derive.checks import Precision
 from ckptzoo.derive.forward import Forward, Weights
-from ckptzoo.errors import SymmetryError
+from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
@@ -17,8 +17,9 @@ from ckptzoo.symmetry import GroupElement, apply
 TABLE_TOLERANCE = 1e-9
 """Largest relative difference of float64 outputs under a group element of a table that is right."""
 _STACK = 64
+"""Checkpoints that are evaluated at a time, at most."""
 _STACK_BYTES = 2**20
-"""Checkpoints that are evaluated at a time: so many, of so many bytes together; one of a larger network."""
+"""Weights that are evaluated at a time, at most, or one checkpoint."""
 _INPUTS = 8
 """Inputs that are evaluated at a time."""
 
@@ -64,17 +65,17 @@ class EquivalenceChecker:
         weights of small ones.
         """
         K = len(next(iter(one.values())))
-        found = np.zeros(K)
+        differences = np.zeros(K)
         batches = torch.from_numpy(np.array(inputs, precision)).split(_INPUTS)
         for start in range(0, K, self._stack):
             rows = slice(start, start + self._stack)
-            found[rows] = _relative(*(self._outputs(weights, rows, batches) for weights in (one, two)))
-        return found
+            differences[rows] = _relative(*(self._outputs(weights, rows, batches) for weights in (one, two)))
+        return differences
 
     def check_table(self, symmetry: Symmetry, weights: Weights, inputs: NDArray[Any]) -> None:
         """Refuse a table whose random group elements change these checkpoints' outputs (float64, 1e-9).
 
-        Channels in front of a normalisation are scaled up alone, which no running variance stands against.
+        Channels in front of a normalisation are only scaled up: a running variance does not allow every scale below 1.
 
         Raises
         ------
@@ -94,19 +95,19 @@ class EquivalenceChecker:
             name: np.maximum(scale, 1 / scale) if name in normalised else scale
             for name, scale in element.scales.items()
         }
-        gaps = self.output_differences(double, apply(replace(element, scales=scales), double, symmetry), inputs)
-        worst = float(gaps[~np.isnan(gaps)].max(initial=0.0))
-        if not worst <= TABLE_TOLERANCE:
-            raise SymmetryError(
-                f"symmetry.json: random group elements: expected outputs of {self._arch.name} that agree to "
-                f"{TABLE_TOLERANCE:g}, got a relative difference of {worst:.3g}. Correct the symmetry table."
-            )
+        moved = apply(replace(element, scales=scales), double, symmetry)
+        differences = self.output_differences(double, moved, inputs)
+        largest = float(differences[~np.isnan(differences)].max(initial=0.0))
+        if not largest <= TABLE_TOLERANCE:
+            expected = f"outputs of {self._arch.name} that agree to {TABLE_TOLERANCE:g}"
+            got, step = f"a relative difference of {largest:.3g}", "Correct the symmetry table."
+            raise SymmetryError(Problem("symmetry.json", "random group elements", expected, got, step))
 
     def _outputs(self, weights: Weights, rows: slice, batches: tuple[torch.Tensor, ...]) -> NDArray[np.float64]:
         """Outputs (K, B, features) of some checkpoints, in the precision of the inputs."""
-        some = {tensor.name: weights[tensor.name][rows] for tensor in self._arch.tensors}
-        made = self._forward.outputs(some, batches, stacked=self._stack > 1)
-        return torch.cat(list(made), dim=1).double().numpy()
+        chosen = {tensor.name: weights[tensor.name][rows] for tensor in self._arch.tensors}
+        outputs = self._forward.outputs(chosen, batches, stacked=self._stack > 1)
+        return torch.cat(list(outputs), dim=1).double().numpy()
 
 
 def _relative(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Certificates: what they measure, that they see what they must, and networks with normalisations."""
+"""The equivalence check: what it measures, that it sees what it must, and networks with normalisations."""
 
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -85,17 +85,14 @@ def test_a_changed_buffer_is_seen(buffer: str) -> None:
 def test_a_gauge_changes_nothing_but_one_rounding() -> None:
     one = weights_of(8, 0)
     double = {name: array.astype(np.float64) for name, array in one.items()}
-    certifier = EquivalenceChecker(ARCH)
+    checker = EquivalenceChecker(ARCH)
     assert (
-        certifier.output_differences(double, canonicalize(double, TABLE, gauge="canonical").weights, INPUTS).max()
-        < 1e-13
+        checker.output_differences(double, canonicalize(double, TABLE, gauge="canonical").weights, INPUTS).max() < 1e-13
     )
-    assert (
-        0 < certifier.output_differences(one, canonicalize(one, TABLE, gauge="canonical").weights, INPUTS).max() < 2e-6
-    )
+    assert 0 < checker.output_differences(one, canonicalize(one, TABLE, gauge="canonical").weights, INPUTS).max() < 2e-6
 
 
-def test_outputs_that_are_silent_tiny_or_not_finite() -> None:
+def test_outputs_that_are_zero_tiny_or_not_finite() -> None:
     one = {name: np.zeros_like(array) for name, array in weights_of(5, 0).items()}
     one["fc.bias"][3:] = 1e-37
     two = {name: array.copy() for name, array in one.items()}
@@ -111,14 +108,14 @@ def test_outputs_that_are_silent_tiny_or_not_finite() -> None:
     assert EquivalenceChecker(ARCH).output_differences(double, other, INPUTS)[3] == pytest.approx(2)
 
 
-def test_threads_may_share_a_certifier_and_do_not_change_its_figures() -> None:
+def test_threads_may_share_a_checker_and_do_not_change_its_figures() -> None:
     arch = archs.architecture(RESNET)
-    certifier, inputs = EquivalenceChecker(arch), INPUTS[:2, :, :8, :8].repeat(3, axis=1)
+    checker, inputs = EquivalenceChecker(arch), INPUTS[:2, :, :8, :8].repeat(3, axis=1)
     pairs = [(weights_of(3, seed, arch=arch), weights_of(3, seed + 50, arch=arch)) for seed in range(6)]
     with one_thread():
-        alone = [certifier.output_differences(*pair, inputs) for pair in pairs]
+        alone = [checker.output_differences(*pair, inputs) for pair in pairs]
         with ThreadPoolExecutor(3) as pool:
-            together = list(pool.map(lambda pair: certifier.output_differences(*pair, inputs), pairs))
+            together = list(pool.map(lambda pair: checker.output_differences(*pair, inputs), pairs))
         assert torch.get_num_threads() == 1
     np.testing.assert_array_equal(alone, together)
 
@@ -167,11 +164,11 @@ def test_right_tables_pass_also_with_variances_near_zero(name: str) -> None:
 
 
 def test_wrong_tables_are_refused() -> None:
-    certifier, weights = EquivalenceChecker(ARCH), weights_of(4, 0)
+    checker, weights = EquivalenceChecker(ARCH), weights_of(4, 0)
     forgotten = replace(TABLE, actions=(*TABLE.actions[:3], replace(TABLE.actions[3], exponent=0)))
     for wrong in (WRONG, forgotten):
         with pytest.raises(SymmetryError, match="random group elements"):
-            certifier.check_table(wrong, weights, INPUTS)
+            checker.check_table(wrong, weights, INPUTS)
     arch, table = archs.architecture(RESNET), archs.symmetry(RESNET)
     naive = replace(table, actions=tuple(replace(action, eps=0.0) for action in table.actions))
     with pytest.raises(SymmetryError, match="random group elements"):
@@ -188,12 +185,12 @@ def test_a_checkpoint_whose_own_outputs_are_not_finite_does_not_judge_the_table(
 
 def test_memory_is_that_of_one_large_network() -> None:
     arch = archs.architecture("mlp-784-1500-10")
-    weights, certifier = weights_of(12, 0, arch=arch), EquivalenceChecker(arch)
+    weights, checker = weights_of(12, 0, arch=arch), EquivalenceChecker(arch)
     inputs = inputs_of(arch, 8)
-    certifier.output_differences(weights, weights, inputs)
+    checker.output_differences(weights, weights, inputs)
     tracemalloc.start()
     try:
-        certifier.output_differences(weights, weights, inputs)
+        checker.output_differences(weights, weights, inputs)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

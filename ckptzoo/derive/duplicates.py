@@ -145,23 +145,23 @@ class _Descriptions:
 def _describe(zoo: Zoo, symmetry: Symmetry, rounding: float, progress: Progress | None) -> _Descriptions:
     """The description of every checkpoint."""
     N = len(zoo)
-    found = _Descriptions(np.zeros((N, FEATURES)), np.zeros(N, bool), np.zeros(N, bool))
+    descriptions = _Descriptions(np.zeros((N, FEATURES)), np.zeros(N, bool), np.zeros(N, bool))
 
     def describe(batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.bool_]]:
-        made = _canonical(batch, zoo, symmetry)
-        usable = made.report.gauged & ~made.report.unresolved
-        weights = {name: array[usable] for name, array in made.weights.items()}
+        canonical = _canonical(batch, zoo, symmetry)
+        usable = canonical.report.gauged & ~canonical.report.unresolved
+        weights = {name: array[usable] for name, array in canonical.weights.items()}
         described = invariants(weights, symmetry)
         return usable, described.sketches, ambiguous(weights, described, symmetry, rounding)
 
     done = 0
     for usable, sketches, unsure in in_order(describe, zoo.batches(max_bytes=BATCH_BYTES)):
         rows = done + np.flatnonzero(usable)
-        found.usable[rows], found.sketches[rows], found.ambiguous[rows] = True, sketches, unsure
+        descriptions.usable[rows], descriptions.sketches[rows], descriptions.ambiguous[rows] = True, sketches, unsure
         done += len(usable)
         if progress is not None:
             progress(done, N)
-    return found
+    return descriptions
 
 
 def _canonical(batch: Batch, zoo: Zoo, symmetry: Symmetry) -> Canonical:
@@ -228,8 +228,8 @@ def _groups(
             near = left.near(place)
             if not len(near):
                 continue
-            (one,) = weights.of(rows[place : place + 1])
-            answers = [compare(one, others, symmetry, tolerance) for others in weights.of(rows[near])]
+            (first,) = weights.of(rows[place : place + 1])
+            answers = [compare(first, others, symmetry, tolerance) for others in weights.of(rows[near])]
             agree, equal = (np.concatenate(parts) for parts in zip(*answers, strict=True))
             identical &= bool(equal[agree].all())
             joined = near[agree].tolist()

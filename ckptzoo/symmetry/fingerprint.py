@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ckptzoo.errors import SymmetryError
+from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Symmetry, Wreath
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.arrays import is_float, positions, to_numpy
@@ -41,10 +41,11 @@ SCALE_PRECISION = 2.0**-40
 """Gauges take sizes to 40 bits (ckptzoo/symmetry/scales.py), so that a scale is off by at most this, relatively."""
 SCALINGS = 8
 """Weights of two copies differ by up to four scales' rounding, one for each axis of each; and twice that for depth."""
-REACH = 32.0
+REACH = 16.0
 """Invariants of networks that agree differ by at most this many tolerances.
 
-Measured on scaled copies of random networks of 2 to 8 layers, widths 10 to 2,048: at most 3.
+Measured on scaled copies of random networks (OptuNet, ResNet-8, MLPs of up to 8 layers and 512 channels), in float32
+and float64: at most 3.4.
 """
 FLOOR = 1e-11
 """Invariants of equal weights differ by at most this: float64 sums of up to 2 ** 24 terms, in any order."""
@@ -72,7 +73,7 @@ def sketch(weights: Mapping[str, Any]) -> np.ndarray:
     One pass over the weights; the signs are kept, one byte an element of a checkpoint.
     """
     K = len(next(iter(weights.values())))
-    found = np.zeros((K, SUMS))
+    sums = np.zeros((K, SUMS))
     for name in sorted(weights):
         array = to_numpy(weights[name])
         if not is_float(array) or not array.size:
@@ -80,8 +81,8 @@ def sketch(weights: Mapping[str, Any]) -> np.ndarray:
         flat = array.reshape(K, -1)
         step = max(1, PIECE // min(PIECE, _padded(flat.shape[1])))
         for start in range(0, K, step):
-            found[start : start + step] += _sums(flat[start : start + step], _signs(name, flat.shape[1]))
-    return found
+            sums[start : start + step] += _sums(flat[start : start + step], _signs(name, flat.shape[1]))
+    return sums
 
 
 def _padded(size: int) -> int:
@@ -112,19 +113,19 @@ def _signs(name: str, size: int) -> np.ndarray:
     return 1 - 2 * np.unpackbits(bits, count=size).view(np.int8)
 
 
-def fingerprint(made: Canonical, *, precision: float = PRECISION) -> list[str | None]:
+def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[str | None]:
     """A digest of each checkpoint's canonical form at a declared precision.
 
     The sketch of the weights, rounded to multiples of ``precision``, with the names and shapes of the tensors.
 
     Parameters
     ----------
-    made : what ``canonicalize`` returned, in a complete gauge.
+    canonical : what ``canonicalize`` returned, in a complete gauge.
     precision : positive; the larger, the more different the networks that share a fingerprint.
 
     Returns
     -------
-    K texts ``"canonical-1:<precision>:<32 hex>"``; None where the checkpoint is not in the gauge, or where its order is
+    K texts ``"canonical-2:<precision>:<32 hex>"``; None where the checkpoint is not in the gauge, or where its order is
     not resolved.
 
     Raises
@@ -138,31 +139,30 @@ def fingerprint(made: Canonical, *, precision: float = PRECISION) -> list[str | 
     -----
     Equal, for certain, for checkpoints that differ by permutations. Where they also differ by scales, the
     weights agree but for rounding, r relative, and the fingerprints are equal but for a chance of about ``32 r /
-    precision``: 1e-4 in float32. Networks that differ by less than the precision may share a fingerprint;
-    ``ckptzoo.derive.dedupe`` compares the weights, and misses none.
+    precision``: 1e-4 in float32, and unless rounding exchanges channels whose keys are almost equal, which is frequent
+    in layers of more than 500 channels. Networks that differ by less than the precision may share a fingerprint.
+    ``ckptzoo.derive.dedupe`` depends on neither: its candidates come from ``invariants``, and weights decide.
     """
     if not 0 < precision < np.inf:
         raise ValueError(f"fingerprint: precision: expected a positive number, got {precision!r}. Try {PRECISION}.")
-    gauge = made.gauge
+    gauge = canonical.gauge
     if not gauge.complete:
-        raise SymmetryError(
-            f"fingerprint: gauge {gauge.name!r}: expected one in which every checkpoint of an orbit has the same "
-            "weights, got another. Use canonical."
-        )
-    usable = made.report.gauged & ~made.report.unresolved
-    weights = {name: to_numpy(array) for name, array in made.weights.items()}
+        expected = "one in which every checkpoint of an orbit has the same weights"
+        raise SymmetryError(Problem("fingerprint", f"gauge {gauge.name!r}", expected, "another", "Use canonical."))
+    usable = canonical.report.gauged & ~canonical.report.unresolved
+    weights = {name: to_numpy(array) for name, array in canonical.weights.items()}
     shapes = ";".join(f"{name}{array.shape[1:]}" for name, array in sorted(weights.items()))
     sketched = np.zeros((len(usable), SUMS))
     if usable.any():
         sketched[usable] = sketch({name: array[usable] for name, array in weights.items()})
     with np.errstate(over="ignore"):
         cells = np.round(sketched / precision).astype(np.int64)
-    found: list[str | None] = []
-    for row, mine in zip(usable.tolist(), cells, strict=True):
-        content = shapes.encode() + struct.pack("<d", precision) + mine.astype("<i8").tobytes()
+    texts: list[str | None] = []
+    for defined, numbers in zip(usable.tolist(), cells, strict=True):
+        content = shapes.encode() + struct.pack("<d", precision) + numbers.astype("<i8").tobytes()
         digest = hashlib.sha256(content).hexdigest()[:32]
-        found.append(f"{gauge.name}-{gauge.version}:{precision:g}:{digest}" if row else None)
-    return found
+        texts.append(f"{gauge.name}-{gauge.version}:{precision:g}:{digest}" if defined else None)
+    return texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,26 +214,26 @@ def invariants(weights: Mapping[str, Any], symmetry: Symmetry) -> Invariants:
         if array.size and (is_float(array) or symmetry.actions_on(name))
     ]
     shapes = {group.id: (K, group.n, FEATURES) for group in leaders(symmetry)}
-    found = Invariants(np.zeros((K, FEATURES)), {name: np.zeros(shape) for name, shape in shapes.items()})
+    described = Invariants(np.zeros((K, FEATURES)), {name: np.zeros(shape) for name, shape in shapes.items()})
     row_bytes = 8 * sum(int(np.prod(tensor.shape, dtype=np.int64)) for tensor in tensors)
     step = max(1, INVARIANT_BYTES // max(1, row_bytes))
     for start in range(0, K, step):
         rows = slice(start, start + step)
         values = [tensor.arranged(arrays[tensor.name][rows]) for tensor in tensors]
-        colours = {name: np.ones((len(found.sketches[rows]), *shape[1:])) for name, shape in shapes.items()}
+        colours = {name: np.ones((len(described.sketches[rows]), *shape[1:])) for name, shape in shapes.items()}
         for last in (False, True):
             sums = {name: np.zeros_like(colour) for name, colour in colours.items()}
             for tensor, value in zip(tensors, values, strict=True):
                 sketches = tensor.add(value, colours, sums)
                 if last:
-                    found.sketches[rows] += sketches
+                    described.sketches[rows] += sketches
             squashed = {name: value / np.sqrt(1 + value * value) for name, value in sums.items()}
             if last:
                 for name, value in squashed.items():
-                    found.channels[name][rows] = value
+                    described.channels[name][rows] = value
             else:
                 colours = {name: _waves(value) for name, value in squashed.items()}
-    return found
+    return described
 
 
 def _waves(values: np.ndarray) -> np.ndarray:
@@ -283,10 +283,10 @@ class _Axis:
 
     def features(self, colours: Mapping[str, np.ndarray], K: int) -> np.ndarray:
         """(K, positions, 8): the colours of channels that move, signs for other positions."""
-        found = np.repeat(self.signs[None], K, axis=0)
+        features = np.repeat(self.signs[None], K, axis=0)
         for leader, places, signs, _ in self.listings:
-            found[:, places] = colours[leader][:, :, None] * signs
-        return found
+            features[:, places] = colours[leader][:, :, None] * signs
+        return features
 
     def add(self, sums: Mapping[str, np.ndarray], values: np.ndarray) -> None:
         """Add values (K, positions, 8) to the sums of the channels there."""
@@ -323,37 +323,37 @@ class _Tensor:
         if not self._axes:
             return np.broadcast_to(values, (K, FEATURES))
         features = [axis.features(colours, K) for axis in self._axes]
-        found = np.zeros((K, FEATURES))
+        total = np.zeros((K, FEATURES))
         for number, axis in enumerate(self._axes):
             if axis.listings or number == 0:
-                left = self._contracted(values, features, number)
-                axis.add(sums, left)
+                by_position = self._contracted(values, features, number)
+                axis.add(sums, by_position)
                 if number == 0:
-                    found = (left * features[0]).sum(axis=1)
-        return found
+                    total = (by_position * features[0]).sum(axis=1)
+        return total
 
     def _contracted(self, values: np.ndarray, features: list[np.ndarray], number: int) -> np.ndarray:
         """Sums (K, positions, 8) over all axes but one, each position times its features."""
         K, blocks = len(values), self._blocks
         split = values.reshape(K, blocks, values.shape[1] // blocks, *values.shape[2:])
         shaped: list[np.ndarray] = []
-        for at, (axis, feature) in enumerate(zip(self._axes, features, strict=True)):
-            whole = at > 0 and not axis.blocked
+        for place, (axis, feature) in enumerate(zip(self._axes, features, strict=True)):
+            whole = place > 0 and not axis.blocked
             shaped.append(feature[:, None] if whole else feature.reshape(K, blocks, -1, FEATURES))
         if len(features) == 2 and values.shape[-1] == 1:  # the matrices of linear layers: as fast as BLAS
             matrix = split[..., 0] if number == 0 else split[..., 0].swapaxes(2, 3)
-            found = matrix @ shaped[1 - number]
+            contracted = matrix @ shaped[1 - number]
         else:
             letters = "abcdefgh"[: len(features)]
             inputs, arguments = [f"xy{letters}z"], [np.broadcast_to(split, (*split.shape[:-1], FEATURES))]
-            for at, feature in enumerate(shaped):
-                if at != number:
-                    inputs.append(f"xy{letters[at]}z")
+            for place, feature in enumerate(shaped):
+                if place != number:
+                    inputs.append(f"xy{letters[place]}z")
                     arguments.append(np.broadcast_to(feature, (K, blocks, *feature.shape[2:])))
-            found = np.einsum(f"{','.join(inputs)}->xy{letters[number]}z", *arguments)
+            contracted = np.einsum(f"{','.join(inputs)}->xy{letters[number]}z", *arguments)
         if number > 0 and not self._axes[number].blocked:
-            return found.sum(axis=1)
-        return found.reshape(K, -1, FEATURES)
+            return contracted.sum(axis=1)
+        return contracted.reshape(K, -1, FEATURES)
 
 
 def rounding_tolerance(dtypes: Iterable[np.dtype[Any]], symmetry: Symmetry) -> float:
@@ -375,7 +375,7 @@ def invariant_width(tolerance: float, tensors: int) -> float:
 
 
 def agreement(
-    one: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray], tolerance: float
+    first: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray], tolerance: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Whether K sets of weights agree with one set, tensor by tensor, and whether they are equal bit for bit.
 
@@ -384,7 +384,7 @@ def agreement(
 
     Parameters
     ----------
-    one : tensor name to (1, *shape).
+    first : tensor name to (1, *shape).
     others : tensor name to (K, *shape).
 
     Returns
@@ -393,20 +393,20 @@ def agreement(
     """
     close = same = np.ones(len(next(iter(others.values()))), bool)
     for name, array in others.items():
-        flat, mine = array.reshape(len(array), -1), one[name].reshape(-1)
-        equal = (flat == mine).all(axis=1)
+        flat, reference = array.reshape(len(array), -1), first[name].reshape(-1)
+        equal = (flat == reference).all(axis=1)
         same = same & equal
         if flat.dtype.kind not in "iub" and not equal.all():
-            differences = np.linalg.norm(np.subtract(flat, mine, dtype=np.float64), axis=1)
-            equal = equal | (differences <= tolerance * np.linalg.norm(mine.astype(np.float64)))
+            differences = np.linalg.norm(np.subtract(flat, reference, dtype=np.float64), axis=1)
+            equal = equal | (differences <= tolerance * np.linalg.norm(reference.astype(np.float64)))
         close = close & equal
     return close, same
 
 
 def compare(
-    one: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray], symmetry: Symmetry, tolerance: float
+    first: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray], symmetry: Symmetry, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Whether K canonical forms are the network of one, and whether they are equal to it bit for bit.
+    """Whether K canonical forms are the same network as the first, and whether they equal it bit for bit.
 
     Where rounding has exchanged channels with keys that are almost equal, two canonical forms of one network have
     their channels in another order. Those that do not agree as they are have their channels matched with those of the
@@ -414,7 +414,7 @@ def compare(
 
     Parameters
     ----------
-    one : tensor name to (1, *shape).
+    first : tensor name to (1, *shape).
     others : tensor name to (K, *shape).
     symmetry : the table.
     tolerance : as in ``agreement``.
@@ -423,40 +423,40 @@ def compare(
     -------
     (K,) bool and (K,) bool.
     """
-    agree, equal = agreement(one, others, tolerance)
+    agree, equal = agreement(first, others, tolerance)
     rows = np.flatnonzero(~agree)
     if not len(rows):
         return agree, equal
     reach = REACH * tolerance + FLOOR
-    first = invariants(one, symmetry)
-    second = invariants({name: array[rows] for name, array in others.items()}, symmetry)
+    reference = invariants(first, symmetry)[0]
+    described = invariants({name: array[rows] for name, array in others.items()}, symmetry)
     for number, row in enumerate(rows.tolist()):
-        perms = _matched(first[0], second[number], symmetry, reach)
+        perms = _matched(reference, described[number], symmetry, reach)
         if perms is not None:
-            mine = {name: array[row : row + 1] for name, array in others.items()}
-            agree[row] = agreement(one, _permuted(mine, perms, symmetry), tolerance)[0][0]
+            other = {name: array[row : row + 1] for name, array in others.items()}
+            agree[row] = agreement(first, _permuted(other, perms, symmetry), tolerance)[0][0]
     return agree, equal
 
 
-def _matched(one: Invariants, two: Invariants, symmetry: Symmetry, reach: float) -> dict[str, np.ndarray] | None:
+def _matched(first: Invariants, second: Invariants, symmetry: Symmetry, reach: float) -> dict[str, np.ndarray] | None:
     """For each group the places in the second network of the channels of the first; None where all are as they are.
 
-    Also None where channels of the one have no counterpart in the other.
+    Also None where channels of the first have no counterpart in the second.
     """
     perms: dict[str, np.ndarray] = {}
     outers: dict[str, np.ndarray] = {}
     for group in leaders(symmetry):
         blocks = shape_of(group)
-        left, right = (found.channels[group.id].reshape(blocks.g, blocks.k, -1) for found in (one, two))
-        outer = np.arange(blocks.g)
         if isinstance(group.perm, Fixed):
             continue
+        left, right = (side.channels[group.id].reshape(blocks.g, blocks.k, -1) for side in (first, second))
+        outer = np.arange(blocks.g)
         if blocks.outer:
             if blocks.outer not in outers:
-                both = [_of_blocks(found.channels, blocks.outer, symmetry) for found in (one, two)]
-                if (blocks_matched := _nearest(*both, reach)) is None:
+                sides = [_of_blocks(side.channels, blocks.outer, symmetry) for side in (first, second)]
+                if (matched := _nearest(*sides, reach)) is None:
                     return None
-                outers[blocks.outer] = blocks_matched
+                outers[blocks.outer] = matched
             outer = outers[blocks.outer]
         perm = np.empty((blocks.g, blocks.k), np.int64)
         for number, place in enumerate(outer.tolist()):
@@ -469,30 +469,30 @@ def _matched(one: Invariants, two: Invariants, symmetry: Symmetry, reach: float)
 
 def _of_blocks(channels: Mapping[str, np.ndarray], outer: str, symmetry: Symmetry) -> np.ndarray:
     """What describes the blocks of a block permutation (..., g, features), from their channels in all groups."""
-    found: list[np.ndarray] = []
+    means: list[np.ndarray] = []
     for group in leaders(symmetry):
         if isinstance(group.perm, Wreath) and group.perm.outer == outer:
             values = channels[group.id]
             waves = _waves(values).reshape(*values.shape[:-2], group.perm.g, group.perm.k, FEATURES)
-            found.append(waves.mean(axis=-2))
-    return np.concatenate(found, axis=-1)
+            means.append(waves.mean(axis=-2))
+    return np.concatenate(means, axis=-1)
 
 
-def _nearest(one: np.ndarray, two: np.ndarray, reach: float) -> np.ndarray | None:
+def _nearest(first: np.ndarray, second: np.ndarray, reach: float) -> np.ndarray | None:
     """A place in the second list for every point of the first (n, D), each once; None where one has no neighbour.
 
     Points stay where they are where that is within reach; each of the others takes the nearest that is left.
     """
-    perm = np.arange(len(one))
-    off = np.flatnonzero((np.abs(one - two) > reach).any(axis=1))
+    perm = np.arange(len(first))
+    off = np.flatnonzero((np.abs(first - second) > reach).any(axis=1))
     if not len(off):
         return perm
-    order = off[np.argsort(two[off, 0], kind="stable")]
-    values, free = two[order, 0], np.ones(len(order), bool)
+    order = off[np.argsort(second[off, 0], kind="stable")]
+    values, free = second[order, 0], np.ones(len(order), bool)
     for place in off.tolist():
-        start, stop = np.searchsorted(values, [one[place, 0] - reach, one[place, 0] + reach], side="left")
+        start, stop = np.searchsorted(values, [first[place, 0] - reach, first[place, 0] + reach], side="left")
         near = start + np.flatnonzero(free[start:stop])
-        distances = np.abs(two[order[near]] - one[place]).max(axis=1)
+        distances = np.abs(second[order[near]] - first[place]).max(axis=1)
         if not len(near) or distances.min() > reach:
             return None
         best = near[int(distances.argmin())]
@@ -511,7 +511,9 @@ def _permuted(
     return apply(element, weights, symmetry, threads=1)
 
 
-def ambiguous(weights: Mapping[str, np.ndarray], found: Invariants, symmetry: Symmetry, tolerance: float) -> np.ndarray:
+def ambiguous(
+    weights: Mapping[str, np.ndarray], described: Invariants, symmetry: Symmetry, tolerance: float
+) -> np.ndarray:
     """Which of K checkpoints have channels or blocks that look alike and are not: (K,) bool.
 
     They look alike where what describes them is within rounding, and are alike where the weights agree within the
@@ -521,25 +523,25 @@ def ambiguous(weights: Mapping[str, np.ndarray], found: Invariants, symmetry: Sy
     Parameters
     ----------
     weights : tensor name to (K, *shape), in a gauge.
-    found : their invariants.
+    described : their invariants.
     symmetry : the table.
     tolerance : that of rounding.
     """
     reach = REACH * tolerance + FLOOR
-    K = len(found.sketches)
+    K = len(described.sketches)
     unsure = np.zeros(K, bool)
     moments = Moments(weights, symmetry)
     outers: set[str] = set()
     for group in leaders(symmetry):
         blocks = shape_of(group)
         if not isinstance(group.perm, Fixed):
-            channels = found.channels[group.id].reshape(-1, FEATURES)
+            channels = described.channels[group.id].reshape(-1, FEATURES)
             labels = np.repeat(np.arange(K * blocks.g), blocks.k)
             for row, perm in _exchanges(channels, labels, reach, group.n):
                 unsure[row] |= not _alike(weights, row, {group.id: perm}, symmetry, tolerance)
         if blocks.outer and blocks.outer not in outers:
             outers.add(blocks.outer)
-            points = _of_blocks(found.channels, blocks.outer, symmetry)
+            points = _of_blocks(described.channels, blocks.outer, symmetry)
             labels = np.repeat(np.arange(K), blocks.g)
             for row, outer in _exchanges(points.reshape(-1, points.shape[-1]), labels, reach, blocks.g):
                 perms = {
@@ -573,8 +575,9 @@ def _exchanges(points: np.ndarray, labels: np.ndarray, reach: float, n: int) -> 
 def _alike(
     weights: Mapping[str, np.ndarray], row: int, perms: dict[str, np.ndarray], symmetry: Symmetry, tolerance: float
 ) -> bool:
-    mine = {name: array[row : row + 1] for name, array in weights.items()}
-    return bool(agreement(mine, _permuted(mine, perms, symmetry), tolerance)[0][0])
+    """Whether one checkpoint agrees with itself in another order of channels."""
+    checkpoint = {name: array[row : row + 1] for name, array in weights.items()}
+    return bool(agreement(checkpoint, _permuted(checkpoint, perms, symmetry), tolerance)[0][0])
 
 
 def apart(points: np.ndarray, width: float, labels: np.ndarray | None = None) -> Iterator[np.ndarray]:

@@ -19,7 +19,7 @@ def test_derive_stores_a_variant_and_says_what_it_did(cli: Any, optunets: Any, t
     assert ended.code == 0 and "12 checkpoints derived in canonical, 0 were there already." in ended.out
     assert " s of them for the equivalence checks of 11\n" in ended.out and "1 left as they are" in ended.out
     for kind in ("random", "real"):
-        assert re.search(rf"norm, {kind} inputs: \d\.\de-\d\d in float64$", ended.out, re.MULTILINE)
+        assert re.search(rf"output, {kind} inputs: \d\.\de-\d\d in float64$", ended.out, re.MULTILINE)
     assert ckptzoo.open(path).variants == ("raw", "canonical")
     again = cli("derive", path, "--json")
     assert again.json["checkpoints"] == 0 and again.json["already"] == 12 and again.json["parts"] == []

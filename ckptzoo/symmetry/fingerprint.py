@@ -552,8 +552,9 @@ def ambiguous(
                 unsure[row] |= not _alike(weights, row, perms, symmetry, tolerance)
     for group in symmetry.groups:
         if group.scale == "sign" and (writers := moments.writers(group.id)):
-            sums, norms = (measure(writers[0], group.id, {}, {}) for measure in (moments.sums, moments.norms))
-            unsure |= ((np.abs(sums) <= reach * norms.values) & (norms.values > 0)).any(axis=1)
+            sums = moments.sums(writers[0], group.id, {})
+            norms = moments.norms(writers[0], group.id, {}, {}).values
+            unsure |= ((np.abs(sums) <= reach * norms) & (norms > 0)).any(axis=1)
     return unsure
 
 

@@ -88,31 +88,31 @@ class _Known:
             self._tolerance = rounding_tolerance((numpy_dtype(tensor.dtype) for tensor in arch.tensors), table)
             self._width = invariant_width(self._tolerance, len(arch.tensors))
 
-    def add(self, one: _Described) -> None:
+    def add(self, checkpoint: _Described) -> None:
         """Remember a checkpoint whose weights were read."""
-        self.exact.setdefault(one.exact, one.name)
-        if one.sketch is not None:
-            self._add_sketch(one.name, one.sketch)
+        self.exact.setdefault(checkpoint.exact, checkpoint.name)
+        if checkpoint.sketch is not None:
+            self._add_sketch(checkpoint.name, checkpoint.sketch)
 
     def add_fingerprint(self, name: str, stored: str) -> None:
         """Remember a checkpoint of which nothing but a fingerprint is known."""
         self._unread.setdefault(stored, []).append(name)
 
-    def permuted(self, one: _Described, submitted: TargetZoo) -> str | None:
+    def permuted(self, checkpoint: _Described, submitted: TargetZoo) -> str | None:
         """The first checkpoint that is the same network, by the canonical weights of those that may be."""
-        if one.sketch is None or self._table is None:
+        if checkpoint.sketch is None or self._table is None:
             return None
-        for other in _describe(self._target.batches(self._unread.pop(one.fingerprint or "", [])), self._table):
+        for other in _describe(self._target.batches(self._unread.pop(checkpoint.fingerprint or "", [])), self._table):
             if other.sketch is not None:
                 self._add_sketch(other.name, other.sketch)
-        near = self._near(one.sketch)
+        near = self._near(checkpoint.sketch)
         if not near:
             return None
-        ((_, weights),) = submitted.batches([one.name])
-        mine = _comparable(canonicalize(weights, self._table, gauge=CANONICAL).weights)
-        for ids, theirs in self._target.batches(near):
-            others = _comparable(canonicalize(theirs, self._table, gauge=CANONICAL).weights)
-            agree, _ = compare(mine, others, self._table, self._tolerance)
+        ((_, weights),) = submitted.batches([checkpoint.name])
+        first = _comparable(canonicalize(weights, self._table, gauge=CANONICAL).weights)
+        for ids, stacked in self._target.batches(near):
+            others = _comparable(canonicalize(stacked, self._table, gauge=CANONICAL).weights)
+            agree, _ = compare(first, others, self._table, self._tolerance)
             if agree.any():
                 return ids[int(agree.argmax())]
         return None
@@ -156,17 +156,17 @@ def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
     table = own.symmetry if target is None else target.symmetry
     theirs, left = (None, 0) if target is None else _of_zoo(target, table)
     mine, found, resolved = _Known(own, table), dict[str, str](), True
-    for one in _describe(own.batches(), table):
-        resolved &= one.sketch is not None or table is None
-        if (other := mine.exact.get(one.exact)) is not None:
-            found[one.name] = f"{other} of the same contribution, bit for bit"
-        elif theirs is not None and (other := theirs.exact.get(one.exact)) is not None:
-            found[one.name] = f"{other} of the zoo, bit for bit"
-        elif (other := mine.permuted(one, own)) is not None:
-            found[one.name] = f"{other} of the same contribution, permuted or rescaled"
-        elif theirs is not None and (other := theirs.permuted(one, own)) is not None:
-            found[one.name] = f"{other} of the zoo, permuted or rescaled"
-        mine.add(one)
+    for checkpoint in _describe(own.batches(), table):
+        resolved &= checkpoint.sketch is not None or table is None
+        if (other := mine.exact.get(checkpoint.exact)) is not None:
+            found[checkpoint.name] = f"{other} of the same contribution, bit for bit"
+        elif theirs is not None and (other := theirs.exact.get(checkpoint.exact)) is not None:
+            found[checkpoint.name] = f"{other} of the zoo, bit for bit"
+        elif (other := mine.permuted(checkpoint, own)) is not None:
+            found[checkpoint.name] = f"{other} of the same contribution, permuted or rescaled"
+        elif theirs is not None and (other := theirs.permuted(checkpoint, own)) is not None:
+            found[checkpoint.name] = f"{other} of the zoo, permuted or rescaled"
+        mine.add(checkpoint)
     return Copies(found, left, resolved, table is not None)
 
 
@@ -182,8 +182,8 @@ def _of_zoo(target: TargetZoo, table: Symmetry | None) -> tuple[_Known, int]:
             missing.append(name)
     if missing and not target.small:
         return known, len(missing)
-    for one in _describe(target.batches(missing), table):
-        known.add(one)
+    for checkpoint in _describe(target.batches(missing), table):
+        known.add(checkpoint)
     return known, 0
 
 
@@ -194,10 +194,10 @@ def _describe(batches: Iterable[tuple[list[str], Weights]], table: Symmetry | No
         if table is None:
             yield from (_Described(name, digest, None, None) for name, digest in zip(ids, exact, strict=True))
             continue
-        made = canonicalize(weights, table, gauge=CANONICAL)
-        prints = fingerprint(made)
+        canonical = canonicalize(weights, table, gauge=CANONICAL)
+        prints = fingerprint(canonical)
         rows = [row for row, stored in enumerate(prints) if stored is not None]
-        usable = {name: np.asarray(array)[rows] for name, array in _comparable(made.weights).items()}
+        usable = {name: np.asarray(array)[rows] for name, array in _comparable(canonical.weights).items()}
         sketches = dict(zip(rows, invariants(usable, table).sketches, strict=True))
         for row, name in enumerate(ids):
             yield _Described(name, exact[row], prints[row], sketches.get(row))

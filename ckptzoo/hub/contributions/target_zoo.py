@@ -1,7 +1,4 @@
-"""A zoo as it stands, which a contribution has to fit.
-
-Where a contribution goes: the zoo in a repository, and a folder with that zoo's documents alone.
-"""
+"""The zoo to which a contribution goes: what it contains, as checks need it, and its documents."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -20,7 +17,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.symmetry import Symmetry
 
 COMPARED_BYTES = 256 * 2**20
-"""Weights of a zoo that are read at most, where nothing smaller says which networks it has."""
+"""Weights of a zoo that are read, at most, where no stored fingerprints say which networks it has."""
 CANONICAL = "canonical"
 _BATCH_BYTES = 64 * 2**20
 
@@ -28,7 +25,7 @@ Weights = dict[str, NDArray[Any]]
 
 
 class TargetZoo:
-    """What a zoo holds, read when it is asked for; the weights only where they are few.
+    """What a zoo contains, read when it is asked for; the weights only where they are few.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Removing symmetries: derive beside a loop over checkpoints and beside the disk, certificates and tracing apart.
+"""Removing symmetries: derive beside a loop over checkpoints and beside the disk, equivalence checks and tracing apart.
 
 The limit is what any program must do: read the raw shards and write and fsync as many bytes. Repeats are interleaved,
 medians are printed; the raw weights are dropped from the page cache before each. Takes a few minutes and twice the
@@ -144,8 +144,8 @@ def measure(path: Path, found: list[Contender], repeats: int, progress: Progress
             progress.advance(task)
 
 
-def certificates(path: Path, certify: str) -> tuple[float, list[EquivalenceReport]]:
-    """Seconds of a derive that go into certificates, and what they are."""
+def equivalence_checks(path: Path, certify: str) -> tuple[float, list[EquivalenceReport]]:
+    """Seconds of a derive that go into equivalence checks, and their reports."""
     shutil.rmtree(path / layout.DERIVED, ignore_errors=True)
     done = derive(path, gauge=GAUGE, certify=certify)
     shutil.rmtree(path / layout.DERIVED, ignore_errors=True)
@@ -207,12 +207,10 @@ def main() -> None:
             found = contenders(members * archs.architecture(name).nbytes > 2**28)
             measure(path, found, chosen.repeats, progress)
             show(console, path, members, found, nbytes)
-            seconds, certified = certificates(path, certify)
+            seconds, certified = equivalence_checks(path, certify)
             for kind in certified:
                 worst = f"largest difference {kind.random:.1e}"
-                console.print(
-                    f"certificates ({certify}): {kind.checkpoints:,} in {kind.precision}, {worst}; {seconds:.1f} s"
-                )
+                console.print(f"checks ({certify}): {kind.checkpoints:,} in {kind.precision}, {worst}; {seconds:.1f} s")
             results[name] = {
                 "members": members,
                 "bytes": nbytes,

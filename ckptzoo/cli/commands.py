@@ -116,15 +116,15 @@ def derive(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Real inputs for the certificates: a .npy file, or a .npz file with one array, (B, *input_shape).",
+            help="Real inputs for the check of outputs: a .npy file, or a .npz file with one array, (B, *input_shape).",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Bring every checkpoint into a gauge.
 
-    Stores the variant beside the raw weights, with certificates that both compute the same functions. A call that was
-    killed is carried on by the next from the last part it finished.
+    Stores the variant beside the raw weights, and checks on sampled inputs that both compute the same outputs. A call
+    that was killed is continued by the next from the last part it finished.
     """
     from ckptzoo.derive import derive as derive_variant
     from ckptzoo.text import counted
@@ -140,13 +140,15 @@ def derive(
     if store != "weights" and not made.checkpoints:
         print("nothing was stored anew: parts that are there stay as they are stored.")
     if given is not None and not made.checkpoints:
-        print("the inputs were not used: certificates are made when checkpoints are derived.")
+        print("the inputs were not used: outputs are checked when checkpoints are derived.")
     if made.checkpoints:
         certified = sum(item.checkpoints for item in made.certified)
-        spent = f", {made.certifying:.1f} s of them for the certificates of {certified:,}" if certified else ""
+        spent = f", {made.certifying:.1f} s of them for the equivalence checks of {certified:,}" if certified else ""
         print(f"took {made.seconds:.1f} s{spent}")
         if not made.certified and certify == "auto":
-            print("no certificates: ckptzoo.archs has no forward function for it. Pass one to ckptzoo.derive.derive.")
+            print(
+                "no equivalence check: ckptzoo.archs has no forward function for it. Pass one to ckptzoo.derive.derive."
+            )
     for number, what in (
         (made.untouched, "left as they are: not finite, or not representable in the gauge"),
         (made.tied, "with ties"),
@@ -160,7 +162,7 @@ def derive(
         listed = [(getattr(item, kind), item) for item in made.certified]
         worst = [f"{gap:.1e} in {item.precision}" for gap, item in listed if gap is not None]
         if worst:
-            print(f"largest difference of the outputs over their norm, {kind} inputs: {', '.join(worst)}")
+            print(f"largest difference of the outputs over the largest output, {kind} inputs: {', '.join(worst)}")
 
 
 def dedupe(
@@ -175,7 +177,7 @@ def dedupe(
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find checkpoints that are one network in disguise.
+    """Find checkpoints that are one network, permuted or rescaled.
 
     Two are the same when their weights agree but for permutations and scales that change no output. Nothing is
     written; the exit code is 0 whether or not there are any.
@@ -191,9 +193,10 @@ def dedupe(
         return
     for ids, identical in zip(found.groups, found.identical, strict=True):
         print(printable(f"{'the same' if identical else 'the same to rounding'}: {', '.join(ids)}"))
-    print(f"{zoo}: {counted(found.checkpoints, 'checkpoint')} compared, {found.spare:,} of them again in disguise.")
+    compared = counted(found.checkpoints, "checkpoint")
+    print(f"{zoo}: {compared} compared, {found.spare:,} of them permuted or rescaled copies.")
     if found.uncertain:
-        print(f"{found.uncertain:,} compared with keys within rounding: scaled copies of them may be missed")
+        print(f"{found.uncertain:,} with channels that look alike: scaled copies of them may be missed")
     if found.skipped:
         shown = ", ".join(found.skipped[:8]) + (", ..." if len(found.skipped) > 8 else "")
         print(printable(f"{len(found.skipped):,} not compared, not finite or with ties unresolved: {shown}"))

@@ -1,4 +1,4 @@
-"""From raw weights to variants, with certificates; to predictions; and duplicates found in disguise."""
+"""Variants of a zoo with equivalence checks, predictions, and checkpoints that are one network."""
 
 from ckptzoo.derive.duplicates import Duplicates, dedupe
 from ckptzoo.derive.predictions import Predicted, predict

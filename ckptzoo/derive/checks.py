@@ -1,6 +1,9 @@
-"""Which checkpoints get a certificate, and in which precision it is computed.
+"""The equivalence check on sampled inputs: which checkpoints get one, in which precision, and on which inputs.
 
-The inputs on which certificates are computed.
+Raw and derived weights compute the same function by the algebra of the symmetry table. The check evaluates both on a
+few inputs and keeps the largest difference of their outputs. It shows that nothing went wrong on these inputs; it
+proves nothing about others. On disk its columns are called ``certificate_random``, ``certificate_real`` and
+``certified`` (docs/format.md).
 """
 
 import hashlib
@@ -12,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo import archs
-from ckptzoo.errors import MissingExtraError, UnknownNameError, ZooError
+from ckptzoo.errors import Problem, UnknownNameError, ZooError, require
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import Document
 
@@ -22,20 +25,22 @@ PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
 """Every precision, the most precise first."""
 
 CERTIFY = ("auto", "all", "sample", "none")
-"""Names of the rules; ``auto`` is ``all`` for small networks and ``sample`` for others."""
+"""Names of the policies; ``auto`` is ``all`` for small networks and ``sample`` for others."""
 SMALL_BYTES = 4 * 2**20
-"""A network is small up to so many bytes a checkpoint."""
+"""Networks of at most this many bytes a checkpoint are small."""
 SAMPLE = 8
 """Checkpoints in a part's sample: of its finite ones the first, the last, and others evenly between them."""
+RANDOM_INPUTS = 8
+"""Standard normal inputs, the same for every checkpoint."""
 
 
 @dataclass(frozen=True)
 class CheckPolicy:
-    """The precision of the certificates of a part's checkpoints.
+    """Which of a part's checkpoints are checked, and in which precision.
 
     Parameters
     ----------
-    every : for every finite checkpoint; None for no certificate.
+    every : for every finite checkpoint; None for no check.
     sample : for those of the sample, in its stead; None where there is no sample.
     """
 
@@ -44,15 +49,15 @@ class CheckPolicy:
 
     @classmethod
     def of(cls, certify: str, arch: Architecture) -> "CheckPolicy":
-        """The rule of a name in ``CERTIFY`` for a network.
+        """The policy of a name in ``CERTIFY`` for a network.
 
         Raises
         ------
         UnknownNameError
-            No such rule.
+            No such policy.
         """
         if certify not in CERTIFY:
-            raise UnknownNameError("derive", "rule for certificates", certify, CERTIFY)
+            raise UnknownNameError("derive", "rule for equivalence checks", certify, CERTIFY)
         small = arch.nbytes <= SMALL_BYTES
         name = certify if certify != "auto" else "all" if small else "sample"
         if name == "all":
@@ -61,57 +66,59 @@ class CheckPolicy:
 
     def precisions(self, finite: NDArray[np.bool_]) -> list[Precision | None]:
         """The precision for each row of a part, by whether its weights are finite."""
-        found: list[Precision | None] = [self.every if good else None for good in finite.tolist()]
+        precisions: list[Precision | None] = [self.every if good else None for good in finite.tolist()]
         rows = np.flatnonzero(finite)
         if self.sample is not None:
             for place in np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).round().astype(np.int64):
-                found[rows[place]] = self.sample
-        return found
+                precisions[rows[place]] = self.sample
+        return precisions
 
     def to_json(self) -> Document:
-        """The rule as the facts of a part hold it."""
-        of = SAMPLE if self.sample is not None else 0
-        return {"every": self.every, "sample": self.sample, "checkpoints": of}
+        """The policy as a part's facts record it."""
+        checkpoints = SAMPLE if self.sample is not None else 0
+        return {"every": self.every, "sample": self.sample, "checkpoints": checkpoints}
 
 
-RANDOM_INPUTS = 8
-"""Standard normal inputs, the same for every checkpoint."""
-
-
-def probes_of(
-    arch: Architecture, rule: CheckPolicy, inputs: NDArray[Any] | None, *, module: Any = None
+def check_inputs(
+    arch: Architecture, policy: CheckPolicy, inputs: NDArray[Any] | None, *, module: Any = None
 ) -> dict[str, NDArray[Any]]:
-    """The inputs of the certificates by name; none where no forward function is known, or no certificate wanted."""
+    """The inputs of the checks, ``random`` and ``real``; none where no forward function is known or nothing is checked.
+
+    Raises
+    ------
+    ZooError
+        Real inputs were given, and nothing is checked or they do not fit the network.
+    """
     known, shape = module is not None or archs.known(arch.forward), arch.input_shape
-    if rule == CheckPolicy(None, None):
+    if policy == CheckPolicy(None, None):
         if inputs is not None:
-            raise ZooError(
-                f"{arch.name}: real inputs: expected none where nothing is certified, got {inputs.shape}. "
-                "Leave them out, or certify."
-            )
+            step = "Leave them out, or choose which checkpoints to check."
+            raise ZooError(Problem(arch.name, "real inputs", "none where nothing is checked", str(inputs.shape), step))
         return {}
     if inputs is not None and (not known or (shape is not None and inputs.shape[1:] != shape) or not len(inputs)):
         expected = f"shape (B, {str(shape)[1:]}" if shape else "a forward function in ckptzoo.archs, or a module"
         step = "Pass them as the network takes them." if known else "Pass derive(..., module=...) from Python."
-        raise ZooError(f"{arch.name}: real inputs: expected {expected}, got shape {inputs.shape}. {step}")
-    found: dict[str, NDArray[Any]] = {}
+        raise ZooError(Problem(arch.name, "real inputs", expected, f"shape {inputs.shape}", step))
+    by_name: dict[str, NDArray[Any]] = {}
     if known and shape is not None:
-        found["random"] = np.random.default_rng(0).standard_normal((RANDOM_INPUTS, *shape))
+        by_name["random"] = np.random.default_rng(0).standard_normal((RANDOM_INPUTS, *shape))
     if inputs is not None:
-        found["real"] = np.asarray(inputs, np.float64)
-    return found
+        by_name["real"] = np.asarray(inputs, np.float64)
+    return by_name
 
 
-def torch_side(name: str) -> Any:
-    """A module of this room that imports torch, or an error that names the install command."""
-    try:
-        return import_module(f"ckptzoo.derive.{name}")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtraError("torch", "torch") from error
+def import_with_torch(name: str) -> Any:
+    """A module of ckptzoo.derive that imports torch at its top: ``"equivalence"`` or ``"forward"``.
+
+    Raises
+    ------
+    MissingExtraError
+        torch is not installed.
+    """
+    require("torch", "torch")
+    return import_module(f"ckptzoo.derive.{name}")
 
 
-def described(inputs: NDArray[Any]) -> Document:
-    """How many inputs, and the sha256 of their float64 bytes."""
+def describe_inputs(inputs: NDArray[Any]) -> Document:
+    """The number of inputs, and the sha256 of their float64 bytes."""
     return {"inputs": len(inputs), "sha256": hashlib.sha256(np.ascontiguousarray(inputs).tobytes()).hexdigest()}

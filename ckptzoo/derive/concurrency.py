@@ -7,23 +7,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-MOST_THREADS = 4
-"""Batches that are solved at a time, one a core; each holds its weights twice."""
+MAX_THREADS = 4
+"""Batches that are solved at a time, at most, one per core; each has its weights in memory twice."""
 
 _Item = TypeVar("_Item")
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 
 
-def in_order(work: Callable[[_Item], _Made], items: Iterable[_Item], *, most: int = MOST_THREADS) -> Generator[_Made]:
-    """``work`` of every item, in the order of the items, as many at a time as there are cores, at most ``most``.
+def in_order(
+    work: Callable[[_Item], _Result], items: Iterable[_Item], *, max_threads: int = MAX_THREADS
+) -> Generator[_Result]:
+    """``work`` of every item, in the order of the items, as many at a time as there are cores, at most ``max_threads``.
 
     Parameters
     ----------
     work : called in other threads.
     items : taken one by one in the caller's thread, as they are needed.
     """
-    count = min(_cores(), most)
-    waiting: deque[Future[_Made]] = deque()
+    count = min(_cores(), max_threads)
+    waiting: deque[Future[_Result]] = deque()
     with ThreadPoolExecutor(count) as pool:
         try:
             for item in items:
@@ -48,7 +50,7 @@ class BackgroundWriter:
         self._last: Future[Any] | None = None
 
     def __call__(self, call: Callable[..., Any], *arguments: Any) -> None:
-        """Wait for the call before, raise what it raised, and have this one made."""
+        """Wait for the previous call, raise what it raised, and start this one."""
         if self._last is not None:
             self._last.result()
         self._last = self._pool.submit(call, *arguments)

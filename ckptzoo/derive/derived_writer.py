@@ -1,4 +1,4 @@
-"""A derived tree while it is written: a part for every raw part, each once, whoever else writes."""
+"""A derived tree while it is written: one part for every raw part, also where several processes write."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckptzoo.errors import IntegrityError, ZooError
+from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format import table
 from ckptzoo.format.checks import geometry_problems
 from ckptzoo.format.files import Folder
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RowRun:
-    """Some of a raw part's rows that are taken at a time.
+    """Rows of a raw part that are derived together.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class DerivedTreeWriter:
 
     Attributes
     ----------
-    held : digests of the raw parts that have been derived.
+    derived : digests of the raw parts that have been derived.
     parts : names of the parts that were written.
     """
 
@@ -76,39 +76,38 @@ class DerivedTreeWriter:
         self._what, self._error = what, error
         self._seen: set[str] = set()
         self._writer: PartWriter | None = None
-        self.held: set[str] = set()
+        self.derived: set[str] = set()
         self.parts: list[str] = []
 
     def catch_up(self) -> None:
         """Learn which raw parts have been derived, and refuse to mix facts."""
         names = list_trees(Folder(self._root)).get(self._tree, ())
-        fresh = tuple(name for name in names if name not in self._seen)
-        tree = read_tree(Folder(self._root), self._tree, fresh, None)
+        unseen = tuple(name for name in names if name not in self._seen)
+        tree = read_tree(Folder(self._root), self._tree, unseen, None)
         contents = self._contents
         if problems := geometry_problems(contents.files, contents.architecture, contents.symmetry, tree):
             raise IntegrityError(problems)
         for part in tree.parts:
             for key, expected in self._facts.items():
                 if (got := part.facts.get(key)) != expected:
-                    raise self._error(
-                        f"{self._root.name}/{part.path}: {key} of the {self._what}: expected {repr(expected)[:80]}, "
-                        f"got {repr(got)[:80]}. Remove {self._tree} and make it anew."
-                    )
-        self.held.update(unit for unit in tree.rows["unit"].unique().to_pylist())
-        self._seen.update(fresh)
+                    location, what = f"{self._root.name}/{part.path}", f"{key} of the {self._what}"
+                    step = f"Remove {self._tree} and make it again."
+                    raise self._error(Problem(location, what, repr(expected)[:80], repr(got)[:80], step))
+        self.derived.update(unit for unit in tree.rows["unit"].unique().to_pylist())
+        self._seen.update(unseen)
 
     def todo(self) -> list[tuple[int, Part]]:
-        """The raw parts that have not been derived, each behind the number of its first row."""
-        listed: list[tuple[int, Part]] = []
+        """The raw parts that have not been derived, each after the number of its first row."""
+        missing: list[tuple[int, Part]] = []
         start = 0
         for part in self._contents.raw.parts:
-            if part.rows and part.digest not in self.held:
-                listed.append((start, part))
+            if part.rows and part.digest not in self.derived:
+                missing.append((start, part))
             start += part.rows
-        return listed
+        return missing
 
     def runs(self, parts: Sequence[tuple[int, Part]], rows: int) -> Iterator[RowRun]:
-        """The rows of parts that are not held when their turn comes, so many at a time at most.
+        """The rows of parts that are not derived yet when their turn comes, at most ``rows`` at a time.
 
         Raises
         ------
@@ -117,17 +116,17 @@ class DerivedTreeWriter:
         """
         tree = self._contents.raw
         for start, raw in parts:
-            if raw.digest in self.held:
+            if raw.digest in self.derived:
                 continue
             index = tree.index.filter(pa.array(tree.index["part"].to_numpy() == tree.parts.index(raw)))
             if problems := damaged(self._root, raw, index):
                 raise IntegrityError(problems)
-            for at in range(0, raw.rows, rows):
-                stop = min(at + rows, raw.rows)
-                yield RowRun(raw, slice(start + at, start + stop), at == 0, stop == raw.rows)
+            for first in range(0, raw.rows, rows):
+                stop = min(first + rows, raw.rows)
+                yield RowRun(raw, slice(start + first, start + stop), first == 0, stop == raw.rows)
 
     def store(self, run: RowRun, arrays: Mapping[str, Arrays], rows: list[Row], facts: Document) -> list[Row]:
-        """Write a run; with a part's last one the part appears, unless another process wrote it meanwhile.
+        """Write a run; with the last run of a part the part appears, unless another process has written it meanwhile.
 
         Parameters
         ----------
@@ -156,8 +155,8 @@ class DerivedTreeWriter:
         except _TakenError:
             self.discard()
             return []
-        made, self._writer = self._writer.rows, None
-        return made
+        written, self._writer = self._writer.rows, None
+        return written
 
     def discard(self) -> None:
         """Give up the part that is being written; nothing of it stays."""
@@ -167,5 +166,5 @@ class DerivedTreeWriter:
 
     def _refuse(self, raw: Part, rows: object) -> None:
         self.catch_up()
-        if raw.digest in self.held:
+        if raw.digest in self.derived:
             raise _TakenError

@@ -1,4 +1,4 @@
-"""Certificates: do two sets of stacked weights compute the same functions? Answered with torch."""
+"""The equivalence check: do two sets of stacked weights compute the same outputs on sampled inputs? With torch."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.derive.checks import Precision
 from ckptzoo.derive.forward import Forward, Weights
-from ckptzoo.errors import SymmetryError
+from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
@@ -17,8 +17,9 @@ from ckptzoo.symmetry import GroupElement, apply
 TABLE_TOLERANCE = 1e-9
 """Largest relative difference of float64 outputs under a group element of a table that is right."""
 _STACK = 64
+"""Checkpoints that are evaluated at a time, at most."""
 _STACK_BYTES = 2**20
-"""Checkpoints that are evaluated at a time: so many, of so many bytes together; one of a larger network."""
+"""Weights that are evaluated at a time, at most, or one checkpoint."""
 _INPUTS = 8
 """Inputs that are evaluated at a time."""
 
@@ -40,13 +41,19 @@ class EquivalenceChecker:
     def output_differences(
         self, one: Weights, two: Weights, inputs: NDArray[Any], *, precision: Precision = "float64"
     ) -> NDArray[np.float64]:
-        """For each checkpoint ``max_b ||f(x_b; two) - f(x_b; one)|| / ||f(x_b; one)||``, L2 norms over the outputs.
+        """The largest difference of each checkpoint's outputs, relative to its largest output.
+
+            d_k = max_{b,o} |f_o(x_b; two_k) - f_o(x_b; one_k)| / max_{b,o} |f_o(x_b; one_k)|
+
+        over all inputs b and outputs o together. A single output that is near 0 on one input, where its own
+        relative rounding is large, does not count for more than that, so that the number means the same for a
+        network with one output as for one with ten.
 
         Parameters
         ----------
         one, two : tensor name to (K, *shape), of any floating dtype.
         inputs : (B, *input_shape).
-        precision : in which both networks are evaluated; the norms are computed in float64.
+        precision : in which both networks are evaluated; the differences are computed in float64.
 
         Returns
         -------
@@ -58,17 +65,17 @@ class EquivalenceChecker:
         weights of small ones.
         """
         K = len(next(iter(one.values())))
-        found = np.zeros(K)
+        differences = np.zeros(K)
         batches = torch.from_numpy(np.array(inputs, precision)).split(_INPUTS)
         for start in range(0, K, self._stack):
             rows = slice(start, start + self._stack)
-            found[rows] = _relative(*(self._outputs(weights, rows, batches) for weights in (one, two)))
-        return found
+            differences[rows] = _relative(*(self._outputs(weights, rows, batches) for weights in (one, two)))
+        return differences
 
     def check_table(self, symmetry: Symmetry, weights: Weights, inputs: NDArray[Any]) -> None:
         """Refuse a table whose random group elements change these checkpoints' outputs (float64, 1e-9).
 
-        Channels in front of a normalisation are scaled up alone, which no running variance stands against.
+        Channels in front of a normalisation are only scaled up: a running variance does not allow every scale below 1.
 
         Raises
         ------
@@ -88,29 +95,28 @@ class EquivalenceChecker:
             name: np.maximum(scale, 1 / scale) if name in normalised else scale
             for name, scale in element.scales.items()
         }
-        gaps = self.output_differences(double, apply(replace(element, scales=scales), double, symmetry), inputs)
-        worst = float(gaps[~np.isnan(gaps)].max(initial=0.0))
-        if not worst <= TABLE_TOLERANCE:
-            raise SymmetryError(
-                f"symmetry.json: random group elements: expected outputs of {self._arch.name} that agree to "
-                f"{TABLE_TOLERANCE:g}, got a relative difference of {worst:.3g}. Correct the symmetry table."
-            )
+        moved = apply(replace(element, scales=scales), double, symmetry)
+        differences = self.output_differences(double, moved, inputs)
+        largest = float(differences[~np.isnan(differences)].max(initial=0.0))
+        if not largest <= TABLE_TOLERANCE:
+            expected = f"outputs of {self._arch.name} that agree to {TABLE_TOLERANCE:g}"
+            got, step = f"a relative difference of {largest:.3g}", "Correct the symmetry table."
+            raise SymmetryError(Problem("symmetry.json", "random group elements", expected, got, step))
 
     def _outputs(self, weights: Weights, rows: slice, batches: tuple[torch.Tensor, ...]) -> NDArray[np.float64]:
         """Outputs (K, B, features) of some checkpoints, in the precision of the inputs."""
-        some = {tensor.name: weights[tensor.name][rows] for tensor in self._arch.tensors}
-        made = self._forward.outputs(some, batches, stacked=self._stack > 1)
-        return torch.cat(list(made), dim=1).double().numpy()
+        chosen = {tensor.name: weights[tensor.name][rows] for tensor in self._arch.tensors}
+        outputs = self._forward.outputs(chosen, batches, stacked=self._stack > 1)
+        return torch.cat(list(outputs), dim=1).double().numpy()
 
 
 def _relative(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The largest of ``||two - one|| / ||one||`` over the inputs, of outputs (K, B, features)."""
-    whole = np.logical_and.reduce(np.isfinite(one), axis=(1, 2))
-    good = whole & np.logical_and.reduce(np.isfinite(two), axis=(1, 2))
-    first, second = (np.where(good[:, None, None], outputs, 0) for outputs in (one, two))
-    size = np.abs(first).max(axis=2, keepdims=True, initial=0)
-    size[size == 0] = 1
+    """``max |two - one| / max |one|`` of outputs (K, B, features), both over all inputs and outputs."""
+    finite_one = np.isfinite(one).all(axis=(1, 2))
+    finite = finite_one & np.isfinite(two).all(axis=(1, 2))
+    first, second = (np.where(finite[:, None, None], outputs, 0) for outputs in (one, two))
     with np.errstate(over="ignore"):
-        gap, norm = np.linalg.norm((second - first) / size, axis=2), np.linalg.norm(first / size, axis=2)
-    ratio = np.divide(gap, norm, out=np.where(gap == 0, 0.0, np.inf), where=norm != 0)
-    return np.where(good, ratio.max(axis=1, initial=0.0), np.where(whole, np.inf, np.nan))
+        difference = np.abs(second - first).max(axis=(1, 2), initial=0)
+        size = np.abs(first).max(axis=(1, 2), initial=0)
+        ratio = np.divide(difference, size, out=np.where(difference == 0, 0.0, np.inf), where=size != 0)
+    return np.where(finite, ratio, np.where(finite_one, np.inf, np.nan))

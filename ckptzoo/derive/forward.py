@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ckptzoo import archs
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.schema.architecture import Architecture
 
 Weights = Mapping[str, NDArray[Any]]
@@ -30,15 +30,15 @@ class Forward:
     def __init__(self, arch: Architecture, module: torch.nn.Module | None = None) -> None:
         self._arch = arch
         if module is not None:
-            held = copy.deepcopy(module).to("meta")
-            self._factory = partial(copy.deepcopy, held)
+            template = copy.deepcopy(module).to("meta")
+            self._factory = partial(copy.deepcopy, template)
         else:
             assert arch.forward is not None
             self._factory = archs.get(arch.forward)
         self._local = threading.local()
 
     def features(self, shape: Sequence[int]) -> int:
-        """How many outputs an input of this shape has; nothing is computed.
+        """The number of outputs of an input of this shape; nothing is computed.
 
         Raises
         ------
@@ -48,20 +48,18 @@ class Forward:
         module = self._module()
         try:
             with torch.no_grad():
-                found: Any = module(torch.empty(2, *shape, device="meta"))
-            if isinstance(found, torch.Tensor) and found.ndim > 1 and len(found) == 2 and found.numel():
-                return found[0].numel()
-            got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+                outputs: Any = module(torch.empty(2, *shape, device="meta"))
+            if isinstance(outputs, torch.Tensor) and outputs.ndim > 1 and len(outputs) == 2 and outputs.numel():
+                return outputs[0].numel()
+            got = f"shape {tuple(outputs.shape)}" if isinstance(outputs, torch.Tensor) else type(outputs).__name__
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
             got = f"{type(error).__name__}: {error}"[:300]
-        raise ZooError(
-            f"{self._arch.name}: outputs for inputs (2, {str(tuple(shape))[1:]}: expected (2, features), got {got}. "
-            "Pass inputs, or a module, that fit."
-        )
+        what = f"outputs for inputs (2, {str(tuple(shape))[1:]}"
+        raise ZooError(Problem(self._arch.name, what, "(2, features)", got, "Pass inputs, or a module, that fit."))
 
-    def batches(self, inputs: NDArray[np.float32], most: int) -> list[torch.Tensor]:
-        """Inputs in equal batches of at most ``most``, the last one filled up with zeros."""
-        size = -(-len(inputs) // -(-len(inputs) // most))
+    def batches(self, inputs: NDArray[np.float32], max_size: int) -> list[torch.Tensor]:
+        """Inputs in equal batches of at most ``max_size``, the last one filled up with zeros."""
+        size = -(-len(inputs) // -(-len(inputs) // max_size))
         last = np.zeros((size, *inputs.shape[1:]), inputs.dtype)
         last[: len(inputs) - (len(inputs) - 1) // size * size] = inputs[(len(inputs) - 1) // size * size :]
         return [*torch.from_numpy(inputs).split(size)[:-1], torch.from_numpy(last)]
@@ -75,14 +73,14 @@ class Forward:
         batches : inputs (B, *input_shape).
         stacked : whether all checkpoints are evaluated at once, or the only one alone.
         """
-        dtype, module = str(batches[0].dtype)[6:], self._module()
+        dtype, module = str(batches[0].dtype).removeprefix("torch."), self._module()
         state: dict[str, torch.Tensor] = {}
         for tensor in self._arch.tensors:
             array = weights[tensor.name]
             with np.errstate(over="ignore"):
-                held = torch.from_numpy(np.array(array, None if array.dtype.kind in "iub" else dtype))
+                stacked_tensor = torch.from_numpy(np.array(array, None if array.dtype.kind in "iub" else dtype))
             for name in (tensor.name, *tensor.aliases):
-                state[name] = held
+                state[name] = stacked_tensor
 
         def forward(member: dict[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
             return torch.func.functional_call(module, member, (batch,), tie_weights=False).flatten(1)
@@ -106,7 +104,7 @@ class Forward:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Have torch use one thread an operation, as checkpoints are spread over threads instead."""
+    """Let torch use one thread per operation, because checkpoints are spread over threads instead."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from ckptzoo import archs
-from ckptzoo.derive.checks import torch_side
+from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.concurrency import BackgroundWriter, in_order
 from ckptzoo.derive.derived_writer import DerivedTreeWriter, Row, RowRun
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part
 from ckptzoo.format.predictions import DTYPE, LOGITS, encode_targets
@@ -28,12 +28,13 @@ from ckptzoo.schema.layout import PREDICTIONS, SET_NAME, predictions_name
 from ckptzoo.text import Progress, counted
 
 STACK = 8
+"""Checkpoints that are evaluated at once, at most."""
 STACK_BYTES = 2**20
-"""Checkpoints that are evaluated at once: so many, of so many bytes together; one of a larger network."""
+"""Their weights together, at most; a larger network is evaluated alone."""
 INPUT_BYTES = 512 * 4 * 28 * 28
-"""Inputs that go through a stack of checkpoints at once, counted for each of them."""
-MOST_THREADS = 64
-"""Stacks that are evaluated at a time, one a core."""
+"""Inputs that go through a stack of checkpoints at once, counted for each of them: 512 images of MNIST in float32."""
+MAX_THREADS = 64
+"""Stacks that are evaluated at a time, at most, one per core."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,11 @@ class Predicted:
     ----------
     set : the name of the set of inputs.
     parts : names of the parts that were written, one for each raw part that had none.
-    checkpoints : how many were evaluated now.
-    already : how many had been before.
+    checkpoints : the number evaluated now.
+    already : the number evaluated before.
     examples, classes : inputs, and outputs for each.
-    not_finite : how many of the checkpoints evaluated now have an output that is not finite as it is stored.
-    overflowed : outputs of theirs that are finite in float32, lie beyond float16 (65,504) and are stored as infinities.
+    not_finite : the number of checkpoints evaluated now with an output that is not finite as it is stored.
+    overflowed : outputs of theirs that are finite in float32, are beyond float16 (65,504) and stored as infinities.
     seconds : what it took.
     """
 
@@ -92,8 +93,8 @@ def predict(
     """Evaluate every checkpoint of a zoo on some inputs and store the outputs beside the weights, in float16.
 
     ``logits[k, n] = float16(f(inputs[n]; weights[k]))``, computed in float32 and rounded once. Each raw part gives one
-    derived part; what was evaluated before is left alone, so a second call adds nothing and a killed one is carried on
-    from the last part that it finished. ``Zoo.predictions`` reads them.
+    derived part; what was evaluated before is left alone, so a second call adds nothing, and one after a killed one
+    continues behind the last part that was finished. ``Zoo.predictions`` reads them.
 
     Parameters
     ----------
@@ -117,26 +118,26 @@ def predict(
     K times N forward passes, of up to 8 checkpoints at once and on every core. Memory for a core: its stack's outputs
     and the activations of at most 512 images of 28x28 pixels, or of one input. Retracted checkpoints are evaluated
     too. NaNs are all stored as one. The bytes are the same for any number of cores, and may differ in the last bit
-    between processors. Laws: tests/derive/test_predictions.py.
+    between processors. Tested in tests/derive/test_predictions.py.
     """
     began = time.perf_counter()
     contents = read_contents(Folder(path))
     forward, facts, inputs = _prepared(contents, inputs, set, targets, module)
-    work = _PredictionJob(contents, forward, facts, inputs)
-    work.tree.catch_up()
-    todo = work.tree.todo()
+    job = _PredictionJob(contents, forward, facts, inputs)
+    job.tree.catch_up()
+    todo = job.tree.todo()
     if todo:
-        with torch_side("forward").one_thread():
-            _written(work, todo, progress)
+        with import_with_torch("forward").one_thread():
+            _predict_parts(job, todo, progress)
     return Predicted(
         set=set,
-        parts=tuple(work.tree.parts),
-        checkpoints=work.checkpoints,
-        already=len(contents.raw.rows) - work.checkpoints,
+        parts=tuple(job.tree.parts),
+        checkpoints=job.checkpoints,
+        already=len(contents.raw.rows) - job.checkpoints,
         examples=facts["examples"],
         classes=facts["classes"],
-        not_finite=work.not_finite,
-        overflowed=work.overflowed,
+        not_finite=job.not_finite,
+        overflowed=job.overflowed,
         seconds=time.perf_counter() - began,
     )
 
@@ -146,53 +147,54 @@ def _prepared(
 ) -> tuple[Any, Document, NDArray[np.float32]]:
     """The network, the facts of all parts, and the inputs in float32."""
     arch = contents.architecture
-    where = f"{contents.identity.name}: predict"
+    location = f"{contents.identity.name}: predict"
     if not SET_NAME.fullmatch(name):
         expected = "<data set>/<split> in small letters, digits and hyphens, up to 51"
-        raise ZooError(f"{where}: name of the set: expected {expected}, got {name!r}. Call it mnist/test, for example.")
+        step = "Call it mnist/test, for example."
+        raise ZooError(Problem(location, "name of the set", expected, repr(name), step))
     if module is None and not archs.known(arch.forward):
         step = "Pass ckptzoo.derive.predict(..., module=...) from Python."
-        raise ZooError(f"{where}: network: expected one of ckptzoo.archs, got {arch.name!r}. {step}")
-    seen = np.ascontiguousarray(inputs, np.float32)
-    if not seen.ndim or not len(seen) or (arch.input_shape is not None and seen.shape[1:] != arch.input_shape):
+        raise ZooError(Problem(location, "network", "one of ckptzoo.archs", repr(arch.name), step))
+    single = np.ascontiguousarray(inputs, np.float32)
+    if not single.ndim or not len(single) or (arch.input_shape is not None and single.shape[1:] != arch.input_shape):
         expected = f"(N, {str(arch.input_shape)[1:]}" if arch.input_shape else "(N, ...) with N from 1"
         step = "Pass them as the network takes them."
-        raise ZooError(f"{where}: shape of the inputs: expected {expected}, got {seen.shape}. {step}")
-    forward = torch_side("forward").Forward(arch, module)
-    classes = forward.features(seen.shape[1:])
-    text = None if targets is None else _checked(targets, len(seen), classes, where)
+        raise ZooError(Problem(location, "shape of the inputs", expected, str(single.shape), step))
+    forward = import_with_torch("forward").Forward(arch, module)
+    classes = forward.features(single.shape[1:])
+    text = None if targets is None else _encoded_targets(targets, len(single), classes, location)
     facts: Document = {
         "kind": PREDICTIONS,
         "set": name,
         "outputs": LOGITS,
-        "examples": len(seen),
+        "examples": len(single),
         "classes": classes,
-        "inputs": digest_of_inputs(seen),
+        "inputs": digest_of_inputs(single),
         "targets": text,
     }
-    return forward, facts, seen
+    return forward, facts, single
 
 
 def digest_of_inputs(inputs: NDArray[np.float32]) -> str:
     """``sha256:...`` of the shape, as in ``(10000, 1, 28, 28)``, a line end, and the little-endian float32 bytes."""
-    total = hashlib.sha256(f"{tuple(inputs.shape)}\n".encode())
-    total.update(np.ascontiguousarray(inputs, "<f4").data.cast("B"))
-    return "sha256:" + total.hexdigest()
+    sha256 = hashlib.sha256(f"{tuple(inputs.shape)}\n".encode())
+    sha256.update(np.ascontiguousarray(inputs, "<f4").data.cast("B"))
+    return "sha256:" + sha256.hexdigest()
 
 
-def _checked(targets: NDArray[Any], examples: int, classes: int, location: str) -> str:
-    """Labels as the facts hold them."""
+def _encoded_targets(targets: NDArray[Any], examples: int, classes: int, location: str) -> str:
+    """Labels as a part's facts record them."""
     labels = np.asarray(targets)
     fits = labels.shape == (examples,) and labels.dtype.kind in "iu"
     if not fits or int(labels.min()) < 0 or int(labels.max()) >= classes:
         got = f"{labels.dtype} {labels.shape}" + (f" from {labels.min()} to {labels.max()}" if fits else "")
         step = "Leave them out where they are not among the network's classes."
-        raise ZooError(f"{location}: targets: expected {examples} integers from 0 to {classes - 1}, got {got}. {step}")
+        raise ZooError(Problem(location, "targets", f"{examples} integers from 0 to {classes - 1}", got, step))
     return encode_targets(labels)
 
 
 class _PredictionJob:
-    """Evaluates runs of checkpoints and stores what comes of them."""
+    """Evaluates runs of checkpoints and stores their outputs."""
 
     def __init__(self, contents: Contents, forward: Any, facts: Document, inputs: NDArray[np.float32]) -> None:
         self._zoo = Zoo(contents, {}, np.arange(len(contents.raw.rows)))
@@ -208,29 +210,30 @@ class _PredictionJob:
         self._waiting = 0
 
     def evaluate(self, run: RowRun) -> tuple[RowRun, NDArray[np.float16], NDArray[np.int64]]:
-        """(K, N, C) outputs of a run, and for each checkpoint how many lie beyond float16; called by several threads.
+        """(K, N, C) outputs of a run, and for each checkpoint the number beyond float16; called by several threads.
 
-        A short stack is filled up, so that every checkpoint is computed in company of the same size.
+        A short stack is filled up, so that every checkpoint is computed in a stack of the same size: the last bit of
+        a matrix product may depend on it.
         """
         count = run.rows.stop - run.rows.start
         places = np.minimum(np.arange(self.stack), count - 1)
         weights = {name: self._zoo[name][run.rows][places] for name in self._arch.names}
-        made = np.empty((count, *self._shape), DTYPE)
+        logits = np.empty((count, *self._shape), DTYPE)
         beyond = np.zeros(count, np.int64)
-        at = 0
+        start = 0
         for outputs in self._forward.outputs(weights, self._batches, stacked=self.stack > 1):
-            found = outputs.numpy()[:count, : self._shape[0] - at]
+            single = outputs.numpy()[:count, : self._shape[0] - start]  # without what filled up the last batch
             with np.errstate(over="ignore"):
-                half = found.astype(DTYPE)
-            half[np.isnan(half)] = np.nan
-            made[:, at : at + found.shape[1]] = half
-            beyond += np.count_nonzero(np.isinf(half) & np.isfinite(found), axis=(1, 2))
-            at += found.shape[1]
-        return run, made, beyond
+                half = single.astype(DTYPE)
+            half[np.isnan(half)] = np.nan  # one bit pattern for every NaN
+            logits[:, start : start + single.shape[1]] = half
+            beyond += np.count_nonzero(np.isinf(half) & np.isfinite(single), axis=(1, 2))
+            start += single.shape[1]
+        return run, logits, beyond
 
-    def store(self, made: tuple[RowRun, NDArray[np.float16], NDArray[np.int64]]) -> None:
+    def store(self, result: tuple[RowRun, NDArray[np.float16], NDArray[np.int64]]) -> None:
         """Write a run, and count what is in a part when it appears."""
-        run, logits, beyond = made
+        run, logits, beyond = result
         finite = np.logical_and.reduce(np.isfinite(logits), axis=(1, 2))
         ids = self._ids.slice(run.rows.start, len(logits)).to_pylist()
         rows: list[Row] = [{"id": name, "finite": good} for name, good in zip(ids, finite.tolist(), strict=True)]
@@ -246,16 +249,16 @@ def _stack(arch: Architecture) -> int:
     return max(1, min(STACK, STACK_BYTES // arch.nbytes))
 
 
-def _written(work: _PredictionJob, parts: Sequence[tuple[int, Part]], progress: Progress | None) -> None:
+def _predict_parts(job: _PredictionJob, parts: Sequence[tuple[int, Part]], progress: Progress | None) -> None:
     """Predict parts, evaluating ahead and writing behind."""
     total, done = sum(part.rows for _, part in parts), 0
-    runs = work.tree.runs(parts, work.stack)
+    runs = job.tree.runs(parts, job.stack)
     try:
-        with BackgroundWriter() as behind, closing(in_order(work.evaluate, runs, most=MOST_THREADS)) as evaluated:
-            for made in evaluated:
-                behind(work.store, made)
-                done += len(made[1])
+        with BackgroundWriter() as write, closing(in_order(job.evaluate, runs, max_threads=MAX_THREADS)) as results:
+            for result in results:
+                write(job.store, result)
+                done += len(result[1])
                 if progress is not None:
                     progress(done, total)
     finally:
-        work.tree.discard()
+        job.tree.discard()

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ckptzoo import archs
-from ckptzoo.errors import SymmetryError
+from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.format import durable
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import Contents, read_documents
@@ -27,10 +27,9 @@ def symmetry_of(contents: Contents) -> Symmetry:
     arch = contents.architecture
     if not archs.known(arch.forward):
         path = contents.files.name if contents.files.here is None else str(contents.files.here)
-        raise SymmetryError(
-            f"{contents.files.name}/{SYMMETRY}: symmetry table of {arch.name}: expected one, got none. Declare it with "
-            f"ckptzoo.derive.declare({path!r}, ckptzoo.symmetry.trace(module, inputs).symmetry)."
-        )
+        step = f"ckptzoo.derive.declare({path!r}, ckptzoo.symmetry.trace(module, inputs).symmetry)"
+        location, what = f"{contents.files.name}/{SYMMETRY}", f"symmetry table of {arch.name}"
+        raise SymmetryError(Problem(location, what, "one", "none", f"Declare it with {step}."))
     symmetry = archs.symmetry(arch.forward)
     symmetry.check(arch)
     return symmetry
@@ -55,11 +54,10 @@ def declare(path: str | Path, symmetry: Symmetry) -> None:
     _, arch, _ = read_documents(Folder(root))
     symmetry.check(arch)
     with durable.locked(root):
-        _, _, found = read_documents(Folder(root))
-        if found is None:
+        _, _, declared = read_documents(Folder(root))
+        if declared is None:
             durable.write_file(root / SYMMETRY, seal(symmetry.to_json()))
-        elif found.digest != symmetry.digest:
-            raise SymmetryError(
-                f"{root.name}/{SYMMETRY}: symmetry table: expected none or {symmetry.digest}, got {found.digest}. "
-                "A zoo keeps its table; make a new zoo for another one."
-            )
+        elif declared.digest != symmetry.digest:
+            location, expected = f"{root.name}/{SYMMETRY}", f"none or {symmetry.digest}"
+            step = "A zoo keeps its table; make a new zoo for another one."
+            raise SymmetryError(Problem(location, "symmetry table", expected, declared.digest, step))

@@ -61,11 +61,11 @@ VARIANT_COLUMNS = (
     Column("ties", "int64", "pairs of neighbouring channels whose keys are equal"),
     Column("margin", "float64", "smallest distance between the keys of neighbouring channels"),
     Column("dead", "int64", "channels without incoming weights; they keep their scale"),
-    Column("certificate_random", "float64", "largest difference of the outputs on random inputs, over their norm"),
+    Column("certificate_random", "float64", "largest difference of the outputs on random inputs, over the largest"),
     Column("certificate_real", "float64", "the same on inputs from the data set"),
     Column("unresolved", "bool", "a bounded search could not tell channels with equal keys apart; then no fingerprint"),
     Column("clamped", "int64", "filters whose scale stops where the running variance reaches 0"),
-    Column("fingerprint", "string", "digest of the weights in this gauge, rounded; the same if permuted or rescaled"),
+    Column("fingerprint", "string", "digest of the weights in this gauge, rounded; equal for permuted networks"),
     Column("certified", "string", "precision of the certificates: float64 or float32; null where there are none"),
 )  # fmt: skip
 """Every column of a variant's ``metadata.parquet``. Certificates are null where no forward function is known."""

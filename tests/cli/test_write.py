@@ -17,9 +17,9 @@ def test_derive_stores_a_variant_and_says_what_it_did(cli: Any, optunets: Any, t
     np.save(tmp_path / "inputs.npy", np.random.default_rng(0).normal(size=(4, 1, 28, 28)).astype(np.float32))
     ended = cli("derive", path, "--inputs", tmp_path / "inputs.npy")
     assert ended.code == 0 and "12 checkpoints derived in canonical, 0 were there already." in ended.out
-    assert " s of them for the certificates of 11\n" in ended.out and "1 left as they are" in ended.out
+    assert " s of them for the equivalence checks of 11\n" in ended.out and "1 left as they are" in ended.out
     for kind in ("random", "real"):
-        assert re.search(rf"norm, {kind} inputs: \d\.\de-\d\d in float64$", ended.out, re.MULTILINE)
+        assert re.search(rf"output, {kind} inputs: \d\.\de-\d\d in float64$", ended.out, re.MULTILINE)
     assert ckptzoo.open(path).variants == ("raw", "canonical")
     again = cli("derive", path, "--json")
     assert again.json["checkpoints"] == 0 and again.json["already"] == 12 and again.json["parts"] == []
@@ -40,7 +40,7 @@ def test_derive_stores_elements_alone_and_certifies_a_sample(cli: Any, optunets:
     assert not list(path.glob("derived/canonical/*/canonical-*.safetensors"))
     assert cli("verify", path).code == 0
     plain = cli("derive", path, "--gauge", "unit-norm", "--certify", "none")
-    assert plain.code == 0 and "for the certificates" not in plain.out and "largest" not in plain.out
+    assert plain.code == 0 and "for the equivalence checks" not in plain.out and "largest" not in plain.out
     for option in ("--store", "--certify"):
         wrong = cli("derive", path, option, "some")
         assert wrong.code == 2 and "expected one of" in wrong.line
@@ -67,10 +67,10 @@ def test_derive_without_symmetries_is_refused(cli: Any, make_zoo: Any) -> None:
     assert ended.code == 4 and "symmetry" in ended.line
 
 
-def test_dedupe_finds_networks_in_disguise(cli: Any, optunets: Any, tmp_path: Path) -> None:
+def test_dedupe_finds_permuted_and_rescaled_networks(cli: Any, optunets: Any, tmp_path: Path) -> None:
     path, weights = optunets
     none = cli("dedupe", path)
-    assert none.code == 0 and "11 checkpoints compared, 0 of them again in disguise." in none.out
+    assert none.code == 0 and "11 checkpoints compared, 0 of them permuted or rescaled copies." in none.out
     assert "1 not compared, not finite or with ties unresolved: net-009" in none.out
     table = archs.symmetry("optunet")
     element = GroupElement.random(table, 3, np.random.default_rng(0))
@@ -84,7 +84,7 @@ def test_dedupe_finds_networks_in_disguise(cli: Any, optunets: Any, tmp_path: Pa
         *(f"the same: net-{at:03d}, copy-{at}" for at in range(3)),
         *(f"the same to rounding: net-{at:03d}, copy-{at}" for at in range(3, 6)),
     ]
-    assert "17 checkpoints compared, 6 of them again in disguise." in ended.out
+    assert "17 checkpoints compared, 6 of them permuted or rescaled copies." in ended.out
     found = cli("dedupe", path, "--json").json
     assert found["groups"][0] == {"ids": ["net-000", "copy-0"], "identical": True} and found["zoo"] == str(path)
     assert (found["checkpoints"], found["spare"], found["skipped"]) == (17, 6, ["net-009"])

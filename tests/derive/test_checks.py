@@ -1,4 +1,4 @@
-"""Which checkpoints have a certificate, in which precision, and what the part says about it."""
+"""Which checkpoints are checked for equivalence, in which precision, and what the part records about it."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("certify", "others"), [("auto", None), ("sample", None), ("all", "float32"), ("none", None)])
-def test_large_networks_are_certified_by_the_rule(
+def test_large_networks_are_checked_by_the_policy(
     large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certify: str, others: str | None
 ) -> None:
     path = tmp_path / "zoo"
@@ -94,7 +94,7 @@ def test_every_part_has_its_own_sample(tmp_path: Path, monkeypatch: pytest.Monke
     assert [part.facts["certificate"]["rule"]["every"] for part in parts] == [None, None, "float64"]
 
 
-def test_outputs_that_overflow_have_no_certificate(tmp_path: Path) -> None:
+def test_outputs_that_overflow_are_not_compared(tmp_path: Path) -> None:
     weights = weights_of(3, 0)
     weights["fc.weight"][1] *= np.float32(1e38)
     weights["conv2.weight"][1] *= np.float32(1e38)

@@ -1,4 +1,4 @@
-"""Networks in disguise: every one is found, and nothing else."""
+"""Permuted and rescaled networks: every one is found, and nothing else."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import ckptzoo
 from ckptzoo import archs
-from ckptzoo.derive import dedupe, variants
+from ckptzoo.derive import dedupe
 from ckptzoo.errors import ZooError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.symmetry import GroupElement, apply
@@ -20,7 +20,7 @@ from tests.support.derived_zoos import ARCH, TABLE, Weights, files_of, weights_o
 COUNT = 8192
 
 
-def disguised(weights: Weights, rows: Any, seed: int, *, scales: bool, dtype: Any = np.float32) -> Weights:
+def rescaled(weights: Weights, rows: Any, seed: int, *, scales: bool, dtype: Any = np.float32) -> Weights:
     """The same networks with other weights: permuted, and scaled if wanted, in the precision they have."""
     some = {name: array[rows] for name, array in weights.items()}
     element = GroupElement.random(TABLE, len(rows), np.random.default_rng(seed))
@@ -44,11 +44,11 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
     weights = weights_of(COUNT, 0)
     places = np.random.default_rng(1).permutation(COUNT)
     exact, rounded, chains, near = np.split(places[: 2 * 300 * 3 + 300], [600, 1200, 1500])
-    put(weights, exact[300:], disguised(weights, exact[:300], 2, scales=False))
-    put(weights, rounded[300:], disguised(weights, rounded[:300], 3, scales=True))
-    put(weights, chains[100:200], disguised(weights, chains[:100], 4, scales=True))
-    put(weights, chains[200:], disguised(weights, chains[100:200], 5, scales=True))
-    missed = disguised(weights, near[:300], 6, scales=False)
+    put(weights, exact[300:], rescaled(weights, exact[:300], 2, scales=False))
+    put(weights, rounded[300:], rescaled(weights, rounded[:300], 3, scales=True))
+    put(weights, chains[100:200], rescaled(weights, chains[:100], 4, scales=True))
+    put(weights, chains[200:], rescaled(weights, chains[100:200], 5, scales=True))
+    missed = rescaled(weights, near[:300], 6, scales=False)
     rng = np.random.default_rng(7)
     for row in range(300):
         name = ARCH.names[rng.integers(len(ARCH.names))]
@@ -103,11 +103,11 @@ def test_a_selection_is_compared_alone(planted: Any) -> None:
 def test_groups_are_those_that_were_planted_whatever_is_held_at_a_time(
     tmp_path_factory: pytest.TempPathFactory, seed: int, owners: list[int], scales: bool, rows: int
 ) -> None:
-    weights = disguised(weights_of(5, seed), owners, seed + 1, scales=scales)
+    weights = rescaled(weights_of(5, seed), owners, seed + 1, scales=scales)
     path = written(tmp_path_factory.mktemp("owners") / "zoo", ARCH, weights)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(variants, "BATCH_BYTES", rows * ARCH.nbytes)
-        patch.setattr("ckptzoo.derive.duplicates.HELD_BYTES", rows * ARCH.nbytes)
+        patch.setattr("ckptzoo.derive.duplicates.BATCH_BYTES", rows * ARCH.nbytes)
+        patch.setattr("ckptzoo.derive.duplicates.CANDIDATE_BYTES", rows * ARCH.nbytes)
         found = dedupe(ckptzoo.open(path))
     places = [[at for at, owner in enumerate(owners) if owner == one] for one in range(5)]
     assert found.groups == ids(place for place in places if len(place) > 1)
@@ -117,14 +117,80 @@ def test_groups_are_those_that_were_planted_whatever_is_held_at_a_time(
 def test_half_precision_that_was_permuted(tmp_path: Path) -> None:
     half = Architecture("half", tuple(replace(tensor, dtype="float16") for tensor in ARCH.tensors), "optunet")
     weights = weights_of(60, 0, dtype=np.float16)
-    put(weights, np.arange(30, 60), disguised(weights, np.arange(30), 1, scales=False, dtype=np.float16))
+    put(weights, np.arange(30, 60), rescaled(weights, np.arange(30), 1, scales=False, dtype=np.float16))
     found = dedupe(ckptzoo.open(written(tmp_path / "zoo", half, weights)))
     assert found.groups == ids([at, at + 30] for at in range(30)) and all(found.identical)
 
 
+def copies_of(arch: Architecture, weights: Weights, seed: int) -> Weights:
+    """The networks, and behind them each again, permuted and rescaled and rounded as they are."""
+    table = archs.symmetry(str(arch.forward))
+    count = len(next(iter(weights.values())))
+    element = GroupElement.random(table, count, np.random.default_rng(seed), spread=0.5)
+    moved = apply(element, weights, table)
+    return {name: np.concatenate([array, moved[name].astype(array.dtype)]) for name, array in weights.items()}
+
+
+def double(name: str) -> Architecture:
+    arch = archs.architecture(name)
+    return replace(arch, tensors=tuple(replace(tensor, dtype="float64") for tensor in arch.tensors))
+
+
+@pytest.mark.parametrize("name", ["optunet", "mlp-7-20-30-20-3"])
+def test_scaled_twins_in_float64(name: str, tmp_path: Path) -> None:
+    """The gauge takes scales to 40 bits, so that canonical forms differ by more than the rounding of float64."""
+    arch = double(name)
+    weights = copies_of(arch, weights_of(50, 0, arch=arch, dtype=np.float64), 1)
+    found = dedupe(ckptzoo.open(written(tmp_path / "zoo", arch, weights)))
+    assert found.groups == ids([at, at + 50] for at in range(50))
+    assert found.uncertain == 0 and not all(found.identical)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["mlp-9-256-256-4", "optunet"])
+def test_channels_whose_keys_are_within_rounding(name: str, dtype: type, tmp_path: Path) -> None:
+    """A third of the channels have the incoming weights of another in another order, and so its key."""
+    arch, rng = archs.architecture(name) if dtype is np.float32 else double(name), np.random.default_rng(0)
+    weights = weights_of(10, 0, arch=arch, dtype=dtype)
+    for tensor in arch.tensors[:-1]:
+        array = weights[tensor.name]
+        if array.ndim > 2:
+            for channel in range(0, array.shape[1] - 1, 3):
+                array[:, channel + 1] = rng.permuted(array[:, channel].reshape(10, -1), axis=1).reshape(
+                    array[:, channel].shape
+                )
+        elif tensor.name.endswith("bias"):
+            array[...] = 0
+    weights = copies_of(arch, weights, 1)
+    found = dedupe(ckptzoo.open(written(tmp_path / "zoo", arch, weights)))
+    assert found.groups == ids([at, at + 10] for at in range(10))
+    assert found.uncertain == 0 and not found.skipped
+
+
+def test_wide_random_networks_are_not_uncertain(tmp_path: Path) -> None:
+    """Of widths at which the keys of some channels are within rounding in most checkpoints."""
+    arch = archs.architecture("mlp-5-2048-2")
+    weights = copies_of(arch, weights_of(15, 0, arch=arch), 1)
+    found = dedupe(ckptzoo.open(written(tmp_path / "zoo", arch, weights)))
+    assert found.groups == ids([at, at + 15] for at in range(15)) and found.uncertain == 0
+
+
+def test_channels_that_only_the_weights_tell_apart_are_counted(tmp_path: Path) -> None:
+    """Two layers that are joined in a cycle of twelve channels: none is like another, and all look alike."""
+    arch = archs.architecture("mlp-3-6-6-2")
+    weights = {name: np.zeros_like(array) for name, array in weights_of(2, 0, arch=arch).items()}
+    first, middle, last = (name for name in weights if name.endswith("weight"))
+    weights[first][0], weights[last][0] = 1, 1
+    weights[middle][0] = np.eye(6) + np.roll(np.eye(6), 1, axis=0)
+    for name, array in weights_of(1, 1, arch=arch).items():
+        weights[name][1] = array[0]
+    found = dedupe(ckptzoo.open(written(tmp_path / "zoo", arch, weights)))
+    assert (found.groups, found.uncertain, found.checkpoints) == ((), 1, 2)
+
+
 def test_many_copies_and_a_walk_of_small_steps(tmp_path: Path) -> None:
     one = weights_of(1, 0)
-    weights = disguised(one, np.zeros(1500, int), 1, scales=False)
+    weights = rescaled(one, np.zeros(1500, int), 1, scales=False)
     rng = np.random.default_rng(2)
     for array in weights.values():
         size = np.linalg.norm(array[0]) * 3e-7
@@ -142,9 +208,11 @@ def test_what_is_not_finite_is_skipped_and_ties_are_told_apart(tmp_path: Path) -
         weights["conv2.weight"][row, 6] = weights["conv2.weight"][row, 5]
         weights["fc.weight"][row, :, 6] = weights["fc.weight"][row, :, 5]
     weights["conv2.weight"][5] = weights["conv2.weight"][5, :1]
-    put(weights, [9, 10, 11], disguised(weights, [3, 4, 5], 1, scales=False))
+    put(weights, [9, 10, 11], rescaled(weights, [3, 4, 5], 1, scales=False))
     weights["fc.bias"][[0, 1], 2] = np.nan
-    found = dedupe(ckptzoo.open(written(tmp_path / "zoo", ARCH, weights)))
+    path = written(tmp_path / "zoo", ARCH, weights)
+    assert dedupe(ckptzoo.open(path).take([0, 1])).skipped == ("0", "1")
+    found = dedupe(ckptzoo.open(path))
     assert found.skipped == ("0", "1") and found.checkpoints == 10
     assert found.groups == (("3", "9"), ("4", "10"), ("5", "11")) and all(found.identical)
 

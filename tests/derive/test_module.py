@@ -1,4 +1,4 @@
-"""A network that ckptzoo.archs does not know: its table is declared, its certificates come from its module."""
+"""A network that ckptzoo.archs does not know: its table is declared, it is checked with its module."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def zoo(tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
-def test_a_module_certifies_every_checkpoint(zoo: Path) -> None:
+def test_a_module_checks_every_checkpoint(zoo: Path) -> None:
     module = network()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     (found,) = derive(zoo, module=module, inputs=INPUTS, certify="all").certified
@@ -45,7 +45,7 @@ def test_another_module_is_caught_before_anything_is_written(zoo: Path) -> None:
     assert ckptzoo.open(zoo).variants == ("raw",)
 
 
-def test_certificates_that_cannot_be_made_are_refused_where_they_are_asked_for(zoo: Path) -> None:
+def test_checks_that_cannot_be_made_are_refused_where_they_are_asked_for(zoo: Path) -> None:
     for certify in ("all", "sample"):
         with pytest.raises(ZooError, match=r"module=\.\.\., inputs=\.\.\."):
             derive(zoo, certify=certify)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptzoo.derive.duplicates import Neighbours, apart
+from ckptzoo.symmetry.fingerprint import Neighbours, apart
 
 
 def close(points: np.ndarray, width: float) -> np.ndarray:

@@ -168,11 +168,11 @@ def test_unknown_names_and_inputs_of_another_shape_are_refused(tmp_path: Path) -
     for shape in ((4, 28, 28), (0, 1, 28, 28)):
         with pytest.raises(ZooError, match="real inputs"):
             derive(path, inputs=np.zeros(shape))
-    with pytest.raises(ZooError, match="expected none where nothing is certified"):
+    with pytest.raises(ZooError, match="expected none where nothing is checked"):
         derive(path, certify="none", inputs=np.zeros((1, 1, 28, 28)))
 
 
-def test_torch_is_imported_only_for_certificates_and_its_absence_is_told(tmp_path: Path) -> None:
+def test_torch_is_imported_only_for_checks_and_its_absence_is_reported(tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo")
     code = (
         "import sys\n"

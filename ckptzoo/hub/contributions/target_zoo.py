@@ -1,7 +1,4 @@
-"""A zoo as it stands, which a contribution has to fit.
-
-Where a contribution goes: the zoo in a repository, and a folder with that zoo's documents alone.
-"""
+"""The zoo to which a contribution goes: what it contains, as checks need it, and its documents."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -20,7 +17,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.symmetry import Symmetry
 
 COMPARED_BYTES = 256 * 2**20
-"""Weights of a zoo that are read at most, where nothing smaller says which networks it has."""
+"""Weights of a zoo that are read, at most, where no stored fingerprints say which networks it has."""
 CANONICAL = "canonical"
 _BATCH_BYTES = 64 * 2**20
 
@@ -28,7 +25,7 @@ Weights = dict[str, NDArray[Any]]
 
 
 class TargetZoo:
-    """What a zoo holds, read when it is asked for; the weights only where they are few.
+    """What a zoo contains, read when it is asked for; the weights only where they are few.
 
     Parameters
     ----------
@@ -84,18 +81,16 @@ class TargetZoo:
         return {name: digest for name, digest in both if digest is not None}
 
     def batches(self, ids: list[str] | None = None) -> Iterator[tuple[list[str], Weights]]:
-        """Ids and stacked weights, of all checkpoints or of these, some at a time."""
-        places = {name: at for at, name in enumerate(self.zoo.ids)}
+        """Ids and stacked weights, of all checkpoints or of these, in the order that is asked for."""
+        places = {name: row for row, name in enumerate(self.zoo.ids)}
         wanted = list(places) if ids is None else [name for name in ids if name in places]
-        yield from batches(self.zoo.take(np.array([places[name] for name in wanted], np.int64)))
+        rows = np.array([places[name] for name in wanted], np.int64)
+        yield from batches(self.zoo.take(rows))
 
 
 def batches(zoo: Zoo) -> Iterator[tuple[list[str], Weights]]:
     """Ids and stacked weights of a zoo's checkpoints, in its order, at most 64 MiB or one at a time."""
-    if not len(zoo):
-        return
-    step = max(1, _BATCH_BYTES // zoo.arch.nbytes)
-    for batch in zoo.stream(batch_size=step, remainder="keep"):
+    for batch in zoo.batches(max_bytes=_BATCH_BYTES):
         yield list(batch.ids), {name: np.asarray(batch[name]) for name in zoo.arch.names}
 
 

@@ -1,4 +1,4 @@
-"""TODO"""
+"""Copies among contributed checkpoints and of those of a zoo: permuted and rescaled ones are found, others are not."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ def added(path: Path, *weights: Weights) -> ckptzoo.Zoo:
     return ckptzoo.open(path)
 
 
-def disguised(weights: Weights, seed: int, spread: float = 1.0) -> Weights:
+def rescaled(weights: Weights, seed: int, spread: float = 1.0) -> Weights:
     element = GroupElement.random(TABLE, len(weights["fc.bias"]), np.random.default_rng(seed), spread=spread)
     return {name: np.asarray(array) for name, array in apply(element, weights, TABLE).items()}
 
@@ -42,12 +42,12 @@ def held(row: int) -> Weights:
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 2.0]))
-def test_copies_in_any_disguise_are_found(
+def test_permuted_and_rescaled_copies_are_found(
     tmp_path_factory: pytest.TempPathFactory, row: int, seed: int, spread: float
 ) -> None:
     folder = tmp_path_factory.mktemp("law")
     zoo = ckptzoo.open(zoo_of(folder / "zoo"))
-    found = copies(added(folder / "new", weights_of(1, 5), disguised(held(row), seed, spread)), TargetZoo(zoo))
+    found = copies(added(folder / "new", weights_of(1, 5), rescaled(held(row), seed, spread)), TargetZoo(zoo))
     assert list(found.found) == ["x1"] and found.found["x1"].startswith(f"m0-{row} of the zoo")
     assert found.check().outcome == "failed" and found.left == 0
 
@@ -93,8 +93,8 @@ def test_stored_fingerprints_save_the_weights(
     fresh = copies(added(tmp_path / "new", weights_of(1, 5)), TargetZoo(zoo))
     assert fresh.found == {} and fresh.check().outcome == "passed"
     assert not [entry.path for entry in server.request_log.entries[before:] if "safetensors" in entry.path]
-    found = copies(added(tmp_path / "copy", disguised(held(2), 3)), TargetZoo(zoo))
-    assert found.found == {"x0": "m0-2 of the zoo in disguise"}
+    found = copies(added(tmp_path / "copy", rescaled(held(2), 3)), TargetZoo(zoo))
+    assert found.found == {"x0": "m0-2 of the zoo, permuted or rescaled"}
 
 
 def test_large_zoos_without_fingerprints_are_not_compared(
@@ -121,5 +121,5 @@ def test_other_versions_of_fingerprints_are_not_compared(
     folder = make_zoo()
     derive(folder, certify="none")
     monkeypatch.setattr(duplicates, "_KIND", "canonical-99:")
-    found = copies(added(tmp_path / "copy", disguised(held(2), 3)), TargetZoo(ckptzoo.open(folder)))
-    assert found.found == {"x0": "m0-2 of the zoo in disguise"}  # from the weights, which are few
+    found = copies(added(tmp_path / "copy", rescaled(held(2), 3)), TargetZoo(ckptzoo.open(folder)))
+    assert found.found == {"x0": "m0-2 of the zoo, permuted or rescaled"}  # from the weights, which are few

@@ -68,7 +68,7 @@ def test_a_network_that_nobody_knows(server: Hosted, tmp_path: Path) -> None:
     assert more.status == "proposed" and more.part.startswith("parts/000002-")
     assert review(NEW, 1, module=Net, merge=True, endpoint=server.url, token=server.tokens["write"]).merged
     copy = bring(server, tmp_path, [permuted(tmp_path)], CARD, module=Net, token=server.tokens["contribute"])
-    assert copy.status == "refused" and "in disguise" in str(copy.entries[0].copy)
+    assert copy.status == "refused" and "permuted or rescaled" in str(copy.entries[0].copy)
 
 
 def permuted(tmp_path: Path) -> Path:

@@ -78,28 +78,28 @@ def test_everything_that_does_not_fit_is_reported(bring: Bring, tmp_path: Path) 
 
 
 def test_copies_are_found(bring: Bring, tmp_path: Path) -> None:
-    """Bit for bit, in disguise (permuted and scaled), of the zoo and among themselves."""
+    """Bit for bit, permuted and rescaled, of the zoo and among themselves."""
     held = {name: array[1] for name, array in weights_of(3, 1000 * ord("m")).items()}
     mine = {name: array[None] for name, array in state_of(5).items()}
     element = GroupElement.random(TABLE, 1, np.random.default_rng(1), spread=0.5)
-    disguised = [
+    rescaled = [
         {name: array[0] for name, array in apply(element, weights, TABLE).items()}
         for weights in ({name: array[None] for name, array in held.items()}, mine)
     ]
     files = [
         saved(tmp_path / f"{name}.safetensors", state)
-        for name, state in zip("abcd", (held, disguised[0], state_of(5), disguised[1]), strict=True)
+        for name, state in zip("abcd", (held, rescaled[0], state_of(5), rescaled[1]), strict=True)
     ]
     made = bring(*files)
     assert made.status == "refused" and failed(made) == ["duplicates"]
     assert [entry.copy for entry in made.entries] == [
         "m0-1 of the zoo, bit for bit",
-        "a of the same contribution in disguise",
+        "a of the same contribution, permuted or rescaled",
         None,
-        "c of the same contribution in disguise",
+        "c of the same contribution, permuted or rescaled",
     ]
     alone = bring(files[1])
-    assert alone.entries[0].copy == "m0-1 of the zoo in disguise"
+    assert alone.entries[0].copy == "m0-1 of the zoo, permuted or rescaled"
 
 
 def test_ids_that_are_taken(bring: Bring, tmp_path: Path) -> None:

@@ -135,17 +135,17 @@ def set_limits(limits: Limits) -> None:
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_AS, used + limits.memory_bytes, 0),
         (resource.RLIMIT_FSIZE, max_written, 0),
-        (resource.RLIMIT_NPROC, 0, 0),
+        (resource.RLIMIT_NPROC, 0, 0),  # the kernel does not enforce it for root: the filter has to
         (resource.RLIMIT_NOFILE, _MAX_FILES, 0),
-        (resource.RLIMIT_CPU, max(1, limits.cpu_seconds), 5),
+        (resource.RLIMIT_CPU, max(1, limits.cpu_seconds), 5),  # SIGXCPU, and SIGKILL 5 seconds later
     ):
         hard = resource.getrlimit(resource_kind)[1]
         ceiling = soft + extra if hard == resource.RLIM_INFINITY else min(soft + extra, hard)
         resource.setrlimit(resource_kind, (min(soft, ceiling), ceiling))
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_DEATH_SIGNAL, 9, 0, 0, 0)
-        libc.prctl(_DUMPABLE, 0, 0, 0, 0)
+        libc.prctl(_DEATH_SIGNAL, 9, 0, 0, 0)  # SIGKILL when the parent ends
+        libc.prctl(_DUMPABLE, 0, 0, 0, 0)  # no core file, and no tracing by other processes of the user
         libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 

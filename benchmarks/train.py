@@ -29,10 +29,10 @@ from torch import nn
 from benchmarks.train_limits import Limits, limits
 from builders import data
 from builders.data_source import DataSource, steps
-from builders.engines import GENERAL, able
+from builders.engines import GENERAL, usable
 from builders.recipe import Recipe
 from builders.state import TrainingState
-from builders.train import checked, cores, trainer
+from builders.train import available_cores, device_kind, open_trainer
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
 
@@ -61,26 +61,26 @@ class Contender:
     rates: list[float] = field(default_factory=list)
 
 
-def plain(material: DataSource, seed: int, count: int) -> tuple[float, dict[str, torch.Tensor]]:
+def plain(data_source: DataSource, seed: int, count: int) -> tuple[float, dict[str, torch.Tensor]]:
     """One member the ordinary way: a module, autograd and torch.optim.SGD; the seconds and the weights."""
-    recipe = material.recipe
-    state = TrainingState.initial(recipe, [seed], str(material.device))
-    model = archs.get(recipe.architecture)().to(material.device)
+    recipe = data_source.recipe
+    state = TrainingState.initial(recipe, [seed], str(data_source.device))
+    model = archs.get(recipe.architecture)().to(data_source.device)
     model.load_state_dict({name: tensor[0] for name, tensor in state.weights.items()})
     optimiser = torch.optim.SGD(
         model.parameters(), lr=recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay
     )
     pad = recipe.crop_pad
-    rows = torch.arange(material.height - 2 * pad, device=material.device) * material.width
-    window = rows[:, None] + torch.arange(material.width - 2 * pad, device=material.device)
+    rows = torch.arange(data_source.height - 2 * pad, device=data_source.device) * data_source.width
+    window = rows[:, None] + torch.arange(data_source.width - 2 * pad, device=data_source.device)
     began = time.perf_counter()
-    for step in steps(material, state.keys, 0, count):
+    for step in steps(data_source, state.keys, 0, count):
         optimiser.param_groups[0]["lr"] = step.rate
-        images = material.seen(material.pixels[step.corners[0, :, None, None, None] + window])
+        images = data_source.network_inputs(data_source.pixels[step.corners[0, :, None, None, None] + window])
         optimiser.zero_grad()
         nn.functional.cross_entropy(model(images), step.labels[0]).backward()
         optimiser.step()
-    _wait(material.device)
+    _wait(data_source.device)
     return time.perf_counter() - began, {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 
@@ -104,19 +104,19 @@ def _wait(device: torch.device) -> None:
 
 def contenders(recipe: Recipe, source: data.Data, device: str, stack: ExitStack) -> Iterator[Contender]:
     """Everything that is compared."""
-    material = DataSource.of(recipe, source, device)
-    for threads in sorted({1, cores()}) if checked(device) == "cpu" else (1,):
+    data_source = DataSource.of(recipe, source, device)
+    for threads in sorted({1, available_cores()}) if device_kind(device) == "cpu" else (1,):
 
         def alone(count: int, threads: int = threads) -> float:
             before = torch.get_num_threads()
             torch.set_num_threads(threads)
-            seconds = plain(material, 0, count)[0]
+            seconds = plain(data_source, 0, count)[0]
             torch.set_num_threads(before)
             return seconds
 
         yield Contender(f"{PLAIN}, {threads} thread{'s' * (threads > 1)}", 1, alone)
-    if checked(device) == "cpu":
-        number = cores()
+    if device_kind(device) == "cpu":
+        number = available_cores()
         pool = stack.enter_context(
             ProcessPoolExecutor(number, get_context("spawn"), initializer=_hold, initargs=(recipe, source))
         )
@@ -126,16 +126,16 @@ def contenders(recipe: Recipe, source: data.Data, device: str, stack: ExitStack)
             return max(pool.map(_plain_held, range(number), [count] * number))
 
         yield Contender(f"plain loops, {number} processes", number, side_by_side)
-    for engine in able(recipe, device):
+    for engine in usable(recipe, device):
         counts = STACKED_GENERAL if engine == GENERAL else STACKED
-        crew = stack.enter_context(trainer(recipe, source, device=device, engine=engine))
+        trainer = stack.enter_context(open_trainer(recipe, source, device=device, engine=engine))
         for members in counts:
 
-            def take(count: int, members: int = members, crew: Any = crew) -> float:
-                state = crew.start(range(members))
+            def take(count: int, members: int = members, trainer: Any = trainer) -> float:
+                state = trainer.start(range(members))
                 began = time.perf_counter()
-                crew.advance(state, count)
-                _wait(crew.material.device)
+                trainer.advance(state, count)
+                _wait(trainer.data_source.device)
                 return time.perf_counter() - began
 
             name = "torch.func.vmap" if engine == GENERAL else f"engine {engine}"
@@ -146,10 +146,10 @@ def check(recipe: Recipe, source: data.Data, device: str) -> float:
     """The largest difference of a weight between the plain loop and any engine after 20 steps."""
     _, expected = plain(DataSource.of(recipe, source, device), 3, 20)
     gaps: list[float] = []
-    for engine in able(recipe, device):
-        with trainer(recipe, source, device=device, engine=engine) as crew:
-            state = crew.start(range(8))
-            crew.advance(state, 20)
+    for engine in usable(recipe, device):
+        with open_trainer(recipe, source, device=device, engine=engine) as trainer:
+            state = trainer.start(range(8))
+            trainer.advance(state, 20)
         gaps += [(state.weights[name][3] - tensor).abs().max().item() for name, tensor in expected.items()]
     return max(gaps)
 
@@ -175,10 +175,10 @@ def machine(device: str) -> dict[str, Any]:
     if (info := Path("/proc/cpuinfo")).exists():
         models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = models[0] if models else cpu
-    gpu = torch.cuda.get_device_name(device) if checked(device) == "cuda" else None
+    gpu = torch.cuda.get_device_name(device) if device_kind(device) == "cuda" else None
     return {
         "cpu": cpu,
-        "cores": cores(),
+        "cores": available_cores(),
         "gpu": gpu,
         "system": platform.system(),
         "python": platform.python_version(),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from builders.train import checked
+from builders.train import device_kind
 
 _SIDE = {"cpu": 2048, "cuda": 8192}
 """Of the matrices whose product tells the arithmetic."""
@@ -75,7 +75,7 @@ def bytes_of(batch: int) -> int:
 
 
 def _rates(device: str) -> tuple[float, float]:
-    kind = checked(device)
+    kind = device_kind(device)
     side = _SIDE[kind]
     one, two = (torch.rand(side, side, device=device) for _ in range(2))
     out = torch.empty_like(one)
@@ -92,7 +92,7 @@ def _fastest(call: Callable[[], object], device: str) -> float:
     for _ in range(_REPEATS + 1):
         began = time.perf_counter()
         call()
-        if checked(device) == "cuda":
+        if device_kind(device) == "cuda":
             torch.cuda.synchronize(device)
         found.append(time.perf_counter() - began)
     return min(found[1:])

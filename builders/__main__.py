@@ -29,7 +29,7 @@ RecipeName = Annotated[
 ]
 DataFolder = Annotated[
     Path | None,
-    typer.Option("--data", metavar="FOLDER", help="Where the data set lies; by default $CKPTZOO_DATA, else fetched."),
+    typer.Option("--data", metavar="FOLDER", help="Where the data set is; by default $CKPTZOO_DATA, else fetched."),
 ]
 Epochs = Annotated[
     int | None, typer.Option(min=1, help="Other epochs than the recipe's; a recipe of its own, with its own digest.")
@@ -87,7 +87,7 @@ def build(
     from builders.recipe import Recipe
 
     console, wanted = _console(), Recipe.of(recipe, epochs)
-    sets = predicting.shown(wanted, data) if predictions else ()
+    sets = predicting.input_sets(wanted, data) if predictions else ()
     built = run(
         wanted,
         to,
@@ -132,7 +132,7 @@ def estimate(
     from builders.recipe import Recipe
 
     wanted = Recipe.of(recipe, epochs)
-    sets = predicting.shown(wanted, data) if predictions else ()
+    sets = predicting.input_sets(wanted, data) if predictions else ()
     found = ask(
         wanted,
         members=members,
@@ -181,7 +181,7 @@ def inputs(
     recipe: RecipeName,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .npy file to write.")],
     data: DataFolder = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only this many, the first.")] = None,
 ) -> None:
     """Write test inputs as the network sees them, float32: images (N, 1, 28, 28), rows (N, D); for certificates."""
     import io

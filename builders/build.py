@@ -1,4 +1,4 @@
-"""Building a zoo, or adding members to one: in units, resumable at any moment, merged into one part at the end."""
+"""``build``: trains members of a recipe and adds them to a zoo, in units, resumable at any moment."""
 
 import time
 from collections.abc import Sequence
@@ -10,14 +10,21 @@ from rich.console import Console
 
 import ckptzoo
 from builders import metadata, sources
-from builders.checkpointing import BuildFolder, BuildPlan, Interrupted, Stopping, Unit, held, stopping
+from builders.checkpointing import (
+    BuildFolder,
+    BuildPlan,
+    Interrupted,
+    StopRequested,
+    Unit,
+    catch_stop_signals,
+    locked_build_folder,
+)
 from builders.cost import Spending, spendings
 from builders.energy import Counter, counter_of, spent
-from builders.estimate import SECONDS, Estimate, at_least, warm_up
+from builders.estimate import SECONDS, Estimate, require_at_least, warm_up
 from builders.progress import Progress
 from builders.recipe import Recipe, names
-from builders.train import Trainer, checked, chosen, trainer
-from builders.train import unit_size as usual_size
+from builders.train import Trainer, choose_engine, default_unit_size, device_kind, open_trainer
 from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.files import Folder
@@ -27,8 +34,11 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARD_TOML
 
 SAVE_SECONDS = 20.0
+"""How much training is lost at most when the process is killed."""
 CARDS = Path(__file__).parents[1] / "cards"
+"""The cards of published zoos, by the name of their recipe."""
 _SPAN_SECONDS = 1.0
+"""Steps are taken in spans of about this length: between two the process can be stopped, and progress is shown."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ def build(
     counter: Counter | None = None,
     console: Console | None = None,
 ) -> Built:
-    """Train members until a zoo holds so many of a recipe, and add them as one part.
+    """Train members until a zoo holds a number of a recipe's, and add them as one part.
 
     Called again after it was stopped or killed, with the same arguments, it carries on where it was last saved.
 
@@ -81,11 +91,11 @@ def build(
     recipe : a recipe, its name, or the path of its file.
     to : the zoo's folder; made where there is none.
     members : how many of this recipe the zoo is to hold. Seeds that it does not have are allotted.
-    folder : where the data lies; see ``builders.sources.load``.
+    folder : where the data is; see ``builders.sources.load``.
     keep_steps : optimiser steps whose checkpoints are kept besides the last.
     epochs : trains shorter or longer than the recipe says; that is another recipe, with another digest.
     first_seed : the smallest seed to allot.
-    unit_size : members trained together; by default ``builders.train.unit_size``.
+    unit_size : members trained together; by default ``builders.train.default_unit_size``.
     engine : a name in ``builders.engines``; by default that of the unfinished build, else the fastest for the recipe.
     save_seconds : how much training is lost at most when the process is killed.
     counter : of the joules that the device uses; by default NVML's for a CUDA device, and none for a CPU.
@@ -99,70 +109,72 @@ def build(
     """
     recipe = Recipe.of(recipe, epochs)
     console = console or Console()
-    steps = recipe.kept(keep_steps)
-    best = chosen(recipe, checked(device), engine)
-    at_least(members=members, unit_size=unit_size)
-    at_least(0, first_seed=first_seed)
+    steps = recipe.steps_to_keep(keep_steps)
+    default_engine = choose_engine(recipe, device_kind(device), engine)
+    require_at_least(members=members, unit_size=unit_size)
+    require_at_least(0, first_seed=first_seed)
     source = sources.load(recipe, folder)
-    size = unit_size or usual_size(source, device)
+    size = unit_size or default_unit_size(source, device)
     root = Path(to).absolute()
-    _make(root, recipe)
-    with held(root, recipe.prefix) as work, stopping() as asked:
-        contents = _opened(root, recipe)
-        unfinished = work.settled(None)
-        name = engine or (unfinished.engine if unfinished else best)
-        there = _seeds(contents, recipe)
-        seeds = _allotted(there, members, first_seed)
+    _create_zoo(root, recipe)
+    with locked_build_folder(root, recipe.prefix) as build_folder, catch_stop_signals() as should_stop:
+        contents = _read_zoo(root, recipe)
+        unfinished = build_folder.settle_plan(None)
+        engine_name = engine or (unfinished.engine if unfinished else default_engine)
+        present_seeds = _seeds(contents, recipe)
+        seeds = _allot(present_seeds, members, first_seed)
         wanted = BuildPlan(
-            recipe.digest, recipe.prefix, members, seeds, size, steps, device, name, source.digest, first_seed
+            recipe.digest, recipe.prefix, members, seeds, size, steps, device, engine_name, source.digest, first_seed
         )
-        plan = work.settled(wanted if seeds or unfinished else None)
+        plan = build_folder.settle_plan(wanted if seeds or unfinished else None)
         if plan is None:
-            return Built(root, None, 0, 0, len(there), 0, 0.0, ())
+            return Built(root, None, 0, 0, len(present_seeds), 0, 0.0, ())
         present = set(contents.raw.rows["unit"].to_pylist())
         units = [unit for unit in plan.units if unit.name not in present]
-        with trainer(recipe, source, device=device, engine=name) as crew, counter_of(device) as own:
-            job = _Job(work, plan, crew, name, save_seconds, asked, counter or own)
-            taken, seconds = job.train(units, console)
-        part, count = _merged(root, work, units, steps)
-        work.remove()
-    describe(root)
+        with (
+            open_trainer(recipe, source, device=device, engine=engine_name) as trainer,
+            counter_of(device) as device_counter,
+        ):
+            job = _Job(build_folder, plan, trainer, engine_name, save_seconds, should_stop, counter or device_counter)
+            steps_taken, seconds = job.train(units, console)
+        part, count = _merge(root, build_folder, units, steps)
+        build_folder.remove()
+    write_page(root)
     added = sum(len(unit.seeds) for unit in units)
-    return Built(root, part, count, added, len(there) + added, taken, seconds, _cost(root, units))
+    return Built(root, part, count, added, len(present_seeds) + added, steps_taken, seconds, _cost(root, units))
 
 
-def describe(root: Path) -> None:
-    """Make the page of a zoo anew, where it keeps a card."""
+def write_page(root: Path) -> None:
+    """Make the page of a zoo again, where it has a card."""
     if (root / CARD_TOML).is_file():
         card.write(root)
 
 
-def _make(root: Path, recipe: Recipe) -> None:
+def _create_zoo(root: Path, recipe: Recipe) -> None:
     """Make the zoo where there is none."""
     if not (root / layout.ZOO).exists():
         ckptzoo.create(
             root,
-            arch=archs.architecture(recipe.architecture),
+            arch=recipe.arch,
             card=_card(root, recipe),
             symmetry=archs.symmetry(recipe.architecture),
         )
 
 
 def _card(root: Path, recipe: Recipe) -> ckptzoo.Card:
-    """The card that was written for the recipe, as long as it is trained in full; its pictures show another zoo."""
+    """The published card of the recipe, if it is trained in full, without its pictures, which show another zoo."""
     path = CARDS / recipe.name / CARD_TOML
     if path.is_file() and recipe.name in names() and Recipe.load(recipe.name).digest == recipe.digest:
         return replace(ckptzoo.Card.from_toml(path), name=root.name, pictures=())
     return ckptzoo.Card(root.name, summary=recipe.summary, dataset=recipe.dataset)
 
 
-def _opened(root: Path, recipe: Recipe) -> Contents:
+def _read_zoo(root: Path, recipe: Recipe) -> Contents:
     """The zoo as it is; its architecture must be the recipe's."""
-    arch = archs.architecture(recipe.architecture)
     contents = read_contents(Folder(root))
-    if contents.architecture.digest != arch.digest:
-        found, step = contents.architecture.name, "Build into another folder."
-        raise IntegrityError(Problem(root.name, "architecture", f"{arch.name}, the recipe's", found, step))
+    if contents.architecture.digest != recipe.arch.digest:
+        got, step = contents.architecture.name, "Build into another folder."
+        raise IntegrityError(Problem(root.name, "architecture", f"{recipe.arch.name}, the recipe's", got, step))
     return contents
 
 
@@ -173,7 +185,7 @@ def _seeds(contents: Contents, recipe: Recipe) -> set[int]:
     return {seed for digest, seed in pairs if digest == recipe.digest}
 
 
-def _allotted(present: set[int], members: int, first_seed: int) -> tuple[int, ...]:
+def _allot(present: set[int], members: int, first_seed: int) -> tuple[int, ...]:
     """Seeds that the zoo lacks, as many as it lacks members."""
     missing = max(0, members - len(present))
     candidates = range(first_seed, first_seed + missing + len(present))
@@ -188,16 +200,16 @@ def _cost(root: Path, units: list[Unit]) -> tuple[Spending, ...]:
     return spendings(rows.filter(pc.field("unit").isin([unit.name for unit in units])))
 
 
-def _merged(root: Path, work: BuildFolder, units: list[Unit], steps: tuple[int, ...]) -> tuple[str | None, int]:
-    """Put what is kept of the units into the zoo as one part; whether a member diverged is told by its last step."""
+def _merge(root: Path, build_folder: BuildFolder, units: list[Unit], steps: tuple[int, ...]) -> tuple[str | None, int]:
+    """Write the checkpoints of the units into the zoo as one part; its last step says whether a member diverged."""
     count = 0
     with ckptzoo.append(root) as writer:
         for unit in units:
-            diverged = [row["diverged"] for row in work.kept(unit, steps[-1])[1]]
+            ends_diverged = [row["diverged"] for row in build_folder.read_kept(unit, steps[-1])[1]]
             for step in steps:
-                weights, made = work.kept(unit, step)
-                writer.add(weights, [{**row, "diverged": end} for row, end in zip(made, diverged, strict=True)])
-                count += len(made)
+                weights, rows = build_folder.read_kept(unit, step)
+                writer.add(weights, [{**row, "diverged": end} for row, end in zip(rows, ends_diverged, strict=True)])
+                count += len(rows)
         return writer.commit(), count
 
 
@@ -205,18 +217,18 @@ def _merged(root: Path, work: BuildFolder, units: list[Unit], steps: tuple[int, 
 class _Job:
     """The training of a plan's units."""
 
-    work: BuildFolder
+    build_folder: BuildFolder
     plan: BuildPlan
-    crew: Trainer
+    trainer: Trainer
     engine: str
     save_seconds: float
-    asked: Stopping
+    should_stop: StopRequested
     counter: Counter
 
     def train(self, units: list[Unit], console: Console) -> tuple[int, float]:
         """Train what is not finished; return the member-steps taken and the seconds they took."""
-        recipe, last = self.crew.recipe, self.plan.keep_steps[-1]
-        finished = [unit for unit in units if self.work.is_kept(unit, last)]
+        recipe, last = self.trainer.recipe, self.plan.keep_steps[-1]
+        finished = [unit for unit in units if self.build_folder.is_kept(unit, last)]
         members = sum(len(unit.seeds) for unit in units)
         ready = sum(len(unit.seeds) for unit in finished)
         started = time.monotonic()
@@ -228,40 +240,40 @@ class _Job:
             done=ready * recipe.steps,
             finished=ready,
         ) as progress:
-            left = [unit for unit in units if unit not in finished]
-            if left:
-                warm_up(self.crew, left[0].seeds)
-            for unit in left:
+            remaining = [unit for unit in units if unit not in finished]
+            if remaining:
+                warm_up(self.trainer, remaining[0].seeds)
+            for unit in remaining:
                 self._train(unit, progress)
                 progress.finish(len(unit.seeds))
         return progress.taken, time.monotonic() - started
 
     def _train(self, unit: Unit, progress: Progress) -> None:
         """Train one unit from where it was saved to its end."""
-        state = self.crew.start(unit.seeds)
-        total = self.work.restore(unit, state)
+        state = self.trainer.start(unit.seeds)
+        total = self.build_folder.restore(unit, state)
         progress.resume(state.step * len(state))
         span, saved = 8, time.monotonic()
         for stop in self.plan.keep_steps:
             while state.step < stop:
                 first, end = state.step, min(stop, state.step + span)
-                took = spent(lambda end=end: self.crew.advance(state, end), self.counter)
-                total += took
-                self._tell(progress, (end - first) * len(state), took.seconds)
-                span = max(1, round((end - first) * _SPAN_SECONDS / max(took.seconds, 1e-6)))
-                stop_now, now = self.asked(), time.monotonic()
+                used = spent(lambda end=end: self.trainer.advance(state, end), self.counter)
+                total += used
+                self._report(progress, (end - first) * len(state), used.seconds)
+                span = max(1, round((end - first) * _SPAN_SECONDS / max(used.seconds, 1e-6)))
+                stop_now, now = self.should_stop(), time.monotonic()
                 if stop_now or now - saved >= self.save_seconds:
-                    self.work.save(unit, state, total)
+                    self.build_folder.save(unit, state, total)
                     saved = now
                 if stop_now:
                     raise Interrupted(
                         f"{unit.name}: stopped at step {state.step} and saved. Run the same command to carry on."
                     )
-            if state.step == stop and not self.work.is_kept(unit, stop):
-                made = metadata.rows(
-                    self.crew.recipe,
-                    self.crew.source,
-                    self.crew.measure(state.weights),
+            if state.step == stop and not self.build_folder.is_kept(unit, stop):
+                rows = metadata.rows(
+                    self.trainer.recipe,
+                    self.trainer.source,
+                    self.trainer.measure(state.weights),
                     unit=unit.name,
                     seeds=unit.seeds,
                     step=stop,
@@ -269,13 +281,13 @@ class _Job:
                     device=self.plan.device,
                     engine=self.engine,
                 )
-                self.work.keep(unit, stop, state, made)
-        self.work.forget_state(unit)
+                self.build_folder.keep(unit, stop, state, rows)
+        self.build_folder.forget_state(unit)
 
-    def _tell(self, progress: Progress, member_steps: int, seconds: float) -> None:
-        """Count steps; when there are enough of them to know the speed, say how long the whole will take."""
+    def _report(self, progress: Progress, member_steps: int, seconds: float) -> None:
+        """Count steps; when there are enough of them to know the speed, report how long the whole will take."""
         known = progress.seconds >= SECONDS
         progress.advance(member_steps, seconds)
         if not known and progress.seconds >= SECONDS:
             kept, speed = len(self.plan.keep_steps), progress.taken / progress.seconds
-            progress.note(Estimate.of(self.crew, self.engine, len(self.plan.seeds), kept, speed).line())
+            progress.note(Estimate.of(self.trainer, self.engine, len(self.plan.seeds), kept, speed).line())

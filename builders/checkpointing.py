@@ -1,5 +1,7 @@
 """The unfinished part of a build: its plan, its saved states and its finished checkpoints, safe against being killed.
 
+A build's folder is locked while it runs; Ctrl-C and SIGTERM become a question that it asks when it can stop cleanly.
+
 ::
 
     ZOO/.work/<recipe>-<8 digits>/
@@ -8,9 +10,7 @@
         <unit>.state.safetensors          weights and momentum of a unit in progress, replaced as it proceeds
         <unit>-<step>.kept.safetensors    checkpoints for the zoo, and their rows; those of the last step end a unit
 
-Files are written beside their place, flushed and renamed, so each is whole or absent.
-
-Ctrl-C and SIGTERM as a question that a long task asks when it can stop cleanly.
+Files are written under another name, flushed and renamed, so each is whole or absent.
 """
 
 import fcntl
@@ -34,12 +34,15 @@ from safetensors.numpy import save
 
 from builders.energy import Spent
 from builders.state import TrainingState
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.durable import TEMPORARY, write_file
 from ckptzoo.schema.documents import seal, unseal
 
-FOLDER = ".work"
+WORK_FOLDER = ".work"
+"""Of unfinished builds, in a zoo's folder."""
 Row = dict[str, Any]
+StopRequested = Callable[[], bool]
+"""Whether the process was asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +96,12 @@ class BuildPlan:
 
 
 class BuildFolder:
-    """The folder of one build, held by one process; made by ``held``."""
+    """The folder of one build, held by one process; made by ``locked_build_folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def settled(self, wanted: BuildPlan | None) -> BuildPlan | None:
+    def settle_plan(self, wanted: BuildPlan | None) -> BuildPlan | None:
         """The plan of the unfinished build, or ``wanted`` when there is none.
 
         Raises
@@ -112,20 +115,18 @@ class BuildFolder:
                 write_file(path, seal(asdict(wanted)))
             return wanted
         content, _ = unseal(path.read_bytes(), location=str(path))
-        made: dict[str, Any] = {key: tuple(value) if type(value) is list else value for key, value in content.items()}
-        found = BuildPlan(**made)
+        values: dict[str, Any] = {key: tuple(value) if type(value) is list else value for key, value in content.items()}
+        plan = BuildPlan(**values)
         if wanted is not None:
-            unknown = {"first_seed"} if found.first_seed is None else set[str]()
+            unknown = {"first_seed"} if plan.first_seed is None else set[str]()
             names = [field.name for field in fields(BuildPlan) if field.name not in {"seeds", *unknown}]
-            differ = [name for name in names if getattr(found, name) != getattr(wanted, name)]
+            differ = [name for name in names if getattr(plan, name) != getattr(wanted, name)]
             if differ:
-                expected = ", ".join(f"{name} {_shown(getattr(found, name))}" for name in differ)
-                got = ", ".join(f"{name} {_shown(getattr(wanted, name))}" for name in differ)
-                raise ZooError(
-                    f"{self.folder}: unfinished build: expected {expected}, got {got}. Carry it on with the command "
-                    "that started it, or give it up by removing that folder."
-                )
-        return found
+                expected = ", ".join(f"{name} {_format_value(getattr(plan, name))}" for name in differ)
+                got = ", ".join(f"{name} {_format_value(getattr(wanted, name))}" for name in differ)
+                step = "Carry it on with the command that started it, or give it up by removing that folder."
+                raise ZooError(Problem(str(self.folder), "unfinished build", expected, got, step))
+        return plan
 
     def save(self, unit: Unit, state: TrainingState, spent: Spent) -> None:
         """Replace the unit's saved state."""
@@ -151,7 +152,7 @@ class BuildFolder:
         arrays = {name: _array(tensor) for name, tensor in state.weights.items()}
         write_file(self._kept(unit, step), save(arrays, metadata={"rows": json.dumps(rows, default=_iso)}))
 
-    def kept(self, unit: Unit, step: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
+    def read_kept(self, unit: Unit, step: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
         """Read checkpoints back."""
         arrays, facts = _read(self._kept(unit, step))
         rows: list[Row] = json.loads(facts["rows"])
@@ -179,7 +180,7 @@ class BuildFolder:
 
 
 @contextmanager
-def held(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
+def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
     """The folder of a zoo's build of one recipe, locked against other processes until the end or this one's death.
 
     Raises
@@ -187,7 +188,7 @@ def held(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
     ZooError
         Another process holds it.
     """
-    folder = zoo / FOLDER / prefix
+    folder = zoo / WORK_FOLDER / prefix
     while True:
         path = folder / "lock"
         try:
@@ -200,10 +201,9 @@ def held(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
         except BlockingIOError:
             holder = os.read(descriptor, 32).decode(errors="replace").strip()
             os.close(descriptor)
-            raise ZooError(
-                f"{zoo}: build of {prefix}: expected no other one at work, got process {holder or 'unknown'}. "
-                "Wait for it to end, or stop it."
-            ) from None
+            got, step = f"process {holder or 'unknown'}", "Wait for it to end, or stop it."
+            raise ZooError(Problem(str(zoo), f"build of {prefix}", "no other one at work", got, step)) from None
+        # The other process may have removed the folder, and with it the file that is now locked.
         if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
             break
         os.close(descriptor)
@@ -229,7 +229,7 @@ def _read(path: Path) -> tuple[dict[str, NDArray[Any]], Mapping[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
     except SafetensorError as error:
         step = "Remove it; that work is done again."
-        raise ZooError(f"{path}: saved work: expected a whole safetensors file, got {error}. {step}") from error
+        raise ZooError(Problem(str(path), "saved work", "a whole safetensors file", str(error), step)) from error
 
 
 def _iso(value: object) -> str:
@@ -238,12 +238,8 @@ def _iso(value: object) -> str:
     raise TypeError(f"{type(value).__name__} in a row")
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-Stopping = Callable[[], bool]
-"""Whether the process was asked to stop."""
 
 
 class Interrupted(ZooError):
@@ -251,7 +247,7 @@ class Interrupted(ZooError):
 
 
 @contextmanager
-def stopping() -> Iterator[Stopping]:
+def catch_stop_signals() -> Iterator[StopRequested]:
     """Whether Ctrl-C or SIGTERM came; a second one ends the process at once. Outside the main thread: never."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""What did a zoo cost? Device-hours and energy, from the metadata alone."""
+"""``cost``: what a zoo cost, device-hours and energy, from its metadata alone."""
 
 import json
 import math
@@ -133,9 +133,9 @@ class Cost:
             table.add_column(name, justify="right")
         for item in self.spendings:
             table.add_row(*item.cells())
-        to = console or Console()
-        to.print(table, markup=False, highlight=False)
-        to.print("Training alone; measuring the checkpoints is not counted.", highlight=False)
+        out = console or Console()
+        out.print(table, markup=False, highlight=False)
+        out.print("Training alone; measuring the checkpoints is not counted.", highlight=False)
 
 
 def cost(zoo: Zoo) -> Cost:
@@ -159,7 +159,7 @@ def spendings(metadata: pa.Table) -> tuple[Spending, ...]:
     groups: dict[_Key, dict[str, dict[str, Any]]] = {}
     counts: dict[_Key, int] = {}
     for row in metadata.select(_COLUMNS).to_pylist():
-        row["extra"] = _facts(row["extra"])
+        row["extra"] = _parse_extra(row["extra"])
         engine, digest = row["extra"].get("engine"), (row["recipe_digest"] or "").removeprefix("sha256:")[:8]
         recipe = "-".join(part for part in (row["recipe"], digest) if part) or None
         key: _Key = (recipe, row["device"], engine if isinstance(engine, str) else None)
@@ -173,18 +173,18 @@ def spendings(metadata: pa.Table) -> tuple[Spending, ...]:
 
 def _spending(key: _Key, checkpoints: int, last: Iterable[dict[str, Any]]) -> Spending:
     rows = list(last)
-    timed = [row for row in rows if _amount(row["wall_seconds"])]
-    joules = [energy for row in rows if _amount(energy := row["extra"].get("energy_joules"))]
+    timed = [row for row in rows if _is_amount(row["wall_seconds"])]
+    joules = [energy for row in rows if _is_amount(energy := row["extra"].get("energy_joules"))]
     steps, seconds = (sum(row[name] or 0 for row in timed) for name in ("step", "wall_seconds"))
     return Spending(*key, len(rows), checkpoints, len(timed), steps, seconds, len(joules), sum(joules))
 
 
-def _amount(value: object) -> bool:
-    """Whether a stranger's figure can be added up."""
+def _is_amount(value: object) -> bool:
+    """Whether an untrusted figure can be added up."""
     return isinstance(value, int | float) and value is not True and 0 <= value < math.inf
 
 
-def _facts(extra: str | None) -> dict[str, Any]:
+def _parse_extra(extra: str | None) -> dict[str, Any]:
     try:
         found = json.loads(extra or "{}")
     except ValueError:

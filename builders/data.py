@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from builders.recipe import ImageRecipe, Recipe
-from ckptzoo.errors import IntegrityError, MissingExtraError, Problem, UnknownNameError, ZooError
+from ckptzoo.errors import IntegrityError, MissingExtraError, Problem, UnknownNameError, ZooError, require
 from ckptzoo.hub import test_sets
 from ckptzoo.hub.test_sets import FOLDER_VARIABLE, folder_of
 
@@ -63,7 +62,7 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
     Parameters
     ----------
     recipe : names the data set and says how many images each half has.
-    folder : where the files lie, or a folder with a subfolder of the data set's name; by default the environment
+    folder : where the files are, or a folder with a subfolder of the data set's name; by default the environment
         variable ``CKPTZOO_DATA``, and where that is not set either the data set is fetched through ``datasets``.
         ``digits`` is bundled with scikit-learn and needs neither.
 
@@ -91,12 +90,12 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
 
 def inputs(recipe: Recipe, images: Images) -> NDArray[np.float32]:
     """(N, 1, H, W) float32: what the network sees of raw pixels, ``(pixel / 255 - mean) / std`` rounded once."""
-    recipe = checked(recipe)
+    recipe = require_images(recipe)
     seen = (np.arange(256) / 255 - recipe.mean) / recipe.std
     return seen.astype(np.float32)[images[:, None]]
 
 
-def checked(recipe: Recipe) -> ImageRecipe:
+def require_images(recipe: Recipe) -> ImageRecipe:
     """A recipe that trains on images.
 
     Raises
@@ -106,7 +105,7 @@ def checked(recipe: Recipe) -> ImageRecipe:
     """
     if not isinstance(recipe, ImageRecipe):
         found = f"one for {type(recipe).__name__.removesuffix('Recipe').lower()} data"
-        raise ZooError(f"recipe {recipe.name!r}: inputs: expected images, got {found}. Choose a recipe with images.")
+        raise ZooError(Problem(f"recipe {recipe.name!r}", "inputs", "images", found, "Choose a recipe with images."))
     return recipe
 
 
@@ -123,7 +122,7 @@ def _digits(recipe: Recipe, folder: Path | None) -> Data:
 def _mnist(recipe: Recipe, folder: Path | None) -> Data:
     """MNIST from the four idx files of a folder, or through ``datasets``."""
     if folder is None:
-        return from_datasets("mnist", _fetched("ylecun/mnist"))
+        return from_datasets("mnist", _fetch("ylecun/mnist"))
     folder = folder / "mnist" if (folder / "mnist").is_dir() else folder
     arrays: list[NDArray[Any]] = []
     for stem, count in (("train", recipe.train), ("t10k", recipe.test)):
@@ -132,18 +131,16 @@ def _mnist(recipe: Recipe, folder: Path | None) -> Data:
     return Data("mnist", *arrays)
 
 
-def _fetched(address: str) -> Mapping[str, Any]:
-    try:
-        datasets = import_module("datasets")
-    except ImportError as error:
-        raise MissingExtraError("datasets", "hub") from error
+def _fetch(address: str) -> Mapping[str, Any]:
+    datasets = require("datasets", "hub")
     try:
         return datasets.load_dataset(address)
     except Exception as error:
-        raise ZooError(
-            f"{address}: data set: expected to fetch it through datasets, got {type(error).__name__}: {error}. "
-            f"Name a folder that holds its files with --data or {FOLDER_VARIABLE}."
-        ) from error
+        got, step = (
+            f"{type(error).__name__}: {error}",
+            f"Name a folder that holds its files with --data or {FOLDER_VARIABLE}.",
+        )
+        raise ZooError(Problem(address, "data set", "to fetch it through datasets", got, step)) from error
 
 
 def from_datasets(name: str, splits: Mapping[str, Any]) -> Data:

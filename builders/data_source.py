@@ -1,4 +1,4 @@
-"""The training set on a device, and what each step takes from it."""
+"""The training set on a device, ``DataSource`` of images or ``TabularData`` of rows, and what each step takes of it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,11 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 from builders import rng
-from builders.data import Data, checked
+from builders.data import Data, require_images
 from builders.recipe import ImageRecipe, Recipe
 from builders.tables import Table
 
 _DRAWN_AT_ONCE = 2**15
+"""Random numbers that are drawn at a time."""
 
 
 class TrainingBatch(NamedTuple):
@@ -44,8 +45,8 @@ class Feed(Protocol):
         """Where it is."""
         ...
 
-    def seen(self, raw: torch.Tensor) -> torch.Tensor:
-        """What the network sees of inputs as the source holds them."""
+    def network_inputs(self, raw: torch.Tensor) -> torch.Tensor:
+        """The inputs of the network, from inputs as the source holds them."""
         ...
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
@@ -60,7 +61,7 @@ class DataSource:
     Parameters
     ----------
     recipe : what is trained.
-    pixels : (N * H * W,) uint8: raw images padded by ``recipe.crop_pad``, one behind the other.
+    pixels : (N * H * W,) uint8: raw images padded by ``recipe.crop_pad``, one after another.
     labels : (N,) int64.
     height, width : H and W of a padded image.
     """
@@ -74,7 +75,7 @@ class DataSource:
     @classmethod
     def of(cls, recipe: Recipe, source: Data, device: str) -> Self:
         """Pad with raw 0, move to the device."""
-        recipe = checked(recipe)
+        recipe = require_images(recipe)
         pad = recipe.crop_pad
         padded = np.pad(source.train_images, ((0, 0), (pad, pad), (pad, pad)))
         pixels = torch.from_numpy(padded).reshape(-1).to(device)
@@ -86,13 +87,13 @@ class DataSource:
         """Where it is."""
         return self.pixels.device
 
-    def seen(self, raw: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """What the network sees of raw pixels, float32: ``(pixel - 255 mean) / (255 std)``, in float32 arithmetic.
+    def network_inputs(self, raw: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The network's inputs from raw pixels, float32: ``(pixel - 255 mean) / (255 std)``, in float32 arithmetic.
 
         It may differ from ``builders.data.inputs`` by the last bit.
         """
-        made = raw.float() if out is None else out.copy_(raw)
-        return made.sub_(255 * self.recipe.mean).mul_(1 / (255 * self.recipe.std))
+        pixels = raw.float() if out is None else out.copy_(raw)
+        return pixels.sub_(255 * self.recipe.mean).mul_(1 / (255 * self.recipe.std))
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
         """See ``Feed``; inputs (M, B, 1, H, W) are the crops."""
@@ -101,7 +102,7 @@ class DataSource:
         columns = torch.arange(self.width - 2 * pad, device=self.device)
         window = rows[:, None] + columns
         for step in steps(self, keys, start, stop):
-            images = self.seen(self.pixels[step.corners[:, :, None, None, None] + window])
+            images = self.network_inputs(self.pixels[step.corners[:, :, None, None, None] + window])
             yield TrainingBatch(step.rate, images, step.labels)
 
 
@@ -131,22 +132,22 @@ class TabularData:
         """Where it is."""
         return self.inputs.device
 
-    def seen(self, raw: torch.Tensor) -> torch.Tensor:
+    def network_inputs(self, raw: torch.Tensor) -> torch.Tensor:
         """The inputs as they are: a table holds what the network sees."""
         return raw
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
         """See ``Feed``; inputs (M, B, D)."""
         batch = self.recipe.batch
-        for epoch, _, items in _ordered(self.recipe, keys, self.device, start, stop):
+        for epoch, _, items in _draw_order(self.recipe, keys, self.device, start, stop):
             for at in range(0, items.shape[1], batch):
                 taken = items[:, at : at + batch]
-                yield TrainingBatch(self.recipe.rate(epoch), self.inputs[taken], self.targets[taken])
+                yield TrainingBatch(self.recipe.scheduled_rate(epoch), self.inputs[taken], self.targets[taken])
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What M members take for one optimiser step of B images.
+    """What M members take for one optimiser step of B images, as places of crops.
 
     Parameters
     ----------
@@ -160,19 +161,19 @@ class Step:
     labels: torch.Tensor
 
 
-def steps(material: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[Step]:
+def steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[Step]:
     """The steps from ``start`` to ``stop`` of the members with these keys, as places of crops."""
-    recipe = material.recipe
-    batch, lanes = recipe.batch, _lanes(keys, material.device)
-    for epoch, positions, items in _ordered(recipe, keys, material.device, start, stop):
+    recipe = data_source.recipe
+    batch, lanes = recipe.batch, _lanes(keys, data_source.device)
+    for epoch, positions, items in _draw_order(recipe, keys, data_source.device, start, stop):
         down, right = rng.crops(lanes, epoch, positions, recipe.crop_pad)
-        corners = items * (material.height * material.width) + torch.as_tensor(down * material.width + right)
-        labels = material.labels[items]
+        corners = items * (data_source.height * data_source.width) + torch.as_tensor(down * data_source.width + right)
+        labels = data_source.labels[items]
         for at in range(0, len(positions), batch):
-            yield Step(recipe.rate(epoch), corners[:, at : at + batch], labels[:, at : at + batch])
+            yield Step(recipe.scheduled_rate(epoch), corners[:, at : at + batch], labels[:, at : at + batch])
 
 
-def _ordered(
+def _draw_order(
     recipe: Recipe, keys: NDArray[np.uint64], device: torch.device, start: int, stop: int
 ) -> Iterator[tuple[int, Any, torch.Tensor]]:
     """An epoch, positions (P,) in it, which begin with a batch, and the items (M, P) that members meet there.

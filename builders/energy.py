@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 Counter = Callable[[], float | None]
-"""Joules that a device has used since some moment in the past; None where nobody counts them."""
+"""Joules that a device has used since some moment in the past; None where they are not counted."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Spent:
 
 
 def spent(work: Callable[[], object], counter: Counter) -> Spent:
-    """Do some work, which ends when the device is done with it, and say what it took."""
+    """Do some work, which ends when the device is done with it, and return what it took."""
     first, began = counter(), time.monotonic()
     work()
     seconds, last = time.monotonic() - began, counter()
@@ -77,7 +77,7 @@ def _library() -> Any | None:
 
 
 def _reader(nvml: Any, device: str) -> Counter:
-    """By the device's name of its own: torch and NVML may number devices differently."""
+    """The counter of a device, found by its UUID: torch and NVML may number devices differently."""
 
     def read() -> float | None:
         try:

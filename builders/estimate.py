@@ -1,4 +1,4 @@
-"""How long will a build take, and how large will the zoo be? From real steps on the device, before it starts."""
+"""``estimate``: how long a build will take and how large the zoo will be, from real steps on the device."""
 
 import time
 from collections.abc import Sequence
@@ -13,19 +13,18 @@ from builders.energy import Spent, counter_of, spent
 from builders.progress import duration, rate
 from builders.recipe import Recipe
 from builders.state import TrainingState
-from builders.train import Trainer, checked, chosen, trainer
-from builders.train import unit_size as usual_size
-from ckptzoo import archs
+from builders.train import Trainer, choose_engine, default_unit_size, device_kind, open_trainer
 from ckptzoo.console import facts
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.predictions import DTYPE
 from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.text import counted, printable, size
 
 WARM_UP = 2
-"""Steps that are taken and not counted: an engine is compiled, memory is allotted."""
+"""Steps that are taken and not counted: an engine is compiled, memory is allocated."""
 SECONDS = 3.0
-_MEASURED = 8
+"""How long steps are taken."""
+_MEASURED_MEMBERS = 8
 """Members a core that are measured together; see ``Trainer.measure``."""
 _PART_BYTES, _ROW_BYTES = 18_000, 55
 """Metadata and index of a part, and of each checkpoint in it, about; measured on zoos of 64 to 10,000 networks."""
@@ -63,7 +62,7 @@ class Estimate:
     @classmethod
     def of(
         cls,
-        crew: Trainer,
+        trainer: Trainer,
         engine: str,
         members: int,
         kept: int,
@@ -73,20 +72,20 @@ class Estimate:
         joules_per_step: float | None = None,
         examples: int = 0,
     ) -> "Estimate":
-        """For so many members, of each of which so many checkpoints are kept, at a measured speed."""
-        recipe = crew.recipe
+        """For a number of members, with ``kept`` checkpoints each, at a measured speed."""
+        recipe = trainer.recipe
         return cls(
             recipe.prefix,
-            metadata.describe(str(crew.material.device)),
+            metadata.device_name(str(trainer.data_source.device)),
             engine,
             members,
             members * kept,
-            archs.architecture(recipe.architecture).nbytes,
+            recipe.arch.nbytes,
             members * recipe.steps,
             steps_per_second,
             measuring,
             joules_per_step,
-            examples * losses.get(recipe.loss).outputs(crew.source.half("train")[1]) * ITEMSIZE[DTYPE],
+            examples * losses.get(recipe.loss).outputs(trainer.source.half("train")[1]) * ITEMSIZE[DTYPE],
         )
 
     @property
@@ -134,7 +133,7 @@ class Estimate:
     def print(self, console: Console | None = None) -> None:
         """Print it as a table on a rich console, by default the standard output."""
         measuring = "" if self.measuring is None else f", of which {duration(self.measuring)} measuring"
-        told = [
+        rows = [
             ("recipe", self.recipe),
             ("device, engine", f"{self.device}, {self.engine}"),
             ("members", f"{self.members:,} ({counted(self.checkpoints, 'checkpoint')})"),
@@ -145,10 +144,10 @@ class Estimate:
         ]
         if self.output_bytes:
             outputs = size(self.checkpoints * self.output_bytes)
-            told.append(("predictions", f"{outputs} of these; their forward passes are not timed"))
+            rows.append(("predictions", f"{outputs} of these; their forward passes are not timed"))
         if (energy := self.kilowatt_hours) is not None:
-            told.append(("energy", f"{energy:,.3g} kWh"))
-        (console or Console()).print(facts(told), highlight=False)
+            rows.append(("energy", f"{energy:,.3g} kWh"))
+        (console or Console()).print(facts(rows), highlight=False)
 
 
 def estimate(
@@ -164,7 +163,7 @@ def estimate(
     examples: int = 0,
     seconds: float = SECONDS,
 ) -> Estimate:
-    """Train one unit for a few seconds, measure some of it, and say what ``builders.build.build`` would take.
+    """Train one unit for a few seconds, measure some of it, and report what ``builders.build.build`` would take.
 
     Parameters
     ----------
@@ -183,57 +182,57 @@ def estimate(
     Nothing is written. Steps are those that a build takes first; a unit's members are measured on the whole data set,
     more and more of them until that takes a second or they are all measured.
     """
-    at_least(members=members, unit_size=unit_size)
-    at_least(0, examples=examples)
+    require_at_least(members=members, unit_size=unit_size)
+    require_at_least(0, examples=examples)
     recipe = Recipe.of(recipe, epochs)
-    kept = len(recipe.kept(keep_steps))
-    name = chosen(recipe, checked(device), engine)
+    kept = len(recipe.steps_to_keep(keep_steps))
+    engine_name = choose_engine(recipe, device_kind(device), engine)
     source = sources.load(recipe, folder)
-    seeds = range(min(members, unit_size or usual_size(source, device)))
-    with trainer(recipe, source, device=device, engine=name) as crew, counter_of(device) as counter:
-        warm_up(crew, seeds)
-        taken, total, state = 0, Spent(), crew.start(seeds)
+    seeds = range(min(members, unit_size or default_unit_size(source, device)))
+    with open_trainer(recipe, source, device=device, engine=engine_name) as trainer, counter_of(device) as counter:
+        warm_up(trainer, seeds)
+        steps_taken, total, state = 0, Spent(), trainer.start(seeds)
         span = 8
         while total.seconds < seconds:
             first = state.step
             stop = min(recipe.steps, first + span)
-            took = spent(lambda state=state, stop=stop: crew.advance(state, stop), counter)
-            taken, total = taken + (stop - first) * len(state), total + took
-            span = max(1, round((stop - first) * min(1.0, seconds / 3) / max(took.seconds, 1e-6)))
+            used = spent(lambda state=state, stop=stop: trainer.advance(state, stop), counter)
+            steps_taken, total = steps_taken + (stop - first) * len(state), total + used
+            span = max(1, round((stop - first) * min(1.0, seconds / 3) / max(used.seconds, 1e-6)))
             if stop == recipe.steps:
-                state = crew.start(seeds)
-        each = _measuring(crew, state)
+                state = trainer.start(seeds)
+        seconds_per_checkpoint = _seconds_per_checkpoint(trainer, state)
     return Estimate.of(
-        crew,
-        name,
+        trainer,
+        engine_name,
         members,
         kept,
-        taken / total.seconds,
-        measuring=each * members * kept,
-        joules_per_step=None if total.joules is None else total.joules / taken,
+        steps_taken / total.seconds,
+        measuring=seconds_per_checkpoint * members * kept,
+        joules_per_step=None if total.joules is None else total.joules / steps_taken,
         examples=examples,
     )
 
 
-def at_least(least: int = 1, **values: int | None) -> None:
+def require_at_least(minimum: int = 1, **values: int | None) -> None:
     """Refuse numbers that are too small."""
     for name, value in values.items():
-        if value is not None and value < least:
+        if value is not None and value < minimum:
             what = name.replace("_", " ")
-            raise ZooError(f"build: {what}: expected at least {least}, got {value}. Give a larger one.")
+            raise ZooError(Problem("build", what, f"at least {minimum}", str(value), "Give a larger one."))
 
 
-def warm_up(crew: Trainer, seeds: Sequence[int]) -> None:
-    """Take a step or two that count for nothing, so that what is done once is done."""
-    crew.advance(crew.start(seeds), min(WARM_UP, crew.recipe.steps))
+def warm_up(trainer: Trainer, seeds: Sequence[int]) -> None:
+    """Take a step or two that are not timed, so that what is done once is done."""
+    trainer.advance(trainer.start(seeds), min(WARM_UP, trainer.recipe.steps))
 
 
-def _measuring(crew: Trainer, state: TrainingState) -> float:
+def _seconds_per_checkpoint(trainer: Trainer, state: TrainingState) -> float:
     """Seconds that it takes to measure a checkpoint."""
-    count = min(len(state), _MEASURED * crew.threads)
+    count = min(len(state), _MEASURED_MEMBERS * trainer.threads)
     while True:
         began = time.monotonic()
-        crew.measure({name: tensor[:count] for name, tensor in state.weights.items()})
+        trainer.measure({name: tensor[:count] for name, tensor in state.weights.items()})
         took = time.monotonic() - began
         if took >= 1 or count == len(state):
             return took / count

@@ -1,4 +1,4 @@
-"""Losses: what training descends, what is measured of a network that was trained with it, and when it diverged."""
+"""Losses: what training minimises, what is measured of a network that was trained with it, and when it diverged."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Columns = dict[str, NDArray[Any]]
 
 
 class MemberOutputs(NamedTuple):
-    """What M networks say of N examples, and what is true.
+    """Outputs of M networks on N examples, and the targets.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class MemberOutputs(NamedTuple):
 
 
 class Loss(Protocol):
-    """The seam."""
+    """What a recipe may name as its loss."""
 
     def outputs(self, targets: NDArray[Any]) -> int:
         """How many outputs a network needs for these training targets (N,)."""
@@ -40,11 +40,11 @@ class Loss(Protocol):
         """The mean over a batch, differentiable: outputs (B, K) and targets (B,) of one network to a scalar."""
         ...
 
-    def slope(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def output_gradient(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The gradient of ``mean`` with respect to the outputs, of many networks: (M, B, K) and (M, B) to (M, B, K).
 
         Exponentials are rounded from double precision: in single precision their last bit depends on where in memory
-        a number stands.
+        a number is.
         """
         ...
 
@@ -67,17 +67,19 @@ class CrossEntropy:
         """See ``Loss``."""
         return functional.cross_entropy(outputs, targets.long())
 
-    def slope(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def output_gradient(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         r"""See ``Loss``: :math:`(\mathrm{softmax}(z)_k - [k = y]) / B`."""
-        made = torch.softmax(outputs.double(), -1)
+        probabilities = torch.softmax(outputs.double(), -1)
         index = targets.long()[..., None]
-        made.scatter_add_(-1, index, made.new_full((1,) * made.ndim, -1.0).expand(index.shape))
-        return (made / targets.shape[-1]).to(outputs.dtype)
+        probabilities.scatter_add_(
+            -1, index, probabilities.new_full((1,) * probabilities.ndim, -1.0).expand(index.shape)
+        )
+        return (probabilities / targets.shape[-1]).to(outputs.dtype)
 
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
         """See ``Loss``."""
         logs = [torch.log_softmax(torch.from_numpy(half.outputs), -1).numpy() for half in (train, test)]
-        return _of_classes(logs, [half.targets.astype(np.int64) for half in (train, test)])
+        return _classifier_columns(logs, [half.targets.astype(np.int64) for half in (train, test)])
 
 
 class BinaryCrossEntropy:
@@ -95,7 +97,7 @@ class BinaryCrossEntropy:
         """See ``Loss``."""
         return functional.binary_cross_entropy_with_logits(outputs[:, 0], targets.to(outputs.dtype))
 
-    def slope(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def output_gradient(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         r"""See ``Loss``: :math:`(1 / (1 + e^{-z}) - y) / B`."""
         return ((torch.sigmoid(outputs.double()) - targets[..., None]) / targets.shape[-1]).to(outputs.dtype)
 
@@ -103,7 +105,7 @@ class BinaryCrossEntropy:
         """See ``Loss``."""
         logits = [torch.from_numpy(half.outputs) for half in (train, test)]
         logs = [torch.cat([functional.logsigmoid(-z), functional.logsigmoid(z)], -1).numpy() for z in logits]
-        return _of_classes(logs, [half.targets.astype(np.int64) for half in (train, test)])
+        return _classifier_columns(logs, [half.targets.astype(np.int64) for half in (train, test)])
 
 
 class SquaredError:
@@ -121,7 +123,7 @@ class SquaredError:
         """See ``Loss``."""
         return functional.mse_loss(outputs[:, 0], targets.to(outputs.dtype))
 
-    def slope(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def output_gradient(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """See ``Loss``: ``2 (f - y) / B``."""
         return (outputs - targets[..., None]) * (2 / targets.shape[-1])
 
@@ -152,7 +154,7 @@ def get(name: str) -> Loss:
     return LOSSES[name]
 
 
-def _of_classes(logs: list[NDArray[np.float64]], labels: list[NDArray[np.int64]]) -> Columns:
+def _classifier_columns(logs: list[NDArray[np.float64]], labels: list[NDArray[np.int64]]) -> Columns:
     """The columns of a classifier, from log-probabilities (M, N, C) of the two halves."""
     train, test = logs
     loss, test_nll = predictions.nll(train, labels[0]), predictions.nll(test, labels[1])

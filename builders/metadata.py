@@ -41,8 +41,8 @@ def rows(
     Parameters
     ----------
     measured : ``{column: (M,)}`` from ``Trainer.measure``.
-    spent : what the unit's training took, of which each member bears an equal share; energy stands in ``extra``, where
-        it is known.
+    spent : what the unit's training took, of which each member bears an equal share; energy is in ``extra``, where it
+        is known.
     """
     energy = {} if spent.joules is None else {"energy_joules": spent.joules / len(seeds)}
     common = {
@@ -56,21 +56,21 @@ def rows(
         "dataset": source.name,
         "dataset_digest": source.digest,
         "wall_seconds": spent.seconds / len(seeds),
-        "device": describe(device),
+        "device": device_name(device),
         "precision": "float32",
         "source": f"python -m builders build {recipe.name}",
         "created": datetime.now(UTC),
         "extra": {**recipe.facts(), "engine": engine, "trained_together": len(seeds), **energy},
     }
-    made: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     for number, seed in enumerate(seeds):
         name = member_id(recipe, seed)
         figures = {column: np.asarray(values)[number].item() for column, values in measured.items()}
-        made.append({"id": f"{name}-{step:06d}", "member": name, "seed": seed, **common, **figures})
-    return made
+        listed.append({"id": f"{name}-{step:06d}", "member": name, "seed": seed, **common, **figures})
+    return listed
 
 
-def describe(device: str) -> str:
+def device_name(device: str) -> str:
     """The device as the metadata names it."""
     return f"cuda: {torch.cuda.get_device_name(device)}" if device.startswith("cuda") else device
 

@@ -1,4 +1,4 @@
-"""The outputs of a recipe's networks on its test set and on a set of other things, stored beside their weights."""
+"""Stores the outputs of a recipe's networks on its test set, and on its out-of-distribution set, with their weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from builders import data, losses, sources
-from builders.build import describe
+from builders.build import write_page
 from builders.recipe import ImageRecipe, Recipe
 from builders.sources import Source
 from ckptzoo import derive
 from ckptzoo.cli.options import bar
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub import test_sets
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class InputSet:
     """A set of inputs.
 
     Parameters
@@ -35,12 +35,12 @@ class Shown:
     targets: NDArray[np.int64] | None
 
 
-def shown(recipe: Recipe, folder: str | Path | None = None) -> tuple[Shown, ...]:
+def input_sets(recipe: Recipe, folder: str | Path | None = None) -> tuple[InputSet, ...]:
     """The test set of a recipe, then its out-of-distribution set where it names one.
 
     Parameters
     ----------
-    folder : where the data lies; see ``builders.sources.load``. The other set is a subfolder of its name, or a folder
+    folder : where the data is; see ``builders.sources.load``. The other set is a subfolder of its name, or a folder
         of its name beside this one.
 
     Raises
@@ -51,34 +51,34 @@ def shown(recipe: Recipe, folder: str | Path | None = None) -> tuple[Shown, ...]
     source = sources.load(recipe, folder)
     targets = source.half("test")[1]
     labels, outputs = targets.astype(np.int64), losses.get(recipe.loss).outputs(source.half("train")[1])
-    among = np.array_equal(labels, targets) and bool(((labels >= 0) & (labels < outputs)).all())
-    own = Shown(f"{recipe.dataset}/test", sources.test_inputs(recipe, source), labels if among else None)
+    are_labels = np.array_equal(labels, targets) and bool(((labels >= 0) & (labels < outputs)).all())
+    test_set = InputSet(f"{recipe.dataset}/test", sources.test_inputs(recipe, source), labels if are_labels else None)
     if not isinstance(recipe, ImageRecipe) or recipe.ood is None:
-        return (own,)
-    return own, Shown(f"{recipe.ood}/test", _others(recipe, recipe.ood, source, folder), None)
+        return (test_set,)
+    return test_set, InputSet(f"{recipe.ood}/test", _ood_images(recipe, recipe.ood, source, folder), None)
 
 
-def _others(recipe: Recipe, name: str, source: Source, folder: str | Path | None) -> NDArray[Any]:
-    """Images of other things, normalised as the recipe's own."""
-    place = test_sets.folder_of(folder)
-    places = (None,) if place is None else (place, place.resolve().parent / name)
-    found = next((item for here in places if (item := test_sets.find(name, here)) is not None), None)
-    if found is None:
+def _ood_images(recipe: Recipe, name: str, source: Source, folder: str | Path | None) -> NDArray[Any]:
+    """Images of another data set, normalised as the recipe's own."""
+    data_folder = test_sets.folder_of(folder)
+    candidates = (None,) if data_folder is None else (data_folder, data_folder.resolve().parent / name)
+    test_set = next((item for place in candidates if (item := test_sets.find(name, place)) is not None), None)
+    if test_set is None:
         step = f"Name a folder that has it as {name}/, or beside it, with --data or {test_sets.FOLDER_VARIABLE}."
-        got = "none" if place is None else f"none in {place / name} or {places[-1]}"
-        raise ZooError(f"{place or 'data'}: out-of-distribution set: expected {name}, got {got}. {step}")
-    expected, shape = source.half("test")[0].shape[1:], found.images.shape[1:]
+        got = "none" if data_folder is None else f"none in {data_folder / name} or {candidates[-1]}"
+        raise ZooError(Problem(str(data_folder or "data"), "out-of-distribution set", name, got, step))
+    expected, shape = source.half("test")[0].shape[1:], test_set.images.shape[1:]
     if shape != expected:
         step = "Name another set in the recipe."
-        raise ZooError(f"{name}: images: expected {expected}, as those of {source.name}, got {shape}. {step}")
-    return data.inputs(recipe, found.images[:, 0])
+        raise ZooError(Problem(name, "images", f"{expected}, as those of {source.name}", str(shape), step))
+    return data.inputs(recipe, test_set.images[:, 0])
 
 
-def predict(zoo: str | Path, sets: Sequence[Shown], console: Console) -> None:
+def predict(zoo: str | Path, sets: Sequence[InputSet], console: Console) -> None:
     """Store the outputs of every checkpoint on these sets; those that are there stay as they are."""
     for item in sets:
         with bar(f"outputs on {item.name}") as progress:
-            found = derive.predict(zoo, item.inputs, set=item.name, targets=item.targets, progress=progress)
-        found.print(console)
+            report = derive.predict(zoo, item.inputs, set=item.name, targets=item.targets, progress=progress)
+        report.print(console)
     if sets:
-        describe(Path(zoo))
+        write_page(Path(zoo))

@@ -8,6 +8,7 @@ from rich import progress
 from rich.console import Console
 
 _LINE_SECONDS = 5.0
+"""Between two plain lines."""
 
 
 class Progress:
@@ -57,12 +58,12 @@ class Progress:
             self._print()
 
     def resume(self, member_steps: int) -> None:
-        """So many optimiser steps were taken by an earlier process; they do not count for the speed."""
+        """Count optimiser steps of an earlier process, which do not count for the speed."""
         self.done += member_steps
         self._show()
 
     def advance(self, member_steps: int, seconds: float) -> None:
-        """So many more optimiser steps were taken in so many seconds; the clock starts with the first of them."""
+        """Count optimiser steps that were taken in a number of seconds; the clock starts with the first of them."""
         if not self.taken:
             self._started = time.monotonic() - seconds
         self.done += member_steps
@@ -75,7 +76,7 @@ class Progress:
         self._console.print(f"{self._name}: {text}", soft_wrap=True, highlight=False)
 
     def finish(self, members: int) -> None:
-        """So many more members are done."""
+        """Count members that are done."""
         self.finished += members
         self._show()
 

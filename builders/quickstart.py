@@ -13,7 +13,7 @@ from rich.table import Table
 
 import ckptzoo
 from builders import data
-from builders.build import build, describe
+from builders.build import build, write_page
 from builders.recipe import Recipe
 from ckptzoo.derive import derive
 from ckptzoo.errors import IntegrityError
@@ -35,15 +35,15 @@ class _Steps:
     console: Console
     rows: list[tuple[str, str, float, str]] = field(default_factory=list)
 
-    def run(self, name: str, work: Callable[[], _T], told: Callable[[_T, float], tuple[str, str]]) -> _T:
+    def run(self, name: str, work: Callable[[], _T], describe: Callable[[_T, float], tuple[str, str]]) -> _T:
         """Do one step and note what it did and how fast."""
         self.console.print(f"[bold]{name}[/bold]")
         started = time.perf_counter()
-        made = work()
+        outcome = work()
         seconds = time.perf_counter() - started
-        what, speed = told(made, seconds)
+        what, speed = describe(outcome, seconds)
         self.rows.append((name, what, seconds, speed))
-        return made
+        return outcome
 
     def table(self) -> Table:
         """The steps as a table."""
@@ -97,7 +97,7 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
                 f"{made.checkpoints / seconds:,.0f} checkpoints/s",
             ),
         )
-    describe(root)
+    write_page(root)
     with _bar(console, "bytes") as bar:
         task = bar.add_task("verify", total=None)
         problems = steps.run(

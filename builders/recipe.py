@@ -12,6 +12,7 @@ from typing import Any
 from builders import rng
 from ckptzoo import archs
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
+from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import digest_of
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -32,7 +33,7 @@ class Recipe:
     train, test : examples of the training and the test set; the data must agree.
     epochs, batch : an epoch visits every training example once; its last batch holds what is left over.
     learning_rate, momentum, weight_decay : of ``torch.optim.SGD``.
-    milestones, factor : the learning rate is multiplied by ``factor`` at the start of each of these epochs.
+    milestones, factor : the learning rate schedule: a factor at the start of each of these epochs.
     loss : a name in ``builders.losses``: what the mean over a batch is taken of.
     summary : a sentence for people; not part of the digest.
     full_epochs : epochs of the recipe that this one shortens; None where it is the recipe itself.
@@ -78,10 +79,10 @@ class Recipe:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SpecError(Problem(path.name, "TOML", "a recipe", str(error), _STEP)) from error
         kind = content.pop("inputs", _IMAGES)
-        made_by = _KINDS.get(kind) if isinstance(kind, str) else None
-        if made_by is None:
+        recipe_class = _KINDS.get(kind) if isinstance(kind, str) else None
+        if recipe_class is None:
             raise SpecError(Problem(path.name, "key 'inputs'", "one of " + ", ".join(_KINDS), repr(kind), _STEP))
-        known = {field.name: field for field in fields(made_by) if field.name != "full_epochs"}
+        known = {field.name: field for field in fields(recipe_class) if field.name != "full_epochs"}
         needed = [key for key, field in known.items() if field.default is dataclasses.MISSING]
         problems = [
             Problem(path.name, f"key {key!r}", "a key of builders/recipe.py", "an unknown one", _STEP)
@@ -93,8 +94,8 @@ class Recipe:
         ]
         if problems:
             raise SpecError(problems)
-        made: dict[str, Any] = {key: _frozen(value) for key, value in content.items()}
-        return made_by(**made)
+        values: dict[str, Any] = {key: _as_tuples(value) for key, value in content.items()}
+        return recipe_class(**values)
 
     @classmethod
     def of(cls, recipe: "Recipe | str | Path", epochs: int | None = None) -> "Recipe":
@@ -107,6 +108,11 @@ class Recipe:
         if epochs == self.epochs:
             return self
         return dataclasses.replace(self, epochs=epochs, full_epochs=self.full_epochs or self.epochs)
+
+    @cached_property
+    def arch(self) -> Architecture:
+        """The architecture of its name."""
+        return archs.architecture(self.architecture)
 
     @cached_property
     def digest(self) -> str:
@@ -130,7 +136,7 @@ class Recipe:
         """Optimiser steps of the whole training."""
         return self.epochs * self.epoch_steps
 
-    def kept(self, steps: Sequence[int]) -> tuple[int, ...]:
+    def steps_to_keep(self, steps: Sequence[int]) -> tuple[int, ...]:
         """Rising optimiser steps at which checkpoints are kept: these and the last.
 
         Raises
@@ -140,14 +146,12 @@ class Recipe:
         """
         wrong = [step for step in steps if not 0 <= step <= self.steps]
         if wrong:
-            raise ZooError(
-                f"build: steps to keep: expected 0 to {self.steps} ({self.epochs} epochs of {self.epoch_steps} "
-                f"steps), got {wrong[0]}. Choose steps of the training."
-            )
+            expected = f"0 to {self.steps} ({self.epochs} epochs of {self.epoch_steps} steps)"
+            raise ZooError(Problem("build", "steps to keep", expected, str(wrong[0]), "Choose steps of the training."))
         return tuple(sorted({*steps, self.steps}))
 
-    def rate(self, epoch: int) -> float:
-        """The learning rate during an epoch, counted from 0."""
+    def scheduled_rate(self, epoch: int) -> float:
+        """The learning rate schedule: the rate during an epoch, counted from 0."""
         return self.learning_rate * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
 
     def facts(self) -> dict[str, Any]:
@@ -159,14 +163,14 @@ class Recipe:
         yield from ()
 
     def _content(self) -> dict[str, Any]:
-        """Every key and value; a loss of cross-entropy is understood and not listed."""
+        """Every key and value; a loss of cross-entropy is left out: recipes older than the key keep their digests."""
         content = dataclasses.asdict(self)
         if self.loss == CROSS_ENTROPY:
             del content["loss"]
         return {**content, "milestones": list(self.milestones)}
 
-    def wrong(self, key: str, expected: str) -> Problem:
-        """A key that has another value than it should."""
+    def problem_with(self, key: str, expected: str) -> Problem:
+        """The problem of a key that has another value than it should."""
         return Problem(f"recipe {self.name!r}", key, expected, repr(getattr(self, key)), _STEP)
 
 
@@ -189,16 +193,16 @@ class ImageRecipe(Recipe):
     def input_problems(self) -> Iterator[Problem]:
         """See ``Recipe``."""
         if type(self.crop_pad) is not int or not 0 <= self.crop_pad <= 2**10:
-            yield self.wrong("crop_pad", f"an integer from 0 to {2**10}")
+            yield self.problem_with("crop_pad", f"an integer from 0 to {2**10}")
         if not _finite(self.mean):
-            yield self.wrong("mean", "a finite number")
+            yield self.problem_with("mean", "a finite number")
         if not _positive(self.std):
-            yield self.wrong("std", "a finite number above 0")
+            yield self.problem_with("std", "a finite number above 0")
         if self.ood is not None and (not isinstance(self.ood, str) or self.ood == self.dataset):
-            yield self.wrong("ood", "the name of another data set")
+            yield self.problem_with("ood", "the name of another data set")
 
     def _content(self) -> dict[str, Any]:
-        """See ``Recipe``; what is only looked at is left out."""
+        """See ``Recipe``; the set that no training uses is left out."""
         content = super()._content()
         del content["ood"]
         return content
@@ -222,13 +226,13 @@ class TableRecipe(Recipe):
     def input_problems(self) -> Iterator[Problem]:
         """See ``Recipe``."""
         if not isinstance(self.mean, tuple) or not all(map(_finite, self.mean)):
-            yield self.wrong("mean", "a list of finite numbers")
+            yield self.problem_with("mean", "a list of finite numbers")
         elif not isinstance(self.std, tuple) or not all(map(_positive, self.std)) or len(self.std) != len(self.mean):
-            yield self.wrong("std", f"{len(self.mean)} finite numbers above 0, as many as in mean")
+            yield self.problem_with("std", f"{len(self.mean)} finite numbers above 0, as many as in mean")
         if not _finite(self.target_mean):
-            yield self.wrong("target_mean", "a finite number")
+            yield self.problem_with("target_mean", "a finite number")
         if not _positive(self.target_std):
-            yield self.wrong("target_std", "a finite number above 0")
+            yield self.problem_with("target_std", "a finite number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,15 +253,15 @@ class GaussianRecipe(Recipe):
         centres = self.centres
         points = isinstance(centres, tuple) and all(isinstance(point, tuple) and point for point in centres)
         if not points or len(centres) < 2 or len({len(point) for point in centres}) > 1:
-            yield self.wrong("centres", "a list of two or more points of equal length")
+            yield self.problem_with("centres", "a list of two or more points of equal length")
         elif not all(_finite(value) for point in centres for value in point):
-            yield self.wrong("centres", "finite numbers")
+            yield self.problem_with("centres", "finite numbers")
         else:
             for key in ("train", "test"):
                 if type(getattr(self, key)) is int and getattr(self, key) % len(centres):
-                    yield self.wrong(key, f"a multiple of {len(centres)}, the number of centres")
+                    yield self.problem_with(key, f"a multiple of {len(centres)}, the number of centres")
         if type(self.data_seed) is not int or not 0 <= self.data_seed < 2**63:
-            yield self.wrong("data_seed", "an integer from 0 to 2**63 - 1")
+            yield self.problem_with("data_seed", "an integer from 0 to 2**63 - 1")
 
 
 _IMAGES = "images"
@@ -271,7 +275,7 @@ def names() -> tuple[str, ...]:
 
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
-    wrong, name = recipe.wrong, recipe.name
+    wrong, name = recipe.problem_with, recipe.name
     if not isinstance(name, str) or not name.replace("-", "").isalnum() or not name.isascii():
         yield wrong("name", "letters, digits and hyphens")
     if not archs.known(recipe.architecture):
@@ -301,5 +305,5 @@ def _positive(value: object) -> bool:
     return _finite(value) and value > 0  # pyright: ignore[reportOperatorIssue]
 
 
-def _frozen(value: object) -> object:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+def _as_tuples(value: object) -> object:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

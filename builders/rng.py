@@ -1,9 +1,8 @@
-"""What a member draws: its key, initial weights, data order and crops, each a function of (key, epoch, position).
+"""A member's random numbers: its key, initial weights, data order and crops, each a function of (key, epoch, position).
 
-Nothing here depends on which members train side by side, on the device, or on what was drawn before. A Philox
-counter is ``(index, epoch or tensor, purpose, 0)``.
-
-Philox 4x32-10: random numbers as a function of a counter and a key, without any state.
+Nothing here depends on which members train side by side, on the device, or on what was drawn before: the numbers are
+those of Philox 4x32-10, a function of a counter and a key without any state. A counter is
+``(index, epoch or tensor, purpose, 0)``.
 """
 
 import math
@@ -16,6 +15,11 @@ from numpy.typing import NDArray
 from ckptzoo.loader.permutation import derive_key, keyed_permutation
 from ckptzoo.schema.architecture import Architecture
 
+VERSION = 1
+"""Part of every recipe's digest: raised when the same recipe would draw other numbers."""
+_INITIAL, _ORDER, _CROP = 0, 1, 2
+"""Purposes: initial weights, the order of the data, places of crops."""
+# Constants of Philox 4x32: the multipliers, and what the key is raised by in each round (Salmon et al. 2011).
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -40,7 +44,7 @@ def philox(counter: tuple[Any, Any, Any, Any], key: Any) -> tuple[Any, Any, Any,
     Notes
     -----
     Integer arithmetic on 32-bit words, so that numpy, torch, Numba and Triton give the same bits. About 100
-    nanoseconds a counter in numpy. ``tests/builders/test_trainer.py`` holds Random123's known answers.
+    nanoseconds a counter in numpy. Tested in ``tests/builders/test_trainer.py``, with Random123's known answers.
     """
     if not hasattr(key, "new_tensor"):
         key = np.atleast_1d(np.asarray(key, dtype=np.uint64)).view(np.int64)
@@ -65,11 +69,6 @@ def uniform(words: NDArray[np.int64]) -> NDArray[np.floating[Any]]:
     return ((words >> 8) + 0.5) * 2.0**-24
 
 
-VERSION = 1
-"""Part of every recipe's digest: raised when the same recipe would draw other numbers."""
-_INITIAL, _ORDER, _CROP = 0, 1, 2
-
-
 def member_keys(digest: str, seeds: Sequence[int]) -> NDArray[np.uint64]:
     """(M,) one 64-bit key a member, from the recipe's digest (``sha256:...``) and the member's seed."""
     text = digest.removeprefix("sha256:")
@@ -84,21 +83,21 @@ def initial_weights(arch: Architecture, keys: NDArray[np.uint64]) -> dict[str, N
     layer's weight (``torch.nn.Linear.reset_parameters``); a normalisation starts as the identity, its buffers at
     mean 0, variance 1 and no batches.
     """
-    made: dict[str, NDArray[Any]] = {}
+    weights: dict[str, NDArray[Any]] = {}
     for number, tensor in enumerate(arch.tensors):
         weight = f"{tensor.layer}.weight"
         shape = arch[weight].shape if weight in arch else tensor.shape
         size = (len(keys), *tensor.shape)
         if len(shape) < 2 or tensor.kind == "buffer":
-            one = tensor.name.endswith((".weight", ".running_var"))
-            made[tensor.name] = np.full(size, 1 if one else 0, dtype=tensor.dtype)
+            is_one = tensor.name.endswith((".weight", ".running_var"))
+            weights[tensor.name] = np.full(size, 1 if is_one else 0, dtype=tensor.dtype)
             continue
         blocks = np.arange(-(-tensor.size // 4), dtype=np.int64)
         words = np.stack(philox((blocks, number, _INITIAL, 0), keys[:, None]), axis=-1).reshape(len(keys), -1)
         bound = 1 / math.sqrt(math.prod(shape[1:]))
         values = bound * (2 * uniform(words[:, : tensor.size]) - 1)
-        made[tensor.name] = values.reshape(size).astype(tensor.dtype)
-    return made
+        weights[tensor.name] = values.reshape(size).astype(tensor.dtype)
+    return weights
 
 
 def order(keys: Any, epoch: int, positions: Any, count: int) -> Any:

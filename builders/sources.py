@@ -1,7 +1,4 @@
-"""What a recipe trains on, of whatever kind: loading it, bringing it to a device, showing it as networks see it.
-
-Points drawn around the centres of classes: a data set that is a function of a recipe alone.
-"""
+"""Loads the data of any recipe, brings it to a device, and makes its test inputs as networks see them."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +39,7 @@ def normals(seed: int, stream: int, count: int, size: int) -> NDArray[np.float64
 
     Notes
     -----
-    ``tests/builders/test_tables.py`` holds the distribution.
+    The distribution is tested in ``tests/builders/test_tables.py``.
     """
     blocks = np.arange(-(-size // 2), dtype=np.int64)
     words = philox((blocks, np.arange(count, dtype=np.int64)[:, None], stream, 0), derive_key(seed))
@@ -60,7 +57,7 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Source:
 
     Parameters
     ----------
-    folder : where the files lie, or a folder with a subfolder of the data set's name; by default the environment
+    folder : where the files are, or a folder with a subfolder of the data set's name; by default the environment
         variable ``CKPTZOO_DATA``. Points drawn around centres need none, and some data sets can be fetched without.
 
     Raises
@@ -75,7 +72,7 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Source:
     return data.load(recipe, folder)
 
 
-def material(recipe: Recipe, source: Source, device: str) -> Feed:
+def data_source(recipe: Recipe, source: Source, device: str) -> Feed:
     """The training set on a device, as engines read it."""
     if isinstance(source, Table):
         return TabularData.of(recipe, source, device)
@@ -90,5 +87,5 @@ def test_inputs(recipe: Recipe, source: Source, limit: int | None = None) -> NDA
 
 
 def input_bytes(source: Source) -> int:
-    """How many bytes an input is in float32, as the network sees it."""
+    """Bytes of one input in float32, as the network sees it."""
     return 4 * int(np.prod(source.half("train")[0].shape[1:]))

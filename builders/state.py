@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from builders import rng
 from builders.recipe import Recipe
-from ckptzoo import archs
 
 Tensors = dict[str, torch.Tensor]
 
@@ -35,8 +34,8 @@ class TrainingState:
     def initial(cls, recipe: Recipe, seeds: list[int], device: str) -> Self:
         """Freshly initialised members."""
         keys = rng.member_keys(recipe.digest, seeds)
-        made = rng.initial_weights(archs.architecture(recipe.architecture), keys)
-        weights = {name: torch.from_numpy(array).to(device) for name, array in made.items()}
+        arrays = rng.initial_weights(recipe.arch, keys)
+        weights = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
         return cls(
             keys, weights, {name: torch.zeros_like(weights[name]) for name in weights} if recipe.momentum else {}
         )

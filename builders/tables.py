@@ -57,7 +57,7 @@ def load(recipe: TableRecipe, folder: Path | None) -> Table:
 
     Parameters
     ----------
-    folder : where the file lies, or a folder with a subfolder of the data set's name.
+    folder : where the file is, or a folder with a subfolder of the data set's name.
 
     Raises
     ------
@@ -69,38 +69,42 @@ def load(recipe: TableRecipe, folder: Path | None) -> Table:
     if recipe.dataset not in _LOADERS:
         raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, tuple(_LOADERS))
     inputs, targets = _LOADERS[recipe.dataset](folder)
-    where = np.asarray(keyed_permutation(np.arange(len(inputs)), len(inputs), derive_key(0)))
-    train, test = where[: recipe.train], where[recipe.train :]
+    order = np.asarray(keyed_permutation(np.arange(len(inputs)), len(inputs), derive_key(0)))
+    train, test = order[: recipe.train], order[recipe.train :]
     problems = list(_problems(recipe, inputs[train], targets[train], len(test)))
     if problems:
         raise IntegrityError(problems)
-    seen = ((inputs - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
-    sought = ((targets - recipe.target_mean) / recipe.target_std).astype(np.float32)
-    return Table(recipe.dataset, seen[train], sought[train], seen[test], sought[test])
+    scaled_inputs = ((inputs - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
+    scaled_targets = ((targets - recipe.target_mean) / recipe.target_std).astype(np.float32)
+    return Table(recipe.dataset, scaled_inputs[train], scaled_targets[train], scaled_inputs[test], scaled_targets[test])
 
 
 def _problems(
     recipe: TableRecipe, inputs: NDArray[np.float64], targets: NDArray[np.float64], test: int
 ) -> Iterator[Problem]:
-    """What the recipe says otherwise than these training rows and that many for testing."""
-    where, step = f"recipe {recipe.name!r}", "Correct the recipe."
+    """Where the recipe differs from these training rows and the number of test rows."""
+    location, step = f"recipe {recipe.name!r}", "Correct the recipe."
     if (recipe.train, recipe.test) != (len(inputs), test):
         yield Problem(
-            where, "rows to train and test", f"{len(inputs) + test} in all", f"{recipe.train} and {recipe.test}", step
+            location,
+            "rows to train and test",
+            f"{len(inputs) + test} in all",
+            f"{recipe.train} and {recipe.test}",
+            step,
         )
         return
     if len(recipe.mean) != inputs.shape[1]:
-        yield Problem(where, "means and deviations", f"{inputs.shape[1]}, one a column", str(len(recipe.mean)), step)
+        yield Problem(location, "means and deviations", f"{inputs.shape[1]}, one a column", str(len(recipe.mean)), step)
         return
     columns = np.column_stack([inputs, targets])
     mean, std = columns.mean(0), columns.std(0)
-    for key, true, said in (
+    for key, measured, stated in (
         ("mean, target_mean", mean, (*recipe.mean, recipe.target_mean)),
         ("std, target_std", std, (*recipe.std, recipe.target_std)),
     ):
-        if not (np.abs(true - np.array(said)) <= _TOLERANCE * std).all():
-            expected = ", ".join(f"{value:.7g}" for value in true)
-            yield Problem(where, key, expected, ", ".join(f"{value:.7g}" for value in said), step)
+        if not (np.abs(measured - np.array(stated)) <= _TOLERANCE * std).all():
+            expected = ", ".join(f"{value:.7g}" for value in measured)
+            yield Problem(location, key, expected, ", ".join(f"{value:.7g}" for value in stated), step)
 
 
 def _energy(folder: Path | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -109,24 +113,24 @@ def _energy(folder: Path | None) -> tuple[NDArray[np.float64], NDArray[np.float6
     source = f"Save the sheet of https://archive.ics.uci.edu/dataset/242/energy+efficiency as {name}"
     if folder is None:
         step = f"{source} and name its folder with --data or {FOLDER_VARIABLE}."
-        raise ZooError(f"energy: data: expected a folder with {name}, got none. {step}")
+        raise ZooError(Problem("energy", "data", f"a folder with {name}", "none", step))
     folder = folder / "energy" if (folder / "energy").is_dir() else folder
     path = folder / name
     if not path.is_file():
-        raise ZooError(f"{folder}: data: expected {name}, got no such file. {source} there.")
+        raise ZooError(Problem(str(folder), "data", name, "no such file", f"{source} there."))
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     if lines[:1] != [header]:
-        raise _refused(path, "first line", header, (lines or ["nothing"])[0][:80])
+        raise _file_error(path, "first line", header, (lines or ["nothing"])[0][:80])
     try:
         values = np.array([[float(item) for item in line.split(",")] for line in lines[1:]])
     except ValueError as error:
-        raise _refused(path, "rows", "ten numbers each", str(error)[:200]) from error
+        raise _file_error(path, "rows", "ten numbers each", str(error)[:200]) from error
     if values.shape != (768, 10) or not np.isfinite(values).all():
-        raise _refused(path, "rows", "768 of ten finite numbers", f"{len(lines) - 1}, shape {values.shape}")
+        raise _file_error(path, "rows", "768 of ten finite numbers", f"{len(lines) - 1}, shape {values.shape}")
     return values[:, :8], values[:, 8]
 
 
-def _refused(path: Path, what: str, expected: str, got: str) -> IntegrityError:
+def _file_error(path: Path, what: str, expected: str, got: str) -> IntegrityError:
     return IntegrityError(Problem(path.name, what, expected, got, "Fetch the file again."))
 
 

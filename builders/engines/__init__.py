@@ -1,8 +1,8 @@
-"""Engines: how members that stand side by side take their steps.
+"""Engines: how members that are trained side by side take their steps.
 
-An engine is a function ``advance(material, state, stop)`` that changes the state in place. It takes its examples from
-``builders.data_source`` alone, so that every engine sees the same ones in the same order; a compiled one draws the same
-bits by the algorithms of ``builders.rng`` and ``ckptzoo.loader.permutation``.
+An engine is a function ``advance(data_source, state, stop)`` that changes the state in place. It takes its examples
+from ``builders.data_source`` alone, so that every engine sees the same ones in the same order; a compiled one draws the
+same bits by the algorithms of ``builders.rng`` and ``ckptzoo.loader.permutation``.
 """
 
 import re
@@ -23,11 +23,11 @@ _MODULES = {
     "compiled": "builders.engines.compiled",
     "fused": "builders.engines.fused",
 }
-_MADE_FOR = {"fused": "optunet", "optunet": "optunet", "mlp": "mlp-.*", "compiled": "optunet"}
+_ARCHITECTURES = {"fused": "optunet", "optunet": "optunet", "mlp": "mlp-.*", "compiled": "optunet"}
 """The architectures that an engine can train, a pattern of their names; the general one tries any.
 
-The faster one stands behind the slower. One that no device has measured yet stands before those that were, so that it
-is taken where somebody asks for it and never by itself: today that is ``fused``, which is tested on a CPU.
+A faster engine comes after a slower one. One that was not measured on any device yet comes before those that were, so
+that it is taken only where it is asked for: today that is ``fused``, which is tested on a CPU.
 """
 _DEVICES = {"compiled": ("cpu",), "fused": ("cuda",)}
 """The kinds of devices that an engine knows, where it does not know all."""
@@ -36,9 +36,9 @@ _EXTRAS = {"compiled": ("numba", "fast"), "fused": ("triton", "gpu")}
 
 
 class Engine(Protocol):
-    """The seam."""
+    """How steps are taken: the function ``advance`` of every engine's module."""
 
-    def __call__(self, material: Feed, state: TrainingState, stop: int) -> None:
+    def __call__(self, data_source: Feed, state: TrainingState, stop: int) -> None:
         """Train every member from ``state.step`` to ``stop`` optimiser steps, in place."""
         ...
 
@@ -65,20 +65,20 @@ def get(name: str) -> Engine:
     return import_module(_MODULES[name]).advance
 
 
-def able(recipe: Recipe, device: str = "cpu") -> tuple[str, ...]:
+def usable(recipe: Recipe, device: str = "cpu") -> tuple[str, ...]:
     """The engines that are installed and can train a recipe on a device, the fastest of the measured last."""
     kind = device.partition(":")[0]
     fit = (
         name
-        for name, pattern in _MADE_FOR.items()
+        for name, pattern in _ARCHITECTURES.items()
         if re.fullmatch(pattern, recipe.architecture) and kind in _DEVICES.get(name, (kind,)) and _installed(name)
     )
     return (GENERAL, *fit)
 
 
-def best(recipe: Recipe, device: str = "cpu") -> str:
+def fastest(recipe: Recipe, device: str = "cpu") -> str:
     """The fastest of the measured engines that are installed and can train a recipe on a device."""
-    return able(recipe, device)[-1]
+    return usable(recipe, device)[-1]
 
 
 def _installed(name: str) -> bool:

@@ -24,16 +24,16 @@ _TANH: Activation = (lambda value: value.copy_(torch.tanh(value.double())), lamb
 _RELU: Activation = (torch.relu_, lambda value: (value > 0).to(value.dtype))
 
 
-def advance(material: Feed, state: TrainingState, stop: int) -> None:
+def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
     """See ``builders.engines.Engine``."""
-    recipe = material.recipe
+    recipe = data_source.recipe
     loss, activation = losses.get(recipe.loss), _TANH if recipe.architecture.startswith("mlp-tanh-") else _RELU
-    turned = TrainingState(state.keys, _members_last(state.weights), _members_last(state.momentum), state.step)
-    for batch in material.batches(state.keys, state.step, stop):
-        sgd.update(recipe, turned, _gradients(turned.weights, batch, loss, activation), batch.rate)
-    for kept, made in ((state.weights, turned.weights), (state.momentum, turned.momentum)):
-        for name, tensor in kept.items():
-            tensor.copy_(made[name])
+    members_last = TrainingState(state.keys, _members_last(state.weights), _members_last(state.momentum), state.step)
+    for batch in data_source.batches(state.keys, state.step, stop):
+        sgd.update(recipe, members_last, _gradients(members_last.weights, batch, loss, activation), batch.rate)
+    for target, source in ((state.weights, members_last.weights), (state.momentum, members_last.momentum)):
+        for name, tensor in target.items():
+            tensor.copy_(source[name])
     state.step = stop
 
 
@@ -49,23 +49,23 @@ def _gradients(weights: Tensors, batch: TrainingBatch, loss: Loss, activation: A
     matrices = [weights[f"{layer}.weight"].movedim(0, -1) for layer in layers]
     values = [batch.inputs.permute(2, 1, 0).contiguous()]
     for number, (layer, matrix) in enumerate(zip(layers, matrices, strict=True), 1):
-        members, size = weights[f"{layer}.bias"].movedim(0, -1)[:, None], values[-1].shape[1]
-        made = members.repeat(1, size, 1)
-        for at, value in enumerate(values[-1]):
-            made.addcmul_(matrix[:, at, None], value)
-        values.append(apply(made) if number < len(layers) else made)
-    error = loss.slope(values.pop().permute(2, 1, 0), batch.targets).permute(2, 1, 0).contiguous()
-    found: Tensors = {}
+        bias, size = weights[f"{layer}.bias"].movedim(0, -1)[:, None], values[-1].shape[1]
+        totals = bias.repeat(1, size, 1)
+        for index, value in enumerate(values[-1]):
+            totals.addcmul_(matrix[:, index, None], value)
+        values.append(apply(totals) if number < len(layers) else totals)
+    error = loss.output_gradient(values.pop().permute(2, 1, 0), batch.targets).permute(2, 1, 0).contiguous()
+    gradients: Tensors = {}
     for number, (layer, matrix) in reversed(list(enumerate(zip(layers, matrices, strict=True)))):
         value = values.pop()
         product, total = torch.zeros_like(matrix), error.new_zeros(error.shape[0], error.shape[2])
-        for at in range(error.shape[1]):
-            product.addcmul_(error[:, at, None], value[:, at])
-            total.add_(error[:, at])
-        found[f"{layer}.weight"], found[f"{layer}.bias"] = product.movedim(-1, 0), total.movedim(-1, 0)
+        for index in range(error.shape[1]):
+            product.addcmul_(error[:, index, None], value[:, index])
+            total.add_(error[:, index])
+        gradients[f"{layer}.weight"], gradients[f"{layer}.bias"] = product.movedim(-1, 0), total.movedim(-1, 0)
         if number:
             back = torch.zeros_like(value)
-            for at, one in enumerate(error):
-                back.addcmul_(matrix[at, :, None], one)
+            for index, row_error in enumerate(error):
+                back.addcmul_(matrix[index, :, None], row_error)
             error = back.mul_(derivative(value))
-    return found
+    return gradients

@@ -21,20 +21,20 @@ _USED = 27
 """Rows and columns of the 28x28 input that pooling leaves in use."""
 
 
-class _Room:
+class _Workspace:
     """Memory for the large intermediate results, kept from step to step: fresh pages cost as much as the arithmetic."""
 
-    def __init__(self, members: int, batch: int, material: DataSource) -> None:
-        self._material = material
-        small = material.pixels.numel() < 2**31
-        count, device = members * batch, material.device
+    def __init__(self, members: int, batch: int, data_source: DataSource) -> None:
+        self._data_source = data_source
+        small = data_source.pixels.numel() < 2**31
+        count, device = members * batch, data_source.device
         self._index = torch.empty(count * _USED**2, dtype=torch.int32 if small else torch.int64, device=device)
         self._raw = torch.empty(count * _USED**2, dtype=torch.uint8, device=device)
         self._images = torch.empty(count * _USED**2, device=device)
         self._patches = torch.empty(count * 36 * 64, device=device)
         self._before = torch.empty(count * 18 * 64, device=device)
         corner = torch.arange(_USED, device=device, dtype=self._index.dtype)
-        self._window = (corner[:, None] * material.width + corner).reshape(-1, 1)
+        self._window = (corner[:, None] * data_source.width + corner).reshape(-1, 1)
         self.matrix1 = torch.zeros(members, 18, 36, device=device)
         self.matrix2 = torch.zeros(2 * members, 80, 64, device=device)
 
@@ -44,8 +44,8 @@ class _Room:
         count = members * _USED**2 * batch
         index = self._index[:count].view(members, _USED**2, batch)
         torch.add(corners.to(index.dtype)[:, None], self._window, out=index)
-        raw = torch.index_select(self._material.pixels, 0, index.view(-1), out=self._raw[:count])
-        images = self._material.seen(raw, out=self._images[:count])
+        raw = torch.index_select(self._data_source.pixels, 0, index.view(-1), out=self._raw[:count])
+        images = self._data_source.network_inputs(raw, out=self._images[:count])
         row = _USED * batch
         strides = (_USED * row, row, batch, 3 * row, 3 * batch, 1)
         patches = self._patches[: members * 36 * 64 * batch]
@@ -57,16 +57,16 @@ class _Room:
         return self._before[: members * 18 * 64 * batch].view(members, 18, 64 * batch)
 
 
-def advance(material: DataSource, state: TrainingState, stop: int) -> None:
+def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
     """See ``builders.engines.Engine``; a group of 4 to 16 members is fastest on one CPU core, all of them on a GPU."""
-    room = _Room(len(state), material.recipe.batch, material)
-    for step in steps(material, state.keys, state.step, stop):
-        found = _gradients(state.weights, room.patches(step.corners), step.labels, room)
-        sgd.update(material.recipe, state, found, step.rate)
+    workspace = _Workspace(len(state), data_source.recipe.batch, data_source)
+    for step in steps(data_source, state.keys, state.step, stop):
+        gradients = _gradients(state.weights, workspace.patches(step.corners), step.labels, workspace)
+        sgd.update(data_source.recipe, state, gradients, step.rate)
     state.step = stop
 
 
-def _gradients(weights: Tensors, patches: torch.Tensor, labels: torch.Tensor, room: _Room) -> Tensors:
+def _gradients(weights: Tensors, patches: torch.Tensor, labels: torch.Tensor, workspace: _Workspace) -> Tensors:
     """Gradients of the mean cross-entropy of each member's batch.
 
     Parameters
@@ -78,13 +78,13 @@ def _gradients(weights: Tensors, patches: torch.Tensor, labels: torch.Tensor, ro
     members, batch = labels.shape
     head, bias = weights["fc.weight"], weights["fc.bias"]
 
-    _places1(room.matrix1).copy_(weights["conv1.weight"].view(members, 1, 1, 2, 4, 4))
-    before = torch.bmm(room.matrix1, patches, out=room.before(members, batch))
+    _kernel1_places(workspace.matrix1).copy_(weights["conv1.weight"].view(members, 1, 1, 2, 4, 4))
+    before = torch.bmm(workspace.matrix1, patches, out=workspace.before(members, batch))
     windows = before.view(members, 9, 128 * batch)
     pooled = windows.amax(1)
     hidden1 = pooled.clamp_min(0).view(2 * members, 64, batch)
-    _places2(room.matrix2).copy_(weights["conv2.weight"].view(members, 10, 1, 1, 5, 5))
-    flat2 = torch.bmm(room.matrix2, hidden1).relu_()
+    _kernel2_places(workspace.matrix2).copy_(weights["conv2.weight"].view(members, 10, 1, 1, 5, 5))
+    flat2 = torch.bmm(workspace.matrix2, hidden1).relu_()
     hidden2 = flat2.view(members, 10, 16, batch)
     features = hidden2.mean(2)
     logits = torch.baddbmm(bias[:, :, None], head, features)
@@ -92,25 +92,27 @@ def _gradients(weights: Tensors, patches: torch.Tensor, labels: torch.Tensor, ro
     error = torch.softmax(logits, 1)
     error.scatter_add_(1, labels[:, None], error.new_full((1, 1, 1), -1.0).expand(members, 1, batch))
     error.div_(batch)
-    back = torch.bmm(head.transpose(1, 2), error).div_(16)
+    back = torch.bmm(head.transpose(1, 2), error).div_(16)  # the features are means over 16 places
+    # What ReLU returns is 0 or positive, so that its sign is ReLU's derivative.
     hidden2.sign_().mul_(back[:, :, None])
-    back1 = torch.bmm(room.matrix2.transpose(1, 2), flat2)
+    back1 = torch.bmm(workspace.matrix2.transpose(1, 2), flat2)
     product2 = torch.bmm(flat2, hidden1.transpose(1, 2))
     back1.mul_(hidden1.sign_())
 
+    # 1 where a value is its window's maximum, which shares the gradient with the others that are.
     torch.eq(windows, pooled[:, None], out=windows)
     share = back1.view(members, -1).div_(windows.sum(1))
     windows.mul_(share[:, None])
     product1 = torch.bmm(before, patches.transpose(1, 2))
     return {
-        "conv1.weight": _places1(product1).sum((1, 2))[:, :, None],
-        "conv2.weight": _places2(product2).sum((2, 3))[:, :, None],
+        "conv1.weight": _kernel1_places(product1).sum((1, 2))[:, :, None],
+        "conv2.weight": _kernel2_places(product2).sum((2, 3))[:, :, None],
         "fc.weight": torch.bmm(error, features.transpose(1, 2)),
         "fc.bias": error.sum(2),
     }
 
 
-def _places1(matrix: torch.Tensor) -> torch.Tensor:
+def _kernel1_places(matrix: torch.Tensor) -> torch.Tensor:
     """(M, 3, 3, 2, 4, 4): the first kernels at each of their places in matrices (M, 18, 36).
 
     Row (y, x, c) and column (y + i, x + j) hold the weight (i, j) of channel c.
@@ -118,7 +120,7 @@ def _places1(matrix: torch.Tensor) -> torch.Tensor:
     return matrix.as_strided((len(matrix), 3, 3, 2, 4, 4), (648, 216 + 6, 72 + 1, 36, 6, 1))
 
 
-def _places2(matrix: torch.Tensor) -> torch.Tensor:
+def _kernel2_places(matrix: torch.Tensor) -> torch.Tensor:
     """(M, 10, 4, 4, 5, 5): the second kernels at each of their places in matrices (2 M, 80, 64).
 
     Row (o, y, x) and column (y + i, x + j) hold the weight (i, j) of output o.

@@ -28,13 +28,13 @@ from tests.support.effort import examples
 torch.set_num_threads(1)
 FULL = data.load(Recipe.load("digits-optunet"))
 RECIPE = dataclasses.replace(
-    data.checked(Recipe.load("digits-optunet")), train=6, test=4, batch=4, milestones=(1,), learning_rate=0.05
+    data.require_images(Recipe.load("digits-optunet")), train=6, test=4, batch=4, milestones=(1,), learning_rate=0.05
 )
 """Two steps an epoch, the second of two images; the rate halves after the first epoch."""
 NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
 
 
-def material(recipe: ImageRecipe, *, blank: bool = False) -> DataSource:
+def data_source(recipe: ImageRecipe, *, blank: bool = False) -> DataSource:
     images = FULL.train_images[: recipe.train].copy()
     if blank:
         images[::2] = 0
@@ -89,7 +89,7 @@ def test_order_and_crops_are_those_of_builders_draws(
 def test_steps_are_those_of_the_general_engine_whatever_the_way_and_the_company() -> None:
     """Over the end of an epoch, with momentum and weight decay."""
     recipe = dataclasses.replace(RECIPE, momentum=0.9, weight_decay=0.01)
-    images = material(recipe)
+    images = data_source(recipe)
     ours, alone, theirs = (TrainingState.initial(recipe, seeds, "cpu") for seeds in ([3, 11], [11], [3, 11]))
     for stop in (1, 3):
         fused.advance(images, ours, stop)
@@ -106,7 +106,7 @@ def test_steps_are_those_of_the_general_engine_whatever_the_way_and_the_company(
 
 def test_without_momentum_and_decay_they_are_those_of_both_other_engines() -> None:
     recipe = dataclasses.replace(RECIPE, weight_decay=0.0)
-    images = material(recipe)
+    images = data_source(recipe)
     states = [TrainingState.initial(recipe, [5], "cpu") for _ in range(3)]
     for name, state in zip(("general", "optunet"), states, strict=False):
         engines.get(name)(images, state, 3)
@@ -121,7 +121,7 @@ def test_the_gradient_is_that_of_double_precision(size: int) -> None:
     """A step so large that what it leaves of the weights is the gradient; 33 images take 64 lanes."""
     rate = 2.0**24
     recipe = dataclasses.replace(RECIPE, train=40, batch=size, weight_decay=0.0, learning_rate=rate)
-    images = material(recipe)
+    images = data_source(recipe)
     state = TrainingState.initial(recipe, [2], "cpu")
     for tensor in state.weights.values():
         tensor.mul_(2)
@@ -139,7 +139,7 @@ def test_the_gradient_is_that_of_double_precision(size: int) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_one_weight_that_is_no_number_spreads_as_in_the_general_engine() -> None:
-    images = material(RECIPE)
+    images = data_source(RECIPE)
     ours, theirs = (
         TrainingState.initial(RECIPE, [0, 1, 2, 3], "cpu"),
         TrainingState.initial(RECIPE, [0, 1, 2, 3], "cpu"),
@@ -157,7 +157,7 @@ def test_one_weight_that_is_no_number_spreads_as_in_the_general_engine() -> None
 def test_blank_images_and_dead_channels_have_the_gradients_of_autograd() -> None:
     """Every window of a blank image is a tie, and a channel that is never above 0 has no gradient."""
     recipe = dataclasses.replace(RECIPE, crop_pad=0, weight_decay=0.0)
-    images = material(recipe, blank=True)
+    images = data_source(recipe, blank=True)
     ours, theirs = TrainingState.initial(recipe, [0], "cpu"), TrainingState.initial(recipe, [0], "cpu")
     for state in (ours, theirs):
         state.weights["conv1.weight"][0, 0].abs_()
@@ -170,7 +170,7 @@ def test_blank_images_and_dead_channels_have_the_gradients_of_autograd() -> None
 
 
 def test_what_it_cannot_train_is_refused() -> None:
-    state, images = TrainingState.initial(RECIPE, [0], "cpu"), material(RECIPE)
+    state, images = TrainingState.initial(RECIPE, [0], "cpu"), data_source(RECIPE)
     with pytest.raises(ZooError, match="expected 28x28 pixels on cuda, got 27x28 on cpu"):
         fused.advance(dataclasses.replace(images, height=images.height - 1), state, 1)
     large = dataclasses.replace(images, recipe=dataclasses.replace(RECIPE, batch=257))

@@ -14,7 +14,7 @@ import builders.build
 import ckptzoo
 from builders import engines
 from builders.build import build
-from builders.checkpointing import FOLDER, Interrupted
+from builders.checkpointing import WORK_FOLDER, Interrupted
 from builders.recipe import Recipe
 from ckptzoo.errors import ZooError
 
@@ -37,14 +37,14 @@ def test_a_build_goes_on_with_the_engine_that_it_was_begun_with(
 ) -> None:
     quiet = Console(file=io.StringIO())
     with monkeypatch.context() as hurried:
-        hurried.setattr(builders.build, "stopping", impatient)
+        hurried.setattr(builders.build, "catch_stop_signals", impatient)
         with pytest.raises(Interrupted):
             build(QUICK, tmp_path, members=2, engine="optunet", console=quiet)
-    assert engines.best(QUICK) != "optunet"
+    assert engines.fastest(QUICK) != "optunet"
     with pytest.raises(ZooError, match=r"expected engine optunet, got engine general\. Carry it on"):
         build(QUICK, tmp_path, members=2, engine="general", console=quiet)
     assert build(QUICK, tmp_path, members=2, console=quiet).checkpoints == 2
     assert engine_of(tmp_path) == {"optunet"}
-    assert not (tmp_path / FOLDER).exists()
+    assert not (tmp_path / WORK_FOLDER).exists()
     assert build(QUICK, tmp_path, members=3, console=quiet).checkpoints == 1
-    assert engine_of(tmp_path) == {"optunet", engines.best(QUICK)}
+    assert engine_of(tmp_path) == {"optunet", engines.fastest(QUICK)}

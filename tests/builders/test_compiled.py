@@ -18,7 +18,7 @@ from builders.engines.compiled import rng, training
 from builders.engines.compiled.workspace import Workspace
 from builders.recipe import Recipe
 from builders.state import TrainingState
-from builders.train import trainer
+from builders.train import open_trainer
 from ckptzoo import archs
 from ckptzoo.errors import MissingExtraError, ZooError
 
@@ -28,17 +28,17 @@ NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
 
 
 def test_it_is_the_fastest_where_it_is_able() -> None:
-    assert engines.best(DIGITS) == engines.best(DIGITS, "cpu") == "compiled"
-    assert engines.best(DIGITS, "cuda") == engines.best(DIGITS, "cuda:1") == "optunet"
-    assert engines.best(Recipe.load("toy")) == "mlp"
-    with trainer(DIGITS, FULL) as crew:
-        assert crew.engine is compiled.advance
+    assert engines.fastest(DIGITS) == engines.fastest(DIGITS, "cpu") == "compiled"
+    assert engines.fastest(DIGITS, "cuda") == engines.fastest(DIGITS, "cuda:1") == "optunet"
+    assert engines.fastest(Recipe.load("toy")) == "mlp"
+    with open_trainer(DIGITS, FULL) as trainer:
+        assert trainer.engine is compiled.advance
 
 
 def test_without_numba_there_are_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
-    assert engines.able(DIGITS) == ("general", "optunet")
-    assert engines.best(DIGITS) == "optunet"
+    assert engines.usable(DIGITS) == ("general", "optunet")
+    assert engines.fastest(DIGITS) == "optunet"
     with pytest.raises(MissingExtraError, match=r"ckptzoo\[fast\]"):
         engines.get("compiled")
 
@@ -54,9 +54,13 @@ def test_numba_is_imported_where_it_is_used_alone() -> None:
 
 def test_what_runs_was_compiled_from_these_files() -> None:
     files = sorted(Path(training.__file__).parent.glob("*.py"))
-    material, rule, keys = DataSource.of(DIGITS, FULL, "cpu"), compiled.rule(DIGITS, 0, 1), np.empty(0, np.uint64)
+    data_source, rule, keys = (
+        DataSource.of(DIGITS, FULL, "cpu"),
+        compiled.sgd_settings(DIGITS, 0, 1),
+        np.empty(0, np.uint64),
+    )
     nobody = tuple(np.empty((0, size), np.float32) for size in (32, 250, 100, 10))
-    ran = training.train(Workspace.empty(), compiled.images(material), rule, keys, nobody, nobody, 0, 1)
+    ran = training.train(Workspace.empty(), compiled.images(data_source), rule, keys, nobody, nobody, 0, 1)
     assert ran == sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
@@ -69,31 +73,33 @@ def test_it_needs_no_place_for_its_cache(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_other_images_are_refused() -> None:
-    material = DataSource.of(DIGITS, FULL, "cpu")
+    data_source = DataSource.of(DIGITS, FULL, "cpu")
     with pytest.raises(ZooError, match="expected 28x28 pixels on cpu, got 27x28 on cpu"):
         compiled.advance(
-            dataclasses.replace(material, height=material.height - 1), TrainingState.initial(DIGITS, [0], "cpu"), 1
+            dataclasses.replace(data_source, height=data_source.height - 1),
+            TrainingState.initial(DIGITS, [0], "cpu"),
+            1,
         )
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 64, 70])
 def test_the_gradient_is_that_of_double_precision(size: int) -> None:
     recipe = dataclasses.replace(DIGITS, batch=size)
-    material = DataSource.of(recipe, FULL, "cpu")
+    data_source = DataSource.of(recipe, FULL, "cpu")
     for seed in range(4):
         state = TrainingState.initial(recipe, [seed], "cpu")
-        batch = next(material.batches(state.keys, 3, 4))
+        batch = next(data_source.batches(state.keys, 3, 4))
         weights = {name: (tensor[0] * 2).double().requires_grad_() for name, tensor in state.weights.items()}
         model = archs.get("optunet")().double()
         outputs = torch.func.functional_call(model, weights, (batch.inputs[0].double(),))
         nn.functional.cross_entropy(outputs, batch.targets[0]).backward()
 
-        step = next(steps(material, state.keys, 3, 4))
-        room, padding = Workspace.empty(), -size % 16
+        step = next(steps(data_source, state.keys, 3, 4))
+        workspace, padding = Workspace.empty(), -size % 16
         corners, labels = (np.pad(part[0].numpy(), (0, padding), mode="edge") for part in (step.corners, step.labels))
         flat = tuple(weights[name].detach().float().numpy().reshape(-1) for name in NAMES)
-        training.gradients(room, compiled.images(material), flat, corners, labels, size)
-        for name, found in zip(NAMES, (room.conv1, room.conv2, room.head, room.bias), strict=True):
+        training.gradients(workspace, compiled.images(data_source), flat, corners, labels, size)
+        for name, found in zip(NAMES, (workspace.conv1, workspace.conv2, workspace.head, workspace.bias), strict=True):
             exact = weights[name].grad
             assert exact is not None
             expected = exact.numpy().reshape(-1)
@@ -103,14 +109,14 @@ def test_the_gradient_is_that_of_double_precision(size: int) -> None:
 @pytest.mark.parametrize("rate", [10.0, 1e4, 1e30])
 def test_members_diverge_as_in_the_general_engine(rate: float) -> None:
     recipe = dataclasses.replace(DIGITS, learning_rate=rate)
-    material = DataSource.of(recipe, FULL, "cpu")
+    data_source = DataSource.of(recipe, FULL, "cpu")
     ours, theirs = (
         TrainingState.initial(recipe, list(range(6)), "cpu"),
         TrainingState.initial(recipe, list(range(6)), "cpu"),
     )
     for stop in range(1, 6):
-        compiled.advance(material, ours, stop)
-        engines.get(engines.GENERAL)(material, theirs, stop)
+        compiled.advance(data_source, ours, stop)
+        engines.get(engines.GENERAL)(data_source, theirs, stop)
         for name, tensor in theirs.weights.items():
             assert torch.equal(ours.weights[name].isnan(), tensor.isnan()), (stop, name)
             assert torch.equal(ours.weights[name].isinf(), tensor.isinf()), (stop, name)
@@ -118,7 +124,7 @@ def test_members_diverge_as_in_the_general_engine(rate: float) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -1e37, 1e20])
 def test_one_weight_that_is_no_number_spreads_as_in_the_general_engine(value: float) -> None:
-    material = DataSource.of(DIGITS, FULL, "cpu")
+    data_source = DataSource.of(DIGITS, FULL, "cpu")
     ours, theirs = (
         TrainingState.initial(DIGITS, list(range(8)), "cpu"),
         TrainingState.initial(DIGITS, list(range(8)), "cpu"),
@@ -127,8 +133,8 @@ def test_one_weight_that_is_no_number_spreads_as_in_the_general_engine(value: fl
         for member, (name, place) in enumerate((name, place) for name in NAMES for place in (0, -1)):
             state.weights[name][member].view(-1)[place] = value
     for stop in (1, 2):
-        compiled.advance(material, ours, stop)
-        engines.get(engines.GENERAL)(material, theirs, stop)
+        compiled.advance(data_source, ours, stop)
+        engines.get(engines.GENERAL)(data_source, theirs, stop)
         for name, tensor in theirs.weights.items():
             assert torch.equal(ours.weights[name].isnan(), tensor.isnan()), (stop, name)
 
@@ -137,6 +143,8 @@ def test_one_weight_that_is_no_number_spreads_as_in_the_general_engine(value: fl
 def test_sides_and_rates_are_those_of_the_order_and_the_recipe(epochs: tuple[int, int]) -> None:
     recipe = dataclasses.replace(DIGITS, milestones=(1, 2))
     first, last = epochs
-    rule = compiled.rule(recipe, first * recipe.epoch_steps, last * recipe.epoch_steps)
-    assert rule.rates[: last - first].tolist() == pytest.approx([recipe.rate(epoch) for epoch in range(first, last)])
+    rule = compiled.sgd_settings(recipe, first * recipe.epoch_steps, last * recipe.epoch_steps)
+    assert rule.rates[: last - first].tolist() == pytest.approx(
+        [recipe.scheduled_rate(epoch) for epoch in range(first, last)]
+    )
     assert (rng.side(255), rng.side(256), rng.side(257), rng.side(60000)) == (16, 16, 18, 246)

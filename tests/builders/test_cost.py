@@ -67,7 +67,7 @@ def test_the_last_checkpoint_of_each_member_counts(tmp_path: Path) -> None:
     assert [item.members for item in cost(zoo.where("member == 'c'")).spendings] == [1]
 
 
-def test_a_strangers_figures_are_judged(tmp_path: Path) -> None:
+def test_untrusted_figures_are_added_only_if_they_are_numbers(tmp_path: Path) -> None:
     odd: list[Any] = ["[1]", "{", '{"energy_joules": NaN}', '{"energy_joules": -3}', '{"energy_joules": "much"}']
     odd += ['{"energy_joules": true, "engine": 7}', '{"energy_joules": 36}']
     seconds = [math.nan, math.inf, -1.0, None, 0.0, 2.0, 4.0]

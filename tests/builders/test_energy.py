@@ -19,7 +19,7 @@ from safetensors.numpy import load, save
 import builders.build
 import ckptzoo
 from builders.build import build
-from builders.checkpointing import FOLDER, Interrupted
+from builders.checkpointing import WORK_FOLDER, Interrupted
 from builders.energy import Counter, Spent, counter_of, spent
 from builders.recipe import Recipe
 
@@ -102,7 +102,7 @@ def lives(path: Path, monkeypatch: pytest.MonkeyPatch, *counters: Counter | None
     """Build four members; the process is stopped between these counters."""
     quiet = Console(file=io.StringIO())
     with monkeypatch.context() as hurried:
-        hurried.setattr(builders.build, "stopping", impatient)
+        hurried.setattr(builders.build, "catch_stop_signals", impatient)
         hurried.setattr(builders.build, "_SPAN_SECONDS", 1e-9)
         for counter in counters[:-1]:
             with pytest.raises(Interrupted):
@@ -129,11 +129,11 @@ def test_a_state_that_was_saved_before_energy_was_counted(tmp_path: Path, monkey
     counter, _ = steady()
     quiet = Console(file=io.StringIO())
     with monkeypatch.context() as hurried:
-        hurried.setattr(builders.build, "stopping", impatient)
+        hurried.setattr(builders.build, "catch_stop_signals", impatient)
         hurried.setattr(builders.build, "_SPAN_SECONDS", 1e-9)
         with pytest.raises(Interrupted):
             build(TOY, tmp_path, members=4, counter=counter, console=quiet)
-    (state,) = (tmp_path / FOLDER / TOY.prefix).glob("*.state.safetensors")
+    (state,) = (tmp_path / WORK_FOLDER / TOY.prefix).glob("*.state.safetensors")
     state.write_bytes(save(load(state.read_bytes()), metadata={"step": "9", "seconds": "12.5"}))
     build(TOY, tmp_path, members=4, counter=counter, console=quiet)
     rows = ckptzoo.open(tmp_path).metadata.to_pylist()

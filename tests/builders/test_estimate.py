@@ -20,7 +20,7 @@ from builders.build import build
 from builders.estimate import Estimate, estimate
 from builders.recipe import Recipe
 from builders.state import TrainingState
-from builders.train import Trainer, trainer
+from builders.train import Trainer, open_trainer
 from ckptzoo.errors import UnknownNameError, ZooError
 
 QUICK = Recipe.load("digits-optunet").shortened(1)
@@ -106,18 +106,18 @@ def test_what_is_done_once_is_not_counted(tmp_path: Path, monkeypatch: pytest.Mo
     @contextmanager
     def compiling(*arguments: Any, **options: Any) -> Iterator[Trainer]:
         """A trainer whose engine takes a second longer when it is first used."""
-        with trainer(*arguments, **options) as crew:
+        with open_trainer(*arguments, **options) as trainer:
 
-            def advance(material: Any, state: TrainingState, stop: int) -> None:
+            def advance(data_source: Any, state: TrainingState, stop: int) -> None:
                 if not once:
                     once.append(stop)
                     time.sleep(1)
-                crew.engine(material, state, stop)
+                trainer.engine(data_source, state, stop)
 
-            yield dataclasses.replace(crew, engine=advance)
+            yield dataclasses.replace(trainer, engine=advance)
 
     build(QUICK, tmp_path / "plain", members=2, engine="optunet", console=Console(file=io.StringIO()))
-    monkeypatch.setattr(builders.build, "trainer", compiling)
+    monkeypatch.setattr(builders.build, "open_trainer", compiling)
     monkeypatch.setattr(builders.build, "SECONDS", 1e-9)
     lines = io.StringIO()
     made = build(QUICK, tmp_path / "slow", members=2, engine="optunet", console=Console(file=lines))

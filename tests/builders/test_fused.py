@@ -14,7 +14,7 @@ from builders import data, engines
 from builders.data_source import DataSource
 from builders.recipe import Recipe
 from builders.state import TrainingState
-from builders.train import trainer
+from builders.train import open_trainer
 from ckptzoo.errors import MissingExtraError, ZooError
 from tests.support.effort import ALL
 
@@ -28,17 +28,17 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA dev
 
 
 def test_it_is_there_for_who_asks_on_a_gpu() -> None:
-    assert engines.able(DIGITS, "cuda") == ("general", "fused", "optunet")
-    assert engines.best(DIGITS, "cuda:1") == "optunet"
-    assert "fused" not in engines.able(DIGITS, "cpu")
-    assert "fused" not in engines.able(Recipe.load("toy"), "cuda")
-    with pytest.raises(ZooError, match="got fused"), trainer(DIGITS, FULL, engine="fused"):
+    assert engines.usable(DIGITS, "cuda") == ("general", "fused", "optunet")
+    assert engines.fastest(DIGITS, "cuda:1") == "optunet"
+    assert "fused" not in engines.usable(DIGITS, "cpu")
+    assert "fused" not in engines.usable(Recipe.load("toy"), "cuda")
+    with pytest.raises(ZooError, match="got fused"), open_trainer(DIGITS, FULL, engine="fused"):
         pass
 
 
 def test_without_triton_there_are_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert engines.able(DIGITS, "cuda") == ("general", "optunet")
+    assert engines.usable(DIGITS, "cuda") == ("general", "optunet")
     with pytest.raises(MissingExtraError, match=r"ckptzoo\[gpu\]"):
         engines.get("fused")
 
@@ -102,9 +102,9 @@ def test_a_gpu_takes_the_steps_of_the_engine_optunet(batch: int, momentum: float
     steps = recipe.epoch_steps + 20
     states = []
     for engine in ("optunet", "fused"):
-        with trainer(recipe, FULL, device="cuda", engine=engine) as crew:
-            states.append(crew.start([0, 1, 2]))
-            crew.advance(states[-1], steps)
+        with open_trainer(recipe, FULL, device="cuda", engine=engine) as trainer:
+            states.append(trainer.start([0, 1, 2]))
+            trainer.advance(states[-1], steps)
     assert states[1].step == steps
     for name, tensor in states[0].weights.items():
         torch.testing.assert_close(tensor, states[1].weights[name], rtol=0, atol=1e-3)
@@ -114,12 +114,12 @@ def test_a_gpu_takes_the_steps_of_the_engine_optunet(batch: int, momentum: float
 @pytest.mark.gpu
 @on_a_gpu
 def test_on_a_gpu_a_member_does_not_depend_on_its_company_or_the_way() -> None:
-    with trainer(DIGITS, FULL, device="cuda", engine="fused") as crew:
-        together, alone = crew.start(range(3000)), crew.start([7, 2999])
-        crew.advance(together, 200)
+    with open_trainer(DIGITS, FULL, device="cuda", engine="fused") as trainer:
+        together, alone = trainer.start(range(3000)), trainer.start([7, 2999])
+        trainer.advance(together, 200)
         for stop in (1, 64, 113, 200):
-            crew.advance(alone, stop)
-        accuracy = crew.measure(alone.weights)["test_accuracy"]
+            trainer.advance(alone, stop)
+        accuracy = trainer.measure(alone.weights)["test_accuracy"]
     for name, tensor in together.weights.items():
         assert tensor.isfinite().all()
         assert torch.equal(tensor[[7, 2999]], alone.weights[name])

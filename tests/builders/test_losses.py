@@ -24,7 +24,7 @@ def examples(name: str, members: int, batch: int) -> tuple[torch.Tensor, torch.T
 def test_the_slope_is_the_gradient_of_the_mean(name: str) -> None:
     loss = losses.get(name)
     outputs, targets = examples(name, 4, 7)
-    found = loss.slope(outputs, targets)
+    found = loss.output_gradient(outputs, targets)
     assert (found.shape, found.dtype) == (outputs.shape, torch.float32)
     for number in range(4):
         one = outputs[number].clone().requires_grad_()

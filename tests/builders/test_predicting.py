@@ -11,7 +11,7 @@ import torch
 import ckptzoo
 from builders import data
 from builders.__main__ import run
-from builders.predicting import shown
+from builders.predicting import input_sets
 from builders.recipe import FOLDER, ImageRecipe, Recipe
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, ZooError
@@ -103,28 +103,28 @@ def test_a_set_that_is_missing_or_does_not_fit_stops_the_build_first(
     with pytest.raises(
         ZooError, match=r"clothes: images: expected \(1, 28, 28\), as those of digits, got \(1, 20, 20\)"
     ):
-        shown(Recipe.load(recipe), tmp_path)
+        input_sets(Recipe.load(recipe), tmp_path)
 
 
 def test_the_other_set_may_lie_beside_the_recipes_own(recipe: Path, tmp_path: Path) -> None:
     images = others(tmp_path / "data")
     (tmp_path / "data" / "digits").mkdir()
-    found = shown(Recipe.load(recipe), tmp_path / "data" / "digits")[1]
+    found = input_sets(Recipe.load(recipe), tmp_path / "data" / "digits")[1]
     assert np.array_equal(found.inputs, data.inputs(Recipe.load(recipe), images))
     others(tmp_path / "data" / "digits", size=20)
     with pytest.raises(ZooError, match=r"got \(1, 20, 20\)"):
-        shown(Recipe.load(recipe), tmp_path / "data" / "digits")  # what lies within comes first
+        input_sets(Recipe.load(recipe), tmp_path / "data" / "digits")  # what lies within comes first
 
 
 def test_labels_that_are_not_among_the_outputs_are_left_out(tmp_path: Path) -> None:
-    (points,) = shown(Recipe.load("toy"))
+    (points,) = input_sets(Recipe.load("toy"))
     assert (points.name, points.inputs.shape, points.targets) == ("two-gaussians/test", (400, 2), None)
     assert run(["build", "toy", "--members", "2", "--epochs", "1", "--to", str(tmp_path), "--predictions"]) == 0
     found = ckptzoo.open(tmp_path).predictions("two-gaussians/test")
     assert (found.logits.shape, found.targets) == ((2, 400, 1), None)
     text = (FOLDER / "toy.toml").read_text().replace('"mlp-2-2-1"', '"mlp-2-2-2"').replace('"binary-', '"')
     (tmp_path / "two.toml").write_text(text)
-    (points,) = shown(Recipe.load(tmp_path / "two.toml"))
+    (points,) = input_sets(Recipe.load(tmp_path / "two.toml"))
     assert points.targets is not None
     assert np.array_equal(np.bincount(points.targets), [200, 200])
 
@@ -134,7 +134,7 @@ REAL = Path(data.folder_of(None) or Path(__file__).parents[3] / "shared" / "data
 
 @pytest.mark.skipif(not (REAL / "fashion-mnist").is_dir(), reason=f"no Fashion-MNIST under ${data.FOLDER_VARIABLE}")
 def test_the_real_sets() -> None:
-    own, other = shown(Recipe.load("mnist-optunet"), REAL)
+    own, other = input_sets(Recipe.load("mnist-optunet"), REAL)
     assert (own.name, other.name) == ("mnist/test", "fashion-mnist/test")
     assert own.inputs.shape == other.inputs.shape == (10_000, 1, 28, 28)
     assert own.targets is not None

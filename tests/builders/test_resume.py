@@ -22,7 +22,7 @@ import builders.build
 import ckptzoo
 from builders.__main__ import run
 from builders.build import Built, build
-from builders.checkpointing import FOLDER, BuildFolder, BuildPlan, Interrupted, held
+from builders.checkpointing import WORK_FOLDER, BuildFolder, BuildPlan, Interrupted, locked_build_folder
 from builders.progress import Progress
 from builders.recipe import Recipe
 from builders.sources import load
@@ -63,7 +63,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_zoo(undisturbed: Path, t
         *("--save-every", "0.05"),
     ]
     moments = random.Random(7)
-    work = path / FOLDER / RECIPE.prefix
+    work = path / WORK_FOLDER / RECIPE.prefix
     killed = resumed = 0
     for life in itertools.count():
         ending = (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGKILL)[life] if life < 4 else None
@@ -89,7 +89,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_zoo(undisturbed: Path, t
     assert killed >= 3, "the work must be long enough to be interrupted"
     assert resumed >= 3, "the work must go on from what was saved"
     same(undisturbed, path)
-    assert not (path / FOLDER).exists()
+    assert not (path / WORK_FOLDER).exists()
     assert ckptzoo.verify(path) == []
 
 
@@ -173,35 +173,38 @@ def test_members_do_not_depend_on_their_unit(tmp_path: Path) -> None:
 
 def test_killed_between_publishing_and_cleaning_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "zoo"
-    publish: Callable[..., Any] = builders.build._merged
+    publish: Callable[..., Any] = builders.build._merge
 
     def publish_and_die(*arguments: Any) -> None:
         publish(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(builders.build, "_merged", publish_and_die)
+        broken.setattr(builders.build, "_merge", publish_and_die)
         with pytest.raises(KeyboardInterrupt):
             quick(path)
-    assert (path / FOLDER).exists()
+    assert (path / WORK_FOLDER).exists()
     before = ids(path)
     again = quick(path)
     assert (again.part, again.checkpoints) == (None, 0)
     assert ids(path) == before
-    assert not (path / FOLDER).exists()
+    assert not (path / WORK_FOLDER).exists()
 
 
 def test_another_build_cannot_join_or_change_an_unfinished_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "zoo"
     ckptzoo.create(path, arch=archs.architecture("optunet"))
-    with held(path, QUICK.prefix), pytest.raises(ZooError, match=f"no other one at work, got process {os.getpid()}"):
+    with (
+        locked_build_folder(path, QUICK.prefix),
+        pytest.raises(ZooError, match=f"no other one at work, got process {os.getpid()}"),
+    ):
         quick(path)
 
     def die(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(builders.build, "_merged", die)
+        broken.setattr(builders.build, "_merge", die)
         with pytest.raises(KeyboardInterrupt):
             quick(path)
     with pytest.raises(ZooError, match=r"expected members 4, unit_size 64, got members 6, unit_size 2\. Carry it on"):
@@ -209,19 +212,19 @@ def test_another_build_cannot_join_or_change_an_unfinished_one(tmp_path: Path, m
     with pytest.raises(ZooError, match=r"expected first_seed 0, got first_seed 3\. Carry it on"):
         quick(path, first_seed=3)
     assert quick(path).checkpoints == 4
-    assert not (path / FOLDER).exists()
+    assert not (path / WORK_FOLDER).exists()
 
 
 def test_a_plan_that_does_not_say_its_first_seed_is_carried_on(tmp_path: Path) -> None:
     plan = BuildPlan(QUICK.digest, QUICK.prefix, 2, (5, 6), 64, (45,), "cpu", "optunet", load(QUICK).digest)
     content = asdict(plan)
     del content["first_seed"]
-    folder = tmp_path / FOLDER / QUICK.prefix
+    folder = tmp_path / WORK_FOLDER / QUICK.prefix
     folder.mkdir(parents=True)
     write_file(folder / "plan.json", seal(content))
-    assert BuildFolder(folder).settled(replace(plan, seeds=(0, 1), first_seed=0)) == plan
+    assert BuildFolder(folder).settle_plan(replace(plan, seeds=(0, 1), first_seed=0)) == plan
     with pytest.raises(ZooError, match=r"expected members 2, got members 3\."):
-        BuildFolder(folder).settled(replace(plan, members=3, first_seed=0))
+        BuildFolder(folder).settle_plan(replace(plan, members=3, first_seed=0))
 
 
 def test_rows_with_momentum_go_on_where_they_were_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,12 +238,12 @@ def test_rows_with_momentum_go_on_where_they_were_stopped(tmp_path: Path, monkey
         yield lambda: next(calls) == 1
 
     with monkeypatch.context() as hurried:
-        hurried.setattr(builders.build, "stopping", impatient)
+        hurried.setattr(builders.build, "catch_stop_signals", impatient)
         hurried.setattr(builders.build, "_SPAN_SECONDS", 1e-9)
         for _ in range(3):
             with pytest.raises(Interrupted, match="Run the same command"):
                 build(recipe, tmp_path / "pieces", members=6, keep_steps=(50,), console=quiet)
-    assert len(list((tmp_path / "pieces" / FOLDER / recipe.prefix).glob("*.state.safetensors"))) == 1
+    assert len(list((tmp_path / "pieces" / WORK_FOLDER / recipe.prefix).glob("*.state.safetensors"))) == 1
     assert build(recipe, tmp_path / "pieces", members=6, keep_steps=(50,), console=quiet).checkpoints == 12
     one, two = ckptzoo.open(tmp_path / "whole"), ckptzoo.open(tmp_path / "pieces")
     assert one.ids == two.ids
@@ -307,7 +310,7 @@ def test_what_cannot_be_built_is_refused(tmp_path: Path, make_zoo: Callable[...,
     other, _ = make_zoo()
     with pytest.raises(IntegrityError, match="architecture: expected optunet"):
         quick(other)
-    assert not (other / FOLDER).exists()
+    assert not (other / WORK_FOLDER).exists()
     with pytest.raises(ZooError, match=r"steps to keep: expected 0 to 45 .*, got 46"):
         quick(tmp_path / "mine", keep_steps=(0, 46))
     with pytest.raises(ZooError, match="members: expected at least 1, got 0"):

@@ -18,14 +18,14 @@ from builders.rng import below, philox, uniform
 from builders.sources import Source
 from builders.state import TrainingState
 from builders.tables import Table
-from builders.train import trainer, unit_size
+from builders.train import default_unit_size, open_trainer
 from ckptzoo import archs
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.measure import predictions
 
 DIGITS = Recipe.load("digits-optunet")
 FULL = data.load(DIGITS)
-ENGINES = engines.able(DIGITS)
+ENGINES = engines.usable(DIGITS)
 SMALL = dataclasses.replace(DIGITS, train=150, test=40, batch=32, milestones=(1,))
 """Five steps an epoch, the last of 22 images; the rate halves after the first epoch."""
 FEW = data.Data(
@@ -67,7 +67,7 @@ SOURCES: dict[str, tuple[Recipe, Source]] = {
     "three": (THREE, gaussians.load_gaussians(THREE)),
     "energy": (ENERGY, regression()),
 }
-CASES = [(kind, engine) for kind, (recipe, _) in SOURCES.items() for engine in engines.able(recipe)]
+CASES = [(kind, engine) for kind, (recipe, _) in SOURCES.items() for engine in engines.usable(recipe)]
 
 
 @pytest.fixture(autouse=True)
@@ -183,7 +183,7 @@ def test_an_engine_takes_the_steps_of_torch_optim(kind: str, engine: str, moment
     recipe = dataclasses.replace(recipe, momentum=momentum, learning_rate=0.05, weight_decay=0.01)
     seeds = [3, 11, 5]
     state = TrainingState.initial(recipe, seeds, "cpu")
-    engines.get(engine)(sources.material(recipe, source, "cpu"), state, 12)
+    engines.get(engine)(sources.data_source(recipe, source, "cpu"), state, 12)
     assert state.step == 12
     for number, seed in enumerate(seeds):
         for name, expected in plain(recipe, source, seed, 12).items():
@@ -192,16 +192,16 @@ def test_an_engine_takes_the_steps_of_torch_optim(kind: str, engine: str, moment
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_member_is_the_same_alone_and_among_sixteen(engine: str) -> None:
-    with trainer(DIGITS, FULL, engine=engine) as crew:
-        together, alone = crew.start(range(16)), crew.start([7])
-        shared = list(steps(crew.material, together.keys, 0, DIGITS.epoch_steps))
-        single = list(steps(crew.material, alone.keys, 0, DIGITS.epoch_steps))
+    with open_trainer(DIGITS, FULL, engine=engine) as trainer:
+        together, alone = trainer.start(range(16)), trainer.start([7])
+        shared = list(steps(trainer.data_source, together.keys, 0, DIGITS.epoch_steps))
+        single = list(steps(trainer.data_source, alone.keys, 0, DIGITS.epoch_steps))
         assert len(shared) == len(single) == DIGITS.epoch_steps
         for many, one in zip(shared, single, strict=True):
             assert torch.equal(many.corners[7], one.corners[0])
             assert torch.equal(many.labels[7], one.labels[0])
-        crew.advance(together, DIGITS.epoch_steps)
-        crew.advance(alone, DIGITS.epoch_steps)
+        trainer.advance(together, DIGITS.epoch_steps)
+        trainer.advance(alone, DIGITS.epoch_steps)
     for name, tensor in together.weights.items():
         torch.testing.assert_close(tensor[7], alone.weights[name][0], rtol=0, atol=1e-4)
         assert not torch.allclose(tensor[7], tensor[8], atol=1e-2)
@@ -212,9 +212,9 @@ def test_the_bits_of_a_member_do_not_depend_on_its_company(kind: str, engine: st
     recipe, source = SOURCES[kind]
     states: list[TrainingState] = []
     for seeds, threads in ((range(33), 1), (range(33), 3), ([7], 1), (range(2, 19), 1)):
-        with trainer(recipe, source, engine=engine, threads=threads) as crew:
-            states.append(crew.start(seeds))
-            crew.advance(states[-1], 200)
+        with open_trainer(recipe, source, engine=engine, threads=threads) as trainer:
+            states.append(trainer.start(seeds))
+            trainer.advance(states[-1], 200)
     for name, tensor in states[0].weights.items():
         assert tensor.isfinite().all()
         assert torch.equal(tensor, states[1].weights[name])
@@ -225,12 +225,14 @@ def test_the_bits_of_a_member_do_not_depend_on_its_company(kind: str, engine: st
 @pytest.mark.parametrize("kind", ["toy", "three", "energy"])
 def test_rows_come_as_the_member_draws_them(kind: str) -> None:
     recipe, source = SOURCES[kind]
-    material = sources.material(recipe, source, "cpu")
-    assert isinstance(material, TabularData)
+    data_source = sources.data_source(recipe, source, "cpu")
+    assert isinstance(data_source, TabularData)
     keys = draws.member_keys(recipe.digest, [4, 9])
-    made = list(material.batches(keys, 0, 2 * recipe.epoch_steps))
-    later = list(material.batches(keys[1:], recipe.epoch_steps + 1, 2 * recipe.epoch_steps))
-    assert [batch.rate for batch in made] == [recipe.rate(epoch) for epoch in (0, 1) for _ in range(recipe.epoch_steps)]
+    made = list(data_source.batches(keys, 0, 2 * recipe.epoch_steps))
+    later = list(data_source.batches(keys[1:], recipe.epoch_steps + 1, 2 * recipe.epoch_steps))
+    assert [batch.rate for batch in made] == [
+        recipe.scheduled_rate(epoch) for epoch in (0, 1) for _ in range(recipe.epoch_steps)
+    ]
     positions = np.arange(recipe.train)
     for epoch in (0, 1):
         items = draws.order(keys, epoch, positions, recipe.train)
@@ -246,11 +248,11 @@ def test_rows_come_as_the_member_draws_them(kind: str) -> None:
 def test_the_way_to_a_step_does_not_matter(kind: str, engine: str) -> None:
     recipe, source = SOURCES[kind]
     recipe = dataclasses.replace(recipe, momentum=0.9, learning_rate=0.05)
-    material, advance = sources.material(recipe, source, "cpu"), engines.get(engine)
+    data_source, advance = sources.data_source(recipe, source, "cpu"), engines.get(engine)
     whole, pieces = TrainingState.initial(recipe, [1, 2], "cpu"), TrainingState.initial(recipe, [1, 2], "cpu")
-    advance(material, whole, 13)
+    advance(data_source, whole, 13)
     for stop in (1, 2, 5, 9, 13):
-        advance(material, pieces, stop)
+        advance(data_source, pieces, stop)
     for name in whole.weights:
         assert torch.equal(whole.weights[name], pieces.weights[name])
         assert torch.equal(whole.momentum[name], pieces.momentum[name])
@@ -259,9 +261,9 @@ def test_the_way_to_a_step_does_not_matter(kind: str, engine: str) -> None:
 def test_engines_agree_over_an_epoch_of_digits() -> None:
     states = []
     for engine in ENGINES:
-        with trainer(DIGITS, FULL, engine=engine) as crew:
-            states.append(crew.start([0, 1, 2]))
-            crew.advance(states[-1], DIGITS.epoch_steps)
+        with open_trainer(DIGITS, FULL, engine=engine) as trainer:
+            states.append(trainer.start([0, 1, 2]))
+            trainer.advance(states[-1], DIGITS.epoch_steps)
     for name, tensor in states[0].weights.items():
         for other in states[1:]:
             torch.testing.assert_close(tensor, other.weights[name], rtol=0, atol=1e-3)
@@ -277,12 +279,12 @@ def test_blank_images_and_dead_channels_have_the_gradients_of_autograd(engine: s
     state.weights["conv1.weight"][0, 1] = 0
     model = archs.get("optunet")()
     model.load_state_dict({name: tensor[0].clone() for name, tensor in state.weights.items()})
-    material = DataSource.of(dataclasses.replace(SMALL, weight_decay=0.0, crop_pad=0), blank, "cpu")
-    step = next(steps(material, state.keys, 0, 1))
-    images = material.seen(material.pixels.view(-1, 1, 28, 28)[step.corners[0] // 784])
+    data_source = DataSource.of(dataclasses.replace(SMALL, weight_decay=0.0, crop_pad=0), blank, "cpu")
+    step = next(steps(data_source, state.keys, 0, 1))
+    images = data_source.network_inputs(data_source.pixels.view(-1, 1, 28, 28)[step.corners[0] // 784])
     nn.functional.cross_entropy(model(images), step.labels[0]).backward()
     before = {name: tensor[0].clone() for name, tensor in state.weights.items()}
-    engines.get(engine)(material, state, 1)
+    engines.get(engine)(data_source, state, 1)
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         expected = before[name] - SMALL.learning_rate * parameter.grad
@@ -291,9 +293,9 @@ def test_blank_images_and_dead_channels_have_the_gradients_of_autograd(engine: s
 
 
 def test_measures_are_those_of_each_member_alone() -> None:
-    with trainer(SMALL, FEW) as crew:
-        state = crew.start(range(11))
-        found = crew.measure(state.weights)
+    with open_trainer(SMALL, FEW) as trainer:
+        state = trainer.start(range(11))
+        found = trainer.measure(state.weights)
     for member in range(11):
         model = archs.get("optunet")()
         model.load_state_dict({name: tensor[member] for name, tensor in state.weights.items()})
@@ -310,10 +312,10 @@ def test_measures_are_those_of_each_member_alone() -> None:
 @pytest.mark.parametrize("kind", ["toy", "three", "energy"])
 def test_measures_of_rows_are_those_of_each_member_alone(kind: str) -> None:
     recipe, source = SOURCES[kind]
-    with trainer(recipe, source) as crew:
-        state = crew.start(range(5))
-        crew.advance(state, 30)
-        found = crew.measure(state.weights)
+    with open_trainer(recipe, source) as trainer:
+        state = trainer.start(range(5))
+        trainer.advance(state, 30)
+        found = trainer.measure(state.weights)
     for member in range(5):
         model = archs.get(recipe.architecture)().double()
         model.load_state_dict({name: tensor[member] for name, tensor in state.weights.items()})
@@ -337,26 +339,26 @@ def test_measures_of_rows_are_those_of_each_member_alone(kind: str) -> None:
 
 def test_a_thousand_of_the_toy_learn_to_separate() -> None:
     recipe, source = SOURCES["toy"]
-    with trainer(recipe, source) as crew:
-        state = crew.start(range(1000))
-        crew.advance(state, recipe.steps)
-        found = crew.measure(state.weights)
+    with open_trainer(recipe, source) as trainer:
+        state = trainer.start(range(1000))
+        trainer.advance(state, recipe.steps)
+        found = trainer.measure(state.weights)
     assert (found["train_loss"] > 0.1).mean() < 0.01
     assert np.median(found["train_accuracy"]) == 1
     assert found["diverged"].mean() < 0.01
 
 
 def test_sizes_go_by_the_bytes_of_an_input() -> None:
-    assert unit_size(FEW, "cpu") == 64
-    assert [unit_size(SOURCES[kind][1], "cpu") for kind in ("toy", "energy")] == [64 * 784 // 2, 64 * 784 // 8]
+    assert default_unit_size(FEW, "cpu") == 64
+    assert [default_unit_size(SOURCES[kind][1], "cpu") for kind in ("toy", "energy")] == [64 * 784 // 2, 64 * 784 // 8]
 
 
 def test_diverged_members_are_kept_and_marked() -> None:
     wild = dataclasses.replace(SMALL, learning_rate=1e9)
-    with trainer(wild, FEW) as crew:
-        state = crew.start(range(4))
-        crew.advance(state, 10)
-        found = crew.measure(state.weights)
+    with open_trainer(wild, FEW) as trainer:
+        state = trainer.start(range(4))
+        trainer.advance(state, 10)
+        found = trainer.measure(state.weights)
     assert len(state) == 4
     assert found["diverged"].all()
     assert not np.isfinite(found["train_loss"]).all()
@@ -365,10 +367,10 @@ def test_diverged_members_are_kept_and_marked() -> None:
 def test_refusals() -> None:
     with pytest.raises(UnknownNameError, match="optunet"):
         engines.get("optunett")
-    with pytest.raises(ZooError, match="expected cpu or cuda, got tpu"), trainer(SMALL, FEW, device="tpu"):
+    with pytest.raises(ZooError, match="expected cpu or cuda, got tpu"), open_trainer(SMALL, FEW, device="tpu"):
         pass
     what = "optunet: engine: expected general or optunet or compiled, got mlp"
-    with pytest.raises(ZooError, match=what), trainer(SMALL, FEW, engine="mlp"):
+    with pytest.raises(ZooError, match=what), open_trainer(SMALL, FEW, engine="mlp"):
         pass
     with pytest.raises(UnknownNameError, match="squared-error"):
         losses.get("squared-eror")
@@ -377,10 +379,10 @@ def test_refusals() -> None:
         ("mlp-3-2-1", "got RuntimeError"),
     ):
         recipe, source = SOURCES["toy"]
-        with pytest.raises(ZooError, match=what), trainer(dataclasses.replace(recipe, architecture=wrong), source):
+        with pytest.raises(ZooError, match=what), open_trainer(dataclasses.replace(recipe, architecture=wrong), source):
             pass
     if not torch.cuda.is_available():
-        with pytest.raises(ZooError, match="CUDA"), trainer(SMALL, FEW, device="cuda"):
+        with pytest.raises(ZooError, match="CUDA"), open_trainer(SMALL, FEW, device="cuda"):
             pass
 
 
@@ -391,10 +393,10 @@ def test_a_gpu_trains_the_same_members(kind: str, engine: str) -> None:
     recipe, source = SOURCES[kind]
     states, drawn = [], []
     for device in ("cpu", "cuda"):
-        with trainer(recipe, source, device=device, engine=engine) as crew:
-            states.append(crew.start([0, 1, 2]))
-            drawn.append(list(crew.material.batches(states[-1].keys, 3, 13)))
-            crew.advance(states[-1], 20)
+        with open_trainer(recipe, source, device=device, engine=engine) as trainer:
+            states.append(trainer.start([0, 1, 2]))
+            drawn.append(list(trainer.data_source.batches(states[-1].keys, 3, 13)))
+            trainer.advance(states[-1], 20)
     for ours, theirs in zip(*drawn, strict=True):
         assert torch.equal(ours.targets, theirs.targets.cpu())
         torch.testing.assert_close(ours.inputs, theirs.inputs.cpu(), rtol=0, atol=1e-6)

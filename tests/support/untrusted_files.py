@@ -1,4 +1,4 @@
-"""What a stranger brings to a zoo of OptuNets: files, a test set, and a card."""
+"""Untrusted contributions to a zoo of OptuNets: files, a test set, and a card."""
 
 from pathlib import Path
 from typing import Any

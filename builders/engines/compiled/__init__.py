@@ -16,23 +16,23 @@ from builders.engines.compiled.training import Images, SGDSettings, Tensors, tra
 from builders.engines.compiled.workspace import PITCH, Workspace
 from builders.recipe import ImageRecipe
 from builders.state import TrainingState
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 
 _NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
 
 
-def advance(material: DataSource, state: TrainingState, stop: int) -> None:
+def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
     """See ``builders.engines.Engine``.
 
     Raises
     ------
     ZooError
-        The material is not on a CPU, or its images are not of 28x28 pixels.
+        The data is not on a CPU, or its images are not of 28x28 pixels.
     """
     train(
         Workspace.empty(),
-        images(material),
-        rule(material.recipe, state.step, stop),
+        images(data_source),
+        sgd_settings(data_source.recipe, state.step, stop),
         state.keys,
         _flat(state, momentum=False),
         _flat(state, momentum=True),
@@ -42,33 +42,33 @@ def advance(material: DataSource, state: TrainingState, stop: int) -> None:
     state.step = stop
 
 
-def images(material: DataSource) -> Images:
+def images(data_source: DataSource) -> Images:
     """The training set as the compiled loop takes it; raises as ``advance`` does."""
-    recipe = material.recipe
-    size = (material.height - 2 * recipe.crop_pad, material.width - 2 * recipe.crop_pad)
-    if material.device.type != "cpu" or size != (PITCH, PITCH):
-        found = f"{size[0]}x{size[1]} on {material.device.type}"
+    recipe = data_source.recipe
+    size = (data_source.height - 2 * recipe.crop_pad, data_source.width - 2 * recipe.crop_pad)
+    if data_source.device.type != "cpu" or size != (PITCH, PITCH):
+        found = f"{size[0]}x{size[1]} on {data_source.device.type}"
         step = "Choose the engine optunet."
-        raise ZooError(f"engine compiled: images: expected 28x28 pixels on cpu, got {found}. {step}")
+        raise ZooError(Problem("engine compiled", "images", "28x28 pixels on cpu", found, step))
     return Images(
-        material.pixels.numpy(),
-        material.labels.numpy(),
-        material.height,
-        material.width,
+        data_source.pixels.numpy(),
+        data_source.labels.numpy(),
+        data_source.height,
+        data_source.width,
         recipe.crop_pad,
         np.float32(255 * recipe.mean),
         np.float32(1 / (255 * recipe.std)),
     )
 
 
-def rule(recipe: ImageRecipe, start: int, stop: int) -> SGDSettings:
+def sgd_settings(recipe: ImageRecipe, start: int, stop: int) -> SGDSettings:
     """How steps from ``start`` to ``stop`` are taken."""
     epochs = range(start // recipe.epoch_steps, stop // recipe.epoch_steps + 1)
     return SGDSettings(
         recipe.train,
         recipe.batch,
         rng.side(recipe.train),
-        np.array([recipe.rate(epoch) for epoch in epochs], np.float32),
+        np.array([recipe.scheduled_rate(epoch) for epoch in epochs], np.float32),
         np.float32(recipe.weight_decay),
         np.float32(recipe.momentum),
     )

@@ -30,9 +30,9 @@ _ZERO, _ONE, _SIXTEENTH = np.float32(0), np.float32(1), np.float32(1 / PLACES)
 
 
 @njit(**INLINE)
-def softmax_grad(room: Workspace, labels: Places, left: int, size: int) -> None:
+def softmax_grad(workspace: Workspace, labels: Places, left: int, size: int) -> None:
     """Gradients of the outputs, of which only the first ``left`` images count, in a batch of ``size``."""
-    found = room.slope
+    found = workspace.slope
     for lane in range(_L):
         whole = _ZERO
         for k in range(CLASSES):
@@ -43,20 +43,20 @@ def softmax_grad(room: Workspace, labels: Places, left: int, size: int) -> None:
 
 
 @njit(**INLINE)
-def linear_backward(room: Workspace, head: Numbers) -> None:
+def linear_backward(workspace: Workspace, head: Numbers) -> None:
     """Back through the head, the mean and ReLU, to the outputs of the second convolution."""
     for k in range(CLASSES):
-        slope = load(room.slope, k * _L)
-        _add(room.bias, k * _L, slope)
+        slope = load(workspace.slope, k * _L)
+        _add(workspace.bias, k * _L, slope)
         for out in range(OUTPUTS):
-            _add(room.head, (k * OUTPUTS + out) * _L, slope * load(room.features, out * _L))
+            _add(workspace.head, (k * OUTPUTS + out) * _L, slope * load(workspace.features, out * _L))
     for out in range(OUTPUTS):
         back = spread(_ZERO)
         for k in range(CLASSES):
-            back = back + spread(head[k * OUTPUTS + out]) * load(room.slope, k * _L)
+            back = back + spread(head[k * OUTPUTS + out]) * load(workspace.slope, k * _L)
         back = back * spread(_SIXTEENTH)
         for place in range(PLACES):
-            _where(room.hidden2, (out * PLACES + place) * _L, room.hidden2, back)
+            _where(workspace.hidden2, (out * PLACES + place) * _L, workspace.hidden2, back)
 
 
 @njit(**INLINE)
@@ -71,19 +71,19 @@ def _where(slopes: Numbers, at: int, hidden: Numbers, value: Lanes) -> None:
 
 
 @njit(**INLINE)
-def conv2_weight_grad(room: Workspace) -> None:
+def conv2_weight_grad(workspace: Workspace) -> None:
     """Sums for the weights of the second convolution, five of a row at a time."""
     for out in range(OUTPUTS):
         for i in range(5):
             at = (out * WEIGHTS2 + 5 * i) * _L
-            s0, s1, s2 = load(room.conv2, at), load(room.conv2, at + _L), load(room.conv2, at + 2 * _L)
-            s3, s4 = load(room.conv2, at + 3 * _L), load(room.conv2, at + 4 * _L)
+            s0, s1, s2 = load(workspace.conv2, at), load(workspace.conv2, at + _L), load(workspace.conv2, at + 2 * _L)
+            s3, s4 = load(workspace.conv2, at + 3 * _L), load(workspace.conv2, at + 4 * _L)
             for y in range(4):
                 start, here = (out // GROUP * WINDOWS + (y + i) * 8) * _L, (out * PLACES + 4 * y) * _L
-                x0, x1 = load(room.hidden1, start), load(room.hidden1, start + _L)
-                x2, x3 = load(room.hidden1, start + 2 * _L), load(room.hidden1, start + 3 * _L)
+                x0, x1 = load(workspace.hidden1, start), load(workspace.hidden1, start + _L)
+                x2, x3 = load(workspace.hidden1, start + 2 * _L), load(workspace.hidden1, start + 3 * _L)
                 for x in range(4):
-                    slope, x4 = load(room.hidden2, here + x * _L), load(room.hidden1, start + (x + 4) * _L)
+                    slope, x4 = load(workspace.hidden2, here + x * _L), load(workspace.hidden1, start + (x + 4) * _L)
                     s0, s1, s2, s3, s4 = (
                         s0 + slope * x0,
                         s1 + slope * x1,
@@ -92,15 +92,15 @@ def conv2_weight_grad(room: Workspace) -> None:
                         s4 + slope * x4,
                     )
                     x0, x1, x2, x3 = x1, x2, x3, x4
-            store(room.conv2, at, s0)
-            store(room.conv2, at + _L, s1)
-            store(room.conv2, at + 2 * _L, s2)
-            store(room.conv2, at + 3 * _L, s3)
-            store(room.conv2, at + 4 * _L, s4)
+            store(workspace.conv2, at, s0)
+            store(workspace.conv2, at + _L, s1)
+            store(workspace.conv2, at + 2 * _L, s2)
+            store(workspace.conv2, at + 3 * _L, s3)
+            store(workspace.conv2, at + 4 * _L, s4)
 
 
 @njit(**INLINE)
-def conv2_input_grad(room: Workspace, kernel: Numbers, scale: np.float32) -> None:
+def conv2_input_grad(workspace: Workspace, kernel: Numbers, scale: np.float32) -> None:
     """Back through the second convolution and ReLU to the maxima of the first, times the scale of the pixels."""
     zero, b = spread(_ZERO), spread(scale)
     for row in range(16):
@@ -109,8 +109,8 @@ def conv2_input_grad(room: Workspace, kernel: Numbers, scale: np.float32) -> Non
         for i in range(max(0, y - 3), min(4, y) + 1):
             for out in range(channel * GROUP, (channel + 1) * GROUP):
                 here, at = (out * PLACES + 4 * (y - i)) * _L, out * WEIGHTS2 + 5 * i
-                d0, d1 = load(room.hidden2, here), load(room.hidden2, here + _L)
-                d2, d3 = load(room.hidden2, here + 2 * _L), load(room.hidden2, here + 3 * _L)
+                d0, d1 = load(workspace.hidden2, here), load(workspace.hidden2, here + _L)
+                d2, d3 = load(workspace.hidden2, here + 2 * _L), load(workspace.hidden2, here + 3 * _L)
                 w = spread(kernel[at])
                 s0, s1, s2, s3 = s0 + w * d0, s1 + w * d1, s2 + w * d2, s3 + w * d3
                 w = spread(kernel[at + 1])
@@ -122,36 +122,36 @@ def conv2_input_grad(room: Workspace, kernel: Numbers, scale: np.float32) -> Non
                 w = spread(kernel[at + 4])
                 s4, s5, s6, s7 = s4 + w * d0, s5 + w * d1, s6 + w * d2, s7 + w * d3
         at = row * 8 * _L
-        _where(room.slope1, at, room.hidden1, s0 * b)
-        _where(room.slope1, at + _L, room.hidden1, s1 * b)
-        _where(room.slope1, at + 2 * _L, room.hidden1, s2 * b)
-        _where(room.slope1, at + 3 * _L, room.hidden1, s3 * b)
-        _where(room.slope1, at + 4 * _L, room.hidden1, s4 * b)
-        _where(room.slope1, at + 5 * _L, room.hidden1, s5 * b)
-        _where(room.slope1, at + 6 * _L, room.hidden1, s6 * b)
-        _where(room.slope1, at + 7 * _L, room.hidden1, s7 * b)
+        _where(workspace.slope1, at, workspace.hidden1, s0 * b)
+        _where(workspace.slope1, at + _L, workspace.hidden1, s1 * b)
+        _where(workspace.slope1, at + 2 * _L, workspace.hidden1, s2 * b)
+        _where(workspace.slope1, at + 3 * _L, workspace.hidden1, s3 * b)
+        _where(workspace.slope1, at + 4 * _L, workspace.hidden1, s4 * b)
+        _where(workspace.slope1, at + 5 * _L, workspace.hidden1, s5 * b)
+        _where(workspace.slope1, at + 6 * _L, workspace.hidden1, s6 * b)
+        _where(workspace.slope1, at + 7 * _L, workspace.hidden1, s7 * b)
 
 
 @njit(**INLINE)
-def conv1_weight_grad(room: Workspace, pixels: Pixels, corners: Places, width: int, shift: np.float32) -> None:
+def conv1_weight_grad(workspace: Workspace, pixels: Pixels, corners: Places, width: int, shift: np.float32) -> None:
     """Sums for the weights of the first convolution, which are their lanes."""
     a = spread(shift)
-    s0, s1 = load(room.conv1, 0), load(room.conv1, _L)
+    s0, s1 = load(workspace.conv1, 0), load(workspace.conv1, _L)
     for lane in range(_L):
         for window in range(WINDOWS):
             corner, at = corners[lane] + 3 * (window // 8 * width + window % 8), window * _L + lane
-            seen = patch(pixels, corner + np.int64(room.winners[at]), width) - a
-            s0 = s0 + spread(room.slope1[at]) * seen
+            seen = patch(pixels, corner + np.int64(workspace.winners[at]), width) - a
+            s0 = s0 + spread(workspace.slope1[at]) * seen
             at += WINDOWS * _L
-            seen = patch(pixels, corner + np.int64(room.winners[at]), width) - a
-            s1 = s1 + spread(room.slope1[at]) * seen
-    store(room.conv1, 0, s0)
-    store(room.conv1, _L, s1)
+            seen = patch(pixels, corner + np.int64(workspace.winners[at]), width) - a
+            s1 = s1 + spread(workspace.slope1[at]) * seen
+    store(workspace.conv1, 0, s0)
+    store(workspace.conv1, _L, s1)
 
 
 @njit(**INLINE)
-def reduce_lanes(room: Workspace) -> None:
+def reduce_lanes(workspace: Workspace) -> None:
     """Add the lanes up, where they are images."""
-    for sums in (room.conv2, room.head, room.bias):
+    for sums in (workspace.conv2, workspace.head, workspace.bias):
         for k in range(len(sums) // _L):
             sums[k] = total(load(sums, k * _L))

@@ -34,7 +34,7 @@ Three = tuple[Lanes, Lanes, Lanes]
 
 @njit(**INLINE)
 def load_crop(
-    room: Workspace, pixels: Pixels, corners: Places, width: int, shift: np.float32, scale: np.float32
+    workspace: Workspace, pixels: Pixels, corners: Places, width: int, shift: np.float32, scale: np.float32
 ) -> None:
     """The crops of sixteen images as the network sees them, ``(pixel - shift) * scale``."""
     a, b = spread(shift), spread(scale)
@@ -42,10 +42,10 @@ def load_crop(
         for column in range(0, PITCH, 4):
             p0, p1, p2, p3 = crops(pixels, corners, row * width + column)
             at = (row * PITCH + column) * _L
-            store(room.images, at, (p0 - a) * b)
-            store(room.images, at + _L, (p1 - a) * b)
-            store(room.images, at + 2 * _L, (p2 - a) * b)
-            store(room.images, at + 3 * _L, (p3 - a) * b)
+            store(workspace.images, at, (p0 - a) * b)
+            store(workspace.images, at + _L, (p1 - a) * b)
+            store(workspace.images, at + 2 * _L, (p2 - a) * b)
+            store(workspace.images, at + 3 * _L, (p3 - a) * b)
 
 
 @njit(**INLINE)
@@ -70,7 +70,7 @@ def _best(best: Lanes, place: Lanes, sums: Three, at: int) -> tuple[Lanes, Lanes
 
 
 @njit(**INLINE)
-def pool(room: Workspace, kernel: Numbers, width: int) -> None:
+def pool(workspace: Workspace, kernel: Numbers, width: int) -> None:
     """The first convolution, its maximum over each window, and ReLU; and the places of the maxima."""
     zero, least = spread(_ZERO), spread(_LEAST)
     for window in range(WINDOWS):
@@ -80,19 +80,19 @@ def pool(room: Workspace, kernel: Numbers, width: int) -> None:
             sums0, sums1 = (zero, zero, zero), (zero, zero, zero)
             for i in range(4):
                 start = (corner + (y + i) * PITCH) * _L
-                sums0 = _row(sums0, kernel, 4 * i, room.images, start)
-                sums1 = _row(sums1, kernel, WEIGHTS1 + 4 * i, room.images, start)
+                sums0 = _row(sums0, kernel, 4 * i, workspace.images, start)
+                sums1 = _row(sums1, kernel, WEIGHTS1 + 4 * i, workspace.images, start)
             best0, place0 = _best(best0, place0, sums0, y * width)
             best1, place1 = _best(best1, place1, sums1, y * width)
         at, other = window * _L, (WINDOWS + window) * _L
-        store(room.hidden1, at, where_positive(best0, best0))
-        store(room.winners, at, place0)
-        store(room.hidden1, other, where_positive(best1, best1))
-        store(room.winners, other, place1)
+        store(workspace.hidden1, at, where_positive(best0, best0))
+        store(workspace.winners, at, place0)
+        store(workspace.hidden1, other, where_positive(best1, best1))
+        store(workspace.winners, other, place1)
 
 
 @njit(**INLINE)
-def convolve(room: Workspace, kernel: Numbers) -> None:
+def convolve(workspace: Workspace, kernel: Numbers) -> None:
     """The second convolution, ReLU, and the mean over its positions."""
     zero = spread(_ZERO)
     for out in range(OUTPUTS):
@@ -102,34 +102,34 @@ def convolve(room: Workspace, kernel: Numbers) -> None:
             for i in range(5):
                 start, at = (out // GROUP * WINDOWS + (y + i) * 8) * _L, out * WEIGHTS2 + 5 * i
                 x0, x1, x2 = (
-                    load(room.hidden1, start),
-                    load(room.hidden1, start + _L),
-                    load(room.hidden1, start + 2 * _L),
+                    load(workspace.hidden1, start),
+                    load(workspace.hidden1, start + _L),
+                    load(workspace.hidden1, start + 2 * _L),
                 )
                 for j in range(5):
-                    weight, x3 = spread(kernel[at + j]), load(room.hidden1, start + (j + 3) * _L)
+                    weight, x3 = spread(kernel[at + j]), load(workspace.hidden1, start + (j + 3) * _L)
                     s0, s1, s2, s3 = s0 + weight * x0, s1 + weight * x1, s2 + weight * x2, s3 + weight * x3
                     x0, x1, x2 = x1, x2, x3
             s0, s1 = where_positive(s0, s0), where_positive(s1, s1)
             s2, s3 = where_positive(s2, s2), where_positive(s3, s3)
             at = (out * PLACES + 4 * y) * _L
-            store(room.hidden2, at, s0)
-            store(room.hidden2, at + _L, s1)
-            store(room.hidden2, at + 2 * _L, s2)
-            store(room.hidden2, at + 3 * _L, s3)
+            store(workspace.hidden2, at, s0)
+            store(workspace.hidden2, at + _L, s1)
+            store(workspace.hidden2, at + 2 * _L, s2)
+            store(workspace.hidden2, at + 3 * _L, s3)
             total = total + ((s0 + s1) + (s2 + s3))
-        store(room.features, out * _L, total * spread(_SIXTEENTH))
+        store(workspace.features, out * _L, total * spread(_SIXTEENTH))
 
 
 @njit(**INLINE)
-def classify(room: Workspace, head: Numbers, bias: Numbers) -> None:
-    """Into ``room.slope``: :math:`e^{z_k - max z}` of the outputs z, of which softmax is the share in their sum."""
+def classify(workspace: Workspace, head: Numbers, bias: Numbers) -> None:
+    """Into ``workspace.slope``: :math:`e^{z_k - max z}` of the outputs z; softmax is their share in the sum."""
     most = spread(_LEAST)
     for k in range(CLASSES):
         z = spread(bias[k])
         for out in range(OUTPUTS):
-            z = z + spread(head[k * OUTPUTS + out]) * load(room.features, out * _L)
-        store(room.slope, k * _L, z)
+            z = z + spread(head[k * OUTPUTS + out]) * load(workspace.features, out * _L)
+        store(workspace.slope, k * _L, z)
         most = greater(z, most, z, most)
     for k in range(CLASSES):
-        store(room.slope, k * _L, exponential(load(room.slope, k * _L) - most))
+        store(workspace.slope, k * _L, exponential(load(workspace.slope, k * _L) - most))

@@ -57,7 +57,7 @@ def _splat(builder: Any, value: Any) -> Any:
 
 
 def _address(context: Any, builder: Any, kind: Any, array: Any, at: Any, pointed: ir.Type) -> Any:
-    """Where element ``at`` of a one-dimensional contiguous array lies."""
+    """The address of element ``at`` of a one-dimensional contiguous array."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [at]), pointed.as_pointer())
 

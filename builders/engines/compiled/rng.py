@@ -23,7 +23,7 @@ _ORDER, _CROP = _U(1), _U(2)
 _MIX0, _MIX1 = _U(0x7FEB352D), _U(0x846CA68B)
 _15, _16 = _U(15), _U(16)
 _FEW = 256
-"""Below so many items an order has more rounds."""
+"""Number of items below which an order has more rounds."""
 ROUNDS = 24
 """The most that an order has."""
 
@@ -68,7 +68,7 @@ def _network(x: Word, a: Word, b: Word, keys: NDArray[np.uint64], rounds: int) -
 
 
 def side(count: int) -> int:
-    """The longer side of the rectangle over which an order of so many items is drawn."""
+    """The longer side of the rectangle over which an order of ``count`` items is drawn."""
     root = math.isqrt(count - 1) + 1
     return root + root % 2
 

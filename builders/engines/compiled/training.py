@@ -19,11 +19,11 @@ Tensors = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], N
 
 
 class Images(NamedTuple):
-    """A training set of images, padded and one behind the other.
+    """A training set of images, padded, one after another.
 
     Parameters
     ----------
-    pixels, labels : as in ``builders.data_source.Material``.
+    pixels, labels : as in ``builders.data_source.DataSource``.
     height, width, pad : of a padded image, and how much of it is padding on each side.
     shift, scale : the network sees ``(pixel - shift) * scale``.
     """
@@ -42,8 +42,8 @@ class SGDSettings(NamedTuple):
 
     Parameters
     ----------
-    items, batch, side : of an epoch, of a step, and ``draws.side(items)``.
-    rates : the learning rate of each epoch from that of the first step on.
+    items, batch, side : of an epoch, of a step, and ``rng.side(items)``.
+    rates : the learning rate schedule: the rate of each epoch from that of the first step on.
     decay, friction : weight decay and momentum.
     """
 
@@ -57,28 +57,28 @@ class SGDSettings(NamedTuple):
 
 @njit(**OPTIONS)
 def gradients(
-    room: Workspace, images: Images, weights: tuple[Numbers, ...], corners: Places, labels: Places, size: int
+    workspace: Workspace, images: Images, weights: tuple[Numbers, ...], corners: Places, labels: Places, size: int
 ) -> None:
-    """Gradients of the mean cross-entropy of ``size`` images, into the first numbers of the room's last four arrays.
+    """Gradients of the mean cross-entropy of ``size`` images, into the first numbers of the last four arrays.
 
-    ``corners`` and ``labels`` are as many as there are lanes in use, a multiple of sixteen; what stands behind the
-    batch is computed and counts for nothing.
+    ``corners`` and ``labels`` are as long as there are lanes in use, a multiple of sixteen; what comes after the batch
+    is computed and ignored.
     """
     conv1, conv2, head, bias = weights
-    for sums in (room.conv1, room.conv2, room.head, room.bias):
+    for sums in (workspace.conv1, workspace.conv2, workspace.head, workspace.bias):
         sums[:] = 0
     for first in range(0, size, LANES):
         places = corners[first : first + LANES]
-        forward.load_crop(room, images.pixels, places, images.width, images.shift, images.scale)
-        forward.pool(room, conv1, images.width)
-        forward.convolve(room, conv2)
-        forward.classify(room, head, bias)
-        backward.softmax_grad(room, labels[first : first + LANES], size - first, size)
-        backward.linear_backward(room, head)
-        backward.conv2_weight_grad(room)
-        backward.conv2_input_grad(room, conv2, images.scale)
-        backward.conv1_weight_grad(room, images.pixels, places, images.width, images.shift)
-    backward.reduce_lanes(room)
+        forward.load_crop(workspace, images.pixels, places, images.width, images.shift, images.scale)
+        forward.pool(workspace, conv1, images.width)
+        forward.convolve(workspace, conv2)
+        forward.classify(workspace, head, bias)
+        backward.softmax_grad(workspace, labels[first : first + LANES], size - first, size)
+        backward.linear_backward(workspace, head)
+        backward.conv2_weight_grad(workspace)
+        backward.conv2_input_grad(workspace, conv2, images.scale)
+        backward.conv1_weight_grad(workspace, images.pixels, places, images.width, images.shift)
+    backward.reduce_lanes(workspace)
 
 
 @njit(**OPTIONS)
@@ -124,7 +124,7 @@ def made() -> Callable[..., str]:
     sources = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
     def train(
-        room: Workspace,
+        workspace: Workspace,
         images: Images,
         rule: SGDSettings,
         keys: NDArray[np.uint64],
@@ -147,12 +147,12 @@ def made() -> Callable[..., str]:
                     rng.round_keys(keys[member], epoch, rounds)
                 first = (step - epoch * steps) * rule.batch
                 size = draw(keys[member], epoch, first, images, rule, rounds, corners, labels)
-                gradients(room, images, (conv1, conv2, head, bias), corners, labels, size)
+                gradients(workspace, images, (conv1, conv2, head, bias), corners, labels, size)
                 rate = rule.rates[epoch - start // steps]
-                sgd_step(conv1, momenta[0][member], room.conv1, rate, rule)
-                sgd_step(conv2, momenta[1][member], room.conv2, rate, rule)
-                sgd_step(head, momenta[2][member], room.head, rate, rule)
-                sgd_step(bias, momenta[3][member], room.bias, rate, rule)
+                sgd_step(conv1, momenta[0][member], workspace.conv1, rate, rule)
+                sgd_step(conv2, momenta[1][member], workspace.conv2, rate, rule)
+                sgd_step(head, momenta[2][member], workspace.head, rate, rule)
+                sgd_step(bias, momenta[3][member], workspace.bias, rate, rule)
         return sources
 
     try:

@@ -17,7 +17,7 @@ Lanes = Any
 ROWS, PITCH = 27, 28
 """Rows of a crop that pooling leaves in use, and its columns."""
 WINDOWS, PLACES, OUTPUTS, GROUP, CLASSES = 64, 16, 10, 5, 10
-"""Pooling windows; positions of the second convolution; its outputs, so many of them for each input channel."""
+"""Pooling windows; positions of the second convolution; its outputs, and the number of them for each input channel."""
 WEIGHTS1, WEIGHTS2 = 16, 25
 """Weights of one kernel of the convolutions."""
 

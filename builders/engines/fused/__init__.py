@@ -28,32 +28,32 @@ import triton
 from builders.data_source import DataSource
 from builders.engines.fused import rng, training
 from builders.state import Tensors, TrainingState
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 
 _NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
-_PIXELS, _LARGEST = 28, 256
+_PIXELS, _MAX_BATCH = 28, 256
 
 
-def advance(material: DataSource, state: TrainingState, stop: int) -> None:
+def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
     """See ``builders.engines.Engine``.
 
     Raises
     ------
     ZooError
-        The material is not on a CUDA device, its images are not of 28x28 pixels, or a batch has more than 256.
+        The data is not on a CUDA device, its images are not of 28x28 pixels, or a batch has more than 256.
     """
-    recipe, device, start = material.recipe, material.device, state.step
-    _check(material)
+    recipe, device, start = data_source.recipe, data_source.device, state.step
+    _check(data_source)
     lanes, members = _lanes(recipe.batch), len(state)
     weights, momenta = _rows(state.weights), _rows(state.momentum or state.weights)
     epochs = range(start // recipe.epoch_steps, stop // recipe.epoch_steps + 1)
-    with torch.cuda.device_of(material.pixels):
+    with torch.cuda.device_of(data_source.pixels):
         launch: Any = training.train[(members,)]
         launch(
-            material.pixels,
-            material.labels,
+            data_source.pixels,
+            data_source.labels,
             torch.from_numpy(state.keys.view("int64")).to(device),
-            torch.tensor([recipe.rate(epoch) for epoch in epochs], dtype=torch.float32, device=device),
+            torch.tensor([recipe.scheduled_rate(epoch) for epoch in epochs], dtype=torch.float32, device=device),
             weights,
             momenta,
             torch.empty(members, lanes, dtype=torch.int64, device=device),
@@ -64,7 +64,7 @@ def advance(material: DataSource, state: TrainingState, stop: int) -> None:
             stop,
             255 * recipe.mean,
             1 / (255 * recipe.std),
-            **constants(material),
+            **constants(data_source),
             **options(lanes),
         )
     _return(weights, state.weights)
@@ -72,16 +72,16 @@ def advance(material: DataSource, state: TrainingState, stop: int) -> None:
     state.step = stop
 
 
-def constants(material: DataSource) -> dict[str, Any]:
+def constants(data_source: DataSource) -> dict[str, Any]:
     """What is compiled into the kernel: another recipe is another compilation, of some ten seconds, kept on disk."""
-    recipe = material.recipe
+    recipe = data_source.recipe
     return {
         "count": recipe.train,
         "batch": recipe.batch,
         "side": rng.side(recipe.train),
         "pad": recipe.crop_pad,
-        "width": material.width,
-        "area": material.height * material.width,
+        "width": data_source.width,
+        "area": data_source.height * data_source.width,
         "decay": recipe.weight_decay,
         "friction": recipe.momentum,
         "lanes": _lanes(recipe.batch),
@@ -97,16 +97,16 @@ def _lanes(batch: int) -> int:
     return max(32, triton.next_power_of_2(batch))
 
 
-def _check(material: DataSource) -> None:
-    recipe = material.recipe
-    size = (material.height - 2 * recipe.crop_pad, material.width - 2 * recipe.crop_pad)
+def _check(data_source: DataSource) -> None:
+    recipe, step = data_source.recipe, "Choose the engine optunet."
+    size = (data_source.height - 2 * recipe.crop_pad, data_source.width - 2 * recipe.crop_pad)
     interpreted = not isinstance(training.train, triton.JITFunction)
-    if size != (_PIXELS, _PIXELS) or not (material.device.type == "cuda" or interpreted):
-        found = f"{size[0]}x{size[1]} on {material.device.type}"
-        raise ZooError(f"engine fused: images: expected 28x28 pixels on cuda, got {found}. Choose the engine optunet.")
-    if recipe.batch > _LARGEST:
-        step = "Choose the engine optunet."
-        raise ZooError(f"engine fused: batch: expected 1 to {_LARGEST} images, got {recipe.batch}. {step}")
+    if size != (_PIXELS, _PIXELS) or not (data_source.device.type == "cuda" or interpreted):
+        found = f"{size[0]}x{size[1]} on {data_source.device.type}"
+        raise ZooError(Problem("engine fused", "images", "28x28 pixels on cuda", found, step))
+    if recipe.batch > _MAX_BATCH:
+        expected = f"1 to {_MAX_BATCH} images"
+        raise ZooError(Problem("engine fused", "batch", expected, str(recipe.batch), step))
 
 
 def _rows(tensors: Tensors) -> torch.Tensor:

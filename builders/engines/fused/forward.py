@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def row(start: tl.tensor, count: tl.constexpr, stride: tl.constexpr) -> tl.tuple:
-    """So many numbers or blocks from memory, one every ``stride``."""
+    """``count`` numbers or blocks from memory, one every ``stride``."""
     found = ()
     for k in tl.static_range(count):
         found += (tl.load(start + k * stride),)
@@ -69,7 +69,7 @@ def pool(
 
 @triton.jit
 def zeros(count: tl.constexpr, lanes: tl.constexpr) -> tl.tuple:
-    """So many sums to begin with."""
+    """``count`` sums to begin with."""
     found = ()
     for _ in tl.static_range(count):
         found += (tl.zeros((lanes,), tl.float32),)

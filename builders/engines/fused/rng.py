@@ -16,7 +16,7 @@ _GOLDEN, _MASK = tl.constexpr(0x9E3779B9), tl.constexpr(0xFFFFFFFF)
 
 
 def side(count: int) -> int:
-    """The longer side of the rectangle over which an order of so many items is drawn."""
+    """The longer side of the rectangle over which an order of ``count`` items is drawn."""
     root = math.isqrt(count - 1) + 1
     return root + root % 2
 

@@ -1,6 +1,6 @@
-"""Bring checkpoints to a zoo: files become a part, the part becomes a pull request.
+"""``contribute``: files become one new part of a zoo, and the part becomes a pull request.
 
-The new part: built in a folder that has the zoo's documents and nothing else of it.
+The part is built in a folder that has the zoo's documents and nothing else of it.
 """
 
 import shutil
@@ -23,20 +23,20 @@ from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.hub.contributions import new_zoo, result
 from ckptzoo.hub.contributions.duplicates import digests
 from ckptzoo.hub.contributions.evaluation import (
-    KEY,
+    EVALUATION_KEY,
     Evaluation,
     EvaluatorPool,
     Factory,
     Figures,
     evaluation_of,
-    of_recipe,
+    evaluation_of_recipe,
 )
 from ckptzoo.hub.contributions.ingest import IngestedBatch, Ingestor
 from ckptzoo.hub.contributions.matching import NamesError
 from ckptzoo.hub.contributions.result import Contribution
-from ckptzoo.hub.contributions.run_checks import Progress, run_checks
+from ckptzoo.hub.contributions.run_checks import StageProgress, run_checks
 from ckptzoo.hub.contributions.submission import Row, Submission
-from ckptzoo.hub.contributions.target_zoo import TargetZoo, opened, write_documents
+from ckptzoo.hub.contributions.target_zoo import TargetZoo, open_target, write_documents
 from ckptzoo.hub.push import push
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
@@ -44,6 +44,8 @@ from ckptzoo.schema.architecture import Architecture
 
 UNIT = "weights"
 """How the unit of a contributed checkpoint begins, before the digest of its weights."""
+MAX_PROBLEMS = 200
+"""Problems that an error lists."""
 
 
 @dataclass
@@ -54,8 +56,8 @@ class BuiltPart:
     ----------
     part : its name; None where nothing fitted.
     measured : figures by id.
-    notes : what was done to files, and to how many.
-    left_out : what files hold besides, and how many of them.
+    notes : what was done to files, and to how many of them.
+    left_out : what files hold besides checkpoints, and how many of them.
     """
 
     part: str | None = None
@@ -64,89 +66,86 @@ class BuiltPart:
     left_out: dict[str, int] = field(default_factory=dict)
 
     def summaries(self, counts: dict[str, int]) -> tuple[str, ...]:
-        """Remarks, with how many sources each is of."""
+        """Remarks, each with the number of files that it is about."""
         return tuple(f"{text} ({count:,} of the files)" for text, count in counts.items())
 
 
 def build_part(
     folder: Path,
-    taker: Ingestor,
+    ingestor: Ingestor,
     paths: Sequence[Path],
     arch: Architecture,
-    standing: TargetZoo | None,
-    bench: EvaluatorPool,
+    target: TargetZoo | None,
+    evaluators: EvaluatorPool,
     progress: Callable[[int, int], None] | None = None,
 ) -> BuiltPart:
-    """Write the checkpoints of files into one new part of the zoo in a folder, measuring them on the way.
+    """Measure the checkpoints of files and write them into one new part of the zoo in a folder.
 
-    Nothing is written where a file does not fit; ``taker.problems`` says why.
+    Nothing is written where a file does not fit; ``ingestor.problems`` says why.
     """
-    made, writer = BuiltPart(), ckptzoo.append(folder)
+    built, writer = BuiltPart(), ckptzoo.append(folder)
     count = 0
     with writer:
-        for taken in taker.take(paths, arch):
-            count += len(taken.rows)
+        for batch in ingestor.ingest(paths, arch):
+            count += len(batch.rows)
             if progress is not None:
                 progress(count, max(count, len(paths)))
-            for counts, texts in ((made.notes, taken.notes), (made.left_out, taken.left_out)):
+            for counts, texts in ((built.notes, batch.notes), (built.left_out, batch.left_out)):
                 for text in texts:
                     counts[text] = counts.get(text, 0) + 1
-            if taker.problems:
+            if ingestor.problems:
                 continue
-            _measure(taken, taker.submission, standing, bench, made.measured)
-            for row, digest in zip(taken.rows, digests(dict(taken.weights)), strict=True):
+            _measure(batch, ingestor.submission, target, evaluators, built.measured)
+            for row, digest in zip(batch.rows, digests(dict(batch.weights)), strict=True):
                 row["unit"] = f"{UNIT}-{digest[:40]}"
-            writer.add(taken.weights, taken.rows)
-        if taker.problems:
+            writer.add(batch.weights, batch.rows)
+        if ingestor.problems:
             writer.discard()
         else:
-            made.part = writer.commit()
-    return made
+            built.part = writer.commit()
+    return built
 
 
-def numbered(folder: Path, part: str, sequence: int) -> str:
-    """Give a part the number that it has in the zoo; its digest does not cover its name."""
+def rename_part(folder: Path, part: str, sequence: int) -> str:
+    """Give a part the number that it has in the zoo; its digest does not cover its name. Returns the new name."""
     name = f"{sequence:06d}{part[6:]}"
     (folder / layout.PARTS / part).rename(folder / layout.PARTS / name)
     return name
 
 
 def _measure(
-    taken: IngestedBatch,
+    batch: IngestedBatch,
     submission: Submission,
-    standing: TargetZoo | None,
-    bench: EvaluatorPool,
+    target: TargetZoo | None,
+    evaluators: EvaluatorPool,
     measured: dict[str, Figures],
 ) -> None:
     """Put figures and how they were measured into rows that have none."""
-    for at, row in enumerate(taken.rows):
-        evaluation = _evaluation(row, submission, standing)
-        (found,) = bench.measured(_one(taken, at), evaluation)
+    for row_index, row in enumerate(batch.rows):
+        evaluation = _evaluation(row, submission, target)
+        (figures,) = evaluators.measure(_checkpoint(batch, row_index), evaluation)
         if evaluation is not None:
-            row["extra"] = {**row["extra"], KEY: evaluation.to_json()}
-        if found is None or evaluation is None:
+            row["extra"] = {**row["extra"], EVALUATION_KEY: evaluation.to_json()}
+        if figures is None or evaluation is None:
             continue
-        measured[row["id"]] = found
+        measured[row["id"]] = figures
         if row.get("test_accuracy") is None:
-            row.update({name: value for name, value in found.items() if np.isfinite(value)})
-            row["extra"][KEY]["test_set"] = bench.digest(evaluation)
+            row.update({name: value for name, value in figures.items() if np.isfinite(value)})
+            row["extra"][EVALUATION_KEY]["test_set"] = evaluators.digest(evaluation)
 
 
-def _one(taken: IngestedBatch, at: int) -> dict[str, NDArray[Any]]:
-    return {name: array[at : at + 1] for name, array in taken.weights.items()}
+def _checkpoint(batch: IngestedBatch, row_index: int) -> dict[str, NDArray[Any]]:
+    return {name: array[row_index : row_index + 1] for name, array in batch.weights.items()}
 
 
-def _evaluation(row: Row, submission: Submission, standing: TargetZoo | None) -> Evaluation | None:
-    """What the contribution says, else the row, else the zoo's rows of the same recipe."""
+def _evaluation(row: Row, submission: Submission, target: TargetZoo | None) -> Evaluation | None:
+    """How a row is evaluated: as the contribution says, else the row, else the zoo's rows of the same recipe."""
     if submission.evaluation is not None:
         return submission.evaluation
-    own = evaluation_of(row["extra"], row.get("dataset"))
-    if own is None and standing is not None and isinstance(recipe := row.get("recipe"), str):
-        own = of_recipe(standing.zoo, recipe)
-    return own
-
-
-MAX_PROBLEMS = 200
+    evaluation = evaluation_of(row["extra"], row.get("dataset"))
+    if evaluation is None and target is not None and isinstance(recipe := row.get("recipe"), str):
+        evaluation = evaluation_of_recipe(target.zoo, recipe)
+    return evaluation
 
 
 def contribute(
@@ -162,12 +161,12 @@ def contribute(
     endpoint: str | None = None,
     token: str | None = None,
     retry_policy: HubRetryPolicy | None = None,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> Contribution:
-    """Make a part of strangers' checkpoints and open a pull request with it.
+    """Make a part of untrusted checkpoints and open a pull request with it.
 
     Files are read as data, in a process of their own. Their names, shapes and dtypes are brought to the zoo's, their
-    accuracy is measured where the test set and the forward function are at hand, and everything is checked that
+    accuracy is measured where the test set and the forward function are available, and everything is checked that
     ``review`` will check. Where a check fails nothing is uploaded.
 
     Parameters
@@ -177,15 +176,15 @@ def contribute(
         published, which needs a token that may write.
     card : contribution.toml; every key is explained in cards/template/contribution.toml.
     map : further old and new names, or a TOML file with them.
-    module : ``FILE.py:NAME`` of one's own, called without arguments for the network; by default the forward function
-        of ``ckptzoo.archs`` that the zoo names. The file is executed on this machine and goes nowhere.
+    module : ``FILE.py:NAME`` of your own, called without arguments for the network; by default the forward function
+        of ``ckptzoo.archs`` that the zoo names. The file is executed on this machine and not uploaded.
     data : folder of test sets; by default that of ``CKPTZOO_DATA``.
     new : folder of a new zoo; by default the repository's name here. It stays, unless a check fails; where it could
         not be published the same contribution again carries on from it.
     dry_run : do everything but the upload; the part stays in a folder.
     endpoint, token : by default those of huggingface_hub.
     retry_policy : how long to go on asking.
-    progress : called with what is being done, how much of it is done, and how much there is.
+    progress : called with the stage, how much of it is done, and how much there is.
 
     Raises
     ------
@@ -202,120 +201,123 @@ def contribute(
     the digest of its weights, so that the same contribution again is recognised.
     """
     submission = card if isinstance(card, Submission) else Submission.from_toml(card)
-    taker = Ingestor(submission, {**submission.names, **_names(map)})
-    paths = _paths(files)
+    ingestor = Ingestor(submission, {**submission.names, **_names_table(map)})
+    paths = _check_paths(files)
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(to)
     listing = client.find(repo)
     if listing is None or layout.ZOO not in listing.files:
         if submission.zoo is None:
-            raise new_zoo.needed(repo)
-        return _founded(repo, taker, paths, module, data, new, dry_run, client, token, progress)
-    standing = TargetZoo(opened(client, repo, listing))
-    folder = Path(tempfile.mkdtemp(prefix="ckptzoo-contribution-")) / standing.zoo.name
+            raise new_zoo.missing_zoo_error(repo)
+        return _publish_new_zoo(repo, ingestor, paths, module, data, new, dry_run, client, token, progress)
+    target = TargetZoo(open_target(client, repo, listing))
+    folder = Path(tempfile.mkdtemp(prefix="ckptzoo-contribution-")) / target.zoo.name
     keep = False
     try:
-        made = _proposal(folder, taker, paths, module, data, standing, repo, progress)
-        made = _known(made, client, repo, standing, listing)
-        if made.status == "dry run" and not dry_run:
-            return _sent(made, client, repo, listing, submission, progress)
-        keep = made.status == "dry run"
-        return made if keep else replace(made, folder=None)
+        contribution = _build_and_check(folder, ingestor, paths, module, data, target, repo, progress)
+        contribution = _with_status(contribution, client, repo, target, listing)
+        if contribution.status == "dry run" and not dry_run:
+            return _open_pull_request(contribution, client, repo, listing, submission, progress)
+        keep = contribution.status == "dry run"
+        return contribution if keep else replace(contribution, folder=None)
     finally:
         if not keep:
             shutil.rmtree(folder.parent, ignore_errors=True)
 
 
-def _proposal(
+def _build_and_check(
     folder: Path,
-    taker: Ingestor,
+    ingestor: Ingestor,
     paths: list[Path],
     module: str | Factory | None,
     data: str | Path | None,
-    standing: TargetZoo | None,
+    target: TargetZoo | None,
     repo: str,
-    progress: Progress | None,
+    progress: StageProgress | None,
 ) -> Contribution:
-    """Make the part and check it; the zoo's documents are written first, or there already."""
-    if standing is not None:
-        write_documents(standing, folder)
+    """Build the part and check it. The documents of an existing zoo are written first; those of a new one are there."""
+    if target is not None:
+        write_documents(target, folder)
     arch = ckptzoo.append(folder).arch
-    bench = EvaluatorPool(arch, module, data)
-    told = None if progress is None else partial(progress, "reading")
-    made = build_part(folder, taker, paths, arch, standing, bench, told)
-    if taker.problems:
-        shown = taker.problems[:MAX_PROBLEMS]
-        raise NamesError(shown, taker.proposal) if taker.proposal else SpecError(shown)
-    if made.part is None:
+    evaluators = EvaluatorPool(arch, module, data)
+    reading = None if progress is None else partial(progress, "reading")
+    built = build_part(folder, ingestor, paths, arch, target, evaluators, reading)
+    if ingestor.problems:
+        problems = ingestor.problems[:MAX_PROBLEMS]
+        raise NamesError(problems, ingestor.proposal) if ingestor.proposal else SpecError(problems)
+    if built.part is None:
         raise SpecError(Problem(repo, "files", "checkpoints", "none", "Name some files."))
-    if standing is not None:
-        made.part = numbered(folder, made.part, standing.next_sequence)
-    looked = run_checks(folder, standing, bench, measured=made.measured, progress=progress)
-    files = [path for path in (folder / layout.PARTS / made.part).iterdir() if path.is_file()]
+    if target is not None:
+        built.part = rename_part(folder, built.part, target.next_sequence)
+    report = run_checks(folder, target, evaluators, measured=built.measured, progress=progress)
+    files = [path for path in (folder / layout.PARTS / built.part).iterdir() if path.is_file()]
     return Contribution(
         repository=repo,
-        zoo=folder.name if standing is None else standing.zoo.name,
-        part=f"{layout.PARTS}/{made.part}",
+        zoo=folder.name if target is None else target.zoo.name,
+        part=f"{layout.PARTS}/{built.part}",
         nbytes=sum(path.stat().st_size for path in files),
-        entries=looked.entries,
-        checks=looked.checks,
-        notes=made.summaries(made.notes),
-        left_out=made.summaries(made.left_out),
-        license=taker.submission.license,
-        source=taker.submission.defaults.get("source", ""),
+        entries=report.entries,
+        checks=report.checks,
+        notes=built.summaries(built.notes),
+        left_out=built.summaries(built.left_out),
+        license=ingestor.submission.license,
+        source=ingestor.submission.defaults.get("source", ""),
         folder=folder,
     )
 
 
-def _known(made: Contribution, client: Client, repo: str, standing: TargetZoo, listing: Listing) -> Contribution:
-    """Whether the same checkpoints are in the zoo or in an open pull request already, or a check failed."""
-    assert made.folder is not None
-    units = set(ckptzoo.open(made.folder).metadata["unit"].to_pylist())
-    if units <= standing.units:
-        return replace(made, status="merged")
-    if not made.passed:
-        return replace(made, status="refused")
-    mine = _index_of(made)
+def _with_status(
+    contribution: Contribution, client: Client, repo: str, target: TargetZoo, listing: Listing
+) -> Contribution:
+    """With status ``merged`` or ``open`` where the same checkpoints are there, ``refused`` if a check failed."""
+    assert contribution.folder is not None
+    units = set(ckptzoo.open(contribution.folder).metadata["unit"].to_pylist())
+    if units <= target.units:
+        return replace(contribution, status="merged")
+    if not contribution.passed:
+        return replace(contribution, status="refused")
+    # A part's name ends in the first digits of its digest; a pull request may have it under another number.
+    own_part = _only_part(contribution)
     for item in client.pull_requests.listed(repo):
-        theirs = client.find(repo, item.revision) if item.revision is not None else None
-        for name, stored in {} if theirs is None else theirs.files.items():
-            ours = name not in listing.files and name.endswith(f"-{mine.digest[7:15]}/{layout.INDEX}")
-            if ours and stored.size == (made.folder / made.part / layout.INDEX).stat().st_size:
-                return replace(made, status="open", number=item.number, url=item.url)
-    return made
+        listing_of_request = client.find(repo, item.revision) if item.revision is not None else None
+        for name, stored in {} if listing_of_request is None else listing_of_request.files.items():
+            is_same_part = name not in listing.files and name.endswith(f"-{own_part.digest[7:15]}/{layout.INDEX}")
+            if is_same_part and stored.size == (contribution.folder / contribution.part / layout.INDEX).stat().st_size:
+                return replace(contribution, status="open", number=item.number, url=item.url)
+    return contribution
 
 
-def _index_of(made: Contribution) -> Part:
-    assert made.folder is not None
-    (part,) = ckptzoo.open(made.folder).contents.raw.parts
+def _only_part(contribution: Contribution) -> Part:
+    assert contribution.folder is not None
+    (part,) = ckptzoo.open(contribution.folder).contents.raw.parts
     return part
 
 
-def _sent(
-    made: Contribution,
+def _open_pull_request(
+    contribution: Contribution,
     client: Client,
     repo: str,
     listing: Listing,
     submission: Submission,
-    progress: Progress | None,
+    progress: StageProgress | None,
 ) -> Contribution:
     """Open the pull request."""
-    assert made.folder is not None
-    folder = made.folder / made.part
-    files: dict[str, Path | bytes] = {f"{made.part}/{path.name}": path for path in sorted(folder.iterdir())}
+    assert contribution.folder is not None
+    folder = contribution.folder / contribution.part
+    files: dict[str, Path | bytes] = {f"{contribution.part}/{path.name}": path for path in sorted(folder.iterdir())}
     request = client.pull_requests.propose(
         repo,
         files,
-        title=result.title(made, submission),
-        description=result.description(made, submission),
+        title=result.title(contribution, submission),
+        description=result.description(contribution, submission),
         parent=listing.commit,
         progress=None if progress is None else partial(progress, "uploading"),
     )
-    return replace(made, status="proposed", number=request.number, url=request.url, folder=None)
+    return replace(contribution, status="proposed", number=request.number, url=request.url, folder=None)
 
 
-def _founded(
+def _publish_new_zoo(
     repo: str,
-    taker: Ingestor,
+    ingestor: Ingestor,
     paths: list[Path],
     module: str | Factory | None,
     data: str | Path | None,
@@ -323,36 +325,38 @@ def _founded(
     dry_run: bool,
     client: Client,
     token: str | None,
-    progress: Progress | None,
+    progress: StageProgress | None,
 ) -> Contribution:
-    """Make a new zoo and publish it; one that was made before and not published is taken as it is."""
+    """Make a new zoo and publish it; one that was made before and could not be published is published as it is."""
     folder = Path(new if new is not None else repo.rpartition("/")[2]).absolute()
     if dry_run and new is None:
         folder = Path(tempfile.mkdtemp(prefix="ckptzoo-contribution-")) / folder.name
-    new_zoo.refuse(folder, repo)
+    new_zoo.check_folder(folder, repo)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".ckptzoo-contribution-", dir=folder.parent) as place:
-        fresh = Path(place, folder.name)
-        new_zoo.create_zoo(fresh, taker.submission, taker, paths, module)
-        made = replace(_proposal(fresh, taker, paths, module, data, None, repo, progress), folder=folder)
-        if not made.passed:
-            return replace(made, status="refused", folder=None)
-        new_zoo.install_zoo(fresh, folder, repo)
+    with tempfile.TemporaryDirectory(prefix=".ckptzoo-contribution-", dir=folder.parent) as temporary:
+        new_folder = Path(temporary, folder.name)
+        new_zoo.create_zoo(new_folder, ingestor.submission, ingestor, paths, module)
+        contribution = replace(
+            _build_and_check(new_folder, ingestor, paths, module, data, None, repo, progress), folder=folder
+        )
+        if not contribution.passed:
+            return replace(contribution, status="refused", folder=None)
+        new_zoo.install_zoo(new_folder, folder, repo)
     if dry_run:
-        return made
-    told = None if progress is None else partial(progress, "uploading")
+        return contribution
+    uploading = None if progress is None else partial(progress, "uploading")
     try:
-        push(folder, repo, endpoint=client.endpoint, token=token, retry_policy=client.retry_policy, progress=told)
+        push(folder, repo, endpoint=client.endpoint, token=token, retry_policy=client.retry_policy, progress=uploading)
     except HubError as error:
         problem = error.problem
         more = (
             f"The new zoo is in {folder}; the same command carries on from there, as does ckptzoo push {folder} {repo}."
         )
         raise HubError(replace(problem, next_step=f"{problem.next_step} {more}")) from error
-    return replace(made, status="published", url=client.page(repo))
+    return replace(contribution, status="published", url=client.page(repo))
 
 
-def _paths(files: Sequence[str | Path]) -> list[Path]:
+def _check_paths(files: Sequence[str | Path]) -> list[Path]:
     paths = [Path(file) for file in files]
     problems = [
         Problem(str(path), "file", "a file of checkpoints or a zoo's folder", "nothing", "Correct its name.")
@@ -360,16 +364,16 @@ def _paths(files: Sequence[str | Path]) -> list[Path]:
         if not path.exists()
     ]
     names = [path.name for path in paths]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    repeated = sorted({name for name in names if names.count(name) > 1})
     problems += [
-        Problem(name, "file", "names that differ", "several of this name", "Rename one of them.") for name in twice
+        Problem(name, "file", "names that differ", "several of this name", "Rename one of them.") for name in repeated
     ]
     if problems or not paths:
         raise SpecError(problems or [Problem("contribution", "files", "at least one", "none", "Name some files.")])
     return paths
 
 
-def _names(map: str | Path | Mapping[str, str] | None) -> Mapping[str, str]:
+def _names_table(map: str | Path | Mapping[str, str] | None) -> Mapping[str, str]:
     """Names from a mapping, or from a TOML file of ``"old" = "new"``, under ``[names]`` or not."""
     if map is None or isinstance(map, Mapping):
         return map or {}
@@ -378,7 +382,7 @@ def _names(map: str | Path | Mapping[str, str] | None) -> Mapping[str, str]:
         content = tomllib.loads(Path(map).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise SpecError(Problem(str(map), "file", "names in TOML", str(error), step)) from error
-    found = content.get("names", content)
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+    names = content.get("names", content)
+    if not isinstance(names, dict) or not all(isinstance(value, str) for value in names.values()):
         raise SpecError(Problem(str(map), "names", "old and new ones, as texts", "others", step))
-    return found
+    return names

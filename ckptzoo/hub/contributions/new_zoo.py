@@ -1,4 +1,4 @@
-"""A new zoo from the first contribution of an architecture."""
+"""``create_zoo`` and ``install_zoo``: a new zoo from the first contribution of an architecture."""
 
 import filecmp
 from pathlib import Path
@@ -6,20 +6,21 @@ from pathlib import Path
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import Problem, SpecError, ZooError
-from ckptzoo.hub.contributions.evaluation import Factory, factory_of, traced
+from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
 from ckptzoo.hub.contributions.ingest import Ingestor, with_aliases
-from ckptzoo.hub.contributions.matching import renamed, unwrapped
+from ckptzoo.hub.contributions.matching import rename, without_wrappers
 from ckptzoo.hub.contributions.submission import NewZoo, Submission
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.card import CARDS, Card
 from ckptzoo.schema.symmetry import Symmetry
 
+# BatchNorm's tensors that are not trained: a file does not say which of its tensors are buffers.
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def create_zoo(
-    folder: Path, submission: Submission, taker: Ingestor, paths: list[Path], module: str | Factory | None
+    folder: Path, submission: Submission, ingestor: Ingestor, paths: list[Path], module: str | Factory | None
 ) -> Architecture:
     """Make a zoo without checkpoints for the architecture of the first file.
 
@@ -27,7 +28,7 @@ def create_zoo(
     ----------
     folder : of the new zoo.
     submission : names the zoo, and its forward function where ``ckptzoo.archs`` has it.
-    module : a network of one's own, whose symmetries are traced where no others are known.
+    module : a network of your own, whose symmetries are traced where no others are known.
 
     Raises
     ------
@@ -35,69 +36,71 @@ def create_zoo(
         The forward function is not one of ``ckptzoo.archs``, or the file's tensors make no architecture.
     """
     assert submission.zoo is not None
-    arch, symmetry = _architecture(submission.zoo, taker, paths)
-    if symmetry is None and (factory := factory_of(arch, module)) is not None:
-        symmetry = traced(arch, factory)
-    told = submission.zoo
+    arch, symmetry = _architecture(submission.zoo, ingestor, paths)
+    if symmetry is None and (factory := network_factory(arch, module)) is not None:
+        symmetry = trace_symmetry(arch, factory)
+    new_zoo = submission.zoo
     card = Card(
-        name=told.name,
-        summary=told.summary,
+        name=new_zoo.name,
+        summary=new_zoo.summary,
         license=submission.license,
         dataset=submission.defaults.get("dataset", ""),
-        authors=told.authors or (submission.defaults["contributor"],),
-        citation=told.citation,
-        tags=told.tags,
+        authors=new_zoo.authors or (submission.defaults["contributor"],),
+        citation=new_zoo.citation,
+        tags=new_zoo.tags,
     )
     ckptzoo.create(folder, arch=arch, card=card, symmetry=symmetry)
     return arch
 
 
-def _architecture(told: NewZoo, taker: Ingestor, paths: list[Path]) -> tuple[Architecture, Symmetry | None]:
-    if told.forward is not None:
-        declared = archs.architecture(told.forward)
-        if told.architecture is None:
-            return declared, archs.symmetry(told.forward)
-        named = Architecture(told.architecture, declared.tensors, declared.forward, declared.input_shape)
-        return named, archs.symmetry(told.forward)
+def _architecture(new_zoo: NewZoo, ingestor: Ingestor, paths: list[Path]) -> tuple[Architecture, Symmetry | None]:
+    if new_zoo.forward is not None:
+        declared = archs.architecture(new_zoo.forward)
+        if new_zoo.architecture is None:
+            return declared, archs.symmetry(new_zoo.forward)
+        named = Architecture(new_zoo.architecture, declared.tensors, declared.forward, declared.input_shape)
+        return named, archs.symmetry(new_zoo.forward)
     for path in paths:
-        if (path / "zoo.json").is_file():
+        if (path / layout.ZOO).is_file():
             zoo = ckptzoo.open(path)
             return zoo.arch, zoo.symmetry
-    first = next((item for _, item in taker.read(paths[:1])), None)
-    if first is None:
-        raise SpecError(taker.problems or [Problem("contribution", "files", "checkpoints", "none", "Name some files.")])
-    state = with_aliases(first)
-    names, _ = renamed(tuple(state), taker.names)
-    shared = {old: unwrapped(new) for old, new in names.items()}
-    if len(set(shared.values())) < len(shared):
-        shared = names
+    state = next((item for _, item in ingestor.read_states(paths[:1])), None)
+    if state is None:
+        raise SpecError(
+            ingestor.problems or [Problem("contribution", "files", "checkpoints", "none", "Name some files.")]
+        )
+    arrays = with_aliases(state)
+    names, _ = rename(tuple(arrays), ingestor.names)
+    new_names = {old: without_wrappers(new) for old, new in names.items()}
+    if len(set(new_names.values())) < len(new_names):
+        new_names = names
     tied: dict[str, list[str]] = {}
-    for name, other in first.aliases.items():
-        tied.setdefault(other, []).append(shared[name])
+    for name, other in state.aliases.items():
+        tied.setdefault(other, []).append(new_names[name])
     tensors = tuple(
         Tensor(
-            shared[name],
+            new_names[name],
             tuple(array.shape),
             array.dtype.name,
             "buffer" if name.rpartition(".")[2] in _BUFFERS else "parameter",
             tuple(tied.get(name, ())),
         )
-        for name, array in first.tensors.items()
-        if name not in first.aliases
+        for name, array in state.tensors.items()
+        if name not in state.aliases
     )
-    return Architecture(told.architecture or told.name, tensors, None, told.input_shape), None
+    return Architecture(new_zoo.architecture or new_zoo.name, tensors, None, new_zoo.input_shape), None
 
 
-def refuse(folder: Path, repository: str) -> None:
+def check_folder(folder: Path, repository: str) -> None:
     """Raise where a new zoo cannot be in a folder: it must be empty, not be there, or be a zoo."""
     if folder.exists() and not folder.is_dir():
-        raise _occupied(folder, repository, "a file")
+        raise _occupied_error(folder, repository, "a file")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / layout.ZOO).is_file():
-        raise _occupied(folder, repository, "one with other files")
+        raise _occupied_error(folder, repository, "one with other files")
 
 
-def install_zoo(fresh: Path, folder: Path, repository: str) -> None:
-    """Put a new zoo in its place; where it is there from an earlier time it stays as it is, cards and variants too.
+def install_zoo(new_folder: Path, folder: Path, repository: str) -> None:
+    """Put a new zoo in its place; the same zoo from an earlier attempt stays as it is, cards and variants included.
 
     Raises
     ------
@@ -105,28 +108,32 @@ def install_zoo(fresh: Path, folder: Path, repository: str) -> None:
         There is another zoo, or this one with other checkpoints.
     """
     if not folder.exists() or not any(folder.iterdir()):
-        fresh.rename(folder)
+        new_folder.rename(folder)
         return
-    refuse(folder, repository)
-    own, theirs = (
-        {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} for root in (fresh, folder)
+    check_folder(folder, repository)
+    new_files, present = (
+        {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} for root in (new_folder, folder)
     )
-    own -= {*CARDS}
-    others = {name for name in theirs - own if name.startswith(f"{layout.PARTS}/")}
-    if others or not own <= theirs or filecmp.cmpfiles(fresh, folder, sorted(own), shallow=False)[0] != sorted(own):
-        raise _occupied(folder, repository, "another zoo")
+    new_files -= {*CARDS}
+    others = {name for name in present - new_files if name.startswith(f"{layout.PARTS}/")}
+    if (
+        others
+        or not new_files <= present
+        or filecmp.cmpfiles(new_folder, folder, sorted(new_files), shallow=False)[0] != sorted(new_files)
+    ):
+        raise _occupied_error(folder, repository, "another zoo")
 
 
-def _occupied(folder: Path, repository: str, got: str) -> SpecError:
+def _occupied_error(folder: Path, repository: str, got: str) -> SpecError:
     step = "Name another folder with --new, or remove this one"
     step += f"; ckptzoo push {folder} {repository} publishes the zoo in it." if got == "another zoo" else "."
     expected = "none, an empty one, or one with this zoo from before"
     return SpecError(Problem(str(folder), "folder of the new zoo", expected, got, step))
 
 
-def needed(repository: str) -> ZooError:
-    """Why nothing can be made without a name for the zoo."""
-    return ZooError(
-        f"{repository}: the zoo: expected one that is there and may be seen, got none. Check the name; to begin a new "
-        "zoo with these checkpoints, add a table [zoo] with a name to contribution.toml."
+def missing_zoo_error(repository: str) -> ZooError:
+    """The error where there is no such zoo, and the contribution names no new one."""
+    step = (
+        "Check the name; to begin a new zoo with these checkpoints, add a table [zoo] with a name to contribution.toml."
     )
+    return ZooError(Problem(repository, "the zoo", "one that is there and may be seen", "none", step))

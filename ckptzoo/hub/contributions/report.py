@@ -1,9 +1,4 @@
-"""What was looked at in a contribution, and what came of it.
-
-The checkpoints of a contribution, one line each.
-
-The checkpoints of a contribution and what was looked at, on a console.
-"""
+"""The outcome of checks and a summary of each contributed checkpoint, as tables for consoles, JSON and Markdown."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,18 +14,21 @@ from ckptzoo.text import printable, shortened
 
 MAX_DETAIL = 200
 """Characters of a detail where the output is no terminal, which would fold it."""
+MAX_ROWS = 50
+"""Checkpoints that a table lists."""
+_HEADER = ("checkpoint", "claimed", "stated", "measured", "finite", "copy of")
 
 Outcome = Literal["passed", "failed", "not done"]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """The outcome of one check.
 
     Parameters
     ----------
-    name : what was looked at, in a word or two.
-    outcome : ``passed``, ``failed``, or ``not done`` where something for it was not at hand.
+    name : what was checked, in a word or two.
+    outcome : ``passed``, ``failed``, or ``not done`` where something that it needs was not available.
     detail : what was found, in one line.
     """
 
@@ -44,7 +42,7 @@ class Check:
 
 
 def check_result(name: str, wrong: Sequence[str], right: str) -> Check:
-    """A check that fails with what is wrong, the first four of it, or passes with what is right."""
+    """A check that failed, with the first four things that are wrong, or passed, with what is right."""
     more = f"; and {len(wrong) - 4:,} more" if len(wrong) > 4 else ""
     return Check(name, "failed", "; ".join(wrong[:4]) + more) if wrong else Check(name, "passed", right)
 
@@ -54,8 +52,8 @@ def failures(checks: Sequence[Check]) -> tuple[Check, ...]:
     return tuple(check for check in checks if check.outcome == "failed")
 
 
-def checks_table(checks: Sequence[Check], *, most: int | None = None) -> Table:
-    """The checks as a table, whose details are folded to the width of a terminal, or have at most so many characters.
+def checks_table(checks: Sequence[Check], *, limit: int | None = None) -> Table:
+    """The checks as a table; details have at most ``limit`` characters, or are folded to the width of the terminal.
 
     JSON has them in full.
     """
@@ -64,13 +62,8 @@ def checks_table(checks: Sequence[Check], *, most: int | None = None) -> Table:
         table.add_column(name, no_wrap=name != "detail", overflow="fold")
     for check in checks:
         detail = printable(check.detail)
-        table.add_row(check.name, check.outcome, detail if most is None else shortened(detail, most))
+        table.add_row(check.name, check.outcome, detail if limit is None else shortened(detail, limit))
     return table
-
-
-MOST = 50
-"""Checkpoints that a table lists."""
-_HEADER = ("checkpoint", "claimed", "stated", "measured", "finite", "copy of")
 
 
 @dataclass(frozen=True)
@@ -97,23 +90,23 @@ class CheckpointSummary:
         """Everything, as JSON-ready values."""
         return {
             "id": self.id,
-            "claimed_test_accuracy": _finite(self.claimed),
-            "test_accuracy": _finite(self.stated),
-            "measured_test_accuracy": _finite(self.measured),
+            "claimed_test_accuracy": _finite_or_none(self.claimed),
+            "test_accuracy": _finite_or_none(self.stated),
+            "measured_test_accuracy": _finite_or_none(self.measured),
             "finite": self.finite,
             "copy_of": self.copy,
         }
 
     def cells(self) -> tuple[str, ...]:
-        """Its figures for a table, behind the id."""
+        """Its figures for a table, after the id."""
         finite = {True: "yes", False: "no", None: "-"}[self.finite]
-        return _share(self.claimed), _share(self.stated), _share(self.measured), finite
+        return _percent(self.claimed), _percent(self.stated), _percent(self.measured), finite
 
 
-def entries(
+def summarize(
     zoo: Zoo, measured: Mapping[str, Mapping[str, float]], copies: Mapping[str, str]
 ) -> tuple[CheckpointSummary, ...]:
-    """The checkpoints of a zoo with what was found of them."""
+    """A summary of each checkpoint of a zoo, with its measured accuracy and what it is a copy of."""
     columns = ["id", "claimed_test_accuracy", "test_accuracy", "finite"]
     return tuple(
         CheckpointSummary(
@@ -128,39 +121,39 @@ def entries(
     )
 
 
-def entries_table(listed: Sequence[CheckpointSummary]) -> Table:
+def summaries_table(summaries: Sequence[CheckpointSummary]) -> Table:
     """The first of them as a table for a terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in _HEADER:
         table.add_column(name, justify="right" if name in ("claimed", "stated", "measured") else "left", no_wrap=True)
-    for entry in listed[:MOST]:
+    for entry in summaries[:MAX_ROWS]:
         table.add_row(printable(entry.id), *entry.cells(), printable(entry.copy or "-"))
-    if len(listed) > MOST:
-        table.add_row(f"and {len(listed) - MOST:,} more")
+    if len(summaries) > MAX_ROWS:
+        table.add_row(f"and {len(summaries) - MAX_ROWS:,} more")
     return table
 
 
-def written(listed: Sequence[CheckpointSummary]) -> str:
+def summaries_markdown(summaries: Sequence[CheckpointSummary]) -> str:
     """The first of them as a table in Markdown."""
     rows = [
         (markdown.code(entry.id), *entry.cells(), markdown.code(entry.copy) if entry.copy else "-")
-        for entry in listed[:MOST]
+        for entry in summaries[:MAX_ROWS]
     ]
     table = markdown.table(_HEADER, rows, right=(1, 2, 3))
-    return table + (f"\n\nand {len(listed) - MOST:,} more" if len(listed) > MOST else "")
+    return table + (f"\n\nand {len(summaries) - MAX_ROWS:,} more" if len(summaries) > MAX_ROWS else "")
 
 
-def _share(value: float | None) -> str:
+def _percent(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.2%}"
 
 
-def _finite(value: float | None) -> float | None:
+def _finite_or_none(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-def show(out: Console, listed: Sequence[CheckpointSummary], checks: Sequence[Check]) -> None:
+def print_report(out: Console, summaries: Sequence[CheckpointSummary], checks: Sequence[Check]) -> None:
     """Print both as tables, with an empty line below each; no table of no checkpoints."""
-    most = None if out.is_terminal else MAX_DETAIL
-    for table in (*([entries_table(listed)] if listed else []), checks_table(checks, most=most)):
+    limit = None if out.is_terminal else MAX_DETAIL
+    for table in (*([summaries_table(summaries)] if summaries else []), checks_table(checks, limit=limit)):
         out.print(table, markup=False, highlight=False)
         out.print()

@@ -1,7 +1,4 @@
-"""What a contribution came to.
-
-The text of a pull request, from which its reviewer decides.
-"""
+"""``Contribution``, the result of ``contribute``, and the title and text of its pull request."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +8,9 @@ from rich.console import Console
 
 from ckptzoo.console import say
 from ckptzoo.hub.card.markdown import code, table
-from ckptzoo.hub.contributions.report import Check, CheckpointSummary, failures, show, written
+from ckptzoo.hub.contributions.report import Check, CheckpointSummary, failures, print_report, summaries_markdown
 from ckptzoo.hub.contributions.submission import Submission
-from ckptzoo.text import counted, printable, shortened, size
+from ckptzoo.text import counted, excerpt, shortened, size
 
 
 @dataclass(frozen=True)
@@ -27,11 +24,11 @@ class Contribution:
     part : the folder of the new part, from the zoo's.
     nbytes : of the part.
     entries : the checkpoints.
-    checks : what was looked at.
-    notes : what was done to make files fit, and which of them.
+    checks : what was checked.
+    notes : what was done to make files fit, and to how many of them.
     left_out : what files hold besides the weights.
     license, source : as the contributor says.
-    folder : where the part lies on this machine, if it was kept.
+    folder : where the part is on this machine, if it was kept.
     number, url : of the pull request, if one was opened or was open already; the page where the hub has pages.
     status : ``proposed`` (a pull request was opened), ``published`` (a new zoo), ``open`` or ``merged`` (there
         already), ``dry run``, or ``refused`` (a check failed, and nothing was uploaded).
@@ -79,89 +76,99 @@ class Contribution:
     def print(self, console: Console | None = None) -> None:
         """Print it as tables on a rich console, by default the standard output."""
         out = console or Console()
-        show(out, self.entries, self.checks)
+        print_report(out, self.entries, self.checks)
         remarks = [f"note: {text}" for text in self.notes] + [f"left out: {text}" for text in self.left_out]
-        say(out, *remarks, f"{self.repository}: {self._ending()}")
+        say(out, *remarks, f"{self.repository}: {self._last_line()}")
 
-    def _ending(self) -> str:
-        what = f"{counted(len(self.entries), 'checkpoint')} ({size(self.nbytes)})"
-        where = "" if self.folder is None else f" The part lies in {self.folder / self.part}."
+    def _last_line(self) -> str:
+        added = f"{counted(len(self.entries), 'checkpoint')} ({size(self.nbytes)})"
+        kept = "" if self.folder is None else f" The part is in {self.folder / self.part}."
         page = self.url or f"ckptzoo review {self.repository} {self.number}"
-        place = f": {self.url}" if self.url else f"; ckptzoo.open({self.repository!r}) reads it."
+        published = f": {self.url}" if self.url else f"; ckptzoo.open({self.repository!r}) reads it."
         return {
-            "proposed": f"pull request {self.number} adds {what}: {page}",
-            "published": f"published with {what}{place}{where}",
+            "proposed": f"pull request {self.number} adds {added}: {page}",
+            "published": f"published with {added}{published}{kept}",
             "open": f"pull request {self.number} adds the same already: {page}",
             "merged": "the same checkpoints are in the zoo already; nothing was uploaded.",
-            "dry run": f"nothing was uploaded; it would be {what}.{where}",
-            "refused": f"{counted(len(failures(self.checks)), 'check')} failed; nothing was uploaded.{where}",
+            "dry run": f"nothing was uploaded; it would be {added}.{kept}",
+            "refused": f"{counted(len(failures(self.checks)), 'check')} failed; nothing was uploaded.{kept}",
         }[self.status]
 
 
 MAX_TITLE = 120
 MAX_TEXT = 60_000
-_REMARKS = 20
-_FIGURES = (
-    "*claimed* is what the contributor says; *stated* was measured by the program that made the part, and stands in "
+_MAX_REMARKS = 20
+_FIGURES_NOTE = (
+    "*claimed* is what the contributor says; *stated* was measured by the program that made the part, and is in "
     "its rows; *measured* is what that program measured again."
 )
-_AGAIN = (
+_CHECK_AGAIN = (
     "The contributor's machine made these checks. To make them again from the bytes on the hub, with this pull "
     "request's number as N:"
 )
 _AFTERWARDS = (
-    "`--merge` merges it and makes the zoo's page anew. Derived variants are the owner's to bring up to date: "
+    "`--merge` merges it and makes the zoo's page again. Derived variants are the owner's to bring up to date: "
     "`ckptzoo pull`, `ckptzoo derive`, `ckptzoo push`."
 )
 
 
-def title(made: Contribution, submission: Submission) -> str:
+def title(contribution: Contribution, submission: Submission) -> str:
     """``Add 3 checkpoints (J. Doe)``."""
-    who = shortened(printable(str(submission.defaults["contributor"])), 60)
-    return shortened(f"Add {counted(len(made.entries), 'checkpoint')} ({who})", MAX_TITLE)
+    who = excerpt(submission.defaults["contributor"], 60)
+    return shortened(f"Add {counted(len(contribution.entries), 'checkpoint')} ({who})", MAX_TITLE)
 
 
-def description(made: Contribution, submission: Submission) -> str:
+def description(contribution: Contribution, submission: Submission) -> str:
     """Markdown: what is added, by whom and under which licence, every checkpoint, and every check with its outcome.
 
-    Whatever strangers wrote stands in code spans, where it can do nothing but be read.
+    Untrusted text is put into code spans, where it cannot be a link, a mention or HTML.
     """
-    told = submission.defaults
-    facts = [(key, code(str(told[key]), limit=200)) for key in ("contributor", "license", "source", "dataset", "recipe")
-             if key in told]  # fmt: skip
+    defaults = submission.defaults
+    listed = ("contributor", "license", "source", "dataset", "recipe")
+    facts = [(key, code(str(defaults[key]), limit=200)) for key in listed if key in defaults]
     if submission.training:
         facts.append(("training", code(submission.training, limit=1000)))
-    facts.append(("part", f"{code(made.part)}, {size(made.nbytes)}"))
+    facts.append(("part", f"{code(contribution.part)}, {size(contribution.nbytes)}"))
+    added = counted(len(contribution.entries), "checkpoint")
     lines = [
-        f"{counted(len(made.entries), 'checkpoint')} for {code(made.zoo)}, in one new part. No other file changes.",
+        f"{added} for {code(contribution.zoo)}, in one new part. No other file changes.",
         "",
         table(("", ""), facts),
         "",
         "## Checkpoints",
         "",
-        written(made.entries),
+        summaries_markdown(contribution.entries),
         "",
-        _FIGURES,
+        _FIGURES_NOTE,
         "",
         "## Checks",
         "",
         table(
             ("check", "outcome", "detail"),
-            [(check.name, _mark(check.outcome), code(check.detail, limit=400)) for check in made.checks],
+            [
+                (check.name, _outcome_markdown(check.outcome), code(check.detail, limit=400))
+                for check in contribution.checks
+            ],
         ),
         "",
     ]
-    for head, texts in (("Notes", made.notes), ("Left out of the files", made.left_out)):
+    for heading, texts in (("Notes", contribution.notes), ("Left out of the files", contribution.left_out)):
         if texts:
-            more = [f"- and {len(texts) - _REMARKS:,} more"] if len(texts) > _REMARKS else []
-            lines += [f"## {head}", "", *(f"- {code(text, limit=300)}" for text in texts[:_REMARKS]), *more, ""]
+            remaining = [f"- and {len(texts) - _MAX_REMARKS:,} more"] if len(texts) > _MAX_REMARKS else []
+            lines += [
+                f"## {heading}",
+                "",
+                *(f"- {code(text, limit=300)}" for text in texts[:_MAX_REMARKS]),
+                *remaining,
+                "",
+            ]
     lines += [
         "## Review",
         "",
-        _AGAIN,
+        _CHECK_AGAIN,
         "",
         "```",
-        f"ckptzoo review {made.repository} N",
+        f"ckptzoo review {contribution.repository} N",
         "```",
         "",
         _AFTERWARDS,
@@ -169,5 +176,5 @@ def description(made: Contribution, submission: Submission) -> str:
     return shortened("\n".join(lines), MAX_TEXT)
 
 
-def _mark(outcome: str) -> str:
+def _outcome_markdown(outcome: str) -> str:
     return {"passed": "passed", "failed": "**failed**", "not done": "*not done*"}[outcome]

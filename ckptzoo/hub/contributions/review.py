@@ -1,10 +1,7 @@
-"""Review a pull request from the bytes on the hub.
+"""``review``: checks a pull request from the bytes on the hub, and merges it.
 
-What a review found.
-
-The new parts of a pull request, fetched into a folder that has the zoo's documents.
-
-What a pull request changes, file by file, and whether that is new parts and nothing else.
+First what it changes, file by file, which may be new parts and nothing else; then the new parts, fetched into a folder
+that has the zoo's documents.
 """
 
 import hashlib
@@ -23,14 +20,28 @@ from ckptzoo.errors import HubError, Problem, ZooError
 from ckptzoo.hub.client import Client, Discussion, Listing, RepoFile
 from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.hub.contributions.evaluation import EvaluatorPool, Factory
-from ckptzoo.hub.contributions.report import Check, CheckpointSummary, check_result, failures, show
-from ckptzoo.hub.contributions.run_checks import CheckReport, Progress, run_checks
-from ckptzoo.hub.contributions.target_zoo import TargetZoo, opened, write_documents
+from ckptzoo.hub.contributions.report import Check, CheckpointSummary, check_result, failures, print_report
+from ckptzoo.hub.contributions.run_checks import CheckReport, StageProgress, run_checks
+from ckptzoo.hub.contributions.target_zoo import TargetZoo, open_target, write_documents
 from ckptzoo.hub.push import refresh
 from ckptzoo.remote import open_remote
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
-from ckptzoo.text import counted, printable, shortened, size
+from ckptzoo.text import counted, excerpt, size
+
+MAX_BYTES = 64 * 2**30
+"""Of new parts that are fetched."""
+MAX_TABLE = 64 * 2**20
+"""Bytes of a part's rows, and of its index."""
+MAX_PARTS = 100
+"""New parts of one pull request."""
+_PART_FILE = re.compile(
+    rf"{layout.PARTS}/({layout.PART_NAME.pattern})/"
+    rf"({re.escape(layout.METADATA)}|{re.escape(layout.INDEX)}|{layout.RAW}-\d{{2,6}}\.safetensors)"
+)
+"""What a contribution may add. Nothing else is ever written to this machine."""
+_PIECE_BYTES = 16 * 2**20
+"""Bytes of a file that are fetched at a time."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +56,9 @@ class Review:
     parts : names of the new parts.
     nbytes : of their files.
     entries : the checkpoints.
-    checks : what was looked at.
-    merged : the commit that merged it, or that it was merged where the hub says no more; None where it was not.
-    notes : what a person should know of what came after the merge.
+    checks : what was checked.
+    merged : the commit that merged it, ``yes`` where the hub names none; None where it was not merged.
+    notes : what could not be done after the merge.
     """
 
     repository: str
@@ -95,26 +106,16 @@ class Review:
     def print(self, console: Console | None = None) -> None:
         """Print it as tables on a rich console, by default the standard output."""
         out = console or Console()
-        head = f"{self.repository} pull request {self.number}: {self.title} (by {self.author}, {self.status})"
-        say(out, head, *([self.url] if self.url else []), "")
-        show(out, self.entries, self.checks)
+        title = f"{self.repository} pull request {self.number}: {self.title} (by {self.author}, {self.status})"
+        say(out, title, *([self.url] if self.url else []), "")
+        print_report(out, self.entries, self.checks)
         failed = failures(self.checks)
         undone = sum(check.outcome == "not done" for check in self.checks)
-        told = f"; {counted(undone, 'check')} not done" if undone else ""
-        ending = f"nothing failed{told}." + ("" if self.merged is None else f" Merged: {self.merged}.")
+        undone_note = f"; {counted(undone, 'check')} not done" if undone else ""
+        verdict = f"nothing failed{undone_note}." + ("" if self.merged is None else f" Merged: {self.merged}.")
         if failed:
-            ending = f"{counted(len(failed), 'check')} of {len(self.checks)} failed{told}. Nothing was merged."
-        say(out, ending, *(f"note: {note}" for note in self.notes))
-
-
-MAX_TABLE = 64 * 2**20
-"""Bytes of a part's rows, and of its index."""
-MAX_PARTS = 100
-_FILE = re.compile(
-    rf"{layout.PARTS}/({layout.PART_NAME.pattern})/"
-    rf"({re.escape(layout.METADATA)}|{re.escape(layout.INDEX)}|{layout.RAW}-\d{{2,6}}\.safetensors)"
-)
-"""What a contribution may add. Nothing else is ever written to this machine."""
+            verdict = f"{counted(len(failed), 'check')} of {len(self.checks)} failed{undone_note}. Nothing was merged."
+        say(out, verdict, *(f"note: {note}" for note in self.notes))
 
 
 @dataclass(frozen=True)
@@ -137,12 +138,12 @@ class Changes:
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of the folders that are new parts."""
-        return tuple(sorted({found[1] for name in self.added if (found := _FILE.fullmatch(name))}))
+        return tuple(sorted({found[1] for name in self.added if (found := _PART_FILE.fullmatch(name))}))
 
     @property
     def files(self) -> dict[str, RepoFile]:
         """The added files that belong to parts."""
-        return {name: stored for name, stored in self.added.items() if _FILE.fullmatch(name)}
+        return {name: stored for name, stored in self.added.items() if _PART_FILE.fullmatch(name)}
 
     @property
     def nbytes(self) -> int:
@@ -150,38 +151,44 @@ class Changes:
         return sum(stored.size for stored in self.files.values())
 
     def check(self) -> Check:
-        """That files of new parts are added, and nothing else happens."""
-        wrong = [f"{_shown(name)} is changed" for name in self.changed]
-        wrong += [f"{_shown(name)} is deleted" for name in self.deleted]
-        wrong += [f"{_shown(name)} is added" for name in self.added if not _FILE.fullmatch(name)]
-        held = {name.split("/")[1] for name in {**self.main.files, **self.base.files} if name.startswith("parts/")}
-        wrong += [f"{part} is a part of the zoo already" for part in self.parts if part in held]
+        """Check that files of new parts are added, and nothing else changes."""
+        wrong = [f"{excerpt(name, 120)} is changed" for name in self.changed]
+        wrong += [f"{excerpt(name, 120)} is deleted" for name in self.deleted]
+        wrong += [f"{excerpt(name, 120)} is added" for name in self.added if not _PART_FILE.fullmatch(name)]
+        present_parts = {
+            name.split("/")[1] for name in {**self.main.files, **self.base.files} if name.startswith("parts/")
+        }
+        wrong += [f"{part} is a part of the zoo already" for part in self.parts if part in present_parts]
         if not self.parts:
             wrong.append("no new part")
         return check_result("changes", wrong, f"{counted(len(self.parts), 'new part')} and nothing else")
 
-    def sizes(self, most: int) -> Check:
-        """That what has to be fetched is bounded."""
+    def check_sizes(self, limit: int) -> Check:
+        """Check that no more has to be fetched than ``limit`` bytes, and no large table."""
         wrong: list[str] = []
         for name, stored in self.files.items():
             if not name.endswith(".safetensors") and stored.size > MAX_TABLE:
                 wrong.append(f"{name} has {size(stored.size)}, at most {size(MAX_TABLE)} are read")
-        if self.nbytes > most:
-            wrong.append(f"{size(self.nbytes)} in all, at most {size(most)} are fetched")
+        if self.nbytes > limit:
+            wrong.append(f"{size(self.nbytes)} in all, at most {size(limit)} are fetched")
         if len(self.parts) > MAX_PARTS:
             wrong.append(f"{len(self.parts):,} parts, at most {MAX_PARTS} are read")
         return check_result("sizes", wrong, size(self.nbytes))
 
-    def order(self) -> Check:
-        """Where the new parts come in the zoo's order; anywhere is right, at the end is best."""
+    def check_order(self) -> Check:
+        """Say where the new parts come in the zoo's order; any place is right."""
         parts = sorted(name.split("/")[1] for name in self.main.files if name.startswith("parts/") and "/" in name[6:])
         last = max((part for part in parts if layout.PART_NAME.fullmatch(part)), default="")
         before = [part for part in self.parts if part < last]
-        told = f"{before[0]} comes before {last}, which came meanwhile" if before else "behind the parts that are there"
-        return Check("order", "passed", told)
+        position = (
+            f"{before[0]} comes before {last}, which was added meanwhile"
+            if before
+            else "after the parts that are there"
+        )
+        return Check("order", "passed", position)
 
 
-def changes(client: Client, repo: str, number: int) -> Changes:
+def compare(client: Client, repo: str, number: int) -> Changes:
     """Compare a pull request with the commit that it starts from.
 
     Raises
@@ -191,13 +198,13 @@ def changes(client: Client, repo: str, number: int) -> Changes:
     """
     revision = f"refs/pr/{number}"
     main, head = client.listing(repo), client.listing(repo, revision)
-    held = set(client.commits(repo))
-    start = next((commit for commit in client.commits(repo, head.commit) if commit in held), None)
-    if start is None:
+    zoo_commits = set(client.commits(repo))
+    base_commit = next((commit for commit in client.commits(repo, head.commit) if commit in zoo_commits), None)
+    if base_commit is None:
         step = "Close it; its contributor may open another one."
         problem = Problem(client.address(repo), f"pull request {number}", "one that starts from main", "another", step)
         raise HubError(problem)
-    base = main if start == main.commit else client.listing(repo, start)
+    base = main if base_commit == main.commit else client.listing(repo, base_commit)
     before, after = base.files, head.files
     return Changes(
         base,
@@ -209,43 +216,34 @@ def changes(client: Client, repo: str, number: int) -> Changes:
     )
 
 
-def _shown(name: str) -> str:
-    return shortened(printable(name), 120)
-
-
-_PIECE = 16 * 2**20
-
-
 def fetch(
-    client: Client, repo: str, found: Changes, folder: Path, progress: Callable[[int, int], None] | None = None
+    client: Client, repo: str, changes: Changes, folder: Path, progress: Callable[[int, int], None] | None = None
 ) -> None:
     """Write the files of new parts, pinned to the pull request's commit; digests are for the caller to check.
 
-    Only names that are those of parts are written; sizes are those of the listing, which were checked. What came
-    otherwise than the hub lists it is fetched once more, so that a damaged line is not taken for a damaged part.
+    Only names that are those of parts are written; sizes are those of the listing, which were checked. A file whose
+    digest is not the one that the hub lists is fetched once more, so that damage on the way is not taken for a damaged
+    part.
     """
-    afar = open_remote(f"hf://datasets/{repo}@{found.head.commit}", endpoint=client.endpoint, token=client.token)
+    remote = open_remote(f"hf://datasets/{repo}@{changes.head.commit}", endpoint=client.endpoint, token=client.token)
     done = 0
-    for name, stored in found.files.items():
+    for name, stored in changes.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
+            # The hub lists large files by sha256, and the others by git's own digest of a blob.
             sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % stored.size, usedforsecurity=False)
             with path.open("wb") as file:
-                for start in range(0, stored.size, _PIECE):
-                    data = afar.span(name, start, min(start + _PIECE, stored.size))
-                    for taker in (file.write, sha256.update, git.update):
-                        taker(data)
+                for start in range(0, stored.size, _PIECE_BYTES):
+                    data = remote.span(name, start, min(start + _PIECE_BYTES, stored.size))
+                    for consume in (file.write, sha256.update, git.update):
+                        consume(data)
                     if progress is not None:
-                        progress(done + start + len(data), found.nbytes)
-            came = git.hexdigest() if stored.sha256 is None else sha256.hexdigest()
-            if came == (stored.sha256 or stored.oid):
+                        progress(done + start + len(data), changes.nbytes)
+            digest = git.hexdigest() if stored.sha256 is None else sha256.hexdigest()
+            if digest == (stored.sha256 or stored.oid):
                 break
         done += stored.size
-
-
-MAX_BYTES = 64 * 2**30
-"""Of new parts that are fetched."""
 
 
 def review(
@@ -259,14 +257,15 @@ def review(
     endpoint: str | None = None,
     token: str | None = None,
     retry_policy: HubRetryPolicy | None = None,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> Review:
     """Check what a pull request adds to a zoo, and merge it where nothing is wrong.
 
     It may add new parts and nothing else. These are fetched at the pull request's last commit and checked against the
-    zoo as it is now: seals and digests, names, shapes and dtypes, finiteness, ids and units, copies in disguise,
-    licences, figures, and accuracies, which are measured again where the test set and the forward function are at hand.
-    Nothing that the contributor said of these checks is believed, and nothing that they sent is executed.
+    zoo as it is now: seals and digests, names, shapes and dtypes, finiteness, ids and units, copies (permuted and
+    rescaled ones too), licences, figures, and accuracies, which are measured again where the test set and the forward
+    function are available. Nothing that the contributor said of these checks is used, and nothing that they sent is
+    executed.
 
     Parameters
     ----------
@@ -274,12 +273,12 @@ def review(
     number : of the pull request.
     merge : merge it if no check failed, and if neither it nor the zoo has moved on meanwhile; then bring the zoo's page
         and its snapshot up to date in a commit of their own. Where that cannot be done a note says why.
-    module : ``FILE.py:NAME`` of one's own that makes the network; by default that of ``ckptzoo.archs``.
+    module : ``FILE.py:NAME`` of your own that makes the network; by default that of ``ckptzoo.archs``.
     data : folder of test sets; by default that of ``CKPTZOO_DATA``.
     max_bytes : of the new parts; a larger contribution fails, and is not fetched.
     endpoint, token : by default those of huggingface_hub.
     retry_policy : how long to go on asking.
-    progress : called with what is being done, how much of it is done, and how much there is.
+    progress : called with the stage, how much of it is done, and how much there is.
 
     Raises
     ------
@@ -289,76 +288,83 @@ def review(
     Notes
     -----
     New parts are fetched to the folder of temporary files, and of the zoo rows and index; see ``copies`` for its
-    weights. What must be turned away is in tests/hub/contributions/test_tampered.py.
+    weights. What must be refused is tested in tests/hub/contributions/test_tampered.py.
     """
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
-    about = client.pull_requests.read(repo, number)
-    made = Review(repo, number, about.title, about.author, about.status, about.url)
-    if about.revision is None or about.status not in ("open", "draft"):
-        got = about.status if about.revision is not None else "a discussion without changes"
-        return replace(made, checks=(Check("open", "failed", f"expected an open pull request, it is {got}"),))
-    found = changes(client, repo, number)
-    standing = TargetZoo(opened(client, repo, found.main))
-    checks = [_conflicts(about), found.check(), found.sizes(max_bytes), found.order()]
-    looked = CheckReport(())
-    if found.parts and checks[2].outcome == "passed":
-        looked = _looked(client, repo, found, standing, EvaluatorPool(standing.zoo.arch, module, data), progress)
-    made = replace(
-        made,
-        base=found.base.commit,
-        head=found.head.commit,
-        main=found.main.commit,
-        parts=found.parts,
-        nbytes=found.nbytes,
-        entries=looked.entries,
-        checks=(*checks, *looked.checks),
+    discussion = client.pull_requests.read(repo, number)
+    result = Review(repo, number, discussion.title, discussion.author, discussion.status, discussion.url)
+    if discussion.revision is None or discussion.status not in ("open", "draft"):
+        got = discussion.status if discussion.revision is not None else "a discussion without changes"
+        return replace(result, checks=(Check("open", "failed", f"expected an open pull request, it is {got}"),))
+    changes = compare(client, repo, number)
+    target = TargetZoo(open_target(client, repo, changes.main))
+    checks = [_check_conflicts(discussion), changes.check(), changes.check_sizes(max_bytes), changes.check_order()]
+    report = CheckReport(())
+    if changes.parts and checks[2].outcome == "passed":
+        report = _check_parts(client, repo, changes, target, EvaluatorPool(target.zoo.arch, module, data), progress)
+    result = replace(
+        result,
+        base=changes.base.commit,
+        head=changes.head.commit,
+        main=changes.main.commit,
+        parts=changes.parts,
+        nbytes=changes.nbytes,
+        entries=report.entries,
+        checks=(*checks, *report.checks),
     )
-    return _merged(made, client, found) if merge and made.passed else made
+    return _merge(result, client, changes) if merge and result.passed else result
 
 
-def _conflicts(about: Discussion) -> Check:
-    shown = ", ".join(about.conflicts[:4])
-    return Check("merge", "failed" if shown else "passed", f"conflicts in {shown}" if shown else "no conflicts")
+def _check_conflicts(discussion: Discussion) -> Check:
+    conflicts = ", ".join(discussion.conflicts[:4])
+    return Check(
+        "merge", "failed" if conflicts else "passed", f"conflicts in {conflicts}" if conflicts else "no conflicts"
+    )
 
 
-def _looked(
-    client: Client, repo: str, found: Changes, standing: TargetZoo, bench: EvaluatorPool, progress: Progress | None
+def _check_parts(
+    client: Client,
+    repo: str,
+    changes: Changes,
+    target: TargetZoo,
+    evaluators: EvaluatorPool,
+    progress: StageProgress | None,
 ) -> CheckReport:
-    """The checks of the new parts' bytes, in a folder that goes afterwards."""
-    with tempfile.TemporaryDirectory(prefix="ckptzoo-review-") as place:
-        folder = write_documents(standing, Path(place, "zoo"))
-        fetch(client, repo, found, folder, None if progress is None else partial(progress, "fetching"))
-        looked = run_checks(folder, standing, bench, progress=progress)
-    return replace(looked, zoo=None)
+    """Fetch the new parts into a temporary folder and make every check of them."""
+    with tempfile.TemporaryDirectory(prefix="ckptzoo-review-") as temporary:
+        folder = write_documents(target, Path(temporary, "zoo"))
+        fetch(client, repo, changes, folder, None if progress is None else partial(progress, "fetching"))
+        report = run_checks(folder, target, evaluators, progress=progress)
+    return replace(report, zoo=None)
 
 
-def _merged(made: Review, client: Client, found: Changes) -> Review:
-    """Merge what was reviewed, and see that it is what was merged."""
-    revision = f"refs/pr/{made.number}"
+def _merge(result: Review, client: Client, changes: Changes) -> Review:
+    """Merge what was reviewed, and compare it with what was merged."""
+    revision = f"refs/pr/{result.number}"
     moved = [
         what
         for what, now, then in (
-            ("the pull request", client.head(made.repository, revision), made.head),
-            ("the zoo", client.head(made.repository), made.main),
+            ("the pull request", client.head(result.repository, revision), result.head),
+            ("the zoo", client.head(result.repository), result.main),
         )
         if now != then
     ]
     if moved:
-        told = f"{' and '.join(moved)} moved on during the review; review it again"
-        return replace(made, checks=(*made.checks, Check("merged", "failed", told)))
-    comment = f"Reviewed at {made.head}: {len(made.checks)} checks, none failed."
-    commit = client.pull_requests.merge(made.repository, made.number, comment)
-    now = client.files(made.repository)
-    wrong = sorted(name for name, stored in found.files.items() if now.get(name) != stored)
+        detail = f"{' and '.join(moved)} moved on during the review; review it again"
+        return replace(result, checks=(*result.checks, Check("merged", "failed", detail)))
+    comment = f"Reviewed at {result.head}: {len(result.checks)} checks, none failed."
+    commit = client.pull_requests.merge(result.repository, result.number, comment)
+    now = client.files(result.repository)
+    wrong = sorted(name for name, stored in changes.files.items() if now.get(name) != stored)
     if wrong:
-        step = f"Look at the commits of the zoo: what was merged is not what was reviewed at {made.head}."
-        where = client.address(made.repository)
+        step = f"Look at the commits of the zoo: what was merged is not what was reviewed at {result.head}."
+        where = client.address(result.repository)
         raise HubError(Problem(where, wrong[0], "the file that was reviewed", "another, or none", step))
-    return replace(made, merged=commit or "yes", notes=_refreshed(client, made.repository))
+    return replace(result, merged=commit or "yes", notes=_refresh_page(client, result.repository))
 
 
-def _refreshed(client: Client, repo: str) -> tuple[str, ...]:
-    """Bring page and snapshot up to date; what keeps that from being done, as notes."""
+def _refresh_page(client: Client, repo: str) -> tuple[str, ...]:
+    """Bring page and snapshot up to date; returns notes on what could not be done."""
     try:
         return refresh(client, repo).notes
     except ZooError as error:

@@ -1,19 +1,28 @@
-"""Every check of a contribution, from the bytes of its parts in a folder."""
+"""``run_checks``: every check of a contribution, from the bytes of its parts in a folder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import ckptzoo
 from ckptzoo.hub.contributions import row_checks
 from ckptzoo.hub.contributions.duplicates import copies
-from ckptzoo.hub.contributions.evaluation import EvaluatorPool, Figures, accuracy, evaluations, measure, of_recipe
-from ckptzoo.hub.contributions.report import Check, CheckpointSummary, check_result, entries
+from ckptzoo.hub.contributions.evaluation import (
+    EvaluatorPool,
+    Figures,
+    check_accuracy,
+    evaluation_of_recipe,
+    evaluations,
+    measure_zoo,
+)
+from ckptzoo.hub.contributions.report import Check, CheckpointSummary, check_result, summarize
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
 from ckptzoo.loader.zoo import Zoo
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+StageProgress = Callable[[str, int, int], None]
+"""Called with the stage (``reading``, ``fetching``, ``measuring``, ``uploading``), how much of it is done, and how much
+there is."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +31,9 @@ class CheckReport:
 
     Parameters
     ----------
-    checks : in order; where the parts are not sound there is nothing but that.
+    checks : in order; where the bytes are damaged, that check alone.
     entries : the checkpoints.
-    zoo : they alone, opened; None where they are not sound.
+    zoo : they alone, opened; None where the bytes are damaged.
     """
 
     checks: tuple[Check, ...]
@@ -32,8 +41,8 @@ class CheckReport:
     zoo: Zoo | None = None
 
 
-def sound(folder: Path) -> Check:
-    """Seals, digests, names, shapes and dtypes, and no file that does not belong there: ``ckptzoo.verify``."""
+def check_bytes(folder: Path) -> Check:
+    """Check seals, digests, names, shapes and dtypes, and that no other file is there: ``ckptzoo.verify``."""
     problems = ckptzoo.verify(folder)
     wrong = [
         f"{problem.location}: {problem.what}: expected {problem.expected}, got {problem.got}" for problem in problems
@@ -43,40 +52,43 @@ def sound(folder: Path) -> Check:
 
 def run_checks(
     folder: Path,
-    standing: TargetZoo | None,
-    bench: EvaluatorPool,
+    target: TargetZoo | None,
+    evaluators: EvaluatorPool,
     *,
     measured: dict[str, Figures] | None = None,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> CheckReport:
     """Check the parts of a contribution.
 
     Parameters
     ----------
     folder : a zoo's documents and the contributed parts alone.
-    standing : the zoo as it is; None for a new one.
-    bench : measures accuracies where it can.
+    target : the zoo as it is; None for a new one.
+    evaluators : measure accuracies where they can.
     measured : figures by id that were measured already; None measures them.
     """
-    first = sound(folder)
-    if first.outcome == "failed":
-        return CheckReport((first,))
+    byte_check = check_bytes(folder)
+    if byte_check.outcome == "failed":
+        return CheckReport((byte_check,))
     zoo = ckptzoo.open(folder)
     if not len(zoo):
-        return CheckReport((first, Check("ids", "failed", "no checkpoints")))
-    looks = (
-        row_checks.ids_and_units(zoo, standing),
-        row_checks.licence(zoo),
-        row_checks.values(zoo),
-        row_checks.finiteness(zoo),
+        return CheckReport((byte_check, Check("ids", "failed", "no checkpoints")))
+    row_results = (
+        row_checks.check_ids(zoo, target),
+        row_checks.check_licence(zoo),
+        row_checks.check_values(zoo),
+        row_checks.check_finite(zoo),
     )
-    found = copies(zoo, standing)
+    duplicates = copies(zoo, target)
     if measured is None:
-        told = evaluations(zoo)
-        if standing is not None:
-            named = zoo.metadata["recipe"].to_pylist()
-            own = {name: of_recipe(standing.zoo, name) for name in set(named) - {None}}
-            told = [item or own.get(name) for item, name in zip(told, named, strict=True)]
-        measured = measure(zoo, bench, told, None if progress is None else lambda a, b: progress("measuring", a, b))
-    checks = (first, *looks, found.check(), accuracy(zoo, measured, bench))
-    return CheckReport(checks, entries(zoo, measured, found.found), zoo)
+        evaluations_by_row = evaluations(zoo)
+        if target is not None:
+            recipes = zoo.metadata["recipe"].to_pylist()
+            by_recipe = {name: evaluation_of_recipe(target.zoo, name) for name in set(recipes) - {None}}
+            evaluations_by_row = [
+                item or by_recipe.get(name) for item, name in zip(evaluations_by_row, recipes, strict=True)
+            ]
+        measuring = None if progress is None else partial(progress, "measuring")
+        measured = measure_zoo(zoo, evaluators, evaluations_by_row, measuring)
+    checks = (byte_check, *row_results, duplicates.check(), check_accuracy(zoo, measured, evaluators))
+    return CheckReport(checks, summarize(zoo, measured, duplicates.found), zoo)

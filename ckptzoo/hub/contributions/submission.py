@@ -1,4 +1,4 @@
-"""contribution.toml: what a contributor says about the checkpoints that they bring."""
+"""``Submission``: a contribution.toml, what a contributor says about their checkpoints, validated."""
 
 import difflib
 import math
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ckptzoo.errors import Problem, SpecError
-from ckptzoo.hub.contributions.evaluation import Evaluation, numbers
+from ckptzoo.hub.contributions.evaluation import Evaluation, finite_numbers
 from ckptzoo.hub.contributions.row_checks import is_licence
 from ckptzoo.schema.metadata import COLUMNS
 
 MEASURED = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "test_nll", "test_brier", "test_ece")
-"""Columns that nobody claims: the program that writes the zoo measures them."""
-_OWN = ("id", "unit", "finite", "recipe_digest", "dataset_digest")
+"""Columns that nobody may claim: the program that writes the zoo measures them."""
+_FOLLOWING = ("id", "unit", "finite", "recipe_digest", "dataset_digest")
 """Columns that are not given as defaults of all checkpoints, or that follow from others."""
-DEFAULTS = tuple(spec.name for spec in COLUMNS if spec.name not in (*MEASURED, *_OWN, "member"))
+DEFAULTS = tuple(spec.name for spec in COLUMNS if spec.name not in (*MEASURED, *_FOLLOWING, "member"))
 """Columns that may be given for all checkpoints at the top of the file."""
 OF_CHECKPOINT = ("file", "id", "member", *DEFAULTS)
 """Keys of a ``[[checkpoint]]``."""
@@ -63,12 +63,12 @@ class NewZoo:
 
 
 @dataclass(frozen=True)
-class Described:
-    """What is said of one state dict of a file.
+class CheckpointDescription:
+    """A ``[[checkpoint]]``: columns of one state dict of a file.
 
     Parameters
     ----------
-    file : the file's name, with ``#key`` behind it where it holds several.
+    file : the file's name, followed by ``#key`` where it holds several.
     values : columns of its row.
     """
 
@@ -85,10 +85,10 @@ class Submission:
     defaults : columns of every row: ``contributor``, ``license``, ``source``, ``dataset``, ``recipe`` and others.
     training : how they were trained, in free text.
     cast : whether values may be rounded to the zoo's precision.
-    names : old name to new one; one ``*`` or several in both stand for the same text.
+    names : old name to new one; each ``*`` is the same text in both.
     evaluation : the test set and the scaling of its pixels.
     zoo : of a new zoo.
-    checkpoints : what is said of single ones.
+    checkpoints : columns of single ones.
     """
 
     defaults: Row
@@ -97,7 +97,7 @@ class Submission:
     names: Mapping[str, str] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     zoo: NewZoo | None = None
-    checkpoints: tuple[Described, ...] = ()
+    checkpoints: tuple[CheckpointDescription, ...] = ()
 
     @property
     def license(self) -> str:
@@ -127,33 +127,35 @@ class Submission:
         evaluation, zoo = content.get("evaluation"), content.get("zoo")
         dataset = content.get("dataset", "")
         return cls(
-            defaults={key: _value(key, content[key]) for key in DEFAULTS if key in content},
+            defaults={key: _typed(key, content[key]) for key in DEFAULTS if key in content},
             training=content.get("training", ""),
             cast=content.get("cast", False),
             names=dict(content.get("names", {})),
             evaluation=None if evaluation is None else _evaluation(evaluation, dataset),
             zoo=None if zoo is None else _new_zoo(zoo),
             checkpoints=tuple(
-                Described(item["file"], {key: _value(key, value) for key, value in item.items() if key != "file"})
+                CheckpointDescription(
+                    item["file"], {key: _typed(key, value) for key, value in item.items() if key != "file"}
+                )
                 for item in content.get("checkpoint", [])
             ),
         )
 
 
 def _problems(content: Mapping[str, Any], location: str) -> Iterator[Problem]:
-    yield from _unknown(content, TOP, location)
+    yield from _unknown_keys(content, TOP, location)
     for key in ("contributor", "license"):
         if key not in content:
             yield Problem(location, key, "one for all checkpoints", "none", _STEP)
     for key in DEFAULTS:
         if key in content:
-            yield from _of_column(location, key, content[key])
+            yield from _column_problems(location, key, content[key])
     for key, kind, expected in (("training", str, "a text"), ("cast", bool, "true or false")):
         if not isinstance(content.get(key, kind()), kind):
             yield Problem(location, key, expected, repr(content[key]), _STEP)
-    yield from _of_names(location, content.get("names", {}))
-    yield from _of_evaluation(location, content.get("evaluation"), content.get("dataset", ""))
-    yield from _of_zoo(location, content.get("zoo"))
+    yield from _names_problems(location, content.get("names", {}))
+    yield from _evaluation_problems(location, content.get("evaluation"), content.get("dataset", ""))
+    yield from _zoo_problems(location, content.get("zoo"))
     listed = content.get("checkpoint", [])
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
         yield Problem(location, "checkpoint", "tables [[checkpoint]]", repr(listed)[:80], _STEP)
@@ -161,19 +163,19 @@ def _problems(content: Mapping[str, Any], location: str) -> Iterator[Problem]:
     seen: dict[tuple[str, str], int] = {}
     for number, item in enumerate(listed, 1):
         inner = f"{location}: checkpoint {number}"
-        yield from _unknown(item, OF_CHECKPOINT, inner)
+        yield from _unknown_keys(item, OF_CHECKPOINT, inner)
         if not isinstance(item.get("file"), str) or not item["file"]:
             yield Problem(inner, "file", "the name of one of the files", repr(item.get("file")), _STEP)
         for key, value in item.items():
             if key in OF_CHECKPOINT and key != "file":
-                yield from _of_column(inner, key, value)
+                yield from _column_problems(inner, key, value)
         for key in ("file", "id"):
-            found = item.get(key)
-            if isinstance(found, str) and seen.setdefault((key, found), number) != number:
-                yield Problem(inner, key, "each once", f"{found!r} again", _STEP)
+            value_of_key = item.get(key)
+            if isinstance(value_of_key, str) and seen.setdefault((key, value_of_key), number) != number:
+                yield Problem(inner, key, "each once", f"{value_of_key!r} again", _STEP)
 
 
-def _unknown(content: Mapping[str, Any], known: tuple[str, ...], location: str) -> Iterator[Problem]:
+def _unknown_keys(content: Mapping[str, Any], known: tuple[str, ...], location: str) -> Iterator[Problem]:
     for key in content:
         if key in known:
             continue
@@ -186,10 +188,10 @@ def _unknown(content: Mapping[str, Any], known: tuple[str, ...], location: str) 
         yield Problem(location, f"key {key!r}", "a known key", "another", step)
 
 
-def _of_column(location: str, key: str, value: Any) -> Iterator[Problem]:
-    """Values that do not have their column's type, or make no sense."""
+def _column_problems(location: str, key: str, value: Any) -> Iterator[Problem]:
+    """What is wrong with a column's value: its type or its range."""
     if key == "extra":
-        if not isinstance(value, dict) or any(item is not None for item in _odd_json(value)):
+        if not isinstance(value, dict) or any(item is not None for item in _not_json(value)):
             yield Problem(location, key, "a table of texts, numbers and lists", repr(value)[:80], _STEP)
         return
     kind = _TYPES[key]
@@ -211,19 +213,19 @@ def _of_column(location: str, key: str, value: Any) -> Iterator[Problem]:
         yield Problem(location, key, "0 or more", str(number), _STEP)
 
 
-def _odd_json(value: Any) -> Iterator[Any]:
-    """What of a table cannot be written as JSON."""
+def _not_json(value: Any) -> Iterator[Any]:
+    """The values in a table that cannot be written as JSON."""
     if isinstance(value, dict):
         for item in value.values():
-            yield from _odd_json(item)
+            yield from _not_json(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _odd_json(item)
+            yield from _not_json(item)
     elif not isinstance(value, str | bool | int) and not (isinstance(value, float) and math.isfinite(value)):
         yield value if value is not None else "null"
 
 
-def _of_names(location: str, names: Any) -> Iterator[Problem]:
+def _names_problems(location: str, names: Any) -> Iterator[Problem]:
     if not isinstance(names, dict):
         yield Problem(location, "names", "a table of old and new names", repr(names)[:80], _STEP)
         return
@@ -233,18 +235,18 @@ def _of_names(location: str, names: Any) -> Iterator[Problem]:
             yield Problem(location, "names", "old and new names with as many * in both", got, _STEP)
 
 
-def _of_evaluation(location: str, value: Any, dataset: Any) -> Iterator[Problem]:
+def _evaluation_problems(location: str, value: Any, dataset: Any) -> Iterator[Problem]:
     if value is None:
         return
     if not isinstance(value, dict):
         yield Problem(location, "evaluation", "a table", repr(value)[:80], _STEP)
         return
     location = f"{location}: evaluation"
-    yield from _unknown(value, ("dataset", "mean", "std"), location)
+    yield from _unknown_keys(value, ("dataset", "mean", "std"), location)
     name = value.get("dataset", dataset)
     if not isinstance(name, str) or not name:
         yield Problem(location, "dataset", "the name of a data set", repr(name), _STEP)
-    mean, std = (numbers(value.get(key, default)) for key, default in (("mean", 0.0), ("std", 1.0)))
+    mean, std = (finite_numbers(value.get(key, default)) for key, default in (("mean", 0.0), ("std", 1.0)))
     if mean is None or std is None or min(std) <= 0:
         got = f"{value.get('mean')!r} and {value.get('std')!r}"[:160]
         yield Problem(location, "mean and std", "finite numbers, std above 0", got, _STEP)
@@ -252,41 +254,41 @@ def _of_evaluation(location: str, value: Any, dataset: Any) -> Iterator[Problem]
         yield Problem(location, "mean and std", "as many of both", f"{len(mean)} and {len(std)}", _STEP)
 
 
-def _of_zoo(location: str, value: Any) -> Iterator[Problem]:
+def _zoo_problems(location: str, value: Any) -> Iterator[Problem]:
     if value is None:
         return
     if not isinstance(value, dict):
         yield Problem(location, "zoo", "a table", repr(value)[:80], _STEP)
         return
     location = f"{location}: zoo"
-    yield from _unknown(value, OF_ZOO, location)
+    yield from _unknown_keys(value, OF_ZOO, location)
     if "name" not in value:
         yield Problem(location, "name", "the new zoo's name", "none", _STEP)
-    for key, found in value.items():
+    for key, item in value.items():
         if key in ("name", "architecture", "forward", "summary", "citation"):
-            if not isinstance(found, str) or not found.strip():
-                yield Problem(location, key, "a text", repr(found)[:80], _STEP)
+            if not isinstance(item, str) or not item.strip():
+                yield Problem(location, key, "a text", repr(item)[:80], _STEP)
         elif key in ("authors", "tags"):
-            if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-                yield Problem(location, key, "a list of texts", repr(found)[:80], _STEP)
+            if not isinstance(item, list) or not all(isinstance(text, str) for text in item):
+                yield Problem(location, key, "a list of texts", repr(item)[:80], _STEP)
         elif key == "input_shape" and not (
-            isinstance(found, list) and found and all(type(size) is int and size > 0 for size in found)
+            isinstance(item, list) and item and all(type(size) is int and size > 0 for size in item)
         ):
-            yield Problem(location, key, "positive integers", repr(found)[:80], _STEP)
+            yield Problem(location, key, "positive integers", repr(item)[:80], _STEP)
 
 
-def _value(key: str, value: Any) -> Any:
+def _typed(key: str, value: Any) -> Any:
     if isinstance(value, datetime):
         return value if value.tzinfo else value.replace(tzinfo=UTC)
     return float(value) if _TYPES.get(key) == "float64" else value
 
 
 def _evaluation(value: Mapping[str, Any], dataset: str) -> Evaluation:
-    mean, std = numbers(value.get("mean", 0.0)), numbers(value.get("std", 1.0))
+    mean, std = finite_numbers(value.get("mean", 0.0)), finite_numbers(value.get("std", 1.0))
     assert mean is not None and std is not None
     return Evaluation(value.get("dataset", dataset), mean, std)
 
 
 def _new_zoo(value: Mapping[str, Any]) -> NewZoo:
-    made: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
-    return NewZoo(**made)
+    values: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+    return NewZoo(**values)

@@ -17,7 +17,9 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.symmetry import Symmetry
 
 COMPARED_BYTES = 256 * 2**20
-"""Weights of a zoo that are read, at most, where no stored fingerprints say which networks it has."""
+"""Weights of a zoo that are read at most to compare contributions with it, where it stores no fingerprints."""
+MAX_DOCUMENT = 64 * 2**20
+"""Bytes of one of its documents."""
 CANONICAL = "canonical"
 _BATCH_BYTES = 64 * 2**20
 
@@ -25,7 +27,7 @@ Weights = dict[str, NDArray[Any]]
 
 
 class TargetZoo:
-    """What a zoo contains, read when it is asked for; the weights only where they are few.
+    """What a zoo holds, each fact read when it is first asked for; the weights only where they are small.
 
     Parameters
     ----------
@@ -43,7 +45,7 @@ class TargetZoo:
 
     @cached_property
     def units(self) -> frozenset[str]:
-        """Pieces of work that were added."""
+        """Units of work that were added."""
         return frozenset(self._rows["unit"].drop_null().to_pylist())
 
     @property
@@ -59,7 +61,7 @@ class TargetZoo:
     @property
     def symmetry(self) -> Symmetry | None:
         """The zoo's table of symmetries, or that of its forward function; None where neither is known."""
-        return table_of(self.zoo.contents)
+        return symmetry_of(self.zoo.contents)
 
     @property
     def nbytes(self) -> int:
@@ -68,12 +70,12 @@ class TargetZoo:
 
     @property
     def small(self) -> bool:
-        """Whether the weights are few enough to be read."""
+        """Whether the weights are small enough to be read."""
         return self.nbytes <= COMPARED_BYTES
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of canonical forms, as the zoo stores them, by id; without reading weights."""
+        """Stored fingerprints of canonical forms by id; no weights are read."""
         if CANONICAL not in self.zoo.contents.derived_parts:
             return {}
         rows = self.zoo.contents.derived(CANONICAL).rows.select(["id", "fingerprint"])
@@ -94,26 +96,23 @@ def batches(zoo: Zoo) -> Iterator[tuple[list[str], Weights]]:
         yield list(batch.ids), {name: np.asarray(batch[name]) for name in zoo.arch.names}
 
 
-def table_of(contents: Contents) -> Symmetry | None:
+def symmetry_of(contents: Contents) -> Symmetry | None:
     """The table of a zoo, or that of its forward function where it fits."""
     if contents.symmetry is not None or not archs.known(contents.architecture.forward):
         return contents.symmetry
-    found = archs.symmetry(contents.architecture.forward)
-    found.check(contents.architecture)
-    return found
+    symmetry = archs.symmetry(contents.architecture.forward)
+    symmetry.check(contents.architecture)
+    return symmetry
 
 
-MAX_DOCUMENT = 64 * 2**20
-
-
-def opened(client: Client, repo: str, listing: Listing) -> Zoo:
+def open_target(client: Client, repo: str, listing: Listing) -> Zoo:
     """A zoo on a hub as it was at a commit."""
     return ckptzoo.open(f"hf://datasets/{repo}@{listing.commit}", endpoint=client.endpoint, token=client.token)
 
 
-def write_documents(standing: TargetZoo, folder: Path) -> Path:
+def write_documents(target: TargetZoo, folder: Path) -> Path:
     """Write a zoo's documents into a new folder."""
-    files = standing.zoo.contents.files
+    files = target.zoo.contents.files
     folder.mkdir(parents=True)
     for name in (layout.ZOO, layout.ARCHITECTURE, layout.SYMMETRY):
         if files.size(name) is not None:

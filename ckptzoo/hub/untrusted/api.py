@@ -1,25 +1,31 @@
-"""Reads strangers' checkpoint files."""
+"""``read`` and ``read_all``: the state dicts in untrusted checkpoint files."""
 
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.untrusted.formats import HEAD, SUFFIXES, kind_of
-from ckptzoo.hub.untrusted.limits import Fact, Limits, Read, StateDict, reject, shown
-from ckptzoo.hub.untrusted.protocol import read_result
-from ckptzoo.hub.untrusted.safetensors import read_flat
+from ckptzoo.hub.untrusted.formats import HEAD_BYTES, SUFFIXES, format_of
+from ckptzoo.hub.untrusted.limits import Fact, FileResult, Limits, StateDict, reject
+from ckptzoo.hub.untrusted.protocol import WorkerResult, read_result
+from ckptzoo.hub.untrusted.safetensors import read_safetensors
 from ckptzoo.hub.untrusted.supervisor import Supervisor
+from ckptzoo.text import excerpt
 
-_TEXT = 1000
+_MAX_FACTS = 256
+"""Texts of a safetensors file's metadata that are taken as facts."""
+_MAX_FACT = 1000
+"""Characters of one of them, and of its key."""
 _STEP = "Give the path of a checkpoint file."
 
 
 def read(path: str | os.PathLike[str], *, limits: Limits | None = None) -> list[StateDict]:
-    """The state dicts in one stranger's file.
+    """The state dicts in one untrusted file.
 
     Parameters
     ----------
@@ -34,75 +40,79 @@ def read(path: str | os.PathLike[str], *, limits: Limits | None = None) -> list[
 
     Notes
     -----
-    safetensors files are parsed here; all others in a confined process that is started for them, which takes as long as
-    importing numpy or torch. For several files use ``read_all``.
+    safetensors files are parsed here; all others in a sandboxed process that is started for them, which takes as long
+    as importing numpy or torch. For several files use ``read_all``.
     """
-    (made,) = read_all([path], limits=limits)
-    if made.error is not None:
-        raise made.error
-    return list(made.found)
+    (result,) = read_all([path], limits=limits)
+    if result.error is not None:
+        raise result.error
+    return list(result.states)
 
 
-def read_all(paths: Iterable[str | os.PathLike[str]], *, limits: Limits | None = None) -> Iterator[Read]:
-    """The state dicts in many strangers' files, in order; a file that is refused does not keep the others.
+def read_all(paths: Iterable[str | os.PathLike[str]], *, limits: Limits | None = None) -> Iterator[FileResult]:
+    """The state dicts in many untrusted files, in order; a file that is refused does not stop the others.
 
-    Each file is read in a confined process of its own; the process that starts them loads torch once.
+    Each file is read in a sandboxed process of its own; the process that starts them loads torch once.
 
     Notes
     -----
-    One file is in memory at a time, besides what the caller keeps. Held by tests/hub/untrusted/test_real.py.
+    One file is in memory at a time, besides what the caller keeps. Tested in tests/hub/untrusted/test_real.py.
     """
     files = [Path(path) for path in paths]
     limits = limits or Limits()
     with_torch = any(SUFFIXES.get(path.suffix.lower()) == "torch" for path in files)
-    with Supervisor(with_torch=with_torch) as keeper:
+    with Supervisor(with_torch=with_torch) as supervisor:
         for path in files:
             try:
-                made = Read(path, tuple(_read(path, keeper, limits)))
+                result = FileResult(path, tuple(_read_file(path, supervisor, limits)))
             except ZooError as error:
-                made = Read(path, error=error)
-            yield made
+                result = FileResult(path, error=error)
+            yield result
 
 
-def _read(path: Path, keeper: Supervisor, limits: Limits) -> list[StateDict]:
-    where, name = shown(path, 1000), shown(path.name)
-    descriptor = _opened(path, where)
+def _read_file(path: Path, supervisor: Supervisor, limits: Limits) -> list[StateDict]:
+    location, name = excerpt(path, 1000), excerpt(path.name)
+    descriptor = _open(path, location)
     try:
         before = os.fstat(descriptor)
         if not stat.S_ISREG(before.st_mode):
-            reject(where, "file", "a file", _what(before.st_mode), _STEP)
+            reject(location, "file", "a file", _file_type(before.st_mode), _STEP)
+        # Checked before a byte is read, and again below by the time of the last change: the file may be replaced.
         if before.st_size > limits.file_bytes:
-            reject(where, "size", f"at most {limits.file_bytes} bytes", f"{before.st_size} bytes", "Split the file.")
-        kind = kind_of(path.name, os.pread(descriptor, HEAD, 0), location=where)
-        if kind == "safetensors":
-            made = [_flat(descriptor, where, name, limits)]
+            reject(location, "size", f"at most {limits.file_bytes} bytes", f"{before.st_size} bytes", "Split the file.")
+        file_format = format_of(path.name, os.pread(descriptor, HEAD_BYTES, 0), location=location)
+        if file_format == "safetensors":
+            states = [_read_safetensors(descriptor, location, name, limits)]
         else:
-            report, tensors = keeper.read(kind, descriptor, location=where, limits=limits)
+            report, tensors = supervisor.read(file_format, descriptor, location=location, limits=limits)
             with tensors:
-                states, arrays = read_result(report, tensors, location=where, limits=limits)
-            made = []
-            for state in states:
-                first: dict[int, str] = {}
-                aliases = {
-                    key: first[at]
-                    for key, at in zip(state.names, state.at, strict=True)
-                    if first.setdefault(at, key) != key
-                }
-                named = {key: arrays[at] for key, at in zip(state.names, state.at, strict=True)}
-                source = f"{name}#{state.key}" if state.key else name
-                made.append(StateDict(source, named, aliases, state.facts, state.left_out, keeper.guards))
+                worker_results, arrays = read_result(report, tensors, location=location, limits=limits)
+            states = [_state_dict(result, arrays, name, supervisor.guards) for result in worker_results]
         after = os.fstat(descriptor)
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            reject(
-                where, "file", "the same bytes all the time", "a file that changed while it was read", "Read it again."
-            )
-        return made
+            got = "a file that changed while it was read"
+            reject(location, "file", "the same bytes all the time", got, "Read it again.")
+        return states
     finally:
         os.close(descriptor)
 
 
-def _opened(path: Path, location: str) -> int:
-    """A descriptor for reading; a pipe or a device does not hold it up."""
+def _state_dict(result: WorkerResult, arrays: list[NDArray[Any]], name: str, guards: tuple[str, ...]) -> StateDict:
+    """Names and arrays put together; a name whose array an earlier one has is an alias of that one."""
+    first_names: dict[int, str] = {}
+    tensors: dict[str, NDArray[Any]] = {}
+    aliases: dict[str, str] = {}
+    for key, index in zip(result.names, result.tensor_indices, strict=True):
+        tensors[key] = arrays[index]
+        if (first := first_names.setdefault(index, key)) != key:
+            aliases[key] = first
+    source = f"{name}#{result.key}" if result.key else name
+    return StateDict(source, tensors, aliases, result.facts, result.left_out, guards)
+
+
+def _open(path: Path, location: str) -> int:
+    """A descriptor for reading."""
+    # Without O_NONBLOCK, opening a named pipe waits for a writer; O_NOCTTY keeps a terminal from taking control.
     try:
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except (OSError, ValueError) as error:
@@ -110,14 +120,14 @@ def _opened(path: Path, location: str) -> int:
         reject(location, "file", "a file that can be read", reason or type(error).__name__, _STEP)
 
 
-def _what(mode: int) -> str:
+def _file_type(mode: int) -> str:
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 
-def _flat(descriptor: int, location: str, name: str, limits: Limits) -> StateDict:
+def _read_safetensors(descriptor: int, location: str, name: str, limits: Limits) -> StateDict:
     with os.fdopen(os.dup(descriptor), "rb") as file:
-        arrays, metadata = read_flat(
+        arrays, metadata = read_safetensors(
             file,
             location=location,
             header_bytes=limits.header_bytes,
@@ -127,12 +137,12 @@ def _flat(descriptor: int, location: str, name: str, limits: Limits) -> StateDic
     if not arrays:
         reject(location, "content", "a state dict: names and tensors", "no tensors", "Save model.state_dict().")
     facts: dict[str, Fact] = {}
-    left: list[str] = []
-    for key, text in list(metadata.items())[:256]:
-        if key.isprintable() and text.isprintable() and len(text) <= _TEXT and len(key) <= _TEXT:
+    left_out: list[str] = []
+    for key, text in list(metadata.items())[:_MAX_FACTS]:
+        if key.isprintable() and text.isprintable() and len(text) <= _MAX_FACT and len(key) <= _MAX_FACT:
             facts[key] = text
         else:
-            left.append(shown(f"{key}: a text of {len(text)} characters"))
-    if len(metadata) > 256:
-        left.append(f"metadata: {len(metadata) - 256} more texts")
-    return StateDict(name, {key: np.asarray(array) for key, array in arrays.items()}, {}, facts, tuple(left))
+            left_out.append(excerpt(f"{key}: a text of {len(text)} characters"))
+    if len(metadata) > _MAX_FACTS:
+        left_out.append(f"metadata: {len(metadata) - _MAX_FACTS} more texts")
+    return StateDict(name, {key: np.asarray(array) for key, array in arrays.items()}, {}, facts, tuple(left_out))

@@ -1,18 +1,18 @@
-"""What is found in a stranger's file, and how much of one is read."""
+"""What untrusted files hold, how much of one is read, and how one is refused."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
-from ckptzoo.schema.architecture import ITEMSIZE, MAX_NAME, MAX_TENSORS
+from ckptzoo.schema.architecture import MAX_NAME, MAX_TENSORS
+from ckptzoo.text import excerpt
 
 Fact = bool | int | float | str
-AGAIN = "Save the state dict again with safetensors.torch.save_file or torch.save."
+SAVE_AGAIN = "Save the state dict again with safetensors.torch.save_file or torch.save."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,57 +43,46 @@ class Limits:
 
 @dataclass(frozen=True)
 class StateDict:
-    """One state dict in a file."""
+    """One state dict of a file."""
 
     source: str
     """The file's name; with ``#key`` or ``#3`` where the file holds several."""
     tensors: dict[str, NDArray[Any]]
     """Every tensor under its name in the file, in the file's order; bfloat16 through ml_dtypes."""
     aliases: dict[str, str]
-    """Tied tensors: a name to the earlier name with which it shares its numbers."""
+    """Tied tensors: a name to the earlier name whose numbers it shares."""
     facts: dict[str, Fact]
-    """Scalars that stood beside it: ``epoch``, ``best_prec1``, ..."""
+    """Scalars beside it: ``epoch``, ``best_prec1``, ..."""
     left_out: tuple[str, ...]
-    """What was understood and left: ``optimizer: 62 entries``, ..."""
+    """What was recognised and not taken: ``optimizer: 62 entries``, ..."""
     guards: tuple[str, ...] = ()
-    """What held the reading process, and what this machine could not give (``without: ...``)."""
+    """The sandbox of the reading process, and what this machine could not give (``without: ...``)."""
 
 
 @dataclass(frozen=True)
-class Read:
-    """What became of one file: the state dicts found, or the error."""
+class FileResult:
+    """What ``read_all`` made of one file: its state dicts, or the error."""
 
     path: Path
-    found: tuple[StateDict, ...] = ()
+    states: tuple[StateDict, ...] = ()
     error: ZooError | None = None
 
 
-def reject(location: str, what: str, expected: str, got: object, step: str = AGAIN) -> NoReturn:
-    """Turn a file away: one problem, with a stranger's text made harmless."""
-    raise IntegrityError(Problem(shown(location, 1000), what, expected, shown(got), step))
+def reject(location: str, what: str, expected: str, got: object, next_step: str = SAVE_AGAIN) -> NoReturn:
+    """Refuse a file: one problem, with untrusted text made harmless."""
+    raise IntegrityError(Problem(excerpt(location, 1000), what, expected, excerpt(got), next_step))
 
 
-def again(problems: Iterable[Problem], step: str = AGAIN) -> IntegrityError:
+def with_next_step(problems: Iterable[Problem], next_step: str = SAVE_AGAIN) -> IntegrityError:
     """The same problems with another next step."""
-    return IntegrityError([replace(problem, next_step=step) for problem in problems])
+    return IntegrityError([replace(problem, next_step=next_step) for problem in problems])
 
 
-def shown(text: object, most: int = 200) -> str:
-    """A stranger's text for a message: printable, and cut off at ``most`` characters."""
-    plain = str(text)[: most + 1]
-    plain = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in plain)
-    return plain if len(plain) <= most else plain[: most - 3] + "..."
-
-
-def odd_name(name: object) -> str | None:
-    """Why a tensor cannot be known by this name, or None."""
+def name_error(name: object) -> str | None:
+    """What is wrong with the name of a tensor, or None."""
     if not isinstance(name, str) or not name:
         return f"a {type(name).__name__}" if not isinstance(name, str) else "an empty name"
     if len(name) > MAX_NAME:
         return f"{len(name)} characters"
+    # safetensors keeps the file's own metadata under this name.
     return None if name.isprintable() and name != "__metadata__" else ascii(name)
-
-
-def storable(dtype: np.dtype[Any]) -> str | None:
-    """Our name of a numpy dtype that a zoo can hold, or None."""
-    return dtype.name if dtype.name in ITEMSIZE else None

@@ -1,4 +1,4 @@
-"""Reads a whole safetensors file from a stranger into memory."""
+"""Reads a whole untrusted safetensors file into memory."""
 
 import json
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError
 from ckptzoo.format.header import Entry, header_length, numpy_dtype, read_header
-from ckptzoo.hub.untrusted.limits import again, odd_name, reject
+from ckptzoo.hub.untrusted.limits import name_error, reject, with_next_step
 from ckptzoo.schema.architecture import name_problem
 from ckptzoo.schema.documents import parse
 
 _STEP = "Save it again with safetensors."
 
 
-def read_flat(
+def read_safetensors(
     file: IO[bytes], *, location: str, header_bytes: int, tensor_bytes: int, tensors: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """The arrays of a safetensors file, by name in the order of its header, and its metadata.
@@ -41,48 +41,57 @@ def read_flat(
             reject(location, "tensors", f"at most {tensors} names", len(described), _STEP)
         entries = _entries(text, described, size=size, location=location)
     except IntegrityError as error:
-        raise again(error.problems, _STEP) from None
+        raise with_next_step(error.problems, _STEP) from None
     if sum(entry.nbytes for entry in entries) > tensor_bytes:
         reject(location, "tensors", f"at most {tensor_bytes} bytes", f"{size} bytes", _STEP)
-    made = {entry.name: _array(file, entry, location) for entry in entries}
-    return {name: made[name] for name in described}, dict(metadata)
+    arrays = {entry.name: _read_array(file, entry, location) for entry in entries}
+    return {name: arrays[name] for name in described}, dict(metadata)
 
 
 def _entries(text: bytes, described: Mapping[str, Any], *, size: int, location: str) -> tuple[Entry, ...]:
-    """The header's entries; names that a zoo does not allow stand in for a moment under ones that it does."""
-    if odd := [name for name in described if odd_name(name) is not None]:
-        reject(location, "tensor name", "a printable text of at most 512 characters", odd_name(odd[0]), _STEP)
-    standing = {name: f"name.{at}" for at, name in enumerate(described) if name_problem(name) is not None}
-    if not standing:
+    """The header's entries, with any printable names.
+
+    ``format.header`` takes only the names that a zoo allows: others are replaced for it, and put back afterwards.
+    """
+    if unusable := [name for name in described if name_error(name) is not None]:
+        reject(location, "tensor name", "a printable text of at most 512 characters", name_error(unusable[0]), _STEP)
+    stand_ins = {name: f"name.{at}" for at, name in enumerate(described) if name_problem(name) is not None}
+    if not stand_ins:
         return read_header(text, file_size=size, location=location)
-    if taken := set(standing.values()) & set(described):
+    if collisions := set(stand_ins.values()) & set(described):
         reject(
-            location, "tensor name", "names in dotted words", sorted(standing)[0] + f" beside {sorted(taken)[0]}", _STEP
+            location,
+            "tensor name",
+            "names in dotted words",
+            sorted(stand_ins)[0] + f" beside {sorted(collisions)[0]}",
+            _STEP,
         )
-    known = {stand: name for name, stand in standing.items()}
-    other = json.dumps({standing.get(name, name): item for name, item in described.items()}).encode()
-    shift = len(other) - len(text)
+    original_names = {stand: name for name, stand in stand_ins.items()}
+    renamed_header = json.dumps({stand_ins.get(name, name): item for name, item in described.items()}).encode()
+    shift = len(renamed_header) - len(text)
     try:
-        found = read_header(other, file_size=size + shift, location=location)
+        entries = read_header(renamed_header, file_size=size + shift, location=location)
     except IntegrityError as error:
-        for stand, name in known.items():
+        for stand, name in original_names.items():
             error.problems = tuple(
                 replace(item, what=item.what.replace(repr(stand), repr(name))) for item in error.problems
             )
         raise
-    return tuple(replace(item, name=known.get(item.name, item.name), offset=item.offset - shift) for item in found)
+    return tuple(
+        replace(item, name=original_names.get(item.name, item.name), offset=item.offset - shift) for item in entries
+    )
 
 
-def _array(file: IO[bytes], entry: Entry, location: str) -> NDArray[Any]:
-    """One tensor's own copy of its bytes."""
+def _read_array(file: IO[bytes], entry: Entry, location: str) -> NDArray[Any]:
+    """A copy of one tensor's bytes."""
     raw = np.empty(entry.nbytes, np.uint8)
-    view, at = raw.data, 0
+    view, done = raw.data, 0
     file.seek(entry.offset)
-    while at < entry.nbytes:
-        got = file.readinto(view[at : at + 2**26])  # pyright: ignore[reportAttributeAccessIssue]
-        if not got:
-            reject(location, f"tensor {entry.name!r}", f"{entry.nbytes} bytes", f"{at} bytes", _STEP)
-        at += got
+    while done < entry.nbytes:
+        count = file.readinto(view[done : done + 2**26])  # pyright: ignore[reportAttributeAccessIssue]
+        if not count:
+            reject(location, f"tensor {entry.name!r}", f"{entry.nbytes} bytes", f"{done} bytes", _STEP)
+        done += count
     array = raw.view(numpy_dtype(entry.dtype)).reshape(entry.shape)
     if array.size != prod(entry.shape):
         reject(location, f"tensor {entry.name!r}", "as many numbers as its shape says", array.size, _STEP)

@@ -1,4 +1,4 @@
-"""Starts the warden, hands files to it, and ends it and all it started, whatever happens."""
+"""Starts the worker process, sends files to it, and ends it and whatever it started."""
 
 import contextlib
 import json
@@ -15,30 +15,39 @@ from typing import IO, Any, Self
 
 from ckptzoo.errors import MissingExtraError
 from ckptzoo.hub.untrusted.formats import FileFormat
-from ckptzoo.hub.untrusted.limits import AGAIN, Limits, reject, shown
+from ckptzoo.hub.untrusted.limits import SAVE_AGAIN, Limits, reject
+from ckptzoo.hub.untrusted.protocol import MESSAGE_BYTES, encode_job
+from ckptzoo.text import excerpt
 
-_START = 180.0
-_GRACE = 10.0
-_MESSAGE = 65536
-_CODE = "import sys; sys.path[:] = sys.argv[3:]; from ckptzoo.hub.untrusted.worker import main; main()"
-_KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
+_START_SECONDS = 180.0
+"""Until the worker has imported numpy and torch, which may come from a slow disk."""
+_GRACE_SECONDS = 10.0
+"""For the worker to answer after it has killed a reading process."""
+# ``-I`` leaves out PYTHONPATH and the working folder, so this program's own path is passed on as arguments.
+_WORKER_CODE = "import sys; sys.path[:] = sys.argv[3:]; from ckptzoo.hub.untrusted.worker import main; main()"
+_KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 
 
 class Supervisor:
-    """Holds one warden; ``close`` or the end of a ``with`` kills it.
+    """Runs one worker process; ``close`` or the end of a ``with`` kills it.
 
     Parameters
     ----------
     with_torch : whether files of torch.save will come; loading torch takes a second or two.
+
+    Attributes
+    ----------
+    guards : the sandbox of reading processes, known once the worker has started; see ``StateDict.guards``.
+    has_no_network : whether at least one guard cuts off the network, without which no pickle is read.
     """
 
     def __init__(self, *, with_torch: bool) -> None:
         self.with_torch = with_torch and find_spec("torch") is not None
         self.guards: tuple[str, ...] = ()
-        self.is_cut_off = False
+        self.has_no_network = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: socket.socket | None = None
+        self._socket: socket.socket | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -46,7 +55,7 @@ class Supervisor:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def read(self, kind: FileFormat, file: int, *, location: str, limits: Limits) -> tuple[bytes, IO[bytes]]:
+    def read(self, file_format: FileFormat, file: int, *, location: str, limits: Limits) -> tuple[bytes, IO[bytes]]:
         """The report on an open file, and the file of tensors that came with it.
 
         Raises
@@ -56,18 +65,18 @@ class Supervisor:
         MissingExtraError
             torch is needed and not installed.
         """
-        if kind == "torch" and find_spec("torch") is None:
+        if file_format == "torch" and find_spec("torch") is None:
             raise MissingExtraError("torch", "torch")
         if self._process is None:
             self._start(location)
-        if kind == "torch" and not self.is_cut_off:
+        if file_format == "torch" and not self.has_no_network:
             step = "Save the state dict with safetensors.torch.save_file: such files are read everywhere."
             reject(location, "reading process", "no network, before a pickle is read", "; ".join(self.guards), step)
         with contextlib.ExitStack() as stack:
             out = stack.enter_context(tempfile.TemporaryFile())
             report = stack.enter_context(tempfile.TemporaryFile())
-            answer = self._ask(kind, file, out.fileno(), report.fileno(), location, limits)
-            self._judge(answer, location, limits)
+            answer = self._request(file_format, file, out.fileno(), report.fileno(), location, limits)
+            self._check_exit(answer, location, limits)
             size = report.seek(0, 2)
             report.seek(0)
             if not size:
@@ -78,87 +87,92 @@ class Supervisor:
             return data, out
 
     def close(self) -> None:
-        """End the warden, and whatever it started."""
-        if self._line is not None:
-            self._line.close()
+        """Kill the worker and whatever it started: it leads a session, and so a process group, of its own."""
+        if self._socket is not None:
+            self._socket.close()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         if self._folder is not None:
             self._folder.cleanup()
-        self._line = self._process = self._folder = None
+        self._socket = self._process = self._folder = None
 
     def _start(self, location: str) -> None:
-        """Start a warden with nothing of this process: no environment, no descriptors, an empty folder to stand in."""
-        self._folder = tempfile.TemporaryDirectory(prefix="ckptzoo-intake-")
-        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._line = mine
+        """Start a worker without this process's environment and descriptors, in an empty folder."""
+        self._folder = tempfile.TemporaryDirectory(prefix="ckptzoo-untrusted-")
+        own_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = own_end
         home = self._folder.name
-        found = [entry for entry in sys.path if Path(entry).is_absolute()]
+        paths = [entry for entry in sys.path if Path(entry).is_absolute()]
         root = str(Path(__file__).parents[3])
         environment = {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "CUDA_VISIBLE_DEVICES": ""}
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        environment |= {name: os.environ[name] for name in _KEPT if name in os.environ}
-        said = tempfile.TemporaryFile()  # noqa: SIM115
-        with its, said:
-            arguments = [str(its.fileno()), "torch" if self.with_torch else "plain", *dict.fromkeys([root, *found])]
+        environment |= {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        with worker_end, stderr:
+            arguments = [
+                str(worker_end.fileno()),
+                "torch" if self.with_torch else "plain",
+                *dict.fromkeys([root, *paths]),
+            ]
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _CODE, *arguments],
+                [sys.executable, "-I", "-c", _WORKER_CODE, *arguments],
                 env=environment,
                 cwd=home,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=said,
-                pass_fds=[its.fileno()],
+                stderr=stderr,
+                pass_fds=[worker_end.fileno()],
                 start_new_session=True,
             )
-            its.close()
+            worker_end.close()
             try:
-                mine.settimeout(_START)
-                hello = mine.recv(_MESSAGE)
+                own_end.settimeout(_START_SECONDS)
+                hello = own_end.recv(MESSAGE_BYTES)
             except OSError as error:
                 hello, reason = b"", str(error)
             else:
                 reason = "it ended"
             if not hello:
                 self.close()
-                said.seek(0)
-                lines = said.read(100_000).decode(errors="replace").strip().splitlines()
+                stderr.seek(0)
+                lines = stderr.read(100_000).decode(errors="replace").strip().splitlines()
                 reject(location, "reading process", "a start", (lines or [reason])[-1], "Correct the installation.")
-        self._told(json.loads(hello))
+        self._note_guards(json.loads(hello))
 
-    def _told(self, hello: dict[str, Any]) -> None:
-        """Note what is in force, from the warden, which has not seen a stranger's byte yet."""
-        walls = {
+    def _note_guards(self, hello: dict[str, Any]) -> None:
+        """Note the guards that are in force, as the worker says, which has not read an untrusted byte yet."""
+        guards = {
             "network": "network namespace without devices",
             "filter": "filter on system calls",
             "limits": "limits on memory, time and bytes written",
         }
-        held = [words for key, words in walls.items() if hello.get(key) is None]
-        lacking = [f"without: {words} ({shown(hello[key])})" for key, words in walls.items() if hello.get(key)]
-        self.guards = ("process of its own", *held, "audit hook", *lacking)
-        self.is_cut_off = hello.get("network") is None or hello.get("filter") is None
+        in_force = [words for key, words in guards.items() if hello.get(key) is None]
+        missing = [f"without: {words} ({excerpt(hello[key])})" for key, words in guards.items() if hello.get(key)]
+        self.guards = ("process of its own", *in_force, "audit hook", *missing)
+        self.has_no_network = hello.get("network") is None or hello.get("filter") is None
 
-    def _ask(self, kind: FileFormat, file: int, out: int, report: int, location: str, limits: Limits) -> dict[str, Any]:
-        from ckptzoo.hub.untrusted.worker import job_of
+    def _request(
+        self, file_format: FileFormat, file: int, out: int, report: int, location: str, limits: Limits
+    ) -> dict[str, Any]:
 
-        assert self._line is not None
-        self._line.settimeout(limits.seconds + _GRACE)
+        assert self._socket is not None
+        self._socket.settimeout(limits.seconds + _GRACE_SECONDS)
         try:
-            socket.send_fds(self._line, [job_of(kind, location, limits)], [file, out, report])
-            answer = self._line.recv(_MESSAGE)
+            socket.send_fds(self._socket, [encode_job(file_format, location, limits)], [file, out, report])
+            answer = self._socket.recv(MESSAGE_BYTES)
         except OSError as error:
             self.close()
-            reject(location, "reading process", f"an answer within {limits.seconds:g} s", f"{error}", AGAIN)
+            reject(location, "reading process", f"an answer within {limits.seconds:g} s", f"{error}", SAVE_AGAIN)
         if not answer:
             self.close()
             reject(location, "reading process", "an answer", "its end", "Read the file again by itself.")
         return json.loads(answer)
 
     @staticmethod
-    def _judge(answer: dict[str, Any], location: str, limits: Limits) -> None:
-        """Say how a reader ended that did not end by itself."""
+    def _check_exit(answer: dict[str, Any], location: str, limits: Limits) -> None:
+        """Refuse the file where its reading process did not end by itself, or failed."""
         code = int(answer["exit"])
         if answer["late"]:
             step = "Raise Limits.seconds if the file is sound."

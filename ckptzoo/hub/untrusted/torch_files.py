@@ -1,19 +1,19 @@
-"""Reads files of ``torch.save`` in the reading process: surveyed first, then loaded with ``weights_only=True``."""
+"""Reads files of ``torch.save`` in the reading process: scanned first, then loaded with ``weights_only=True``."""
 
 from io import BytesIO
 from typing import IO, Any
 from zipfile import ZipInfo
 
-from ckptzoo.hub.untrusted.formats import LEGACY, NAMES, Members
+from ckptzoo.hub.untrusted.formats import FORMAT_NAMES, LEGACY_MAGIC, CheckedArchive
 from ckptzoo.hub.untrusted.limits import Limits, reject
 from ckptzoo.hub.untrusted.pickle_scan import PickleScan, scan_pickle
 
-_PIECE = 2**22
-_PREFACE = 3
-"""Pickles before the one of the object in the old format: a magic number, a version, facts of the machine."""
+_CHUNK_BYTES = 2**22
+_PREFACE_PICKLES = 3
+"""Pickles before the object's in the format before torch 1.6: a magic number, a version, facts about the machine."""
 
 
-def load_torch(file: IO[bytes], members: Members | None, *, location: str, limits: Limits) -> Any:
+def load_torch(file: IO[bytes], archive: CheckedArchive | None, *, location: str, limits: Limits) -> Any:
     """The object in a file of torch.save; ``members`` is None for the format before torch 1.6.
 
     Raises
@@ -23,12 +23,18 @@ def load_torch(file: IO[bytes], members: Members | None, *, location: str, limit
     """
     import torch
 
-    if members is None:
-        _survey_legacy(file, location=location, limits=limits)
-    elif members.kind == "torch":
-        _survey_zip(members, location=location, limits=limits)
+    if archive is None:
+        _scan_legacy(file, location=location, limits=limits)
+    elif archive.file_format == "torch":
+        _scan_zip(archive, location=location, limits=limits)
     else:
-        reject(location, "format", f"{NAMES['torch']}, as its suffix says", NAMES["npz"], "Rename it to end in .npz.")
+        reject(
+            location,
+            "format",
+            f"{FORMAT_NAMES['torch']}, as its suffix says",
+            FORMAT_NAMES["npz"],
+            "Rename it to end in .npz.",
+        )
     file.seek(0)
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
@@ -39,60 +45,61 @@ def load_torch(file: IO[bytes], members: Members | None, *, location: str, limit
         reject(location, "file of torch.save", "what torch can load", f"{type(error).__name__}: {(lines or [''])[0]}")
 
 
-def _survey_zip(members: Members, *, location: str, limits: Limits) -> None:
-    """Survey the pickle, and compare what it declares with the archive's members and their checksums."""
-    info = members.infos[f"{members.folder}data.pkl"]
+def _scan_zip(archive: CheckedArchive, *, location: str, limits: Limits) -> None:
+    """Scan the pickle, and compare what it declares with the archive's members and their checksums."""
+    info = archive.infos[f"{archive.folder}data.pkl"]
     if info.file_size > limits.pickle_bytes:
         reject(location, "data.pkl", f"at most {limits.pickle_bytes} bytes", f"{info.file_size} bytes")
     try:
-        data = members.archive.read(info)
+        data = archive.archive.read(info)
     except Exception as error:  # BadZipFile, zlib.error, EOFError
         reject(location, "data.pkl", "bytes as they were packed", f"{type(error).__name__}: {error}")
-    found = _survey(BytesIO(data), location=location, limits=limits)
-    for key, storage in found.storages.items():
-        member = members.infos.get(f"{members.folder}data/{key}")
+    scan = _scan_object(BytesIO(data), location=location, limits=limits)
+    for key, storage in scan.storages.items():
+        member = archive.infos.get(f"{archive.folder}data/{key}")
         if member is None or member.file_size != storage.nbytes:
             got = "no such member" if member is None else f"{member.file_size} bytes"
             reject(location, f"storage {key!r}", f"{storage.nbytes} bytes in the archive", got)
-        _sum(members, member, location=location)
+        _verify_checksum(archive, member, location=location)
 
 
-def _sum(members: Members, member: ZipInfo, *, location: str) -> None:
-    """Compare a member's bytes with its checksum, which torch does not."""
+def _verify_checksum(archive: CheckedArchive, member: ZipInfo, *, location: str) -> None:
+    """Compare a member's bytes with its checksum, which torch does not do."""
     try:
-        with members.archive.open(member) as stream:
-            while stream.read(_PIECE):
+        with archive.archive.open(member) as stream:
+            while stream.read(_CHUNK_BYTES):
                 pass
     except Exception as error:  # BadZipFile, zlib.error, EOFError
         reject(location, "numbers", "bytes as they were packed", f"{type(error).__name__}: {error}")
 
 
-def _survey_legacy(file: IO[bytes], *, location: str, limits: Limits) -> None:
-    """Survey the pickles of the old format, and compare what they declare with the bytes behind them."""
+def _scan_legacy(file: IO[bytes], *, location: str, limits: Limits) -> None:
+    """Scan the pickles of the old format, and compare what they declare with the bytes behind them."""
     size = file.seek(0, 2)
     file.seek(0)
-    head = file.read(len(LEGACY))
-    if head != LEGACY:
+    magic = file.read(len(LEGACY_MAGIC))
+    if magic != LEGACY_MAGIC:
         reject(location, "file of torch.save", "torch's magic number", "other bytes")
     file.seek(0)
-    for _ in range(_PREFACE):
+    for _ in range(_PREFACE_PICKLES):
         scan_pickle(file, location=location, limits=limits)
-    found = _survey(file, location=location, limits=limits)
+    scan = _scan_object(file, location=location, limits=limits)
     scan_pickle(file, location=location, limits=limits)
-    behind, needed = size - file.tell(), sum(storage.nbytes + 8 for storage in found.storages.values())
-    if behind < needed:
-        reject(location, "numbers", f"{needed} bytes behind the pickles", f"{behind} bytes")
+    # Behind the pickles each storage has its number of elements, in 8 bytes, and its numbers.
+    available, needed = size - file.tell(), sum(storage.nbytes + 8 for storage in scan.storages.values())
+    if available < needed:
+        reject(location, "numbers", f"{needed} bytes behind the pickles", f"{available} bytes")
 
 
-def _survey(stream: IO[bytes], *, location: str, limits: Limits) -> PickleScan:
-    found = scan_pickle(stream, location=location, limits=limits)
-    if sum(storage.nbytes for storage in found.storages.values()) > limits.tensor_bytes:
+def _scan_object(stream: IO[bytes], *, location: str, limits: Limits) -> PickleScan:
+    scan = scan_pickle(stream, location=location, limits=limits)
+    if sum(storage.nbytes for storage in scan.storages.values()) > limits.tensor_bytes:
         reject(location, "storages", f"at most {limits.tensor_bytes} bytes", "more")
-    return found
+    return scan
 
 
-def dense(tensor: Any, name: str, *, location: str) -> str:
-    """Our name of a tensor's dtype.
+def dense_dtype(tensor: Any, name: str, *, location: str) -> str:
+    """The dtype of a dense tensor, as zoos name it.
 
     Raises
     ------

@@ -41,7 +41,9 @@ def test_contribute_and_review(say: Say, tmp_path: Path, server: Hosted) -> None
     file = saved(tmp_path / "one.safetensors", state_of(1))
     bring = ("contribute", file, "--to", ZOO, "--card", card, "--data", data)
     code, out, err = say(*bring, "--dry-run")
-    assert (code, err) == (0, "") and "nothing was uploaded; it would be 1 checkpoint" in out and "The part lies" in out
+    assert (
+        (code, err) == (0, "") and "nothing was uploaded; it would be 1 checkpoint" in out and "The part is in" in out
+    )
     code, out, err = say(*bring)
     assert (code, err) == (0, "") and f"pull request 1 adds 1 checkpoint (19.4 kB): ckptzoo review {ZOO} 1\n" in out
     code, out, _ = say("review", ZOO, 1, "--data", data)

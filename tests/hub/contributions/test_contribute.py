@@ -1,4 +1,4 @@
-"""TODO"""
+"""``contribute``: files and zoos become one part and a pull request, which a review merges."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ def zoo(server: Hosted, make_zoo: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def bring(server: Hosted, zoo: Path, tmp_path: Path) -> Bring:
-    """Contribute files as a stranger."""
+    """Contribute files with a token that may open pull requests alone."""
     data = heldout_in(tmp_path / "data")
 
     def contributed(*files: Path, more: str = "", text: str = CARD, **options) -> Contribution:
@@ -47,7 +47,7 @@ def commits(server: Hosted) -> int:
     return len(server.api().list_repo_commits(ZOO, repo_type="dataset"))
 
 
-def test_strangers_files_become_rows(server: Hosted, bring: Bring, tmp_path: Path) -> None:
+def test_untrusted_files_become_rows(server: Hosted, bring: Bring, tmp_path: Path) -> None:
     """Three formats in one contribution: pull request, review, merge, and then the zoo has them."""
     states = [state_of(100 + at) for at in range(5)]
     plain = saved(tmp_path / "one.safetensors", states[0], "module.")

@@ -1,4 +1,4 @@
-"""TODO"""
+"""Figures of networks on a test set, evaluations as rows state them, and symmetries of your own networks."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from torch import nn
 
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, ZooError
-from ckptzoo.hub.contributions.evaluation import COLUMNS, Evaluation, Evaluator, evaluation_of, traced
+from ckptzoo.hub.contributions.evaluation import COLUMNS, Evaluation, Evaluator, evaluation_of, trace_symmetry
 from ckptzoo.hub.test_sets import HeldOut
 from ckptzoo.schema.architecture import Architecture
 
@@ -84,7 +84,7 @@ def test_what_rows_say_of_their_evaluation() -> None:
 def test_symmetries_of_a_network_of_ones_own() -> None:
     module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
     arch = Architecture.of(module.state_dict(), name="own", input_shape=(6,))
-    found = traced(arch, lambda: module)
+    found = trace_symmetry(arch, lambda: module)
     assert found is not None and [(group.n, group.scale) for group in found.groups] == [(4, "positive")]
-    assert traced(Architecture.of(module.state_dict(), name="own"), lambda: module) is None
-    assert traced(arch, lambda: nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2))) is None
+    assert trace_symmetry(Architecture.of(module.state_dict(), name="own"), lambda: module) is None
+    assert trace_symmetry(arch, lambda: nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2))) is None

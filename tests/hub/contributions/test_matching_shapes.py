@@ -1,4 +1,4 @@
-"""TODO"""
+"""``fit``: names, shapes and dtypes of untrusted state dicts are brought to those of a zoo, or reported."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""TODO"""
+"""The table of names that is proposed: an optimal assignment by similar names and equal shapes."""
 
 import itertools
 import tomllib
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from ckptzoo import archs
-from ckptzoo.hub.contributions.matching import assignment, nearest, pasteable, similarity
+from ckptzoo.hub.contributions.matching import assignment, names_table, nearest_names, similarity
 
 
 @given(st.tuples(st.integers(1, 5), st.integers(1, 5)).flatmap(lambda s: arrays(float, s, elements=st.floats(-9, 9))))
@@ -28,7 +28,7 @@ def test_names_of_other_frameworks_are_found() -> None:
         f"layers.{2 * at}.{kind}": shape for at in range(3) for kind, shape in (("weight", (8, 8)), ("bias", (8,)))
     }
     found |= {"layers.4.weight": (3, 8), "layers.4.bias": (3,)}
-    assert nearest(found, wanted) == {
+    assert nearest_names(found, wanted) == {
         f"layers.{2 * at}.{kind}": f"fc{at + 1}.{kind}" for at in range(3) for kind in ("weight", "bias")
     }
 
@@ -38,17 +38,17 @@ def test_a_resnet_of_torchvision_is_mostly_found() -> None:
     arch = archs.architecture("resnet20-conv-10")
     wanted = {tensor.name: tensor.shape for tensor in arch.tensors}
     found = {name.replace("shortcut", "downsample").replace("linear", "fc"): shape for name, shape in wanted.items()}
-    assert nearest(found, wanted) == dict(zip(found, wanted, strict=True))
+    assert nearest_names(found, wanted) == dict(zip(found, wanted, strict=True))
 
 
 def test_shapes_must_be_equal() -> None:
-    assert nearest({"conv1.weight": (3, 3)}, {"conv1.weight": (3, 4)}) == {}
-    assert nearest({"a": (2,), "b": (2,)}, {"c": (2,)}) in ({"a": "c"}, {"b": "c"})
+    assert nearest_names({"conv1.weight": (3, 3)}, {"conv1.weight": (3, 4)}) == {}
+    assert nearest_names({"a": (2,), "b": (2,)}, {"c": (2,)}) in ({"a": "c"}, {"b": "c"})
 
 
 @given(st.dictionaries(st.text(min_size=1), st.text(min_size=1), min_size=1))
 def test_what_is_proposed_can_be_pasted(names: dict[str, str]) -> None:
-    assert tomllib.loads(pasteable(names)) == {"names": names}
+    assert tomllib.loads(names_table(names)) == {"names": names}
 
 
 def test_similar_names() -> None:

@@ -1,4 +1,4 @@
-"""Strangers' checkpoints on their way into zoos: six MNIST CNNs and four CIFAR-10 ResNets. Skipped where they are not.
+"""Public checkpoints on their way into zoos: six MNIST CNNs and four CIFAR-10 ResNets. Skipped where they are not.
 
 The CNNs are those of hendrycks/outlier-exposure: pixels from 0 to 1, and ``x sigmoid(1.702 x)`` as GELU, with which the
 accuracies that their authors logged come out to the last image.

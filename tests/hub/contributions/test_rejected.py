@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 @pytest.fixture
 def bring(server: Hosted, tmp_path: Path) -> Bring:
-    """Contribute files as a stranger."""
+    """Contribute files with a token that may open pull requests alone."""
     data = heldout_in(tmp_path / "data")
 
     def contributed(*files: Path, more: str = "", text: str = CARD, **options) -> Contribution:
@@ -120,7 +120,8 @@ def test_licences_that_hubs_do_not_know_are_for_the_reviewer(bring: Bring, tmp_p
         return next(check for check in made.checks if check.name == "licence")
 
     assert (
-        judged("mti").outcome == "not done" and "'mti' is none that hubs know (did you mean mit" in judged("mti").detail
+        judged("mti").outcome == "not done"
+        and "'mti' is not a licence that hubs know (did you mean mit" in judged("mti").detail
     )
     for known in ("MIT", "GPL-3.0-only", "(mit OR GPL-2.0-or-later WITH Classpath-exception-2.0)", "other",
                   "LicenseRef-lab"):  # fmt: skip

@@ -1,4 +1,4 @@
-"""TODO"""
+"""contribution.toml: what it may say, and every problem with it, reported at once."""
 
 import re
 from datetime import UTC, datetime

@@ -83,9 +83,9 @@ def test_rows_that_lie(tamper: Tamper) -> None:
     extra = '{"evaluation": {"dataset": "mnist", "mean": 0.1307, "std": 0.3081}}'
     tamper.refused(tamper.part(test_accuracy=0.99, extra=extra), "accuracy", f"0.9900, measured {true:.4f}")
     tamper.refused(tamper.part(claimed_test_accuracy=0.99, extra=extra), "accuracy", "claimed")
-    tamper.refused(tamper.part(finite=False), "finiteness", "said to be not finite")
+    tamper.refused(tamper.part(finite=False), "finiteness", "the row says not finite, the weights are finite")
     tamper.refused(tamper.part(id="m0-0"), "ids", "m0-0 is in the zoo already")
-    tamper.refused(tamper.part(unit="m0"), "ids", "piece of work")
+    tamper.refused(tamper.part(unit="m0"), "ids", "the unit 'm0' is in the zoo already")
     tamper.refused(tamper.part(license=None), "licence", "x has no licence")
     tamper.refused(tamper.part(license="unknown"), "licence")
     tamper.refused(tamper.part(test_nll=-1.0), "values", "test_nll is -1.0")
@@ -98,8 +98,10 @@ def test_weights_that_lie(tamper: Tamper) -> None:
     broken = weights_of(1, 50)
     broken["fc.bias"][0, 0] = np.inf
     row = {"id": "x", "license": "mit"}
-    tamper.refused(tamper.written(broken, [row]), "finiteness", "said to be finite")
-    tamper.refused(tamper.written(broken, [{**row, "finite": False}]), "finiteness", "not said to have diverged")
+    tamper.refused(tamper.written(broken, [row]), "finiteness", "the row says finite, the weights are not finite")
+    tamper.refused(
+        tamper.written(broken, [{**row, "finite": False}]), "finiteness", "its row does not say that it diverged"
+    )
     two = {name: np.concatenate([array, array]) for name, array in weights_of(1, 50).items()}
     tamper.refused(tamper.written(two, [row, row]), "bytes", "each id once")
     tamper.refused(tamper.written(two, [row, {**row, "id": "y"}]), "duplicates", "bit for bit")

@@ -39,7 +39,7 @@ def outcomes(folder: Path, kind: str, files: list[bytes]) -> list[bool]:
         assert str(one.error).replace("\n", "").isprintable()
         made.append(one.error is None)
         if one.error is None and kind in ("pt", "npz"):
-            (found,) = one.found
+            (found,) = one.states
             assert {name: array.tobytes() for name, array in found.tensors.items()} == {
                 name: array.tobytes() for name, array in ARRAYS.items()
             }

@@ -1,4 +1,4 @@
-"""safetensors files from strangers, which are parsed in the program itself."""
+"""Untrusted safetensors files, which are parsed in the program itself."""
 
 import json
 from pathlib import Path

@@ -44,7 +44,7 @@ def test_sizes_declared_are_the_sizes_loaded(content: dict[str, torch.Tensor]) -
     }
     expected = sum(int(np.prod(shape)) * dtype.itemsize for _, dtype, _, shape, _ in views)
     assert sum(found.views.values()) == expected
-    assert not found.strange and not found.foreign
+    assert not found.forbidden and not found.unknown_operations
 
 
 def test_what_is_allowed_is_what_torch_allows_too() -> None:

@@ -1,4 +1,4 @@
-"""What comes back from the reading process is checked as if a stranger had written it."""
+"""What comes back from the reading process is checked as untrusted data."""
 
 import io
 import json
@@ -9,7 +9,7 @@ import pytest
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.protocol import WorkerResult, read_result, refusal_of, report_of, write_result
+from ckptzoo.hub.untrusted.protocol import WorkerResult, encode_refusal, encode_report, read_result, write_result
 
 STATE: dict[str, Any] = {
     "key": "",
@@ -36,7 +36,7 @@ def test_states_and_facts_come_back_as_they_were_handed() -> None:
     facts = {"a": True, "b": -(2**62), "c": 0.1, "d": float("inf"), "e": "text", "f": float("nan"), "g": 5e-324}
     state = WorkerResult("model", ("w", "v"), (0, 0), facts, ("optimizer: 2 entries",))
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    ((back,), (got,)) = taken(report_of([state]), tensors(array))
+    ((back,), (got,)) = taken(encode_report([state]), tensors(array))
     assert repr(back) == repr(state) and got.tobytes() == array.tobytes()
     assert [type(value) for value in back.facts.values()] == [type(value) for value in facts.values()]
 
@@ -44,7 +44,7 @@ def test_states_and_facts_come_back_as_they_were_handed() -> None:
 def test_refusals_come_back_harmless_and_short() -> None:
     problem = Problem("elsewhere", "what\x1b[31m", "a\nb", "x" * 10_000, "step")
     with pytest.raises(IntegrityError) as caught:
-        taken(refusal_of([problem] * 100))
+        taken(encode_refusal([problem] * 100))
     assert len(caught.value.problems) == 20
     back = caught.value.problems[0]
     assert (

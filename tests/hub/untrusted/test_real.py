@@ -1,6 +1,6 @@
-"""Strangers' checkpoints are read bit for bit as torch reads them. Skipped where they are not.
+"""Public checkpoints are read bit for bit as torch reads them. Skipped where they are not.
 
-The same law holds for generated files in test_intake_torch.py.
+Generated files are tested in test_torch_files.py.
 """
 
 import os
@@ -17,13 +17,13 @@ FILES = sorted([*CHECKPOINTS.glob("*/*.th"), *CHECKPOINTS.glob("*/*.pt")])
 
 
 @pytest.mark.skipif(not FILES, reason="no checkpoints")
-def test_strangers_networks_are_read_bit_for_bit() -> None:
+def test_public_networks_are_read_bit_for_bit() -> None:
     assert len(FILES) == 10
     for made in read_all(FILES):
         assert made.error is None
         whole = torch.load(made.path, weights_only=True, map_location="cpu")
         expected = whole.get("state_dict", whole)
-        (found,) = made.found
+        (found,) = made.states
         assert found.source == made.path.name and list(found.tensors) == list(expected)
         for name, value in expected.items():
             array = value.numpy()

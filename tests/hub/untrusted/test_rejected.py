@@ -49,7 +49,7 @@ def assert_refused(folder: Path, cases: dict[str, tuple[bytes, str]], limits: Li
     start = time.monotonic()
     for made in read_all(paths, limits=limits):
         expected = cases[made.path.name][1]
-        assert isinstance(made.error, IntegrityError), (made.path.name, made.found)
+        assert isinstance(made.error, IntegrityError), (made.path.name, made.states)
         assert expected in str(made.error) and str(made.path) in str(made.error), (expected, str(made.error))
         assert str(made.error).isprintable()
     assert time.monotonic() - start < 60

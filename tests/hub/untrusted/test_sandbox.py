@@ -1,4 +1,4 @@
-"""The process that reads strangers' files: what it cannot do, what it does not have, and that it always ends."""
+"""The process that reads untrusted files: what it cannot do, what it does not have, and that it always ends."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import torch
 
 from ckptzoo.errors import IntegrityError, MissingExtraError
 from ckptzoo.hub.untrusted import Limits, read, read_all
-from ckptzoo.hub.untrusted.sandbox import program
+from ckptzoo.hub.untrusted.sandbox import filter_program
 from ckptzoo.hub.untrusted.supervisor import Supervisor
 from tests.support.checkpoint_files import saved, torch_zip, written
 
@@ -24,9 +24,8 @@ ROOT = Path(__file__).parents[3]
 TRY = """
 import ctypes, json, os, resource, socket, sys
 sys.path[:0] = [{root!r}]
-from ckptzoo.hub.intake.confine import bound, confine, forbid, leave_network, probe
-from ckptzoo.hub.intake.filters import install
-from ckptzoo.hub.intake.found import Limits
+from ckptzoo.hub.untrusted.limits import Limits
+from ckptzoo.hub.untrusted.sandbox import install_audit_hook, install_filter, leave_network, set_limits
 limits = Limits(memory_bytes=2**28, tensor_bytes=2**20, cpu_seconds=5)
 libc = ctypes.CDLL(None, use_errno=True)
 made = {{}}
@@ -56,7 +55,7 @@ def test_the_filter_alone_refuses_network_files_and_processes() -> None:
     made = told(
         """
         file = os.open("/dev/null", os.O_RDWR)
-        made["reason"] = str(install())
+        made["reason"] = str(install_filter())
         for family in (1, 2, 10, 16, 17):
             tried(f"socket {family}", lambda: socket.socket(family, 1))
         tried("pair", socket.socketpair)
@@ -91,7 +90,7 @@ def test_the_limits_alone_bound_memory_bytes_written_and_processor_time(tmp_path
     made = told(
         f"""
         file = os.open({str(tmp_path / "out")!r}, os.O_CREAT | os.O_WRONLY)
-        bound(limits)
+        set_limits(limits)
         tried("memory", lambda: len(bytearray(2**29)))
         tried("less", lambda: len(bytearray(2**26)))
         tried("write", lambda: [os.pwrite(file, b"x", 2**20 + 64 * 2**20 + 1)])
@@ -109,7 +108,7 @@ def test_the_audit_hook_alone_refuses_what_python_code_would_try(tmp_path: Path)
     made = told(
         f"""
         import subprocess, shutil, urllib.request
-        forbid()
+        install_audit_hook()
         tried("socket", socket.socket)
         tried("system", lambda: os.system("true"))
         tried("popen", lambda: subprocess.Popen(["true"]))
@@ -150,9 +149,9 @@ if {without_network}:
     open("/proc/sys/user/max_net_namespaces", "w").write("0")
 if {without_filter}:
     assert libc.personality(8) != -1
-from ckptzoo.hub.intake import read_all
+from ckptzoo.hub.untrusted import read_all
 for made in read_all(sys.argv[1:]):
-    print(made.error or made.found[0].guards)
+    print(made.error or made.states[0].guards)
 """
 
 
@@ -180,8 +179,8 @@ def test_a_pickle_is_read_only_where_the_network_can_be_shut_off(
 
 
 def test_the_filter_is_known_for_two_machines_and_else_not_claimed() -> None:
-    assert len(program("x86_64") or b"") == len(program("aarch64") or b"") > 400
-    assert program("riscv64") is None
+    assert len(filter_program("x86_64") or b"") == len(filter_program("aarch64") or b"") > 400
+    assert filter_program("riscv64") is None
 
 
 def test_no_secret_reaches_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,16 +190,16 @@ def test_no_secret_reaches_the_process(tmp_path: Path, monkeypatch: pytest.Monke
     secret = (tmp_path / "secret").open("w")
     os.set_inheritable(secret.fileno(), True)
     path = written(tmp_path, {"a.npz": b"PK\x03\x04"})[0]
-    with secret, Supervisor(with_torch=False) as keeper, path.open("rb") as file:
-        keeper.read("npz", file.fileno(), location="a.npz", limits=Limits())[1].close()
-        (warden,) = [int(pid) for pid in children(os.getpid()) if "intake.warden" in command(int(pid))]
-        environment = Path(f"/proc/{warden}/environ").read_bytes()
-        opened = [str(one.readlink()) for one in Path(f"/proc/{warden}/fd").iterdir()]
+    with secret, Supervisor(with_torch=False) as supervisor, path.open("rb") as file:
+        supervisor.read("npz", file.fileno(), location="a.npz", limits=Limits())[1].close()
+        (worker,) = [int(pid) for pid in children(os.getpid()) if "untrusted.worker" in command(int(pid))]
+        environment = Path(f"/proc/{worker}/environ").read_bytes()
+        opened = [str(one.readlink()) for one in Path(f"/proc/{worker}/fd").iterdir()]
         assert b"hf_secret" not in environment and b"TOKEN" not in environment
         assert not any("secret" in name for name in opened)
-        folder = Path(f"/proc/{warden}/cwd").readlink()
-        assert folder.name.startswith("ckptzoo-intake-") and not any(folder.iterdir())
-    assert not Path(f"/proc/{warden}").exists() and not folder.exists()
+        folder = Path(f"/proc/{worker}/cwd").readlink()
+        assert folder.name.startswith("ckptzoo-untrusted-") and not any(folder.iterdir())
+    assert not Path(f"/proc/{worker}").exists() and not folder.exists()
 
 
 def children(parent: int) -> list[str]:
@@ -235,8 +234,8 @@ def test_a_process_that_is_killed_is_said_to_be(tmp_path: Path) -> None:
     def kill() -> None:
         end = time.monotonic() + 60
         while not killed and time.monotonic() < end:
-            for warden in children(os.getpid()):
-                for reader in children(int(warden)) if "intake.warden" in command(int(warden)) else []:
+            for worker in children(os.getpid()):
+                for reader in children(int(worker)) if "untrusted.worker" in command(int(worker)) else []:
                     status = Path(f"/proc/{reader}/status").read_text()
                     if "Seccomp:\t2" in status and Path(f"/proc/{reader}").exists() and settled(int(reader)):
                         os.kill(int(reader), signal.SIGKILL)
@@ -256,7 +255,7 @@ def settled(pid: int) -> bool:
     return int(fields[11]) >= os.sysconf("SC_CLK_TCK") // 10
 
 
-def test_a_warden_that_is_killed_costs_one_file(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_costs_one_file(tmp_path: Path) -> None:
     paths = written(
         tmp_path,
         {"a.pt": saved({"w": torch.ones(2)}), "b.pt": saved({"w": torch.ones(2)}), "c.pt": saved({"w": torch.ones(2)})},
@@ -264,7 +263,7 @@ def test_a_warden_that_is_killed_costs_one_file(tmp_path: Path) -> None:
     made = read_all(paths)
     assert next(made).error is None
     for pid in children(os.getpid()):
-        if "intake.warden" in command(int(pid)):
+        if "untrusted.worker" in command(int(pid)):
             os.kill(int(pid), signal.SIGKILL)
     second, third = made
     assert isinstance(second.error, IntegrityError) and "reading process" in str(second.error)
@@ -276,15 +275,15 @@ def test_reading_ends_with_the_program_that_reads(tmp_path: Path) -> None:
     code = f"import sys; sys.path[:0] = [{str(ROOT)!r}]; from ckptzoo.hub.untrusted import read; read({str(path)!r})"
     program = subprocess.Popen([sys.executable, "-c", code])
     end = time.monotonic() + 60
-    while time.monotonic() < end and not (wardens := children(program.pid)):
+    while time.monotonic() < end and not (workers := children(program.pid)):
         time.sleep(0.05)
-    while time.monotonic() < end and not (readers := children(int(wardens[0]))):
+    while time.monotonic() < end and not (readers := children(int(workers[0]))):
         time.sleep(0.05)
     program.kill()
     program.wait()
-    while time.monotonic() < end and any(Path(f"/proc/{pid}").exists() for pid in [*wardens, *readers]):
+    while time.monotonic() < end and any(Path(f"/proc/{pid}").exists() for pid in [*workers, *readers]):
         time.sleep(0.05)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in [*wardens, *readers])
+    assert not any(Path(f"/proc/{pid}").exists() for pid in [*workers, *readers])
 
 
 def test_inputs_that_are_no_plain_files(tmp_path: Path) -> None:
@@ -349,9 +348,9 @@ def test_without_torch_other_formats_are_read(tmp_path: Path) -> None:
     code = f"""
         import sys
         sys.path[:] = [{str(tmp_path / "site")!r}, *[one for one in sys.path if "site-packages" not in one]]
-        from ckptzoo.hub.intake import read_all
+        from ckptzoo.hub.untrusted import read_all
         for made in read_all([{str(tmp_path / "a.npz")!r}, {str(tmp_path / "a.pt")!r}]):
-            print(type(made.error).__name__, made.error, [list(found.tensors) for found in made.found])
+            print(type(made.error).__name__, made.error, [list(found.tensors) for found in made.states])
         print("torch" in sys.modules)
     """
     done = subprocess.run(

@@ -7,7 +7,7 @@ import pytest
 
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.state_dicts import ArrayLibrary, StateCandidate, states_of
+from ckptzoo.hub.untrusted.state_dicts import ArrayLibrary, StateCandidate, find_state_dicts
 
 ARRAYS = ArrayLibrary(
     is_tensor=lambda value: isinstance(value, np.ndarray),
@@ -22,7 +22,7 @@ TREE = {"Block_0": {"Conv_0": {"kernel": W}, "Norm_0": {"scale": B, "bias": B}},
 
 
 def states(root: Any, limits: Limits | None = None) -> list[StateCandidate]:
-    return states_of(root, ARRAYS, location="f.pt", limits=limits or Limits())
+    return find_state_dicts(root, ARRAYS, location="f.pt", limits=limits or Limits())
 
 
 def keys(root: Any) -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ def all_of(folder: Path, contents: dict[str, object]) -> dict[str, tuple[StateDi
     made = {}
     for one in read_all(written(folder, files)):
         assert one.error is None, one.error
-        made[one.path.name] = one.found
+        made[one.path.name] = one.states
     for name in contents:
         new, old = made[f"{name}.pt"], made[f"{name}.th"]
         assert [list(found.tensors) for found in new] == [list(found.tensors) for found in old]
@@ -181,7 +181,7 @@ def test_names_that_a_zoo_does_not_allow_are_kept_and_those_that_nothing_allows_
     files = {"kept.pt": saved({"params/Dense 0/kernel": torch.ones(2), "größe": torch.ones(1)})}
     files |= {f"{at}.pt": saved({name: torch.ones(2)}) for at, name in enumerate(odd)}
     kept, *others = read_all(written(tmp_path, files))
-    assert list(kept.found[0].tensors) == ["params/Dense 0/kernel", "größe"]
+    assert list(kept.states[0].tensors) == ["params/Dense 0/kernel", "größe"]
     for one, shown in zip(others, odd.values(), strict=True):
         with pytest.raises(IntegrityError, match=f"name: expected a printable text, got .*{shown}"):
             raise one.error or AssertionError

@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 from rich.console import Console, Group
 from rich.table import Table
 
-from ckptzoo.console import facts
+from ckptzoo.console import columns, facts
 from ckptzoo.format.tree import Tree
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.layout import predictions_name
 from ckptzoo.studies.shared.report import Spread
+from ckptzoo.symmetry.counts import GROUP_COLUMNS, GroupCounts, counts_by_group
 from ckptzoo.text import counted, printable, size
 
 TOLD = ("recipe", "dataset", "precision", "license", "contributor")
@@ -72,6 +73,7 @@ class Inventory:
     checkpoint_bytes : raw weights of one checkpoint.
     test_accuracy : of each member's last step, where it is finite and did not diverge; None where none was measured.
     told : distinct values of the columns in ``TOLD``, with how many checkpoints have each.
+    groups : the symmetries of each group of channels; none where the zoo has no symmetry table.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Inventory:
     predictions: tuple[PredictionSummary, ...]
     test_accuracy: Spread | None
     told: dict[str, dict[str, int]]
+    groups: tuple[GroupCounts, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +111,16 @@ class Inventory:
         """Print it as tables on a rich console, by default the standard output."""
         told = facts(self._facts())
         predictions = ["", self._predictions()] if self.predictions else []
-        (console or Console()).print(Group(told, "", self._variants(), *predictions), markup=False, highlight=False)
+        groups = ["", self._groups()] if self.groups else []
+        (console or Console()).print(
+            Group(told, "", self._variants(), *predictions, *groups), markup=False, highlight=False
+        )
+
+    def _groups(self) -> Table:
+        table = columns(*GROUP_COLUMNS)
+        for item in self.groups:
+            table.add_row(*map(printable, item.shown))
+        return table
 
     def _facts(self) -> list[tuple[str, str]]:
         part = f" of {self.total:,}" if self._selected else ""
@@ -206,6 +218,7 @@ def inventory(zoo: Zoo) -> Inventory:
         predictions=tuple(_predicted(name, contents.derived(predictions_name(name))) for name in zoo.predicted),
         test_accuracy=Spread.of(accuracy[sound(last)]),
         told={column: counts for column in TOLD if (counts := _counts(table[column]))},
+        groups=() if contents.symmetry is None else counts_by_group(contents.symmetry),
     )
 
 

@@ -16,7 +16,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.studies.moves import Distance, Moves, Scaling, differences
 from ckptzoo.studies.shared.report import Spread, need_matplotlib, write
 from ckptzoo.studies.shared.weights import table_of
-from ckptzoo.symmetry.counts import Counts, count
+from ckptzoo.symmetry.counts import GROUP_COLUMNS, Counts, count
 from ckptzoo.text import Progress, counted, printable
 
 _EXACT = 15
@@ -98,6 +98,7 @@ class Symmetries:
         """Print facts and tables on a rich console, by default the standard output."""
         told = facts(self._facts())
         tables = {
+            "Symmetries by group of channels": self._groups(),
             "From the raw order to the gauge's: mean ± standard deviation over checkpoints (random orders; tau 0)": (
                 self._moves()
             ),
@@ -175,6 +176,12 @@ class Symmetries:
 
     def _share(self, number: int) -> str:
         return f"{counted(number, 'dimension')} ({number / self.parameters:.2%})"
+
+    def _groups(self) -> Table:
+        table = columns(*GROUP_COLUMNS)
+        for item in self.counts.groups:
+            table.add_row(*map(printable, item.shown))
+        return table
 
     def _moves(self) -> Table:
         table = columns("order", "n", "not in place", "transpositions", "tau")

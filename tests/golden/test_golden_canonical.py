@@ -62,9 +62,9 @@ def test_deriving_with_the_third_version_says_what_to_do(tmp_path: Path) -> None
     shutil.copytree(GOLDEN, path)
     before = digest(ckptzoo.open(path))
     with ckptzoo.append(path) as writer:
-        rng = np.random.default_rng(1)
+        rng, rows = np.random.default_rng(1), [{"id": "new-0"}, {"id": "new-1"}]
         arch = ckptzoo.open(path).arch
-        writer.add({t.name: rng.standard_normal((2, *t.shape)).astype(t.dtype) for t in arch.tensors}, [{}, {}])
+        writer.add({t.name: rng.standard_normal((2, *t.shape)).astype(t.dtype) for t in arch.tensors}, rows)
     message = r"version of the variant: expected 3, got 2\. Remove derived/canonical and make it anew"
     with pytest.raises(SymmetryError, match=message):
         derive(path, certify="none")

@@ -9,13 +9,14 @@ import pyarrow as pa
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from ckptzoo.console import facts
+from ckptzoo.console import columns, facts
 from ckptzoo.format.tree import Tree
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.layout import predictions_name
 from ckptzoo.studies.shared.result import Spread
 from ckptzoo.studies.shared.selection import flags, usable_rows
+from ckptzoo.symmetry.counts import GROUP_COLUMNS, GroupCounts, counts_by_group
 from ckptzoo.text import counted, printable, size
 
 ORIGIN = ("recipe", "dataset", "precision", "license", "contributor")
@@ -75,6 +76,7 @@ class Inventory:
     checkpoint_bytes : raw weights of one checkpoint.
     test_accuracy : of each member's last step, where it is finite and did not diverge; None where none was measured.
     told : distinct values of the columns in ``ORIGIN``, with the number of checkpoints that have each.
+    groups : the symmetries of each group of channels; none where the zoo has no symmetry table.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Inventory:
     predictions: tuple[PredictionSummary, ...]
     test_accuracy: Spread | None
     told: dict[str, dict[str, int]]
+    groups: tuple[GroupCounts, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -119,6 +122,15 @@ class Inventory:
         if self.predictions:
             yield ""
             yield self._predictions()
+        if self.groups:
+            yield ""
+            yield self._groups()
+
+    def _groups(self) -> Table:
+        table = columns(*GROUP_COLUMNS)
+        for item in self.groups:
+            table.add_row(*map(printable, item.shown))
+        return table
 
     def _facts(self) -> list[tuple[str, str]]:
         of_total = f" of {self.total:,}" if self._selected else ""
@@ -217,6 +229,7 @@ def inventory(zoo: Zoo) -> Inventory:
         predictions=tuple(_predicted(name, contents.derived(predictions_name(name))) for name in zoo.predicted),
         test_accuracy=Spread.of(accuracy[usable_rows(last)]),
         told={column: counts for column in ORIGIN if (counts := _counts(table[column]))},
+        groups=() if contents.symmetry is None else counts_by_group(contents.symmetry),
     )
 
 

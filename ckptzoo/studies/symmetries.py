@@ -15,7 +15,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.studies.gauge_distance import LayerDistance, OrderDistance, Scaling, gauge_distance
 from ckptzoo.studies.shared.result import Spread, StudyResult, counts_json, permutations_text
 from ckptzoo.studies.shared.selection import table_of
-from ckptzoo.symmetry.counts import Counts, count
+from ckptzoo.symmetry.counts import GROUP_COLUMNS, Counts, count
 from ckptzoo.text import Progress, counted, printable
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ class Symmetries(StudyResult):
     def _lines(self) -> Iterator[RenderableType]:
         yield facts(self._facts())
         tables = {
+            "Symmetries by group of channels": self._groups(),
             "From the raw order to the gauge's: mean ± standard deviation over checkpoints (random orders; tau 0)": (
                 self._moves()
             ),
@@ -160,6 +161,12 @@ class Symmetries(StudyResult):
 
     def _share(self, number: int) -> str:
         return f"{counted(number, 'dimension')} ({number / self.parameters:.2%})"
+
+    def _groups(self) -> Table:
+        table = columns(*GROUP_COLUMNS)
+        for item in self.counts.groups:
+            table.add_row(*map(printable, item.shown))
+        return table
 
     def _moves(self) -> Table:
         table = columns("order", "n", "not in place", "transpositions", "tau")

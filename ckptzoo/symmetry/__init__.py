@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ckptzoo.symmetry.action import apply
-from ckptzoo.symmetry.counts import Counts, count, orbits
+from ckptzoo.symmetry.counts import Counts, GroupCounts, count, counts_by_group, orbits
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.fingerprint import fingerprint
 from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, ordering_keys
@@ -16,12 +16,14 @@ __all__ = [
     "Canonical",
     "Counts",
     "Gauge",
+    "GroupCounts",
     "GroupElement",
     "MinMass",
     "Report",
     "apply",
     "canonicalize",
     "count",
+    "counts_by_group",
     "fingerprint",
     "min_mass",
     "orbits",
@@ -58,7 +60,7 @@ def trace(module: "torch.nn.Module", example_input: "torch.Tensor") -> "Traced":
     Raises
     ------
     SymmetryError
-        There is no rule for an operation, and the message names it and the line that it stands in; the operations
+        There is no rule for an operation, and the message names it and its line; the operations
         depend on the input's numbers; or random elements of the table's group change the outputs by more than 1e-9.
 
     Notes
@@ -66,7 +68,7 @@ def trace(module: "torch.nn.Module", example_input: "torch.Tensor") -> "Traced":
     Sound by verification: in float64, on the module's own weights and on generic ones, on four random inputs; with
     BatchNorm modules in training mode at eps = 0 too. Groups that fail it alone are held in place or left unscaled,
     and the notes say so. Milliseconds for small networks, about a second for a ResNet-18 on images of 32x32 pixels,
-    most of it six forward passes. Laws: tests/symmetry/tracing.
+    most of it six forward passes. Tested in tests/symmetry/tracing.
     """
     from ckptzoo.symmetry.tracing.trace import trace_module as of_module
 

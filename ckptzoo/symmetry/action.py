@@ -34,7 +34,7 @@ def apply(
     symmetry : the table.
     out : tensor name to an array for the result, for any of the tensors: of its shape, dtype and device, contiguous,
         and apart from the weights in memory. What it holds is undefined after an error.
-    threads : at most so many for arrays in the CPU's memory; None for one a core, at most 8.
+    threads : at most this number for arrays in the CPU's memory; None for one a core, at most 8.
 
     Returns
     -------
@@ -53,8 +53,8 @@ def apply(
     -----
     Linear in the size of the weights. Beside the output a few MiB a thread (a row
     of a tensor where that is larger), a copy of a checkpoint's tensor where that is not contiguous, and one of a
-    group's permutations; on other devices a few hundred MiB. Laws: tests/symmetry/test_action.py, test_arrays.py and
-    test_variance.py, tests/laws/test_symmetry.py.
+    group's permutations; on other devices a few hundred MiB. Tested in
+    tests/symmetry/test_action.py, test_arrays.py and test_variance.py, and in tests/laws/test_symmetry.py.
     """
     held = element.to(np.empty(0))
     held.check(symmetry)

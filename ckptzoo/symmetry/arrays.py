@@ -1,6 +1,6 @@
-"""Arrays of numpy and of torch, told apart by what they are: nothing here imports a framework that is not in use.
+"""Stacked arrays of numpy, torch and others of the array API, and the positions of channels on their axes.
 
-Where the channels of a table's groups sit on an axis, as index arrays.
+Nothing here imports a framework that is not in use.
 """
 
 import re

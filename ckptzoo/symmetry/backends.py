@@ -1,12 +1,8 @@
-"""The action in numpy, in pieces that stay in the cache, on a few threads.
+"""The action on stacked weights: in numpy on a few threads, and for arrays on other devices in the array API.
 
-Every piece is gathered, scaled in float64 and rounded into its place in the output before the next one is taken, so
-that the weights pass through the memory once. Pieces share nothing, and no bit depends on how they are cut or on
-which thread takes them.
-
-The action on arrays that numpy cannot reach, in the operations of the array API.
-
-The same operations on the same numbers as in ``ckptzoo.symmetry.backends``, one at a time, so the same bits.
+In numpy every piece is gathered, scaled in float64 and rounded into its place in the output before the next one is
+taken, so that the weights pass through the memory once. Pieces share nothing, and no bit depends on how they are cut
+or on which thread takes them. On other devices the same operations run on the same numbers, so the bits are the same.
 """
 
 import math
@@ -84,7 +80,7 @@ def run(stacks: Sequence[Stack], threads: int | None) -> None:
 
     Parameters
     ----------
-    threads : at most so many; None for one a core and at most ``MOST_THREADS``. The caller does little work alone.
+    threads : at most this number; None for one a core and at most ``MOST_THREADS``. The caller does little work alone.
 
     Raises
     ------

@@ -1,26 +1,26 @@
-"""The complete order: every checkpoint of an orbit comes to the same weights, ties and all.
+"""The complete order: every checkpoint of an orbit comes to the same weights, ties included.
 
 A channel's key is the sum of its incoming scaled weights, which does not depend on the order of any channels.
 Channels are sorted by it. Where two keys of a checkpoint are equal, its channels are sorted by the key, then by the
-sum of what else writes them, then by the sum of what reads them; what is still alike is told apart by colour
+sum of what else writes them, then by the sum of what reads them; what is still alike is distinguished by colour
 refinement and a bounded search. Beyond the bound the checkpoint is reported as unresolved.
 
-Tell apart what refinement cannot: individualise a vertex, refine, and search, within a bound.
+The channels of every group that leads a permutation, and the blocks of every block permutation, are the vertices
+of a graph; each tensor joins the channels on its axes by edges that carry weights. A colouring is refined until it
+is stable: two vertices keep one colour as long as their edges carry the same weights to the same colours. Sums modulo
+2 ** 64 of hashed weights times hashed colours represent multisets, so that no order of vertices enters and a round
+costs one multiplication and one addition an edge; two multisets that differ have equal sums with a chance of about
+2 ** -64.
 
 Refinement leaves cells of channels that look alike. Where they are interchangeable one by one (twins), any order
-will do. Otherwise each channel of the first such cell is named in turn and the colouring refined again, down to
-colourings in which every vertex stands alone; the smallest certificate among these leaves is the canonical one.
-Two leaves with one certificate are an automorphism, which spares the search whatever it maps to what was seen
-(McKay and Piperno, Practical graph isomorphism II, 2014). True ties are graph canonicalisation: the search is
-exponential at worst, so it stops at a number of nodes that depends on the network's size alone.
-
-Colour refinement of one checkpoint's channels: what can be told apart without naming any channel.
-
-The channels of every group that leads a permutation, and the blocks of every block permutation, are the vertices
-of a graph; each tensor joins the channels on its axes by edges that bear weights. A colouring is refined until it
-stays: two vertices keep one colour as long as their edges bear the same weights to the same colours. Sums modulo
-2 ** 64 of mixed bits stand for multisets, so that no order of vertices enters; two multisets that differ share a sum
-with a chance of about 2 ** -64.
+will do. Otherwise each channel of one such cell is individualised in turn and the colouring refined again, down
+to colourings in which every vertex has its own colour. The smallest of these leaves is canonical; leaves are compared
+by what refinement saw on the way (their trace) and then by their weights. Branches whose trace is larger than that of
+the best leaf are skipped, and so is whatever an automorphism maps to what was seen. Automorphisms come from two equal
+leaves, and from inner nodes that differ from the first path by a permutation of a few vertices (McKay and Piperno,
+Practical graph isomorphism II, 2014; Darga, Sakallah and Markov, Faster symmetry discovery using sparsity of
+symmetries, 2008). Ties are graph canonicalisation: the search is exponential at worst, so it stops after an amount of
+work that depends on the network's size alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,18 +51,31 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """One axis of a tensor: for every edge its vertex (-1 for none), and a code for the place it has there."""
+    """One axis of a tensor: for every edge its vertex (-1 for none), and an odd code for its position there."""
 
     vertex: np.ndarray
     code: np.ndarray
+    salt: np.uint64
+
+
+@dataclass(frozen=True, eq=False)
+class _Matrix:
+    """Edges between two lists of vertices (sorted, each once): hashed weights, and a factor for each direction."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    weights: np.ndarray
+    transposed: np.ndarray
+    salts: tuple[np.uint64, np.uint64]
 
 
 @dataclass(frozen=True, eq=False)
 class _Edges:
-    """A tensor's edges over its moving axes, their weights as mixed bits, and its sides."""
+    """Edges one by one: hashed weights (E,), and for each side a vertex (E,), -1 for none."""
 
-    bits: np.ndarray
-    sides: tuple[_Side, ...]
+    weights: np.ndarray
+    vertices: tuple[np.ndarray, ...]
+    salts: tuple[np.uint64, ...]
 
 
 class Graph:
@@ -72,74 +85,141 @@ class Graph:
     ----------
     weights : tensor name to (*shape), scaled, in the dtype in which they are stored.
     symmetry : the table.
+
+    Attributes
+    ----------
+    work : edges that were looked at so far, and a constant for every look.
     """
 
     def __init__(self, weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> None:
         self.symmetry = symmetry
         self.start: dict[str, int] = {}
         """Where each leading group's vertices begin; those of a block permutation under ``*<name>``."""
-        self.kind: list[int] = []
-        """For each vertex the number of its group, in order of appearance."""
+        kinds: list[int] = []
         for group in leaders(symmetry):
             if isinstance(group.perm, Wreath) and f"*{group.perm.outer}" not in self.start:
-                self._add(f"*{group.perm.outer}", group.perm.g)
-            self._add(group.id, group.n)
+                self._add(f"*{group.perm.outer}", group.perm.g, kinds)
+            self._add(group.id, group.n, kinds)
+        self.kind = np.array(kinds, np.int64)
+        """For each vertex the number of its group, in order of appearance."""
         self.size = len(self.kind)
-        self.dense: set[frozenset[int]] = set()
+        self.meeting: set[frozenset[int]] = set()
         """Pairs of groups (by number) whose channels meet on two axes of a tensor without blocks."""
-        self._edges = [
-            self._joined(number, name, weights[name])
-            for number, name in enumerate(sorted({action.tensor for action in symmetry.actions}))
-        ]
+        self.meeting_in_blocks: set[frozenset[int]] = set()
+        """The same for tensors with blocks."""
+        self.work = 0
+        self.weights_apart: list[int] = []
+        """For each tensor the number of different weights."""
+        self._base = np.zeros(self.size, np.uint64)
+        self._matrices: list[_Matrix] = []
+        self._sparse: list[_Edges] = []
+        for number, name in enumerate(sorted({action.tensor for action in symmetry.actions})):
+            self._join(number, name, weights[name])
         self.members = [self._membership(group.id) for group in leaders(symmetry)]
         """For each leading group the block of each of its channels, None without blocks, and the channels."""
-
-    def fixed(self) -> np.ndarray:
-        """A first colouring: vertices of one group alike, but for those of Fixed groups, which are all told apart."""
-        colours = np.array(self.kind, np.int64) * (self.size + 1)
-        for group in leaders(self.symmetry):
-            if isinstance(group.perm, Fixed):
-                at = self.start[group.id]
-                colours[at : at + group.n] += np.arange(group.n)
-        return dense(colours[:, None])
-
-    def signatures(self, colours: Colours) -> np.ndarray:
-        """(V,) uint64: every vertex's edges, summed with the colours at their other ends."""
-        salt = mix(colours.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
-        found = np.zeros(self.size, np.uint64)
-        for edges in self._edges:
-            ends = [self._end(side, salt) for side in edges.sides]
-            for number, side in enumerate(edges.sides):
-                value = edges.bits
-                for other, end in enumerate(ends):
-                    if other != number:
-                        value = value * end
-                value = mix(value + side.code)
-                vertex = np.broadcast_to(side.vertex, value.shape)
-                np.add.at(found, vertex[vertex >= 0], value[vertex >= 0])
         for block, channel in self.members:
             if block is not None:
-                np.add.at(found, block, mix(salt[channel]))
-                found[channel] += mix(salt[block] + np.uint64(1))
-        return found
-
-    def refine(self, colours: Colours) -> Colours:
-        """The coarsest stable colouring below this one; its colours are ranks that depend on no order."""
-        count = int(colours.max(initial=-1)) + 1
-        while True:
-            colours = dense(colours[:, None], self.signatures(colours))
-            if (found := int(colours.max(initial=-1)) + 1) == count:
-                return colours
-            count = found
+                salts = mix(self.kind[[block[0], channel[0]]].astype(np.uint64) + np.uint64(1 << 50)) | np.uint64(1)
+                self._sparse.append(_Edges(np.ones(len(block), np.uint64), (block, channel), tuple(salts)))
 
     @property
     def edges(self) -> int:
-        """Number of edges of all tensors."""
-        return sum(edges.bits.size for edges in self._edges)
+        """Number of edges of all tensors that join vertices."""
+        return sum(item.weights.size for item in (*self._matrices, *self._sparse))
 
-    def _add(self, name: str, count: int) -> None:
-        self.start[name] = len(self.kind)
-        self.kind += [len(self.start)] * count
+    def fixed(self) -> np.ndarray:
+        """A first colouring: vertices of one group alike, but for those of Fixed groups, which all differ."""
+        colours = self.kind * (self.size + 1)
+        for group in leaders(self.symmetry):
+            if isinstance(group.perm, Fixed):
+                start = self.start[group.id]
+                colours[start : start + group.n] += np.arange(group.n)
+        return dense(colours[:, None])
+
+    def sums(self, hashes: np.ndarray) -> np.ndarray:
+        """(V,) uint64: every vertex's edges, times the hashes (V,) of what is at their other ends."""
+        sums = self._base.copy()
+        for item in self._matrices:
+            sums[item.rows] += item.salts[0] * np.einsum("ij,j->i", item.weights, hashes[item.columns])
+            sums[item.columns] += item.salts[1] * np.einsum("ij,j->i", item.transposed, hashes[item.rows])
+            self.work += 2 * item.weights.size
+        self.work += ROUND + self.size
+        return sums
+
+    def sparse_sums(self, hashes: np.ndarray) -> np.ndarray | None:
+        """What the edges of tensors with blocks, or with more than two axes that move, add to ``sums``."""
+        if not self._sparse:
+            return None
+        ends = np.append(hashes, np.uint64(1))
+        sums = np.zeros(self.size, np.uint64)
+        for item in self._sparse:
+            for side, (vertex, salt) in enumerate(zip(item.vertices, item.salts, strict=True)):
+                values = item.weights * salt
+                for other, far in enumerate(item.vertices):
+                    if other != side:
+                        values = values * ends[far]
+                here = vertex >= 0
+                np.add.at(sums, vertex[here], values[here])
+            self.work += len(item.vertices) * item.weights.size
+        return sums
+
+    def change(self, sums: np.ndarray, vertices: np.ndarray, difference: np.ndarray) -> None:
+        """Bring ``sums`` up to date, in place, where the hashes of some vertices (sorted) change by a difference."""
+        for item in self._matrices:
+            for ends, lines, far_ends, salt in (
+                (item.columns, item.transposed, item.rows, item.salts[0]),
+                (item.rows, item.weights, item.columns, item.salts[1]),
+            ):
+                position = np.minimum(np.searchsorted(ends, vertices), len(ends) - 1)
+                present = ends[position] == vertices
+                if present.any():
+                    factors = salt * difference[present]
+                    sums[far_ends] += (lines[position[present]] * factors[:, None]).sum(axis=0)
+                    self.work += len(factors) * len(far_ends)
+        self.work += ROUND + self.size
+
+    def components(self, colours: Colours) -> np.ndarray:
+        """(V,) the smallest colour of each vertex's component; -1 for vertices with a colour of their own.
+
+        Two cells are joined where the edges between them differ. The colouring must be stable: then one vertex of
+        a cell shows what there is from all of them.
+        """
+        shared = np.bincount(colours, minlength=self.size) > 1
+        label = np.where(shared, np.arange(self.size), -1)
+        joined: list[np.ndarray] = []
+        for item in self._matrices:
+            rows, columns = colours[item.rows], colours[item.columns]
+            cells, first = np.unique(rows, return_index=True)
+            first = first[shared[cells]]
+            order = np.argsort(columns, kind="stable")
+            order = order[shared[columns[order]]]
+            if not len(first) or not len(order):
+                continue
+            ends = columns[order]
+            starts = np.flatnonzero(np.append(True, ends[1:] != ends[:-1]))
+            lines = item.weights[np.ix_(first, order)]
+            differ = np.minimum.reduceat(lines, starts, axis=1) != np.maximum.reduceat(lines, starts, axis=1)
+            here, there = np.nonzero(differ)
+            joined.append(np.stack([rows[first[here]], ends[starts[there]]], axis=1))
+            self.work += lines.size
+        for item in self._sparse:
+            for one, two in combinations(item.vertices, 2):
+                both = (one >= 0) & (two >= 0)
+                pairs = np.unique(np.stack([colours[one[both]], colours[two[both]]], axis=1), axis=0)
+                joined.append(pairs[shared[pairs].all(axis=1)])
+        self.work += ROUND + self.size
+        pairs = np.concatenate([np.zeros((0, 2), np.int64), *joined])
+        while True:
+            least = np.minimum(label[pairs[:, 0]], label[pairs[:, 1]])
+            before = label.copy()
+            np.minimum.at(label, pairs[:, 0], least)
+            np.minimum.at(label, pairs[:, 1], least)
+            if (label == before).all():
+                return label[colours]
+
+    def _add(self, name: str, count: int, kinds: list[int]) -> None:
+        self.start[name] = len(kinds)
+        kinds += [len(self.start)] * count
 
     def _membership(self, group: str) -> tuple[np.ndarray | None, np.ndarray]:
         perm = shape_of(self.symmetry[group])
@@ -148,7 +228,8 @@ class Graph:
             return None, channel
         return self.start[f"*{perm.outer}"] + np.arange(self.symmetry[group].n) // perm.k, channel
 
-    def _joined(self, number: int, name: str, array: np.ndarray) -> _Edges:
+    def _join(self, number: int, name: str, array: np.ndarray) -> None:
+        """Hash a tensor's weights, and add the edges that they are on."""
         actions = self.symmetry.actions_on(name)
         blocked = {0} if any(action.blocks > 1 for action in actions) else set[int]()
         axes = sorted(blocked | {action.axis for action in actions})
@@ -165,16 +246,42 @@ class Graph:
                 rows = np.arange(bits.shape[at], dtype=np.uint64)
                 bits = mix(bits + mix(rows).reshape([-1 if at == other else 1 for other in range(bits.ndim)]))
         sides = tuple(self._side(number, replace(action, axis=axes.index(action.axis)), bits) for action in actions)
-        kinds = [{self.kind[vertex] for vertex in np.unique(side.vertex) if vertex >= 0} for side in sides]
+        kinds = [set(self.kind[np.unique(side.vertex[side.vertex >= 0])].tolist()) for side in sides]
         for (first, ones), (second, twos) in combinations(zip(sides, kinds, strict=True), 2):
-            if not blocked:
-                self.dense |= {frozenset((one, two)) for one in ones for two in twos}
+            pairs = {frozenset((one, two)) for one in ones for two in twos}
+            if blocked:
+                self.meeting_in_blocks |= pairs
+            else:
+                self.meeting |= pairs
             if ones & twos:
                 bits = mix(bits + (first.vertex == second.vertex).astype(np.uint64))
-        return _Edges(mix(bits) | np.uint64(1), sides)
+        weights = mix(bits) | np.uint64(1)
+        ordered = np.sort(weights, axis=None)
+        self.weights_apart.append(int((ordered[1:] != ordered[:-1]).sum()))
+        for side in sides:
+            weights = weights * side.code
+        if len(sides) == 1:
+            vertex = np.broadcast_to(sides[0].vertex, weights.shape)
+            np.add.at(self._base, vertex[vertex >= 0], weights[vertex >= 0])
+        elif len(sides) == 2 and not blocked and weights.ndim == 2:
+            self._join_two(weights, sides)
+        else:
+            ends = tuple(np.broadcast_to(side.vertex, weights.shape).ravel() for side in sides)
+            self._sparse.append(_Edges(weights.ravel(), ends, tuple(side.salt for side in sides)))
+
+    def _join_two(self, weights: np.ndarray, sides: tuple[_Side, ...]) -> None:
+        """Edges between two axes, those of one vertex that takes several positions added up."""
+        rows, columns = (side.vertex.ravel() for side in sides)
+        np.add.at(self._base, rows[rows >= 0], sides[0].salt * weights[rows >= 0][:, columns < 0].sum(axis=1))
+        np.add.at(self._base, columns[columns >= 0], sides[1].salt * weights[:, columns >= 0][rows < 0].sum(axis=0))
+        rows, weights = _added(rows, weights)
+        columns, transposed = _added(columns, np.ascontiguousarray(weights.T))
+        if len(rows) and len(columns):
+            weights = np.ascontiguousarray(transposed.T)
+            self._matrices.append(_Matrix(rows, columns, weights, transposed, (sides[0].salt, sides[1].salt)))
 
     def _side(self, number: int, action: AxisAction, bits: np.ndarray) -> _Side:
-        """Vertex and code of every position of an axis, laid out to broadcast against the edges."""
+        """Vertex and code of every position of an axis, shaped to broadcast against the edges."""
         size = bits.shape[action.axis] * action.blocks
         vertex, code = np.full(size, -1), np.arange(size, dtype=np.uint64)
         listed: dict[str, int] = {}
@@ -184,8 +291,10 @@ class Graph:
             listed[name] += 1
             vertex[places] = self.start[leader] + np.arange(len(places))[:, None]
             code[places] = np.arange(places.shape[1], dtype=np.uint64) + np.uint64((repeat + 1) << 32)
-        code = mix(code + mix(np.array([64 * number + action.axis], np.uint64)))
-        return _Side(self._spread(vertex, action, bits), self._spread(code, action, bits))
+        salt = mix(np.array([64 * number + action.axis], np.uint64))
+        code = mix(code + salt) | np.uint64(1)
+        salt = (mix(salt + np.uint64(1)) | np.uint64(1))[0]
+        return _Side(self._spread(vertex, action, bits), self._spread(code, action, bits), salt)
 
     def _spread(self, values: np.ndarray, action: AxisAction, bits: np.ndarray) -> np.ndarray:
         """Values at the positions of an axis, broadcastable against the edges."""
@@ -196,10 +305,15 @@ class Graph:
         view[...] = values.reshape(1, action.blocks, -1, *[1] * (view.ndim - 3))
         return full
 
-    def _end(self, side: _Side, salt: np.ndarray) -> np.ndarray:
-        """What an edge sees at one of its ends: the colour there, or the position where no channel moves."""
-        seen = np.where(side.vertex >= 0, salt[side.vertex], np.uint64(0))
-        return mix(seen + side.code) | np.uint64(1)
+
+def _added(vertices: np.ndarray, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The vertices sorted and each once, and the sums of their lines; lines of no vertex (-1) are dropped."""
+    order = np.argsort(vertices, kind="stable")
+    order = order[vertices[order] >= 0]
+    distinct, starts = np.unique(vertices[order], return_index=True)
+    if len(distinct) == len(vertices) and (order == np.arange(len(order))).all():
+        return distinct, lines
+    return distinct, np.add.reduceat(lines[order], starts, axis=0) if len(order) else lines[:0]
 
 
 def dense(*keys: np.ndarray) -> Colours:
@@ -214,17 +328,101 @@ def dense(*keys: np.ndarray) -> Colours:
     return ranks
 
 
-EDGES = 2**28
-NODES = (64, 4096)
-"""A search may look at so many edges, over all its nodes, but at least and at most at so many nodes."""
+def split(colours: Colours, values: np.ndarray) -> Colours:
+    """Split every cell by values (V,), larger parts first; the same object where nothing is split.
+
+    A colour is the number of vertices of smaller colours, so that a cell's first part keeps its colour and no other
+    cell's colour changes.
+    """
+    shared = np.flatnonzero(np.bincount(colours, minlength=len(colours))[colours] > 1)
+    if not len(shared):
+        return colours
+    cell, value = colours[shared], values[shared]
+    order = np.lexsort((value, cell))
+    cell, value = cell[order], value[order]
+    starts = np.flatnonzero(np.append(True, (cell[1:] != cell[:-1]) | (value[1:] != value[:-1])))
+    if len(starts) == 1 + (cell[1:] != cell[:-1]).sum():
+        return colours
+    sizes, run_cell = np.diff(np.append(starts, len(cell))), cell[starts]
+    rank = np.lexsort((value[starts], -sizes, run_cell))
+    before = np.cumsum(sizes[rank]) - sizes[rank]
+    first = np.append(True, run_cell[rank][1:] != run_cell[rank][:-1])
+    offset = before - np.maximum.accumulate(np.where(first, before, 0))
+    fresh = np.empty(len(starts), np.int64)
+    fresh[rank] = run_cell[rank] + offset
+    finer = colours.copy()
+    finer[shared[order]] = np.repeat(fresh, sizes)
+    return finer
+
+
+class Signatures:
+    """The sums of a graph's edges under a colouring, kept up to date from one colouring to the next."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._hashes = mix(np.arange(graph.size, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+        self._colours: Colours | None = None
+        self._sums = np.zeros(0, np.uint64)
+        self._total = np.zeros(0, np.uint64)
+
+    def of(self, colours: Colours) -> np.ndarray:
+        """(V,) uint64: equal for vertices whose edges carry the same weights to the same colours."""
+        hashes = self._hashes[colours]
+        if self._colours is None:
+            self._sums = self.graph.sums(hashes)
+        else:
+            changed = np.flatnonzero(colours != self._colours)
+            if not len(changed):
+                return self._total
+            if 4 * len(changed) > self.graph.size:
+                self._sums = self.graph.sums(hashes)
+            else:
+                self.graph.change(self._sums, changed, hashes[changed] - self._hashes[self._colours[changed]])
+        sparse = self.graph.sparse_sums(hashes)
+        self._colours, self._total = colours, self._sums.copy() if sparse is None else self._sums + sparse
+        return self._total
+
+
+ROUND = 2**16
+"""What a look at the edges costs beside them, counted in edges: about the time of numpy's calls."""
+WORK = 2**30
+"""A search may look at this number of edges: some seconds of work."""
+WORK_PER_EDGE = 64
+"""In large networks, whose first refinement needs some rounds, at each edge this number of times."""
+MAX_BYTES = 2**28
+"""What the colourings on the way to a leaf may take."""
+MAX_AUTOMORPHISMS = 256
+"""Kept to prune branches off the first path; on the first path all count, in the orbits."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Node:
+    """A refined colouring, and for each graph a number that depends on no order of vertices."""
+
+    colours: Colours
+    traces: tuple[int, ...]
+    cell: np.ndarray | None
+
+
+@dataclass(eq=False)
+class _Frame:
+    """A node on the way to the present one.
+
+    ``tried`` lists the vertices of its cell that were individualised, and ``alike`` says whether the traces down to
+    here are those of the first path.
+    """
+
+    node: _Node
+    tried: list[int]
+    alike: bool
 
 
 class Search:
-    """A canonical colouring of a graph in which every vertex stands alone.
+    """A canonical colouring of a graph in which every vertex has its own colour.
 
     Parameters
     ----------
-    graphs : one graph at several precisions, the exact one last; what a rougher one tells apart comes first, so
+    graphs : one graph at several precisions, the exact one last; what a rougher one distinguishes comes first, so
         that rounding decides only what nothing else does.
     colours : (V,) where to start from; must not depend on the order of channels.
 
@@ -235,115 +433,269 @@ class Search:
     """
 
     def __init__(self, graphs: Sequence[Graph], colours: Colours) -> None:
-        self._graphs, self._graph = graphs, graphs[-1]
-        self._left = min(NODES[1], max(NODES[0], EDGES // max(1, self._graph.edges)))
-        self._leaves: list[tuple[bytes, Colours, tuple[int, ...]]] = []
+        self._graph = graphs[-1]
+        self._signatures = [Signatures(graph) for graph in graphs]
+        self._limit = max(WORK, WORK_PER_EDGE * self._graph.edges)
+        self._twins: dict[int, np.ndarray | None] = {}
+        self._orbits = np.arange(self._graph.size)
         self._automorphisms: list[np.ndarray] = []
-        self._jump: int | None = None
+        self._probe = mix(np.arange(self._graph.size, dtype=np.uint64) + np.uint64(0xD1B54A32D192ED03))
+        self._probed: tuple[np.ndarray, np.ndarray | None] | None = None
+        self._path: list[int] = []
+        self._traces: list[tuple[int, ...]] = []
+        self._first: list[_Node] = []
+        self._first_path: list[int] = []
+        self._best: tuple[_Node, list[int], list[tuple[int, ...]], list[bytes]] | None = None
         self.complete = True
-        self._descend(colours, ())
-        self.best = min(self._leaves, key=lambda leaf: leaf[0])[1]
+        counts = np.bincount(colours)
+        self._run((np.cumsum(counts) - counts)[colours])
 
-    def _descend(self, colours: Colours, path: tuple[int, ...]) -> None:
-        self._left -= 1
+    def _run(self, colours: Colours) -> None:
+        frames: list[_Frame] = []
+        node: _Node | None = self._node(colours)
+        while node is not None:
+            self._visit(node, frames)
+            node = None
+            while frames and node is None:
+                frame = frames[-1]
+                vertex = self._next(frame, len(frames) - 1)
+                if vertex is None:
+                    frames.pop()
+                    continue
+                if self._stopped(len(frames)):
+                    self.complete = False
+                    break
+                frame.tried.append(vertex)
+                depth = len(frames) - 1
+                self._path[depth:] = [vertex]
+                self._traces[depth + 1 :] = []
+                named = frame.node.colours.copy()
+                named[vertex] += len(frame.node.cell if frame.node.cell is not None else ()) - 1
+                node = self._node(named)
+        if self._best is not None:
+            self.best = self._best[0].colours
+        else:
+            last = self._first[-1].colours
+            self.best = np.argsort(np.argsort(last, kind="stable"), kind="stable")
+
+    def _stopped(self, depth: int) -> bool:
+        spent = sum(item.graph.work for item in self._signatures)
+        return spent > self._limit or 8 * depth * self._graph.size > MAX_BYTES
+
+    def _node(self, colours: Colours) -> _Node:
+        """Refine a colouring and number the twins of its first cells."""
         colours = self._refine(colours)
-        while (cell := _first_cell(colours)) is not None:
-            told = self._tell_twins(colours, cell)
-            if told is None:
+        while (cell := self._cell(colours)) is not None:
+            finer = self._number_twins(colours, cell)
+            if finer is colours:
                 break
-            colours = self._refine(told)
-        if cell is None:
-            self._leaf(colours, path)
-            return
-        tried: list[int] = []
-        for vertex in cell.tolist():
-            if self._in_orbit(vertex, tried, path):
-                continue
-            if self._left <= 0 and self._leaves:
-                self.complete = False
-                return
-            tried.append(vertex)
-            named = colours * 2 + 1
-            named[vertex] -= 1
-            self._descend(dense(named[:, None]), (*path, vertex))
-            if self._jump is not None and self._jump < len(path):
-                return
-            self._jump = None
+            colours = self._refine(finer)
+        traces = tuple(
+            int(mix(item.of(colours) + mix(colours.astype(np.uint64))).sum(dtype=np.uint64))
+            for item in self._signatures
+        )
+        return _Node(colours, traces, cell)
 
     def _refine(self, colours: Colours) -> Colours:
-        for graph in self._graphs:
-            colours = graph.refine(colours)
+        """The coarsest stable colouring below this one; its colours depend on no order."""
+        for item in self._signatures:
+            while (finer := split(colours, item.of(colours))) is not colours:
+                colours = finer
+                if item.graph.work > 2 * self._limit:
+                    self.complete = False
+                    break
         return colours
 
-    def _leaf(self, colours: Colours, path: tuple[int, ...]) -> None:
-        order = np.argsort(colours)
-        certificate = b"".join(graph.signatures(colours)[order].tobytes() for graph in self._graphs)
-        for known, others, other_path in self._leaves:
-            if known == certificate:
-                moved = np.empty_like(colours)
-                moved[np.argsort(others)] = order
-                self._automorphisms.append(moved)
-                shared = (one == two for one, two in zip(path, other_path, strict=False))
-                self._jump = next((depth for depth, same in enumerate(shared) if not same), 0)
+    def _visit(self, node: _Node, frames: list[_Frame]) -> None:
+        """Go on below a node, or back to the node from which to go on."""
+        depth = len(frames)
+        self._traces[depth:] = [node.traces]
+        if self._best is None:
+            self._first.append(node)
+            if node.cell is None:
+                self._first_path = list(self._path)
+                self._keep(node)
                 return
-        self._leaves = [
-            *self._leaves[:1],
-            min([*self._leaves[1:], (certificate, colours, path)], key=lambda leaf: leaf[0]),
-        ]
+            frames.append(_Frame(node, [], True))
+            return
+        alike = frames[-1].alike and depth < len(self._first) and node.traces == self._first[depth].traces
+        if alike and (moved := self._early_automorphism(self._first[depth].colours, node.colours)) is not None:
+            self._found(moved, self._first_path, frames)
+            return
+        if node.cell is None:
+            self._leaf(node, alike, frames)
+            return
+        _, _, traces, _ = self._best
+        mine, known = ([item[0] for item in items[: depth + 1]] for items in (self._traces, traces))
+        if alike or mine <= known:
+            frames.append(_Frame(node, [], alike))
 
-    def _in_orbit(self, vertex: int, tried: list[int], path: tuple[int, ...]) -> bool:
-        """Whether automorphisms that leave the path alone map a vertex that was tried to this one."""
-        keeping = [moved for moved in self._automorphisms if all(moved[step] == step for step in path)]
-        reached, edge = set(tried), list(tried)
+    def _leaf(self, node: _Node, alike: bool, frames: list[_Frame]) -> None:
+        assert self._best is not None
+        certificates = self._certificates(node)
+        if alike and certificates == self._certificates(self._first[-1]):
+            self._found(_mapping(self._first[-1].colours, node.colours), self._first_path, frames)
+            return
+        best, path, traces, known = self._best
+        mine, theirs = self._key(self._traces, certificates), self._key(traces, known)
+        if mine == theirs:
+            self._found(_mapping(best.colours, node.colours), path, frames)
+        elif mine < theirs:
+            self._keep(node)
+
+    def _key(self, traces: list[tuple[int, ...]], certificates: list[bytes]) -> list[tuple[list[int], bytes]]:
+        return [([trace[number] for trace in traces], certificate) for number, certificate in enumerate(certificates)]
+
+    def _keep(self, node: _Node) -> None:
+        self._best = node, list(self._path), list(self._traces), self._certificates(node)
+
+    def _certificates(self, node: _Node) -> list[bytes]:
+        order = np.argsort(node.colours)
+        return [item.of(node.colours)[order].tobytes() for item in self._signatures]
+
+    def _found(self, moved: np.ndarray, path: list[int], frames: list[_Frame]) -> None:
+        """Keep an automorphism that maps one path to the present one, and go back to where the two part."""
+        pairs = np.stack([self._orbits, self._orbits[moved]], axis=1)
+        for one, two in np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0).tolist():
+            one, two = sorted(self._orbits[[one, two]].tolist())
+            if one != two:
+                self._orbits[self._orbits == two] = one
+        self._automorphisms = [*self._automorphisms[-MAX_AUTOMORPHISMS + 1 :], moved]
+        depth = len(self._path) - 1
+        if self._path[:depth] != path[:depth]:
+            shared = (one == two for one, two in zip(self._path, path, strict=False))
+            depth = next((depth for depth, same in enumerate(shared) if not same), 0)
+        del frames[depth + 1 :]
+
+    def _next(self, frame: _Frame, depth: int) -> int | None:
+        """The next vertex of a frame's cell that no automorphism maps one to that was tried."""
+        cell = frame.node.cell
+        if cell is None or not frame.tried:
+            return None if cell is None else int(cell[0])
+        if self._path[:depth] == self._first_path[:depth]:  # every automorphism so far leaves this path alone
+            seen = np.isin(self._orbits[cell], self._orbits[frame.tried])
+        else:
+            seen = np.isin(cell, self._images(frame.tried, depth))
+        left = np.flatnonzero(~seen)
+        return int(cell[left[0]]) if len(left) else None
+
+    def _images(self, vertices: list[int], depth: int) -> list[int]:
+        """What the automorphisms that leave the path down to a depth alone map some vertices to."""
+        path = np.array(self._path[:depth], np.int64)
+        keeping = [moved for moved in self._automorphisms if (moved[path] == path).all()]
+        reached, edge = set(vertices), list(vertices)
         while edge:
-            at = edge.pop()
+            vertex = edge.pop()
             for moved in keeping:
-                if (image := int(moved[at])) not in reached:
+                if (image := int(moved[vertex])) not in reached:
                     reached.add(image)
                     edge.append(image)
-        return vertex in reached
+        return list(reached)
 
-    def _tell_twins(self, colours: Colours, cell: np.ndarray) -> Colours | None:
-        """Number the twins of a cell in any order; None where it has none."""
-        roles = self._units(cell)
-        if roles is None:
-            return None
-        exact = np.arange(len(colours)) + len(roles)
-        for number, vertices in enumerate(roles):
-            exact[vertices] = number
-        found = self._graph.signatures(dense(exact[:, None]))
-        classes = dense(np.stack([found[vertices] for vertices in roles], axis=1))
-        order = np.argsort(classes, kind="stable")
-        ranks = np.empty(len(classes), np.int64)
-        starts = np.flatnonzero(np.diff(classes[order], prepend=-1))
-        ranks[order] = np.arange(len(classes)) - np.repeat(starts, np.diff(np.append(starts, len(classes))))
-        if not ranks.any():
-            return None
-        within = np.zeros(len(colours), np.int64)
-        within[cell] = ranks
-        return dense(np.stack([colours, within], axis=1))
+    def _early_automorphism(self, first: Colours, other: Colours) -> np.ndarray | None:
+        """An automorphism that maps one colouring of an inner node to another, if a simple guess is one.
 
-    def _units(self, cell: np.ndarray) -> list[np.ndarray] | None:
-        """What moves with each vertex of a cell: for blocks of single channels, these too. None where they meet."""
+        Vertices with a colour of their own are mapped by colour, and most others to themselves.
+        """
+        size = len(first)
+        counts = np.bincount(first, minlength=size)
+        if (counts != np.bincount(other, minlength=size)).any():
+            return None
+        alone, alone_other = (np.flatnonzero(counts[colours] == 1) for colours in (first, other))
+        sources = alone[np.argsort(first[alone])]
+        images = alone_other[np.argsort(other[alone_other])]
+        moved, back = np.arange(size), np.full(size, -1)
+        moved[sources] = images
+        back[images] = sources
+        left = np.flatnonzero((first != other) & (counts[first] > 1))
+        guess = back[left]
+        if (guess < 0).any() or (other[guess] != first[left]).any():
+            return None
+        moved[left] = guess
+        if (np.bincount(moved, minlength=size) != 1).any() or (other[moved] != first).any():
+            return None
+        return moved if self._is_automorphism(moved) else None
+
+    def _is_automorphism(self, moved: np.ndarray) -> bool:
+        graph, probe = self._graph, self._probe
+        if self._probed is None:
+            self._probed = graph.sums(probe), graph.sparse_sums(probe)
+        sums, sparse = self._probed
+        hashes = np.empty_like(probe)
+        hashes[moved] = probe
+        changed = np.flatnonzero(hashes != probe)
+        if 4 * len(changed) > graph.size:
+            image = graph.sums(hashes)
+        else:
+            image = sums.copy()
+            graph.change(image, changed, hashes[changed] - probe[changed])
+        if (image[moved] != sums).any():
+            return False
+        image_sparse = graph.sparse_sums(hashes)
+        return image_sparse is None or sparse is None or bool((image_sparse[moved] == sparse).all())
+
+    def _cell(self, colours: Colours) -> np.ndarray | None:
+        """The vertices of the first cell of the smallest component, in the order of their numbers.
+
+        The smallest one, so that what an individualised vertex says is used up before another component is begun.
+        """
+        counts = np.bincount(colours, minlength=len(colours))
+        shared = np.flatnonzero(counts > 1)
+        if not len(shared):
+            return None
+        chosen = shared[0]
+        if len(shared) > 2:
+            component = self._graph.components(colours)
+            sizes = np.bincount(component[component >= 0])
+            sizes = np.where(sizes == 0, len(colours) + 1, sizes)
+            chosen = np.argmin(sizes)
+        return np.flatnonzero(colours == chosen)
+
+    def _number_twins(self, colours: Colours, cell: np.ndarray) -> Colours:
+        """Number the twins of a cell in any order; the same colouring where it has none."""
+        kind = int(self._graph.kind[cell[0]])
+        if kind not in self._twins:
+            self._twins[kind] = self._twin_classes(kind)
+        classes = self._twins[kind]
+        if classes is None:
+            return colours
+        mine = classes[cell]
+        order = np.argsort(mine, kind="stable")
+        starts = np.flatnonzero(np.append(True, np.diff(mine[order]) != 0))
+        values = np.zeros(len(colours), np.int64)
+        values[cell[order]] = np.arange(len(mine)) - np.repeat(starts, np.diff(np.append(starts, len(mine))))
+        return split(colours, values)
+
+    def _twin_classes(self, kind: int) -> np.ndarray | None:
+        """(V,) numbers, equal for vertices of a kind that may change places alone; None where they meet each other."""
         graph = self._graph
-        roles = [cell]
+        vertices = np.flatnonzero(graph.kind == kind)
+        roles = [vertices]
         for block, channel in graph.members:
-            if block is None or graph.kind[block[0]] != graph.kind[cell[0]]:
+            if block is None or graph.kind[block[0]] != kind:
                 continue
             if len(np.unique(block)) != len(block):
                 return None
-            roles.append(channel[cell - block[0]])
-        kinds = [graph.kind[vertices[0]] for vertices in roles]
-        if any(frozenset((one, two)) in graph.dense for one in kinds for two in kinds):
+            roles.append(channel)
+        kinds = [int(graph.kind[role[0]]) for role in roles]
+        pairs = {frozenset((one, two)) for one in kinds for two in kinds}
+        if pairs & graph.meeting or (len(roles) == 1 and pairs & graph.meeting_in_blocks):
             return None
-        return roles
+        hashes = self._probe.copy()
+        for number, role in enumerate(roles):
+            hashes[role] = mix(np.array([number], np.uint64))
+        sums, sparse = graph.sums(hashes), graph.sparse_sums(hashes)
+        sums = sums if sparse is None else sums + sparse
+        classes = np.full(graph.size, -1)
+        classes[vertices] = dense(np.stack([sums[role] for role in roles], axis=1))
+        return classes
 
 
-def _first_cell(colours: Colours) -> np.ndarray | None:
-    """The vertices of the smallest colour that several have, in the order of their numbers."""
-    counts = np.bincount(colours)
-    shared = np.flatnonzero(counts > 1)
-    return np.flatnonzero(colours == shared[0]) if len(shared) else None
+def _mapping(colours: Colours, other: Colours) -> np.ndarray:
+    """The permutation that maps one colouring to another, in both of which every vertex has its own colour."""
+    moved = np.empty_like(colours)
+    moved[np.argsort(colours)] = np.argsort(other)
+    return moved
 
 
 ROUGH = 2.0**16
@@ -383,8 +735,10 @@ def _resolve(row: int, scaled: Moments, keys: dict[str, np.ndarray], made: Order
             decided.add(perm.outer)
             at = graph.start[f"*{perm.outer}"]
             columns[at : at + perm.g, 0] = mine[:, 0].reshape(perm.g, perm.k).min(axis=1)
-    search = Search((rough, graph), dense(graph.fixed()[:, None], columns))
-    report.unresolved[row] = not search.complete
+    # Where rounding merges no two weights both graphs say the same, and the search need not go through both.
+    graphs = (rough,) if rough.weights_apart == graph.weights_apart else (rough, graph)
+    search = Search(graphs, dense(graph.fixed()[:, None], columns))
+    report.unresolved[row] |= not search.complete
     for group in leaders(symmetry):
         at, perm = graph.start[group.id], shape_of(group)
         ranks = search.best[at : at + group.n].reshape(perm.g, perm.k)

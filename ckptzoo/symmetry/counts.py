@@ -1,7 +1,4 @@
-"""How many symmetries a network has: permutations, and degrees of freedom of its scales.
-
-Which elements of a tensor the permutations of a symmetry table can exchange.
-"""
+"""How many symmetries a network has, by group and in all, and which elements of a tensor permutations can exchange."""
 
 import math
 from collections import Counter
@@ -20,6 +17,44 @@ from ckptzoo.symmetry.tracing.result import Traced
 
 
 @dataclass(frozen=True)
+class GroupCounts:
+    """The share of one group of channels in a network's symmetries.
+
+    Parameters
+    ----------
+    id, n : of the group, and its number of channels.
+    kind : ``"sym"``, ``"wreath"``, ``"fixed"`` or ``"like"``.
+    log10_permutations : decimal logarithm of the elements of its own permutation group: ``n!``, or ``(k!) ** g`` inside
+        the blocks of a wreath group, times ``g!`` in the first group that names the block permutation; 1 for ``Like``
+        and ``Fixed``. The product over the groups is that of the network.
+    scaling_train, scaling_without_eps, scaling_eval, signs : as in ``Counts``, the gains against running variances
+        counted in the group that the variances belong to. Sums over the groups are those of the network.
+    """
+
+    id: str
+    n: int
+    kind: str
+    log10_permutations: float
+    scaling_train: int
+    scaling_without_eps: int
+    scaling_eval: int
+    signs: int
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """A row of a table with the columns ``GROUP_COLUMNS``."""
+        short = self.log10_permutations < EXACT_DIGITS
+        permutations = f"{round(10**self.log10_permutations):,}" if short else f"10^{self.log10_permutations:.2f}"
+        numbers = (self.scaling_train, self.scaling_eval, self.signs)
+        return (self.id, f"{self.n:,}", self.kind, permutations, *(f"{number:,}" for number in numbers))
+
+
+GROUP_COLUMNS = ("group", "n", "kind", "permutations", "scales, training", "scales, evaluation", "signs")
+EXACT_DIGITS = 12
+"""Numbers of permutations of a group are shown in full up to this number of digits, which its logarithm determines."""
+
+
+@dataclass(frozen=True)
 class Counts:
     """The size of a network's symmetry group.
 
@@ -35,6 +70,7 @@ class Counts:
     signs : channels whose sign may be flipped.
     softmax : dimension of the changes of the last layer that add the same number to all logits; None where the
         table alone does not show the last layer.
+    groups : the same group by group, in the order of the table.
     """
 
     permutations: int = field(repr=False)
@@ -44,6 +80,7 @@ class Counts:
     scaling_eval: int
     signs: int
     softmax: int | None
+    groups: tuple[GroupCounts, ...] = field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
         short = self.log10_permutations < 15
@@ -85,21 +122,51 @@ def count(arch: Arch) -> Counts:
     -----
     Milliseconds, but for the exact number of permutations of groups of tens of thousands of channels (seconds).
     Gains against variances count where both stand in the table. What shifts a running mean against BatchNorm's
-    shift is no scale and is not counted. Laws: tests/symmetry/test_counts.py.
+    shift is no scale and is not counted. Tested in tests/symmetry/test_counts.py.
     """
     table = table_of(arch)
     permutations = _permutations(table)
-    normalised = {segment.group for action in table.actions if action.role == "variance" for segment in action.segments}
-    positive = {group.id: group.n for group in table.groups if group.scale == "positive"}
+    groups = counts_by_group(table)
     return Counts(
         permutations,
         math.log10(permutations),
-        scaling_train=sum(n for name, n in positive.items() if name not in normalised),
-        scaling_without_eps=sum(positive.values()),
-        scaling_eval=sum(positive.values()) + _gains_against_variances(table),
-        signs=sum(group.n for group in table.groups if group.scale == "sign"),
+        scaling_train=sum(group.scaling_train for group in groups),
+        scaling_without_eps=sum(group.scaling_without_eps for group in groups),
+        scaling_eval=sum(group.scaling_eval for group in groups),
+        signs=sum(group.signs for group in groups),
         softmax=_softmax(table, _architecture(arch)),
+        groups=groups,
     )
+
+
+def counts_by_group(table: Symmetry) -> tuple[GroupCounts, ...]:
+    """The symmetries of each group of channels, in the order of the table; cheap for groups of any size."""
+    normalised = {segment.group for action in table.actions if action.role == "variance" for segment in action.segments}
+    gains = _gains_against_variances(table)
+    outers: set[str] = set()
+    found: list[GroupCounts] = []
+    for group in table.groups:
+        factorials: list[int] = []
+        if isinstance(group.perm, Sym):
+            factorials = [group.n]
+        elif isinstance(group.perm, Wreath):
+            factorials = [group.perm.k] * group.perm.g
+            factorials += [group.perm.g] if group.perm.outer not in outers else []
+            outers.add(group.perm.outer)
+        positive = group.n if group.scale == "positive" else 0
+        found.append(
+            GroupCounts(
+                group.id,
+                group.n,
+                type(group.perm).__name__.lower(),
+                math.fsum(math.lgamma(n + 1) for n in factorials) / math.log(10),
+                scaling_train=0 if group.id in normalised else positive,
+                scaling_without_eps=positive,
+                scaling_eval=positive + gains[group.id],
+                signs=group.n if group.scale == "sign" else 0,
+            )
+        )
+    return tuple(found)
 
 
 def _permutations(table: Symmetry) -> int:
@@ -115,14 +182,15 @@ def _permutations(table: Symmetry) -> int:
     return math.prod(math.factorial(n) ** times for n, times in factorials.items())
 
 
-def _gains_against_variances(table: Symmetry) -> int:
+def _gains_against_variances(table: Symmetry) -> Counter[str]:
+    """For each group the channels whose running variances stand beside a gain."""
     gains = {_layer(action.tensor) for action in table.actions if action.role == "gain"}
-    return sum(
-        segment.count
-        for action in table.actions
-        if action.role == "variance" and _layer(action.tensor) in gains
-        for segment in action.segments
-    )
+    found: Counter[str] = Counter()
+    for action in table.actions:
+        if action.role == "variance" and _layer(action.tensor) in gains:
+            for segment in action.segments:
+                found[segment.group] += segment.count
+    return found
 
 
 def _architecture(arch: Arch) -> Architecture | None:

@@ -55,7 +55,7 @@ class Gauge:
 _RULES = (
     Gauge(
         "canonical",
-        2,
+        3,
         ("scales", "permutations"),
         "unit-norm, then channels in ascending order of the sum of their incoming weights, ties told apart",
         True,
@@ -64,7 +64,7 @@ _RULES = (
     ),
     Gauge(
         "first-weight",
-        3,
+        4,
         ("scales", "permutations"),
         "unit-norm, then channels in ascending order of their first weight; not tie-safe",
         False,
@@ -73,7 +73,7 @@ _RULES = (
     ),
     Gauge(
         "unit-norm",
-        3,
+        4,
         ("scales",),
         "incoming weights of every channel have unit L2 norm, all layers but the last",
         False,
@@ -82,7 +82,7 @@ _RULES = (
     ),
     Gauge(
         "unit-std",
-        2,
+        3,
         ("scales",),
         "incoming weights of every channel have unit standard deviation, all layers but the last",
         False,
@@ -91,7 +91,7 @@ _RULES = (
     ),
     Gauge(
         "min-mass",
-        1,
+        2,
         ("pinned scales",),
         "the sum of squared weights is least, filters in front of a normalisation as they are",
         False,
@@ -133,7 +133,7 @@ def canonicalize(
     """Bring K stacked checkpoints into a gauge: the same functions with comparable weights.
 
     ``canonical = g . raw`` with the g that the gauge's rule picks: ckptzoo/symmetry/scales.py for the scales, those of
-    ``min-mass`` in ckptzoo/symmetry/mass; ckptzoo/symmetry/canonical.py and first_weight.py (arXiv 2310.08287, appendix
+    ``min-mass`` in ckptzoo/symmetry/mass; ckptzoo/symmetry/canonical.py and ordering.py (arXiv 2310.08287, appendix
     C.2) for the orders.
 
     Parameters
@@ -142,7 +142,7 @@ def canonicalize(
     arch : the network's table, what ``trace`` found, an architecture whose forward function is in ``ckptzoo.archs``, or
         a name there.
     gauge : a name in ``GAUGES``.
-    threads : at most so many; None for one a core.
+    threads : at most this number; None for one a core.
 
     Raises
     ------
@@ -154,9 +154,10 @@ def canonicalize(
     Notes
     -----
     Linear in the size of the weights, but for sorting each channel's incoming weights; float64 sums of one per pair
-    of channels beside the result. Ties cost a search per checkpoint, bounded by the network's size. A checkpoint
-    that is not finite comes back as it is, with the identity and ``report.gauged`` False, and does not touch the
-    others. Laws: tests/laws/test_symmetry.py.
+    of channels beside the result. Ties cost a search per checkpoint: milliseconds where they are few, and at most some
+    seconds. The bound is on the work, which depends on the network's size alone; beyond it ``report.unresolved`` is
+    True. A checkpoint that is not finite comes back as it is, with the identity and ``report.gauged`` False, and does
+    not touch the others. Tested in tests/laws/test_symmetry.py.
     """
     if gauge not in GAUGES:
         raise UnknownNameError("ckptzoo.symmetry", "gauge", gauge, tuple(GAUGES))

@@ -31,7 +31,7 @@ class Axis:
     action : the action.
     size : positions on the axis, through all blocks.
     listings : every listing of a group's channels: the group and positions (n, inner).
-    order : for every position, where it stands in the listings one behind the other and the positions that are in
+    order : for every position, its place in the listings one after the other, followed by the positions that are in
         none; None where that is the position itself.
     """
 
@@ -42,7 +42,7 @@ class Axis:
 
     @classmethod
     def of(cls, action: AxisAction, size: int, symmetry: Symmetry) -> "Axis":
-        """The action on an axis of so many positions."""
+        """The action on an axis with this number of positions."""
         listings = positions(action, symmetry)
         listed = np.concatenate([places.ravel() for _, places in listings])
         if np.array_equal(listed, np.arange(listed.size)):

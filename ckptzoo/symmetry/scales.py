@@ -13,23 +13,24 @@ A channel that nothing writes is silent: its value is 0 whatever reads it. Its w
 count in no other channel's size, and its own size is that of the first such slice that is not zero, once all later
 groups are scaled, so that scaling a silent channel changes nothing either. Where silent channels alone read it, those
 among them that are scaled count, else the scaled ones that write it, back and forth until all are scaled that are
-joined to others at all. The rest takes its size from what writes it, at the very end; where that is several channels
-of one group the checkpoint is reported.
+joined to others at all. The rest takes its size from what writes it, at the very end; where weights join several
+channels of one group among the rest the checkpoint is reported.
 
-A tensor says something about a group's scales where its other axes belong to groups that have theirs: a recurrent
-weight says nothing, and a group that nothing else writes or reads keeps its scales.
+A tensor determines a group's scales where its other axes belong to groups that have theirs. A recurrent or shared
+weight, which a group both writes and reads, does so only for channels that nothing else writes: their size is that of
+their slice over the channels that have their scales, round by round. Those that are left count as silent ones do. A
+group that nothing else writes or reads keeps its scales, and the checkpoint is reported.
 
 Channels that another rule has settled keep its scales, and are not silent: what is left is scaled around them.
 
 Sizes are taken to 40 bits, and within 8 units of the stored precision of 1 they count as 1, so that a second
 application changes nothing.
 
-The action on a running variance, with the normalisation's eps unchanged.
-
-A channel before its BatchNorm that is scaled by s keeps the function when its variance v becomes
-``s^2 (v + eps) - eps``. That is computed as ``s (s v) + (s - 1)(s + 1) eps``, in which both terms have small
-relative errors whatever the size of v beside eps: the result is that of a v and an eps that are off by a few units
-of float64's precision, and v itself where s is 1. For s of at least 1 nothing cancels.
+The action on a running variance leaves the normalisation's eps unchanged. A channel before its BatchNorm that is scaled
+by s keeps the function when its variance v becomes ``s^2 (v + eps) - eps``. That is computed as
+``s (s v) + (s - 1)(s + 1) eps``, in which both terms have small relative errors whatever the size of v beside eps: the
+result is that of a v and an eps that are off by a few units of float64's precision, and v itself where s is 1. For s of
+at least 1 nothing cancels.
 
 There is a variance for ``s >= a_min = sqrt(eps / (v + eps))`` alone. A little below, where rounding accounts for
 the difference, the result is 0.
@@ -37,6 +38,7 @@ the difference, the result is 0.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,7 @@ from array_api_compat import array_namespace
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.symmetry import AxisAction, Group
+from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.moments import Moments, PerGroup, Sizes
 
 Measure = Callable[[AxisAction, str, dict[str, np.ndarray], dict[str, np.ndarray]], Sizes]
@@ -58,8 +61,8 @@ class Scales:
     scales : group id to (K, n) float64, for the groups that scale; permutations do not enter.
     dead : (K,) int64, channels that nothing writes.
     clamped : (K,) int64, filters that stop at a running variance of 0.
-    unsigned : (K,) bool, a sign could not be told: the sums of all that writes a channel vanish.
-    unsolved : (K,) bool, the scales are not those of the rule to its precision, or some could not be told.
+    unsigned : (K,) bool, a sign is undetermined: the sums of all that writes a channel vanish.
+    unsolved : (K,) bool, the scales are not those of the rule to its precision, or some are undetermined.
     """
 
     scales: dict[str, np.ndarray]
@@ -92,6 +95,7 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
         for action in moments.writers(group.id):
             if action not in usable:
                 quiet &= moments.norms(action, group.id, found.scales, silent).values == 0
+        undetermined = (size == 0) & np.isnan(given) & ~quiet
         normalised = moments.variances(group.id)
         if not normalised:
             found.dead[:] += quiet.sum(axis=1)
@@ -101,24 +105,52 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
                 scale = _clamped(scale, size, group, moments, found)
         elif group.scale == "sign":
             scale = _signs(usable, group, moments, found.scales, silent)
-            found.unsigned[:] |= ((scale == 0) & ~quiet).any(axis=1)
+            found.unsigned[:] |= ((scale == 0) & (size != 0)).any(axis=1)
             scale = np.where(scale == 0, 1.0, scale)
         else:
             continue
         found.scales[group.id] = np.where(np.isnan(given), scale, given)
         if not normalised or group.scale == "sign":
-            silent[group.id] = quiet
+            silent[group.id] = quiet | undetermined
+            if undetermined.any():
+                unknown = scaling - found.scales.keys()
+                _settle_by_own_group(undetermined, unknown, group, moments, found, silent)
     left = _settled_by_others(silent, moments, found)
+    several = np.zeros(K, bool)
+    for channels in left.values():
+        several |= channels.sum(axis=1) > 1
+    for row in np.flatnonzero(several).tolist():
+        found.unsolved[row] |= _joined({name: channels[row] for name, channels in left.items()}, row, moments)
     for group in groups:
         if group.id in left and left[group.id].any():
-            around = [*moments.writers(group.id), *moments.readers(group.id)]
-            size, _ = _first_sizes(
-                (moments.norms,), _determined(around, group, moments, set()), group, found.scales, {}
-            )
-            found.unsolved[:] |= (left[group.id] & (size != 0)).sum(axis=1) > 1
             writers = _determined(moments.writers(group.id), group, moments, set())
             _settle(left[group.id], writers, group, moments, found, {})
     return found
+
+
+def _settle_by_own_group(
+    undetermined: np.ndarray,
+    unknown: set[str],
+    group: Group,
+    moments: Moments,
+    found: Scales,
+    silent: dict[str, np.ndarray],
+) -> None:
+    """Scale channels (K, n) that nothing but channels of their own group writes, by those that have their scales.
+
+    Round by round, as a round may give a scale to what writes others. ``silent`` loses the channels that are scaled.
+    """
+    own = [
+        action
+        for action in moments.writers(group.id)
+        if group.id in (others := moments.others(action)) and not others & unknown
+    ]
+    while undetermined.any():
+        rest = _settle(undetermined, own, group, moments, found, silent)
+        if (rest == undetermined).all():
+            return
+        silent[group.id] = silent[group.id] & ~(undetermined & ~rest)
+        undetermined = rest
 
 
 def _settled_by_others(silent: dict[str, np.ndarray], moments: Moments, found: Scales) -> dict[str, np.ndarray]:
@@ -133,11 +165,50 @@ def _settled_by_others(silent: dict[str, np.ndarray], moments: Moments, found: S
         for sided, order in ((moments.readers, reversed(groups)), (moments.writers, groups)):
             for group in order:
                 if left[group.id].any():
-                    actions = _determined(sided(group.id), group, moments, set())
+                    others = _determined(sided(group.id), group, moments, set())
+                    actions = [*others, *(action for action in sided(group.id) if action not in others)]
                     rest = _settle(left[group.id], actions, group, moments, found, left)
                     going |= bool((rest != left[group.id]).any())
                     left[group.id] = rest
     return left
+
+
+def _joined(channels: dict[str, np.ndarray], row: int, moments: Moments) -> bool:
+    """Whether weights of a checkpoint join two of these channels (n,) of one group, also through others of these."""
+    vertex: dict[str, np.ndarray] = {}
+    size = 0
+    for name, chosen in channels.items():
+        vertex[name] = np.where(chosen, size + np.cumsum(chosen) - 1, -1)
+        size += int(chosen.sum())
+    label = np.arange(size)
+    pairs = [np.zeros((0, 2), np.int64)]
+    for tensor in sorted({action.tensor for action in moments.symmetry.actions}):
+        actions = [action for action in moments.symmetry.actions_on(tensor) if action.exponent in (1, -1)]
+        weights = moments.arrays[tensor][row]
+        for one, two in combinations(actions, 2):
+            ends = [_spread(action, vertex, weights.shape, moments) for action in (one, two)]
+            both = (weights != 0) & (ends[0] >= 0) & (ends[1] >= 0)
+            pairs.append(np.unique(np.stack([end[both] for end in ends], axis=1), axis=0))
+    first, second = np.concatenate(pairs).T
+    before = np.full(size, -1)
+    while (label != before).any():
+        before, least = label.copy(), np.minimum(label[first], label[second])
+        np.minimum.at(label, first, least)
+        np.minimum.at(label, second, least)
+    labels = (label[numbers[numbers >= 0]] for numbers in vertex.values())
+    return any(len(np.unique(found)) < len(found) for found in labels)
+
+
+def _spread(action: AxisAction, vertex: dict[str, np.ndarray], shape: tuple[int, ...], moments: Moments) -> np.ndarray:
+    """The numbers of an axis' channels (-1 for other positions), for every element of a checkpoint's tensor."""
+    numbers = np.full(shape[action.axis] * action.blocks, -1)
+    for name, places in positions(action, moments.symmetry):
+        if name in vertex:
+            numbers[places] = vertex[name][:, None]
+    found = np.empty(shape, np.int64)
+    view = by_channel(found[None], action)
+    view[...] = numbers.reshape(1, action.blocks, -1, *[1] * (view.ndim - 3))
+    return found
 
 
 def _determined(actions: list[AxisAction], group: Group, moments: Moments, open_groups: set[str]) -> list[AxisAction]:
@@ -223,7 +294,7 @@ def _settle(
 
 
 ROUNDING = 8
-"""A result counts as 0 down to so many units of the stored precision below it, relative to s^2 (v + eps)."""
+"""A result counts as 0 down to this number of units of the stored precision below it, relative to s^2 (v + eps)."""
 
 
 def scaled_variance(variance: Any, scale: Any, eps: float, precision: float, tensor: str) -> Any:
@@ -243,7 +314,7 @@ def scaled_variance(variance: Any, scale: Any, eps: float, precision: float, ten
 
     Notes
     -----
-    A negative variance follows the formula and is not refused: it is wrong already. Law:
+    A negative variance follows the formula and is not refused: it is wrong already. Tested in
     tests/symmetry/test_variance.py.
     """
     made = scale * (scale * variance)

@@ -1,7 +1,4 @@
-"""The symmetry table of whatever names a network, and what it says of the last layer.
-
-Stacked checkpoints in pieces: which can be solved for, and which are taken together.
-"""
+"""The symmetry table of whatever names a network, its last layer, and checks and pieces of stacked checkpoints."""
 
 from collections.abc import Mapping
 
@@ -63,7 +60,7 @@ def last_layer(table: Symmetry) -> AxisAction | None:
 
 PIECE_BYTES = 128 * 2**20
 SMALL = 4 * 2**20
-"""Checkpoints are solved for in pieces of at most so many bytes, or one by one, on all cores from so many on."""
+"""Checkpoints are solved for in pieces of at most ``PIECE_BYTES`` or one by one, and on all cores from ``SMALL`` on."""
 
 
 def fits(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, arch: Arch) -> None:

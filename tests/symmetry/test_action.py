@@ -155,7 +155,7 @@ def test_pieces_threads_and_strides_change_no_bit(
     spread = {name: np.repeat(array, 2, axis=-1)[..., ::2] for name, array in weights.items()}
     reversed_ = {name: array[::-1].copy()[::-1] for name, array in weights.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends, "PIECE", size)
+        patch.setattr(backends, "NUMPY_CHUNK", size)
         patch.setattr(backends, "TASK", 3 * size)
         for same in (weights, spread, reversed_):
             assert_same_bits(apply(g, same, net.table, threads=threads), expected)

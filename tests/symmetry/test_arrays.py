@@ -55,7 +55,7 @@ def example() -> Weights:
 def on_a_device(patch: pytest.MonkeyPatch, size: int = 2**24) -> None:
     """Treat torch's tensors as if they were out of numpy's reach."""
     patch.setattr(action, "in_memory", lambda array: isinstance(array, np.ndarray))
-    patch.setattr(elsewhere, "PIECE", size)
+    patch.setattr(elsewhere, "DEVICE_CHUNK", size)
 
 
 def assert_same_bits(made: dict[str, torch.Tensor], expected: Weights) -> None:

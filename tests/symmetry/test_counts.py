@@ -13,7 +13,7 @@ from ckptzoo import archs
 from ckptzoo.errors import SpecError, SymmetryError
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
-from ckptzoo.symmetry import Counts, GroupElement, count
+from ckptzoo.symmetry import Counts, GroupElement, count, counts_by_group
 from ckptzoo.symmetry.tables import table_of
 
 
@@ -160,3 +160,25 @@ def test_a_network_without_a_table_is_refused_with_what_to_do() -> None:
                 look_up(odd)
     with pytest.raises(SpecError, match=r"axis 0 of 'fc1\.weight'"):
         table_of(Architecture("mine", mine.tensors, "mlp-2-3-2"))
+
+
+@pytest.mark.parametrize("name", ["optunet", "mlp-5-9-8-3", "mlp-tanh-7-6-2", "resnet18-10", "resnet20-pad-10"])
+def test_groups_add_up_to_the_whole_network(name: str) -> None:
+    found = count(name)
+    assert [(group.id, group.n) for group in found.groups] == [(g.id, g.n) for g in archs.symmetry(name).groups]
+    assert math.fsum(group.log10_permutations for group in found.groups) == pytest.approx(found.log10_permutations)
+    for field in ("scaling_train", "scaling_without_eps", "scaling_eval", "signs"):
+        assert sum(getattr(group, field) for group in found.groups) == getattr(found, field), field
+
+
+def test_a_block_permutation_counts_in_the_first_group_that_names_it() -> None:
+    first, second = counts_by_group(archs.symmetry("optunet"))
+    assert first.shown == ("conv1", "2", "wreath", "2", "2", "2", "0")
+    assert second.shown == ("conv2", "10", "wreath", "14,400", "10", "10", "0")
+
+
+def test_groups_of_any_size_are_counted_at_once() -> None:
+    n = 2**20
+    action = AxisAction("a.weight", 0, (Segment("a", 0, 1, n),), 1, True, "out")
+    (group,) = counts_by_group(Symmetry((Group("a", n, Sym(), "positive"),), (action,)))
+    assert group.shown == ("a", "1,048,576", "sym", "10^5857669.21", "1,048,576", "1,048,576", "0")

@@ -10,7 +10,15 @@ import torch
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError, UnknownNameError
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry
-from ckptzoo.symmetry import GAUGES, apply, canonicalize, ordering_keys, remove_softmax_shift
+from ckptzoo.symmetry import (
+    GAUGES,
+    GroupElement,
+    apply,
+    canonicalize,
+    fingerprint,
+    ordering_keys,
+    remove_softmax_shift,
+)
 
 TABLE = archs.symmetry("optunet")
 ARCH = archs.architecture("optunet")
@@ -296,3 +304,61 @@ def test_a_checkpoint_whose_scales_have_no_number_stays_as_it_is_beside_others(g
     made = canonicalize(raw, TABLE, gauge=gauge)
     assert made.report.gauged.tolist() == [True, False, True]
     assert all((made.weights[name][1] == raw[name][1]).all() for name in raw)
+
+
+def _shared(n: int) -> Symmetry:
+    """relu(i x), then relu(w .) twice with the same weights and bias, then a layer of two channels and a last one."""
+    h, v = Segment("h", 0, 1, n), Segment("v", 0, 1, 2)
+    return Symmetry(
+        (Group("h", n, Sym(), "positive"), Group("v", 2, Sym(), "positive")),
+        (
+            AxisAction("i.weight", 0, (h,), 1, True, "out"),
+            AxisAction("i.bias", 0, (h,), 1, False, "bias"),
+            AxisAction("w.weight", 0, (h,), 1, True, "out"),
+            AxisAction("w.weight", 1, (h,), -1, True, "in"),
+            AxisAction("w.bias", 0, (h,), 1, False, "bias"),
+            AxisAction("v.weight", 0, (v,), 1, True, "out"),
+            AxisAction("v.weight", 1, (h,), -1, True, "in"),
+            AxisAction("o.weight", 1, (v,), -1, True, "in"),
+        ),
+    )
+
+
+# For each case the channels that nothing but the shared weight writes, and which channels write which by it.
+_LOOPS = {
+    "one": ([2], {}),
+    "a chain": ([1, 2], {1: [2, 3], 2: [4]}),
+    "itself and the next layer": ([2], {2: [2]}),
+    "itself and one that is settled later": ([1, 2], {1: [1], 2: [1, 2]}),
+    "two that write each other": ([1, 2], {1: [2], 2: [1]}),
+}
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("case", _LOOPS)
+def test_channels_that_only_a_shared_weight_writes_have_one_scale(case: str, silent: bool) -> None:
+    n, copies = 5, 4
+    rng, table = np.random.default_rng(0), _shared(n)
+    shapes = {"i.weight": (n, 3), "i.bias": (n,), "w.weight": (n, n), "w.bias": (n,), "v.weight": (2, n)}
+    raw = {name: rng.standard_normal((1, *shape)) for name, shape in {**shapes, "o.weight": (2, 2)}.items()}
+    loose, writers = _LOOPS[case]
+    for name in ("i.weight", "i.bias", "w.bias"):
+        raw[name][:, loose] = 0
+    for channel, others in writers.items():
+        raw["w.weight"][:, channel, [other for other in range(n) if other not in others]] = 0
+    if silent:
+        raw["v.weight"][:, :, loose] = 0
+        raw["w.weight"][:, :, loose] = np.where(np.isin(np.arange(n), loose)[:, None], raw["w.weight"][:, :, loose], 0)
+    stacked = {name: np.repeat(array, copies, 0) for name, array in raw.items()}
+    g = GroupElement.random(table, copies, np.random.default_rng(1))
+    made = canonicalize(apply(g, stacked, table), table)
+    cut_off = silent and case in ("itself and one that is settled later", "two that write each other")
+    assert made.report.unresolved.tolist() == [cut_off] * copies
+    if not cut_off:
+        assert len(set(fingerprint(made))) == 1
+        for name, array in made.weights.items():
+            np.testing.assert_allclose(array, np.broadcast_to(array[:1], array.shape), rtol=1e-9, err_msg=name)
+    for gauge in ("canonical", "unit-norm"):
+        once = canonicalize(stacked, table, gauge=gauge).weights
+        again = canonicalize(once, table, gauge=gauge).weights
+        assert all((again[name] == once[name]).all() for name in once)

@@ -1,5 +1,7 @@
 """Ties that are graph canonicalisation: cycles, designs, regular graphs, dead and doubled channels."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -141,7 +143,8 @@ def test_different_graphs_stay_different() -> None:
 
 
 def test_beyond_the_bound_the_search_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canonical, "NODES", (1, 1))
+    monkeypatch.setattr(canonical, "WORK", 0)
+    monkeypatch.setattr(canonical, "WORK_PER_EDGE", 0)
     table, weights = between(cycles(6, 6))
     stacked = disguised(weights, table, scaled=False)
     made = canonicalize(stacked, table)
@@ -149,3 +152,53 @@ def test_beyond_the_bound_the_search_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert fingerprint(made) == [None] * COPIES
     again = apply(made.element, stacked, table)
     assert all((again[name] == made.weights[name]).all() for name in again)
+
+
+def projective_plane(p: int) -> np.ndarray:
+    """Points and lines of the projective plane over p elements."""
+    points = [(1, x, y) for x in range(p) for y in range(p)] + [(0, 1, x) for x in range(p)] + [(0, 0, 1)]
+    table = np.array(points)
+    return (table @ table.T % p == 0).astype(np.float64)
+
+
+def hadamard(order: int) -> np.ndarray:
+    """Sylvester's matrix of signs."""
+    made = np.ones((1, 1))
+    while len(made) < order:
+        made = np.block([[made, made], [made, -made]])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("middle", "seconds"),
+    [
+        (np.eye(512)[np.random.default_rng(0).permutation(512)], 10.0),
+        (hadamard(512), 5.0),
+        (projective_plane(7), 2.0),
+        (cycles(*[8] * 64), 5.0),
+    ],
+    ids=["a permutation", "a Hadamard matrix", "a projective plane", "64 cycles"],
+)
+def test_large_ties_by_construction_are_resolved_within_seconds(middle: np.ndarray, seconds: float) -> None:
+    """Limits several times above what is measured; a search without automorphisms of inner nodes takes minutes."""
+    table, weights = between(middle)
+    stacked = {name: array[:2] for name, array in disguised(weights, table, scaled=False).items()}
+    start = time.process_time()
+    made = canonicalize(stacked, table, threads=1)
+    assert time.process_time() - start < 2 * seconds
+    assert made.report.ties.all() and not made.report.unresolved.any()
+    assert all((array[0] == array[1]).all() for array in made.weights.values())
+
+
+def test_the_work_of_a_search_is_bounded_and_a_hopeless_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is on edges looked at, not on time: the same search stops at the same place."""
+    table, weights = between(cycles(*[8] * 16))
+    looked: list[int] = []
+    for limit in (2**40, 2**21, 2**21):
+        monkeypatch.setattr(canonical, "WORK", limit)
+        graph = canonical.Graph(weights, table)
+        search = canonical.Search([graph], graph.fixed())
+        assert sorted(search.best.tolist()) == list(range(graph.size))
+        assert search.complete == (limit == 2**40)
+        looked.append(graph.work)
+    assert looked[1] == looked[2] < 2 * 2**21 < looked[0]

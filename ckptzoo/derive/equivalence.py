@@ -112,8 +112,8 @@ class EquivalenceChecker:
 
 def _relative(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.float64]:
     """``max |two - one| / max |one|`` of outputs (K, B, features), both over all inputs and outputs."""
-    finite_one = np.isfinite(one).all(axis=(1, 2))
-    finite = finite_one & np.isfinite(two).all(axis=(1, 2))
+    finite_one = np.logical_and.reduce(np.isfinite(one), axis=(1, 2))
+    finite = finite_one & np.logical_and.reduce(np.isfinite(two), axis=(1, 2))
     first, second = (np.where(finite[:, None, None], outputs, 0) for outputs in (one, two))
     with np.errstate(over="ignore"):
         difference = np.abs(second - first).max(axis=(1, 2), initial=0)

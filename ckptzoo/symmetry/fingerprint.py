@@ -453,8 +453,8 @@ def _matched(first: Invariants, second: Invariants, symmetry: Symmetry, reach: f
         outer = np.arange(blocks.g)
         if blocks.outer:
             if blocks.outer not in outers:
-                sides = [_of_blocks(side.channels, blocks.outer, symmetry) for side in (first, second)]
-                if (matched := _nearest(*sides, reach)) is None:
+                these, those = (_of_blocks(side.channels, blocks.outer, symmetry) for side in (first, second))
+                if (matched := _nearest(these, those, reach)) is None:
                     return None
                 outers[blocks.outer] = matched
             outer = outers[blocks.outer]

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from builders import rng as draws
 from builders.engines.compiled import lanes
 from builders.engines.compiled import rng as compiled
+from tests.support.effort import examples
 
 CODES = st.integers(0, 2**64 - 1)
 EDGES = np.array([-np.inf, -88.0, -87.5, np.nan, 0.0], np.float32)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     key=CODES, epoch=st.integers(0, 2**20), count=st.integers(1, 3000) | st.integers(2**31 - 50, 2**31), data=st.data()
 )

@@ -12,13 +12,14 @@ from ckptzoo import archs
 from ckptzoo.derive import checks, derive
 from ckptzoo.derive.checks import SAMPLE, CheckPolicy
 from tests.support.derived_zoos import ARCH, fill, inputs_of, weights_of, written, zoo_of
+from tests.support.effort import examples
 
 LARGE = archs.architecture("mlp-784-1500-10")
 """4.8 MB a checkpoint."""
 
 
 @given(st.lists(st.booleans(), max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_sample_is_of_the_finite_has_its_ends_and_is_spread_evenly(finite: list[bool]) -> None:
     found = CheckPolicy("float32", "float64").precisions(np.array(finite, bool))
     assert [precision is not None for precision in found] == finite

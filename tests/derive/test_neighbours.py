@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.symmetry.fingerprint import Neighbours, apart
+from tests.support.effort import examples
 
 
 def close(points: np.ndarray, width: float) -> np.ndarray:
@@ -20,7 +21,7 @@ clouds = st.builds(
 
 
 @given(clouds, st.sampled_from([0.0, 0.01, 0.126, 0.5]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_neighbours_are_never_apart_and_every_set_could_not_be_cut(points: np.ndarray, width: float) -> None:
     sets = list(apart(points, width))
     owner = np.full(len(points), -1)
@@ -36,7 +37,7 @@ def test_neighbours_are_never_apart_and_every_set_could_not_be_cut(points: np.nd
 
 
 @given(clouds, st.sampled_from([0.0, 0.126, 0.5]), st.integers(0, 100))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_the_neighbours_that_are_left(points: np.ndarray, width: float, seed: int) -> None:
     if not len(points):
         return

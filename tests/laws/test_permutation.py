@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ckptzoo.errors import ZooError
 from ckptzoo.loader.permutation import LARGEST, derive_key, keyed_permutation
+from tests.support.effort import examples
 
 WORD = 2**32
 KEYS = st.integers(0, 2**64 - 1)
@@ -54,7 +55,7 @@ def test_it_is_a_bijection_at_awkward_sizes(n: int) -> None:
 
 
 @given(n=st.integers(1, 2**40), key=KEYS, data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_it_is_the_documented_algorithm(n: int, key: int, data: st.DataObject) -> None:
     positions = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5))
     expected = [plain(position, n, key) for position in positions]

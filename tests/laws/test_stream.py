@@ -17,11 +17,12 @@ from ckptzoo.errors import StateError, UnknownNameError, ZooError
 from ckptzoo.loader.permutation import derive_key
 from ckptzoo.loader.stream import EpochPlan, ReaderShard, Stream, is_even, rounds, row_blocks_of
 from tests.conftest import MIXED
+from tests.support.effort import examples
 
 shuffles = st.sampled_from([False, True, "global"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 5), shuffles, st.integers(0, 99), st.data()
 )
@@ -53,7 +54,7 @@ def test_shuffling_shuffles_and_depends_on_seed_and_epoch():
     assert derive_key(1, 2) != derive_key(2, 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     count=st.integers(0, 200),
     start=st.integers(0, 200),

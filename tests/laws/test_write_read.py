@@ -21,6 +21,7 @@ from ckptzoo.format.writer import Writer
 from ckptzoo.schema.architecture import ITEMSIZE, Architecture, Tensor
 from ckptzoo.schema.metadata import KINDS, LEAST
 from tests.conftest import MIXED, rows_of, weights_of
+from tests.support.effort import examples
 
 tensors = st.lists(
     st.tuples(st.lists(st.integers(1, 4), max_size=3).map(tuple), st.sampled_from(sorted(ITEMSIZE))),
@@ -29,7 +30,7 @@ tensors = st.lists(
 ).map(lambda found: tuple(Tensor(f"layer{n}.weight", shape, dtype) for n, (shape, dtype) in enumerate(found)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(tensors, st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(1, 4))
 def test_identity_bit_for_bit(tmp_path_factory, found, batches, rows_a_shard):
     arch = Architecture("any", found)
@@ -66,7 +67,7 @@ def test_a_table_with_fewer_columns_is_read_with_nulls(kind, count, data):
             table.read_table(file, schema, location="here")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(tensors, st.integers(1, 50))
 def test_headers_are_read_back_and_aligned(found, rows):
     layout = lay_out(found, rows, {"b": "1", "a": "2"})

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ckptzoo.errors import ZooError
 from ckptzoo.measure.kernels import bandwidths_of
+from tests.support.effort import examples
 
 
 def in_words(distances: list[float]) -> list[float]:
@@ -22,7 +23,7 @@ def in_words(distances: list[float]) -> list[float]:
     st.lists(st.floats(0, 100) | st.floats(0, 0.2), min_size=1, max_size=130),
     st.sampled_from([0.0, 0.05, 0.1, 0.3]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_rule_is_its_words(distances: list[float], offset: float) -> None:
     moved = [value + offset for value in distances]
     np.testing.assert_allclose(bandwidths_of(moved), in_words(moved), rtol=1e-12)

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from ckptzoo.errors import ZooError
 from ckptzoo.measure.components import ByColumns, ByRows, Components, principal_components
+from tests.support.effort import examples
 
 
 @given(
     seed=st.integers(0, 2**32), K=st.integers(2, 12), d=st.integers(1, 12), dtype=st.sampled_from(["f2", "f4", "f8"])
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_variances_are_those_of_the_singular_values(seed: int, K: int, d: int, dtype: str) -> None:
     rng = np.random.default_rng(seed)
     samples = (7 + rng.normal(size=(K, d)) * rng.exponential(size=d)).astype(dtype)

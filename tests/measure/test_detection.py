@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from ckptzoo.errors import ZooError
 from ckptzoo.measure.predictions import auroc, fpr
+from tests.support.effort import examples
 
 
 def test_known_answers() -> None:
@@ -27,7 +28,7 @@ scores = st.lists(st.integers(-6, 6), min_size=1, max_size=60)
 
 
 @given(positives=scores, negatives=scores, recall=st.sampled_from([0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 1.0]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_definitions_and_scikit_learn_with_many_ties(positives: list[int], negatives: list[int], recall: float) -> None:
     pairs = [(s > t) + (s == t) / 2 for s in positives for t in negatives]
     assert auroc(positives, negatives) == pytest.approx(sum(pairs) / len(pairs), abs=1e-14)

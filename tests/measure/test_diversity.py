@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ckptzoo.errors import ZooError
 from ckptzoo.measure.predictions import disagreement, entropy, mutual_information
+from tests.support.effort import examples
 
 
 def test_known_answers() -> None:
@@ -20,7 +21,7 @@ def test_known_answers() -> None:
 
 
 @given(seed=st.integers(0, 2**32), members=st.integers(2, 7), classes=st.integers(2, 6), sharp=st.floats(0.1, 20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_sums_are_the_definitions(seed: int, members: int, classes: int, sharp: float) -> None:
     rng = np.random.default_rng(seed)
     logits = sharp * rng.normal(size=(members, 4, classes))

@@ -20,6 +20,7 @@ from ckptzoo.measure.ranks import (
     random_transpositions,
     transpositions,
 )
+from tests.support.effort import examples
 
 
 def test_tau_is_that_of_the_ranks_and_not_of_the_orders() -> None:
@@ -46,7 +47,7 @@ def looped(first: np.ndarray, second: np.ndarray) -> float:
 
 
 @given(seed=st.integers(0, 2**32), n=st.integers(2, 40), rows=st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_tau_is_its_definition(seed: int, n: int, rows: int) -> None:
     first, second = np.random.default_rng(seed).normal(size=(2, rows, 3, n))
     found = kendall(first, second)
@@ -73,7 +74,7 @@ def test_known_answers_with_ties() -> None:
     levels=st.tuples(st.integers(1, 12), st.integers(1, 12)),
     dtype=st.sampled_from([np.int64, np.float32, np.float64]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_tau_b_is_its_definition_and_that_of_scipy(seed: int, n: int, levels: tuple[int, int], dtype: Any) -> None:
     rng = np.random.default_rng(seed)
     common = rng.integers(0, 5, (4, n))
@@ -95,7 +96,7 @@ def test_tau_b_is_its_definition_and_that_of_scipy(seed: int, n: int, levels: tu
 
 
 @given(seed=st.integers(0, 2**32), n=st.integers(2, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_without_ties_tau_b_is_tau_to_the_last_bit(seed: int, n: int) -> None:
     first, second = np.random.default_rng(seed).normal(size=(2, 3, 2, n))
     np.testing.assert_array_equal(kendall_tau_b(first, second), kendall(first, second))
@@ -114,7 +115,7 @@ def walked(perm: np.ndarray) -> int:
 
 
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 70))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_transpositions_are_what_the_cycles_leave(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     perms = rng.permuted(np.tile(np.arange(n), (2, 3, 1)), axis=2)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ckptzoo.measure.predictions import accuracy, brier, ece, nll
 from ckptzoo.studies.ensemble_scores import DisjointEnsembles, SummedPredictions, log_softmax, scores
+from tests.support.effort import examples
 
 
 def test_logarithms_of_a_softmax() -> None:
@@ -22,7 +23,7 @@ def test_logarithms_of_a_softmax() -> None:
     members=st.integers(1, 40),
     sizes=st.sets(st.integers(2, 24), max_size=6).map(sorted),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_ensembles_of_every_size_are_averages_of_the_members_that_came(
     seed: int, members: int, sizes: list[int]
 ) -> None:

@@ -14,12 +14,13 @@ from ckptzoo.measure.marginals import uniformity
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies import equal_marginals
 from ckptzoo.studies.equal_marginals import PairTests, compare_pairs, position_pairs
+from tests.support.effort import examples
 
 Write = Callable[[np.ndarray], dict[str, StackedTensor]]
 
 
 @given(labels=st.lists(st.integers(0, 4), min_size=1, max_size=40), most=st.integers(1, 30), seed=st.integers(0, 99))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_pairs_are_disjoint_of_their_kind_and_as_many_as_there_can_be(labels: list[int], most: int, seed: int) -> None:
     held = np.array(labels)
     within, across = position_pairs(held, np.random.default_rng(seed), most)

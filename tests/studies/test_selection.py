@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.studies.shared.selection import blocks, evenly, thinned
+from tests.support.effort import examples
 
 
 @given(st.lists(st.integers(0, 7), max_size=4), st.integers(1, 400))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_blocks_are_the_whole_in_order(shape: list[int], limit: int) -> None:
     array = np.arange(prod(shape)).reshape(shape)
     parts = [array[block].ravel() for block in blocks(shape, limit)]

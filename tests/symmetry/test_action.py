@@ -15,11 +15,12 @@ from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, W
 from ckptzoo.symmetry import GroupElement, apply, backends
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.scales import scaled_variance
+from tests.support.effort import examples
 from tests.support.symmetry_tables import Network, Weights, networks
 
 seeds = st.integers(0, 2**32 - 1)
 floats = st.sampled_from([np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-laws = settings(max_examples=100, deadline=None)
+laws = settings(max_examples=examples(100), deadline=None)
 
 
 def assert_same_bits(one: Weights, two: Weights) -> None:
@@ -98,7 +99,7 @@ def by_row(row: int, k: int, g: GroupElement, rows: list, channels: list, places
     return places[0][group, listing, int(g.perms[group][k, channel]), inside]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(networks(), seeds, floats, st.sampled_from([0.0, 0.3]))
 def test_the_action_is_its_definition_bit_for_bit(net: Network, seed: int, dtype: type, spread: float) -> None:
     weights, g = net.weights(2, seed, dtype), net.element(2, seed + 1, spread=spread)
@@ -190,7 +191,7 @@ def test_every_feature_is_drawn() -> None:
     """What the strategy promises is in some of its tables."""
     seen: set[str] = set()
 
-    @settings(max_examples=150, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=examples(150), deadline=None, database=None, derandomize=True)
     @given(networks())
     def look(net: Network) -> None:
         seen.update(type(group.perm).__name__ for group in net.table.groups)

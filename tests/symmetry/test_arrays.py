@@ -17,11 +17,12 @@ from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
 from ckptzoo.symmetry import GroupElement, action, apply
 from ckptzoo.symmetry import backends as elsewhere
 from ckptzoo.symmetry.arrays import stack_of, to_numpy
+from tests.support.effort import examples
 from tests.support.symmetry_tables import Network, Weights, networks
 
 seeds = st.integers(0, 2**32 - 1)
 floats = st.sampled_from([np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-laws = settings(max_examples=100, deadline=None)
+laws = settings(max_examples=examples(100), deadline=None)
 
 TABLE = Symmetry(
     (Group("a", 3, Sym(), "positive"),),

@@ -11,12 +11,13 @@ import ckptzoo.symmetry.fingerprint  # noqa: F401  # the package's attribute of 
 from ckptzoo import archs
 from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement, apply, canonicalize
+from tests.support.effort import examples
 from tests.support.symmetry_tables import Network, networks
 
 core = sys.modules["ckptzoo.symmetry.fingerprint"]
 Weights = dict[str, np.ndarray]
 K = 3
-law = settings(max_examples=100, deadline=None)
+law = settings(max_examples=examples(100), deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 
 

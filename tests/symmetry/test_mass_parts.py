@@ -13,11 +13,12 @@ from ckptzoo.symmetry.mass.flow import Flow, StepFlows
 from ckptzoo.symmetry.mass.network import fill_to_level, multipliers
 from ckptzoo.symmetry.mass.solver import balance, damping_factor, group_log_scales, laplacian_inverse, newton_direction
 from ckptzoo.symmetry.moments import Moments
+from tests.support.effort import examples
 from tests.support.mass_networks import PLAIN, Net, known
 
 K = 3
 seeds = st.integers(0, 2**32 - 1)
-some = settings(max_examples=60, deadline=None)
+some = settings(max_examples=examples(60), deadline=None)
 nets = pytest.mark.parametrize("net", PLAIN, ids=str)
 
 

@@ -12,6 +12,7 @@ from ckptzoo import archs
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement, apply
 from ckptzoo.symmetry.counts import orbits
+from tests.support.effort import examples
 from tests.support.symmetry_tables import Network, networks
 
 Shapes = dict[str, tuple[int, ...]]
@@ -39,7 +40,7 @@ def agree(table: Symmetry, shapes: Shapes, K: int) -> None:
 
 
 @given(net=networks())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_orbits_are_what_random_elements_move_onto_each_other(net: Network) -> None:
     agree(net.table, net.shapes, 40)
 

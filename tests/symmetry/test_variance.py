@@ -12,6 +12,7 @@ from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 from ckptzoo.symmetry.scales import scaled_variance
+from tests.support.effort import examples
 
 UNIT = 2.0**-53
 SINGLE = float(np.finfo(np.float32).eps)
@@ -20,7 +21,7 @@ DOUBLE = float(np.finfo(np.float64).eps)
 variances = st.just(0.0) | st.floats(1e-30, 1e3)
 scales = st.floats(1e-4, 1e4) | st.floats(-1e-9, 1e-9).map(lambda x: 1 + x)
 epsilons = st.sampled_from([1e-3, 1e-5, 1e-12, 0.3])
-many = settings(max_examples=150, deadline=None)
+many = settings(max_examples=examples(150), deadline=None)
 
 
 def made(v: float, s: float, eps: float, precision: float = DOUBLE) -> float:

@@ -21,6 +21,7 @@ from ckptzoo.hub.pull import pull
 from ckptzoo.hub.push import plan, rewrite
 from ckptzoo.hub.push.refresh import refresh
 from ckptzoo.schema.card import MAX_CAPTION, MAX_PICTURE_BYTES, Card, Picture
+from tests.support.effort import examples
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import assert_generated_page, downloaded, files_of, grown, pushed
 from tests.support.pictures import illustrated, png
@@ -51,7 +52,7 @@ LINE = st.text(st.characters(exclude_categories=["C", "Zl", "Zp", "Zs"], include
 MARKS = st.text("`|\\<>[]()*_#~!&$ -:\"'+=1.x", min_size=1, max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given((LINE | MARKS).filter(str.strip))
 def test_a_caption_is_only_read(caption: str) -> None:
     """One picture with the caption as its text, and the caption once more in a paragraph of its own."""

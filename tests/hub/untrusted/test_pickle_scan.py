@@ -14,6 +14,7 @@ from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.pickle_scan import is_allowed, scan_pickle
 from tests.support.checkpoint_files import named, saved, state, storage, tensor
+from tests.support.effort import examples
 
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 
@@ -28,7 +29,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     return base.as_strided(shape, strides, offset)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.dictionaries(st.text(min_size=1, max_size=5), tensors(), min_size=1, max_size=4))
 def test_sizes_declared_are_the_sizes_loaded(content: dict[str, torch.Tensor]) -> None:
     data = saved(content)

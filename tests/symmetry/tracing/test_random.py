@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ckptzoo.symmetry import trace
+from tests.support.effort import examples
 
 Step = Callable[[nn.ModuleDict, list[torch.Tensor]], torch.Tensor]
 
@@ -191,7 +192,7 @@ def networks(draw: st.DrawFn) -> Random:
     return Random(draft, draw(st.booleans()))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(networks())
 def test_random_networks_are_traced_and_their_tables_hold(network: Random) -> None:
     traced = trace(network, torch.randn(2, 2, 4, 4))

@@ -17,8 +17,8 @@ from tests.support.derived_zoos import ARCH, TABLE, files_of, fill, run, zoo_of
 
 KILLED = """
 import os, signal, sys
-from ckptzoo.derive import derive, work
-work.BATCH_ROWS = 2
+from ckptzoo.derive import derive, variants
+variants.BATCH_ROWS = 2
 kill = lambda done, total: done > 4 and os.kill(os.getpid(), signal.SIGKILL)
 derive(sys.argv[1], certify="none", store=sys.argv[2], progress=kill)
 """

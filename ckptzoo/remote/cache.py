@@ -192,9 +192,9 @@ class Cache:
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            self._warn_once(error)
+            self._on_write_error(error)
 
-    def _warn_once(self, error: OSError) -> None:
+    def _on_write_error(self, error: OSError) -> None:
         """Warn that the cache cannot be written, and do not write to it again."""
         if not self._broken:
             self._broken = True

@@ -125,7 +125,7 @@ def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[s
 
     Returns
     -------
-    K texts ``"canonical-2:<precision>:<32 hex>"``; None where the checkpoint is not in the gauge, or where its order is
+    K texts ``"canonical-3:<precision>:<32 hex>"``; None where the checkpoint is not in the gauge, or where its order is
     not resolved.
 
     Raises

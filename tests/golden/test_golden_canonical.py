@@ -65,7 +65,7 @@ def test_deriving_with_the_third_version_says_what_to_do(tmp_path: Path) -> None
         rng, rows = np.random.default_rng(1), [{"id": "new-0"}, {"id": "new-1"}]
         arch = ckptzoo.open(path).arch
         writer.add({t.name: rng.standard_normal((2, *t.shape)).astype(t.dtype) for t in arch.tensors}, rows)
-    message = r"version of the variant: expected 3, got 2\. Remove derived/canonical and make it anew"
+    message = r"version of the variant: expected 3, got 2\. Remove derived/canonical and make it again"
     with pytest.raises(SymmetryError, match=message):
         derive(path, certify="none")
     assert ckptzoo.verify(path) == []

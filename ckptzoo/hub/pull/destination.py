@@ -261,7 +261,7 @@ class BlockCache(Cache):
         if self._keeps:
             super().write(digest, data)
 
-    def _unwritten(self, error: OSError) -> None:
+    def _on_write_error(self, error: OSError) -> None:
         """End the pull: a block that is fetched and cannot be stored would have to be fetched again."""
         raise error
 

@@ -47,6 +47,7 @@ def _resnet(state: State, blocks: list[int], x: torch.Tensor, head: str, shortcu
     return F.linear(x.mean((2, 3)), state[f"{head}.weight"], state[f"{head}.bias"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "blocks", "head", "shortcut", "size"),
     [
@@ -86,6 +87,7 @@ def test_a_perceptron_without_hidden_units_is_linear() -> None:
         torch.testing.assert_close(model(inputs), model.fc1(inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["optunet", "mlp-5-4-3", "resnet18-2", "resnet8-conv-2", "resnet8-pad-2"])
 def test_stacked_weights_go_through_vmap(name: str) -> None:
     members = [_randomised(name, seed) for seed in range(2)]

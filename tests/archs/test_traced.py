@@ -35,6 +35,7 @@ def described(table: Symmetry) -> tuple[set, set]:
     return groups, {frozenset(found) for found in together.values()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_declared_table_is_the_traced_one(name: str) -> None:
     arch = archs.architecture(name)

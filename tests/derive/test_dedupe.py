@@ -59,6 +59,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
     return written(tmp_path_factory.mktemp("planted") / "zoo", ARCH, weights), same, close
 
 
+@pytest.mark.slow
 def test_every_planted_duplicate_is_found_and_nothing_else(planted: Any) -> None:
     path, same, close = planted
     seen: list[tuple[int, int]] = []
@@ -71,6 +72,7 @@ def test_every_planted_duplicate_is_found_and_nothing_else(planted: Any) -> None
     assert len(found.to_json()["groups"]) == len(found.groups)
 
 
+@pytest.mark.slow
 def test_a_tolerance_of_zero_finds_what_is_equal_and_a_large_one_near_misses_too(planted: Any) -> None:
     path, same, close = planted
     zoo = ckptzoo.open(path)
@@ -93,6 +95,7 @@ def test_a_selection_is_compared_alone(planted: Any) -> None:
     assert dedupe(zoo.take([])).groups == ()
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 10**6),
     owners=st.lists(st.integers(0, 4), min_size=1, max_size=14),
@@ -146,6 +149,7 @@ def test_scaled_twins_in_float64(name: str, tmp_path: Path) -> None:
     assert found.uncertain == 0 and not all(found.identical)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ["mlp-9-256-256-4", "optunet"])
 def test_channels_whose_keys_are_within_rounding(name: str, dtype: type, tmp_path: Path) -> None:
@@ -188,6 +192,7 @@ def test_channels_that_only_the_weights_tell_apart_are_counted(tmp_path: Path) -
     assert (found.groups, found.uncertain, found.checkpoints) == ((), 1, 2)
 
 
+@pytest.mark.slow
 def test_many_copies_and_a_walk_of_small_steps(tmp_path: Path) -> None:
     one = weights_of(1, 0)
     weights = rescaled(one, np.zeros(1500, int), 1, scales=False)

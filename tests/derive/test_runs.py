@@ -120,6 +120,7 @@ def test_a_write_that_fails_ends_the_call_and_leaves_nothing(tmp_path: Path, mon
     assert files_of(path) == before and names_in(path / "derived/canonical") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["weights", "element"])
 def test_a_killed_call_is_carried_on_to_the_same_bytes(tmp_path: Path, store: str) -> None:
     path = zoo_of(tmp_path / "zoo", (3, 5, 4))
@@ -137,6 +138,7 @@ def test_a_killed_call_is_carried_on_to_the_same_bytes(tmp_path: Path, store: st
     assert ckptzoo.verify(path) == []
 
 
+@pytest.mark.slow
 def test_two_at_once_write_every_part_once(tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo", (2,) * 12)
     code = "import sys; from ckptzoo.derive import derive; derive(sys.argv[1], certify='none')"
@@ -149,6 +151,7 @@ def test_two_at_once_write_every_part_once(tmp_path: Path) -> None:
     assert len(ckptzoo.open(path).variant_metadata("canonical")) == 24
 
 
+@pytest.mark.slow
 def test_a_part_that_another_process_wrote_meanwhile_is_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

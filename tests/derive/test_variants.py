@@ -15,6 +15,7 @@ from ckptzoo.symmetry.fingerprint import fingerprint
 from tests.support.derived_zoos import ARCH, TABLE, WRONG, files_of, fill, run, weights_of, written, zoo_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gauge", GAUGES)
 def test_the_variant_is_the_gauge_of_raw_and_is_written_with_its_element(tmp_path: Path, gauge: str) -> None:
     path = zoo_of(tmp_path / "zoo")
@@ -172,6 +173,7 @@ def test_unknown_names_and_inputs_of_another_shape_are_refused(tmp_path: Path) -
         derive(path, certify="none", inputs=np.zeros((1, 1, 28, 28)))
 
 
+@pytest.mark.slow
 def test_torch_is_imported_only_for_checks_and_its_absence_is_reported(tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo")
     code = (

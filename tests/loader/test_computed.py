@@ -63,6 +63,7 @@ def same(one, other):
     assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.slow
 def test_what_the_zoo_says_of_the_variant(pair):
     stored, other = pair
     assert other.variants == ("raw", "made")
@@ -171,6 +172,7 @@ def test_selections_meet_their_own_rows(pair):
     same(one["blocks.weight", "made"], two["blocks.weight", "made"])
 
 
+@pytest.mark.slow
 def test_checkpoints_and_ensembles(pair):
     stored, other = pair
     for name in other.ids:
@@ -229,6 +231,7 @@ def test_pages_are_those_of_a_stored_variant(zoos, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_torch_and_datasets_read_the_same(pair):
@@ -286,6 +289,7 @@ def test_retracted_checkpoints_and_snapshots(zoos, tmp_path):
         same(zoo[name, "made"], np.asarray(zoos["stored"][name, "made"])[left])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_parts_shards_and_rows(tmp_path_factory, data):
@@ -315,6 +319,7 @@ def test_any_parts_shards_and_rows(tmp_path_factory, data):
     same(batch["fc.weight"], expected["fc.weight"][places])
 
 
+@pytest.mark.slow
 def test_reading_raw_needs_no_symmetry(zoos):
     code = (
         "import sys, ckptzoo\n"

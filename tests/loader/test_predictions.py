@@ -138,6 +138,7 @@ def test_names_and_parts_that_are_not_there(tmp_path: Path) -> None:
         zoo["conv1.weight", "predictions-mnist--test"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_hub_gives_the_same_as_the_folder(tmp_path: Path, compacted: bool) -> None:
     path = predicted_zoo(tmp_path / "zoo")

@@ -84,6 +84,7 @@ def sharded(path: Path, shards: int, rows: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_zoo_on_a_hub_is_the_same_as_its_folder(server, tmp_path):
     path = zoo_of(tmp_path / "zoo", (5, 3, 4))
     ckptzoo.derive.derive(path, certify="none")
@@ -120,6 +121,7 @@ def test_a_zoo_on_a_hub_is_the_same_as_its_folder(server, tmp_path):
         _ = far.path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True, "global"])
 def test_streams_ensembles_and_checkpoints_are_the_same(server, tmp_path, shuffle):
     path = zoo_of(tmp_path / "zoo", (40, 30))
@@ -142,6 +144,7 @@ def test_streams_ensembles_and_checkpoints_are_the_same(server, tmp_path, shuffl
     assert far["conv1.weight"][0].tobytes() == near["conv1.weight"][0].tobytes()
 
 
+@pytest.mark.slow
 def test_a_variant_of_which_some_parts_are_computed_is_the_same(server, tmp_path):
     path = zoo_of(tmp_path / "zoo", (6, 4))
     ckptzoo.derive.derive(path, certify="none")
@@ -171,6 +174,7 @@ def test_a_stream_that_is_broken_off_leaves_nothing_running(server, tmp_path):
     assert [len(batch) for batch in stream] == [4] * 10
 
 
+@pytest.mark.slow
 def test_opening_one_part_and_128_parts(server, tmp_path):
     """At most 200 kB and 6 requests, with a snapshot; rows are read by columns."""
     for name, parts in (("one", (64,)), ("many", (64,) * 128)):
@@ -191,6 +195,7 @@ def test_opening_one_part_and_128_parts(server, tmp_path):
         assert zoo.metadata.equals(whole)
 
 
+@pytest.mark.slow
 def test_a_layer_costs_its_blocks_and_two_requests_a_shard(server, tmp_path):
     path = sharded(tmp_path / "zoo", 16, 4_000)
     ckptzoo.compact(path)
@@ -214,6 +219,7 @@ def test_a_layer_costs_its_blocks_and_two_requests_a_shard(server, tmp_path):
         assert all(entry.operation in ("info", "resolve") for entry in again.entries), again.entries  # the cache has it
 
 
+@pytest.mark.slow
 def test_one_checkpoint_of_a_resnet_costs_little_more_than_its_size(server, tmp_path):
     """Blocks are so small that a row of a full shard costs at most 1.2 times its bytes; and so it is when it is read."""
     arch = archs.architecture("resnet18-100")

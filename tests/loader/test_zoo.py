@@ -27,6 +27,7 @@ def test_what_a_zoo_says_of_itself(zoo):
     assert zoo.layers["norm"] == ("norm.running_var", "norm.num_batches_tracked") and zoo.layers["flag"] == ("flag",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "key",
     [
@@ -196,6 +197,7 @@ def test_retracted_checkpoints_are_left_out_and_said(zoo):
     assert [len(batch) for batch in left.stream("flag", batch_size=10)] == [10, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 def test_a_snapshot_opens_the_same_zoo(make_zoo, late):
     path, _ = make_zoo(tuple([2] * 30))

@@ -35,6 +35,7 @@ def exactly(rows: np.ndarray) -> Iterator[tuple[int, int, Fraction, Fraction]]:
             yield i, j, sum(map(abs, gaps), Fraction()), sum((gap * gap for gap in gaps), Fraction())
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32),
     m=st.integers(2, 5),
@@ -130,6 +131,7 @@ def test_included_distances_are_those_of_both_blocks() -> None:
         whole.include(Distances(5, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [100, 700])
 def test_torch_is_as_numpy(dtype: torch.dtype, width: int) -> None:

@@ -66,6 +66,7 @@ def test_uniformity_of_known_p_values() -> None:
     assert math.isnan(uniformity([]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lattice", [None, 4, 64])
 def test_the_test_of_uniformity_rejects_at_most_as_often_as_it_says(lattice: int | None) -> None:
     rng = np.random.default_rng(0)

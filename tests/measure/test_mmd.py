@@ -110,6 +110,7 @@ def normal_mean(b: float, shift: float, variance: float, laplace: bool) -> float
     return 0.5 * math.exp(variance / (2 * b**2)) * sum(sides)
 
 
+@pytest.mark.slow
 def test_the_mean_over_draws_of_two_normals_is_the_closed_form() -> None:
     given_bandwidths = np.concatenate([np.geomspace(0.3, 9, 10)] * 2)
     rng, shift, s, t = np.random.default_rng(2), 0.7, 1.0, 1.6
@@ -182,6 +183,7 @@ def test_permutations_give_every_split_alike() -> None:
     assert found.p == (1 + (null.shape[1] * 0 + (found.null >= medians[0] - 1e-12).sum())) / 3001
 
 
+@pytest.mark.slow
 def test_p_values_under_the_null_are_uniform() -> None:
     rng, kernels = np.random.default_rng(7), np.geomspace(0.5, 8, 20)
     found = [

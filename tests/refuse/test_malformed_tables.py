@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 
 
@@ -50,6 +52,7 @@ def hammer(folder: Path, cases: int, seed: int) -> None:
         path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_malformed_tables_are_survived(tmp_path):
     shutil.copytree(GOLDEN, tmp_path / "zoo")
     done = subprocess.run(

@@ -65,6 +65,7 @@ def predict(
     return writer.commit(path, refuse=lambda _: None)
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_found(path: Path) -> None:
     rng = random.Random(0)
     (part,) = (path / TREE).iterdir()
@@ -83,6 +84,7 @@ def labels(*values: int, dtype: str = "<u1") -> str:
     return base64.b64encode(np.array(values, dtype).tobytes()).decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said"),
     [

@@ -43,6 +43,7 @@ def refused(path, *words, read=True):
         assert all(word in str(caught.value) for word in words)
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_found(bare):
     rng = random.Random(0)
     part = next((bare / "derived/made").glob("000001-*"))

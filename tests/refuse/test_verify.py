@@ -47,6 +47,7 @@ def sound(make_zoo):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
 def test_every_flipped_byte_is_found(sound):
     files = [
@@ -68,6 +69,7 @@ def test_every_flipped_byte_is_found(sound):
     assert ckptzoo.verify(sound) == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
 def test_every_missing_truncated_or_longer_file_is_found(sound):
     for path in sorted(
@@ -167,6 +169,7 @@ LIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
 def test_a_consistent_lie_in_the_index_is_found(make_zoo, lie):
     path, _ = make_zoo((4,))

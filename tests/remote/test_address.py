@@ -102,6 +102,7 @@ def test_an_address_written_out_is_the_same_address() -> None:
         assert candidates(str(place)) == (place,)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.text(max_size=80))
 def test_any_text_is_an_address_or_refused(text: str) -> None:

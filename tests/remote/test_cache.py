@@ -207,6 +207,7 @@ def writer(cache: Path, *, limit: int, endless: bool) -> "subprocess.Popen[bytes
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_nothing_wrong(cache: Path) -> None:
     for attempt in range(6):
         with writer(cache, limit=3 * MIB, endless=True) as process:
@@ -224,6 +225,7 @@ def test_a_writer_killed_at_any_moment_leaves_nothing_wrong(cache: Path) -> None
     assert sum(item.nbytes for item in blobs_of(cache)) <= 3 * MIB * 33 // 32 + 200_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [100 * MIB, 2 * MIB])
 def test_processes_that_fetch_the_same_all_succeed(cache: Path, limit: int) -> None:
     processes = [writer(cache, limit=limit, endless=False) for _ in range(3)]

@@ -62,6 +62,7 @@ def test_a_layer_as_it_comes(served: Served) -> None:
     assert len(served.seen) == len(SHARDS)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_any_blocks_in_any_order_with_any_bound(data: st.DataObject) -> None:
@@ -103,6 +104,7 @@ class Counting:
             start += 1000
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_and_blocks_come_ahead_of_the_reader() -> None:
     for wanted in (LAYER, [block(name, at) for at in range(20) for name in SHARDS]):
         store, taken = Counting(), 0

@@ -36,6 +36,7 @@ def read(served: Served, retry_policy: RetryPolicy, start: int = 1000, stop: int
         return b"".join(pieces)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["short", "reset", "hangup", "down", "busy", "limited", "whole", "shifted", "less", "packed", "stall"]
 )
@@ -46,6 +47,7 @@ def test_transient_faults_lose_no_byte(served: Served, quick: RetryPolicy, kind:
     assert len(served.seen) == times + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["short", "reset", "stall"])
 def test_only_missing_bytes_are_asked_for_again(served: Served, quick: RetryPolicy, kind: str) -> None:
     served.faults.append(Fault(kind, 3))
@@ -113,6 +115,7 @@ def test_a_slow_reader_is_not_taken_for_a_slow_server(served: Served) -> None:
     assert got == DATA[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["busy", "limited"])
 def test_a_busy_server_is_tried_again_after_the_wait_it_asks_for(served: Served, kind: str) -> None:
     served.faults.append(Fault(kind, 1, wait="1"))

@@ -93,6 +93,7 @@ def weights_in(remote: Remote, wanted: list[Span]) -> np.ndarray:
 TRUTH = weights_of(ARCH, PARTS * ROWS)["fc1.weight"]
 
 
+@pytest.mark.slow
 def test_a_layer_of_16_shards_costs_its_bytes_and_two_requests_a_shard(server: Hosted) -> None:
     remote = opened(server)
     wanted = blocks_of(remote, LAYER)
@@ -141,6 +142,7 @@ def planned(server: Hosted, **how: object) -> Iterator[None]:
 KIND = sorted(kind for kind in FAULT_KINDS if kind not in ("lost", "conflict"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KIND)
 def test_faults_now_and_then_cost_no_byte(server: Hosted, kind: str) -> None:
     before = len(server.faults.injected)
@@ -154,6 +156,7 @@ def test_faults_now_and_then_cost_no_byte(server: Hosted, kind: str) -> None:
     assert len(server.faults.injected) > before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KIND)
 def test_faults_always_end_in_an_error_in_time(server: Hosted, kind: str) -> None:
     remote = opened(server, deadline=0.3, min_bytes_per_second=10**8, connection_deadline=0.2, max_server_wait=0.0)

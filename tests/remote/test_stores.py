@@ -111,6 +111,7 @@ def test_what_is_not_there_is_absent(store: Store) -> None:
         whole(store, "parts/nothing", 0, 10)
 
 
+@pytest.mark.slow
 def test_a_range_past_the_end_is_an_error(store: Store, files: Files, quick: RetryPolicy) -> None:
     size = len(files[SHARD])
     for start in (size - 10, size + 10):

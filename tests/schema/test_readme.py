@@ -25,6 +25,7 @@ def head(card: Card, name: str = "net", **facts: Any) -> dict[str, Any]:
     return parsed(front_matter(card, arch(name), **facts))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(NASTY.filter(str.strip), NASTY, NASTY, NASTY, st.lists(NASTY, max_size=4), st.lists(NASTY, max_size=3))
 def test_strings_come_through_whatever_is_in_them(

@@ -24,6 +24,7 @@ def test_planted_peaks_are_found_with_their_shares() -> None:
     assert found.inside == 1
 
 
+@pytest.mark.slow
 def test_one_normal_is_one_hill() -> None:
     for seed in range(8):
         found = density(np.random.default_rng(seed).normal(0, 1, (2000, 2)))
@@ -71,6 +72,7 @@ def test_too_little_has_no_peaks() -> None:
         assert found.low < points.min() <= points.max() < found.high
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(-3, 3), st.floats(0.1, 10))
 def test_shifts_and_scales_move_the_peaks_along(seed: int, shift: float, scale: float) -> None:

@@ -198,6 +198,7 @@ def test_bandwidths_may_be_given(perceptrons: Make) -> None:
     assert mmd(one, two, bandwidths="fixed").rule == "fixed"
 
 
+@pytest.mark.slow
 def test_the_result_is_printed_drawn_and_serialised(perceptrons: Make, tmp_path: Path) -> None:
     one, two = halves(perceptrons(40)[0])
     for permutations in (0, 9):
@@ -219,6 +220,7 @@ def test_the_result_is_printed_drawn_and_serialised(perceptrons: Make, tmp_path:
         assert 300 < picture.shape[0] < picture.shape[1] == 1440
 
 
+@pytest.mark.slow
 def test_many_layers_are_drawn(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     values = rng.gamma(1, 0.1, (200, 20))

@@ -107,6 +107,7 @@ def assert_is_looped(found: Ensembles, p: np.ndarray, sizes: list[int]) -> None:
                 assert (spread.least, spread.most) == pytest.approx((values.min(), values.max()), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_every_figure_is_that_of_plain_averages(made: Make) -> None:
     zoo, logits = made(logits_of(109))
     found = ensembles(zoo, seed=3)
@@ -153,6 +154,7 @@ def test_last_steps_count_diverged_too_and_not_finite_ones_do_not(made: Make) ->
     assert ensembles(zoo.last_steps().where("diverged == False")).members == 8
 
 
+@pytest.mark.slow
 def test_members_not_finite_on_another_set_are_left_out_for_that_set_alone(made: Make, tmp_path: Path) -> None:
     logits = logits_of(9)
     logits[4, OWN + 3, 1] = 1e6
@@ -340,6 +342,7 @@ def test_json_and_tables_agree(made: Make) -> None:
     assert "…" not in text
 
 
+@pytest.mark.slow
 def test_equal_results_give_equal_bytes(made: Make, tmp_path: Path) -> None:
     zoo, _ = made(logits_of(40), lambda at: {"diverged": at % 7 == 1})
     one, two = ensembles(zoo).plot(tmp_path / "one"), ensembles(zoo).plot(tmp_path / "two")
@@ -347,6 +350,7 @@ def test_equal_results_give_equal_bytes(made: Make, tmp_path: Path) -> None:
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [2, 3])
 def test_few_members_and_odd_names_can_be_drawn(made: Make, tmp_path: Path, members: int) -> None:
     zoo, _ = made(logits_of(members), lambda at: {"diverged": at % 7 == 1})
@@ -367,6 +371,7 @@ def test_the_histogram_holds_every_member_and_the_curve_every_size(made: Make) -
     np.testing.assert_allclose(panel.get_ydata(), [100 * spread.mean for spread in accuracy.values()])
 
 
+@pytest.mark.slow
 def test_the_command_is_the_study(made: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from ckptzoo.cli.app import run
 

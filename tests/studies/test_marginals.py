@@ -108,6 +108,7 @@ def test_checkpoints_that_are_not_finite_are_left_out(perceptrons: Make, tmp_pat
     json.loads(canonical(found.to_json()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "files"), [(1, 2), (2, 3), (7, 3), (8, 4)])
 def test_few_members_are_said_to_be_too_few(perceptrons: Make, tmp_path: Path, count: int, files: int) -> None:
     found = marginals(perceptrons(count)[0], "first-weight")
@@ -120,6 +121,7 @@ def test_few_members_are_said_to_be_too_few(perceptrons: Make, tmp_path: Path, c
     assert [path.name for path in made] == [names[at] for at in kept]
 
 
+@pytest.mark.slow
 def test_networks_of_many_tensors_are_thinned_out_in_print_and_pictures(tmp_path: Path) -> None:
     name, rng = "resnet14-pad-4", np.random.default_rng(0)
     arch = archs.architecture(name)
@@ -143,6 +145,7 @@ def test_networks_of_many_tensors_are_thinned_out_in_print_and_pictures(tmp_path
     assert len(drawn.axes) == len(pictures.components("r", 10, found.layers).axes) == pictures.MAX_PANELS
 
 
+@pytest.mark.slow
 def test_pictures_show_both_variants_and_equal_results_give_equal_bytes(perceptrons: Make, tmp_path: Path) -> None:
     zoo, _ = perceptrons(80, name="$a long name_" + "x" * 90)
     one, two = (marginals(zoo, "first-weight").plot(tmp_path / place) for place in ("one", "two"))

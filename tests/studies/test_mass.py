@@ -198,6 +198,7 @@ def share(path: Path, colour: str) -> float:
     return float((np.abs(imread(path)[..., :3] - to_rgb(colour)) < 0.02).all(axis=-1).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 60])
 def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, count: int) -> None:
     found = mass(perceptrons(count, gauge=False, name="a" * 60)[0])

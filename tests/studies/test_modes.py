@@ -69,6 +69,7 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mean_shift, "BANDWIDTHS", 5)
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_found_between_their_width_and_their_distance() -> None:
     found = shifted(clusters(4, 8, 5, width=0.5, distance=20.0))
     within = (found.bandwidths > 0.5) & (found.bandwidths < 19)
@@ -81,6 +82,7 @@ def test_planted_clusters_are_found_between_their_width_and_their_distance() -> 
     assert by_quantile[0.5].modes == 1, "half of the points lie in other clusters"
 
 
+@pytest.mark.slow
 def test_one_cloud_has_no_steady_number() -> None:
     found = shifted(np.random.default_rng(1).normal(size=(25, 30)))
     assert (found.modes[0], found.modes[-1], found.distinct) == (25, 1, 25)
@@ -88,6 +90,7 @@ def test_one_cloud_has_no_steady_number() -> None:
     assert found.steadiest is None or found.steadiest[1] < 1.3
 
 
+@pytest.mark.slow
 def test_the_ends_are_one_a_point_and_one_in_all() -> None:
     points = np.random.default_rng(2).normal(size=(25, 2))
     found = shifted(points)
@@ -113,6 +116,7 @@ def test_so_few_points_have_no_neighbour_in_a_small_quantile() -> None:
     assert [item.bandwidth is None for item in five.estimates] == [True, True, True, True, False]
 
 
+@pytest.mark.slow
 def test_wide_points_keep_their_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     points = np.random.default_rng(4).normal(3, 1, (12, 60))
     monkeypatch.setattr(mean_shift, "WIDE", 20)
@@ -129,6 +133,7 @@ def test_wide_points_keep_their_distances(monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_allclose(narrow.coordinates(), points[:, :9] - points[:, :9].mean(axis=0))
 
 
+@pytest.mark.slow
 def test_symmetric_copies_are_one_mode_in_the_gauge_only(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     found = modes(networks(3, tmp_path, copies=5), progress=lambda done, total: seen.append((done, total)))
@@ -146,6 +151,7 @@ def test_symmetric_copies_are_one_mode_in_the_gauge_only(tmp_path: Path) -> None
     assert "The steadiest number of all is 3" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_many_members_are_thinned_out(perceptrons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     zoo, _ = perceptrons(20)
@@ -158,6 +164,7 @@ def test_many_members_are_thinned_out(perceptrons: Make, monkeypatch: pytest.Mon
     assert modes(zoo, "first-weight").members == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_many_layers_are_thinned_out(perceptrons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     zoo, _ = perceptrons(6)
@@ -169,6 +176,7 @@ def test_many_layers_are_thinned_out(perceptrons: Make, monkeypatch: pytest.Monk
     assert canonical(found.spaces[-1].to_json()) == canonical(both.spaces[-1].to_json()), "all are still all"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_small_pieces_give_the_same(perceptrons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     zoo, _ = perceptrons(8)
@@ -177,6 +185,7 @@ def test_small_pieces_give_the_same(perceptrons: Make, monkeypatch: pytest.Monke
     assert canonical(modes(zoo, "first-weight").to_json()) == canonical(whole.to_json())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_what_cannot_be_used_is_left_out(perceptrons: Make, tmp_path: Path) -> None:
     zoo, _ = perceptrons(9)
@@ -219,6 +228,7 @@ def share(path: Path, colour: str) -> float:
     return float((np.abs(imread(path)[..., :3] - to_rgb(colour)) < 0.02).all(axis=-1).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 6])
 def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, count: int) -> None:
     zoo, _ = perceptrons(count, name="a" * 60)

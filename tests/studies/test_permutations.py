@@ -276,6 +276,7 @@ def share(path: Path, colour: str) -> float:
     return float((np.abs(imread(path)[..., :3] - to_rgb(colour)) < 0.02).all(axis=-1).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [(0, 1), (5, 10, 20), (0, 1, 10, 100, 1000, 5000)])
 def test_the_picture_shows_measured_and_expected(sorted_units: Make, tmp_path: Path, steps: tuple[int, ...]) -> None:
     rng = np.random.default_rng(14)

@@ -25,6 +25,7 @@ def share(path: Path, colour: str) -> float:
     return float((np.abs(imread(path)[..., :3] - to_rgb(colour)) < 0.02).all(axis=-1).mean())
 
 
+@pytest.mark.slow
 def test_equal_overviews_give_equal_bytes_whatever_the_settings(perceptrons: Make, tmp_path: Path) -> None:
     zoo, _ = perceptrons(rows=lambda at: {"diverged": at % 50 == 0})
     one = overview(zoo).plot(tmp_path / "one")
@@ -37,6 +38,7 @@ def test_equal_overviews_give_equal_bytes_whatever_the_settings(perceptrons: Mak
     assert {path.name for path in (tmp_path / "one").iterdir()} == {path.name for path in one}
 
 
+@pytest.mark.slow
 def test_both_variants_and_the_diverged_are_seen(perceptrons: Make, tmp_path: Path) -> None:
     zoo, _ = perceptrons(rows=lambda at: {"diverged": at % 10 == 0})
     for path in overview(zoo).plot(tmp_path)[:3]:

@@ -231,6 +231,7 @@ def share(path: Path, colour: str) -> float:
     return float((np.abs(imread(path)[..., :3] - to_rgb(colour)) < 0.02).all(axis=-1).mean())
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_and_equal_for_equal_zoos(sorted_units: Make, tmp_path: Path) -> None:
     keys = np.random.default_rng(9).uniform(-0.9, 0.9, (50, 6))
     keys[0, 0] = keys[0, 1]

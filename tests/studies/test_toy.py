@@ -119,6 +119,7 @@ def test_planted_modes_are_folded(written: Callable[..., ckptzoo.Zoo]) -> None:
     assert shares in text_of(found) and "An estimate takes" not in text_of(found)
 
 
+@pytest.mark.slow
 def test_trained_networks_have_fewer_modes_without_symmetries(written: Callable[..., ckptzoo.Zoo]) -> None:
     weights, losses = trained(1200)
     found = toy(written(weights, lambda at: {"train_loss": float(losses[at])}))
@@ -201,6 +202,7 @@ def test_small_batches_give_the_same(written: Callable[..., ckptzoo.Zoo], monkey
     assert len(seen) == 3 and seen[-1][0] == seen[-1][1] and seen == sorted(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 400])
 def test_print_plot_and_json(written: Callable[..., ckptzoo.Zoo], tmp_path: Path, count: int) -> None:
     found = toy(written(disguised(np.random.default_rng(8).normal(size=(count, 2)))[0], name="a" * 60))

@@ -106,6 +106,7 @@ def test_the_action_is_its_definition_bit_for_bit(net: Network, seed: int, dtype
     assert_same_bits(apply(g, weights, net.table), by_definition(net, g, weights))
 
 
+@pytest.mark.slow
 @laws
 @given(networks(), seeds)
 def test_the_action_is_a_homomorphism_with_inverses(net: Network, seed: int) -> None:
@@ -146,6 +147,7 @@ def test_checkpoints_do_not_know_each_other(net: Network, seed: int, dtype: type
     assert_same_bits({name: array[rows] for name, array in together.items()}, apart)
 
 
+@pytest.mark.slow
 @laws
 @given(networks(), seeds, floats, st.sampled_from([1, 7, 40]), st.integers(1, 3))
 def test_pieces_threads_and_strides_change_no_bit(

@@ -217,6 +217,7 @@ def test_a_device_without_float64_is_refused_only_where_scales_are_needed(monkey
     assert made["w"].tolist() == [[2, 0, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocked", [False, True])
 def test_numpy_alone_needs_no_torch(blocked: bool) -> None:
     program = (

@@ -63,6 +63,7 @@ def test_dense_networks(hidden: tuple[int, ...]) -> None:
     assert found == count(name).permutations == math.prod(map(math.factorial, hidden))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("g", "k_in", "k"), [(2, 2, 2), (2, 1, 3), (3, 1, 1), (3, 1, 2), (2, 3, 1)])
 def test_grouped_convolutions(g: int, k_in: int, k: int) -> None:
     """1x1 kernels on one pixel: a stem, a convolution in g groups, a head.
@@ -129,6 +130,7 @@ def _nullity(model: nn.Module, *batches: torch.Tensor, softmax: bool) -> int:
     return small
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp-4-3", "mlp-4-5-3", "mlp-4-5-4-3", "mlp-tanh-4-5-3"])
 def test_scales_and_softmax_of_perceptrons_are_the_null_space_of_the_jacobian(name: str) -> None:
     torch.manual_seed(1)
@@ -178,6 +180,7 @@ class Normalised(nn.Module):
         return self.fc(torch.relu(x + self.bn3(self.conv3(h))).mean((2, 3)))
 
 
+@pytest.mark.slow
 def test_scales_around_normalisations_are_the_null_space_of_the_jacobian() -> None:
     """In evaluation mode each running mean also shifts against BatchNorm's shift; in training mode the running
     statistics, two a channel, do nothing."""

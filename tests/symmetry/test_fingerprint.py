@@ -39,6 +39,7 @@ def crossed(net: Network) -> bool:
     return False
 
 
+@pytest.mark.slow
 @law
 @given(networks(), seeds, seeds)
 def test_sketches_stay_and_descriptions_move_with_their_channels(net: Network, a: int, b: int) -> None:
@@ -77,6 +78,7 @@ def test_sketches_of_other_networks_are_far_apart() -> None:
     assert distances.min() > 1e5 * 4 * np.finfo(np.float32).eps
 
 
+@pytest.mark.slow
 @law
 @given(networks(), seeds, seeds, st.sampled_from([np.float32, np.float64]))
 def test_networks_in_any_order_are_matched_and_others_are_not(net: Network, a: int, b: int, dtype: type) -> None:
@@ -91,6 +93,7 @@ def test_networks_in_any_order_are_matched_and_others_are_not(net: Network, a: i
     assert not core.compare(one, others, net.table, tolerance)[0].any()
 
 
+@pytest.mark.slow
 @law
 @given(networks(), seeds, seeds)
 def test_scaled_copies_in_float64_agree_within_the_rounding_of_the_gauge(net: Network, a: int, b: int) -> None:

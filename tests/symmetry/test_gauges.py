@@ -334,6 +334,7 @@ _LOOPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("case", _LOOPS)
 def test_channels_that_only_a_shared_weight_writes_have_one_scale(case: str, silent: bool) -> None:

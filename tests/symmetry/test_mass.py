@@ -24,6 +24,7 @@ def test_two_layers_are_one_step() -> None:
     assert made.gap.tolist() == [2.0**-52] * 4 and made.iterations.tolist() == [0] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, 3, 5, 10, 20, 50])
 @pytest.mark.parametrize("width", [1, 3, 24])
 def test_all_layers_of_a_perceptron_have_equal_norms(depth: int, width: int) -> None:

@@ -32,6 +32,7 @@ def outputs(module: nn.Module, weights: Weights, row: int, images: torch.Tensor)
         return torch.func.functional_call(module.double().eval(), state, (images,)).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18-10", "resnet20-pad-10", "resnet20-conv-10"])
 def test_every_formulation_keeps_the_function_in_evaluation_mode(name: str) -> None:
     net, module = known(name), archs.get(name)()

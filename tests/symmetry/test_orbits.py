@@ -39,6 +39,7 @@ def agree(table: Symmetry, shapes: Shapes, K: int) -> None:
         np.testing.assert_array_equal(found, expected, name)
 
 
+@pytest.mark.slow
 @given(net=networks())
 @settings(max_examples=examples(150), deadline=None)
 def test_orbits_are_what_random_elements_move_onto_each_other(net: Network) -> None:

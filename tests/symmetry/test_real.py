@@ -74,6 +74,7 @@ def assert_laws(module: nn.Module, weights: Weights, table, shape: tuple[int, ..
             assert array.tobytes() == two.weights[name].tobytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not RESNETS.is_dir(), reason="no ResNet checkpoints")
 @pytest.mark.parametrize("depth", [20, 32, 44, 56])
 def test_residual_networks(depth: int) -> None:
@@ -85,6 +86,7 @@ def test_residual_networks(depth: int) -> None:
     assert_laws(archs.get(name)(), weights, archs.symmetry(name), (3, 16, 16))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not RESNETS.is_dir(), reason="no ResNet checkpoints")
 def test_a_residual_network_is_traced_with_its_own_weights() -> None:
     module = archs.get("resnet20-pad-10")()
@@ -99,6 +101,7 @@ def test_a_residual_network_is_traced_with_its_own_weights() -> None:
     assert_laws(module, weights, traced.symmetry, (3, 16, 16))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CNNS.is_dir(), reason="no CNN checkpoints")
 def test_convolutional_networks() -> None:
     paths = sorted(CNNS.glob("*.pt"))
@@ -116,6 +119,7 @@ def test_convolutional_networks() -> None:
     assert len(set(fingerprint(canonicalize(stacked, traced.symmetry)))) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not RESNETS.is_dir(), reason="no ResNet checkpoints")
 @pytest.mark.parametrize("formulation", FORMULATIONS)
 @pytest.mark.parametrize("depth", [20, 56])

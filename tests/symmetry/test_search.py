@@ -73,17 +73,20 @@ def assert_all_the_same(table: Symmetry, weights: Weights) -> None:
         assert len(set(fingerprint(made))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(6,), (4, 6), (6, 6), (4, 4, 4), (8, 10, 12), (4,) * 10])
 def test_cycles(lengths: tuple[int, ...]) -> None:
     """A 6-cycle, and a 4-cycle beside a 6-cycle: refinement tells no two channels apart."""
     assert_all_the_same(*between(cycles(*lengths)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("middle", [plane(2), plane(3), plane(5), *(regular(n, n) for n in (7, 10, 20, 40))])
 def test_designs_and_regular_graphs(middle: np.ndarray) -> None:
     assert_all_the_same(*between(middle))
 
 
+@pytest.mark.slow
 def test_a_hundred_random_graphs_of_few_values() -> None:
     for seed in range(100):
         rng = np.random.default_rng(seed)
@@ -169,6 +172,7 @@ def hadamard(order: int) -> np.ndarray:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("middle", "seconds"),
     [

@@ -167,6 +167,7 @@ CASES |= {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_tables(name: str) -> None:
     check(CASES[name])
@@ -320,6 +321,7 @@ COMPLETE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPLETE)
 def test_no_permutation_is_missed(name: str) -> None:
     forward, parts, sites, expected = COMPLETE[name]

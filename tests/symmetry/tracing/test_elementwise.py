@@ -112,6 +112,7 @@ ACTIVATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("act", "kind"), ACTIVATIONS)
 def test_activations(act: Act, kind: str) -> None:
     module = net(lambda m, x: m.b(m.act(m.a(x))), a=linear(5, 4), act=lambda: act, b=linear(4, 2))
@@ -354,6 +355,7 @@ CASES |= {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_tables(name: str) -> None:
     check(CASES[name])

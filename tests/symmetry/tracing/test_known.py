@@ -53,6 +53,7 @@ def _mover(table: Symmetry, group: Group) -> str:
     return f"blocks of {leader.perm.outer}" if isinstance(leader.perm, Wreath) else leader.id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"),
     [
@@ -77,6 +78,7 @@ def test_the_registry(name: str, size: int | None) -> None:
     }
 
 
+@pytest.mark.slow
 def test_resnet18() -> None:
     traced = trace(archs.get("resnet18-10")(), torch.randn(1, 3, 8, 8))
     assert traced.symmetry == archs.symmetry("resnet18-10")
@@ -86,6 +88,7 @@ def test_resnet18() -> None:
     assert traced.worst < 1e-12
 
 
+@pytest.mark.slow
 def test_counts_of_resnet20() -> None:
     for shortcut, expected in (("pad", 475.59), ("conv", 551.38)):
         traced = trace(archs.get(f"resnet20-{shortcut}-10")(), torch.randn(1, 3, 8, 8))

@@ -208,6 +208,7 @@ CASES |= {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_tables(name: str) -> None:
     check(CASES[name])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,6 +193,7 @@ def networks(draw: st.DrawFn) -> Random:
     return Random(draft, draw(st.booleans()))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(150), deadline=None)
 @given(networks())
 def test_random_networks_are_traced_and_their_tables_hold(network: Random) -> None:

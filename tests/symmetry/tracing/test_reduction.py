@@ -30,6 +30,7 @@ OVER_SPACE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OVER_SPACE)
 def test_scales_pass_over_space(name: str) -> None:
     module = net(

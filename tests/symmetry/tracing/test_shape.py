@@ -23,6 +23,7 @@ from tests.symmetry.tracing.helpers import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flat", "read"),
     [
@@ -203,6 +204,7 @@ CASES |= {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_tables(name: str) -> None:
     check(CASES[name])

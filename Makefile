@@ -27,7 +27,7 @@ test: $(READY)  ## every test, offline, on a CPU; properties on up to 50 example
 test-fast: $(READY)  ## what takes no servers, processes or training
 	@$(PYTEST) -m "not slow"
 
-test-all: $(READY)  ## every test with every example, every fault on every request (an hour)
+test-all: $(READY)  ## every test with every example, every fault on every request
 	@CKPTZOO_TESTS=all $(PYTEST)
 
 lint: $(READY)  ## format, lint, types and the architecture's contracts

@@ -164,7 +164,7 @@ def search(
     tag: Annotated[
         list[str] | None, typer.Option("--tag", metavar="TAG", help="Another tag; may be given again.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many zoos to list, at most.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Find zoos on a hub, those changed last first.

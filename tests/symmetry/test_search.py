@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
-from ckptzoo.symmetry import GroupElement, apply, canonical, canonicalize, fingerprint
+from ckptzoo.symmetry import GroupElement, apply, canonical, canonicalize, fingerprint, refinement
 
 Weights = dict[str, np.ndarray]
 COPIES = 8
@@ -200,7 +200,7 @@ def test_the_work_of_a_search_is_bounded_and_a_hopeless_one_ends(monkeypatch: py
     looked: list[int] = []
     for limit in (2**40, 2**21, 2**21):
         monkeypatch.setattr(canonical, "WORK", limit)
-        graph = canonical.Graph(weights, table)
+        graph = refinement.Graph(weights, table)
         search = canonical.Search([graph], graph.fixed())
         assert sorted(search.best.tolist()) == list(range(graph.size))
         assert search.complete == (limit == 2**40)

@@ -63,15 +63,15 @@ class Draft:
     def conv_norm(self, conv: str, norm: str, size: int, reads: Channels, writes: Channels) -> None:
         """A square convolution without bias and its BatchNorm, and the groups that they are the first to write.
 
-        What the convolution writes, before the normalisation, is scaled apart from what the BatchNorm writes and
-        permuted with it. Those groups are named after the convolution. A group that is known must be one that a
-        BatchNorm wrote first.
+        What the convolution writes, before the normalisation, is scaled apart from what the BatchNorm writes, by
+        numbers whose signs its gain takes, and permuted with it. Those groups are named after the convolution. A group
+        that is known must be one that a BatchNorm wrote first.
         """
         before = self._before(conv, writes)
         for group, n in writes.groups.items():
             self._groups.setdefault(group, Group(group, n, Like(_own(conv, group, writes)), "positive"))
         self._weight(conv, (size, size), reads, before)
-        self._vector(f"{norm}.weight", writes, +1, "gain")
+        self._vector(f"{norm}.weight", writes, +1, "gain", signs=before.segments)
         self._vector(f"{norm}.bias", writes, +1, "shift")
         self._vector(f"{norm}.running_mean", before, +1, "mean")
         self._vector(f"{norm}.running_var", before, +2, "variance")
@@ -86,7 +86,7 @@ class Draft:
         """The convolution's own groups, one for each that its BatchNorm writes; they lead where those are new."""
         for group, n in writes.groups.items():
             own, known = _own(conv, group, writes), self._groups.get(group)
-            self._groups[own] = Group(own, n, Sym() if known is None else known.perm, "positive")
+            self._groups[own] = Group(own, n, Sym() if known is None else known.perm, "nonzero")
         return replace(
             writes,
             segments=tuple(replace(item, group=_own(conv, item.group, writes)) for item in writes.segments),
@@ -100,12 +100,15 @@ class Draft:
         if reads.segments:
             self._actions.append(AxisAction(weight, 1, reads.segments, -1, True, "in"))
 
-    def _vector(self, name: str, channels: Channels, exponent: int, role: str) -> None:
+    def _vector(
+        self, name: str, channels: Channels, exponent: int, role: str, *, signs: tuple[Segment, ...] = ()
+    ) -> None:
         kind = "buffer" if role in ("mean", "variance") else "parameter"
         eps = _EPS if role == "variance" else 0.0
         self._tensors.append(Tensor(name, (channels.n,), kind=kind))
         if channels.segments:
-            self._actions.append(AxisAction(name, 0, channels.segments, exponent, role == "gain", role, eps=eps))
+            action = AxisAction(name, 0, channels.segments, exponent, role == "gain", role, eps=eps, signs=signs)
+            self._actions.append(action)
 
 
 def _own(conv: str, group: str, writes: Channels) -> str:

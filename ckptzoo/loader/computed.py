@@ -14,7 +14,7 @@ from ckptzoo.loader.readers import TensorReader, assemble
 from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.schema.architecture import Tensor
 from ckptzoo.schema.layout import Span
-from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.schema.symmetry import Group, Like, Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 
 PIECE_BYTES = 32 * 2**20
@@ -107,8 +107,15 @@ class ComputedReader:
 
 
 def table_of_tensor(tensor: str, symmetry: Symmetry) -> Symmetry:
-    """The table of one tensor alone; a group that is like another gets that group's permutation as its own."""
+    """The table of one tensor alone; of groups that are permuted together, the first one leads."""
     actions = symmetry.actions_on(tensor)
-    used = {segment.group for action in actions for segment in action.segments}
-    groups = (replace(group, perm=symmetry.leader(group.id).perm) for group in symmetry.groups if group.id in used)
+    used = {name for action in actions for name in action.groups}
+    first: dict[str, str] = {}
+    groups: list[Group] = []
+    for group in symmetry.groups:
+        if group.id in used:
+            leader = symmetry.leader(group.id)
+            perm = Like(first[leader.id]) if leader.id in first else leader.perm
+            first.setdefault(leader.id, group.id)
+            groups.append(replace(group, perm=perm))
     return Symmetry(tuple(groups), actions)

@@ -14,7 +14,7 @@ from ckptzoo.errors import Problem, SpecError
 from ckptzoo.schema.architecture import Architecture, name_problem
 from ckptzoo.schema.documents import Document, digest_of
 
-SCALES = ("positive", "sign", "none")
+SCALES = ("positive", "sign", "nonzero", "none")
 ROLES = ("out", "in", "bias", "gain", "shift", "mean", "variance")
 """``out`` writes the channel, ``in`` reads it; the others are per-channel vectors beside the weights."""
 MAX_ITEMS = 100_000
@@ -68,13 +68,24 @@ class Group:
     id : a name that is unique in the table; groups are in topological order, from input to output.
     n : number of channels.
     perm : ``Sym()``, ``Wreath(outer, g, k)``, ``Like(group)`` or ``Fixed()``.
-    scale : ``"positive"`` (ReLU), ``"sign"`` (odd activations) or ``"none"``.
+    scale : ``"positive"`` (ReLU), ``"sign"`` (odd activations), ``"nonzero"`` (both: in front of a BatchNorm whose gain
+        takes the sign) or ``"none"``.
     """
 
     id: str
     n: int
     perm: Perm
     scale: str
+
+    @property
+    def resizes(self) -> bool:
+        """Whether its channels may be multiplied by positive numbers other than 1."""
+        return self.scale in ("positive", "nonzero")
+
+    @property
+    def flips(self) -> bool:
+        """Whether its channels may be multiplied by -1."""
+        return self.scale in ("sign", "nonzero")
 
 
 @dataclass(frozen=True)
@@ -114,6 +125,8 @@ class AxisAction:
         convolution): position j in block b of axis 0 is position ``b * size + j`` of the segments.
     eps : with exponent +2 only: the normalisation's eps. The variance becomes
         ``scale ** 2 * (variance + eps) - eps``, which keeps the function exactly, and must not be negative.
+    signs : of a gain: which channels are normalised there, listed as in ``segments``. The gain is multiplied by the
+        signs of their scales too, so that ``gain * (x - mean) / std`` stays as it is when x and the mean change sign.
     """
 
     tensor: str
@@ -124,6 +137,12 @@ class AxisAction:
     role: str
     blocks: int = 1
     eps: float = 0.0
+    signs: tuple[Segment, ...] = ()
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups that permute or scale the axis."""
+        return {segment.group for segment in (*self.segments, *self.signs)}
 
 
 def _problem(what: str, expected: str, got: object) -> Problem:
@@ -186,7 +205,11 @@ def _of_action(action: AxisAction) -> Iterator[Problem]:
         yield _problem(f"{what}: eps", "0 where the exponent is not 2", repr(action.eps))
     if not 1 <= len(action.segments) <= MAX_ITEMS:
         yield _problem(f"{what}: segments", f"1 to {MAX_ITEMS}", len(action.segments))
-    for segment in action.segments:
+    if len(action.signs) > MAX_ITEMS:
+        yield _problem(f"{what}: signs", f"at most {MAX_ITEMS}", len(action.signs))
+    if action.signs and (action.role, action.exponent, action.blocks) != ("gain", 1, 1):
+        yield _problem(f"{what}: signs", "none, but for a gain of exponent 1", f"some for a {action.role}")
+    for segment in (*action.segments, *action.signs):
         sizes = (segment.inner, segment.count)
         if not _natural(segment.offset, 0) or not all(_natural(size) for size in sizes):
             yield _problem(f"{what}: segment", "offset >= 0, inner >= 1, count >= 1", repr(segment))
@@ -219,12 +242,14 @@ def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
         if (action.tensor, action.axis) in seen:
             yield _problem(what, "one action", "two")
         seen[action.tensor, action.axis] = action
-        used |= {segment.group for segment in action.segments}
-        unknown = [segment.group for segment in action.segments if segment.group not in groups]
-        if unknown:
+        used |= action.groups
+        if unknown := sorted(action.groups - groups.keys()):
             yield _problem(what, "segments of known groups", f"unknown group {unknown[0]!r}")
-        else:
-            yield from _layout(what, action, groups)
+            continue
+        yield from _layout(what, action.segments, groups)
+        if action.signs:
+            yield from _layout(f"{what}: signs", action.signs, groups)
+            yield from _signs(f"{what}: signs", action, groups)
     for name in groups.keys() - used:
         yield _problem(f"group {name!r}", "at least one axis action", "none")
     if used <= groups.keys():
@@ -233,14 +258,14 @@ def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
                 yield from _blocks(action, seen.get((action.tensor, 0)), groups)
 
 
-def _layout(what: str, action: AxisAction, groups: dict[str, Group]) -> Iterator[Problem]:
+def _layout(what: str, segments: tuple[Segment, ...], groups: dict[str, Group]) -> Iterator[Problem]:
     end = 0
-    for segment in sorted(action.segments, key=lambda item: item.offset):
+    for segment in sorted(segments, key=lambda item: item.offset):
         if segment.offset < end:
             yield _problem(what, "segments apart", f"{segment.group!r} at {segment.offset} before {end}")
         end = segment.offset + segment.inner * segment.count
     ends: dict[str, tuple[int, int]] = {}
-    for segment in action.segments:
+    for segment in segments:
         n = groups[segment.group].n
         start, inner = ends.get(segment.group, (0, segment.inner))
         if start + segment.count > n:
@@ -251,6 +276,47 @@ def _layout(what: str, action: AxisAction, groups: dict[str, Group]) -> Iterator
     for name, (start, _) in ends.items():
         if start:
             yield _problem(what, f"every channel of {name!r}", f"the first {start} of {groups[name].n}")
+
+
+def _signs(what: str, action: AxisAction, groups: dict[str, Group]) -> Iterator[Problem]:
+    """A gain and what it normalises must be permuted together, and be scaled apart."""
+    if both := {segment.group for segment in action.signs} & {segment.group for segment in action.segments}:
+        yield _problem(what, "other groups than those of the gain", repr(min(both)))
+    for name in sorted({segment.group for segment in action.signs}):
+        if not groups[name].flips:
+            yield _problem(what, "groups whose scales have signs", f"{name!r} of scale {groups[name].scale!r}")
+    moving, normalised = (_intervals(segments, groups) for segments in (action.segments, action.signs))
+    for key, intervals in normalised.items():
+        for start, stop in intervals:
+            if not any(first <= start and stop <= last for first, last in moving.get(key, ())):
+                yield _problem(what, "channels that are permuted with those of the axis", f"others from {start} on")
+
+
+def _intervals(
+    segments: tuple[Segment, ...], groups: dict[str, Group]
+) -> dict[tuple[object, ...], list[tuple[int, int]]]:
+    """Intervals of positions that one permutation moves, by its group and by which channel is where.
+
+    Channel c takes the positions from ``base + c * inner`` on. Positions that nothing moves are together.
+    """
+    intervals: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    starts: dict[str, int] = {}
+    for segment in segments:
+        group = groups[segment.group]
+        start = starts.get(segment.group, 0)
+        starts[segment.group] = (start + segment.count) % group.n
+        mover, perm = group.perm.group if isinstance(group.perm, Like) else group.id, _perm(group.id, groups)
+        if isinstance(perm, Wreath) and perm.k == 1:  # the block permutation alone
+            mover = f"*{perm.outer}"
+        key = (mover, segment.inner, segment.offset - start * segment.inner)
+        joined = intervals.setdefault(() if isinstance(perm, Fixed) else key, [])
+        first, last = segment.offset, _end(segment)
+        beside = [item for item in joined if item[1] == first or item[0] == last]
+        for item in beside:
+            joined.remove(item)
+            first, last = min(first, item[0]), max(last, item[1])
+        joined.append((first, last))
+    return intervals
 
 
 def _blocks(action: AxisAction, rows: AxisAction | None, groups: dict[str, Group]) -> Iterator[Problem]:
@@ -303,7 +369,7 @@ def problems_with(actions: tuple[AxisAction, ...], arch: Architecture) -> Iterat
             yield _problem(what, f"an axis of shape {tensor.shape}", action.axis)
             continue
         size = tensor.shape[action.axis] * action.blocks
-        end = max(_end(segment) for segment in action.segments)
+        end = max(_end(segment) for segment in (*action.segments, *action.signs))
         if end > size or (action.blocks > 1 and end != size):
             yield _problem(what, f"segments within {size} positions", f"an end at {end}")
         if tensor.shape[0] % action.blocks:
@@ -376,20 +442,14 @@ class Symmetry:
                 {
                     "tensor": action.tensor,
                     "axis": action.axis,
-                    "segments": [
-                        {
-                            "group": segment.group,
-                            "offset": segment.offset,
-                            "inner": segment.inner,
-                            "count": segment.count,
-                        }
-                        for segment in action.segments
-                    ],
+                    "segments": [_segment_to_json(segment) for segment in action.segments],
                     "exponent": action.exponent,
                     "in_mass": action.in_mass,
                     "role": action.role,
                     "blocks": action.blocks,
                     "eps": action.eps,
+                    # left out where there are none, so that tables without signs keep the digests that zoos pin
+                    **({"signs": [_segment_to_json(segment) for segment in action.signs]} if action.signs else {}),
                 }
                 for action in self.actions
             ],
@@ -424,6 +484,10 @@ def _perm_to_json(perm: Perm) -> Document:
     return {"kind": "sym" if isinstance(perm, Sym) else "fixed"}
 
 
+def _segment_to_json(segment: Segment) -> Document:
+    return {"group": segment.group, "offset": segment.offset, "inner": segment.inner, "count": segment.count}
+
+
 def _only(item: Document, *keys: str) -> None:
     if set(item) != set(keys):
         raise KeyError(f"{', '.join(sorted(item))} instead of {', '.join(keys)}")
@@ -446,8 +510,10 @@ def _group(item: Document) -> Group:
 
 
 def _action(item: Document) -> AxisAction:
-    _only(item, "tensor", "axis", "segments", "exponent", "in_mass", "role", "blocks", "eps")
-    fields: dict[str, Any] = {**item, "segments": tuple(_segment(segment) for segment in item["segments"])}
+    optional = {"signs"} & item.keys()
+    _only(item, "tensor", "axis", "segments", "exponent", "in_mass", "role", "blocks", "eps", *optional)
+    listed = {name: tuple(_segment(segment) for segment in item[name]) for name in ("segments", *optional)}
+    fields: dict[str, Any] = {**item, **listed}
     return AxisAction(**fields)
 
 

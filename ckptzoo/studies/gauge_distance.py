@@ -70,9 +70,9 @@ class Scaling:
     Parameters
     ----------
     n : channels.
-    kind : ``"positive"`` or ``"sign"``.
-    quantiles : of the scales, at ``QUANTILES``; None for signs.
-    size : the median of ``|ln scale|``; None for signs.
+    kind : ``"positive"``, ``"sign"`` or ``"nonzero"``.
+    quantiles : of the scales without their signs, at ``QUANTILES``; None for signs.
+    size : the median of ``|ln |scale||``; None for signs.
     flipped : fraction of channels whose sign is turned; None for positive scales.
     """
 
@@ -158,14 +158,15 @@ def _scaling(group: Group, scales: StackedTensor, read: _Read) -> Scaling:
     values, sizes, negative = ValueHistogram(), ValueHistogram(), 0
     for rows in _batches(len(scales), scales.shape[1] * 8):
         array = scales[rows]
-        values.add(array)
+        values.add(np.abs(array))
         sizes.add(np.abs(np.log(np.abs(array))))
         negative += int((array < 0).sum())
         read(array.nbytes)
-    if group.scale == "sign":
-        return Scaling(group.id, group.n, group.scale, None, None, negative / scales.size)
+    flipped = negative / scales.size if group.flips else None
+    if not group.resizes:
+        return Scaling(group.id, group.n, group.scale, None, None, flipped)
     quantiles = tuple(values.quantile(share) for share in QUANTILES)
-    return Scaling(group.id, group.n, group.scale, quantiles, sizes.quantile(0.5), None)
+    return Scaling(group.id, group.n, group.scale, quantiles, sizes.quantile(0.5), flipped)
 
 
 def _layer_distance(zoo: Zoo, variant: str, layer: str, read: _Read) -> LayerDistance:

@@ -25,7 +25,8 @@ def apply(
     """``g . theta`` for K checkpoints and K group elements: the same functions with other weights.
 
     Along every axis of the table, ``new[i] = scale[i] ** exponent * old[perm[i]]``; a running variance becomes
-    ``scale[i] ** 2 * (old[perm[i]] + eps) - eps`` (arXiv 2310.08287, section 3; eps exactly).
+    ``scale[i] ** 2 * (old[perm[i]] + eps) - eps`` (arXiv 2310.08287, section 3; eps exactly). A gain is multiplied by
+    the sign of the scale of what it normalises.
 
     Parameters
     ----------
@@ -97,9 +98,7 @@ def transform(
     itself where the element leaves it alone.
     """
     move = Move.of(array.shape[1:], actions, symmetry)
-    scaling = is_float(array) and any(
-        axis.action.exponent and name in element.scales for axis in move.axes for name, _ in axis.listings
-    )
+    scaling = is_float(array) and any(name in element.scales for axis in move.axes for name in axis.scaling)
     perms, scales = _on(move, _acting(element), array)
     if not perms and not scaling:
         return array

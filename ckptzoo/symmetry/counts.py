@@ -67,7 +67,7 @@ class Counts:
     scaling_without_eps : the same at eps = 0: all positive scales of the table.
     scaling_eval : in evaluation mode: all positive scales, and one for each normalised channel of the table, its
         gain against its running variance.
-    signs : channels whose sign may be flipped.
+    signs : channels whose sign may be flipped, those in front of a BatchNorm together with its gain.
     softmax : dimension of the changes of the last layer that add the same number to all logits; None where the
         table alone does not show the last layer.
     groups : the same group by group, in the order of the table.
@@ -153,7 +153,7 @@ def counts_by_group(table: Symmetry) -> tuple[GroupCounts, ...]:
             factorials = [group.perm.k] * group.perm.g
             factorials += [group.perm.g] if group.perm.outer not in outers else []
             outers.add(group.perm.outer)
-        positive = group.n if group.scale == "positive" else 0
+        positive = group.n if group.resizes else 0
         found.append(
             GroupCounts(
                 group.id,
@@ -163,7 +163,7 @@ def counts_by_group(table: Symmetry) -> tuple[GroupCounts, ...]:
                 scaling_train=0 if group.id in normalised else positive,
                 scaling_without_eps=positive,
                 scaling_eval=positive + gains[group.id],
-                signs=group.n if group.scale == "sign" else 0,
+                signs=group.n if group.flips else 0,
             )
         )
     return tuple(found)

@@ -47,7 +47,7 @@ class GroupElement:
 
     @classmethod
     def random(cls, symmetry: Symmetry, K: int, rng: np.random.Generator, *, spread: float = 1.0) -> "GroupElement":
-        """Uniform permutations; positive scales ``exp(spread * N(0, 1))``, signs by a fair coin."""
+        """Uniform permutations; scales of sizes ``exp(spread * N(0, 1))`` and of signs by a fair coin, where free."""
         outers = {
             perm.outer: _shuffles(rng, K, perm.g)
             for perm in (group.perm for group in symmetry.groups)
@@ -60,10 +60,10 @@ class GroupElement:
                 perms[group.id] = perms[group.perm.group].copy()
             else:
                 perms[group.id] = _random_perm(group, K, rng, outers)
-            if group.scale == "positive":
+            if group.resizes:
                 scales[group.id] = np.exp(spread * rng.standard_normal((K, group.n)))
-            elif group.scale == "sign":
-                scales[group.id] = rng.choice([-1.0, 1.0], (K, group.n))
+            if group.flips:
+                scales[group.id] = scales.get(group.id, 1.0) * rng.choice([-1.0, 1.0], (K, group.n))
         return cls(perms, scales)
 
     def to(self, like: Any) -> "GroupElement":
@@ -177,6 +177,9 @@ def _check_scale(group: Group, scale: np.ndarray, K: int) -> None:
     what = f"group {group.id!r}: scale"
     if scale.shape != (K, group.n) or scale.dtype != np.float64:
         raise _refused(what, f"({K}, {group.n}) float64", f"{scale.shape} {scale.dtype}")
+    if group.scale == "nonzero" and not (np.isfinite(scale) & (scale != 0)).all():
+        got = str(scale[~(np.isfinite(scale) & (scale != 0))][0])
+        raise _refused(what, "finite numbers other than 0", got)
     if group.scale == "sign" and (np.abs(scale) != 1).any():
         raise _refused(what, "+1 or -1", str(scale[np.abs(scale) != 1][0]))
     if group.scale == "positive" and not ((scale > 0) & (scale < np.inf)).all():

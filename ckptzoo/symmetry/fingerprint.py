@@ -125,7 +125,7 @@ def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[s
 
     Returns
     -------
-    K texts ``"canonical-3:<precision>:<32 hex>"``; None where the checkpoint is not in the gauge, or where its order is
+    K texts ``"canonical-4:<precision>:<32 hex>"``; None where the checkpoint is not in the gauge, or where its order is
     not resolved.
 
     Raises
@@ -365,7 +365,7 @@ def rounding_tolerance(dtypes: Iterable[np.dtype[Any]], symmetry: Symmetry) -> f
     """
     floats = [ml_dtypes.finfo(dtype).eps for dtype in dtypes if dtype.kind not in "iub"]
     stored = ROUNDINGS * max(map(float, floats), default=0.0)
-    scaled = any(group.scale == "positive" for group in symmetry.groups)
+    scaled = any(group.resizes for group in symmetry.groups)
     return max(stored, SCALINGS * SCALE_PRECISION) if scaled and stored else stored
 
 
@@ -551,10 +551,14 @@ def ambiguous(
                 }
                 unsure[row] |= not _alike(weights, row, perms, symmetry, tolerance)
     for group in symmetry.groups:
-        if group.scale == "sign" and (writers := moments.writers(group.id)):
+        if group.flips and (writers := moments.writers(group.id)):
             sums = moments.sums(writers[0], group.id, {})
             norms = moments.norms(writers[0], group.id, {}, {}).values
-            unsure |= ((np.abs(sums) <= reach * norms) & (norms > 0)).any(axis=1)
+            # a gain has the sign that it was trained to, as no rounding changes the sign of a number that is not 0
+            by_sum = np.ones((K, group.n), bool)
+            for action in moments.gains(group.id):
+                by_sum &= (moments.entries(action, group.id) == 0).all(axis=2)
+            unsure |= (by_sum & (np.abs(sums) <= reach * norms) & (norms > 0)).any(axis=1)
     return unsure
 
 

@@ -55,7 +55,7 @@ class Gauge:
 _RULES = (
     Gauge(
         "canonical",
-        3,
+        4,
         ("scales", "permutations"),
         "unit-norm, then channels in ascending order of the sum of their incoming weights, ties told apart",
         True,
@@ -64,7 +64,7 @@ _RULES = (
     ),
     Gauge(
         "first-weight",
-        4,
+        5,
         ("scales", "permutations"),
         "unit-norm, then channels in ascending order of their first weight; not tie-safe",
         False,
@@ -73,7 +73,7 @@ _RULES = (
     ),
     Gauge(
         "unit-norm",
-        4,
+        5,
         ("scales",),
         "incoming weights of every channel have unit L2 norm, all layers but the last",
         False,
@@ -82,7 +82,7 @@ _RULES = (
     ),
     Gauge(
         "unit-std",
-        3,
+        4,
         ("scales",),
         "incoming weights of every channel have unit standard deviation, all layers but the last",
         False,

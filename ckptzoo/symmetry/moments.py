@@ -40,9 +40,14 @@ class Moments:
         self.arrays, self.symmetry = arrays, symmetry
         self.K = len(next(iter(arrays.values())))
         self._acting: dict[str, list[AxisAction]] = {group.id: [] for group in symmetry.groups}
+        self._gains: dict[str, list[AxisAction]] = {group.id: [] for group in symmetry.groups}
         for action in symmetry.actions:
             for group in {item.group for item in action.segments}:
                 self._acting[group].append(action)
+            if any(symmetry[item.group].flips for item in action.segments):
+                continue  # the sign of such a gain is free itself
+            for group in {item.group for item in action.signs}:
+                self._gains[group].append(replace(action, segments=action.signs, signs=()))
         self._held = np.empty(0)
         self._sums: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
@@ -62,6 +67,10 @@ class Moments:
     def variances(self, group: str) -> list[AxisAction]:
         """The running variances of a group's channels."""
         return [action for action in self._acting[group] if action.exponent == 2]
+
+    def gains(self, group: str) -> list[AxisAction]:
+        """The gains whose signs are those of a group's scales alone, as actions of this group."""
+        return self._gains[group]
 
     def others(self, action: AxisAction) -> set[str]:
         """The groups on the other axes of an action's tensor."""
@@ -90,7 +99,10 @@ class Moments:
         return _sizes(variance, exponent, self.precision(action) * worse)
 
     def sums(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup | None = None) -> np.ndarray:
-        """Sums (K, n) of the channels' slices, the other axes scaled, silent channels left out."""
+        """Sums (K, n) of the channels' slices, the other axes scaled, silent channels left out.
+
+        Those of a gain take the signs of what it normalises.
+        """
         slices, exponent = self._slices(1, action, group, scales, silent or {})
         return np.ldexp(_sorted_sum(slices), exponent[:, None])
 
@@ -164,10 +176,16 @@ class Moments:
         moment, exponent = self._of(action.tensor, power)
         owned = False
         axes = self.moving_axes(action.tensor)
-        for other in self.symmetry.actions_on(action.tensor):
-            if other.axis == action.axis or other.exponent not in (1, -1):
-                continue
-            factor = _by_position(other, self.symmetry, scales, silent, moment.shape[1 + axes.index(other.axis)])
+        others = [
+            (other, scales)
+            for other in self.symmetry.actions_on(action.tensor)
+            if other.axis != action.axis and other.exponent in (1, -1)
+        ]
+        if action.signs and power == 1:
+            signs = {item.group: np.sign(scales[item.group]) for item in action.signs if item.group in scales}
+            others.append((replace(action, segments=action.signs, signs=()), signs))
+        for other, factors in others:
+            factor = _by_position(other, self.symmetry, factors, silent, moment.shape[1 + axes.index(other.axis)])
             if factor is None:
                 continue
             if not owned:

@@ -7,7 +7,7 @@ where the columns of all rows agree, or of all rows in a block of axis 0.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -33,22 +33,30 @@ class Axis:
     listings : every listing of a group's channels: the group and positions (n, inner).
     order : for every position, its place in the listings one after the other, followed by the positions that are in
         none; None where that is the position itself.
+    signs : the channels by whose signs the axis is multiplied, listed in the same way; None where there are none.
     """
 
     action: AxisAction
     size: int
     listings: Sequence[tuple[str, np.ndarray]]
     order: np.ndarray | None
+    signs: "Axis | None" = None
 
     @classmethod
     def of(cls, action: AxisAction, size: int, symmetry: Symmetry) -> "Axis":
         """The action on an axis with this number of positions."""
+        signs = cls.of(replace(action, segments=action.signs, signs=()), size, symmetry) if action.signs else None
         listings = positions(action, symmetry)
         listed = np.concatenate([places.ravel() for _, places in listings])
         if np.array_equal(listed, np.arange(listed.size)):
-            return cls(action, size, listings, None)
+            return cls(action, size, listings, None, signs)
         rest = np.delete(np.arange(size), listed)
-        return cls(action, size, listings, np.argsort(np.concatenate([listed, rest])))
+        return cls(action, size, listings, np.argsort(np.concatenate([listed, rest])), signs)
+
+    @property
+    def scaling(self) -> set[str]:
+        """The groups whose scales act on the axis."""
+        return self.action.groups if self.action.exponent else set()
 
     def sources(self, perms: PerGroup) -> Any | None:
         """The position that comes to every position, (K, size); None where no group of the axis is in ``perms``."""
@@ -68,7 +76,16 @@ class Axis:
         return self._placed(parts, np.arange(self.size) if self.order is None else np.argsort(self.order), like)
 
     def factors(self, scales: PerGroup) -> Any | None:
-        """The scale at every position, (K, size); None where nothing on the axis is scaled."""
+        """The scale at every position, (K, size), times the signs; None where nothing on the axis is scaled."""
+        factors, signs = self._scale_factors(scales), None
+        if self.signs is not None:
+            acting = {name: scales[name] for name, _ in self.signs.listings if name in scales}
+            signs = self.signs.factors({name: array_namespace(scale).sign(scale) for name, scale in acting.items()})
+        if factors is None or signs is None:
+            return signs if factors is None else factors
+        return factors * signs
+
+    def _scale_factors(self, scales: PerGroup) -> Any | None:
         acting = [name for name, _ in self.listings if name in scales]
         if not acting or not self.action.exponent:
             return None
@@ -126,7 +143,7 @@ class Move:
     @property
     def groups(self) -> set[str]:
         """The groups that act."""
-        return {name for axis in self.axes for name, _ in axis.listings}
+        return {name for axis in self.axes for name in axis.action.groups}
 
     def rows(self, perms: PerGroup) -> Any | None:
         """The row that comes to every row, (K, rows); None where all stay."""
@@ -155,7 +172,7 @@ class Move:
 
     def scaled(self, scales: PerGroup) -> Any | None:
         """Which of the K scale anything, (K,) bool; None where nothing on any axis is in ``scales``."""
-        groups = {name for axis in self.axes if axis.action.exponent for name, _ in axis.listings} & scales.keys()
+        groups = {name for axis in self.axes for name in axis.scaling} & scales.keys()
         return reduce(or_, [(scales[name] != 1).any(1) for name in groups]) if groups else None
 
     def factors(self, scales: PerGroup) -> list[tuple[AxisAction, Any]]:

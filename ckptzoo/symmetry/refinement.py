@@ -210,7 +210,7 @@ class Graph:
         still = [axis for axis in range(array.ndim) if axis not in axes]
         moved = np.ascontiguousarray(array.transpose(*axes, *still))
         moved = moved.reshape(*moved.shape[: len(axes)], -1)
-        if any(group.scale == "sign" for group in self.symmetry.groups):
+        if any(group.flips for group in self.symmetry.groups):
             moved = moved + moved.dtype.type(0)  # a flipped sign turns 0 into -0
         raw = moved.view(f"u{moved.dtype.itemsize}").astype(np.uint64)
         place = mix(np.arange(raw.shape[-1], dtype=np.uint64) + np.uint64((number + 1) << 40))

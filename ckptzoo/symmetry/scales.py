@@ -7,7 +7,9 @@ beside them, the next one where the first is zero. Then
 - positive groups: ``s = 1 / size``. In front of a normalisation ``s >= sqrt(eps / (variance + eps))``, where the
   running variance reaches 0; below, the filter is clamped there. A filter that is zero takes its size from
   ``sqrt((variance + eps) / (1 + eps))``.
-- signs: the sum of the slice becomes positive.
+- signs: the gain of the normalisation that reads the channel becomes positive; without one, where it is 0, or where
+  its own sign is free, the sum of the slice does.
+- scales that may be any number but 0 have the size of the first and the sign of the second.
 
 A channel that nothing writes is silent: its value is 0 whatever reads it. Its weights in the tensors that read it
 count in no other channel's size, and its own size is that of the first such slice that is not zero, once all later
@@ -79,7 +81,7 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
     ----------
     moments : the checkpoints.
     spread : whether sizes are standard deviations.
-    settled : group id to scales (K, n) that stay as they are; NaN where this rule is to find one.
+    settled : group id to sizes of scales (K, n) that stay as they are; NaN where this rule is to find one.
     """
     K, groups = moments.K, moments.symmetry.groups
     scaling = {group.id for group in groups if group.scale != "none"}
@@ -99,17 +101,23 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
         normalised = moments.variances(group.id)
         if not normalised:
             found.dead[:] += quiet.sum(axis=1)
-        if group.scale == "positive":
+        if group.scale == "none":
+            continue
+        scale = np.ones((K, group.n))
+        if group.resizes:
             scale = _inverse(size, rounding)
             if normalised:
                 scale = _clamped(scale, size, group, moments, found)
-        elif group.scale == "sign":
-            scale = _signs(usable, group, moments, found.scales, silent)
-            found.unsigned[:] |= ((scale == 0) & (size != 0)).any(axis=1)
-            scale = np.where(scale == 0, 1.0, scale)
-        else:
-            continue
-        found.scales[group.id] = np.where(np.isnan(given), scale, given)
+        scale = np.where(np.isnan(given), scale, given)
+        if group.flips:
+            sign = _signs(usable, group, moments, found.scales, silent)
+            unsigned = (sign == 0) & (size != 0)
+            if normalised and (sign == 0).any():  # weights of silent channels take the sign, and cannot decide it yet
+                for action in usable:
+                    unsigned |= (sign == 0) & (moments.norms(action, group.id, found.scales, {}).values != 0)
+            found.unsigned[:] |= unsigned.any(axis=1)
+            scale = np.where(sign == 0, 1.0, sign) * scale
+        found.scales[group.id] = scale
         if not normalised or group.scale == "sign":
             silent[group.id] = quiet | undetermined
             if undetermined.any():
@@ -264,10 +272,14 @@ def _signs(
     scales: dict[str, np.ndarray],
     silent: dict[str, np.ndarray],
 ) -> np.ndarray:
-    """The sign of the first sum that is not zero, else 0."""
+    """The sign of the first gain that is not zero, else of the first sum, else 0."""
     sign = np.zeros((moments.K, group.n))
+    for action in moments.gains(group.id):
+        for gain in np.moveaxis(np.sign(moments.entries(action, group.id)), 2, 0):
+            sign = np.where(sign == 0, gain, sign)
     for action in actions:
-        if not sign.all():
+        # the sign of a gain counts once that of what it normalises is known
+        if not sign.all() and all(segment.group in scales for segment in action.signs):
             sign = np.where(sign == 0, np.sign(moments.sums(action, group.id, scales, silent)), sign)
     return sign
 
@@ -282,13 +294,14 @@ def _settle(
 ) -> np.ndarray:
     """Scale some channels (K, n) to unit size in the first of these tensors; returns those that are zero in all."""
     size, rounding = _first_sizes((moments.norms,), actions, group, found.scales, silent)
-    if group.scale == "sign":
-        sign = _signs(actions, group, moments, found.scales, silent)
-        found.unsigned[:] |= (channels & (sign == 0) & (size != 0)).any(axis=1)
-        scale = np.where(sign == 0, 1.0, sign)
-    else:
+    scale = np.ones((moments.K, group.n))
+    if group.resizes:
         scale = _inverse(size, rounding)
         scale = 1 / scale if actions and actions[0].exponent == -1 else scale
+    if group.flips:
+        sign = _signs(actions, group, moments, found.scales, silent)
+        found.unsigned[:] |= (channels & (sign == 0) & (size != 0)).any(axis=1)
+        scale = np.where(sign == 0, 1.0, sign) * scale
     found.scales[group.id] = np.where(channels, scale, found.scales[group.id])
     return channels & (size == 0)
 

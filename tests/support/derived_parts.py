@@ -45,7 +45,7 @@ def _on(
 
 TABLE = Symmetry(
     (
-        Group("conv", 4, Sym(), "positive"),
+        Group("conv", 4, Sym(), "nonzero"),
         Group("norm", 4, Like("conv"), "positive"),
         Group("fc", 6, Sym(), "sign"),
         Group("blocks", 4, Wreath("outer", 2, 2), "positive"),
@@ -55,7 +55,7 @@ TABLE = Symmetry(
         _on("conv.weight", 0, "conv", 4, 1, "out"),
         _on("norm.running_mean", 0, "conv", 4, 1, "mean"),
         _on("norm.running_var", 0, "conv", 4, 2, "variance", eps=1e-5),
-        _on("norm.weight", 0, "norm", 4, 1, "gain"),
+        _on("norm.weight", 0, "norm", 4, 1, "gain", signs=(Segment("conv", 0, 1, 4),)),
         _on("norm.bias", 0, "norm", 4, 1, "shift"),
         _on("fc.weight", 1, "norm", 4, -1, "in", inner=2),
         _on("fc.weight", 0, "fc", 6, 1, "out"),
@@ -67,7 +67,7 @@ TABLE = Symmetry(
         _on("head.weight", 1, "grouped", 4, 0, "in"),
     ),
 )
-"""Permutations, blocks, signs and positive scales; a group that is like another; integers; a running variance."""
+"""Permutations, blocks, scales of every kind; a group that is like another; integers; a running variance and a gain."""
 
 
 def raw_of(count: int, seed: int = 0) -> Weights:

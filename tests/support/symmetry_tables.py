@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import SCALES, AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement
 
 Weights = dict[str, np.ndarray]
@@ -61,7 +61,7 @@ class _Plan:
 
     def add_groups(self) -> None:
         """Up to five groups; two of them share the blocks of a grouped convolution where there are any."""
-        scales = st.sampled_from(["positive", "sign", "none"])
+        scales = st.sampled_from(SCALES)
         for at in range(self.natural(4)):
             scale = self.draw(scales)
             leaders = [group for group in self.groups if not isinstance(group.perm, Like)]
@@ -103,6 +103,20 @@ class _Plan:
         self.shapes[name] = (group.n,)
         self.variances |= {name} if exponent == 2 else set()
         self.actions.append(AxisAction(name, 0, (Segment(group.id, 0, 1, group.n),), exponent, False, role, eps=eps))
+
+    def add_gains(self) -> None:
+        """A gain of one group for some group before a normalisation: of the same channels, or of none that move."""
+        for group in [group for group in self.groups if group.flips and self.chance()]:
+            leader = group.perm.group if isinstance(group.perm, Like) else group.id
+            like = [other for other in self.groups if leader in (other.id, getattr(other.perm, "group", None))]
+            if not (after := [other for other in like if other is not group]):
+                continue
+            gain, name = self.draw(st.sampled_from(after)), f"{group.id}.gain"
+            first = self.natural(group.n)
+            runs = [(0, first), (first, group.n - first)] if first < group.n and self.chance() else [(0, group.n)]
+            signs = tuple(Segment(group.id, offset, 1, count) for offset, count in runs)
+            self.shapes[name] = (group.n + self.draw(st.sampled_from([0, 1])),)
+            self.actions.append(AxisAction(name, 0, (Segment(gain.id, 0, 1, gain.n),), 1, True, "gain", signs=signs))
 
     def add_tensor(self, name: str) -> None:
         """Up to three axes, each with or without channels, and up to one axis behind them."""
@@ -151,6 +165,7 @@ def networks(draw: st.DrawFn) -> Network:
     plan.add_groups()
     for group in plan.groups:
         plan.add_vector(group)
+    plan.add_gains()
     for at in range(plan.natural(3)):
         plan.add_tensor(f"t{at}")
     if plan.chance():

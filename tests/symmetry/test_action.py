@@ -1,6 +1,7 @@
 """The action on random tables: what it is by definition, that it is an action, and that no bit depends on how."""
 
 import itertools
+import math
 import tracemalloc
 
 import ml_dtypes
@@ -42,11 +43,11 @@ def stored(weights: Weights) -> Weights:
     }
 
 
-def channels_of(acts: AxisAction, table: Symmetry) -> dict[int, tuple[str, int, int, int]]:
+def channels_of(segments: tuple[Segment, ...], table: Symmetry) -> dict[int, tuple[str, int, int, int]]:
     """Position to group, listing, channel and place within the channel, read off the segments one by one."""
     found: dict[int, tuple[str, int, int, int]] = {}
     so_far: dict[str, int] = {}
-    for segment in acts.segments:
+    for segment in segments:
         for at in range(segment.count * segment.inner):
             n = table[segment.group].n
             listing, channel = divmod(so_far.get(segment.group, 0) + at // segment.inner, n)
@@ -60,7 +61,7 @@ def by_definition(net: Network, g: GroupElement, weights: Weights) -> Weights:
     made = stored(weights)
     for name, array in weights.items():
         actions = net.table.actions_on(name)
-        channels = [channels_of(action, net.table) for action in actions]
+        channels = [channels_of(action.segments, net.table) for action in actions]
         places = [{where: at for at, where in held.items()} for held in channels]
         for k, *index in itertools.product(*(range(size) for size in array.shape)):
             source, factors = list(index), []
@@ -75,6 +76,8 @@ def by_definition(net: Network, g: GroupElement, weights: Weights) -> Weights:
                 source[action.axis] = came % size if action.axis else came
                 if action.exponent and group in g.scales:
                     factors.append((action, float(g.scales[group][k, channel])))
+                if (signed := channels_of(action.signs, net.table).get(at)) is not None:
+                    factors.append((action, math.copysign(1, float(g.scales[signed[0]][k, signed[2]]))))
                 if action.blocks > 1:
                     rows = [item for item in actions if item.axis == 0]
                     moved = by_row(index[0], k, g, rows, channels, places)

@@ -1,6 +1,7 @@
 """Gauges on known answers: unit norms, the order, what is reported, and what is left as it was."""
 
 import time
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -247,6 +248,40 @@ def test_a_normalised_network_by_hand() -> None:
     for name, values in expected.items():
         np.testing.assert_allclose(made.weights[name][0], values, rtol=1e-12, err_msg=name)
     assert canonicalize(weights, NORMED).element.perms["n"].tolist() == [[1, 0]]
+
+
+SIGNED = Symmetry(
+    (Group("c", 2, Sym(), "nonzero"), Group("n", 2, Like("c"), "positive")),
+    tuple(
+        replace(action, signs=(Segment("c", 0, 1, 2),)) if action.role == "gain" else action
+        for action in NORMED.actions
+    ),
+)
+"""The same network; the gains take the signs of what they normalise."""
+
+
+def test_gains_become_positive_and_take_the_filters_along() -> None:
+    """Where a gain is 0 the sum of the filter becomes positive; a filter whose sum is 0 then has no sign."""
+    weights = {
+        "conv": np.array([[[3.0, 4.0], [0.0, -1.0]]]),
+        "mean": np.array([[2.0, 1.0]]),
+        "var": np.array([[25.0, 1.0]]),
+        "gamma": np.array([[-4.0, 0.0]]),
+        "beta": np.array([[2.0, 5.0]]),
+        "last": np.array([[[1.0, 2.0]]]),
+    }
+    made = canonicalize(weights, SIGNED, gauge="unit-norm")
+    np.testing.assert_allclose(made.element.scales["c"], [[-0.2, -1]])
+    expected = {"conv": [[-0.6, -0.8], [0, 1]], "mean": [-0.4, -1], "gamma": [1, 0], "beta": [0.5, 1]}
+    for name, values in expected.items():
+        np.testing.assert_allclose(made.weights[name][0], values, rtol=1e-12, err_msg=name)
+    assert not made.report.unresolved.any()
+    weights["conv"][0, 1] = 1, -1
+    assert not canonicalize(weights, SIGNED).report.unresolved.any()  # the running mean decides
+    weights["mean"][0, 1] = 0
+    assert canonicalize(weights, SIGNED).report.unresolved.tolist() == [True]
+    weights["gamma"][0, 1] = -1e-300
+    assert not canonicalize(weights, SIGNED).report.unresolved.any()
 
 
 def test_a_zero_filter_takes_its_size_from_the_variance() -> None:

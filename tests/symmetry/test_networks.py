@@ -1,5 +1,7 @@
 """Tables of other networks, verified as every table must be: a random element leaves float64 outputs alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -127,7 +129,7 @@ class Grouped(nn.Module):
 
 
 class Normalised(nn.Module):
-    """Evaluation-mode BatchNorm: scales before and after it, one permutation for both."""
+    """Evaluation-mode BatchNorm: scales before it, of any sign, and after it; one permutation for both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,13 +144,13 @@ class Normalised(nn.Module):
         return self.out(F.relu(self.norm(self.conv(x))).mean((2, 3)))
 
     table = Symmetry(
-        (Group("pre", 4, Wreath("norm", 4, 1), "positive"), Group("post", 4, Wreath("norm", 4, 1), "positive")),
+        (Group("pre", 4, Wreath("norm", 4, 1), "nonzero"), Group("post", 4, Wreath("norm", 4, 1), "positive")),
         (
             _out("conv.weight", Segment("pre", 0, 1, 4)),
             _vector("conv.bias", "pre", 4),
             _vector("norm.running_mean", "pre", 4, role="mean"),
             _vector("norm.running_var", "pre", 4, 2, "variance", 1e-5),
-            _vector("norm.weight", "post", 4, role="gain"),
+            replace(_vector("norm.weight", "post", 4, role="gain"), signs=(Segment("pre", 0, 1, 4),)),
             _vector("norm.bias", "post", 4, role="shift"),
             _in("out.weight", Segment("post", 0, 1, 4)),
         ),

@@ -79,7 +79,7 @@ def _action(which: int, **changes: object) -> Symmetry:
         (lambda: _group(id="../x"), "id that could name a tensor"),
         (lambda: _group(n=0), "n: expected 1 to"),
         (lambda: _group(n=3), "g \\* k = 3"),
-        (lambda: _group(scale="any"), "positive or sign or none"),
+        (lambda: _group(scale="any"), "positive or sign or nonzero or none"),
         (lambda: _group(id="conv2"), "each id once"),
         (lambda: _group(id="other"), "unknown group 'conv1'"),
         (lambda: _group(perm=Wreath("conv2", 1, 2)), "blocks of 'conv2'"),

@@ -52,7 +52,7 @@ class _Assembly:
 
     def __init__(self, moments: Moments) -> None:
         self._moments, self._symmetry, K = moments, moments.symmetry, moments.K
-        self._groups = tuple(group for group in self._symmetry.groups if group.scale == "positive")
+        self._groups = tuple(group for group in self._symmetry.groups if group.resizes)
         ends = np.cumsum([0, *(group.n for group in self._groups)]).tolist()
         self._places = tuple(itertools.starmap(slice, itertools.pairwise(ends)))
         self._numbers = {group.id: number for number, group in enumerate(self._groups)}

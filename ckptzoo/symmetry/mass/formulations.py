@@ -81,16 +81,18 @@ class Formulation:
         """
         if name not in FORMULATIONS:
             raise UnknownNameError("ckptzoo.symmetry", "formulation", name, FORMULATIONS)
-        variances = tuple(action for action in symmetry.actions if action.exponent == 2)
-        positive = {group.id for group in symmetry.groups if group.scale == "positive"}
+        unsigned = _without_signs(symmetry)
+        variances = tuple(action for action in unsigned.actions if action.exponent == 2)
+        positive = {group.id for group in unsigned.groups if group.resizes}
         normalised = {segment.group for action in variances for segment in action.segments} & positive
         if not normalised:
-            return cls(name, symmetry, symmetry)
+            return cls(name, symmetry, unsigned)
         if name == PINNED:
-            return cls(name, symmetry, _without_scales(symmetry, normalised))
+            return cls(name, symmetry, _without_scales(unsigned, normalised))
         if name == VOLUME:
-            return cls(name, symmetry, symmetry, layers=_volume_layers(symmetry, variances, normalised))
-        return _eval_chain(symmetry, variances, normalised, shapes)
+            return cls(name, symmetry, unsigned, layers=_volume_layers(unsigned, variances, normalised))
+        table, gains = _eval_chain(unsigned, variances, normalised, shapes)
+        return cls(name, symmetry, table, gains)
 
     def to_table(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """The stacked weights with the axes that ``table`` has; nothing is copied."""
@@ -121,6 +123,16 @@ def _without_scales(symmetry: Symmetry, groups: set[str]) -> Symmetry:
     """The table without the scales of some groups."""
     fixed = (replace(group, scale="none") if group.id in groups else group for group in symmetry.groups)
     return Symmetry(tuple(fixed), symmetry.actions)
+
+
+def _without_signs(symmetry: Symmetry) -> Symmetry:
+    """The table without the signs in front of normalisations: they change no mass, and stay as they are."""
+    absorbed = {segment.group for action in symmetry.actions for segment in action.signs}
+    groups = (
+        replace(group, scale="positive" if group.resizes else "none") if group.id in absorbed else group
+        for group in symmetry.groups
+    )
+    return Symmetry(tuple(groups), tuple(replace(action, signs=()) for action in symmetry.actions))
 
 
 def _volume_layers(
@@ -154,8 +166,8 @@ def _eval_chain(
     variances: tuple[AxisAction, ...],
     normalised: set[str],
     shapes: Mapping[str, tuple[int, ...]],
-) -> Formulation:
-    """The table of ``eval_chain``: no variances, and gains that read what a filter writes."""
+) -> tuple[Symmetry, tuple[str, ...]]:
+    """The table of ``eval_chain``, without variances, and its gains, which read what a filter writes."""
     gains: dict[str, tuple[AxisAction, AxisAction]] = {}
     without_gain: set[str] = set()
     for variance in variances:
@@ -192,8 +204,7 @@ def _eval_chain(
         rest += [Group(f"{name}:rest", spare, Fixed(), "none")] if spare else []
     used = {segment.group for action in (*kept, *chains) for segment in action.segments}
     groups = (*(group for group in groups if group.id in used), *rest)
-    table = Symmetry(groups, (*kept, *chains))
-    return Formulation(CHAIN, symmetry, table, tuple(gains))
+    return Symmetry(groups, (*kept, *chains)), tuple(gains)
 
 
 def _full_axis(segments: tuple[Segment, ...], rest: str, size: int) -> tuple[tuple[Segment, ...], int]:
@@ -253,10 +264,10 @@ def find_scales(arrays: dict[str, np.ndarray], formulation: Formulation, engine:
     settled: dict[str, np.ndarray] = {}
     for group, place in zip(network.groups, network.slices, strict=True):
         settled[group.id] = np.where(known[:, place], np.exp(balanced.log_scales[:, place]), np.nan)
-    for group in table.groups:
-        if group.scale == "sign":
-            settled[group.id] = np.full((K, group.n), np.nan)
-    rows = np.flatnonzero(np.any([np.isnan(scale).any(axis=1) for scale in settled.values()], axis=0))
+    signed = {group.id: group.n for group in table.groups if group.flips}
+    settled |= {name: np.full((K, n), np.nan) for name, n in signed.items() if name not in settled}
+    open_scales = [np.isnan(scale).any(axis=1) | (name in signed) for name, scale in settled.items()]
+    rows = np.flatnonzero(np.any(open_scales, axis=0))
     unsigned = np.zeros(K, bool)
     if len(rows):
         some = Moments({name: array[rows] for name, array in arrays.items()}, table)

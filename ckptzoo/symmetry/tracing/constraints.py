@@ -107,6 +107,8 @@ class AxisPlacement:
     tensor, axis : whose axis.
     channel, scale, path : labels of its positions, through all blocks.
     exponent, role, in_mass, blocks, eps : as in ``AxisAction``.
+    uses : how often the tensor is used.
+    signs, sign_uses : of a gain: the scales by whose signs its positions are multiplied, and in how many of the uses.
     """
 
     tensor: str
@@ -119,6 +121,9 @@ class AxisPlacement:
     in_mass: bool
     blocks: int
     eps: float
+    uses: int = 1
+    signs: NodeIds | None = None
+    sign_uses: int = 0
 
 
 @dataclass
@@ -248,6 +253,7 @@ class Constraints:
         if earlier.blocks != blocks:
             expected = f"{earlier.blocks} groups, as where {tensor!r} was used before"
             raise SymmetryError(Problem("symmetry.trace", self.operation, expected, str(blocks), DECLARE_BY_HAND))
+        earlier.uses += 1
         again = f"uses {tensor!r} once more, for what stays in place"
         earlier.channel = self.tie_channels(earlier.channel, channel, again)
         earlier.path = self.paths.extend("again", earlier.path, path)
@@ -265,6 +271,23 @@ class Constraints:
         labels = Labels(earlier.channel, scale, path)
         self.place(tensor, axis, labels, 1, role, blocks=blocks)
         return labels
+
+    def absorb_signs(self, tensor: str, axis: int, scale: NodeIds) -> None:
+        """Let a gain, which is placed already, take the signs of the scales (one a position) that it normalises."""
+        place = self.placements[tensor, axis]
+        place.sign_uses += 1
+        if place.signs is None:
+            place.signs = np.array(scale)
+        else:
+            place.signs = self.tie_scales(place.signs, scale, f"uses {tensor!r} once more, for values without a sign")
+
+    def settle_signs(self) -> None:
+        """Leave positive factors where a gain is also used in a way that does not take its sign."""
+        for place in self.placements.values():
+            if place.signs is not None and place.sign_uses != place.uses:
+                self.operation = f"{place.tensor!r}"
+                self.restrict_scale(place.signs, POSITIVE, "is used elsewhere too, where its sign counts")
+                place.signs = None
 
     def unconstrained(self, mask: NDArray[np.bool_]) -> Labels:
         """New channels where ``mask`` holds, -1 elsewhere: for zeros, which every symmetry leaves alone."""

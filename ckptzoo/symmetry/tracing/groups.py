@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckptzoo.schema.symmetry import Fixed, Perm, Sym, Wreath
-from ckptzoo.symmetry.tracing.constraints import FIXED, OUTPUT, SIGN, ChannelBlocks, Constraints
+from ckptzoo.symmetry.tracing.constraints import FIXED, OUTPUT, POSITIVE, SIGN, ChannelBlocks, Constraints
+from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 NO_SCALE = "none"
 
@@ -28,12 +29,14 @@ class ChannelPosition:
     position : the position there.
     scale : number of the scale among the channel's, in the order of its entries; -1 where there is none.
     kind : of that scale.
+    sign : whether the sign of the scale alone acts here, beside another entry at the same position.
     """
 
     placement: int
     position: int
     scale: int
     kind: str
+    sign: bool
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class _Row:
     ----------
     placement, path, position : number of the placement, the entry's path, and the position.
     scale, kind : the root of the scale, -1 where there is none, and its kind.
+    sign : as in ``ChannelPosition``.
     """
 
     placement: int
@@ -71,6 +75,7 @@ class _Row:
     position: int
     scale: int
     kind: str
+    sign: bool = False
 
 
 _BlockPermutation = tuple[int, tuple[int, ...]]
@@ -100,6 +105,7 @@ def channel_groups(constraints: Constraints) -> list[ChannelGroup]:
     in place, and the notes say which and why; after each such decision the groups are found again.
     """
     pinned: set[int] = set()
+    constraints.settle_signs()
     while True:
         for number in pinned:
             _fix_across_blocks(constraints, constraints.blocks[number])
@@ -149,8 +155,8 @@ def tied_channels(constraints: Constraints) -> dict[int, Channel]:
         facts: list[Hashable] = [fixed, *sorted(sums.get(root, ()))]
         for row in sorted(rows[root]):
             scale = -1 if row.scale < 0 else scale_numbers.setdefault(row.scale, len(scale_numbers))
-            entries.append(ChannelPosition(row.placement, row.position, scale, row.kind))
-            facts.append((row.placement, row.path, scale, row.kind))
+            entries.append(ChannelPosition(row.placement, row.position, scale, row.kind, row.sign))
+            facts.append((row.placement, row.path, scale, row.kind, row.sign))
         first = min((reads[entry.placement], entry.placement, entry.position) for entry in entries)
         channels[root] = Channel(
             root, tuple(entries), signatures.setdefault(tuple(facts), len(signatures)), fixed, first[1:]
@@ -161,18 +167,36 @@ def tied_channels(constraints: Constraints) -> dict[int, Channel]:
 def _rows(constraints: Constraints) -> dict[int, list[_Row]]:
     """The positions of every channel."""
     rows: dict[int, list[_Row]] = {}
+    absorbed = _absorbed_signs(constraints)
     for number, place in enumerate(constraints.placements.values()):
-        alive = constraints.can_scale(place.scale)
-        scales = np.where(alive, constraints.scales.find(place.scale), -1)
-        signs = constraints.scales.marks(scales, SIGN) >= 0
-        kinds = np.where(alive, np.where(signs, "sign", "positive"), NO_SCALE).tolist()
         roots = constraints.channels.find(place.channel).tolist()
-        for position, (path, scale, kind, root) in enumerate(
-            zip(place.path.tolist(), scales.tolist(), kinds, roots, strict=True)
-        ):
-            if root >= 0:
-                rows.setdefault(root, []).append(_Row(number, path, position, scale, kind))
+        for labels, sign in ((place.scale, False), (place.signs, True)):
+            if labels is None:
+                continue
+            scales, kinds = _scale_kinds(constraints, labels, absorbed)
+            for position, (path, scale, kind, root) in enumerate(
+                zip(place.path.tolist(), scales.tolist(), kinds, roots, strict=True)
+            ):
+                if root >= 0 and (not sign or kind in ("sign", "nonzero")):
+                    rows.setdefault(root, []).append(_Row(number, path, position, scale, kind, sign))
     return rows
+
+
+def _absorbed_signs(constraints: Constraints) -> NodeIds:
+    """The roots of the scales whose signs a gain takes."""
+    signs = [place.signs for place in constraints.placements.values() if place.signs is not None]
+    return np.unique(constraints.scales.find(np.concatenate(signs))) if signs else np.empty(0, np.int64)
+
+
+def _scale_kinds(constraints: Constraints, labels: NodeIds, absorbed: NodeIds) -> tuple[NodeIds, list[str]]:
+    """The roots of scales, -1 where there is no factor but 1, and their kinds as in ``Group``."""
+    alive = constraints.can_scale(labels)
+    scales = np.where(alive, constraints.scales.find(labels), -1)
+    signs, positive = (constraints.scales.marks(scales, kind) >= 0 for kind in (SIGN, POSITIVE))
+    # Unmarked factors may have any sign. Only those that a gain takes are flipped: its sign makes the choice certain.
+    nonzero = ~positive & np.isin(scales, absorbed)
+    kinds = np.where(signs, "sign", np.where(nonzero, "nonzero", "positive"))
+    return scales, np.where(alive, kinds, NO_SCALE).tolist()
 
 
 def _sums(constraints: Constraints) -> dict[int, list[tuple[int, int]]]:

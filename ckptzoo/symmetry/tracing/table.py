@@ -13,6 +13,9 @@ from ckptzoo.symmetry.tracing.constraints import FIXED, FORBIDDEN, OUTPUT, POSIT
 from ckptzoo.symmetry.tracing.groups import NO_SCALE, ChannelGroup, channel_groups, unique_name
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
+_Positions = dict[tuple[int, int], list[list[int]]]
+"""For the number of a group and of a scale among its channels' scales: the positions of each channel."""
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -53,7 +56,11 @@ def build_table(constraints: Constraints, arch: Architecture) -> tuple[Symmetry,
         table_groups.append(Group(name, len(group.channels), perm, part.kind))
         notes += _notes(constraints, group, part, name, placements)
     positions = _positions(groups)
-    actions = [_action(placement, positions.get(number, {}), names) for number, placement in enumerate(placements)]
+    signs = _positions(groups, signs=True)
+    actions = [
+        _action(placement, positions.get(number, {}), signs.get(number, {}), names)
+        for number, placement in enumerate(placements)
+    ]
     order = {name: number for number, name in enumerate(arch.names)}
     acting = sorted((item for item in actions if item is not None), key=lambda item: (order[item.tensor], item.axis))
     return Symmetry(tuple(table_groups), tuple(acting)), tuple(notes)
@@ -70,7 +77,7 @@ def _parts(
         entries = group.channels[0].entries
         first = group.channels[0].first[0]
         for scale in dict.fromkeys(entry.scale for entry in entries):
-            scaled = [entry for entry in entries if entry.scale == scale]
+            scaled = [entry for entry in entries if entry.scale == scale and not entry.sign]
             written = [entry.placement for entry in scaled if placements[entry.placement].role != "in"]
             first_here = min(entry.placement for entry in scaled)
             yield _Part(number, scale, scaled[0].kind, min(written, default=first), first_here)
@@ -97,12 +104,16 @@ def _listed(groups: Sequence[ChannelGroup], placements: Sequence[AxisPlacement],
     return listed
 
 
-def _positions(groups: Sequence[ChannelGroup]) -> dict[int, dict[tuple[int, int], list[list[int]]]]:
-    """For every placement, and every group and scale there: the positions of each channel."""
-    positions: dict[int, dict[tuple[int, int], list[list[int]]]] = {}
+def _positions(groups: Sequence[ChannelGroup], *, signs: bool = False) -> dict[int, _Positions]:
+    """For every placement, and every group and scale there (or scale by whose sign it is multiplied): the positions of
+    each channel.
+    """
+    positions: dict[int, _Positions] = {}
     for number, group in enumerate(groups):
         for rank, channel in enumerate(group.channels):
             for entry in channel.entries:
+                if entry.sign != signs:
+                    continue
                 rows = positions.setdefault(entry.placement, {}).setdefault((number, entry.scale), [])
                 if rank == len(rows):
                     rows.append([])
@@ -111,26 +122,33 @@ def _positions(groups: Sequence[ChannelGroup]) -> dict[int, dict[tuple[int, int]
 
 
 def _action(
-    placement: AxisPlacement, positions: dict[tuple[int, int], list[list[int]]], names: dict[tuple[int, int], str]
+    placement: AxisPlacement, positions: _Positions, signs: _Positions, names: dict[tuple[int, int], str]
 ) -> AxisAction | None:
     """What the groups do to an axis; None where they do nothing."""
-    by_group = {key: list(_segments(names[key], np.array(rows))) for key, rows in positions.items() if key in names}
-    segments = [segment for items in by_group.values() for segment in items]
+    segments = _all_segments(positions, names)
     if not segments:
         return None
-    # By offset, unless that would put the segments of one group in another order than its channels'.
-    if all(items == sorted(items, key=lambda item: item.offset) for items in by_group.values()):
-        segments.sort(key=lambda item: item.offset)
     return AxisAction(
         placement.tensor,
         placement.axis,
-        tuple(segments),
+        segments,
         placement.exponent,
         placement.in_mass,
         placement.role,
         placement.blocks,
         placement.eps,
+        _all_segments(signs, names),
     )
+
+
+def _all_segments(positions: _Positions, names: dict[tuple[int, int], str]) -> tuple[Segment, ...]:
+    """The segments of all groups on an axis."""
+    by_group = {key: list(_segments(names[key], np.array(rows))) for key, rows in positions.items() if key in names}
+    segments = [segment for items in by_group.values() for segment in items]
+    # By offset, unless that would put the segments of one group in another order than its channels'.
+    if all(items == sorted(items, key=lambda item: item.offset) for items in by_group.values()):
+        segments.sort(key=lambda item: item.offset)
+    return tuple(segments)
 
 
 def _segments(group: str, positions: NDArray[np.int64]) -> Iterator[Segment]:

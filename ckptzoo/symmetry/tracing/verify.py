@@ -168,7 +168,9 @@ class Verifier:
         scales: dict[str, NDArray[Any]] = {}
         for name, scale in drawn.scales.items():
             row = int((scale == 1).sum(axis=1).argmin())
-            scales[name] = np.maximum(scale[[row]], 1 / scale[[row]]) if name in normalised else scale[[row]]
+            chosen = scale[[row]]
+            size = np.abs(chosen)
+            scales[name] = np.sign(chosen) * np.maximum(size, 1 / size) if name in normalised else chosen
         return GroupElement({**GroupElement.identity(symmetry, 1).perms, **perms}, scales)
 
     def _generic(self) -> Weights:
@@ -254,7 +256,11 @@ def _drop_failing(verifier: Verifier, symmetry: Symmetry) -> Symmetry:
         if not gap <= TOLERANCE:
             groups[name] = replace(groups[name], scale="none")
             verifier.notes.append(f"Group {name!r} is not scaled: its scales change the outputs by {gap:.3g}.")
-    return Symmetry(tuple(groups.values()), symmetry.actions)
+    actions = (
+        replace(action, signs=tuple(segment for segment in action.signs if groups[segment.group].flips))
+        for action in symmetry.actions
+    )
+    return Symmetry(tuple(groups.values()), tuple(actions))
 
 
 def _moving_together(symmetry: Symmetry) -> list[set[str]]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Like, Perm, Symmetry, Wreath
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Like, Perm, Segment, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement, apply, trace
 from ckptzoo.symmetry.tracing.graph import Float64Mode
 from ckptzoo.symmetry.tracing.result import Traced
@@ -133,7 +133,10 @@ def _outputs(module: nn.Module, stack: dict[str, np.ndarray], inputs: torch.Tens
 
 
 def text(table: Symmetry) -> str:
-    """A table as lines: ``group n perm scale``, then ``tensor axis exponent role group@offset+count*inner ...``."""
+    """A table as lines: ``group n perm scale``, then ``tensor axis exponent role group@offset+count*inner ...``.
+
+    Behind ``signs`` are the channels whose signs a gain takes.
+    """
     groups = [f"{group.id} {group.n} {_perm(group.perm)} {group.scale}" for group in table.groups]
     return "\n".join([*groups, *map(_action, table.actions)])
 
@@ -171,12 +174,15 @@ def _perm(perm: Perm) -> str:
 
 
 def _action(action: AxisAction) -> str:
-    segments = (
-        f"{item.group}@{item.offset}+{item.count}" + (f"*{item.inner}" if item.inner > 1 else "")
-        for item in action.segments
-    )
     assert action.in_mass == (action.role in ("out", "in") or (action.role == "gain" and action.in_mass))
     blocks = f"/{action.blocks}" if action.blocks > 1 else ""
     exponent = f"{action.exponent:+d}" if action.exponent else "0"
     eps = f" eps={action.eps:g}" if action.eps else ""
-    return f"{action.tensor} {action.axis}{blocks} {exponent} {action.role} {' '.join(segments)}{eps}"
+    signs = f" signs {_segments(action.signs)}" if action.signs else ""
+    return f"{action.tensor} {action.axis}{blocks} {exponent} {action.role} {_segments(action.segments)}{signs}{eps}"
+
+
+def _segments(segments: tuple[Segment, ...]) -> str:
+    return " ".join(
+        f"{item.group}@{item.offset}+{item.count}" + (f"*{item.inner}" if item.inner > 1 else "") for item in segments
+    )

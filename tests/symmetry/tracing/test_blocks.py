@@ -141,10 +141,12 @@ CASES = {
         | {"c3": conv(4, 3, 1, bias=False), "n3": part(nn.BatchNorm2d, 3), "fc": linear(3, 2)},
         images(),
         """
-        a 3 sym positive | n0 3 like(a) positive
-        c1 4 wreath(c2,2,2) positive | n1 4 like(c1) positive
-        c2 4 wreath(c2,2,2) positive | n2 4 like(c2) positive
-        c3 3 like(a) positive
+        a 3 sym nonzero | n0 3 like(a) positive
+        c1 4 wreath(c2,2,2) nonzero | n1 4 like(c1) positive
+        c2 4 wreath(c2,2,2) nonzero | n2 4 like(c2) positive
+        c3 3 like(a) nonzero
+        a: -> a@0+3
+        n0.weight 0 +1 gain n0@0+3 signs a@0+3
         ...
         """,
         notes=(),
@@ -204,11 +206,11 @@ def test_mobile_networks() -> None:
     assert text(traced.symmetry).splitlines()[:7] == [
         "a 3 wreath(b0,3,1) positive",
         "b0 3 wreath(b0,3,1) positive",
-        "b.expand 4 wreath(b.depth,4,1) positive",
+        "b.expand 4 wreath(b.depth,4,1) nonzero",
         "b.n1 4 like(b.expand) positive",
-        "b.depth 4 wreath(b.depth,4,1) positive",
+        "b.depth 4 wreath(b.depth,4,1) nonzero",
         "b.n2 4 like(b.depth) positive",
-        "b.project 3 like(b0) positive",
+        "b.project 3 like(b0) nonzero",
     ]
     assert count(traced.symmetry).permutations == 6 * 24 and traced.notes == ()
 

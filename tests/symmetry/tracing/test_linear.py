@@ -208,10 +208,10 @@ class Renamed(nn.BatchNorm1d):
 def test_classes_that_inherit_from_layers() -> None:
     module = nn.Sequential(Scaled(5, 4), Renamed(4), nn.ReLU(), nn.Linear(4, 2))
     assert text(checked_trace(module, rows(5)).symmetry) == lines("""
-        0 4 sym positive
+        0 4 sym nonzero
         1 4 like(0) positive
         0: -> 0@0+4
-        1.weight 0 +1 gain 1@0+4
+        1.weight 0 +1 gain 1@0+4 signs 0@0+4
         1.bias 0 +1 shift 1@0+4
         1.running_mean 0 +1 mean 0@0+4
         1.running_var 0 +2 variance 0@0+4 eps=1e-05

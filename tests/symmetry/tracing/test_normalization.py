@@ -46,6 +46,8 @@ LAYER = """
     n.bias 0 +1 shift n@0+4
     c: n@0+4 ->
 """
+ALONE = LAYER.replace("sym none", "sym sign").replace("gain n@0+4", "gain n@0+4 signs a@0+4")
+"""The same where every channel is normalised alone, so that its gain can take its sign."""
 CASES = {
     "batch norm without gains leaves nothing to scale after it": Case(
         lambda m, x: m.c(F.relu(m.n(m.a(x)))),
@@ -61,19 +63,19 @@ CASES = {
         """,
         notes=("Group 'a:2' is not scaled: no parameter gives it a scale.",),
     ),
-    "batch norm without statistics takes the scale away": Case(
+    "batch norm without statistics leaves signs alone": Case(
         lambda m, x: m.c(F.relu(m.n(m.a(x)))),
         {"a": linear(5, 4), "n": part(nn.BatchNorm1d, 4, track_running_stats=False), "c": linear(4, 2)},
         rows(5),
         """
-        a 4 sym none
+        a 4 sym sign
         n 4 like(a) positive
         a: -> a@0+4
-        n.weight 0 +1 gain n@0+4
+        n.weight 0 +1 gain n@0+4 signs a@0+4
         n.bias 0 +1 shift n@0+4
         c: n@0+4 ->
         """,
-        notes=("*normalises by the batch's own variance*", "..."),
+        notes=(),
     ),
     "batch norm of the input": Case(
         lambda m, x: m.c(m.n(x)),
@@ -96,9 +98,9 @@ CASES = {
         },
         rows(5),
         """
-        a 4 sym positive
+        a 4 sym nonzero
         gain 4 like(a) positive
-        gain 0 +1 gain gain@0+4
+        gain 0 +1 gain gain@0+4 signs a@0+4
         shift 0 +1 shift gain@0+4
         mean 0 +1 mean a@0+4
         running_var 0 +2 variance a@0+4 eps=0.1
@@ -142,7 +144,67 @@ CASES = {
         lambda m, x: m.c(F.relu(m.n(m.a(x))).amax((2, 3))),
         {"a": conv(1, 4, 3), "n": part(nn.InstanceNorm2d, 4, affine=True), "c": linear(4, 2)},
         images(),
-        LAYER,
+        ALONE,
+    ),
+}
+DENSE = {"a": linear(5, 4), "n": part(nn.BatchNorm1d, 4, eps=1e-3), "c": linear(4, 2)}
+NORMALISED = """
+    a 4 sym {}
+    n 4 like(a) positive
+    a: -> a@0+4
+    n.weight 0 +1 gain n@0+4{}
+    n.bias 0 +1 shift n@0+4
+    n.running_mean 0 +1 mean a@0+4
+    n.running_var 0 +2 variance a@0+4 eps=0.001
+    c: n@0+4 ->
+"""
+CASES |= {
+    "what a ReLU writes has no sign that a batch norm could take": Case(
+        lambda m, x: m.c(m.n(F.relu(m.a(x)))), DENSE, rows(5), NORMALISED.format("positive", "")
+    ),
+    "what a tanh writes has a sign alone, which the batch norm behind it takes": Case(
+        lambda m, x: m.c(m.n(torch.tanh(m.a(x)))), DENSE, rows(5), NORMALISED.format("sign", " signs a@0+4")
+    ),
+    "a gain that is also used elsewhere takes no sign": Case(
+        lambda m, x: m.c(F.relu(m.n(m.a(x)) * m.n.weight)),
+        DENSE,
+        rows(5),
+        NORMALISED.replace("n 4 like(a) positive", "n 4 like(a) none").format("positive", ""),
+    ),
+    "a batch norm that is used twice ties the signs of both": Case(
+        lambda m, x: m.c(F.relu(m.n(m.a(x))) + F.relu(m.n(m.b(x)))),
+        DENSE | {"b": linear(5, 4)},
+        rows(5),
+        """
+        a 4 sym nonzero
+        n 4 like(a) positive
+        a: -> a@0+4
+        n.weight 0 +1 gain n@0+4 signs a@0+4
+        n.bias 0 +1 shift n@0+4
+        n.running_mean 0 +1 mean a@0+4
+        n.running_var 0 +2 variance a@0+4 eps=0.001
+        c: n@0+4 ->
+        b: -> a@0+4
+        """,
+    ),
+    "features that two batch norms read, one of them beside others": Case(
+        lambda m, x: m.c(F.relu(m.m(torch.cat([h := m.a(x), m.b(F.relu(m.n(h)))], 1)))),
+        DENSE | {"b": linear(4, 3), "m": part(nn.BatchNorm1d, 7, eps=1e-3), "c": linear(7, 2)},
+        rows(5),
+        """
+        a 4 sym nonzero | n 4 like(a) positive | b 3 sym nonzero | m 4 like(a) positive | m:2 3 like(b) positive
+        a: -> a@0+4
+        n.weight 0 +1 gain n@0+4 signs a@0+4
+        n.bias 0 +1 shift n@0+4
+        n.running_mean 0 +1 mean a@0+4
+        n.running_var 0 +2 variance a@0+4 eps=0.001
+        c: m@0+4 m:2@4+3 ->
+        b: n@0+4 -> b@0+3
+        m.weight 0 +1 gain m@0+4 m:2@4+3 signs a@0+4 b@4+3
+        m.bias 0 +1 shift m@0+4 m:2@4+3
+        m.running_mean 0 +1 mean a@0+4 b@4+3
+        m.running_var 0 +2 variance a@0+4 b@4+3 eps=0.001
+        """,
     ),
 }
 CASES |= {
@@ -160,9 +222,9 @@ CASES |= {
         lambda m, x: m.c(F.relu(m.n(m.a(x))).mean((2, 3))),
         {"a": conv(1, 4, 3), "n": part(nn.GroupNorm, groups, 4), "c": linear(4, 2)},
         images(),
-        LAYER.replace("sym", perm),
+        table,
     )
-    for groups, perm in ((1, "sym"), (2, "wreath(n,2,2)"), (4, "sym"))
+    for groups, table in ((1, LAYER), (2, LAYER.replace("sym", "wreath(n,2,2)")), (4, ALONE))
 }
 BATCH = (
     (rows(5), part(nn.Linear, 5, 4), nn.BatchNorm1d, lambda h: h),
@@ -176,10 +238,10 @@ CASES |= {
         {"a": layer, "n": part(kind, 4, eps=1e-3), "c": linear(4, 2)},
         example,
         """
-        a 4 sym positive
+        a 4 sym nonzero
         n 4 like(a) positive
         a: -> a@0+4
-        n.weight 0 +1 gain n@0+4
+        n.weight 0 +1 gain n@0+4 signs a@0+4
         n.bias 0 +1 shift n@0+4
         n.running_mean 0 +1 mean a@0+4
         n.running_var 0 +2 variance a@0+4 eps=0.001

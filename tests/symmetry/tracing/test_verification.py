@@ -192,7 +192,7 @@ def test_one_example_that_cannot_be_normalised_leaves_the_training_mode_out() ->
 
     module = net(forward, a=linear(5, 4), n=lambda: nn.BatchNorm1d(4), c=linear(4, 2))
     traced = trace(module, rows(5, 1))
-    assert text(traced.symmetry).splitlines()[:2] == ["a 4 sym positive", "n 4 like(a) positive"]
+    assert text(traced.symmetry).splitlines()[:2] == ["a 4 sym nonzero", "n 4 like(a) positive"]
     assert traced.notes == (
         (
             "Not verified in training mode: Expected more than 1 value per channel when training, "
@@ -210,7 +210,7 @@ def test_zero_weights_and_tiny_variances_are_no_obstacle() -> None:
         module.c.bias.zero_()
     assert (
         text(trace(module, rows(5)).symmetry).splitlines()[:2]
-        == lines("a 4 sym positive\nn 4 like(a) positive").splitlines()
+        == lines("a 4 sym nonzero\nn 4 like(a) positive").splitlines()
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.symmetry.tracing.constraints import POSITIVE, ChannelBlocks, Labels
+from ckptzoo.symmetry.tracing.constraints import POSITIVE, SIGN, ChannelBlocks, Labels
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, Call, Value
 from ckptzoo.symmetry.tracing.rules.elementwise import with_new_paths
 from ckptzoo.symmetry.tracing.rules.linear import read_labels
@@ -21,16 +21,15 @@ def batch_norm(call: Call) -> Labels:
     if call.argument(5, "training", False):
         if mean is not None:
             raise call.unsupported("training=self.training, which is off in evaluation mode", "training=True")
-        constraints.forbid_scale(read.scale, "normalises by the batch's own variance, beside eps")
+        constraints.restrict_scale(read.scale, SIGN, "normalises by the batch's own variance, beside eps")
     else:
         assert mean is not None and variance is not None
-        constraints.restrict_scale(read.scale, POSITIVE, "divides by a standard deviation")
-        if read.power != 1:
-            constraints.forbid_scale(read.scale, "normalises powers of values")
         constraints.place(mean.name, 0, read, 1, "mean")
         # It is variance + eps that is scaled by the square, so that the action on the variance needs eps.
         constraints.place(variance.name, 0, read, 2, "variance", eps=float(call.argument(7, "eps", 1e-5)))
-    return _affine(call, read, (weight, 0), (bias, 0), axis)
+    if read.power != 1:
+        constraints.forbid_scale(read.scale, "normalises powers of values")
+    return _affine(call, read, (weight, 0), (bias, 0), axis, alone=True)
 
 
 def layer_norm(call: Call) -> Labels:
@@ -72,20 +71,35 @@ def instance_norm(call: Call) -> Labels:
 
 def _normalize_blocks(call: Call, groups: int, affine: tuple[Value | None, Value | None]) -> Labels:
     constraints, read = call.constraints, read_labels(call, call.input, 1)
-    constraints.forbid_scale(read.scale, "normalises beside eps")
+    alone = groups == len(read.channel) and read.power == 1
+    if alone:
+        constraints.restrict_scale(read.scale, SIGN, "normalises beside eps")
+    else:
+        constraints.forbid_scale(read.scale, "normalises beside eps")
     if groups < len(read.channel):
         name = call.module_name or call.name
         if groups > 1:
             constraints.blocks.append(ChannelBlocks(name, (read.channel.reshape(groups, -1),)))
         constraints.record_sum(read)
-    return _affine(call, read, (affine[0], 0), (affine[1], 0), 1)
+    return _affine(call, read, (affine[0], 0), (affine[1], 0), 1, alone=alone)
 
 
 def _affine(
-    call: Call, read: Labels, weight: tuple[Value | None, int], bias: tuple[Value | None, int], axis: int
+    call: Call,
+    read: Labels,
+    weight: tuple[Value | None, int],
+    bias: tuple[Value | None, int],
+    axis: int,
+    *,
+    alone: bool = False,
 ) -> Labels:
-    """Gain and shift of normalised values, whose channels are ``read``."""
+    """Gain and shift of normalised values, whose channels are ``read``.
+
+    Where every channel is normalised ``alone``, it changes its sign with what it is made of, and the gain can take it.
+    """
     constraints, ndim, size = call.constraints, call.result.ndim, len(read.channel)
+    if alone and weight[0] is None:
+        constraints.restrict_scale(read.scale, POSITIVE, "normalises, and has no gain that could take a sign")
     channel, scale = read.channel, np.full(size, -1)
     for (value, position), role in ((weight, "gain"), (bias, "shift")):
         if value is None:
@@ -97,6 +111,8 @@ def _affine(
             labels = constraints.write(value.name, position, size, role, in_mass=True)
             channel = constraints.tie_channels(channel, labels.channel, "normalises values that stay in place")
             scale = labels.scale
+            if alone:
+                constraints.absorb_signs(value.name, position, read.scale)
         else:
             constraints.place(value.name, position, labels, 1, role)
     return with_new_paths(call, Labels(channel, scale, read.path).on_axis(axis, ndim))

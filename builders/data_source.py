@@ -138,11 +138,11 @@ class TabularData:
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
         """See ``Feed``; inputs (M, B, D)."""
-        batch = self.recipe.batch
+        batch, schedule = self.recipe.batch, self.recipe.schedule
         for epoch, _, items in _draw_order(self.recipe, keys, self.device, start, stop):
             for at in range(0, items.shape[1], batch):
                 taken = items[:, at : at + batch]
-                yield TrainingBatch(self.recipe.scheduled_rate(epoch), self.inputs[taken], self.targets[taken])
+                yield TrainingBatch(schedule.learning_rate_at(epoch), self.inputs[taken], self.targets[taken])
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +170,7 @@ def steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: i
         corners = items * (data_source.height * data_source.width) + torch.as_tensor(down * data_source.width + right)
         labels = data_source.labels[items]
         for at in range(0, len(positions), batch):
-            yield Step(recipe.scheduled_rate(epoch), corners[:, at : at + batch], labels[:, at : at + batch])
+            yield Step(recipe.schedule.learning_rate_at(epoch), corners[:, at : at + batch], labels[:, at : at + batch])
 
 
 def _draw_order(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from builders import rng
+from builders.schedules import MilestoneSchedule
 from ckptzoo import archs
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.schema.architecture import Architecture
@@ -32,8 +33,8 @@ class Recipe:
     dataset : the name of the data set.
     train, test : examples of the training and the test set; the data must agree.
     epochs, batch : an epoch visits every training example once; its last batch holds what is left over.
-    learning_rate, momentum, weight_decay : of ``torch.optim.SGD``.
-    milestones, factor : the learning rate schedule: a factor at the start of each of these epochs.
+    momentum, weight_decay : of ``torch.optim.SGD``.
+    learning_rate, milestones, factor : the learning rate schedule, see ``builders.schedules.MilestoneSchedule``.
     loss : a name in ``builders.losses``: what the mean over a batch is taken of.
     summary : a sentence for people; not part of the digest.
     full_epochs : epochs of the recipe that this one shortens; None where it is the recipe itself.
@@ -115,6 +116,11 @@ class Recipe:
         return archs.architecture(self.architecture)
 
     @cached_property
+    def schedule(self) -> MilestoneSchedule:
+        """The learning rate of each epoch."""
+        return MilestoneSchedule(self.learning_rate, self.milestones, self.factor)
+
+    @cached_property
     def digest(self) -> str:
         """``sha256:...`` of everything that decides the weights, the summary left out."""
         content = self._content()
@@ -149,10 +155,6 @@ class Recipe:
             expected = f"0 to {self.steps} ({self.epochs} epochs of {self.epoch_steps} steps)"
             raise ZooError(Problem("build", "steps to keep", expected, str(wrong[0]), "Choose steps of the training."))
         return tuple(sorted({*steps, self.steps}))
-
-    def scheduled_rate(self, epoch: int) -> float:
-        """The learning rate schedule: the rate during an epoch, counted from 0."""
-        return self.learning_rate * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
 
     def facts(self) -> dict[str, Any]:
         """The recipe's numbers, for the ``extra`` column."""
@@ -287,14 +289,11 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         value = getattr(recipe, key)
         if type(value) is not int or not least <= value <= most:
             yield wrong(key, f"an integer from {least} to {most}")
-    for key, least in (("learning_rate", 0.0), ("momentum", 0.0), ("weight_decay", 0.0), ("factor", 0.0)):
-        if not _finite(getattr(recipe, key)) or getattr(recipe, key) < least:
-            yield wrong(key, f"a finite number, at least {least:g}")
-    milestones = recipe.milestones
-    if not isinstance(milestones, tuple) or any(type(item) is not int or item < 1 for item in milestones):
-        yield wrong("milestones", "a list of epochs, at least 1")
-    elif list(milestones) != sorted(set(milestones)):
-        yield wrong("milestones", "rising epochs")
+    for key in ("momentum", "weight_decay"):
+        if not _finite(getattr(recipe, key)) or getattr(recipe, key) < 0:
+            yield wrong(key, "a finite number, at least 0")
+    for key, expected in recipe.schedule.wrong_values():
+        yield wrong(key, expected)
 
 
 def _finite(value: object) -> bool:

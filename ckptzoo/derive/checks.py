@@ -108,7 +108,7 @@ def check_inputs(
 
 
 def import_with_torch(name: str) -> Any:
-    """A module of ckptzoo.derive that imports torch at its top: ``"equivalence"`` or ``"forward"``.
+    """A module of ckptzoo.derive that imports torch at its top: ``"output_differences"`` or ``"forward"``.
 
     Raises
     ------

@@ -14,16 +14,8 @@ from ckptzoo.loader.stream import Batch
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import Canonical, canonicalize
-from ckptzoo.symmetry.fingerprint import (
-    FEATURES,
-    Neighbours,
-    ambiguous,
-    apart,
-    compare,
-    invariant_width,
-    invariants,
-    rounding_tolerance,
-)
+from ckptzoo.symmetry.comparison import Neighbours, ambiguous, apart, compare, invariant_width, rounding_tolerance
+from ckptzoo.symmetry.invariants import FEATURES, invariants
 from ckptzoo.text import Progress
 
 BATCH_BYTES = 8 * 2**20
@@ -43,7 +35,7 @@ class Duplicates:
     checkpoints : the number that were compared.
     skipped : ids of those that were not: weights that are not finite, or ties that the gauge leaves unresolved.
     uncertain : the number of those compared with channels that only their weights tell apart, and not what describes
-        them (``ckptzoo.symmetry.fingerprint.ambiguous``). They are found where they were permuted, and may be missed
+        them (``ckptzoo.symmetry.comparison.ambiguous``). They are found where they were permuted, and may be missed
         where they were also scaled; of all others no copy is missed.
     tolerance : the relative norm up to which every tensor of two canonical forms agrees.
     """
@@ -77,7 +69,7 @@ def dedupe(zoo: Zoo, *, tolerance: float | None = None, progress: Progress | Non
     """The checkpoints of a zoo that are one network but for permutations and scales.
 
     Every checkpoint is brought into the ``canonical`` gauge and described by eight numbers that depend on no order of
-    channels (``ckptzoo.symmetry.fingerprint.invariants``). Where those are close, two checkpoints agree when
+    channels (``ckptzoo.symmetry.invariants.invariants``). Where those are close, two checkpoints agree when
     ``||a_t - b_t|| <= tolerance * ||a_t||`` for every floating tensor t, and all other tensors are equal; channels
     that rounding has put in another order are matched first. A group is what agreements connect.
 

@@ -227,7 +227,7 @@ class VariantJob:
         """
         if not self._inputs:
             return
-        self._checker = import_with_torch("equivalence").EquivalenceChecker(self._arch, self._module)
+        self._checker = import_with_torch("output_differences").EquivalenceChecker(self._arch, self._module)
         small = self._arch.nbytes <= SMALL_BYTES
         rows = np.flatnonzero(self._zoo.metadata["finite"].fill_null(False).to_numpy())[: 4 if small else 1]
         if len(rows):

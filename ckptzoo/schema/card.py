@@ -20,13 +20,9 @@ MAX_TEXT = 100_000
 MAX_CARD_BYTES = 2**20
 MAX_TAGS, MAX_TAG = 40, 100
 MAX_PICTURES, MAX_CAPTION = 16, 300
-MAX_PICTURE_BYTES = 10**6
-"""Of one picture."""
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _PICTURE_FILE = re.compile(r"(?=.{5,100}\Z)[A-Za-z0-9][A-Za-z0-9._-]*\.png")
-# the signature with the first chunk's length and type, and the last chunk, which is always the same
-_PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\0\0\0\0IEND\xaeB`\x82"
 _LISTS = {"authors", "tags"}
 _STEP = "Correct it in the card."
 _SHORT = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\r": "\\r", "\n": "\\n", "\b": "\\b", "\f": "\\f"}
@@ -79,11 +75,6 @@ def picture_problems(value: Any) -> Iterator[tuple[str, str, Any]]:
             or not caption.isprintable()
         ):
             yield f"caption of picture {number}", f"a line of at most {MAX_CAPTION} printable characters", caption
-
-
-def is_png(data: bytes) -> bool:
-    """Whether these are the bytes of a PNG from its first chunk to its last, with nothing behind it."""
-    return data.startswith(_PNG_START) and data.endswith(_PNG_END)
 
 
 @dataclass(frozen=True)

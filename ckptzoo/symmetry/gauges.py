@@ -12,16 +12,16 @@ import numpy as np
 
 from ckptzoo.errors import UnknownNameError
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry import canonical, ordering
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.arrays import Stacked, stack_of, to_numpy
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.mass.formulations import least_mass_scales
 from ckptzoo.symmetry.moments import Moments
-from ckptzoo.symmetry.ordering import sum_keys
+from ckptzoo.symmetry.ordering import first_weight_order, sum_keys
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.scales import Scales, solve
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
+from ckptzoo.symmetry.tie_breaking import complete_order
 
 Scaling = Callable[[Moments], Scales]
 Order = Callable[[Moments, Scales, Report], dict[str, np.ndarray]]
@@ -57,10 +57,10 @@ _RULES = (
         "canonical",
         4,
         ("scales", "permutations"),
-        "unit-norm, then channels in ascending order of the sum of their incoming weights, ties told apart",
+        "unit-norm, then channels in ascending order of the sum of their incoming weights, ties broken by a search",
         True,
         solve,
-        canonical.order,
+        complete_order,
     ),
     Gauge(
         "first-weight",
@@ -69,7 +69,7 @@ _RULES = (
         "unit-norm, then channels in ascending order of their first weight; not tie-safe",
         False,
         solve,
-        ordering.order,
+        first_weight_order,
     ),
     Gauge(
         "unit-norm",
@@ -133,8 +133,8 @@ def canonicalize(
     """Bring K stacked checkpoints into a gauge: the same functions with comparable weights.
 
     ``canonical = g . raw`` with the g that the gauge's rule picks: ckptzoo/symmetry/scales.py for the scales, those of
-    ``min-mass`` in ckptzoo/symmetry/mass; ckptzoo/symmetry/canonical.py and ordering.py (arXiv 2310.08287, appendix
-    C.2) for the orders.
+    ``min-mass`` in ckptzoo/symmetry/mass; ckptzoo/symmetry/tie_breaking.py and ordering.py (arXiv 2310.08287,
+    appendix C.2) for the orders.
 
     Parameters
     ----------

@@ -1,6 +1,9 @@
-"""Orders of channels by their keys, and the permutations that follow from them.
+"""Orders of channels (neurons) by their keys, the permutations that follow from them, and the first-weight order.
 
-The paper's order: neurons ascending in their first incoming weight (arXiv 2310.08287, appendix C.2 and table 1).
+Ties, that is, channels with equal keys, are broken in ``tie_breaking.py``, for the complete order.
+
+The paper's order, ``first_weight_order``: neurons ascending in their first incoming weight (arXiv 2310.08287, appendix
+C.2 and table 1).
 
 Groups are taken from input to output; the key of a channel is ``s_i * w_i[0]``, the first element in memory order
 of its slice of the first tensor that writes it, with every group before it already in order. In a wreath group
@@ -8,7 +11,7 @@ the channels of a block are ordered so first. Blocks are then ordered by the key
 the first group that names a block permutation decides it, for all groups that share it. A Fixed group keeps its
 order.
 
-The order is not tie-safe: equal keys keep the order of the raw weights, and are counted.
+This order is not tie-safe: equal keys keep the order of the raw weights, and are counted.
 """
 
 import numpy as np
@@ -95,18 +98,18 @@ class Order:
                 self.perms[other.id] = perm
 
 
-def order(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
-    """Permutations (K, n) by group, ascending in the first weight."""
-    made = Order(moments.symmetry, moments.K, report)
+def first_weight_order(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
+    """Permutations (K, n) by group, ascending in the first weight; ties and margins are counted into the report."""
+    order = Order(moments.symmetry, moments.K, report)
     for group in leaders(moments.symmetry):
-        keys = _first(group.id, moments, found, made.perms)
+        keys = _first_weights(group.id, moments, found, order.perms)
         raw = np.empty_like(keys)
-        np.put_along_axis(raw, made.perms[group.id], keys, 1)
-        made.decide(group, raw)
-    return made.perms
+        np.put_along_axis(raw, order.perms[group.id], keys, 1)
+        order.decide(group, raw)
+    return order.perms
 
 
-def _first(group: str, moments: Moments, found: Scales, perms: dict[str, np.ndarray]) -> np.ndarray:
+def _first_weights(group: str, moments: Moments, found: Scales, perms: dict[str, np.ndarray]) -> np.ndarray:
     """The first element of each channel's slice, scaled, all channels in the order that they have so far."""
     writers = moments.writers(group)
     if not writers:

@@ -29,7 +29,14 @@ def test_mnist_is_the_published_recipe() -> None:
     assert (recipe.momentum, recipe.weight_decay, recipe.crop_pad) == (0, 2e-4, 4)
     assert (recipe.mean, recipe.std) == (0.1307, 0.3081)
     assert (recipe.epoch_steps, recipe.steps) == (938, 56_280)
-    assert [recipe.scheduled_rate(epoch) for epoch in (0, 14, 15, 29, 30, 59)] == [0.04, 0.04, 0.02, 0.02, 0.01, 0.01]
+    assert [recipe.schedule.learning_rate_at(epoch) for epoch in (0, 14, 15, 29, 30, 59)] == [
+        0.04,
+        0.04,
+        0.02,
+        0.02,
+        0.01,
+        0.01,
+    ]
 
 
 def test_the_toy_is_the_papers() -> None:
@@ -37,7 +44,7 @@ def test_the_toy_is_the_papers() -> None:
     assert isinstance(recipe, GaussianRecipe)
     assert (recipe.architecture, recipe.train, recipe.loss) == ("mlp-2-2-1", 2 * 200, "binary-cross-entropy")
     assert (recipe.epochs, recipe.batch, recipe.learning_rate, recipe.steps) == (10, 10, 2.0, 400)
-    assert (recipe.momentum, recipe.weight_decay, recipe.scheduled_rate(9)) == (0, 0, 2.0)
+    assert (recipe.momentum, recipe.weight_decay, recipe.schedule.learning_rate_at(9)) == (0, 0, 2.0)
     assert recipe.facts()["centres"] == ((-2.5, -2.5), (2.5, 2.5))
 
 

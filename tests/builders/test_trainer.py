@@ -231,7 +231,7 @@ def test_rows_come_as_the_member_draws_them(kind: str) -> None:
     made = list(data_source.batches(keys, 0, 2 * recipe.epoch_steps))
     later = list(data_source.batches(keys[1:], recipe.epoch_steps + 1, 2 * recipe.epoch_steps))
     assert [batch.rate for batch in made] == [
-        recipe.scheduled_rate(epoch) for epoch in (0, 1) for _ in range(recipe.epoch_steps)
+        recipe.schedule.learning_rate_at(epoch) for epoch in (0, 1) for _ in range(recipe.epoch_steps)
     ]
     positions = np.arange(recipe.train)
     for epoch in (0, 1):

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SpecError
-from ckptzoo.schema.card import MAX_CAPTION, MAX_CARD_BYTES, MAX_PICTURES, Card, Picture, is_png, may_change
-from tests.support.pictures import png
+from ckptzoo.schema.card import MAX_CAPTION, MAX_CARD_BYTES, MAX_PICTURES, Card, Picture, may_change
 
 LINE = st.text(st.characters(exclude_categories=["C", "Zl", "Zp", "Zs"], include_characters=" "), max_size=60)
 NAME = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}\.png", fullmatch=True)
@@ -82,14 +81,6 @@ def test_a_card_beyond_all_bounds_is_not_parsed(tmp_path: Path) -> None:
     for read in (lambda: Card.from_toml(tmp_path / "card.toml"), lambda: Card.from_bytes(b"#" * (MAX_CARD_BYTES + 1))):
         with pytest.raises(SpecError, match="size: expected at most 1,048,576 bytes, got more"):
             read()
-
-
-def test_what_is_a_png() -> None:
-    right = png()
-    assert is_png(right)
-    for cut in range(len(right)):
-        assert not is_png(right[:cut])
-    assert not is_png(right + b"\0") and not is_png(b"GIF89a" + right) and not is_png(b"")
 
 
 def test_what_people_write_may_change() -> None:

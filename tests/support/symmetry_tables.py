@@ -41,6 +41,10 @@ class Network:
         """A random element whose scales every variance of ``weights`` can bear."""
         return GroupElement.random(self.table, K, np.random.default_rng(seed), spread=spread)
 
+    def permutations(self, K: int, seed: int) -> GroupElement:
+        """A random element that permutes and does not scale."""
+        return GroupElement(self.element(K, seed).perms, GroupElement.identity(self.table, K).scales)
+
 
 class _Plan:
     """A table that is being drawn."""

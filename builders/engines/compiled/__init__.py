@@ -68,7 +68,7 @@ def sgd_settings(recipe: ImageRecipe, start: int, stop: int) -> SGDSettings:
         recipe.train,
         recipe.batch,
         rng.side(recipe.train),
-        np.array([recipe.scheduled_rate(epoch) for epoch in epochs], np.float32),
+        np.array([recipe.schedule.learning_rate_at(epoch) for epoch in epochs], np.float32),
         np.float32(recipe.weight_decay),
         np.float32(recipe.momentum),
     )

@@ -47,13 +47,14 @@ def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
     lanes, members = _lanes(recipe.batch), len(state)
     weights, momenta = _rows(state.weights), _rows(state.momentum or state.weights)
     epochs = range(start // recipe.epoch_steps, stop // recipe.epoch_steps + 1)
+    rates = [recipe.schedule.learning_rate_at(epoch) for epoch in epochs]
     with torch.cuda.device_of(data_source.pixels):
         launch: Any = training.train[(members,)]
         launch(
             data_source.pixels,
             data_source.labels,
             torch.from_numpy(state.keys.view("int64")).to(device),
-            torch.tensor([recipe.scheduled_rate(epoch) for epoch in epochs], dtype=torch.float32, device=device),
+            torch.tensor(rates, dtype=torch.float32, device=device),
             weights,
             momenta,
             torch.empty(members, lanes, dtype=torch.int64, device=device),

@@ -8,7 +8,8 @@ from pathlib import Path
 from ckptzoo.errors import Problem, SpecError
 from ckptzoo.format.durable import write_file
 from ckptzoo.format.files import Files
-from ckptzoo.hub.card.page import check_pictures, readme
+from ckptzoo.hub.card.page import readme
+from ckptzoo.hub.card.pictures import check_pictures
 from ckptzoo.loader.zoo import Zoo, open
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARD_TOML, MAX_CARD_BYTES, Card

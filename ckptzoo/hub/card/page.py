@@ -1,7 +1,7 @@
 """README.md of a zoo: its head, how to load the zoo, and a section for each thing that is known.
 
-Sections about what the zoo holds are in ``contents``; here are those about pictures, training, licences, contributors
-and the columns of the metadata.
+Sections about what the zoo holds are in ``contents``, that of its pictures in ``pictures``; here are those about
+training, licences, contributors and the columns of the metadata.
 """
 
 import json
@@ -12,14 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckptzoo.errors import Problem, SpecError
-from ckptzoo.format.files import Files
 from ckptzoo.hub.card import contents
 from ckptzoo.hub.card.contents import counts, format_number, format_range
 from ckptzoo.hub.card.markdown import code, fenced, folded, listed, table
+from ckptzoo.hub.card.pictures import pictures_section
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-from ckptzoo.schema.card import MAX_PICTURE_BYTES, Card, is_png
+from ckptzoo.schema.card import Card
 from ckptzoo.schema.metadata import COLUMNS
 from ckptzoo.schema.readme import MARK, METADATA, config_of, front_matter, plain
 from ckptzoo.text import counted
@@ -87,7 +86,7 @@ def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
     """Title and text of each section; one without a text is left out."""
     trained = "\n\n".join(filter(None, (_markdown(card.training), training(rows))))
     return [
-        ("Pictures", pictures(card)),
+        ("Pictures", pictures_section(card)),
         ("How good they are", contents.accuracy(zoo)),
         ("How they were trained", trained),
         ("Notes", _markdown(card.notes)),
@@ -143,42 +142,6 @@ def _folder_name(name: str) -> str:
 def _markdown(text: str) -> str:
     """What a person wrote in Markdown, with plain line ends."""
     return text.replace("\r\n", "\n").replace("\r", "\n").strip()
-
-
-def pictures(card: Card) -> str:
-    """Every picture with its caption below it; empty where there is none."""
-    shown = ((plain(picture.caption), picture.path) for picture in card.pictures)
-    return "\n\n".join(f"![{caption}]({path})\n\n*{caption}*" for caption, path in shown)
-
-
-def read_pictures(files: Files, card: Card) -> tuple[dict[str, bytes], list[Problem]]:
-    """The pictures that a card names and a zoo holds, by their paths, and what is wrong with the others."""
-    sizes = {picture.path: files.size(picture.path) for picture in card.pictures}
-    fitting = [path for path, size in sizes.items() if size is not None and 0 < size <= MAX_PICTURE_BYTES]
-    read = dict(zip(fitting, files.read_many(fitting, max_bytes=MAX_PICTURE_BYTES), strict=True))
-    pictures = {path: data for path, data in read.items() if is_png(data)}
-    step = "Put one there, or leave it out of the card."
-    problems: list[Problem] = []
-    for path, size in sizes.items():
-        if path not in pictures:
-            got = "none" if size is None else "something else" if path in read else f"{size:,} bytes"
-            expected = f"a whole PNG of at most {MAX_PICTURE_BYTES:,} bytes"
-            problems.append(Problem(f"{files.name}/{path}", "picture", expected, got, step))
-    return pictures, problems
-
-
-def check_pictures(files: Files, card: Card) -> dict[str, bytes]:
-    """The pictures that a card names, by their paths.
-
-    Raises
-    ------
-    SpecError
-        One is missing, too large, or no PNG; every such one is named.
-    """
-    pictures, problems = read_pictures(files, card)
-    if problems:
-        raise SpecError(problems)
-    return pictures
 
 
 def training(rows: pa.Table) -> str:

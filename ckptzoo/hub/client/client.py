@@ -17,11 +17,11 @@ from ckptzoo.hub.client.models import (
     RepoFile,
     RepoFound,
     discussion_of,
-    is_stored,
     repo_file_of,
     repo_found_of,
 )
 from ckptzoo.hub.client.retry import PROPOSE, READ, WRITE, HubRetryPolicy, NotThereError, RaceError, call_with_retry
+from ckptzoo.hub.client.stored_files import is_stored
 from ckptzoo.hub.client.upload import Sending
 from ckptzoo.remote.address import MAIN, HubAddress
 from ckptzoo.remote.cache import is_offline

@@ -1,6 +1,5 @@
 """The answers of a hub as small frozen records, and how they are read from those of the client library."""
 
-import hashlib
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -99,15 +98,6 @@ def repo_file_of(sibling: Any) -> RepoFile:
     if sibling.size is None:
         raise ValueError(f"{sibling.rfilename}: no size")
     return RepoFile(sibling.size, None if lfs is None else lfs.sha256, sibling.blob_id)
-
-
-def is_stored(data: bytes, stored: RepoFile | None) -> bool:
-    """Whether bytes are those of a file; only the size is compared where the hub gives no digest."""
-    if stored is None or len(data) != stored.size:
-        return False
-    if stored.sha256 is not None:
-        return hashlib.sha256(data).hexdigest() == stored.sha256
-    return stored.oid is None or hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == stored.oid
 
 
 def discussion_of(item: Any, *, pages: bool) -> Discussion:

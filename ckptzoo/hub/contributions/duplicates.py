@@ -15,7 +15,9 @@ from ckptzoo.hub.contributions.target_zoo import CANONICAL, TargetZoo, Weights
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES, canonicalize, fingerprint
-from ckptzoo.symmetry.fingerprint import PRECISION, compare, invariant_width, invariants, rounding_tolerance
+from ckptzoo.symmetry.comparison import compare, invariant_width, rounding_tolerance
+from ckptzoo.symmetry.fingerprint import PRECISION
+from ckptzoo.symmetry.invariants import invariants
 from ckptzoo.text import counted
 
 _COUNTER = "num_batches_tracked"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ckptzoo.errors import SpecError
 from ckptzoo.format.durable import write_file
-from ckptzoo.hub.card import card_of, read_pictures, readme
+from ckptzoo.hub.card import card_of, readme
 from ckptzoo.hub.card.markdown import code
+from ckptzoo.hub.card.pictures import read_pictures
 from ckptzoo.hub.pull.selection import PullSelection
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.zoo import open

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.format.files import Files
 from ckptzoo.format.reader import read_contents
-from ckptzoo.hub.card import card_in, check_pictures, readme
+from ckptzoo.hub.card import card_in, readme
+from ckptzoo.hub.card.pictures import check_pictures
 from ckptzoo.loader.selection import standing
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.card import CARD_TOML, Card

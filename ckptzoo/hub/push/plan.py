@@ -11,9 +11,10 @@ from ckptzoo.format import snapshot as snapshot_format
 from ckptzoo.format.predictions import SHARED
 from ckptzoo.format.reader import list_trees, read_tree
 from ckptzoo.format.tree import Tree
-from ckptzoo.hub.client.models import Listing, RepoFile, is_stored
+from ckptzoo.hub.client.models import Listing, RepoFile
+from ckptzoo.hub.client.stored_files import LocalFile, is_stored
 from ckptzoo.hub.push.page import page_or_note
-from ckptzoo.hub.push.sources import LocalFile, LocalPart, LocalZoo, OverlayFiles, RepositoryFiles
+from ckptzoo.hub.push.sources import LocalPart, LocalZoo, OverlayFiles, RepositoryFiles
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARD_TOML
 from ckptzoo.schema.documents import unseal
@@ -137,13 +138,10 @@ def is_committed(batch: CommitBatch, listing: Listing) -> bool:
     """
     lasting = [name for name, content in batch.files.items() if not isinstance(content, bytes)]
     for name in lasting or batch.files:
-        content, stored = batch.files[name], listing.files.get(name)
-        same = (
-            is_stored(content, stored)
-            if isinstance(content, bytes)
-            else LocalFile(content, batch.sizes[name], batch.sha256[name]).is_stored(stored)
-        )
-        if not same:
+        content = batch.files[name]
+        if isinstance(content, Path):
+            content = LocalFile(content, batch.sizes[name], batch.sha256[name])
+        if not is_stored(content, listing.files.get(name)):
             return False
     return True
 
@@ -232,7 +230,7 @@ def _card_batch(
 
 
 def _missing(files: dict[str, LocalFile], stored: dict[str, RepoFile]) -> dict[str, LocalFile]:
-    return {name: file for name, file in files.items() if not file.is_stored(stored.get(name))}
+    return {name: file for name, file in files.items() if not is_stored(file, stored.get(name))}
 
 
 def _batch_of(files: dict[str, LocalFile], part: str | None = None) -> CommitBatch:
@@ -268,7 +266,7 @@ def _check_same_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listi
             raise HubError(Problem(repository.name, "repository", "a zoo, or an empty one", got, step))
         return
     for name, file in local.documents.items():
-        if name in stored and not file.is_stored(stored[name]):
+        if name in stored and not is_stored(file, stored[name]):
             (theirs,) = repository.read([name], listing)
             what = "zoo" if name == layout.ZOO else name
             step = "Push to another repository: this one holds another zoo."

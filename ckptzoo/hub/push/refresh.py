@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ckptzoo.errors import HubError, Problem
 from ckptzoo.hub.card import card_in
 from ckptzoo.hub.client import Client, HubRetryPolicy, Listing, RaceError
-from ckptzoo.hub.client.models import is_stored
+from ckptzoo.hub.client.stored_files import is_stored
 from ckptzoo.hub.push.api import MAX_RACES
 from ckptzoo.hub.push.page import Page, page_of, page_or_note
 from ckptzoo.hub.push.plan import CommitBatch, merged_files, snapshot_batch

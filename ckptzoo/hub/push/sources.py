@@ -12,28 +12,15 @@ from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
 from ckptzoo.format.files import Folder, check_span, folders_of
 from ckptzoo.format.part import Part, read_part, read_rows
-from ckptzoo.hub.card import card_in, check_pictures
+from ckptzoo.hub.card import card_in
+from ckptzoo.hub.card.pictures import check_pictures
 from ckptzoo.hub.client import Client
-from ckptzoo.hub.client.models import Listing, RepoFile, is_stored
+from ckptzoo.hub.client.models import Listing
+from ckptzoo.hub.client.stored_files import LocalFile
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARD_TOML, CARDS
 from ckptzoo.schema.documents import REFETCH
 from ckptzoo.schema.layout import Span
-
-
-@dataclass(frozen=True)
-class LocalFile:
-    """One file of this machine: its path, its size in bytes, and its sha256 in hex."""
-
-    path: Path
-    size: int
-    sha256: str
-
-    def is_stored(self, stored: RepoFile | None) -> bool:
-        """Whether a repository's file is this one; the file is read only where the repository has no sha256 of it."""
-        if stored is None or stored.size != self.size:
-            return False
-        return self.sha256 == stored.sha256 if stored.sha256 is not None else is_stored(self.path.read_bytes(), stored)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ weights that are well formed.
 
 from ckptzoo.hub.untrusted.api import read, read_all
 from ckptzoo.hub.untrusted.formats import SUFFIXES
-from ckptzoo.hub.untrusted.limits import FileResult, Limits, StateDict
+from ckptzoo.hub.untrusted.limits import Limits
+from ckptzoo.hub.untrusted.results import FileResult, StateDict
 
 __all__ = ["SUFFIXES", "FileResult", "Limits", "StateDict", "read", "read_all"]

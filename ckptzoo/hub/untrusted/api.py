@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import ZooError
+from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, SUFFIXES, format_of
-from ckptzoo.hub.untrusted.limits import Fact, FileResult, Limits, StateDict, reject
+from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.protocol import WorkerResult, read_result
+from ckptzoo.hub.untrusted.results import Fact, FileResult, StateDict
 from ckptzoo.hub.untrusted.safetensors import read_safetensors
 from ckptzoo.hub.untrusted.supervisor import Supervisor
 from ckptzoo.text import excerpt

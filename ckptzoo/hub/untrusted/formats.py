@@ -8,7 +8,8 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.hub.untrusted.limits import Limits, reject
+from ckptzoo.hub.untrusted.errors import reject
+from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.text import excerpt
 

@@ -12,7 +12,8 @@ from math import prod
 from typing import IO, Any
 
 from ckptzoo.errors import IntegrityError
-from ckptzoo.hub.untrusted.limits import Limits, reject
+from ckptzoo.hub.untrusted.errors import reject
+from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.text import excerpt
 

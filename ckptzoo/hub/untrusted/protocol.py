@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.header import CODES
+from ckptzoo.hub.untrusted.errors import name_error, reject
 from ckptzoo.hub.untrusted.formats import FileFormat
-from ckptzoo.hub.untrusted.limits import Fact, Limits, name_error, reject
+from ckptzoo.hub.untrusted.limits import Limits
+from ckptzoo.hub.untrusted.results import Fact
 from ckptzoo.hub.untrusted.safetensors import read_safetensors
 from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.schema.documents import parse

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError
 from ckptzoo.format.header import Entry, header_length, numpy_dtype, read_header
-from ckptzoo.hub.untrusted.limits import name_error, reject, with_next_step
+from ckptzoo.hub.untrusted.errors import name_error, reject, with_next_step
 from ckptzoo.schema.architecture import name_problem
 from ckptzoo.schema.documents import parse
 

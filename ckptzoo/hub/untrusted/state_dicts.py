@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ckptzoo.hub.untrusted.limits import Fact, Limits, name_error, reject
+from ckptzoo.hub.untrusted.errors import name_error, reject
+from ckptzoo.hub.untrusted.limits import Limits
+from ckptzoo.hub.untrusted.results import Fact
 from ckptzoo.text import excerpt
 
 _MAX_DEPTH = 6

@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from ckptzoo.errors import MissingExtraError
+from ckptzoo.hub.untrusted.errors import SAVE_AGAIN, reject
 from ckptzoo.hub.untrusted.formats import FileFormat
-from ckptzoo.hub.untrusted.limits import SAVE_AGAIN, Limits, reject
+from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.protocol import MESSAGE_BYTES, encode_job
 from ckptzoo.text import excerpt
 

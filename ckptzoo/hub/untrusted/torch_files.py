@@ -4,8 +4,9 @@ from io import BytesIO
 from typing import IO, Any
 from zipfile import ZipInfo
 
+from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import FORMAT_NAMES, LEGACY_MAGIC, CheckedArchive
-from ckptzoo.hub.untrusted.limits import Limits, reject
+from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.pickle_scan import PickleScan, scan_pickle
 
 _CHUNK_BYTES = 2**22

@@ -28,8 +28,9 @@ from typing import IO, Any, NoReturn
 import numpy as np
 
 from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import FileFormat, check_archive, load_npz
-from ckptzoo.hub.untrusted.limits import Limits, reject
+from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.protocol import MESSAGE_BYTES, WorkerResult, encode_refusal, encode_report, write_result
 from ckptzoo.hub.untrusted.sandbox import enter_sandbox, leave_network, probe_sandbox
 from ckptzoo.hub.untrusted.state_dicts import ArrayLibrary, StateCandidate, find_state_dicts

@@ -15,8 +15,8 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.symmetry.tracing.constraints import OUTPUT, Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, Float64Mode, code_of, location_of, module_of, operations
 from ckptzoo.symmetry.tracing.result import Traced
-from ckptzoo.symmetry.tracing.rules import FILLS, RULES, SHAPE_FACTS, is_method, name_of
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, map_values, values_in
+from ckptzoo.symmetry.tracing.rules.registry import FILLS, RULES, SHAPE_FACTS, is_method, name_of
 from ckptzoo.symmetry.tracing.table import build_table
 from ckptzoo.symmetry.tracing.verify import verify_table
 

@@ -115,7 +115,7 @@ def test_variants_tensors_and_columns(tmp_path: Path) -> None:
     text = readme(ckptzoo.open(path), card_of(ckptzoo.open(path)))
     found = sections(text)
     lines = [line for line in found["Variants"].splitlines() if line.startswith("| `")]
-    assert len(lines) == 2 and "ties told apart | 3 | 3 | 3 | 0 |" in lines[0] and lines[0].endswith("| none |")
+    assert len(lines) == 2 and "ties broken by a search | 4 | 3 | 3 | 0 |" in lines[0] and lines[0].endswith("| none |")
     assert "computed when read" in lines[1] and "e-" in lines[1]
     assert 'zoo["conv1.weight", "canonical"]' in text and '`"canonical"`, `"unit-norm"`' in text
     assert [item["config_name"] for item in parsed(text)["configs"]] == ["metadata", "canonical", "unit-norm"]

@@ -15,12 +15,12 @@ from ckptzoo.cli.app import run
 from ckptzoo.errors import IntegrityError, SpecError
 from ckptzoo.format.maintenance import LISTING
 from ckptzoo.hub.card import card_of, readme, write
-from ckptzoo.hub.card.page import pictures
+from ckptzoo.hub.card.pictures import MAX_PICTURE_BYTES, is_png, pictures_section
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.pull import pull
 from ckptzoo.hub.push import plan, rewrite
 from ckptzoo.hub.push.refresh import refresh
-from ckptzoo.schema.card import MAX_CAPTION, MAX_PICTURE_BYTES, Card, Picture
+from ckptzoo.schema.card import MAX_CAPTION, Card, Picture
 from tests.support.effort import examples
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import assert_generated_page, downloaded, files_of, grown, pushed
@@ -59,7 +59,7 @@ def test_a_caption_is_only_read(caption: str) -> None:
     tokens = (
         MarkdownIt("commonmark", {"html": True})
         .enable("table")
-        .parse(pictures(Card("zoo", pictures=(Picture("a.png", caption),))))
+        .parse(pictures_section(Card("zoo", pictures=(Picture("a.png", caption),))))
     )
     assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"] * 2
     said, images, below = " ".join(caption.split()), list(tokens[1].children or ()), list(tokens[4].children or ())
@@ -68,6 +68,14 @@ def test_a_caption_is_only_read(caption: str) -> None:
     assert [below[0].type, below[-1].type] == ["em_open", "em_close"]
     assert {item.type for item in below[1:-1]} <= {"text", "text_special"}
     assert "".join(item.content for item in below) == said
+
+
+def test_what_is_a_png() -> None:
+    right = png()
+    assert is_png(right)
+    for cut in range(len(right)):
+        assert not is_png(right[:cut])
+    assert not is_png(right + b"\0") and not is_png(b"GIF89a" + right) and not is_png(b"")
 
 
 @pytest.mark.parametrize(

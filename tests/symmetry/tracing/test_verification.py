@@ -10,8 +10,8 @@ from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import trace
-from ckptzoo.symmetry.tracing import rules, verify
-from ckptzoo.symmetry.tracing.rules import elementwise
+from ckptzoo.symmetry.tracing import verify
+from ckptzoo.symmetry.tracing.rules import elementwise, registry
 from ckptzoo.symmetry.tracing.rules.call import Call
 from tests.symmetry.tracing.helpers import Net, checked_trace, conv, images, linear, lines, net, rows, text
 
@@ -22,7 +22,7 @@ def _mlp() -> Net:
 
 def test_a_wrong_rule_for_scales_is_caught_and_its_groups_are_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     right = trace(_mlp(), rows(5))
-    monkeypatch.setitem(rules.RULES, "gelu", elementwise.positively_homogeneous)
+    monkeypatch.setitem(registry.RULES, "gelu", elementwise.positively_homogeneous)
     traced = trace(_mlp(), rows(5))
     assert traced.symmetry == right.symmetry and traced.worst < 1e-9
     (note,) = traced.notes
@@ -35,8 +35,8 @@ def test_a_wrong_rule_for_permutations_is_caught_and_its_groups_stay(monkeypatch
 
     module = net(forward, a=linear(4, 4), c=linear(4, 3), d=linear(3, 2))
     right = trace(module, rows(4))
-    add = rules.RULES["add"]
-    monkeypatch.setitem(rules.RULES, "add", lambda call: _without_fixing(call, add))
+    add = registry.RULES["add"]
+    monkeypatch.setitem(registry.RULES, "add", lambda call: _without_fixing(call, add))
     traced = trace(module, rows(4))
     assert traced.symmetry == right.symmetry
     assert text(traced.symmetry).splitlines()[:2] == ["a 4 fixed none", "c 3 sym positive"]
@@ -53,7 +53,7 @@ def _without_fixing(call: Call, rule: elementwise.Rule):
 
 
 def test_a_difference_that_no_group_alone_makes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rules.RULES, "gelu", elementwise.positively_homogeneous)
+    monkeypatch.setitem(registry.RULES, "gelu", elementwise.positively_homogeneous)
     monkeypatch.setattr(verify, "_drop_failing", lambda verifier, symmetry: symmetry)
     with pytest.raises(SymmetryError, match=r"expected outputs that agree to 1e-09 .*, got a relative difference of 0"):
         trace(_mlp(), rows(5))

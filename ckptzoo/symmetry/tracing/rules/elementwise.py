@@ -2,7 +2,7 @@
 
 First operations on one tensor, by what they do to a factor: all factors pass (homogeneous), positive ones, signs, or
 none. Then sums, products, quotients and maxima of two: of two values, of a value and a constant, and of a value and a
-parameter, which is a bias, a gain or a threshold of second_power channels.
+parameter, which is a bias, a gain or a threshold of the value's channels.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from ckptzoo.symmetry.tracing.rules.call import CONSTANT, PARAMETER, Call, Value
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 Rule = Callable[[Call], Any]
-"""From a call to the labels of second_power result; one for each where there are several results."""
+"""From a call to the labels of its result; one for each where there are several results."""
 ADD, MUL, DIV, MAX = "add", "mul", "div", "max"
 """What is done with two operands: sums and differences, products, quotients, the larger or the smaller one."""
 

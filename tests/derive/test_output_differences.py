@@ -1,4 +1,4 @@
-"""The equivalence check: what it measures, that it sees what it must, and networks with normalisations."""
+"""Differences of outputs: what the equivalence check measures, that it sees what it must, and normalisations."""
 
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ckptzoo import archs
-from ckptzoo.derive import equivalence
-from ckptzoo.derive.equivalence import EquivalenceChecker
+from ckptzoo.derive import output_differences
 from ckptzoo.derive.forward import one_thread
+from ckptzoo.derive.output_differences import EquivalenceChecker
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.symmetry import canonicalize
@@ -142,7 +142,7 @@ class _Tied(nn.Module):
 @pytest.mark.parametrize("stack", [1, 4])
 def test_tied_tensors_stand_under_all_their_names(monkeypatch: pytest.MonkeyPatch, stack: int) -> None:
     monkeypatch.setattr(archs, "get", lambda name: _Tied)
-    monkeypatch.setattr(equivalence, "_STACK", stack)
+    monkeypatch.setattr(output_differences, "_STACK", stack)
     arch = Architecture("tied", (Tensor("a.weight", (3, 3), aliases=("b.weight",)),), "tied", (3,))
     rng = np.random.default_rng(0)
     one, two = ({"a.weight": rng.standard_normal((4, 3, 3))} for _ in range(2))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
-from ckptzoo.symmetry import GroupElement, apply, canonical, canonicalize, fingerprint, refinement
+from ckptzoo.symmetry import GroupElement, apply, canonicalize, colour_refinement, fingerprint, tie_breaking
 
 Weights = dict[str, np.ndarray]
 COPIES = 8
@@ -146,8 +146,8 @@ def test_different_graphs_stay_different() -> None:
 
 
 def test_beyond_the_bound_the_search_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canonical, "WORK", 0)
-    monkeypatch.setattr(canonical, "WORK_PER_EDGE", 0)
+    monkeypatch.setattr(tie_breaking, "WORK", 0)
+    monkeypatch.setattr(tie_breaking, "WORK_PER_EDGE", 0)
     table, weights = between(cycles(6, 6))
     stacked = disguised(weights, table, scaled=False)
     made = canonicalize(stacked, table)
@@ -199,9 +199,9 @@ def test_the_work_of_a_search_is_bounded_and_a_hopeless_one_ends(monkeypatch: py
     table, weights = between(cycles(*[8] * 16))
     looked: list[int] = []
     for limit in (2**40, 2**21, 2**21):
-        monkeypatch.setattr(canonical, "WORK", limit)
-        graph = refinement.Graph(weights, table)
-        search = canonical.Search([graph], graph.fixed())
+        monkeypatch.setattr(tie_breaking, "WORK", limit)
+        graph = colour_refinement.Graph(weights, table)
+        search = tie_breaking.Search([graph], graph.fixed())
         assert sorted(search.best.tolist()) == list(range(graph.size))
         assert search.complete == (limit == 2**40)
         looked.append(graph.work)

@@ -1,9 +1,9 @@
-"""The complete order: every checkpoint of an orbit comes to the same weights, ties included.
+"""The complete order of channels (neurons), ties broken: every checkpoint of an orbit comes to the same weights.
 
-A channel's key is the sum of its incoming scaled weights, which does not depend on the order of any channels.
-Channels are sorted by it. Where two keys of a checkpoint are equal, its channels are sorted by the key, then by the
-sum of what else writes them, then by the sum of what reads them; what is still alike is distinguished by colour
-refinement and a bounded search. Beyond the bound the checkpoint is reported as unresolved.
+A channel's key is the sum of its incoming scaled weights, which does not depend on the order of any channels. Channels
+are sorted by it (``ordering.py``). Where two keys of a checkpoint are equal, its channels are sorted by the key, then
+by the sum of what else writes them, then by the sum of what reads them; what is still alike is distinguished by colour
+refinement (``colour_refinement.py``) and a bounded search. Beyond the bound the checkpoint is reported as unresolved.
 
 The channels of every group that leads a permutation, and the blocks of every block permutation, are the vertices
 of a graph; each tensor joins the channels on its axes by edges that carry weights. A colouring is refined until it
@@ -29,10 +29,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckptzoo.symmetry.action import apply
+from ckptzoo.symmetry.colour_refinement import Colours, Graph, Signatures, dense, mix, split
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import KEYS, Order, leaders, shape_of, sum_keys
-from ckptzoo.symmetry.refinement import Colours, Graph, Signatures, dense, mix, split
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.scales import Scales
 
@@ -44,6 +44,71 @@ MAX_BYTES = 2**28
 """What the colourings on the way to a leaf may take."""
 MAX_AUTOMORPHISMS = 256
 """Kept to prune branches off the first path; on the first path all count, in the orbits."""
+ROUGH = 2.0**16
+"""Weights are first compared as multiples of its inverse."""
+
+
+def complete_order(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
+    """Permutations (K, n) by group: channels ascending in their keys, ties broken.
+
+    Parameters
+    ----------
+    moments : of the raw weights.
+    found : their scales.
+    report : its ties and margins are counted, and checkpoints whose ties are left are marked unresolved, in place.
+    """
+    symmetry = moments.symmetry
+    usable = {name: np.where(np.isfinite(scale) & (scale != 0), scale, 1) for name, scale in found.scales.items()}
+    scaling = GroupElement(GroupElement.identity(symmetry, moments.K).perms, usable)
+    scaled = Moments(apply(scaling, moments.arrays, symmetry, threads=1), symmetry)
+    keys = sum_keys(scaled)
+    order = Order(symmetry, moments.K, report)
+    for group in leaders(symmetry):
+        order.decide(group, keys[group.id])
+    for row in np.flatnonzero(report.ties).tolist():
+        _break_ties(row, scaled, keys, order, report)
+    report.unresolved[:] |= found.unsigned
+    return order.perms
+
+
+def _break_ties(row: int, scaled: Moments, keys: dict[str, np.ndarray], order: Order, report: Report) -> None:
+    """Order one checkpoint that has ties."""
+    symmetry = scaled.symmetry
+    checkpoint = Moments({name: array[row : row + 1] for name, array in scaled.arrays.items()}, symmetry)
+    graph = Graph({name: array[0] for name, array in checkpoint.arrays.items()}, symmetry)
+    rough = Graph({name: np.round(array[0] * ROUGH) for name, array in checkpoint.arrays.items()}, symmetry)
+    columns = np.zeros((graph.size, 3))
+    decided: set[str] = set()
+    for group in leaders(symmetry):
+        start, blocks = graph.start[group.id], shape_of(group)
+        group_columns = columns[start : start + group.n]
+        group_columns[:, 0] = keys[group.id][row]
+        group_columns[:, 1:] = _other_sums(group.id, checkpoint)
+        if blocks.outer and blocks.outer not in decided:
+            decided.add(blocks.outer)
+            outer_start = graph.start[f"*{blocks.outer}"]
+            block_keys = group_columns[:, 0].reshape(blocks.g, blocks.k).min(axis=1)
+            columns[outer_start : outer_start + blocks.g, 0] = block_keys
+    # Where rounding merges no two weights both graphs say the same, and the search need not go through both.
+    graphs = (rough,) if rough.weights_apart == graph.weights_apart else (rough, graph)
+    search = Search(graphs, dense(graph.fixed()[:, None], columns))
+    report.unresolved[row] |= not search.complete
+    for group in leaders(symmetry):
+        start, blocks = graph.start[group.id], shape_of(group)
+        ranks = search.best[start : start + group.n].reshape(blocks.g, blocks.k)
+        outer_start = graph.start.get(f"*{blocks.outer}", 0)
+        outer = np.argsort(search.best[outer_start : outer_start + blocks.g]) if blocks.outer else np.zeros(1, np.int64)
+        inside = np.argsort(ranks, axis=1)[outer] + blocks.k * outer[:, None]
+        order.replace(group, row, inside.reshape(group.n))
+
+
+def _other_sums(group: str, checkpoint: Moments) -> np.ndarray:
+    """Sums of everything but the first tensor that writes a group's channels, and of what reads them: (n, 2)."""
+    sums = np.zeros((checkpoint.symmetry[group].n, 2))
+    for number, actions in enumerate((checkpoint.writers(group)[1:], checkpoint.readers(group))):
+        for action in actions:
+            sums[:, number] += checkpoint.sums(action, group, {})[0]
+    return np.round(sums * KEYS) / KEYS
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,62 +412,3 @@ def _mapping(colours: Colours, other: Colours) -> np.ndarray:
     moved = np.empty_like(colours)
     moved[np.argsort(colours)] = np.argsort(other)
     return moved
-
-
-ROUGH = 2.0**16
-"""Weights are first compared as multiples of its inverse."""
-
-
-def order(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
-    """Permutations (K, n) by group, ascending in the keys, ties resolved."""
-    symmetry = moments.symmetry
-    usable = {name: np.where(np.isfinite(scale) & (scale != 0), scale, 1) for name, scale in found.scales.items()}
-    still = GroupElement(GroupElement.identity(symmetry, moments.K).perms, usable)
-    scaled = Moments(apply(still, moments.arrays, symmetry, threads=1), symmetry)
-    keys = sum_keys(scaled)
-    made = Order(symmetry, moments.K, report)
-    for group in leaders(symmetry):
-        made.decide(group, keys[group.id])
-    for row in np.flatnonzero(report.ties).tolist():
-        _resolve(row, scaled, keys, made, report)
-    report.unresolved[:] |= found.unsigned
-    return made.perms
-
-
-def _resolve(row: int, scaled: Moments, keys: dict[str, np.ndarray], made: Order, report: Report) -> None:
-    """Order one checkpoint that has ties."""
-    symmetry = scaled.symmetry
-    one = Moments({name: array[row : row + 1] for name, array in scaled.arrays.items()}, symmetry)
-    graph = Graph({name: array[0] for name, array in one.arrays.items()}, symmetry)
-    rough = Graph({name: np.round(array[0] * ROUGH) for name, array in one.arrays.items()}, symmetry)
-    columns = np.zeros((graph.size, 3))
-    decided: set[str] = set()
-    for group in leaders(symmetry):
-        at, perm = graph.start[group.id], shape_of(group)
-        mine = columns[at : at + group.n]
-        mine[:, 0] = keys[group.id][row]
-        mine[:, 1:] = _further(group.id, one)
-        if perm.outer and perm.outer not in decided:
-            decided.add(perm.outer)
-            at = graph.start[f"*{perm.outer}"]
-            columns[at : at + perm.g, 0] = mine[:, 0].reshape(perm.g, perm.k).min(axis=1)
-    # Where rounding merges no two weights both graphs say the same, and the search need not go through both.
-    graphs = (rough,) if rough.weights_apart == graph.weights_apart else (rough, graph)
-    search = Search(graphs, dense(graph.fixed()[:, None], columns))
-    report.unresolved[row] |= not search.complete
-    for group in leaders(symmetry):
-        at, perm = graph.start[group.id], shape_of(group)
-        ranks = search.best[at : at + group.n].reshape(perm.g, perm.k)
-        start = graph.start.get(f"*{perm.outer}", 0)
-        outer = np.argsort(search.best[start : start + perm.g]) if perm.outer else np.zeros(1, np.int64)
-        inside = np.argsort(ranks, axis=1)[outer] + perm.k * outer[:, None]
-        made.replace(group, row, inside.reshape(group.n))
-
-
-def _further(group: str, one: Moments) -> np.ndarray:
-    """Sums of everything but the first tensor that writes a group's channels, and of what reads them: (n, 2)."""
-    found = np.zeros((one.symmetry[group].n, 2))
-    for number, actions in enumerate((one.writers(group)[1:], one.readers(group))):
-        for action in actions:
-            found[:, number] += one.sums(action, group, {})[0]
-    return np.round(found * KEYS) / KEYS

@@ -1,4 +1,8 @@
-"""The equivalence check: do two sets of stacked weights compute the same outputs on sampled inputs? With torch."""
+"""Differences of the outputs of raw and derived weights on sampled inputs, for the equivalence check. Needs torch.
+
+Which checkpoints of a zoo are one network is another question: ``ckptzoo/symmetry/comparison.py`` answers it from the
+weights.
+"""
 
 from dataclasses import replace
 from typing import Any

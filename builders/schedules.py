@@ -1,0 +1,43 @@
+"""Learning rate schedules: the learning rate during each epoch of a training."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MilestoneSchedule:
+    """The learning rate is multiplied by a factor at the start of each milestone, as ``MultiStepLR`` of torch does.
+
+    Parameters
+    ----------
+    learning_rate : before the first milestone.
+    milestones : rising epochs, counted from 0, at least 1.
+    factor : at least 0; below 1 the rate falls.
+
+    Examples
+    --------
+    >>> schedule = MilestoneSchedule(0.5, milestones=(2, 3), factor=0.5)
+    >>> [schedule.learning_rate_at(epoch) for epoch in range(4)]
+    [0.5, 0.5, 0.25, 0.125]
+    """
+
+    learning_rate: float
+    milestones: tuple[int, ...]
+    factor: float
+
+    def learning_rate_at(self, epoch: int) -> float:
+        """The learning rate during an epoch, counted from 0."""
+        return self.learning_rate * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
+
+    def wrong_values(self) -> Iterator[tuple[str, str]]:
+        """For each value that cannot be used: its name, and what is expected; values may be of any type."""
+        for name in ("learning_rate", "factor"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+                yield name, "a finite number, at least 0"
+        milestones = self.milestones
+        if not isinstance(milestones, tuple) or any(type(epoch) is not int or epoch < 1 for epoch in milestones):
+            yield "milestones", "a list of epochs, at least 1"
+        elif list(milestones) != sorted(set(milestones)):
+            yield "milestones", "rising epochs"

@@ -1,0 +1,39 @@
+"""What is read from untrusted files: the state dicts of each, or the error."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ckptzoo.errors import ZooError
+
+Fact = bool | int | float | str
+"""A scalar beside the tensors of a state dict."""
+
+
+@dataclass(frozen=True)
+class StateDict:
+    """One state dict of a file."""
+
+    source: str
+    """The file's name; with ``#key`` or ``#3`` where the file holds several."""
+    tensors: dict[str, NDArray[Any]]
+    """Every tensor under its name in the file, in the file's order; bfloat16 through ml_dtypes."""
+    aliases: dict[str, str]
+    """Tied tensors: a name to the earlier name whose numbers it shares."""
+    facts: dict[str, Fact]
+    """Scalars beside it: ``epoch``, ``best_prec1``, ..."""
+    left_out: tuple[str, ...]
+    """What was recognised and not taken: ``optimizer: 62 entries``, ..."""
+    guards: tuple[str, ...] = ()
+    """The sandbox of the reading process, and what this machine could not give (``without: ...``)."""
+
+
+@dataclass(frozen=True)
+class FileResult:
+    """What ``read_all`` made of one file: its state dicts, or the error."""
+
+    path: Path
+    states: tuple[StateDict, ...] = ()
+    error: ZooError | None = None

@@ -34,12 +34,14 @@ class Copies:
     ----------
     found : contributed checkpoint to what it is a copy of, in words.
     left : the number of the zoo's checkpoints with which nothing was compared.
+    outdated : whether the zoo stores fingerprints of another version of the gauge, which cannot be compared.
     resolved : whether every contributed checkpoint has a canonical form.
     permuted : whether permuted and rescaled copies were looked for, or the same bits alone.
     """
 
     found: Mapping[str, str]
     left: int
+    outdated: bool
     resolved: bool
     permuted: bool
 
@@ -54,6 +56,11 @@ class Copies:
         if self.left and not wrong:
             left = counted(self.left, "checkpoint")
             step = "Store the fingerprints with ckptzoo derive --gauge canonical."
+            if self.outdated:
+                step = (
+                    f"Its canonical variant is of another version than {GAUGES[CANONICAL].version}: remove "
+                    "derived/canonical and make it again with ckptzoo derive --gauge canonical."
+                )
             return Check(
                 "duplicates", "not done", f"{what} among those compared; {left} of the zoo not compared. {step}"
             )
@@ -157,6 +164,7 @@ def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
     own = TargetZoo(submitted)
     table = own.symmetry if target is None else target.symmetry
     theirs, left = (None, 0) if target is None else _of_zoo(target, table)
+    outdated = target is not None and not all(stored.startswith(_KIND) for stored in target.fingerprints.values())
     mine, found, resolved = _Known(own, table), dict[str, str](), True
     for checkpoint in _describe(own.batches(), table):
         resolved &= checkpoint.sketch is not None or table is None
@@ -169,7 +177,7 @@ def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
         elif theirs is not None and (other := theirs.permuted(checkpoint, own)) is not None:
             found[checkpoint.name] = f"{other} of the zoo, permuted or rescaled"
         mine.add(checkpoint)
-    return Copies(found, left, resolved, table is not None)
+    return Copies(found, left, outdated, resolved, table is not None)
 
 
 def _of_zoo(target: TargetZoo, table: Symmetry | None) -> tuple[_Known, int]:

@@ -14,7 +14,7 @@ from ckptzoo.hub.contributions import duplicates
 from ckptzoo.hub.contributions.duplicates import copies
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
 from ckptzoo.hub.push import push
-from ckptzoo.symmetry import GroupElement, apply, canonicalize
+from ckptzoo.symmetry import GAUGES, GroupElement, apply, canonicalize
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import ARCH, TABLE, weights_of, zoo_of
 
@@ -123,3 +123,7 @@ def test_other_versions_of_fingerprints_are_not_compared(
     monkeypatch.setattr(duplicates, "_KIND", "canonical-99:")
     found = copies(added(tmp_path / "copy", rescaled(held(2), 3)), TargetZoo(ckptzoo.open(folder)))
     assert found.found == {"x0": "m0-2 of the zoo, permuted or rescaled"}  # from the weights, which are few
+    monkeypatch.setattr("ckptzoo.hub.contributions.target_zoo.COMPARED_BYTES", 0)
+    found = copies(added(tmp_path / "more", rescaled(held(2), 3)), TargetZoo(ckptzoo.open(folder)))
+    assert found.left == 5 and found.outdated
+    assert f"of another version than {GAUGES['canonical'].version}: remove derived/canonical and make it again" in found.check().detail

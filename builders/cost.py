@@ -181,12 +181,13 @@ def _spending(key: _Key, checkpoints: int, last: Iterable[dict[str, Any]]) -> Sp
 
 def _is_amount(value: object) -> bool:
     """Whether an untrusted figure can be added up."""
+    # JSON's true is an int for Python, and its parser takes NaN and Infinity
     return isinstance(value, int | float) and value is not True and 0 <= value < math.inf
 
 
 def _parse_extra(extra: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(extra or "{}")
+        content = json.loads(extra or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

@@ -134,7 +134,7 @@ class Modes(StudyResult):
         low, high = _short(min(factors)), _short(max(factors))
         between = low if low == high else f"{low} to {high}"
         yield f"From one mode a member to a single one the bandwidth grows {between} times."
-        steady = [(found, label, variant) for curve, label, variant in known if (found := curve.steadiest)]
+        steady = [(number, label, variant) for curve, label, variant in known if (number := curve.steadiest)]
         if steady:
             (number, factor), label, variant = max(steady, key=lambda item: item[0][1])
             space = f"{printable(label)}, {printable(variant)}"

@@ -116,6 +116,7 @@ class RemoteFiles:
 
         Blocks of more than half the cache are left to the read itself.
         """
+        # parts that hold equal tensors have equal digests: one fetch serves both
         spans = list({span.sha256: span for span in wanted}.values())
         if sum(span.stop - span.start for span in spans) <= BLOCK_CACHE_BYTES // 2:
             for _ in self.blocks(spans, keep=range(len(spans))):

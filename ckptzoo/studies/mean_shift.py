@@ -221,7 +221,7 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
     estimates: list[BandwidthEstimate] = []
     for quantile in QUANTILES:
         bandwidth = float(cluster.estimate_bandwidth(points, quantile=quantile))
-        # scikit-learn takes int(quantile n) neighbours, at least 1, and a point is its own first neighbour: then this is 0
+        # scikit-learn takes int(quantile n) neighbours, at least 1; a point is its own first neighbour: then this is 0
         if bandwidth <= _SAME * median:
             estimates.append(BandwidthEstimate(quantile, None, None, None))
             done()

@@ -156,6 +156,7 @@ def compile_train() -> Callable[..., str]:
         return sources
 
     try:
+        # without the interpreter's lock, so that the workers run at the same time
         return njit(train, nogil=True, cache=True, **OPTIONS)
     except RuntimeError:  # "no locator available": Numba has no folder that it may write to
         return njit(train, nogil=True, **OPTIONS)

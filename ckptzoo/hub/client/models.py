@@ -107,6 +107,7 @@ def is_stored(data: bytes, stored: RepoFile | None) -> bool:
         return False
     if stored.sha256 is not None:
         return hashlib.sha256(data).hexdigest() == stored.sha256
+    # the id that git gives a blob
     return stored.oid is None or hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == stored.oid
 
 

@@ -115,6 +115,8 @@ def call_with_retry(
         try:
             with request_timeouts(retry_policy):
                 return call()
+        # the library lets the errors of httpx, of json and of the answers' fields through, beside its own;
+        # classify_error raises again what is none of these
         except Exception as error:
             failure = classify_error(error, location=location, what=what, needs=needs)
             failures, server_waits = failures + 1, server_waits + (failure.wait or 0.0)

@@ -118,6 +118,7 @@ class _Known:
         return None
 
     def _add_sketch(self, name: str, sketch: NDArray[np.float64]) -> None:
+        # ordered by number and name: Python cannot order tuples by arrays of several elements
         insort(self._sketches, (float(sketch[0]), name, sketch), key=lambda item: item[:2])
 
     def _near(self, sketch: NDArray[np.float64]) -> list[str]:

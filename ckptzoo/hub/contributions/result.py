@@ -95,6 +95,7 @@ class Contribution:
         }[self.status]
 
 
+# a hub takes titles of up to 200 characters; ckptzoo.server cuts texts at 65,536
 MAX_TITLE = 120
 MAX_TEXT = 60_000
 _MAX_REMARKS = 20

@@ -207,6 +207,7 @@ class SubsetWriter:
                 meter.add(count * checkpoint_bytes)
                 start += count
             return writer.commit(root, refuse=lambda new_rows: check_rows(subset.tree, new_rows))
+        # an interrupt too: a part that was not committed leaves no files
         except BaseException:
             writer.discard()
             raise

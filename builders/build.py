@@ -292,5 +292,6 @@ class _Job:
         known = progress.seconds >= SECONDS
         progress.advance(member_steps, seconds)
         if not known and progress.seconds >= SECONDS:
-            kept, speed = len(self.plan.keep_steps), progress.taken / progress.seconds
-            progress.note(Estimate.of(self.trainer, self.engine, len(self.plan.seeds), kept, speed).line())
+            members, checkpoints = len(self.plan.seeds), len(self.plan.keep_steps)
+            speed = progress.taken / progress.seconds
+            progress.note(Estimate.of(self.trainer, self.engine, members, checkpoints, speed).line())

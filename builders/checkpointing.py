@@ -96,7 +96,7 @@ class BuildPlan:
 
 
 class BuildFolder:
-    """The folder of one build, held by one process; made by ``locked_build_folder``."""
+    """The folder of one build, locked by one process; made by ``locked_build_folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -15,7 +15,8 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.text import counted, printable
 
 _COLUMNS = ["member", "step", "recipe", "recipe_digest", "device", "wall_seconds", "extra"]
-_JOULES_PER_KWH = 3.6e6
+JOULES_PER_KWH = 3.6e6
+"""1,000 W for 3,600 s."""
 _Key = tuple[str | None, str | None, str | None]
 """Recipe, device and engine."""
 
@@ -64,7 +65,7 @@ class Spending:
     @property
     def kilowatt_hours(self) -> float | None:
         """Of the members whose energy is known."""
-        return self.joules / _JOULES_PER_KWH if self.metered else None
+        return self.joules / JOULES_PER_KWH if self.metered else None
 
     def to_json(self) -> dict[str, Any]:
         """Everything by name; what is unknown is None."""

@@ -45,6 +45,7 @@ class Table:
         total = hashlib.sha256()
         for name in ("train_inputs", "train_targets", "test_inputs", "test_targets"):
             array = np.ascontiguousarray(getattr(self, name))
+            # dtype.str has the byte order
             total.update(f"{name} {array.shape} {array.dtype.str}\n".encode())
             total.update(array.tobytes())
         return "sha256:" + total.hexdigest()

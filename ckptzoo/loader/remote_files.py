@@ -104,10 +104,10 @@ class RemoteFiles:
         for position, data in cached:
             if data is not None:
                 yield position, data
-        missing, kept = [position for position, data in cached if data is None], set(keep)
+        missing, positions_to_keep = [position for position, data in cached if data is None], set(keep)
         for number, data in self.remote.as_ready([wanted[position] for position in missing]):
             position = missing[number]
-            if position in kept:
+            if position in positions_to_keep:
                 self._keep(wanted[position].sha256, data)
             yield position, data
 

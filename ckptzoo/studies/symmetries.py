@@ -49,7 +49,7 @@ class Symmetries(StudyResult):
     gauged : checkpoints in the gauge; all figures below are theirs.
     left_out : checkpoints that were left as they were, not finite or not representable in the gauge.
     ties : pairs of neighbouring channels with equal keys.
-    unresolved : checkpoints whose ties could not be told apart.
+    unresolved : checkpoints with ties that nothing resolves.
     dead : channels that nothing writes.
     clamped : filters that could not be brought to unit norm.
     margins : (M,) smallest gap between neighbouring keys, of the checkpoints where channels were ordered.

@@ -2,8 +2,9 @@ r"""OptuNet's backward pass over sixteen images: from the shares of softmax to s
 
 With the loss :math:`L = -\frac1B \sum_b \log p_{b, y_b}` of B images, :math:`\partial L / \partial z_k = (p_k - [k =
 y]) / B`; from there on each step is a sum of products transposed. A maximum passes its gradient on to the one place
-where it lay, so the first convolution's weights have 2 x 64 patches of 4 x 4 pixels an image to add, of its 2 x 576.
-``tests/builders/test_compiled.py`` holds the gradient against autograd in double precision.
+that it came from, so the first convolution's weights have 2 x 64 patches of 4 x 4 pixels an image to add, of its
+2 x 576.
+``tests/builders/test_compiled.py`` compares the gradient with autograd in double precision.
 """
 
 import numpy as np
@@ -110,6 +111,7 @@ def conv2_input_grad(workspace: Workspace, kernel: Numbers, scale: np.float32) -
     for row in range(16):
         channel, y = row // 8, row % 8
         s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
+        # the rows of a 5 x 5 kernel through which row y of 8 enters the four rows of outputs
         for i in range(max(0, y - 3), min(4, y) + 1):
             for out in range(channel * GROUP, (channel + 1) * GROUP):
                 here, offset = (out * PLACES + 4 * (y - i)) * _L, out * WEIGHTS2 + 5 * i
@@ -143,6 +145,8 @@ def conv1_weight_grad(workspace: Workspace, pixels: Pixels, corners: Places, wid
     s0, s1 = load(workspace.conv1, 0), load(workspace.conv1, _L)
     for lane in range(_L):
         for window in range(WINDOWS):
+            # one image after another: lanes are the 16 weights here, since the places of maxima differ from image to
+            # image
             corner, offset = corners[lane] + 3 * (window // 8 * width + window % 8), window * _L + lane
             seen = patch(pixels, corner + np.int64(workspace.winners[offset]), width) - a
             s0 = s0 + spread(workspace.slope1[offset]) * seen

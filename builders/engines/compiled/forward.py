@@ -50,7 +50,7 @@ def load_crop(
 
 @njit(**INLINE)
 def _row(sums: Three, kernel: Numbers, offset: int, images: Numbers, start: int) -> Three:
-    """Add one row of a kernel, from ``kernel[at]`` on, to three neighbouring sums."""
+    """Add one row of a kernel, from ``kernel[offset]`` on, to three neighbouring sums."""
     s0, s1, s2 = sums
     x0, x1 = load(images, start), load(images, start + _L)
     for j in range(4):
@@ -132,4 +132,5 @@ def classify(workspace: Workspace, head: Numbers, bias: Numbers) -> None:
         store(workspace.slope, k * _L, z)
         largest = greater(z, largest, z, largest)
     for k in range(CLASSES):
+        # less the largest, so that no power overflows; the shares stay the same
         store(workspace.slope, k * _L, exponential(load(workspace.slope, k * _L) - largest))

@@ -62,6 +62,7 @@ def conv2_input_grad(hidden: tl.tensor, kernel: tl.tensor, passed: tl.tensor, ba
     for offset in range(16):
         channel, y = offset // 8, offset % 8
         totals = zeros(8, lanes)
+        # the rows of a 5 x 5 kernel through which row y of 8 enters the four rows of outputs
         for i in range(tl.maximum(0, y - 3), tl.minimum(4, y) + 1):
             for out in range(5 * channel, 5 * channel + 5):
                 slopes = _slopes(passed, backs, out, y - i, lanes)
@@ -98,6 +99,7 @@ def conv1_weight_grad(
         for block in range((batch + 3) // 4 * 256 // lanes):
             image, y, x = spot(block, lanes)
             offset = (64 * channel + 8 * y + x) * lanes + image
+            # a maximum is the winner among the nine sums of its 3 x 3 window
             slope, winner = tl.load(slopes + offset) * scale, tl.load(winners + offset).to(tl.int32)
             corner = pixels + tl.load(corners + image) + (3 * y + winner // 3) * width + 3 * x + winner % 3
             added = ()

@@ -220,7 +220,7 @@ def request_timeouts(retry_policy: HubRetryPolicy) -> Iterator[None]:
     The library's session has no timeouts, is one for the whole process, and its methods take none. So a hook is put on
     the session and taken off at the end: requests that other threads make meanwhile get the same timeouts, if they
     have none of their own. A hub that asks for a longer wait than ``max_server_wait`` is refused here, because the
-    library would sleep as long as it is told. For hubs without Xet storage the library logs a warning for every
+    library would sleep for as long as the hub says. For hubs without Xet storage the library logs a warning for every
     upload; it is filtered out.
     """
     from huggingface_hub import get_session

@@ -156,19 +156,19 @@ def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
     own = TargetZoo(submitted)
     table = own.symmetry if target is None else target.symmetry
     theirs, left = (None, 0) if target is None else _of_zoo(target, table)
-    mine, found, resolved = _Known(own, table), dict[str, str](), True
+    mine, copied, resolved = _Known(own, table), dict[str, str](), True
     for checkpoint in _describe(own.batches(), table):
         resolved &= checkpoint.sketch is not None or table is None
         if (other := mine.exact.get(checkpoint.exact)) is not None:
-            found[checkpoint.name] = f"{other} of the same contribution, bit for bit"
+            copied[checkpoint.name] = f"{other} of the same contribution, bit for bit"
         elif theirs is not None and (other := theirs.exact.get(checkpoint.exact)) is not None:
-            found[checkpoint.name] = f"{other} of the zoo, bit for bit"
+            copied[checkpoint.name] = f"{other} of the zoo, bit for bit"
         elif (other := mine.permuted(checkpoint, own)) is not None:
-            found[checkpoint.name] = f"{other} of the same contribution, permuted or rescaled"
+            copied[checkpoint.name] = f"{other} of the same contribution, permuted or rescaled"
         elif theirs is not None and (other := theirs.permuted(checkpoint, own)) is not None:
-            found[checkpoint.name] = f"{other} of the zoo, permuted or rescaled"
+            copied[checkpoint.name] = f"{other} of the zoo, permuted or rescaled"
         mine.add(checkpoint)
-    return Copies(found, left, resolved, table is not None)
+    return Copies(copied, left, resolved, table is not None)
 
 
 def _of_zoo(target: TargetZoo, table: Symmetry | None) -> tuple[_Known, int]:

@@ -43,21 +43,21 @@ async def commit(request: AuthorizedRequest) -> Response:
 
 async def _lines(request: AuthorizedRequest) -> AsyncIterator[bytes]:
     """The lines of the body as they arrive (newline-delimited JSON), without empty ones."""
-    limits, rest, total = request.service.limits, bytearray(), 0
+    limits, unfinished, total = request.service.limits, bytearray(), 0
     async for data in request.http_request.stream():
         total += len(data)
-        rest += data
+        unfinished += data
         lines: list[bytearray] = []
         # splitting only where a line ends keeps a long line linear in its length
         if b"\n" in data:
-            *lines, rest = rest.split(b"\n")
-        if total > limits.commit_bytes or max(map(len, (*lines, rest))) > limits.line_bytes:
+            *lines, unfinished = unfinished.split(b"\n")
+        if total > limits.commit_bytes or max(map(len, (*lines, unfinished))) > limits.line_bytes:
             raise Refusal(413, f"Commit: expected at most {limits.commit_bytes} bytes, {limits.line_bytes} a line.")
         for line in lines:
             if line.strip():
                 yield bytes(line)
-    if rest.strip():
-        yield bytes(rest)
+    if unfinished.strip():
+        yield bytes(unfinished)
 
 
 def _add_line(request: AuthorizedRequest, proposal: _Proposal, line: bytes) -> None:

@@ -165,9 +165,9 @@ class Trees:
         nodes = dict(self.nodes(root))
         below: dict[str, Changes] = {}
         for path, oid in changes.items():
-            first, _, rest = path.partition("/")
-            if rest:
-                below.setdefault(first, {})[rest] = oid
+            first, _, path_below = path.partition("/")
+            if path_below:
+                below.setdefault(first, {})[path_below] = oid
             elif oid is None and not (first in nodes and nodes[first].folder):
                 nodes.pop(first, None)
         for name, inner in below.items():

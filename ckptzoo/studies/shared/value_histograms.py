@@ -70,7 +70,7 @@ class ValueHistogram:
         return float(np.sqrt(max(0.0, self._sums[1] / self.total - self.mean**2))) if self.total else float("nan")
 
     def quantile(self, q: float) -> float:
-        """The value below which a fraction ``q`` lies, to 1/512 of itself."""
+        """The value that a fraction ``q`` of all is below, to 1/512 of itself."""
         below, edges = self._cumulative(), _edges()
         target = q * below[-1]
         upper = int(np.searchsorted(below, max(target, 0.5)))

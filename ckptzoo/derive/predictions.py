@@ -224,6 +224,7 @@ class _PredictionJob:
         start = 0
         for outputs in self._forward.outputs(weights, self._batches, stacked=self.stack > 1):
             single = outputs.numpy()[:count, : self._shape[0] - start]  # without what filled up the last batch
+            # float16 ends at 65,504; what is beyond becomes infinite
             with np.errstate(over="ignore"):
                 half = single.astype(DTYPE)
             half[np.isnan(half)] = np.nan  # one bit pattern for every NaN

@@ -410,6 +410,7 @@ def _scored(
         for of_member in logits:
             logs = log_softmax(of_member)
             scored[1].append(scores(logs, None, sets, targets))
+            # every row once: numpy would add a repeated index a single time
             votes[np.arange(len(logs)), logs.argmax(-1)] += 1
             for ensemble in growing.add(SummedPredictions.of(logs)):
                 if len(scored[ensemble.size]) < SUBSETS:

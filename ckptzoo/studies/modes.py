@@ -246,4 +246,5 @@ def _cells(curve: ModeCurve | None) -> list[str]:
 
 def _short(value: float) -> str:
     """Two digits, or all of a larger number's."""
+    # .2g would write 99.5 as 1e+02
     return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"

@@ -102,6 +102,7 @@ def _steps(axes: Axes, p: NDArray[np.float64], **style: Any) -> None:
     """The empirical distribution, from 0 to 1."""
     x = np.concatenate([[0], np.sort(p), [1]])
     y = np.concatenate([[0], np.arange(1, len(p) + 1) / len(p), [1]])
+    # post: the distribution jumps at each value and stays until the next
     axes.step(x, y, where="post", **style)
 
 

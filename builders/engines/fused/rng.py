@@ -1,6 +1,6 @@
 """What a member draws, in Triton: the numbers of ``builders.rng`` bit for bit, in 32-bit arithmetic.
 
-``tests/builders/fused_interpreted.py`` holds them equal.
+``tests/builders/fused_interpreted.py`` compares them.
 """
 
 # Triton's language, of which a type checker knows too little.

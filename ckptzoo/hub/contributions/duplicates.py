@@ -114,6 +114,7 @@ class _Known:
             others = _comparable(canonicalize(stacked, self._table, gauge=CANONICAL).weights)
             agree, _ = compare(first, others, self._table, self._tolerance)
             if agree.any():
+                # argmax of truth values is the first that is true
                 return ids[int(agree.argmax())]
         return None
 

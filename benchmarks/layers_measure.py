@@ -94,7 +94,7 @@ def _layers(names: tuple[str, ...]) -> Callable[[Peer, Path, Any], object]:
 def measure(operation: Operation, peers: Sequence[Peer], folder: Path, repeats: int) -> Iterator[Samples]:
     """Time an operation through every reader, ``repeats`` times over, yielding what is known after each reader.
 
-    Handles are opened anew for every read, off the clock. Before each cold read the store's files are then flushed and
+    Handles are opened again for every read, off the clock. Before each cold read the store's files are then flushed and
     dropped from the page cache; the warm reads follow it, so that each finds the pages that the one before it brought
     in. Readers take turns, and each repeat starts with another one, so that drift hits all alike.
 

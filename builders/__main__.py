@@ -128,12 +128,12 @@ def estimate(
     Writes nothing.
     """
     from builders import predicting
-    from builders.estimate import estimate as ask
+    from builders.estimate import estimate as compute
     from builders.recipe import Recipe
 
     wanted = Recipe.of(recipe, epochs)
     sets = predicting.input_sets(wanted, data) if predictions else ()
-    found = ask(
+    result = compute(
         wanted,
         members=members,
         folder=data,
@@ -143,7 +143,7 @@ def estimate(
         engine=engine,
         examples=sum(len(item.inputs) for item in sets),
     )
-    _tell(found, as_json)
+    _print_report(result, as_json)
 
 
 @app.command()
@@ -156,9 +156,9 @@ def cost(
     Training alone; measuring the checkpoints is not counted.
     """
     import ckptzoo
-    from builders.cost import cost as ask
+    from builders.cost import cost as compute
 
-    _tell(ask(ckptzoo.open(zoo)), as_json)
+    _print_report(compute(ckptzoo.open(zoo)), as_json)
 
 
 @app.command()
@@ -170,9 +170,9 @@ def recipes() -> None:
     for column in ("recipe", "architecture", "data set", "epochs", "steps", "summary"):
         table.add_column(column, justify="right" if column in ("epochs", "steps") else "left")
     for name in names():
-        found = Recipe.load(name)
-        numbers = (f"{found.epochs:,}", f"{found.steps:,}")
-        table.add_row(found.name, found.architecture, found.dataset, *numbers, found.summary)
+        recipe = Recipe.load(name)
+        numbers = (f"{recipe.epochs:,}", f"{recipe.steps:,}")
+        table.add_row(recipe.name, recipe.architecture, recipe.dataset, *numbers, recipe.summary)
     _console().print(table)
 
 
@@ -192,12 +192,12 @@ def inputs(
     from builders.recipe import Recipe
     from ckptzoo.format.durable import write_file
 
-    found = Recipe.load(recipe)
-    arrays = sources.test_inputs(found, sources.load(found, data), limit)
+    wanted = Recipe.load(recipe)
+    arrays = sources.test_inputs(wanted, sources.load(wanted, data), limit)
     buffer = io.BytesIO()
     np.save(buffer, arrays, allow_pickle=False)
     write_file(output, buffer.getvalue())
-    _console().print(f"{output}: {len(arrays):,} test inputs of {found.dataset}, {arrays.dtype} {arrays.shape}.")
+    _console().print(f"{output}: {len(arrays):,} test inputs of {wanted.dataset}, {arrays.dtype} {arrays.shape}.")
 
 
 @app.command()
@@ -211,7 +211,7 @@ def quickstart(
     tour.run(members=members, to=to)
 
 
-class _Told(Protocol):
+class _Report(Protocol):
     """A result that people and programs can read."""
 
     def print(self, console: Console | None = None) -> None:
@@ -223,16 +223,17 @@ class _Told(Protocol):
         ...
 
 
-def _tell(found: _Told, as_json: bool) -> None:
+def _print_report(report: _Report, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found.to_json(), indent=2, allow_nan=False))
+        print(json.dumps(report.to_json(), indent=2, allow_nan=False))
     else:
-        found.print(_console())
+        report.print(_console())
 
 
 def _console() -> Console:
-    found = Console()
-    return found if found.is_terminal else Console(width=100_000, color_system=None)
+    console = Console()
+    # rich would wrap what is no terminal at 80 columns
+    return console if console.is_terminal else Console(width=100_000, color_system=None)
 
 
 def _numbers(text: str) -> list[int]:
@@ -246,11 +247,12 @@ def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code; those of ``ckptzoo --help``."""
     settings = {"debug": False}
     try:
+        # not standalone: Typer then returns the code of an Exit, and raises errors instead of ending the process
         code = app(arguments or ["--help"], prog_name="python -m builders", standalone_mode=False, obj=settings)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted", "what was saved is kept. Run the same command to carry on.", INTERRUPTED)
-    except Exception as error:
+    except Exception as error:  # every error ends as one line and an exit code; --debug has the traceback
         if settings["debug"]:
             traceback.print_exception(error, file=sys.stderr)
         return _failed(error)
@@ -265,6 +267,7 @@ def _failed(error: Exception) -> int:
         shown: Any = error
         path = shown.ctx.command_path if shown.ctx is not None else "python -m builders"
         return _complain("error", f"{shown.format_message()} See {path} --help.", USAGE)
+    # such as torch or numba, which only the extras of builders bring
     if isinstance(error, ModuleNotFoundError) and not isinstance(error, MissingExtraError):
         error = MissingExtraError(str(error.name), "build")
     problems = getattr(error, "problems", ())

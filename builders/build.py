@@ -188,6 +188,7 @@ def _seeds(contents: Contents, recipe: Recipe) -> set[int]:
 def _allot(present: set[int], members: int, first_seed: int) -> tuple[int, ...]:
     """Seeds that the zoo lacks, as many as it lacks members."""
     missing = max(0, members - len(present))
+    # as many of these as there are present seeds may be taken, so that enough are left
     candidates = range(first_seed, first_seed + missing + len(present))
     return tuple(seed for seed in candidates if seed not in present)[:missing]
 
@@ -205,6 +206,7 @@ def _merge(root: Path, build_folder: BuildFolder, units: list[Unit], steps: tupl
     count = 0
     with ckptzoo.append(root) as writer:
         for unit in units:
+            # a member diverged or not by its last loss: earlier checkpoints of one that did are marked too
             ends_diverged = [row["diverged"] for row in build_folder.read_kept(unit, steps[-1])[1]]
             for step in steps:
                 weights, rows = build_folder.read_kept(unit, step)
@@ -253,6 +255,7 @@ class _Job:
         state = self.trainer.start(unit.seeds)
         total = self.build_folder.restore(unit, state)
         progress.resume(state.step * len(state))
+        # a guess, until the first span has shown how long a step takes
         span, saved = 8, time.monotonic()
         for stop in self.plan.keep_steps:
             while state.step < stop:
@@ -289,5 +292,6 @@ class _Job:
         known = progress.seconds >= SECONDS
         progress.advance(member_steps, seconds)
         if not known and progress.seconds >= SECONDS:
-            kept, speed = len(self.plan.keep_steps), progress.taken / progress.seconds
-            progress.note(Estimate.of(self.trainer, self.engine, len(self.plan.seeds), kept, speed).line())
+            members, checkpoints = len(self.plan.seeds), len(self.plan.keep_steps)
+            speed = progress.taken / progress.seconds
+            progress.note(Estimate.of(self.trainer, self.engine, members, checkpoints, speed).line())

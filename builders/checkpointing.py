@@ -91,12 +91,12 @@ class BuildPlan:
     @property
     def units(self) -> list[Unit]:
         """The work, piece by piece."""
-        pieces = [self.seeds[at : at + self.unit_size] for at in range(0, len(self.seeds), self.unit_size)]
+        pieces = [self.seeds[start : start + self.unit_size] for start in range(0, len(self.seeds), self.unit_size)]
         return [Unit(f"{self.prefix}-{piece[0]:06d}-{piece[-1]:06d}", piece) for piece in pieces]
 
 
 class BuildFolder:
-    """The folder of one build, held by one process; made by ``locked_build_folder``."""
+    """The folder of one build, locked by one process; made by ``locked_build_folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -115,10 +115,13 @@ class BuildFolder:
                 write_file(path, seal(asdict(wanted)))
             return wanted
         content, _ = unseal(path.read_bytes(), location=str(path))
+        # JSON has no tuples
         values: dict[str, Any] = {key: tuple(value) if type(value) is list else value for key, value in content.items()}
         plan = BuildPlan(**values)
         if wanted is not None:
+            # plans that older versions wrote do not have it
             unknown = {"first_seed"} if plan.first_seed is None else set[str]()
+            # the seeds were allotted when the build began; the zoo may have others since
             names = [field.name for field in fields(BuildPlan) if field.name not in {"seeds", *unknown}]
             differ = [name for name in names if getattr(plan, name) != getattr(wanted, name)]
             if differ:
@@ -194,9 +197,10 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:
+        except FileNotFoundError:  # a build that ended removed the folder between the two calls
             continue
         try:
+            # the kernel unlocks with the process, however that ends (flock(2))
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(descriptor, 32).decode(errors="replace").strip()
@@ -226,6 +230,7 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 def _read(path: Path) -> tuple[dict[str, NDArray[Any]], Mapping[str, str]]:
     try:
         with safe_open(path, "numpy") as file:
+            # safe_open can list its keys and not be iterated over
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
     except SafetensorError as error:
         step = "Remove it; that work is done again."
@@ -250,6 +255,7 @@ class Interrupted(ZooError):
 def catch_stop_signals() -> Iterator[StopRequested]:
     """Whether Ctrl-C or SIGTERM came; a second one ends the process at once. Outside the main thread: never."""
     asked = threading.Event()
+    # Python sets signal handlers in the main thread only, else raises ValueError
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
         return

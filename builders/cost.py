@@ -15,7 +15,8 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.text import counted, printable
 
 _COLUMNS = ["member", "step", "recipe", "recipe_digest", "device", "wall_seconds", "extra"]
-_JOULES_PER_KWH = 3.6e6
+JOULES_PER_KWH = 3.6e6
+"""1,000 W for 3,600 s."""
 _Key = tuple[str | None, str | None, str | None]
 """Recipe, device and engine."""
 
@@ -64,7 +65,7 @@ class Spending:
     @property
     def kilowatt_hours(self) -> float | None:
         """Of the members whose energy is known."""
-        return self.joules / _JOULES_PER_KWH if self.metered else None
+        return self.joules / JOULES_PER_KWH if self.metered else None
 
     def to_json(self) -> dict[str, Any]:
         """Everything by name; what is unknown is None."""
@@ -181,12 +182,13 @@ def _spending(key: _Key, checkpoints: int, last: Iterable[dict[str, Any]]) -> Sp
 
 def _is_amount(value: object) -> bool:
     """Whether an untrusted figure can be added up."""
+    # JSON's true is an int for Python, and its parser takes NaN and Infinity
     return isinstance(value, int | float) and value is not True and 0 <= value < math.inf
 
 
 def _parse_extra(extra: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(extra or "{}")
+        content = json.loads(extra or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

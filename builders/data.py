@@ -51,6 +51,7 @@ class Data:
         total = hashlib.sha256()
         for name in ("train_images", "train_labels", "test_images", "test_labels"):
             array = np.ascontiguousarray(getattr(self, name))
+            # dtype.str names the byte order too, as in "<i8"
             total.update(f"{name} {array.shape} {array.dtype.str}\n".encode())
             total.update(array.tobytes())
         return "sha256:" + total.hexdigest()
@@ -80,9 +81,9 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
     for half, count in (("train", recipe.train), ("test", recipe.test)):
         images, labels = getattr(data, f"{half}_images"), getattr(data, f"{half}_labels")
         if len(images) != count or len(labels) != count:
-            found = f"{len(images)} and {len(labels)}"
+            got = f"{len(images)} and {len(labels)}"
             step = "Correct the recipe, or use the whole data set."
-            problems.append(Problem(data.name, f"{half} images and labels", f"{count} of each", found, step))
+            problems.append(Problem(data.name, f"{half} images and labels", f"{count} of each", got, step))
     if problems:
         raise IntegrityError(problems)
     return data
@@ -91,8 +92,9 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
 def inputs(recipe: Recipe, images: Images) -> NDArray[np.float32]:
     """(N, 1, H, W) float32: what the network sees of raw pixels, ``(pixel / 255 - mean) / std`` rounded once."""
     recipe = require_images(recipe)
-    seen = (np.arange(256) / 255 - recipe.mean) / recipe.std
-    return seen.astype(np.float32)[images[:, None]]
+    # a pixel has 256 values, so that each is computed once, in float64
+    values = (np.arange(256) / 255 - recipe.mean) / recipe.std
+    return values.astype(np.float32)[images[:, None]]
 
 
 def require_images(recipe: Recipe) -> ImageRecipe:
@@ -104,17 +106,17 @@ def require_images(recipe: Recipe) -> ImageRecipe:
         It trains on something else.
     """
     if not isinstance(recipe, ImageRecipe):
-        found = f"one for {type(recipe).__name__.removesuffix('Recipe').lower()} data"
-        raise ZooError(Problem(f"recipe {recipe.name!r}", "inputs", "images", found, "Choose a recipe with images."))
+        got = f"one for {type(recipe).__name__.removesuffix('Recipe').lower()} data"
+        raise ZooError(Problem(f"recipe {recipe.name!r}", "inputs", "images", got, "Choose a recipe with images."))
     return recipe
 
 
 def _digits(recipe: Recipe, folder: Path | None) -> Data:
     """scikit-learn's 1,797 digits, enlarged from 8x8 to 28x28; a fixed shuffled split."""
-    found = test_sets.read_digits()
-    if found is None:
+    digits = test_sets.read_digits()
+    if digits is None:
         raise MissingExtraError("scikit-learn", "build")
-    images, labels = found[0][:, 0], found[1]
+    images, labels = digits[0][:, 0], digits[1]
     train, test = slice(recipe.train), slice(recipe.train, None)
     return Data("digits", images[train], labels[train], images[test], labels[test])
 
@@ -135,6 +137,7 @@ def _fetch(address: str) -> Mapping[str, Any]:
     datasets = require("datasets", "hub")
     try:
         return datasets.load_dataset(address)
+    # datasets raises its own errors, those of huggingface_hub, httpx and fsspec, OSError and ValueError
     except Exception as error:
         got, step = (
             f"{type(error).__name__}: {error}",

@@ -140,8 +140,8 @@ class TabularData:
         """See ``Feed``; inputs (M, B, D)."""
         batch, schedule = self.recipe.batch, self.recipe.schedule
         for epoch, _, items in _draw_order(self.recipe, keys, self.device, start, stop):
-            for at in range(0, items.shape[1], batch):
-                taken = items[:, at : at + batch]
+            for first in range(0, items.shape[1], batch):
+                taken = items[:, first : first + batch]
                 yield TrainingBatch(schedule.learning_rate_at(epoch), self.inputs[taken], self.targets[taken])
 
 
@@ -169,8 +169,12 @@ def steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: i
         down, right = rng.crops(lanes, epoch, positions, recipe.crop_pad)
         corners = items * (data_source.height * data_source.width) + torch.as_tensor(down * data_source.width + right)
         labels = data_source.labels[items]
-        for at in range(0, len(positions), batch):
-            yield Step(recipe.schedule.learning_rate_at(epoch), corners[:, at : at + batch], labels[:, at : at + batch])
+        for first in range(0, len(positions), batch):
+            yield Step(
+                recipe.schedule.learning_rate_at(epoch),
+                corners[:, first : first + batch],
+                labels[:, first : first + batch],
+            )
 
 
 def _draw_order(
@@ -196,4 +200,5 @@ def _draw_order(
 
 def _lanes(keys: NDArray[np.uint64], device: torch.device) -> Any:
     """The keys where the numbers are drawn: numpy on a CPU, int64 torch of the same bits elsewhere."""
+    # torch has hardly any arithmetic on uint64
     return keys if device.type == "cpu" else torch.from_numpy(keys.view(np.int64)).to(device)

@@ -66,6 +66,7 @@ def counter_of(device: str) -> Iterator[Counter]:
 def _library() -> Any | None:
     """NVML, started; None where there is none."""
     try:
+        # the module of the package nvidia-ml-py
         nvml: Any = import_module("pynvml")
     except ImportError:
         return None
@@ -81,6 +82,7 @@ def _reader(nvml: Any, device: str) -> Counter:
 
     def read() -> float | None:
         try:
+            # NVML counts millijoules
             return nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
         except nvml.NVMLError:
             return None

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from builders import losses, metadata, sources
+from builders.cost import JOULES_PER_KWH
 from builders.energy import Spent, counter_of, spent
 from builders.progress import duration, rate
 from builders.recipe import Recipe
@@ -65,21 +66,21 @@ class Estimate:
         trainer: Trainer,
         engine: str,
         members: int,
-        kept: int,
+        checkpoints: int,
         steps_per_second: float,
         *,
         measuring: float | None = None,
         joules_per_step: float | None = None,
         examples: int = 0,
     ) -> "Estimate":
-        """For a number of members, with ``kept`` checkpoints each, at a measured speed."""
+        """For a number of members, with this number of checkpoints each, at a measured speed."""
         recipe = trainer.recipe
         return cls(
             recipe.prefix,
             metadata.device_name(str(trainer.data_source.device)),
             engine,
             members,
-            members * kept,
+            members * checkpoints,
             recipe.arch.nbytes,
             members * recipe.steps,
             steps_per_second,
@@ -106,7 +107,7 @@ class Estimate:
     @property
     def kilowatt_hours(self) -> float | None:
         """Of training alone."""
-        return None if self.joules_per_step is None else self.joules_per_step * self.member_steps / 3.6e6
+        return None if self.joules_per_step is None else self.joules_per_step * self.member_steps / JOULES_PER_KWH
 
     @property
     def nbytes(self) -> int:
@@ -185,7 +186,7 @@ def estimate(
     require_at_least(members=members, unit_size=unit_size)
     require_at_least(0, examples=examples)
     recipe = Recipe.of(recipe, epochs)
-    kept = len(recipe.steps_to_keep(keep_steps))
+    checkpoints = len(recipe.steps_to_keep(keep_steps))
     engine_name = choose_engine(recipe, device_kind(device), engine)
     source = sources.load(recipe, folder)
     seeds = range(min(members, unit_size or default_unit_size(source, device)))
@@ -206,9 +207,9 @@ def estimate(
         trainer,
         engine_name,
         members,
-        kept,
+        checkpoints,
         steps_taken / total.seconds,
-        measuring=seconds_per_checkpoint * members * kept,
+        measuring=seconds_per_checkpoint * members * checkpoints,
         joules_per_step=None if total.joules is None else total.joules / steps_taken,
         examples=examples,
     )

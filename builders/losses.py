@@ -71,6 +71,7 @@ class CrossEntropy:
         r"""See ``Loss``: :math:`(\mathrm{softmax}(z)_k - [k = y]) / B`."""
         probabilities = torch.softmax(outputs.double(), -1)
         index = targets.long()[..., None]
+        # each row has one label, so that no two additions meet and the order of a GPU does not matter
         probabilities.scatter_add_(
             -1, index, probabilities.new_full((1,) * probabilities.ndim, -1.0).expand(index.shape)
         )

@@ -81,6 +81,7 @@ def commit() -> str | None:
     here = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.run([*here, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
+        # untracked files count too: status lists them
         changed = subprocess.run([*here, "status", "--porcelain", "."], capture_output=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None

@@ -112,4 +112,5 @@ def duration(seconds: float) -> str:
 
 def rate(value: float) -> str:
     """A whole number, or three digits of one below 100."""
+    # from 99.5 on three digits are a whole number, and ".3g" would write 1e+03 from 999.5 on
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"

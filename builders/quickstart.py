@@ -92,9 +92,9 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
                 inputs=images,
                 progress=lambda done, all_: bar.update(task, completed=done, total=all_),
             ),
-            lambda made, seconds: (
-                f"{made.checkpoints:,} checkpoints in {GAUGE}, largest difference of outputs {_worst(root)}",
-                f"{made.checkpoints / seconds:,.0f} checkpoints/s",
+            lambda result, seconds: (
+                f"{result.checkpoints:,} checkpoints in {GAUGE}, largest difference of outputs {_worst(root)}",
+                f"{result.checkpoints / seconds:,.0f} checkpoints/s",
             ),
         )
     write_page(root)
@@ -103,8 +103,8 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
         problems = steps.run(
             "verify",
             lambda: ckptzoo.verify(root, progress=lambda done, all_: bar.update(task, completed=done, total=all_)),
-            lambda found, seconds: (
-                f"{len(found)} problems in {_size(root) / 1e6:.1f} MB",
+            lambda problems, seconds: (
+                f"{len(problems)} problems in {_size(root) / 1e6:.1f} MB",
                 f"{_size(root) / seconds / 1e6:,.0f} MB/s",
             ),
         )
@@ -113,7 +113,7 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
     zoo = steps.run(
         "open",
         lambda: ckptzoo.open(root),
-        lambda found, seconds: (f"{len(found):,} checkpoints", f"{1e3 * seconds:.1f} ms"),
+        lambda zoo, seconds: (f"{len(zoo):,} checkpoints", f"{1e3 * seconds:.1f} ms"),
     )
     for layer in zoo.layers:
         steps.run(
@@ -125,15 +125,17 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
             ),
         )
     pictures = root.with_name(f"{root.name}-pictures")
-    found = overview(zoo, GAUGE)
-    files = steps.run("draw", lambda: found.plot(pictures), lambda made, _: (f"{len(made)} files", ""))
-    compared = steps.run("mmd", lambda: _compared(zoo), lambda made, _: (f"{len(made)} comparisons of two halves", ""))
+    summary = overview(zoo, GAUGE)
+    files = steps.run("draw", lambda: summary.plot(pictures), lambda result, _: (f"{len(result)} files", ""))
+    compared = steps.run(
+        "mmd", lambda: _compared(zoo), lambda result, _: (f"{len(result)} comparisons of two halves", "")
+    )
     studied = steps.run(
-        "marginals", lambda: marginals(zoo, GAUGE), lambda made, _: ("within and across orbits of permutations", "")
+        "marginals", lambda: marginals(zoo, GAUGE), lambda result, _: ("within and across orbits of permutations", "")
     )
     files += compared[-1].plot(pictures / "mmd") + studied.plot(pictures / "marginals")
     console.print()
-    found.print(console)
+    summary.print(console)
     console.print()
     console.print(steps.table())
     console.print()
@@ -160,7 +162,7 @@ def _streamed(zoo: ckptzoo.Zoo, layer: str) -> int:
 def _compared(zoo: ckptzoo.Zoo) -> list[Discrepancy]:
     """One half of the members against the other: as trained, in the gauge, and as trained against the gauge."""
     even, odd = zoo.take(slice(0, None, 2)), zoo.take(slice(1, None, 2))
-    return [mmd(even, odd, one, other) for one, other in (("raw", "raw"), (GAUGE, GAUGE), ("raw", GAUGE))]
+    return [mmd(even, odd, left, right) for left, right in (("raw", "raw"), (GAUGE, GAUGE), ("raw", GAUGE))]
 
 
 def _discrepancies(compared: list[Discrepancy]) -> Table:

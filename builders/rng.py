@@ -50,6 +50,7 @@ def philox(counter: tuple[Any, Any, Any, Any], key: Any) -> tuple[Any, Any, Any,
         key = np.atleast_1d(np.asarray(key, dtype=np.uint64)).view(np.int64)
     k0, k1 = key & _MASK, (key >> 32) & _MASK
     c0, c1, c2, c3 = (word + 0 * key for word in counter)
+    # the product of two words fills 64 bits, of which int64 takes the highest for a sign: >> copies it, & removes it
     for _ in range(10):
         low0, low1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0 = ((low1 >> 32) & _MASK) ^ c1 ^ k0
@@ -72,7 +73,7 @@ def uniform(words: NDArray[np.int64]) -> NDArray[np.floating[Any]]:
 def member_keys(digest: str, seeds: Sequence[int]) -> NDArray[np.uint64]:
     """(M,) one 64-bit key a member, from the recipe's digest (``sha256:...``) and the member's seed."""
     text = digest.removeprefix("sha256:")
-    words = [int(text[at : at + 16], 16) for at in range(0, 64, 16)]
+    words = [int(text[start : start + 16], 16) for start in range(0, 64, 16)]
     return np.array([derive_key(seed, *words) for seed in seeds], dtype=np.uint64)
 
 
@@ -94,6 +95,7 @@ def initial_weights(arch: Architecture, keys: NDArray[np.uint64]) -> dict[str, N
             continue
         blocks = np.arange(-(-tensor.size // 4), dtype=np.int64)
         words = np.stack(philox((blocks, number, _INITIAL, 0), keys[:, None]), axis=-1).reshape(len(keys), -1)
+        # kaiming_uniform_ with a = sqrt(5), as torch calls it, is this bound
         bound = 1 / math.sqrt(math.prod(shape[1:]))
         values = bound * (2 * uniform(words[:, : tensor.size]) - 1)
         weights[tensor.name] = values.reshape(size).astype(tensor.dtype)
@@ -105,6 +107,7 @@ def order(keys: Any, epoch: int, positions: Any, count: int) -> Any:
 
     ``keys`` (M,): numpy uint64, or int64 torch of the same bits; the positions are of the same kind.
     """
+    # one block an epoch makes the key of its permutation
     low, high, _, _ = philox((0, epoch, _ORDER, 0), keys)
     key = low + (high << 32)
     return keyed_permutation(

@@ -48,10 +48,10 @@ class TrainingState:
         """Groups of at most ``size`` members over the same memory: what is done to them is done to this state."""
         return [
             TrainingState(
-                self.keys[at : at + size],
-                {name: tensor[at : at + size] for name, tensor in self.weights.items()},
-                {name: tensor[at : at + size] for name, tensor in self.momentum.items()},
+                self.keys[start : start + size],
+                {name: tensor[start : start + size] for name, tensor in self.weights.items()},
+                {name: tensor[start : start + size] for name, tensor in self.momentum.items()},
                 self.step,
             )
-            for at in range(0, len(self), size)
+            for start in range(0, len(self), size)
         ]

@@ -45,6 +45,7 @@ class Table:
         total = hashlib.sha256()
         for name in ("train_inputs", "train_targets", "test_inputs", "test_targets"):
             array = np.ascontiguousarray(getattr(self, name))
+            # dtype.str has the byte order
             total.update(f"{name} {array.shape} {array.dtype.str}\n".encode())
             total.update(array.tobytes())
         return "sha256:" + total.hexdigest()
@@ -69,6 +70,7 @@ def load(recipe: TableRecipe, folder: Path | None) -> Table:
     if recipe.dataset not in _LOADERS:
         raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, tuple(_LOADERS))
     inputs, targets = _LOADERS[recipe.dataset](folder)
+    # the same split for every recipe and version: the key of seed 0
     order = np.asarray(keyed_permutation(np.arange(len(inputs)), len(inputs), derive_key(0)))
     train, test = order[: recipe.train], order[recipe.train :]
     problems = list(_problems(recipe, inputs[train], targets[train], len(test)))

@@ -61,6 +61,7 @@ class Trainer:
         """Train every member up to ``stop`` optimiser steps, in place."""
         if self.workers is None:
             self.engine(self.data_source, state, stop)
+            # a launch returns before the device is done, and the caller takes the time
             torch.cuda.synchronize(self.data_source.device)
             return
         groups = state.split(self._group_size(len(state)))
@@ -82,7 +83,7 @@ class Trainer:
         """
         count = len(next(iter(weights.values())))
         size = max(1, _MEASURED_BYTES // (_MEASURED_EXAMPLES["cpu"] * sources.input_bytes(self.source)))
-        groups = [{name: weights[name][at : at + size] for name in weights} for at in range(0, count, size)]
+        groups = [{name: weights[name][start : start + size] for name in weights} for start in range(0, count, size)]
         columns_by_group = (
             list(self.workers.map(self._measure_group, groups))
             if self.workers
@@ -100,13 +101,13 @@ class Trainer:
         size = _MEASURED_EXAMPLES[device.type]
         raw, targets = self.source.half(half)
 
-        def outputs(one: Tensors, inputs: torch.Tensor) -> torch.Tensor:
-            return torch.func.functional_call(model, one, (inputs,))
+        def outputs(member: Tensors, inputs: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(model, member, (inputs,))
 
         batches: list[NDArray[np.float64]] = []
         with torch.inference_mode():
-            for at in range(0, len(raw), size):
-                inputs = self.data_source.network_inputs(torch.from_numpy(raw[at : at + size]).to(device))
+            for start in range(0, len(raw), size):
+                inputs = self.data_source.network_inputs(torch.from_numpy(raw[start : start + size]).to(device))
                 batches.append(torch.func.vmap(outputs, in_dims=(0, None))(weights, inputs).double().cpu().numpy())
         return losses.MemberOutputs(np.concatenate(batches, axis=1), targets)
 
@@ -145,6 +146,7 @@ def open_trainer(
     before_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        # OpenMP has a number of threads for each thread that calls it, so that each worker sets its own
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as workers:
             yield Trainer(data_source, source, advance, workers, count)
     finally:
@@ -211,4 +213,5 @@ def device_kind(device: str) -> str:
 
 def available_cores() -> int:
     """Processor cores that this process may use."""
+    # cpu_count() also counts cores that a container or taskset keeps from the process; macOS has no affinity
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -28,6 +28,7 @@ def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
     def loss(weights: Tensors, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return mean(torch.func.functional_call(model, weights, (inputs,)), targets)
 
+    # vmap batches the weights; buffers would be of the one module, hence the check above
     gradient = torch.func.vmap(torch.func.grad(loss))
     for batch in data_source.batches(state.keys, state.step, stop):
         sgd.update(recipe, state, gradient(state.weights, batch.inputs, batch.targets), batch.rate)

@@ -47,6 +47,7 @@ def _gradients(weights: Tensors, batch: TrainingBatch, loss: Loss, activation: A
     apply, derivative = activation
     layers = [name.removesuffix(".weight") for name in weights if name.endswith(".weight")]
     matrices = [weights[f"{layer}.weight"].movedim(0, -1) for layer in layers]
+    # features first, members last: (D, B, M)
     values = [batch.inputs.permute(2, 1, 0).contiguous()]
     for number, (layer, matrix) in enumerate(zip(layers, matrices, strict=True), 1):
         bias, size = weights[f"{layer}.bias"].movedim(0, -1)[:, None], values[-1].shape[1]

@@ -17,6 +17,7 @@ from builders.data_source import DataSource, steps
 from builders.engines import sgd
 from builders.state import Tensors, TrainingState
 
+# A 4x4 kernel on 28x28 pixels gives 25x25 outputs, of which 3x3 windows use 24x24: these see 27x27 pixels.
 _USED = 27
 """Rows and columns of the 28x28 input that pooling leaves in use."""
 
@@ -26,6 +27,7 @@ class _Workspace:
 
     def __init__(self, members: int, batch: int, data_source: DataSource) -> None:
         self._data_source = data_source
+        # indices of 4 bytes, where they reach every pixel, are half as much to write and read
         small = data_source.pixels.numel() < 2**31
         count, device = members * batch, data_source.device
         self._index = torch.empty(count * _USED**2, dtype=torch.int32 if small else torch.int64, device=device)
@@ -47,6 +49,7 @@ class _Workspace:
         raw = torch.index_select(self._data_source.pixels, 0, index.view(-1), out=self._raw[:count])
         images = self._data_source.network_inputs(raw, out=self._images[:count])
         row = _USED * batch
+        # patches begin every 3 pixels and overlap by 3
         strides = (_USED * row, row, batch, 3 * row, 3 * batch, 1)
         patches = self._patches[: members * 36 * 64 * batch]
         patches.view(members, 6, 6, 8, 8, batch).copy_(images.as_strided((members, 6, 6, 8, 8, batch), strides))
@@ -117,6 +120,7 @@ def _kernel1_places(matrix: torch.Tensor) -> torch.Tensor:
 
     Row (y, x, c) and column (y + i, x + j) hold the weight (i, j) of channel c.
     """
+    # rows of 36, 6 of them for a y and 2 for an x; y and x each move the 4x4 weights by a row of 6 or a column
     return matrix.as_strided((len(matrix), 3, 3, 2, 4, 4), (648, 216 + 6, 72 + 1, 36, 6, 1))
 
 
@@ -125,4 +129,5 @@ def _kernel2_places(matrix: torch.Tensor) -> torch.Tensor:
 
     Row (o, y, x) and column (y + i, x + j) hold the weight (i, j) of output o.
     """
+    # rows of 64, 16 of them for an o and 4 for a y; y and x each move the 5x5 weights by a row of 8 or a column
     return matrix.as_strided((len(matrix) // 2, 10, 4, 4, 5, 5), (10240, 1024, 256 + 8, 64 + 1, 8, 1))

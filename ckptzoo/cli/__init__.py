@@ -18,6 +18,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         code = 130
     except SystemExit as end:
+        # as Python ends for SystemExit: None is 0, a number itself, and any other value 1
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     for stream in (sys.stdout, sys.stderr):
         try:

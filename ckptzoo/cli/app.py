@@ -34,7 +34,9 @@ class Settings:
 app = typer.Typer(
     name="ckptzoo",
     help="Thousands of trained networks, read one layer at a time.",
+    # click fills paragraphs again unless they begin with a line of "\b"
     epilog=f"\b\nExit codes:\n{listed()}",
+    # in rich's markup, words of the help in square brackets would be styles
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -82,12 +84,15 @@ def run(arguments: Sequence[str]) -> int:
             # by default Python shows a warning of one line of code only once a process
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show
+            # not standalone: Typer then returns the code of an Exit, and raises errors instead of ending the process
             code = app(list(arguments) or ["--help"], prog_name="ckptzoo", standalone_mode=False, obj=settings)
     except InterruptedCommand as error:
         complain("interrupted", str(error))
         return INTERRUPTED
+    # Typer turns a KeyboardInterrupt, and the end of the input at a prompt, into Abort
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
+    # every error ends as one line and a code of exits.OUTCOMES, those of other libraries too; --debug has the traceback
     except Exception as error:
         return _failed(error, settings)
     if code == INTERRUPTED:

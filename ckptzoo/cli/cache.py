@@ -35,29 +35,29 @@ def ls(as_json: AsJson = False) -> None:
     from ckptzoo.text import counted, printable, size
 
     root, limit = cache_root(), cache_limit()
-    found = cached_zoos(root)
-    total = sum(item.nbytes for item in found)
+    zoos = cached_zoos(root)
+    total = sum(item.nbytes for item in zoos)
     if as_json:
-        listed = [_described(item) for item in found]
+        listed = [_described(item) for item in zoos]
         emit({"folder": str(root), "nbytes": total, "limit": limit, "zoos": listed})
         return
-    if found:
+    if zoos:
         shown = columns("zoo", "size", "last used (UTC)", "revisions")
-        for item in found:
+        for item in zoos:
             facts = _described(item)
             revisions = ", ".join(revision["revision"].removeprefix("sha256:")[:8] for revision in facts["revisions"])
             name = printable(item.address) + (" (not found when last opened; kept)" if item.gone else "")
             used = (facts["used"] or "never")[:16].replace("T", " ")
             shown.add_row(name, size(item.nbytes), used, printable(revisions))
         console().print(shown)
-    print(f"{root}: {counted(len(found), 'zoo')}, {size(total)} of at most {size(limit)}.")
+    print(f"{root}: {counted(len(zoos), 'zoo')}, {size(total)} of at most {size(limit)}.")
 
 
 @cache.command()
 def prune(
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="SIZE", help="Remove what was not used for longest until so much is left: 10GB."),
+        typer.Option("--to", metavar="SIZE", help="Remove what was not used for longest, down to this size: 10GB."),
     ] = None,
     zoo: Annotated[
         str | None,
@@ -101,12 +101,14 @@ def _known(root: Path, text: str) -> str:
         names = {str(place) for place in candidates(text)}
     except ZooError:
         names = set()
-    found = [name for name in known if name in names or name.partition(" at ")[0] in names]
-    if len(found) > 1:
-        raise typer.BadParameter(f"{text}: expected one zoo, got {len(found)}: {'; '.join(found)}. Write one in full.")
-    if not found:
+    # a hub that is not huggingface.co is named behind " at " (remote.hub_store.hub_address)
+    matching = [name for name in known if name in names or name.partition(" at ")[0] in names]
+    if len(matching) > 1:
+        got = f"got {len(matching)}: {'; '.join(matching)}"
+        raise typer.BadParameter(f"{text}: expected one zoo, {got}. Write one in full.")
+    if not matching:
         raise UnknownNameError(str(root), "zoo", text, known)
-    return found[0]
+    return matching[0]
 
 
 def _described(item: "CacheEntry") -> dict[str, Any]:

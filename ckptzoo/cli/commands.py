@@ -132,34 +132,35 @@ def derive(
     root = folder(zoo)
     given = None if inputs is None else _inputs(inputs)
     with bar(f"deriving {gauge}") as progress:
-        made = derive_variant(root, gauge=gauge, store=store, certify=certify, inputs=given, progress=progress)
+        derived = derive_variant(root, gauge=gauge, store=store, certify=certify, inputs=given, progress=progress)
     if as_json:
-        emit(asdict(made))
+        emit(asdict(derived))
         return
-    print(f"{zoo}: {counted(made.checkpoints, 'checkpoint')} derived in {gauge}, {made.already:,} were there already.")
-    if store != "weights" and not made.checkpoints:
-        print("nothing was stored anew: parts that are there stay as they are stored.")
-    if given is not None and not made.checkpoints:
+    new = counted(derived.checkpoints, "checkpoint")
+    print(f"{zoo}: {new} derived in {gauge}, {derived.already:,} were there already.")
+    if store != "weights" and not derived.checkpoints:
+        print("nothing was stored again: parts that are there stay as they are stored.")
+    if given is not None and not derived.checkpoints:
         print("the inputs were not used: outputs are checked when checkpoints are derived.")
-    if made.checkpoints:
-        certified = sum(item.checkpoints for item in made.certified)
-        spent = f", {made.certifying:.1f} s of them for the equivalence checks of {certified:,}" if certified else ""
-        print(f"took {made.seconds:.1f} s{spent}")
-        if not made.certified and certify == "auto":
+    if derived.checkpoints:
+        certified = sum(item.checkpoints for item in derived.certified)
+        spent = f", {derived.certifying:.1f} s of them for the equivalence checks of {certified:,}" if certified else ""
+        print(f"took {derived.seconds:.1f} s{spent}")
+        if not derived.certified and certify == "auto":
             print(
                 "no equivalence check: ckptzoo.archs has no forward function for it. Pass one to ckptzoo.derive.derive."
             )
     for number, what in (
-        (made.untouched, "left as they are: not finite, or not representable in the gauge"),
-        (made.tied, "with ties"),
-        (made.unresolved, "with ties that stay unresolved: their order is not unique"),
-        (made.dead, "with dead channels"),
-        (made.clamped, "with filters that a running variance of 0 keeps from unit norm"),
+        (derived.untouched, "left as they are: not finite, or not representable in the gauge"),
+        (derived.tied, "with ties"),
+        (derived.unresolved, "with ties that stay unresolved: their order is not unique"),
+        (derived.dead, "with dead channels"),
+        (derived.clamped, "with filters that a running variance of 0 keeps from unit norm"),
     ):
         if number:
             print(f"{number:,} {what}")
     for kind in ("random", "real"):
-        listed = [(getattr(item, kind), item) for item in made.certified]
+        listed = [(getattr(item, kind), item) for item in derived.certified]
         worst = [f"{gap:.1e} in {item.precision}" for gap, item in listed if gap is not None]
         if worst:
             print(f"largest difference of the outputs over the largest output, {kind} inputs: {', '.join(worst)}")
@@ -187,19 +188,19 @@ def dedupe(
 
     chosen = opened(zoo, where)
     with bar("comparing") as progress:
-        found = find(chosen, tolerance=tolerance, progress=progress)
+        duplicates = find(chosen, tolerance=tolerance, progress=progress)
     if as_json:
-        emit({"zoo": zoo, **found.to_json()})
+        emit({"zoo": zoo, **duplicates.to_json()})
         return
-    for ids, identical in zip(found.groups, found.identical, strict=True):
+    for ids, identical in zip(duplicates.groups, duplicates.identical, strict=True):
         print(printable(f"{'the same' if identical else 'the same to rounding'}: {', '.join(ids)}"))
-    compared = counted(found.checkpoints, "checkpoint")
-    print(f"{zoo}: {compared} compared, {found.spare:,} of them permuted or rescaled copies.")
-    if found.uncertain:
-        print(f"{found.uncertain:,} with channels that look alike: scaled copies of them may be missed")
-    if found.skipped:
-        shown = ", ".join(found.skipped[:8]) + (", ..." if len(found.skipped) > 8 else "")
-        print(printable(f"{len(found.skipped):,} not compared, not finite or with ties unresolved: {shown}"))
+    compared = counted(duplicates.checkpoints, "checkpoint")
+    print(f"{zoo}: {compared} compared, {duplicates.spare:,} of them permuted or rescaled copies.")
+    if duplicates.uncertain:
+        print(f"{duplicates.uncertain:,} with channels that look alike: scaled copies of them may be missed")
+    if duplicates.skipped:
+        shown = ", ".join(duplicates.skipped[:8]) + (", ..." if len(duplicates.skipped) > 8 else "")
+        print(printable(f"{len(duplicates.skipped):,} not compared, not finite or with ties unresolved: {shown}"))
 
 
 def _inputs(path: Path) -> "np.ndarray":
@@ -214,12 +215,13 @@ def _inputs(path: Path) -> "np.ndarray":
                 return loaded
             if len(loaded.files) == 1:
                 return loaded[loaded.files[0]]
-            found = f"{len(loaded.files)} arrays"
+            got = f"{len(loaded.files)} arrays"
     except FileNotFoundError:
-        found = "nothing"
+        got = "nothing"
+    # numpy raises ValueError for pickles and unknown formats, EOFError for empty files, BadZipFile for broken archives
     except (ValueError, EOFError, BadZipFile):
-        found = "another file"
-    raise typer.BadParameter(f"{path}: expected a .npy file, or a .npz file with one array, got {found}.")
+        got = "another file"
+    raise typer.BadParameter(f"{path}: expected a .npy file, or a .npz file with one array, got {got}.")
 
 
 def compact(
@@ -233,8 +235,8 @@ def compact(
     """
     import ckptzoo
 
-    made = ckptzoo.compact(folder(zoo))
-    print(f"{zoo}: no parts, nothing to write." if made is None else made)
+    snapshot = ckptzoo.compact(folder(zoo))
+    print(f"{zoo}: no parts, nothing to write." if snapshot is None else snapshot)
 
 
 def retract(
@@ -250,8 +252,8 @@ def retract(
     import ckptzoo
     from ckptzoo.text import counted
 
-    made = ckptzoo.retract(folder(zoo), ids, reason=reason, contributor=contributor)
-    print(f"{zoo}: {counted(made, 'checkpoint')} retracted.")
+    count = ckptzoo.retract(folder(zoo), ids, reason=reason, contributor=contributor)
+    print(f"{zoo}: {counted(count, 'checkpoint')} retracted.")
 
 
 def export(
@@ -284,8 +286,8 @@ def export(
     from ckptzoo.format.durable import write_file
 
     chosen = opened(zoo, where)
-    found = chosen.checkpoint(_only(chosen, id), variant=variant or "raw")
-    data = writers[output.suffix](found, chosen.name)
+    checkpoint = chosen.checkpoint(_only(chosen, id), variant=variant or "raw")
+    data = writers[output.suffix](checkpoint, chosen.name)
     write_file(output, data)
     print(output)
 
@@ -318,7 +320,9 @@ def _safetensors(checkpoint: "Checkpoint", zoo: str) -> bytes:
         described[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(described, separators=(",", ":")).encode()
-    length = -(-len(text) // 8) * 8  # a header is padded so that the tensors behind it are aligned
+    # a safetensors file is the length of its header in 8 bytes, the header, padded with spaces so that the tensors
+    # behind it are aligned, and the tensors
+    length = -(-len(text) // 8) * 8
     return b"".join([length.to_bytes(8, "little"), text.ljust(length), *(arrays[name].tobytes() for name in order)])
 
 
@@ -361,14 +365,14 @@ def predict(
     ],
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where test sets lie.  [default: CKPTZOO_DATA]", show_default=False),
+        typer.Option(metavar="FOLDER", help="The folder of test sets.  [default: CKPTZOO_DATA]", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Store what every checkpoint answers on sets of images.
 
     The outputs of all checkpoints, in float16, beside the weights; zoo.predictions("mnist/test") reads them. Pixels are
-    scaled as the zoo's own data set is. What is there already is left alone: a second call adds what is missing.
+    scaled as the zoo's own data set is. What is stored already is left alone: a second call adds what is missing.
     """
     import ckptzoo
     from ckptzoo import derive
@@ -376,12 +380,12 @@ def predict(
 
     root = folder(zoo)
     chosen = ckptzoo.open(root)
-    made = []
+    results = []
     for name in dict.fromkeys(sets):
         inputs, targets = inputs_of(chosen, name, data=data)
         with bar(f"predicting {name}") as progress:
-            made.append(derive.predict(root, inputs, set=name, targets=targets, progress=progress))
+            results.append(derive.predict(root, inputs, set=name, targets=targets, progress=progress))
         if not as_json:
-            made[-1].print(console())
+            results[-1].print(console())
     if as_json:
-        emit({"zoo": zoo, "sets": [found.to_json() for found in made]})
+        emit({"zoo": zoo, "sets": [result.to_json() for result in results]})

@@ -26,6 +26,8 @@ class InterruptedCommand(Exception):
     """Ctrl-C, with what to do next."""
 
 
+# 2 is the code of click's UsageError; a shell reports 130, 128 + SIGINT, for what Ctrl-C ended; 70, below, is
+# EX_SOFTWARE of sysexits.h
 PROBLEMS, USAGE, INTERRUPTED = 1, 2, 130
 
 OUTCOMES = (

@@ -44,7 +44,7 @@ Module = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", metavar="FOLDER", help="Where test sets lie.  [default: that of CKPTZOO_DATA]"),
+    typer.Option("--data", metavar="FOLDER", help="The folder of test sets.  [default: that of CKPTZOO_DATA]"),
 ]
 
 
@@ -76,7 +76,7 @@ def card(
         from ckptzoo.hub.card import write
 
         written = write(zoo, declared, check=check)
-        found: dict[str, Any] = {"path": str(written.path), "notes": []}
+        described: dict[str, Any] = {"path": str(written.path), "notes": []}
         location, changes = str(written.path), written.changes
     else:
         from ckptzoo.hub.client.quiet import quietly
@@ -84,13 +84,13 @@ def card(
 
         with quietly():
             rewritten = rewrite(_repository(zoo), declared, check=check)
-        found = {"repository": rewritten.repository, "commit": rewritten.commit, "notes": list(rewritten.notes)}
+        described = {"repository": rewritten.repository, "commit": rewritten.commit, "notes": list(rewritten.notes)}
         location, changes = rewritten.repository, rewritten.changes
     if as_json:
-        emit({"zoo": zoo, **found, "written": not check, "changes": list(changes)})
+        emit({"zoo": zoo, **described, "written": not check, "changes": list(changes)})
     else:
         _print_changes(zoo, location, changes, check)
-        for note in found["notes"]:
+        for note in described["notes"]:
             print(f"note: {note}")
     if check and changes:
         raise typer.Exit(PROBLEMS)
@@ -114,6 +114,7 @@ def _print_changes(zoo: str, location: str, changes: Sequence[str], check: bool)
         print(printable(line))
     if len(changes) > MAX_LINES:
         print(f"... and {len(changes) - MAX_LINES:,} more lines")
+    # the first two lines of a unified diff name the files, as "---" and "+++"
     added, removed = (sum(line.startswith(sign) for line in changes[2:]) for sign in "+-")
     if not changes:
         print(f"{zoo}: README.md is as it should be.")
@@ -146,16 +147,16 @@ def push(
     root = folder(zoo)
     with quietly():
         if dry_run:
-            found = plan(root, to)
+            result = plan(root, to)
         else:
             with bar("uploading", nbytes=True) as progress:
-                found = publish(root, to, private=private, message=message, progress=progress)
-    print_result(found, as_json)
+                result = publish(root, to, private=private, message=message, progress=progress)
+    print_result(result, as_json)
 
 
 def search(
     text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="Stands in the repository's name.", show_default=False)
+        str | None, typer.Argument(metavar="TEXT", help="Part of the repository's name.", show_default=False)
     ] = None,
     arch: Annotated[str | None, typer.Option(metavar="NAME", help="The architecture, such as resnet18.")] = None,
     dataset: Annotated[
@@ -173,21 +174,21 @@ def search(
     """
     from ckptzoo.hub.search import search as find
 
-    found = find(arch, dataset, tag or (), text, limit)
+    result = find(arch, dataset, tag or (), text, limit)
     if as_json:
-        emit(found.to_json())
+        emit(result.to_json())
         return
-    if not found.zoos:
-        print(_nothing(found))
+    if not result.zoos:
+        print(_nothing(result))
         return
     from ckptzoo.console import columns
     from ckptzoo.text import printable
 
     shown = columns("repository", "architecture", "data set", "checkpoints", "licence", "updated")
-    for zoo in found.zoos:
+    for zoo in result.zoos:
         shown.add_row(*map(printable, _row(zoo)))
     console().print(shown)
-    if found.more:
+    if result.more:
         print(f"and others: --limit {2 * limit} shows more.")
 
 
@@ -202,14 +203,14 @@ def _row(zoo: "FoundZoo") -> tuple[str, ...]:
     )
 
 
-def _nothing(found: "SearchResult") -> str:
+def _nothing(result: "SearchResult") -> str:
     """That nothing was found, and how to ask for less."""
     from ckptzoo.text import printable
 
-    nothing = f"{found.endpoint}: no zoo with the tags {', '.join(found.tags)}"
-    nothing += f" and {found.text!r} in its name." if found.text else "."
+    nothing = f"{result.endpoint}: no zoo with the tags {', '.join(result.tags)}"
+    nothing += f" and {result.text!r} in its name." if result.text else "."
     # one tag is that of all zoos, which every search asks for
-    asked = len(found.tags) + (found.text is not None) - 1
+    asked = len(result.tags) + (result.text is not None) - 1
     step = "Ask for less, or see all of them with ckptzoo search." if asked else "Set HF_ENDPOINT to ask another hub."
     return printable(f"{nothing} {step}")
 
@@ -225,7 +226,7 @@ def _complete_layers(context: typer.Context, incomplete: str) -> Iterable[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             layers = ckptzoo.open(str(context.params.get("zoo"))).layers
-    except Exception:  # a traceback would spoil the line that is being typed
+    except Exception:  # of the zoo, the network or Arrow: a traceback would spoil the line that is being typed
         return []
     return [f"{done}{comma}{name}" for name in layers if name.startswith(last)]
 
@@ -275,17 +276,17 @@ def pull(
     from ckptzoo.text import counted, printable, size
 
     try:
-        with moving("pulling") as progress:
+        with transfer_bar("pulling") as progress:
             result = fetch(zoo, output, variants=_split(variant), layers=_split(layers), where=where, progress=progress)
     except KeyboardInterrupt:
         raise InterruptedCommand("what was fetched is kept; carry on with the same command.") from None
     if as_json:
         emit(result.to_json())
         return
-    parts = f"{counted(len(result.parts), 'part')} came, {result.there:,} were there"
-    came = parts if result.parts else "nothing was missing"
+    counts = f"{counted(len(result.parts), 'part')} came, {result.there:,} were there"
+    new_parts = counts if result.parts else "nothing was missing"
     print(printable(f"{output}: {counted(result.checkpoints, 'checkpoint')} ({', '.join(result.variants)}) of {zoo}."))
-    print(f"{came}; {size(result.fetched)} fetched.")
+    print(f"{new_parts}; {size(result.fetched)} fetched.")
     print(printable(f"revision {result.revision}"))
 
 
@@ -294,8 +295,8 @@ def _split(names: list[str] | None) -> list[str] | None:
 
 
 @contextmanager
-def moving(what: str) -> Iterator[Progress]:
-    """A function that shows bytes, their rate and the time left: a bar on a terminal, else a line now and then."""
+def transfer_bar(what: str) -> Iterator[Progress]:
+    """A function that shows bytes, their rate and the time left: a bar on a terminal, else a line every few seconds."""
     from rich import progress
     from rich.console import Console
 
@@ -306,6 +307,7 @@ def moving(what: str) -> Iterator[Progress]:
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
     )
+    # the standard output is for results, which may be piped
     screen = Console(stderr=True)
     started = last = time.monotonic()
 
@@ -364,12 +366,12 @@ def contribute(
     if a check failed; nothing is uploaded then. Where there is no such zoo yet, a table [zoo] in the card begins one.
     """
     from ckptzoo.hub.client.quiet import quietly
-    from ckptzoo.hub.contributions.contribute import contribute as bring
+    from ckptzoo.hub.contributions.contribute import contribute as submit
     from ckptzoo.hub.contributions.matching import NamesError
 
     try:
         with quietly(), stages() as progress:
-            result = bring(
+            result = submit(
                 files,
                 to=to,
                 card=card,
@@ -400,13 +402,13 @@ def stages() -> Iterator[Stages]:
     shown = progress.Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
     tasks: dict[str, progress.TaskID] = {}
 
-    def tell(what: str, done: int, total: int) -> None:
+    def update(what: str, done: int, total: int) -> None:
         if what not in tasks:
             tasks[what] = shown.add_task(what, total=total)
         shown.update(tasks[what], completed=done, total=total)
 
     with shown:
-        yield tell
+        yield update
 
 
 def review(
@@ -423,10 +425,10 @@ def review(
     measured again where the test set is available. Exits with 1 if a check failed.
     """
     from ckptzoo.hub.client.quiet import quietly
-    from ckptzoo.hub.contributions.review import review as look
+    from ckptzoo.hub.contributions.review import review as check_pull_request
 
     with quietly(), stages() as progress:
-        result = look(repository, number, merge=merge, module=module, data=data, progress=progress)
+        result = check_pull_request(repository, number, merge=merge, module=module, data=data, progress=progress)
     print_result(result, as_json)
     if not result.passed:
         raise typer.Exit(PROBLEMS)

@@ -42,6 +42,7 @@ def opened(address: str, where: str | None = None) -> "Zoo":
 
 def _zoo_on_the_line(context: typer.Context) -> "Zoo | None":
     """The zoo named on the line that is being completed, where it is a folder that can be opened: others take long."""
+    # while a line is completed, arguments that are not bound to a parameter yet are in context.args
     address = context.params.get("zoo") or next(iter(context.args), "")
     if not Path(str(address)).is_dir():
         return None
@@ -49,7 +50,7 @@ def _zoo_on_the_line(context: typer.Context) -> "Zoo | None":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return opened(str(address))
-    except Exception:  # a traceback would spoil the line that is being typed
+    except Exception:  # of the zoo or of Arrow: a traceback would spoil the line that is being typed
         return None
 
 

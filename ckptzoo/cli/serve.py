@@ -20,7 +20,7 @@ def run(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
     private: Annotated[bool, typer.Option("--private", help="Nothing is readable without a token.")] = False,
     url: Annotated[
-        str | None, typer.Option("--url", help="The address that clients know, where a proxy stands before the server.")
+        str | None, typer.Option("--url", help="The address that clients know, where a proxy is in front of it.")
     ] = None,
     faults: Annotated[
         str | None,
@@ -37,8 +37,9 @@ def run(
     """Host zoos: the hub's protocol from a folder.
 
     Clients use it with HF_ENDPOINT=http://127.0.0.1:8000 and HF_HUB_DISABLE_XET=1. The protocol is plain HTTP: beyond
-    one machine, put a proxy with TLS before it.
+    one machine, put a proxy with TLS in front of it.
     """
+    # Typer calls this also before ckptzoo serve token
     if context.invoked_subcommand is not None:
         return
     if root is None:
@@ -53,7 +54,7 @@ def run(
     service = Service(root, private=private, url=url)
     try:
         app = layered(Application(service), plan=plan, readable=ledger).app if plan or ledger else Application(service)
-        run_server(app, host, port, lambda found: print(f"{root}: serving at {found}", flush=True))
+        run_server(app, host, port, lambda address: print(f"{root}: serving at {address}", flush=True))
     finally:
         service.close()
 
@@ -66,7 +67,7 @@ def token(
     contribute: Annotated[bool, typer.Option("--contribute", help="It may read, and open pull requests.")] = False,
     revoke: Annotated[bool, typer.Option("--revoke", help="Make none; remove every token of the user.")] = False,
 ) -> None:
-    """Make a token and print it; it may read, unless more is said.
+    """Make a token and print it; it may only read, unless an option allows more.
 
     Only its digest is kept, so it cannot be shown again. The server may be running.
     """

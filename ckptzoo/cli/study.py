@@ -39,10 +39,10 @@ def symmetries(
 
     Counts of the symmetries, how well the gauge is defined, and how far raw checkpoints are from it.
     """
-    from ckptzoo.studies.symmetries import symmetries as ask
+    from ckptzoo.studies.symmetries import symmetries as compute
 
     with bar("reading weights", nbytes=True) as progress:
-        result = ask(opened(zoo, where), variant, progress=progress)
+        result = compute(opened(zoo, where), variant, progress=progress)
     _show(result, output, as_json)
 
 
@@ -58,10 +58,10 @@ def permutations(
 
     Follows members from kept step to kept step; build them with --keep-steps.
     """
-    from ckptzoo.studies.permutations import permutations as ask
+    from ckptzoo.studies.permutations import permutations as compute
 
     with bar("following members") as progress:
-        result = ask(opened(zoo, where), variant, progress=progress)
+        result = compute(opened(zoo, where), variant, progress=progress)
     _show(result, output, as_json)
 
 
@@ -85,10 +85,10 @@ def mass(
 
     Masses (sums of squared weights) as trained and at the certified minimum over scales.
     """
-    from ckptzoo.studies.mass import mass as ask
+    from ckptzoo.studies.mass import mass as compute
 
     with bar("minimising masses") as progress:
-        result = ask(opened(zoo, where), formulation=formulation, progress=progress)
+        result = compute(opened(zoo, where), formulation=formulation, progress=progress)
     _show(result, output, as_json)
 
 
@@ -104,10 +104,10 @@ def marginals(
 
     Densities, Kolmogorov-Smirnov tests within and across orbits of the permutations, and principal components.
     """
-    from ckptzoo.studies.marginals import marginals as ask
+    from ckptzoo.studies.marginals import marginals as compute
 
     with bar("reading weights", nbytes=True) as progress:
-        result = ask(opened(zoo, where), variant, progress=progress)
+        result = compute(opened(zoo, where), variant, progress=progress)
     _show(result, output, as_json)
 
 
@@ -123,10 +123,10 @@ def modes(
 
     What symmetries alone make of one mode, and what mean shift finds, over its bandwidth.
     """
-    from ckptzoo.studies.modes import modes as ask
+    from ckptzoo.studies.modes import modes as compute
 
     with bar("shifting means") as progress:
-        result = ask(opened(zoo, where), variant, progress=progress)
+        result = compute(opened(zoo, where), variant, progress=progress)
     _show(result, output, as_json)
 
 
@@ -136,10 +136,10 @@ def toy(zoo: ZooAddress, output: Output = None, where: Where = None, as_json: As
 
     The density of its two last weights: as trained, at equal incoming norms, and in order.
     """
-    from ckptzoo.studies.toy import toy as ask
+    from ckptzoo.studies.toy import toy as compute
 
     with bar("reading weights") as progress:
-        result = ask(opened(zoo, where), progress=progress)
+        result = compute(opened(zoo, where), progress=progress)
     _show(result, output, as_json)
 
 
@@ -159,14 +159,14 @@ def ensembles(
         typer.Option(
             "--ood",
             metavar="SET",
-            help="A set of other inputs, to be told from these; more than one is possible. By default all without "
-            "labels.",
+            help="A set of other inputs, to be distinguished from these; more than one is possible. By default all "
+            "without labels.",
         ),
     ] = None,
     reference: Annotated[
         list[str] | None,
         typer.Option(
-            "--reference", metavar="NAME=ACCURACY", help="An accuracy from elsewhere, 0 to 1, to be shown beside."
+            "--reference", metavar="NAME=ACCURACY", help="An accuracy from elsewhere, 0 to 1, to be shown too."
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the order that makes ensembles.")] = 0,
@@ -178,11 +178,11 @@ def ensembles(
 
     Single members and averages of 2, 4, 8, ... of them, from stored predictions; ckptzoo predict makes these.
     """
-    from ckptzoo.studies.ensembles import ensembles as ask
+    from ckptzoo.studies.ensembles import ensembles as compute
 
     references = dict(_reference(text) for text in reference or ())
     with bar("reading predictions", nbytes=True) as progress:
-        result = ask(opened(zoo, where), set, ood=ood, references=references, seed=seed, progress=progress)
+        result = compute(opened(zoo, where), set, ood=ood, references=references, seed=seed, progress=progress)
     _show(result, output, as_json)
 
 
@@ -215,7 +215,7 @@ def complete_others(context: typer.Context, incomplete: str) -> Iterable[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return [name for zoo in address for name in opened(str(zoo)).variants if name.startswith(incomplete)]
-    except Exception:  # a traceback would spoil the line that is being typed
+    except Exception:  # of the zoo, the network or Arrow: a traceback would spoil the line that is being typed
         return []
 
 
@@ -245,7 +245,7 @@ def mmd(
         ),
     ] = Kernels.paper,
     permutations: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Exchange checkpoints so often for p-values.")
+        int, typer.Option(metavar="N", min=0, help="The number of random exchanges of checkpoints, for p-values.")
     ] = 0,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the exchanges.")] = 0,
     device: Annotated[

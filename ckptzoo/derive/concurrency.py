@@ -30,6 +30,7 @@ def in_order(
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
+                # one more than there are threads, so that none waits while the caller takes a result
                 if len(waiting) > count:
                     yield waiting.popleft().result()
             while waiting:
@@ -68,4 +69,5 @@ class BackgroundWriter:
 
 def _cores() -> int:
     """Cores that this process may run on."""
+    # cpu_count() also counts cores that a container or taskset keeps from the process; macOS has no affinity
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

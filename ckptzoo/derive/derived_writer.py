@@ -150,6 +150,7 @@ class DerivedTreeWriter:
         self._writer.add(arrays, [{**row, "unit": run.raw.digest} for row in rows])
         if not run.last:
             return []
+        # the lock is held from the last look at what is derived to the rename, so that a raw part is derived once
         try:
             self.parts.append(self._writer.commit(self._root, refuse=partial(self._refuse, run.raw)).name)
         except _TakenError:

@@ -177,6 +177,7 @@ class _CanonicalWeights:
 
     def __init__(self, zoo: Zoo, symmetry: Symmetry) -> None:
         self._zoo, self._symmetry = zoo, symmetry
+        # at least two, or nothing could be compared
         self.capacity = max(2, CANDIDATE_BYTES // zoo.arch.nbytes)
         self._rows = np.zeros(0, np.int64)
         self._loaded: dict[str, NDArray[Any]] = {}
@@ -217,6 +218,8 @@ def _groups(
         group, identical, waiting = [start], True, [start]
         while waiting:
             place = waiting.pop()
+            # rounding can put a network close to two others that are not close to each other: a group is what
+            # agreements connect
             near = left.near(place)
             if not len(near):
                 continue

@@ -47,11 +47,14 @@ class Forward:
         """
         module = self._module()
         try:
+            # two inputs, so that outputs that lack the axis of the inputs are noticed
             with torch.no_grad():
                 outputs: Any = module(torch.empty(2, *shape, device="meta"))
             if isinstance(outputs, torch.Tensor) and outputs.ndim > 1 and len(outputs) == 2 and outputs.numel():
                 return outputs[0].numel()
             got = f"shape {tuple(outputs.shape)}" if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+        # of a module whose code is not ours: torch raises RuntimeError for shapes that do not fit, NotImplementedError
+        # for what the meta device lacks
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
             got = f"{type(error).__name__}: {error}"[:300]
         what = f"outputs for inputs (2, {str(tuple(shape))[1:]}"
@@ -59,6 +62,7 @@ class Forward:
 
     def batches(self, inputs: NDArray[np.float32], max_size: int) -> list[torch.Tensor]:
         """Inputs in equal batches of at most ``max_size``, the last one filled up with zeros."""
+        # equal sizes, because the last bit of a matrix product may depend on the number of its rows
         size = -(-len(inputs) // -(-len(inputs) // max_size))
         last = np.zeros((size, *inputs.shape[1:]), inputs.dtype)
         last[: len(inputs) - (len(inputs) - 1) // size * size] = inputs[(len(inputs) - 1) // size * size :]
@@ -77,12 +81,14 @@ class Forward:
         state: dict[str, torch.Tensor] = {}
         for tensor in self._arch.tensors:
             array = weights[tensor.name]
+            # float64 weights beyond float32 become infinities, as a network in float32 would have them
             with np.errstate(over="ignore"):
                 stacked_tensor = torch.from_numpy(np.array(array, None if array.dtype.kind in "iub" else dtype))
             for name in (tensor.name, *tensor.aliases):
                 state[name] = stacked_tensor
 
         def forward(member: dict[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+            # no search for tied tensors: state has each under all of its names
             return torch.func.functional_call(module, member, (batch,), tie_weights=False).flatten(1)
 
         with torch.no_grad():
@@ -96,6 +102,7 @@ class Forward:
 
     def _module(self) -> torch.nn.Module:
         """The thread's own module, without values: a call puts those of a checkpoint in their places."""
+        # functional_call puts values into the module while it runs, so that threads cannot share one
         if not hasattr(self._local, "module"):
             with torch.device("meta"):
                 self._local.module = self._factory().eval()

@@ -43,11 +43,11 @@ class EquivalenceChecker:
         self._stack = max(1, min(_STACK, _STACK_BYTES // arch.nbytes))
 
     def output_differences(
-        self, one: Weights, two: Weights, inputs: NDArray[Any], *, precision: Precision = "float64"
+        self, first: Weights, second: Weights, inputs: NDArray[Any], *, precision: Precision = "float64"
     ) -> NDArray[np.float64]:
         """The largest difference of each checkpoint's outputs, relative to its largest output.
 
-            d_k = max_{b,o} |f_o(x_b; two_k) - f_o(x_b; one_k)| / max_{b,o} |f_o(x_b; one_k)|
+            d_k = max_{b,o} |f_o(x_b; second_k) - f_o(x_b; first_k)| / max_{b,o} |f_o(x_b; first_k)|
 
         over all inputs b and outputs o together. A single output that is near 0 on one input, where its own
         relative rounding is large, does not count for more than that, so that the number means the same for a
@@ -55,7 +55,7 @@ class EquivalenceChecker:
 
         Parameters
         ----------
-        one, two : tensor name to (K, *shape), of any floating dtype.
+        first, second : tensor name to (K, *shape), of any floating dtype.
         inputs : (B, *input_shape).
         precision : in which both networks are evaluated; the differences are computed in float64.
 
@@ -68,12 +68,12 @@ class EquivalenceChecker:
         Two forward passes of K times B inputs, 8 inputs at a time; a copy of one network's weights, or of 1 MiB of
         weights of small ones.
         """
-        K = len(next(iter(one.values())))
+        K = len(next(iter(first.values())))
         differences = np.zeros(K)
         batches = torch.from_numpy(np.array(inputs, precision)).split(_INPUTS)
         for start in range(0, K, self._stack):
             rows = slice(start, start + self._stack)
-            differences[rows] = _relative(*(self._outputs(weights, rows, batches) for weights in (one, two)))
+            differences[rows] = _relative(*(self._outputs(weights, rows, batches) for weights in (first, second)))
         return differences
 
     def check_table(self, symmetry: Symmetry, weights: Weights, inputs: NDArray[Any]) -> None:
@@ -92,6 +92,7 @@ class EquivalenceChecker:
         }
         K = len(next(iter(double.values())))
         element = GroupElement.random(symmetry, K, np.random.default_rng(0), spread=0.5)
+        # exponent 2 is a running variance, scaled as scale^2 (v + eps) - eps, which a scale below 1 can make negative
         normalised = {
             segment.group for action in symmetry.actions if action.exponent == 2 for segment in action.segments
         }
@@ -101,6 +102,7 @@ class EquivalenceChecker:
         }
         moved = apply(replace(element, scales=scales), double, symmetry)
         differences = self.output_differences(double, moved, inputs)
+        # NaN says that the outputs as trained are not finite already
         largest = float(differences[~np.isnan(differences)].max(initial=0.0))
         if not largest <= TABLE_TOLERANCE:
             expected = f"outputs of {self._arch.name} that agree to {TABLE_TOLERANCE:g}"
@@ -114,13 +116,13 @@ class EquivalenceChecker:
         return torch.cat(list(outputs), dim=1).double().numpy()
 
 
-def _relative(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``max |two - one| / max |one|`` of outputs (K, B, features), both over all inputs and outputs."""
-    finite_one = np.logical_and.reduce(np.isfinite(one), axis=(1, 2))
-    finite = finite_one & np.logical_and.reduce(np.isfinite(two), axis=(1, 2))
-    first, second = (np.where(finite[:, None, None], outputs, 0) for outputs in (one, two))
+def _relative(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``max |second - first| / max |first|`` of outputs (K, B, features), both over all inputs and outputs."""
+    first_finite = np.logical_and.reduce(np.isfinite(first), axis=(1, 2))
+    finite = first_finite & np.logical_and.reduce(np.isfinite(second), axis=(1, 2))
+    left, right = (np.where(finite[:, None, None], outputs, 0) for outputs in (first, second))
     with np.errstate(over="ignore"):
-        difference = np.abs(second - first).max(axis=(1, 2), initial=0)
-        size = np.abs(first).max(axis=(1, 2), initial=0)
+        difference = np.abs(right - left).max(axis=(1, 2), initial=0)
+        size = np.abs(left).max(axis=(1, 2), initial=0)
         ratio = np.divide(difference, size, out=np.where(difference == 0, 0.0, np.inf), where=size != 0)
-    return np.where(finite, ratio, np.where(finite_one, np.inf, np.nan))
+    return np.where(finite, ratio, np.where(first_finite, np.inf, np.nan))

@@ -178,6 +178,7 @@ def _prepared(
 def digest_of_inputs(inputs: NDArray[np.float32]) -> str:
     """``sha256:...`` of the shape, as in ``(10000, 1, 28, 28)``, a line end, and the little-endian float32 bytes."""
     sha256 = hashlib.sha256(f"{tuple(inputs.shape)}\n".encode())
+    # little-endian on every machine: the digest is compared with that of others
     sha256.update(np.ascontiguousarray(inputs, "<f4").data.cast("B"))
     return "sha256:" + sha256.hexdigest()
 
@@ -223,6 +224,7 @@ class _PredictionJob:
         start = 0
         for outputs in self._forward.outputs(weights, self._batches, stacked=self.stack > 1):
             single = outputs.numpy()[:count, : self._shape[0] - start]  # without what filled up the last batch
+            # float16 ends at 65,504; what is beyond becomes infinite
             with np.errstate(over="ignore"):
                 half = single.astype(DTYPE)
             half[np.isnan(half)] = np.nan  # one bit pattern for every NaN

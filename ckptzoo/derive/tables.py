@@ -53,6 +53,7 @@ def declare(path: str | Path, symmetry: Symmetry) -> None:
     root = Path(path).absolute()
     _, arch, _ = read_documents(Folder(root))
     symmetry.check(arch)
+    # another process may declare one too; the second to get the lock finds the table of the first
     with durable.locked(root):
         _, _, declared = read_documents(Folder(root))
         if declared is None:

@@ -254,6 +254,7 @@ class VariantJob:
     def solve(self, batch: RowBatch) -> BatchResult:
         """Bring a batch into the gauge and check it; called by several threads."""
         started = time.perf_counter()
+        # one thread here: batches are spread over the cores
         canonical = canonicalize(batch.weights, self._symmetry, gauge=self._gauge.name, threads=1)
         report = canonical.report
         columns: dict[str, Sequence[Any]] = {
@@ -266,11 +267,13 @@ class VariantJob:
             "clamped": report.clamped.tolist(),
         }
         if self._gauge.complete:
+            # only a complete gauge gives the same weights for every copy of a network
             columns["fingerprint"] = fingerprint(canonical)
         solved = time.perf_counter()
         columns |= self._check(batch, canonical)
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         for row in rows:
+            # such a row has the raw weights and the identity (docs/format.md): what the gauge found does not apply
             if not row["gauged"]:
                 row.update(ties=None, margin=None, dead=None, unresolved=None, clamped=None)
         arrays = {self._gauge.name: canonical.weights, layout.ELEMENT: canonical.element.to_tensors()}

@@ -25,6 +25,7 @@ Kind = tuple[str, tuple[int, ...]]
 
 def variant_dtype(dtype: str) -> str:
     """The dtype in which a variant has a tensor: half precisions become float32, all others stay."""
+    # float16 cannot hold rescaled weights and small variances
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
@@ -140,6 +141,7 @@ def _of_part(
         # bounded one by one before they are multiplied: an untrusted shape could be made of huge numbers
         elif any(not 0 < size < 2**40 for size in shape) or nbytes != _nbytes(dtype, shape):
             wrong(file, f"bytes of {tensor!r}", "those of its shape", f"{nbytes} for {dtype} {tuple(shape)}")
+        # the first 8 bytes of a safetensors file are the length of its header
         elif offset < 8 or offset + nbytes > sizes.get(file, 0):
             wrong(file, f"offset of {tensor!r}", f"within the shard's {sizes.get(file, 0)} bytes", offset)
         elif start < shard_rows[file][0] or stop > shard_rows[file][1]:

@@ -16,6 +16,7 @@ TEMPORARY = ".ckptzoo-tmp-"
 
 def sync(path: Path) -> None:
     """Flush a file or folder to the disk; that of a folder makes the names in it durable."""
+    # Linux flushes a file through any descriptor, and opens folders for reading only
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -39,6 +40,7 @@ def write_file(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        # rename(2) replaces a file in one step, within one file system
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -50,6 +52,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the folder's advisory lock; the kernel releases it with the process, however that ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
+        # of the open file and not of the process (flock(2)), so that threads exclude one another too
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -73,6 +76,7 @@ class Staging:
         for path in self.path.iterdir():
             sync(path)
         sync(self.path)
+        # rename(2) refuses a target that is a folder with files
         self.path.rename(target)
         sync(target.parent)
         os.close(self._lock)

@@ -66,6 +66,8 @@ class Layout:
 
 def lay_out(tensors: Sequence[Tensor], rows: int, metadata: Mapping[str, str]) -> Layout:
     """Place stacked tensors: larger elements first (nothing is misaligned), small tensors together."""
+    # the safetensors library sorts by dtype and then by name, layer10 before layer2, and writes its metadata in a
+    # random order; here equal tensors give equal bytes
     order = sorted(tensors, key=lambda tensor: (-ITEMSIZE[tensor.dtype], tensor.nbytes > SMALL))
     start = 0
     described: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}

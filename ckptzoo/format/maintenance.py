@@ -164,7 +164,7 @@ def retract(path: str | Path, ids: Sequence[str], *, reason: str, contributor: s
     try:
         part.add({}, rows)
         part.commit(root, refuse=lambda _: None)
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt too: nothing of the part stays
         part.discard()
         raise
     return len(rows)

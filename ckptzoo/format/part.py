@@ -17,6 +17,7 @@ from ckptzoo.schema.documents import REFETCH, Document, digest_of
 from ckptzoo.schema.layout import INDEX, METADATA, PART_NAME, part_name, shard_name
 from ckptzoo.schema.metadata import KINDS, LEAST
 
+# The hub recommends files of at most 20 GB, and fewer than 100,000 of them in a repository.
 SHARD_BYTES = 2 * 2**30
 """Target size of a shard."""
 

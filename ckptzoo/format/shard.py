@@ -87,6 +87,7 @@ class ShardWriter:
             memoryview(mapped) as view,
             ThreadPoolExecutor(1 + max(2, os.cpu_count() or 1)) as pool,
         ):
+            # in threads: hashlib and fsync let go of the interpreter while they work
             flushed = pool.submit(os.fsync, self._file)
             whole = pool.submit(_sha256, view, 0, final.nbytes)
             digests = list(pool.map(lambda block: _sha256(view, block[5], block[6]), blocks))
@@ -127,6 +128,7 @@ class ShardMap:
             size = os.fstat(file).st_size
             if size != nbytes:
                 raise IntegrityError(Problem(str(path), "size", f"{nbytes} bytes", f"{size} bytes", _STEP))
+            # copy-on-write: torch, writing in place to a tensor on a read-only map, would kill the process
             self._map = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY)
         finally:
             os.close(file)  # the map keeps the file open by itself
@@ -138,6 +140,7 @@ class ShardMap:
     def will_need(self, offset: int, nbytes: int) -> None:
         """Ask the kernel to read these bytes ahead, in steps because it cuts a long request short."""
         stop = offset + nbytes
+        # madvise(2) wants an address that is a multiple of the page size
         for start in range(offset // mmap.PAGESIZE * mmap.PAGESIZE, stop, _ADVICE):
             self._map.madvise(mmap.MADV_WILLNEED, start, min(_ADVICE, stop - start))
 

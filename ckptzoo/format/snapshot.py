@@ -296,6 +296,7 @@ def _described(draft: bytes, prefixes: list[str], *, first: str) -> tuple[dict[s
     chunks: dict[str, Document] = {}
     cuts = [0]
     for group, prefix in enumerate(prefixes):
+        # a column chunk of Parquet starts with its dictionary page where it has one
         for number in range(metadata.num_columns):
             column = metadata.row_group(group).column(number)
             name = column.path_in_schema.partition(".")[0]

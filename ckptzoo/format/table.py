@@ -116,6 +116,7 @@ def encode(tables: list[pa.Table], facts: Document, *, sealed: bool) -> bytes:
         content["seal"] = _BLANK.decode()
     sink = io.BytesIO()
     schema = tables[0].schema
+    # equal rows give equal bytes at equal versions of pyarrow, which writes its version into the footer
     with pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True) as writer:
         for table in tables:
             writer.write_table(table, row_group_size=max(1, len(table)))

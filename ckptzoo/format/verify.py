@@ -244,6 +244,7 @@ def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress |
     tasks = [(part, row) for part, index in sound for row in index.to_pylist()]
     total, done = sum(row["nbytes"] for _, row in tasks), 0
     problems: list[Problem] = []
+    # hashlib lets go of the interpreter while it works, so that threads use every core
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
             for (_, row), wrong in zip(tasks, pool.map(lambda task: _digest_problems(root, *task), tasks), strict=True):
@@ -251,7 +252,7 @@ def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress |
                 done += row["nbytes"]
                 if progress is not None:
                     progress(done, total)
-        except BaseException:
+        except BaseException:  # Ctrl-C: leaving the pool would wait for every shard that is still to be read
             pool.shutdown(cancel_futures=True)
             raise
     return problems

@@ -78,7 +78,7 @@ def create(
         for name, data in files.items():
             (staging.path / name).write_bytes(data)
         staging.publish(root)
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt too: no half-made zoo stays
         staging.discard()
         raise
     return Writer(root, arch)
@@ -202,7 +202,7 @@ class Writer:
             return
         try:
             self.commit()
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt too: nothing of the part stays
             self.discard()
             raise
 

@@ -100,6 +100,7 @@ class ComputedReader:
 
     def _compute(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         raw = self._raw.gather(self._origins[rows])
+        # no group acts on this tensor: the variant differs in its dtype at most
         if not self._element or not len(rows):
             return raw.astype(self.dtype)
         element = GroupElement.from_tensors({name: reader.gather(rows) for name, reader in self._element.items()})

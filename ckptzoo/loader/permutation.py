@@ -63,6 +63,7 @@ def keyed_permutation(positions: Any, n: int, key: Any) -> Any:
         raise ZooError(Problem("order", "number of items", "0 to 2**40", str(n), "Shuffle in pieces."))
     if hasattr(positions, "new_tensor"):  # a torch tensor, without importing torch
         return _permute(positions, n, key)
+    # numpy scalars warn when a product wraps, arrays do not
     array = np.atleast_1d(np.asarray(positions, dtype=np.int64))
     keys = np.atleast_1d(np.asarray(key, dtype=np.uint64)).view(np.int64)
     shape = np.broadcast_shapes(np.shape(positions), np.shape(key))
@@ -101,6 +102,7 @@ def _network(x: Any, a: int, b: int, keys: list[Any]) -> Any:
 
 def _add(half: Any, word: Any, size: int) -> Any:
     """``(half + ((mix(word) * size) >> 32)) mod size``; both terms are below size."""
+    # a word below 2**32 times a side of at most 2**20 + 1, rounded up to an even number: far below 2**63
     total = half + ((_mix(word) * size) >> 32)
     return total - size * (total >= size)
 
@@ -110,6 +112,7 @@ def _mix(x: Any) -> Any:
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _MASK
     x = x ^ (x >> 15)
+    # the product may pass 2**63 and wrap in int64; its low 32 bits are right all the same
     x = (x * 0x846CA68B) & _MASK
     return x ^ (x >> 16)
 
@@ -132,5 +135,7 @@ def derive_key(seed: int, *words: int) -> np.uint64:
     for number in numbers:
         if not 0 <= number < 2**64:
             raise ZooError(Problem("order", "seed", "0 to 2**64 - 1", str(number), "Choose another seed."))
+    # SeedSequence cuts a number into 32-bit words without leading zeros, and pads the list with zeros to four words:
+    # [5 + 2**32] is [5, 1] to it, and [1] is [1, 0]
     entropy = [len(numbers)] + [half for number in numbers for half in (number & _MASK, number >> 32)]
     return np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]

@@ -122,6 +122,7 @@ class MmapReader:
         mapped = self._index.map(locations.shards[place], private=private)
         count = int(locations.stops[place] - locations.starts[place])
         array = mapped.array(locations.offsets[place], locations.dtype, (count, *locations.shape))
+        # a map is copy-on-write, hence writable: what one reader wrote to a shared map the others would read
         array.flags.writeable = private is not None
         return array
 
@@ -149,6 +150,7 @@ class RemoteReader:
         if not len(rows):
             return np.empty((0, *self.shape), self.dtype)[(slice(None), *key)]
         owner = self._owner(rows)
+        # a stable sort leaves the rows of a block in the order asked for: a slice, where they were ascending
         order = np.argsort(owner, kind="stable")
         heads = np.flatnonzero(np.diff(owner[order], prepend=-1))
         positions = np.split(order, heads[1:])  # for each block the positions of its rows
@@ -178,6 +180,7 @@ class RemoteReader:
                 if pending is not None:
                     yield pending.result()
             finally:
+                # a consumer that stops early does not wait for a run that it will not read
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:

@@ -104,10 +104,10 @@ class RemoteFiles:
         for position, data in cached:
             if data is not None:
                 yield position, data
-        missing, kept = [position for position, data in cached if data is None], set(keep)
+        missing, positions_to_keep = [position for position, data in cached if data is None], set(keep)
         for number, data in self.remote.as_ready([wanted[position] for position in missing]):
             position = missing[number]
-            if position in kept:
+            if position in positions_to_keep:
                 self._keep(wanted[position].sha256, data)
             yield position, data
 
@@ -116,6 +116,7 @@ class RemoteFiles:
 
         Blocks of more than half the cache are left to the read itself.
         """
+        # parts that hold equal tensors have equal digests: one fetch serves both
         spans = list({span.sha256: span for span in wanted}.values())
         if sum(span.stop - span.start for span in spans) <= BLOCK_CACHE_BYTES // 2:
             for _ in self.blocks(spans, keep=range(len(spans))):

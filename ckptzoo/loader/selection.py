@@ -59,6 +59,7 @@ def expression(filters: Filters, columns: list[str]) -> pc.Expression:
         return filters
     if isinstance(filters, str):
         return parse(filters, columns)
+    # pyarrow refuses an empty list as malformed
     if filters == []:
         return pc.scalar(True)
     try:
@@ -95,6 +96,7 @@ def _condition(node: ast.expr, columns: list[str]) -> pc.Expression:
             terms = [_condition(value, columns) for value in values]
             combined = terms[0]
             for term in terms[1:]:
+                # pyarrow overloads & and |; "and" would ask an expression for its truth, which it has none of
                 combined = combined & term if isinstance(op, ast.And) else combined | term
             return combined
         case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -133,6 +135,7 @@ def _operand(node: ast.expr, columns: list[str]) -> pc.Expression:
 
 
 def _constant(node: ast.expr) -> Any:
+    # Python's grammar has no negative numbers: -1 is a minus before the constant 1
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_constant(node.operand)
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool):
@@ -223,6 +226,7 @@ class Selection:
         table = self.columns(["member", "step"])
         steps = table["step"].fill_null(-1).to_numpy()  # a member's only checkpoint may lack its step
         members = table["member"].combine_chunks().dictionary_encode().indices.to_numpy()
+        # lexsort sorts by its last key first
         order = np.lexsort((steps, members))
         return np.sort(order[np.flatnonzero(np.diff(members[order], append=-1))])
 
@@ -339,6 +343,7 @@ class Selection:
             raise ZooError(Problem(self.name, f"{what} {name!r}", expected, got, step))
 
     def _position(self, id: str) -> int:
+        # pyarrow gives -1 for a value that is absent
         position = self.ids.index(id).as_py()
         if position < 0:
             for tombstone in self.contents.retracted.metadata.to_pylist():

@@ -70,6 +70,7 @@ class ShardIndex:
         self._paths = [f"{tree.parts[parts[row]].path}/{file_names[row]}" for row in shard_rows]
         self._shard_numbers = shard_numbers
         self._sizes = outline["nbytes"].to_numpy()[shard_rows]
+        # a shard is named <stem>-<number>.safetensors, and a stem may have hyphens of its own
         self._stems = [(int(parts[row]), file_names[row].rpartition("-")[0]) for row in shard_rows]
         self._part_rows = np.diff(bounds)
         self._locations = (
@@ -80,6 +81,7 @@ class ShardIndex:
         self._maps: OrderedDict[str, ShardMap] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
+        # a map cannot be pickled; the other process opens the files itself
         return {**self.__dict__, "_maps": OrderedDict()}
 
     def locations(self, stem: str, tensor: str) -> TensorLocations:

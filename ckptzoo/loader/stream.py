@@ -255,6 +255,7 @@ class Stream:
             ("world_size", shard.world_size, 1, None),
             ("rank", shard.rank, 0, shard.world_size - 1),
         ):
+            # True is an instance of int
             if type(value) is not int or value < lowest or (highest is not None and value > highest):
                 expected = f"an integer from {lowest}" + ("" if highest is None else f" to {highest}")
                 raise ZooError(Problem(source.location, name, expected, repr(value), "Choose another."))
@@ -295,6 +296,7 @@ class Stream:
 
         def rows_of(turn: int) -> NDArray[np.int64]:
             first, size, _ = turns[turn]
+            # only "pad" passes the end, and continues with the epoch's first rows
             return plan.rows(np.arange(first, first + size, dtype=np.int64) % count)
 
         if self._source.prefetch is None:

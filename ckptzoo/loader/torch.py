@@ -33,6 +33,7 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
 
 def owned(array: NDArray[Any]) -> torch.Tensor:
     """A torch tensor with memory of its own, copied only if the array is a view of a file."""
+    # torch.from_numpy warns of a read-only array, since writing to its tensor is undefined
     return tensor_of(array if array.flags.writeable else array.copy())
 
 
@@ -119,6 +120,8 @@ class ZooDataset(IterableDataset[Batch]):
             "remainder": remainder,
         }
         self._stream = Stream(source, **self._options)
+        # DataLoader sends a dataset to its workers once; with persistent_workers they see later epochs in shared memory
+        # alone
         self._shared = torch.zeros(len(_SHARED), dtype=torch.int64).share_memory_()
         self._share()
 
@@ -129,6 +132,7 @@ class ZooDataset(IterableDataset[Batch]):
 
     def _rank(self) -> tuple[int, int]:
         rank, world_size = self._ranks
+        # a torch built without distributed has no is_initialized
         initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
         return (
             (torch.distributed.get_rank() if initialized else 0) if rank is None else rank,

@@ -358,6 +358,7 @@ class Zoo:
             raise UnknownNameError(self.name, "steps", steps, ("last", "all"))
         zoo = (self.last_steps() if steps == "last" else self).take(slice(limit))
         opened, rows = zoo._selection.variant_rows(variant)
+        # torch cannot protect a tensor from writing, so these maps belong to the caller alone
         torch, maps = import_torch(), ShardMaps()
         stacked: dict[str, Any] = {}
         for tensor in self.arch.tensors:

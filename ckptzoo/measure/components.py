@@ -41,6 +41,7 @@ class Components:
 
     def needed(self, share: float) -> int | None:
         """How many components hold at least this share of the total; None where nothing varies."""
+        # cumulative sums round, and the last may be slightly below 1
         return int(np.searchsorted(self.cumulative, share - 1e-12)) + 1 if self.total > 0 else None
 
 

@@ -57,6 +57,7 @@ def select_backend(x: Any, y: Any) -> tuple[ArrayBackend, Any, Any]:
     Two torch tensors on one device stay there where it has float64; everything else comes to numpy.
     """
     if all(is_torch_array(array) for array in (x, y)) and device(x) == device(y):
+        # array_api_compat leaves out the dtypes that torch cannot make on the device, as float64 on Apple's MPS
         kinds = array_namespace(x).__array_namespace_info__().dtypes(device=device(x), kind="real floating")
         if "float64" in kinds:
             return TorchBackend(array_namespace(x), device(x)), x.detach(), y.detach()
@@ -139,6 +140,7 @@ class TorchBackend:
         norms = xp.sum(block * block, axis=1)
         for panel in panels:
             sums = norms[panel.start : panel.stop, None] + norms[panel.start :]
+            # the Gram form of the squares; rounding can leave those of equal rows below 0
             sums -= 2 * (block[panel.start : panel.stop] @ block[panel.start :].T)
             panel.squares[...] += xp.clip(sums, 0)
 
@@ -146,6 +148,7 @@ class TorchBackend:
 def _in_numpy(array: Any) -> NDArray[Any]:
     if not is_torch_array(array):
         return np.asarray(array)
+    # numpy() refuses tensors that require gradients and those on another device
     on_host: Any = array.detach().cpu()
     # numpy has no bfloat16; float32 holds every number of two bytes.
     return (on_host.float() if on_host.dtype.itemsize == 2 else on_host).numpy()

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.measure.panels import Panel, run_tasks
 
+# As many, and of as many rows, as in the code of arXiv 2310.08287.
 COUNT = 10
 """Bandwidths of each norm."""
 FIRST = 500
@@ -65,6 +66,7 @@ def bandwidths_of(distances: ArrayLike) -> NDArray[np.float64]:
         step = "Pass distances of at least two rows whose sums do not overflow."
         raise ZooError(Problem("bandwidths", "distances", "finite ones, 0 or above", got, step))
     smallest = float(values.min())
+    # 0.1, 0.3, the 5 % quantile, and half of the smallest and twice the largest: all from that code
     if smallest < 0.1:
         index = len(values) // 20
         smallest = max(float(np.partition(values, index)[index]), 0.1)
@@ -125,6 +127,7 @@ def _rule_distances(
 def kernel_exponents(panel: Panel, rows: slice, bandwidths: Values, number: int) -> Any:
     """A new array of one kernel's exponents for some rows of a panel; minus infinity where a pair does not count."""
     b = float(bandwidths[number])
+    # without the usual factor 2 in the Gaussian, as in the code of arXiv 2310.08287
     return panel.manhattan[rows] * (-1 / b) if number < COUNT else panel.squares[rows] * (-1 / b / b)
 
 
@@ -164,6 +167,7 @@ def kernel_estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Values
         for kernel_number in range(2 * COUNT):
             kernel = kernel_exponents(panel, rows, bandwidths, kernel_number)
             xp: Any = array_namespace(kernel)
+            # pairs that do not count are infinitely far apart: their kernel is 0
             xp.exp(kernel, out=kernel)
             sums[number, kernel_number] = [float(xp.sum(kernel[:, :x_columns])), float(xp.sum(kernel[:, x_columns:]))]
 

@@ -87,4 +87,5 @@ def uniformity(p: ArrayLike) -> float:
     if not len(values):
         return float("nan")
     distance = (np.cumsum(counts) / counts.sum() - values).max()
+    # ksone is the exact distribution for N numbers, not its limit
     return float(require("scipy.stats", "stats").ksone.sf(distance, counts.sum()))

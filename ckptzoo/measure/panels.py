@@ -56,6 +56,7 @@ def make_panels(m: int, n: int, full: Callable[[tuple[int, int], float], Any]) -
 
 def cores() -> int:
     """Cores that this process may run on."""
+    # cpu_count() also counts cores that a container or taskset keeps from the process; macOS has no affinity
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -79,6 +80,8 @@ def run_tasks(
                 return
             try:
                 do(task)
+            # whatever a task raises, KeyboardInterrupt on the calling thread too: the other threads stop after their
+            # task
             except BaseException:
                 waiting.clear()
                 raise

@@ -43,6 +43,7 @@ def accuracy(log_probabilities: ArrayLike, labels: ArrayLike) -> Values:
         Shapes do not fit, labels are out of range, or N is 0.
     """
     logs, truth = _checked_log_probabilities(log_probabilities, labels)
+    # argmax takes the first NaN for the largest, which could be the label
     hits = (logs.argmax(-1) == truth).mean(-1)
     return np.where(np.isnan(logs).any((-2, -1)), np.nan, hits)
 
@@ -86,6 +87,7 @@ def ece(log_probabilities: ArrayLike, labels: ArrayLike) -> Values:
     confidence = np.exp(logs.max(-1))
     gap = (logs.argmax(-1) == truth) - confidence
     inner = np.arange(1, BINS) / BINS
+    # "left" puts a confidence that is an edge into the bin below it, as equation 3 has the bins
     bins = np.searchsorted(inner, confidence, side="left")
     sums = [np.abs(np.where(bins == number, gap, 0).sum(-1)) for number in range(BINS)]
     return np.where(np.isnan(confidence).any(-1), np.nan, np.sum(sums, axis=0) / truth.size)
@@ -110,6 +112,7 @@ def entropy(probabilities: ArrayLike) -> Values:
     p = np.asarray(probabilities, np.float64)
     logs = np.zeros_like(p)
     np.log(p, out=logs, where=p != 0)
+    # of a certain class the sum is -0.0, and rounding can leave it below 0
     return np.maximum(-(p * logs).sum(-1), 0)
 
 

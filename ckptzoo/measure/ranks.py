@@ -244,6 +244,7 @@ def _inversions(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """
     K, n = rows.shape
     width = 1 << (n - 1).bit_length()
+    # what fills a row up is larger than its ranks and in order, so that it adds no inversions
     runs = np.concatenate([rows, np.broadcast_to(np.arange(n, width), (K, width - n))], axis=1)
     count = np.zeros(K, np.int64)
     half = 1

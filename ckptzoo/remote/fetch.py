@@ -266,7 +266,7 @@ class Fetching(ABC):
                         self._changed.notify_all()
         except Cancelled:
             pass  # the reader has left
-        except BaseException as error:  # for the reader, who is in another thread
+        except BaseException as error:  # whatever a store, the cache or keep raised: the reader is in another thread
             with self._changed:
                 self._failure = self._failure or error
                 self._changed.notify_all()

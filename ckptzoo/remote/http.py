@@ -288,7 +288,7 @@ class Connections:
         connection.response_class = _Response
         try:
             connection.connect()
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt too: nobody else knows of the socket
             connection.close()
             raise
         connection.sock.settimeout(self._read_timeout)

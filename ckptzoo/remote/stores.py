@@ -287,7 +287,7 @@ class FilesystemStore:
                 details = system.find(root, detail=True)
             except FileNotFoundError:
                 details = {}
-            except Exception as error:
+            except Exception as error:  # of s3fs, gcsfs, aiohttp, botocore, ...: fsspec promises no class
                 raise self._failed("listing", error) from error
             if not details:  # object stores have no folders: one without files is not there
                 raise AbsentError(Problem(self.address, "folder", "files", "none", _CHECK))
@@ -322,7 +322,7 @@ class FilesystemStore:
                 piece = system.cat_file(f"{root}/{name}", start=start, end=end)
             except FileNotFoundError as error:
                 raise AbsentError(Problem(self.address, name, "a file", "none", _CHECK)) from error
-            except Exception as error:
+            except Exception as error:  # as above
                 raise self._failed(name, error) from error
             if len(piece) != end - start:
                 expected, got = f"{end - start} bytes from {start}", str(len(piece))

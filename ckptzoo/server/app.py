@@ -136,12 +136,14 @@ class Application:
                 _log.exception("%s %s", request.method, request.url.path)
             message = "The server's disk is full." if full else "The server could not read or write its disk."
             response = _error_response(Refusal(507 if full else 500, message))
+        # a mistake of a handler: the log gets the traceback, and the client JSON as for every other error
         except Exception:
             _log.exception("%s %s", request.method, request.url.path)
             response = _error_response(Refusal(500, "The server made a mistake."))
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
+        # any byte is a character of latin-1; what is not UTF-8 is refused when a piece is decoded
         raw = request.scope["raw_path"].decode("latin-1")
         method = "GET" if request.method == "HEAD" else request.method
         matches = [(route, match) for route in ROUTES if (match := route.pattern.fullmatch(raw)) is not None]
@@ -150,6 +152,7 @@ class Application:
             raise Refusal(405, "Method not allowed.") if matches else Refusal(404, "There is nothing at this address.")
         route, match = allowed[0]
         pieces = match.groupdict()
+        # the handlers that are coroutines read their body as it arrives; the others block, and run in a thread
         body = b"" if inspect.iscoroutinefunction(route.handler) else await self._body(request)
         caller, repository = await to_thread.run_sync(self._authorize, request, route, pieces)
         authorized = AuthorizedRequest(self.service, request, pieces, caller, repository, body)
@@ -176,6 +179,7 @@ class Application:
         with self.service.database.reading() as connection:
             caller = identify(connection, token.strip()) if scheme.lower() == "bearer" and not signed else None
             if caller is None and scheme and not signed:
+                # the hub's words: any other 401 at a repository's address is RepositoryNotFoundError in huggingface_hub
                 raise _unauthorized("Invalid credentials in Authorization header")
             repository, name = None, ""
             if "id" in pieces:
@@ -205,6 +209,7 @@ class Application:
 
 
 def _unauthorized(message: str) -> Refusal:
+    # a 401 must name a scheme (RFC 9110, section 15.5.2)
     return Refusal(401, message, headers={"WWW-Authenticate": 'Bearer realm="ckptzoo"'})
 
 
@@ -213,5 +218,6 @@ def _error_response(refusal: Refusal) -> Response:
     text = "".join(letter if " " <= letter <= "~" else "?" for letter in refusal.message)[:_MAX_HEADER]
     headers = {**refusal.headers, "X-Error-Message": text}
     if refusal.code is not None:
+        # huggingface_hub chooses the exception by this header, and shows X-Error-Message in it
         headers["X-Error-Code"] = refusal.code
     return JSONResponse({"error": refusal.message}, refusal.status, headers)

@@ -31,6 +31,7 @@ def checked_id(name: str) -> str:
     if (
         len(parts) != 2
         or not all(_SEGMENT.fullmatch(part) for part in parts)
+        # huggingface_hub names the cache folder of a repository datasets--namespace--name
         or "--" in name
         or ".." in name
         or name.endswith(".git")
@@ -45,6 +46,7 @@ def checked_branch(name: str) -> str:
     forbidden = ("..", "//", "/.", "./", ".lock")  # as in git check-ref-format
     if not _BRANCH.fullmatch(name) or any(part in name for part in forbidden) or name.startswith("refs/"):
         raise Refusal(400, f"Reference: expected a short name of letters, digits, '-', '_', '.', '/', got {name!r}.")
+    # a revision may be a commit, and git writes those as 40 hex digits
     if re.fullmatch(r"[0-9a-f]{40}", name):
         raise Refusal(400, f"Reference: expected a name, got what reads like a commit, {name!r}.")
     return name
@@ -72,10 +74,12 @@ def _problem(path: str) -> str | None:
     if any(ord(letter) < 32 or 127 <= ord(letter) < 160 or letter in "\\:" for letter in path):
         return "a control character, a backslash or a colon"
     for part in path.split("/"):
+        # a folder .GIT is git's own where case does not count (CVE-2014-9390)
         if part in ("", ".", "..") or part.lower() == ".git":
             return "an empty part, '.', '..' or '.git'"
         if len(part.encode()) > _MAX_PART:
             return f"a part over {_MAX_PART} bytes"
+        # Windows takes nul.txt for the device, and drops a final dot or space
         if _WINDOWS_DEVICE.fullmatch(part) or part[-1] in ". ":
             return "a part that Windows cannot store"
     return None

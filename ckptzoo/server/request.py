@@ -101,6 +101,7 @@ class AuthorizedRequest:
     def json(self) -> dict[str, Any]:
         """The body as a JSON object."""
         try:
+            # json raises RecursionError where brackets are nested too deep
             value = json.loads(self.body or b"{}")
         except (ValueError, RecursionError):
             raise Refusal(400, "Body: expected JSON, got something else.") from None
@@ -120,6 +121,7 @@ class AuthorizedRequest:
                 for name, value in self.json().items()
             }
         try:
+            # max_num_fields is checked before anything is parsed
             return parse_qs(self.body.decode(), errors="strict", max_num_fields=self.service.limits.batch_files + 10)
         except ValueError:
             raise Refusal(400, "Body: expected a form of bounded size in UTF-8.") from None
@@ -146,6 +148,7 @@ def list_of(body: Mapping[str, Any], name: str, limit: int) -> list[dict[str, An
 def integer_of(body: Mapping[str, Any], name: str) -> int:
     """An integer, zero or more, of a JSON object."""
     value = body.get(name)
+    # True is an instance of int
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise Refusal(400, f"{name}: expected a whole number, got {value!r:.100}.")
     return value

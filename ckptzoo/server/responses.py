@@ -16,6 +16,7 @@ from ckptzoo.server.errors import Refusal
 
 _CHUNK_BYTES = 2**20
 """A file is sent this many bytes at a time."""
+# 18 digits stay below 2**63
 _RANGE = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*")
 MAX_FRONT_MATTER = 2**18
 """How much of a README.md is searched for its front matter, in bytes."""
@@ -41,9 +42,11 @@ def requested_range(header: str | None, size: int) -> tuple[int, int] | None:
         start, stop = max(size - int(last), 0), size
     else:
         start, stop = int(first), min(int(last) + 1, size) if last else size
+        # such a range is invalid, and may be ignored (RFC 9110, section 14.2)
         if last and int(last) < int(first):
             return None
     if start >= stop:
+        # what a 416 says of the size (RFC 9110, section 14.4)
         headers = {"Content-Range": f"bytes */{size}"}
         raise Refusal(416, f"Range: expected one within {size} bytes, got {header!r:.100}.", headers=headers)
     return start, stop
@@ -60,6 +63,7 @@ def file_response(request: Request, path: Path, etag: str, headers: Mapping[str,
     size = path.stat().st_size
     # Browsers must not take a file of somebody else's for a page or a script.
     sent_headers = {**headers, "ETag": f'"{etag}"', "Accept-Ranges": "bytes", "X-Content-Type-Options": "nosniff"}
+    # the header may list several tags, and mark them weak with W/ (RFC 9110, section 13.1.2)
     if f'"{etag}"' in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=sent_headers)
     range_header = request.headers.get("range")
@@ -146,6 +150,7 @@ def _as_json(value: Any) -> Any:
         return {str(name): _as_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set):
         return [_as_json(item) for item in value]
+    # YAML has dates, bytes and sets; JSON has none of them, nor .inf and .nan
     if isinstance(value, date | bytes) or (isinstance(value, float) and not abs(value) < float("inf")):
         return str(value)
     return value

@@ -21,11 +21,13 @@ def _server(app: ASGIApp) -> uvicorn.Server:
             http="h11",
             ws="none",
             loop="asyncio",
+            # the application has no startup and no shutdown events
             lifespan="off",
             log_level="warning",
             access_log=False,
             server_header=False,
             timeout_keep_alive=75,  # uvicorn's default is 5 s
+            # without a bound uvicorn waits for open connections for ever
             timeout_graceful_shutdown=5,
         )
     )

@@ -57,11 +57,13 @@ class Signer:
         # In constant time, so that a signature cannot be guessed byte by byte.
         if not hmac.compare_digest(query.get("signature", "").encode(), expected):
             raise Refusal(403, "The signature of the address does not match.")
+        # present and a number, since it is signed
         if float(content.pop("expires")) < self._clock():
             raise Refusal(403, "The address has expired. Ask for a new one.")
         return content
 
     def _signature(self, purpose: str, content: Mapping[str, str]) -> str:
+        # urlencode escapes line breaks, & and =, so that no two queries have the same text
         text = f"{purpose}\n{urlencode(sorted(content.items()))}"
         return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
 

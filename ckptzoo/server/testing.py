@@ -221,6 +221,7 @@ class Faults:
         elif kind == "expired":
             await _answer(receive, send, 403, "The address has expired. Ask for a new one.")
         elif kind == "limited":
+            # draft-ietf-httpapi-ratelimit-headers-09, as huggingface_hub parses it: no requests are left for t seconds
             seconds = b'"resolvers";r=0;t=%d' % round(wait)
             await _answer(receive, send, 429, "Too many requests.", (b"ratelimit", seconds))
         elif kind == "broken":

@@ -102,10 +102,12 @@ def density(points: Values) -> Density:
     if len(inside) < FEW or not (spread > 0).all():
         return Density(low, high, None, (0.0, 0.0), share, ())
     step = (high - low) / GRID
+    # Scott's rule is s n^(-1 / (d + 4)), with d = 2 axes
     width = np.maximum(step, _WIDTH * spread * len(inside) ** (-1 / 6))
     counts = np.histogram2d(inside[:, 0], inside[:, 1], bins=GRID, range=((low, high), (low, high)))[0]
     heights = _smoothed(_smoothed(counts, width[0] / step).T, width[1] / step).T
     heights /= heights.sum() * step**2
+    # 1 / (4 pi h_1 h_2) is the integral of the squared kernel
     noise = (4 * np.pi * len(inside) * width[0] * width[1]) ** -0.5
     estimate = Density(low, high, heights, (float(width[0]), float(width[1])), share, ())
     return Density(low, high, heights, estimate.widths, share, _peaks(heights, float(noise), estimate.centres))
@@ -116,6 +118,7 @@ def _range(points: Values) -> tuple[float, float]:
     first, last = np.quantile(points, [0.05, 0.95])
     fence = _FENCE * (last - first)
     low, high = max(points.min(), first - fence), min(points.max(), last + fence)
+    # equal points have no range
     margin = 0.05 * float(high - low) or 0.5
     return float(low) - margin, float(high) + margin
 
@@ -166,10 +169,10 @@ def _peaks(heights: Values, noise: float, centres: Values) -> tuple[Peak, ...]:
         owner[cell] = owner[max(visited, key=height_of.__getitem__)]
         mass[root(owner[cell])] += height_of[cell]
     total = sum(height_of[cell] for cell in order)
-    found: list[Peak] = []
+    peaks: list[Peak] = []
     for peak, top in enumerate(tops):
         if parent[peak] == peak:
             row, column = divmod(top, wide)
             place = float(centres[row - 1]), float(centres[column - 1])
-            found.append(Peak(place, height_of[top], mass[peak] / total))
-    return tuple(sorted(found, key=lambda peak: (-peak.share, peak.place)))
+            peaks.append(Peak(place, height_of[top], mass[peak] / total))
+    return tuple(sorted(peaks, key=lambda peak: (-peak.share, peak.place)))

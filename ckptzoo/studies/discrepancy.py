@@ -301,6 +301,7 @@ def mmd(
         for name in names:
             distances = whole if len(names) == 1 else Distances(len(x), len(y))
             tensor_x, tensor_y = x[name, side_x.variant], y[name, side_y.variant]
+            # max: a tensor may have an axis of size 0
             column_bytes = (tensor_x.nbytes + tensor_y.nbytes) // max(1, math.prod(shapes[name]))
             for block in blocks(shapes[name], max(1, BLOCK_BYTES // column_bytes)):
                 arrays = tensor_x[:, *block], tensor_y[:, *block]

@@ -9,6 +9,7 @@ from ckptzoo.measure.predictions import accuracy, auroc, brier, ece, entropy, fp
 
 RIGHT = {"accuracy": accuracy, "nll": nll, "brier": brier, "ece": ece}
 """Figures that take labels."""
+# e^-708.4 is the smallest normal number of float64.
 LEAST = -700.0
 """Smaller logarithms of probabilities count as this in an average, so that none is 0 in float64."""
 

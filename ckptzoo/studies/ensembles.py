@@ -148,6 +148,7 @@ class Ensembles(StudyResult):
         short = [size for size, mean in means.items() if (mean - means[1]) / gain < share]
         least = min(size for size in means if size > max(short, default=0))
         errors = [item.sd / item.count**0.5 for size, item in spreads.items() if size >= least and item.count > 1]
+        # an accuracy is a multiple of one over the number of inputs, whatever the spread between ensembles
         noise = max(*errors, 1 / self.inputs if name == "accuracy" else 0.0, 0.0)
         return least if spreads[least].count > 1 and (1 - share) * abs(gain) >= noise else None
 
@@ -182,7 +183,7 @@ class Ensembles(StudyResult):
         yield self._table(self.set, _OWN)
         for name, label in zip(self.ood, others, strict=True):
             yield ""
-            yield f"{label} told from {own}, in %: by 1 - largest probability, and by mutual information"
+            yield f"{label} distinguished from {own}, in %: by 1 - largest probability, and by mutual information"
             yield self._table(name, _OTHER)
         yield ""
         yield self._diversity()
@@ -307,8 +308,8 @@ def ensembles(
     zoo : what ``ckptzoo.open`` gives, or a selection of it, with predictions. Each member's last step counts. Members
         that diverged count; those whose weights or logits on ``set`` are not finite are left out and counted.
     set : the predictions to score; by default the first set of the zoo that has labels.
-    ood : sets of other inputs, to be told from those of ``set``; by default all that have no labels. Members whose
-        logits on one of them are not finite are left out for that set alone.
+    ood : sets of other inputs, to be distinguished from those of ``set``; by default all that have no labels. Members
+        whose logits on one of them are not finite are left out for that set alone.
     references : accuracies from elsewhere, 0 to 1, by the names under which they are shown.
     seed : of the order.
     progress : called with the bytes of logits read and the bytes in all.
@@ -409,6 +410,7 @@ def _scored(
         for of_member in logits:
             logs = log_softmax(of_member)
             scored[1].append(scores(logs, None, sets, targets))
+            # every row once: numpy would add a repeated index a single time
             votes[np.arange(len(logs)), logs.argmax(-1)] += 1
             for ensemble in growing.add(SummedPredictions.of(logs)):
                 if len(scored[ensemble.size]) < SUBSETS:
@@ -425,7 +427,7 @@ def _sizes(members: int) -> list[int]:
 
 
 def _sets(zoo: Zoo, own: str | None, ood: Sequence[str] | None) -> tuple[str, list[str]]:
-    """The set to score, and those to tell from it."""
+    """The set to score, and those to distinguish from it."""
     known = zoo.predicted
     if not known:
         raise ZooError(Problem(zoo.name, "predictions", "those on a set of inputs", "none", f"{_predict(zoo)}."))

@@ -74,6 +74,7 @@ def position_pairs(labels: NDArray[np.int64], rng: np.random.Generator, limit: i
     other only as far as the weights of one network do.
     """
     shuffled = rng.permutation(len(labels))
+    # a stable sort keeps the random order within each orbit
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
     _, first, inverse = np.unique(labels[order], return_index=True, return_inverse=True)
     # within each orbit, in random order: the first with the second, the third with the fourth, ...
@@ -85,14 +86,14 @@ def position_pairs(labels: NDArray[np.int64], rng: np.random.Generator, limit: i
 
 def _across(labels: NDArray[np.int64], limit: int, rng: np.random.Generator) -> Pairs:
     """Pair all positions at random, keep the pairs across orbits, and go on with the others."""
-    unpaired, found = np.arange(len(labels)), [np.empty((0, 2), np.int64)]
-    while sum(map(len, found)) < limit and (labels[unpaired] != labels[unpaired[:1]]).any():
+    unpaired, accepted = np.arange(len(labels)), [np.empty((0, 2), np.int64)]
+    while sum(map(len, accepted)) < limit and (labels[unpaired] != labels[unpaired[:1]]).any():
         unpaired = rng.permutation(unpaired)
         pairs = unpaired[: len(unpaired) // 2 * 2].reshape(-1, 2)
         across = labels[pairs[:, 0]] != labels[pairs[:, 1]]
-        found.append(pairs[across])
+        accepted.append(pairs[across])
         unpaired = np.concatenate([pairs[~across].ravel(), unpaired[pairs.size :]])
-    return np.concatenate(found)[:limit]
+    return np.concatenate(accepted)[:limit]
 
 
 def compare_pairs(tensors: dict[str, StackedTensor], pairs: Pairs, rng: np.random.Generator) -> PairTests:

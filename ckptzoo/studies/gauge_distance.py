@@ -148,6 +148,7 @@ def _order_distance(order: NeuronOrder, perms: StackedTensor, read: _Read) -> Or
         in_place = np.broadcast_to(np.arange(order.n), ranks.shape)
         moved[rows] = (ranks != in_place).mean(axis=(1, 2))
         exchanges[rows] = transpositions(ranks).mean(axis=1)
+        # Kendall's tau takes ranks; of orders it would be another number (ckptzoo.measure.ranks.kendall)
         tau[rows] = kendall(ranks, in_place).mean(axis=1)
         read(array.nbytes)
     spreads = _spread(moved), _spread(exchanges), _spread(tau)

@@ -94,6 +94,7 @@ class Inventory:
     variants: tuple[VariantSummary, ...]
     predictions: tuple[PredictionSummary, ...]
     test_accuracy: Spread | None
+    # this name is a key of ckptzoo info --json
     told: dict[str, dict[str, int]]
     groups: tuple[GroupCounts, ...] = ()
 

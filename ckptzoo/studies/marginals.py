@@ -137,7 +137,7 @@ class Marginals(StudyResult):
         }
         if kinds := {kind: tests for kind, tests in kinds.items() if tests}:
             figures["pvalues.png"] = pictures.p_values(title, self.members, kinds)
-        varying = [item for item in self.layers if any(found.total > 0 for found in item.components.values())]
+        varying = [item for item in self.layers if any(each.total > 0 for each in item.components.values())]
         if varying:
             figures["components.png"] = pictures.components(title, self.members, varying)
         return figures
@@ -252,21 +252,22 @@ def marginals(zoo: Zoo, variant: str = "canonical", *, seed: int = 0, progress: 
         if progress is not None:
             progress(done, total)
 
-    found: list[Marginal] = []
+    results: list[Marginal] = []
     reading = None if progress is None else lambda nbytes, _: progress(nbytes, total)
     for index, histogram in enumerate(histograms(usable, names, variants, reading)):
+        # a generator for each tensor, so that its pairs do not depend on how many were drawn before
         rng = np.random.default_rng([seed, index])
         labels = orbits(symmetry, histogram.tensor, histogram.shape).ravel()
         tensors = {kind: usable[histogram.tensor, kind] for kind in variants}
         within, across = (compare_pairs(tensors, pairs, rng) for pairs in position_pairs(labels, rng))
-        found.append(Marginal(histogram, int(labels.max()) + 1, within, across))
+        results.append(Marginal(histogram, int(labels.max()) + 1, within, across))
     return Marginals(
         name=zoo.name,
         variant=variant,
         architecture=zoo.arch.name,
         members=len(usable),
         left_out=len(last) - len(usable),
-        tensors=tuple(found),
+        tensors=tuple(results),
         layers=tuple(
             layer_components(usable, layer, tensors, variants, seed=seed, read=read)
             for layer, tensors in layers.items()

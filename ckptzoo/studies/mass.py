@@ -122,11 +122,11 @@ class Masses(StudyResult):
         for name, values in (("mass as trained", self.before), ("least mass", self.after), ("excess (%)", excess)):
             masses.add_row(name, *_figures(values))
         yield masses
-        found = peak(excess)
-        if found is not None or self._paper is not None:
+        excess_peak = peak(excess)
+        if excess_peak is not None or self._paper is not None:
             yield ""
-        if found is not None:
-            yield f"The excess peaks at {found:.3g} %."
+        if excess_peak is not None:
+            yield f"The excess peaks at {excess_peak:.3g} %."
         if self._paper is not None:
             yield f"{self._paper}."
         yield ""
@@ -261,6 +261,7 @@ def peak(values: Values) -> float | None:
     cells = int(np.clip(10 * (high - low) / width, 10, 2000))
     counts, edges = np.histogram(finite, cells, (max(0.0, float(low) - width), float(high) + width))
     centres = (edges[:-1] + edges[1:]) / 2
+    # the mirror image of every bin: a kernel near 0 loses nothing to the negative side
     distances = np.abs(np.subtract.outer(centres, np.concatenate([centres, -centres])))
     heights = np.exp(-0.5 * (distances / width) ** 2) @ np.concatenate([counts, counts])
     return float(centres[heights.argmax()])

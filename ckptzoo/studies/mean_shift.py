@@ -196,6 +196,7 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
     """
     cluster: Any = require("sklearn.cluster", "stats", package="scikit-learn")
     limits: Any = require("threadpoolctl", "stats")  # scikit-learn brings it
+    # one row at a time: (n, n, r) differences would not fit
     distances = np.array([np.linalg.norm(points - point, axis=1) for point in points])
     pairs = distances[np.triu_indices(len(points), 1)]
     if not (pairs > 0).any():
@@ -211,6 +212,7 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
 
     def mode_sizes(bandwidth: float) -> NDArray[np.int64]:
         with limits.threadpool_limits(1):  # its small steps are slower on several threads
+            # bin_seeding is off by default: every point is a seed
             labels = cluster.MeanShift(bandwidth=bandwidth).fit(points).labels_
         done()
         return np.bincount(labels)
@@ -219,6 +221,7 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
     estimates: list[BandwidthEstimate] = []
     for quantile in QUANTILES:
         bandwidth = float(cluster.estimate_bandwidth(points, quantile=quantile))
+        # scikit-learn takes int(quantile n) neighbours, at least 1; a point is its own first neighbour: then this is 0
         if bandwidth <= _SAME * median:
             estimates.append(BandwidthEstimate(quantile, None, None, None))
             done()

@@ -134,7 +134,7 @@ class Modes(StudyResult):
         low, high = _short(min(factors)), _short(max(factors))
         between = low if low == high else f"{low} to {high}"
         yield f"From one mode a member to a single one the bandwidth grows {between} times."
-        steady = [(found, label, variant) for curve, label, variant in known if (found := curve.steadiest)]
+        steady = [(number, label, variant) for curve, label, variant in known if (number := curve.steadiest)]
         if steady:
             (number, factor), label, variant = max(steady, key=lambda item: item[0][1])
             space = f"{printable(label)}, {printable(variant)}"
@@ -246,4 +246,5 @@ def _cells(curve: ModeCurve | None) -> list[str]:
 
 def _short(value: float) -> str:
     """Two digits, or all of a larger number's."""
+    # .2g would write 99.5 as 1e+02
     return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"

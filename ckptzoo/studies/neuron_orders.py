@@ -62,7 +62,7 @@ def orders(symmetry: Symmetry) -> tuple[NeuronOrder, ...]:
 
     Groups that are ``Like`` another share its order. The first group that names a block permutation decides it.
     """
-    found: list[NeuronOrder] = []
+    ordered: list[NeuronOrder] = []
     outers: set[str] = set()
     for group in symmetry.groups:
         perm = group.perm
@@ -73,13 +73,13 @@ def orders(symmetry: Symmetry) -> tuple[NeuronOrder, ...]:
         elif perm.outer not in outers:
             outers.add(perm.outer)
             if perm.g > 1:
-                found.append(
+                ordered.append(
                     NeuronOrder(f"blocks of {_groups_of(perm.outer, symmetry)}", group.id, perm.g, perm.k, True)
                 )
         if perm.k > 1:
             label = group.id if perm.g == 1 else f"{group.id} within its {perm.g} blocks"
-            found.append(NeuronOrder(label, group.id, perm.g, perm.k, False))
-    return tuple(found)
+            ordered.append(NeuronOrder(label, group.id, perm.g, perm.k, False))
+    return tuple(ordered)
 
 
 def _groups_of(outer: str, symmetry: Symmetry) -> str:

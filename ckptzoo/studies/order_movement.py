@@ -110,6 +110,7 @@ class MemberMovements:
     ) -> "MemberMovements":
         """From ranks and keys at the two steps, (M, v, n) each."""
         first, second = ranks
+        # the second ranks in the first order: a permutation that is the identity where nothing moved
         relative = np.take_along_axis(second, np.argsort(first, axis=2), 2)
         before, after = (values - values.mean(axis=2, keepdims=True) for values in keys)
         return cls(
@@ -157,6 +158,7 @@ class MemberMovements:
 
 def _distance_and_correlation(sums: Values) -> tuple[Values, Values]:
     """d and r from (4, M) sums: of squares before, after and of the change, and of products."""
+    # a sum less one member's share can round to below 0
     before, after, change, product = sums.clip([[0], [0], [0], [-np.inf]])
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.sqrt(change / before), (product / np.sqrt(before * after)).clip(-1, 1)
@@ -171,5 +173,6 @@ def _excess_error(without: Values, sd: float) -> float | None:
     members = len(without)
     if members < 2:
         return None
+    # the jackknife's variance is (m - 1) / m times the sum of squares (Efron, 1979)
     jackknifed = np.sqrt((members - 1) / members) * np.linalg.norm(without - without.mean())
     return float(np.maximum(jackknifed, sd / members**0.5))

@@ -70,6 +70,7 @@ def kept_steps(zoo: Zoo) -> KeptSteps:
     steps, columns = np.unique(step_of_row, return_inverse=True)
     count = len(names.dictionary)
     rows = np.full((count, len(steps)), -1, np.int64)
+    # of two checkpoints at one step the later one stays, and their number is one less
     rows[members, columns] = np.arange(len(zoo))
     if (rows >= 0).sum() < len(zoo):
         overwritten = np.setdiff1d(np.arange(len(zoo)), rows)[0]
@@ -311,13 +312,13 @@ class _OrderReader:
                     parts.setdefault((order, *pair), []).append(part)
             if progress is not None:
                 progress(start + len(rows), len(kept.rows))
-        found: list[Movement] = []
+        results: list[Movement] = []
         for (index, first, second), of_members in sorted(parts.items(), key=lambda item: item[0]):
             order = self._orders[index]
             in_a_member = 1 if order.blocks else order.g
             movement = MemberMovements.join(of_members).movement(order.label, order.n, in_a_member, (first, second))
-            found.append(movement)
-        return tuple(found)
+            results.append(movement)
+        return tuple(results)
 
     def _read(self, rows: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float64]]]:
         """The ranks and the keys of every order, (R, v, n) each."""
@@ -330,6 +331,7 @@ class _OrderReader:
                 listed.append(order.keys(by_group[order.group]))
         keys = [np.concatenate(listed) for listed in batches]
         for rank, key in zip(ranks, keys, strict=True):
+            # argsort of argsort are ranks; equal keys keep their raw order, as stable says
             same = (np.argsort(np.argsort(key, axis=2, kind="stable"), axis=2) == rank).all(axis=2)
             self._same, self._seen = self._same + int(same.sum()), self._seen + same.size
         return ranks, keys

@@ -49,7 +49,7 @@ class Symmetries(StudyResult):
     gauged : checkpoints in the gauge; all figures below are theirs.
     left_out : checkpoints that were left as they were, not finite or not representable in the gauge.
     ties : pairs of neighbouring channels with equal keys.
-    unresolved : checkpoints whose ties could not be told apart.
+    unresolved : checkpoints with ties that nothing resolves.
     dead : channels that nothing writes.
     clamped : filters that could not be brought to unit norm.
     margins : (M,) smallest gap between neighbouring keys, of the checkpoints where channels were ordered.
@@ -130,6 +130,7 @@ class Symmetries(StudyResult):
         counts = self.counts
         scales = {"training mode": counts.scaling_train, "evaluation mode": counts.scaling_eval}
         if counts.scaling_without_eps not in scales.values():
+            # the eps of a normalisation, added to the variance, breaks some of the scales
             scales["training mode with eps = 0"] = counts.scaling_without_eps
         alike = len(set(scales.values())) == 1
         freedom = [f"{self._share(number)}{'' if alike else f' in {mode}'}" for mode, number in scales.items()]
@@ -143,6 +144,7 @@ class Symmetries(StudyResult):
         if counts.signs:
             rows.append(("signs", f"2^{counts.signs}"))
         if counts.softmax:
+            # softmax stays the same where one number is added to all logits
             rows.append(("softmax shift", self._share(counts.softmax)))
         left_out = f"; {self.left_out:,} left as they were" if self.left_out else ""
         rows.append(("gauge", f"{self.variant}: {counted(self.gauged, 'checkpoint')} in it{left_out}"))

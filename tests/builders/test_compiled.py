@@ -67,9 +67,9 @@ def test_what_runs_was_compiled_from_these_files() -> None:
 def test_it_needs_no_place_for_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = "numba.core.caching.ZipCacheLocator"
     monkeypatch.setattr("numba.core.config.CACHE_LOCATOR_CLASSES", nowhere)
-    assert type(training.made()._cache).__name__ == "NullCache"
+    assert type(training.compile_train()._cache).__name__ == "NullCache"
     monkeypatch.undo()
-    assert type(training.made()._cache).__name__ == "FunctionCache"
+    assert type(training.compile_train()._cache).__name__ == "FunctionCache"
 
 
 def test_other_images_are_refused() -> None:

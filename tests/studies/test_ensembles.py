@@ -334,7 +334,7 @@ def test_json_and_tables_agree(made: Make) -> None:
         "20 members, 1 of them diverged",
         f"{100 * one.mean:.2f} ± {100 * one.sd:.2f}",
         f"{100 * whole.mean:.2f} % together",
-        "other/test told from own/test",
+        "other/test distinguished from own/test",
         "accuracy 90.00%: elsewhere",
         f"{found.disagreement['other/test']:.2%}",
     ):

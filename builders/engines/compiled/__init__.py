@@ -47,9 +47,9 @@ def images(data_source: DataSource) -> Images:
     recipe = data_source.recipe
     size = (data_source.height - 2 * recipe.crop_pad, data_source.width - 2 * recipe.crop_pad)
     if data_source.device.type != "cpu" or size != (PITCH, PITCH):
-        found = f"{size[0]}x{size[1]} on {data_source.device.type}"
+        got = f"{size[0]}x{size[1]} on {data_source.device.type}"
         step = "Choose the engine optunet."
-        raise ZooError(Problem("engine compiled", "images", "28x28 pixels on cpu", found, step))
+        raise ZooError(Problem("engine compiled", "images", "28x28 pixels on cpu", got, step))
     return Images(
         data_source.pixels.numpy(),
         data_source.labels.numpy(),

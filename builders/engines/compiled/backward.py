@@ -2,8 +2,9 @@ r"""OptuNet's backward pass over sixteen images: from the shares of softmax to s
 
 With the loss :math:`L = -\frac1B \sum_b \log p_{b, y_b}` of B images, :math:`\partial L / \partial z_k = (p_k - [k =
 y]) / B`; from there on each step is a sum of products transposed. A maximum passes its gradient on to the one place
-where it lay, so the first convolution's weights have 2 x 64 patches of 4 x 4 pixels an image to add, of its 2 x 576.
-``tests/builders/test_compiled.py`` holds the gradient against autograd in double precision.
+that it came from, so the first convolution's weights have 2 x 64 patches of 4 x 4 pixels an image to add, of its
+2 x 576.
+``tests/builders/test_compiled.py`` compares the gradient with autograd in double precision.
 """
 
 import numpy as np
@@ -32,14 +33,14 @@ _ZERO, _ONE, _SIXTEENTH = np.float32(0), np.float32(1), np.float32(1 / PLACES)
 @njit(**INLINE)
 def softmax_grad(workspace: Workspace, labels: Places, left: int, size: int) -> None:
     """Gradients of the outputs, of which only the first ``left`` images count, in a batch of ``size``."""
-    found = workspace.slope
+    powers = workspace.slope
     for lane in range(_L):
-        whole = _ZERO
+        total_power = _ZERO
         for k in range(CLASSES):
-            whole += found[k * _L + lane]
+            total_power += powers[k * _L + lane]
         for k in range(CLASSES):
-            error = found[k * _L + lane] / whole - (_ONE if k == labels[lane] else _ZERO)
-            found[k * _L + lane] = error / np.float32(size) if lane < left else _ZERO
+            error = powers[k * _L + lane] / total_power - (_ONE if k == labels[lane] else _ZERO)
+            powers[k * _L + lane] = error / np.float32(size) if lane < left else _ZERO
 
 
 @njit(**INLINE)
@@ -60,14 +61,14 @@ def linear_backward(workspace: Workspace, head: Numbers) -> None:
 
 
 @njit(**INLINE)
-def _add(sums: Numbers, at: int, value: Lanes) -> None:
-    store(sums, at, load(sums, at) + value)
+def _add(sums: Numbers, offset: int, value: Lanes) -> None:
+    store(sums, offset, load(sums, offset) + value)
 
 
 @njit(**INLINE)
-def _where(slopes: Numbers, at: int, hidden: Numbers, value: Lanes) -> None:
+def _where(slopes: Numbers, offset: int, hidden: Numbers, value: Lanes) -> None:
     """Back through ReLU."""
-    store(slopes, at, where_positive(load(hidden, at), value))
+    store(slopes, offset, where_positive(load(hidden, offset), value))
 
 
 @njit(**INLINE)
@@ -75,9 +76,13 @@ def conv2_weight_grad(workspace: Workspace) -> None:
     """Sums for the weights of the second convolution, five of a row at a time."""
     for out in range(OUTPUTS):
         for i in range(5):
-            at = (out * WEIGHTS2 + 5 * i) * _L
-            s0, s1, s2 = load(workspace.conv2, at), load(workspace.conv2, at + _L), load(workspace.conv2, at + 2 * _L)
-            s3, s4 = load(workspace.conv2, at + 3 * _L), load(workspace.conv2, at + 4 * _L)
+            offset = (out * WEIGHTS2 + 5 * i) * _L
+            s0, s1, s2 = (
+                load(workspace.conv2, offset),
+                load(workspace.conv2, offset + _L),
+                load(workspace.conv2, offset + 2 * _L),
+            )
+            s3, s4 = load(workspace.conv2, offset + 3 * _L), load(workspace.conv2, offset + 4 * _L)
             for y in range(4):
                 start, here = (out // GROUP * WINDOWS + (y + i) * 8) * _L, (out * PLACES + 4 * y) * _L
                 x0, x1 = load(workspace.hidden1, start), load(workspace.hidden1, start + _L)
@@ -92,11 +97,11 @@ def conv2_weight_grad(workspace: Workspace) -> None:
                         s4 + slope * x4,
                     )
                     x0, x1, x2, x3 = x1, x2, x3, x4
-            store(workspace.conv2, at, s0)
-            store(workspace.conv2, at + _L, s1)
-            store(workspace.conv2, at + 2 * _L, s2)
-            store(workspace.conv2, at + 3 * _L, s3)
-            store(workspace.conv2, at + 4 * _L, s4)
+            store(workspace.conv2, offset, s0)
+            store(workspace.conv2, offset + _L, s1)
+            store(workspace.conv2, offset + 2 * _L, s2)
+            store(workspace.conv2, offset + 3 * _L, s3)
+            store(workspace.conv2, offset + 4 * _L, s4)
 
 
 @njit(**INLINE)
@@ -106,30 +111,31 @@ def conv2_input_grad(workspace: Workspace, kernel: Numbers, scale: np.float32) -
     for row in range(16):
         channel, y = row // 8, row % 8
         s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
+        # the rows of a 5 x 5 kernel through which row y of 8 enters the four rows of outputs
         for i in range(max(0, y - 3), min(4, y) + 1):
             for out in range(channel * GROUP, (channel + 1) * GROUP):
-                here, at = (out * PLACES + 4 * (y - i)) * _L, out * WEIGHTS2 + 5 * i
+                here, offset = (out * PLACES + 4 * (y - i)) * _L, out * WEIGHTS2 + 5 * i
                 d0, d1 = load(workspace.hidden2, here), load(workspace.hidden2, here + _L)
                 d2, d3 = load(workspace.hidden2, here + 2 * _L), load(workspace.hidden2, here + 3 * _L)
-                w = spread(kernel[at])
+                w = spread(kernel[offset])
                 s0, s1, s2, s3 = s0 + w * d0, s1 + w * d1, s2 + w * d2, s3 + w * d3
-                w = spread(kernel[at + 1])
+                w = spread(kernel[offset + 1])
                 s1, s2, s3, s4 = s1 + w * d0, s2 + w * d1, s3 + w * d2, s4 + w * d3
-                w = spread(kernel[at + 2])
+                w = spread(kernel[offset + 2])
                 s2, s3, s4, s5 = s2 + w * d0, s3 + w * d1, s4 + w * d2, s5 + w * d3
-                w = spread(kernel[at + 3])
+                w = spread(kernel[offset + 3])
                 s3, s4, s5, s6 = s3 + w * d0, s4 + w * d1, s5 + w * d2, s6 + w * d3
-                w = spread(kernel[at + 4])
+                w = spread(kernel[offset + 4])
                 s4, s5, s6, s7 = s4 + w * d0, s5 + w * d1, s6 + w * d2, s7 + w * d3
-        at = row * 8 * _L
-        _where(workspace.slope1, at, workspace.hidden1, s0 * b)
-        _where(workspace.slope1, at + _L, workspace.hidden1, s1 * b)
-        _where(workspace.slope1, at + 2 * _L, workspace.hidden1, s2 * b)
-        _where(workspace.slope1, at + 3 * _L, workspace.hidden1, s3 * b)
-        _where(workspace.slope1, at + 4 * _L, workspace.hidden1, s4 * b)
-        _where(workspace.slope1, at + 5 * _L, workspace.hidden1, s5 * b)
-        _where(workspace.slope1, at + 6 * _L, workspace.hidden1, s6 * b)
-        _where(workspace.slope1, at + 7 * _L, workspace.hidden1, s7 * b)
+        offset = row * 8 * _L
+        _where(workspace.slope1, offset, workspace.hidden1, s0 * b)
+        _where(workspace.slope1, offset + _L, workspace.hidden1, s1 * b)
+        _where(workspace.slope1, offset + 2 * _L, workspace.hidden1, s2 * b)
+        _where(workspace.slope1, offset + 3 * _L, workspace.hidden1, s3 * b)
+        _where(workspace.slope1, offset + 4 * _L, workspace.hidden1, s4 * b)
+        _where(workspace.slope1, offset + 5 * _L, workspace.hidden1, s5 * b)
+        _where(workspace.slope1, offset + 6 * _L, workspace.hidden1, s6 * b)
+        _where(workspace.slope1, offset + 7 * _L, workspace.hidden1, s7 * b)
 
 
 @njit(**INLINE)
@@ -139,12 +145,14 @@ def conv1_weight_grad(workspace: Workspace, pixels: Pixels, corners: Places, wid
     s0, s1 = load(workspace.conv1, 0), load(workspace.conv1, _L)
     for lane in range(_L):
         for window in range(WINDOWS):
-            corner, at = corners[lane] + 3 * (window // 8 * width + window % 8), window * _L + lane
-            seen = patch(pixels, corner + np.int64(workspace.winners[at]), width) - a
-            s0 = s0 + spread(workspace.slope1[at]) * seen
-            at += WINDOWS * _L
-            seen = patch(pixels, corner + np.int64(workspace.winners[at]), width) - a
-            s1 = s1 + spread(workspace.slope1[at]) * seen
+            # one image after another: lanes are the 16 weights here, since the places of maxima differ from image to
+            # image
+            corner, offset = corners[lane] + 3 * (window // 8 * width + window % 8), window * _L + lane
+            seen = patch(pixels, corner + np.int64(workspace.winners[offset]), width) - a
+            s0 = s0 + spread(workspace.slope1[offset]) * seen
+            offset += WINDOWS * _L
+            seen = patch(pixels, corner + np.int64(workspace.winners[offset]), width) - a
+            s1 = s1 + spread(workspace.slope1[offset]) * seen
     store(workspace.conv1, 0, s0)
     store(workspace.conv1, _L, s1)
 

@@ -41,32 +41,32 @@ def load_crop(
     for row in range(ROWS):
         for column in range(0, PITCH, 4):
             p0, p1, p2, p3 = crops(pixels, corners, row * width + column)
-            at = (row * PITCH + column) * _L
-            store(workspace.images, at, (p0 - a) * b)
-            store(workspace.images, at + _L, (p1 - a) * b)
-            store(workspace.images, at + 2 * _L, (p2 - a) * b)
-            store(workspace.images, at + 3 * _L, (p3 - a) * b)
+            offset = (row * PITCH + column) * _L
+            store(workspace.images, offset, (p0 - a) * b)
+            store(workspace.images, offset + _L, (p1 - a) * b)
+            store(workspace.images, offset + 2 * _L, (p2 - a) * b)
+            store(workspace.images, offset + 3 * _L, (p3 - a) * b)
 
 
 @njit(**INLINE)
-def _row(sums: Three, kernel: Numbers, at: int, images: Numbers, start: int) -> Three:
-    """Add one row of a kernel, from ``kernel[at]`` on, to three neighbouring sums."""
+def _row(sums: Three, kernel: Numbers, offset: int, images: Numbers, start: int) -> Three:
+    """Add one row of a kernel, from ``kernel[offset]`` on, to three neighbouring sums."""
     s0, s1, s2 = sums
     x0, x1 = load(images, start), load(images, start + _L)
     for j in range(4):
-        weight, x2 = spread(kernel[at + j]), load(images, start + (j + 2) * _L)
+        weight, x2 = spread(kernel[offset + j]), load(images, start + (j + 2) * _L)
         s0, s1, s2 = s0 + weight * x0, s1 + weight * x1, s2 + weight * x2
         x0, x1 = x1, x2
     return s0, s1, s2
 
 
 @njit(**INLINE)
-def _best(best: Lanes, place: Lanes, sums: Three, at: int) -> tuple[Lanes, Lanes]:
+def _best(best: Lanes, place: Lanes, sums: Three, offset: int) -> tuple[Lanes, Lanes]:
     """The larger of a maximum and three sums, and its place; the first where they are equal."""
     s0, s1, s2 = sums
-    place, best = greater(s0, best, spread(np.float32(at)), place), greater(s0, best, s0, best)
-    place, best = greater(s1, best, spread(np.float32(at + 1)), place), greater(s1, best, s1, best)
-    return greater(s2, best, s2, best), greater(s2, best, spread(np.float32(at + 2)), place)
+    place, best = greater(s0, best, spread(np.float32(offset)), place), greater(s0, best, s0, best)
+    place, best = greater(s1, best, spread(np.float32(offset + 1)), place), greater(s1, best, s1, best)
+    return greater(s2, best, s2, best), greater(s2, best, spread(np.float32(offset + 2)), place)
 
 
 @njit(**INLINE)
@@ -84,9 +84,9 @@ def pool(workspace: Workspace, kernel: Numbers, width: int) -> None:
                 sums1 = _row(sums1, kernel, WEIGHTS1 + 4 * i, workspace.images, start)
             best0, place0 = _best(best0, place0, sums0, y * width)
             best1, place1 = _best(best1, place1, sums1, y * width)
-        at, other = window * _L, (WINDOWS + window) * _L
-        store(workspace.hidden1, at, where_positive(best0, best0))
-        store(workspace.winners, at, place0)
+        offset, other = window * _L, (WINDOWS + window) * _L
+        store(workspace.hidden1, offset, where_positive(best0, best0))
+        store(workspace.winners, offset, place0)
         store(workspace.hidden1, other, where_positive(best1, best1))
         store(workspace.winners, other, place1)
 
@@ -100,23 +100,23 @@ def convolve(workspace: Workspace, kernel: Numbers) -> None:
         for y in range(4):
             s0, s1, s2, s3 = zero, zero, zero, zero
             for i in range(5):
-                start, at = (out // GROUP * WINDOWS + (y + i) * 8) * _L, out * WEIGHTS2 + 5 * i
+                start, offset = (out // GROUP * WINDOWS + (y + i) * 8) * _L, out * WEIGHTS2 + 5 * i
                 x0, x1, x2 = (
                     load(workspace.hidden1, start),
                     load(workspace.hidden1, start + _L),
                     load(workspace.hidden1, start + 2 * _L),
                 )
                 for j in range(5):
-                    weight, x3 = spread(kernel[at + j]), load(workspace.hidden1, start + (j + 3) * _L)
+                    weight, x3 = spread(kernel[offset + j]), load(workspace.hidden1, start + (j + 3) * _L)
                     s0, s1, s2, s3 = s0 + weight * x0, s1 + weight * x1, s2 + weight * x2, s3 + weight * x3
                     x0, x1, x2 = x1, x2, x3
             s0, s1 = where_positive(s0, s0), where_positive(s1, s1)
             s2, s3 = where_positive(s2, s2), where_positive(s3, s3)
-            at = (out * PLACES + 4 * y) * _L
-            store(workspace.hidden2, at, s0)
-            store(workspace.hidden2, at + _L, s1)
-            store(workspace.hidden2, at + 2 * _L, s2)
-            store(workspace.hidden2, at + 3 * _L, s3)
+            offset = (out * PLACES + 4 * y) * _L
+            store(workspace.hidden2, offset, s0)
+            store(workspace.hidden2, offset + _L, s1)
+            store(workspace.hidden2, offset + 2 * _L, s2)
+            store(workspace.hidden2, offset + 3 * _L, s3)
             total = total + ((s0 + s1) + (s2 + s3))
         store(workspace.features, out * _L, total * spread(_SIXTEENTH))
 
@@ -124,12 +124,13 @@ def convolve(workspace: Workspace, kernel: Numbers) -> None:
 @njit(**INLINE)
 def classify(workspace: Workspace, head: Numbers, bias: Numbers) -> None:
     """Into ``workspace.slope``: :math:`e^{z_k - max z}` of the outputs z; softmax is their share in the sum."""
-    most = spread(_LEAST)
+    largest = spread(_LEAST)
     for k in range(CLASSES):
         z = spread(bias[k])
         for out in range(OUTPUTS):
             z = z + spread(head[k * OUTPUTS + out]) * load(workspace.features, out * _L)
         store(workspace.slope, k * _L, z)
-        most = greater(z, most, z, most)
+        largest = greater(z, largest, z, largest)
     for k in range(CLASSES):
-        store(workspace.slope, k * _L, exponential(load(workspace.slope, k * _L) - most))
+        # less the largest, so that no power overflows; the shares stay the same
+        store(workspace.slope, k * _L, exponential(load(workspace.slope, k * _L) - largest))

@@ -15,6 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
+# A register of AVX-512 holds 16 numbers of 4 bytes; LLVM splits the vector for smaller ones.
 LANES = 16
 _FLOAT, _BYTE, _INT, _LONG = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _VECTOR, _INTS, _FOUR = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES), ir.VectorType(_BYTE, 4)
@@ -52,14 +53,14 @@ def _whole(value: int) -> ir.Constant:
 
 
 def _splat(builder: Any, value: Any) -> Any:
-    one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(_INT, 0))
-    return builder.shuffle_vector(one, ir.Constant(_VECTOR, ir.Undefined), _whole(0))
+    first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(_INT, 0))
+    return builder.shuffle_vector(first, ir.Constant(_VECTOR, ir.Undefined), _whole(0))
 
 
-def _address(context: Any, builder: Any, kind: Any, array: Any, at: Any, pointed: ir.Type) -> Any:
+def _address(context: Any, builder: Any, kind: Any, array: Any, offset: Any, pointed: ir.Type) -> Any:
     """The address of element ``at`` of a one-dimensional contiguous array."""
     data = context.make_array(kind)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [at]), pointed.as_pointer())
+    return builder.bitcast(builder.gep(data, [offset]), pointed.as_pointer())
 
 
 def _called(builder: Any, name: str, *arguments: Any) -> Any:
@@ -69,22 +70,26 @@ def _called(builder: Any, name: str, *arguments: Any) -> Any:
 
 
 @_vectors
-def load(typing: Any, array: Any, at: Any) -> Any:
+def load(typing: Any, array: Any, offset: Any) -> Any:
     """The sixteen numbers of a float32 array from ``at`` on."""
 
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        where = _address(context, builder, signature.args[0], given[0], given[1], _VECTOR)
-        return builder.load(where, align=_LINE)
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _address(context, builder, signature.args[0], arguments[0], arguments[1], _VECTOR)
+        return builder.load(address, align=_LINE)
 
     return LANES_TYPE(array, types.intp), build
 
 
 @_vectors
-def store(typing: Any, array: Any, at: Any, value: Any) -> Any:
+def store(typing: Any, array: Any, offset: Any, value: Any) -> Any:
     """Put sixteen numbers into a float32 array from ``at`` on."""
 
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        builder.store(given[2], _address(context, builder, signature.args[0], given[0], given[1], _VECTOR), align=_LINE)
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(
+            arguments[2],
+            _address(context, builder, signature.args[0], arguments[0], arguments[1], _VECTOR),
+            align=_LINE,
+        )
         return context.get_dummy_value()
 
     return types.void(array, types.intp, LANES_TYPE), build
@@ -94,24 +99,25 @@ def store(typing: Any, array: Any, at: Any, value: Any) -> Any:
 def spread(typing: Any, value: Any) -> Any:
     """One number in every lane."""
 
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return _splat(builder, given[0])
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _splat(builder, arguments[0])
 
     return LANES_TYPE(types.float32), build
 
 
 @_vectors
-def crops(typing: Any, pixels: Any, corners: Any, at: Any) -> Any:
+def crops(typing: Any, pixels: Any, corners: Any, offset: Any) -> Any:
     """Four neighbouring pixels of sixteen pictures: lane l of the i-th is ``pixels[corners[l] + at + i]``."""
 
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind, places, _ = signature.args
         packed = ir.Constant(_INTS, ir.Undefined)
         for lane in range(LANES):
-            corner = builder.load(_address(context, builder, places, given[1], _LONG(lane), _LONG))
-            where = _address(context, builder, kind, given[0], builder.add(corner, given[2]), _FOUR)
-            word = builder.bitcast(builder.load(where, align=1), _INT)
+            corner = builder.load(_address(context, builder, places, arguments[1], _LONG(lane), _LONG))
+            address = _address(context, builder, kind, arguments[0], builder.add(corner, arguments[2]), _FOUR)
+            word = builder.bitcast(builder.load(address, align=1), _INT)
             packed = builder.insert_element(packed, word, ir.Constant(_INT, lane))
+        # four bytes were loaded as one word
         shifts = (0, 8, 16, 24) if sys.byteorder == "little" else (24, 16, 8, 0)
         four = [
             builder.uitofp(builder.and_(builder.lshr(packed, _whole(shift)), _whole(255)), _VECTOR) for shift in shifts
@@ -122,15 +128,17 @@ def crops(typing: Any, pixels: Any, corners: Any, at: Any) -> Any:
 
 
 @_vectors
-def patch(typing: Any, pixels: Any, at: Any, width: Any) -> Any:
+def patch(typing: Any, pixels: Any, offset: Any, width: Any) -> Any:
     """The 4x4 pixels of one picture whose first is ``pixels[at]``, row by row; rows are ``width`` pixels apart."""
 
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         rows: list[Any] = []
-        at = given[1]
+        offset = arguments[1]
         for _ in range(4):
-            rows.append(builder.load(_address(context, builder, signature.args[0], given[0], at, _FOUR), align=1))
-            at = builder.add(at, given[2])
+            rows.append(
+                builder.load(_address(context, builder, signature.args[0], arguments[0], offset, _FOUR), align=1)
+            )
+            offset = builder.add(offset, arguments[2])
         upper, lower = _joined(builder, rows[0], rows[1]), _joined(builder, rows[2], rows[3])
         return builder.uitofp(_joined(builder, upper, lower), _VECTOR)
 
@@ -147,9 +155,11 @@ def _joined(builder: Any, first: Any, second: Any) -> Any:
 def greater(typing: Any, value: Any, best: Any, yes: Any, no: Any) -> Any:
     """``yes`` where the value is above ``best`` or not a number, else ``no``; as max-pooling in PyTorch chooses."""
 
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        above = builder.fcmp_ordered(">", given[0], given[1])
-        return builder.select(builder.or_(above, builder.fcmp_unordered("uno", given[0], given[0])), given[2], given[3])
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        above = builder.fcmp_ordered(">", arguments[0], arguments[1])
+        return builder.select(
+            builder.or_(above, builder.fcmp_unordered("uno", arguments[0], arguments[0])), arguments[2], arguments[3]
+        )
 
     return LANES_TYPE(LANES_TYPE, LANES_TYPE, LANES_TYPE, LANES_TYPE), build
 
@@ -158,8 +168,8 @@ def greater(typing: Any, value: Any, best: Any, yes: Any, no: Any) -> Any:
 def where_positive(typing: Any, value: Any, then: Any) -> Any:
     """``then`` where the value is above 0 or not a number, else 0; with the value itself, ReLU."""
 
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return builder.select(builder.fcmp_ordered("<=", given[0], _constant(0.0)), _constant(0.0), given[1])
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.select(builder.fcmp_ordered("<=", arguments[0], _constant(0.0)), _constant(0.0), arguments[1])
 
     return LANES_TYPE(LANES_TYPE, LANES_TYPE), build
 
@@ -168,13 +178,15 @@ def where_positive(typing: Any, value: Any, then: Any) -> Any:
 def total(typing: Any, value: Any) -> Any:
     """The sum over the lanes: 16 become 8, then 4, 2 and 1."""
 
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        left, size = given[0], LANES
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        left, size = arguments[0], LANES
         while size > 1:
             size //= 2
             low, high = (
-                builder.shuffle_vector(left, left, ir.Constant(ir.VectorType(_INT, size), list(range(at, at + size))))
-                for at in (0, size)
+                builder.shuffle_vector(
+                    left, left, ir.Constant(ir.VectorType(_INT, size), list(range(offset, offset + size)))
+                )
+                for offset in (0, size)
             )
             left = builder.fadd(low, high)
         return builder.extract_element(left, ir.Constant(_INT, 0))
@@ -191,21 +203,27 @@ def exponential(typing: Any, value: Any) -> Any:
     "Software manual for the elementary functions", 1980, chapter 6).
     """
 
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # e^-87.3 is the smallest normal number of float32
         least = _constant(-87.0)
-        fair = builder.fcmp_ordered(">=", given[0], least)
-        x = builder.select(fair, given[0], least)
+        in_range = builder.fcmp_ordered(">=", arguments[0], least)
+        x = builder.select(in_range, arguments[0], least)
+        # 1 / ln 2
         n = _called(builder, "rint", builder.fmul(x, _constant(1.4426950408889634)))
         minus = builder.fsub(_constant(-0.0), n)
+        # ln 2 = 355/512 - 2.12194440e-4: n times the first piece, of 9 bits, is exact
         r = _called(builder, "fmuladd", minus, _constant(0.693359375), x)
         r = _called(builder, "fmuladd", minus, _constant(-2.12194440e-4), r)
         series = _constant(1 / 5040)
         for term in (720, 120, 24, 6, 2, 1, 1):
             series = _called(builder, "fmuladd", series, r, _constant(1 / term))
+        # 2^n as float32 has it: the exponent, 127 too large, above 23 bits of mantissa
         power = builder.shl(builder.add(builder.fptosi(n, _INTS), _whole(127)), _whole(23))
-        found = builder.fmul(series, builder.bitcast(power, _VECTOR))
-        rest = builder.select(builder.fcmp_unordered("uno", given[0], given[0]), given[0], _constant(0.0))
-        return builder.select(fair, found, rest)
+        result = builder.fmul(series, builder.bitcast(power, _VECTOR))
+        otherwise = builder.select(
+            builder.fcmp_unordered("uno", arguments[0], arguments[0]), arguments[0], _constant(0.0)
+        )
+        return builder.select(in_range, result, otherwise)
 
     return LANES_TYPE(LANES_TYPE), build
 
@@ -215,8 +233,9 @@ def _combined(operation: str) -> Any:
 
     @_vectors
     def combined(typing: Any, left: Any, right: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            return getattr(builder, operation)(*given, flags=("contract",))
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            # "contract" allows LLVM a fused multiply-add and nothing else of fast-math
+            return getattr(builder, operation)(*arguments, flags=("contract",))
 
         return LANES_TYPE(LANES_TYPE, LANES_TYPE), build
 

@@ -17,11 +17,14 @@ Word = Any
 """``numpy.uint64``."""
 _U = np.uint64
 _MASK, _HALF = _U(0xFFFFFFFF), _U(32)
+# Constants of Philox 4x32 (Salmon et al. 2011); the multiples of the first WEYL also make the keys of an order.
 _MULTIPLIER0, _MULTIPLIER1 = _U(0xD2511F53), _U(0xCD9E8D57)
 _WEYL0, _WEYL1 = _U(0x9E3779B9), _U(0xBB67AE85)
 _ORDER, _CROP = _U(1), _U(2)
+# Multipliers of ``mix`` in ckptzoo.loader.permutation.
 _MIX0, _MIX1 = _U(0x7FEB352D), _U(0x846CA68B)
 _15, _16 = _U(15), _U(16)
+# As in ckptzoo.loader.permutation: 24 rounds for fewer than 256 items, else 8.
 _FEW = 256
 """Number of items below which an order has more rounds."""
 ROUNDS = 24
@@ -74,28 +77,28 @@ def side(count: int) -> int:
 
 
 @njit(**OPTIONS)
-def items(first: int, count: int, side: int, keys: NDArray[np.uint64], found: NDArray[np.int64]) -> None:
-    """The training items at the positions from ``first`` on of an epoch of ``count``, as many as ``found`` holds.
+def items(first: int, count: int, side: int, keys: NDArray[np.uint64], order: NDArray[np.int64]) -> None:
+    """The training items at the positions from ``first`` on of an epoch of ``count``, as many as ``order`` holds.
 
     The permutation is that of ``ckptzoo.loader.permutation.keyed_permutation``. Every position takes its first walk
     before any takes a second one, so that the compiler can take several positions at once.
     """
     a, b = _U(side), _U(-(-count // side))
     if count >= _FEW:
-        for k in range(len(found)):
-            found[k] = np.int64(_network(_U(first + k), a, b, keys, 8))
+        for k in range(len(order)):
+            order[k] = np.int64(_network(_U(first + k), a, b, keys, 8))
     else:
-        for k in range(len(found)):
-            found[k] = np.int64(_network(_U(first + k), a, b, keys, ROUNDS))
-    for k in range(len(found)):
-        while found[k] >= count:
-            found[k] = np.int64(_network(_U(found[k]), a, b, keys, 8 if count >= _FEW else ROUNDS))
+        for k in range(len(order)):
+            order[k] = np.int64(_network(_U(first + k), a, b, keys, ROUNDS))
+    for k in range(len(order)):
+        while order[k] >= count:
+            order[k] = np.int64(_network(_U(order[k]), a, b, keys, 8 if count >= _FEW else ROUNDS))
 
 
 @njit(**OPTIONS)
-def corners(key: Word, epoch: int, first: int, pad: int, width: int, found: NDArray[np.int64]) -> None:
+def corners(key: Word, epoch: int, first: int, pad: int, width: int, places: NDArray[np.int64]) -> None:
     """Where in a padded image the crops at the positions from ``first`` on start; see ``builders.rng.crops``."""
     size = _U(2 * pad + 1)
-    for k in range(len(found)):
+    for k in range(len(places)):
         down, right = philox(_U(first + k), _U(epoch), _CROP, key)
-        found[k] = np.int64(((down * size) >> _HALF) * _U(width) + ((right * size) >> _HALF))
+        places[k] = np.int64(((down * size) >> _HALF) * _U(width) + ((right * size) >> _HALF))

@@ -114,7 +114,7 @@ def draw(
     return size
 
 
-def made() -> Callable[..., str]:
+def compile_train() -> Callable[..., str]:
     """The loop, compiled when it is first called; kept in Numba's cache on disk, or in memory where there is no place.
 
     Numba finds what it keeps by the file of a function and by what the function encloses, not by what it calls;
@@ -156,10 +156,11 @@ def made() -> Callable[..., str]:
         return sources
 
     try:
+        # without the interpreter's lock, so that the workers run at the same time
         return njit(train, nogil=True, cache=True, **OPTIONS)
-    except RuntimeError:
+    except RuntimeError:  # "no locator available": Numba has no folder that it may write to
         return njit(train, nogil=True, **OPTIONS)
 
 
-train = made()
+train = compile_train()
 """The one that every thread shares."""

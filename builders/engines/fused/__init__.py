@@ -91,10 +91,12 @@ def constants(data_source: DataSource) -> dict[str, Any]:
 
 def options(lanes: int) -> dict[str, Any]:
     """How Triton compiles: a thread for each lane."""
+    # a warp has 32 threads; products that go into sums are rounded once
     return {"num_warps": lanes // 32, "enable_fp_fusion": True}
 
 
 def _lanes(batch: int) -> int:
+    # Triton's blocks are powers of two; fewer threads than a warp has would idle
     return max(32, triton.next_power_of_2(batch))
 
 
@@ -103,8 +105,8 @@ def _check(data_source: DataSource) -> None:
     size = (data_source.height - 2 * recipe.crop_pad, data_source.width - 2 * recipe.crop_pad)
     interpreted = not isinstance(training.train, triton.JITFunction)
     if size != (_PIXELS, _PIXELS) or not (data_source.device.type == "cuda" or interpreted):
-        found = f"{size[0]}x{size[1]} on {data_source.device.type}"
-        raise ZooError(Problem("engine fused", "images", "28x28 pixels on cuda", found, step))
+        got = f"{size[0]}x{size[1]} on {data_source.device.type}"
+        raise ZooError(Problem("engine fused", "images", "28x28 pixels on cuda", got, step))
     if recipe.batch > _MAX_BATCH:
         expected = f"1 to {_MAX_BATCH} images"
         raise ZooError(Problem("engine fused", "batch", expected, str(recipe.batch), step))
@@ -117,8 +119,8 @@ def _rows(tensors: Tensors) -> torch.Tensor:
 
 def _return(rows: torch.Tensor, tensors: Tensors) -> None:
     """Into the tensors of a state."""
-    at = 0
+    start = 0
     for name in _NAMES if tensors else ():
         size = tensors[name][0].numel()
-        tensors[name].copy_(rows[:, at : at + size].view_as(tensors[name]))
-        at += size
+        tensors[name].copy_(rows[:, start : start + size].view_as(tensors[name]))
+        start += size

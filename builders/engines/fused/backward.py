@@ -23,8 +23,8 @@ def _slopes(
     passed: tl.tensor, backs: tl.tensor, out: tl.tensor, y: tl.tensor, lanes: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Back through ReLU: the gradients of one output's four positions in row ``y``."""
-    at = out * lanes + tl.arange(0, lanes)
-    word, back = tl.load(passed + at) >> (4 * y), tl.load(backs + at)
+    offset = out * lanes + tl.arange(0, lanes)
+    word, back = tl.load(passed + offset) >> (4 * y), tl.load(backs + offset)
     return (
         tl.where((word & 1) != 0, back, 0.0),
         tl.where((word & 2) != 0, back, 0.0),
@@ -41,14 +41,14 @@ def conv2_weight_grad(hidden: tl.tensor, passed: tl.tensor, backs: tl.tensor, su
         for i in range(5):
             totals = zeros(25, lanes)
             for y in range(4):
-                seen = row(hidden + (64 * channel + 8 * (y + i)) * lanes + lane, 8, lanes)
+                inputs = row(hidden + (64 * channel + 8 * (y + i)) * lanes + lane, 8, lanes)
                 added = ()
                 for out in tl.static_range(5):
                     slopes = _slopes(passed, backs, 5 * channel + out, y, lanes)
                     for j in tl.static_range(5):
                         total = totals[5 * out + j]
                         for x in tl.static_range(4):
-                            total += slopes[x] * seen[x + j]
+                            total += slopes[x] * inputs[x + j]
                         added += (total,)
                 totals = added
             for k in tl.static_range(25):
@@ -59,9 +59,10 @@ def conv2_weight_grad(hidden: tl.tensor, passed: tl.tensor, backs: tl.tensor, su
 @triton.jit
 def conv2_input_grad(hidden: tl.tensor, kernel: tl.tensor, passed: tl.tensor, backs: tl.tensor, lanes: tl.constexpr):
     """Back through the second convolution and ReLU: the gradients of the maxima, in place of the maxima."""
-    for at in range(16):
-        channel, y = at // 8, at % 8
+    for offset in range(16):
+        channel, y = offset // 8, offset % 8
         totals = zeros(8, lanes)
+        # the rows of a 5 x 5 kernel through which row y of 8 enters the four rows of outputs
         for i in range(tl.maximum(0, y - 3), tl.minimum(4, y) + 1):
             for out in range(5 * channel, 5 * channel + 5):
                 slopes = _slopes(passed, backs, out, y - i, lanes)
@@ -75,7 +76,7 @@ def conv2_input_grad(hidden: tl.tensor, kernel: tl.tensor, passed: tl.tensor, ba
                     added += (total,)
                 totals = added
         for x in tl.static_range(8):
-            place = hidden + (8 * at + x) * lanes + tl.arange(0, lanes)
+            place = hidden + (8 * offset + x) * lanes + tl.arange(0, lanes)
             tl.store(place, tl.where(tl.load(place) <= 0, 0.0, totals[x]))
 
 
@@ -97,13 +98,14 @@ def conv1_weight_grad(
         totals = zeros(16, lanes)
         for block in range((batch + 3) // 4 * 256 // lanes):
             image, y, x = spot(block, lanes)
-            at = (64 * channel + 8 * y + x) * lanes + image
-            slope, winner = tl.load(slopes + at) * scale, tl.load(winners + at).to(tl.int32)
+            offset = (64 * channel + 8 * y + x) * lanes + image
+            # a maximum is the winner among the nine sums of its 3 x 3 window
+            slope, winner = tl.load(slopes + offset) * scale, tl.load(winners + offset).to(tl.int32)
             corner = pixels + tl.load(corners + image) + (3 * y + winner // 3) * width + 3 * x + winner % 3
             added = ()
             for k in tl.static_range(16):
-                seen = tl.load(corner + (k // 4 * width + k % 4)).to(tl.float32) - shift
-                added += (totals[k] + slope * seen,)
+                inputs = tl.load(corner + (k // 4 * width + k % 4)).to(tl.float32) - shift
+                added += (totals[k] + slope * inputs,)
             totals = added
         for k in tl.static_range(16):
             tl.store(sums + (16 * channel + k) * lanes + tl.arange(0, lanes), totals[k])
@@ -124,36 +126,36 @@ def descend(
     """Add the lanes up, and take the step of ``builders.engines.sgd.update``."""
     lane = tl.arange(0, lanes)[None, :]
     for start in range(0, HEAD, _ROWS):
-        at = start + tl.arange(0, _ROWS)
-        there = at < HEAD
-        found = tl.sum(tl.load(sums + at[:, None] * lanes + lane, mask=there[:, None], other=0.0), 1)
-        _move(weights, momenta, at, there, found, rate, decay, friction)
+        offset = start + tl.arange(0, _ROWS)
+        valid = offset < HEAD
+        gradient = tl.sum(tl.load(sums + offset[:, None] * lanes + lane, mask=valid[:, None], other=0.0), 1)
+        _move(weights, momenta, offset, valid, gradient, rate, decay, friction)
     for start in range(HEAD, WEIGHTS, _ROWS):
-        at = start + tl.arange(0, _ROWS)
-        there = at < WEIGHTS
-        of_bias = at >= BIAS
-        out = tl.where(of_bias, at - BIAS, (at - HEAD) // 10)
-        slope = tl.load(slopes + out[:, None] * lanes + lane, mask=there[:, None], other=0.0)
-        inputs = features + ((at - HEAD) % 10)[:, None] * lanes + lane
-        found = tl.sum(slope * tl.load(inputs, mask=(at < BIAS)[:, None], other=1.0), 1)
-        _move(weights, momenta, at, there, found, rate, decay, friction)
+        offset = start + tl.arange(0, _ROWS)
+        valid = offset < WEIGHTS
+        of_bias = offset >= BIAS
+        out = tl.where(of_bias, offset - BIAS, (offset - HEAD) // 10)
+        slope = tl.load(slopes + out[:, None] * lanes + lane, mask=valid[:, None], other=0.0)
+        inputs = features + ((offset - HEAD) % 10)[:, None] * lanes + lane
+        gradient = tl.sum(slope * tl.load(inputs, mask=(offset < BIAS)[:, None], other=1.0), 1)
+        _move(weights, momenta, offset, valid, gradient, rate, decay, friction)
 
 
 @triton.jit
 def _move(
     weights: tl.tensor,
     momenta: tl.tensor,
-    at: tl.tensor,
-    there: tl.tensor,
-    found: tl.tensor,
+    offset: tl.tensor,
+    valid: tl.tensor,
+    gradient: tl.tensor,
     rate: tl.tensor,
     decay: tl.constexpr,
     friction: tl.constexpr,
 ):
-    weight = tl.load(weights + at, mask=there, other=0.0)
+    weight = tl.load(weights + offset, mask=valid, other=0.0)
     if decay != 0:
-        found += decay * weight
+        gradient += decay * weight
     if friction != 0:
-        found += friction * tl.load(momenta + at, mask=there, other=0.0)
-        tl.store(momenta + at, found, mask=there)
-    tl.store(weights + at, weight - rate * found, mask=there)
+        gradient += friction * tl.load(momenta + offset, mask=valid, other=0.0)
+        tl.store(momenta + offset, gradient, mask=valid)
+    tl.store(weights + offset, weight - rate * gradient, mask=valid)

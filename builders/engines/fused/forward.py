@@ -11,10 +11,10 @@ import triton.language as tl
 @triton.jit
 def row(start: tl.tensor, count: tl.constexpr, stride: tl.constexpr) -> tl.tuple:
     """``count`` numbers or blocks from memory, one every ``stride``."""
-    found = ()
+    values = ()
     for k in tl.static_range(count):
-        found += (tl.load(start + k * stride),)
-    return found
+        values += (tl.load(start + k * stride),)
+    return values
 
 
 @triton.jit
@@ -24,8 +24,8 @@ def spot(block: tl.tensor, lanes: tl.constexpr) -> tuple[tl.tensor, tl.tensor, t
     Four images of one column lie side by side, then the eight columns, then rows, then more images: pixels that are
     read together share a line of the cache, and so do the numbers that are written.
     """
-    at = block * lanes + tl.arange(0, lanes)
-    return at // 256 * 4 + at % 4, at // 32 % 8, at // 4 % 8
+    offset = block * lanes + tl.arange(0, lanes)
+    return offset // 256 * 4 + offset % 4, offset // 32 % 8, offset // 4 % 8
 
 
 @triton.jit
@@ -49,31 +49,32 @@ def pool(
     for block in range((batch + 3) // 4 * 256 // lanes):
         image, y, x = spot(block, lanes)
         corner = pixels + tl.load(corners + image) + 3 * (y * width + x)
-        seen = ()
+        inputs = ()
         for k in tl.static_range(36):
-            seen += ((tl.load(corner + (k // 6 * width + k % 6)).to(tl.float32) - shift) * scale,)
+            inputs += ((tl.load(corner + (k // 6 * width + k % 6)).to(tl.float32) - shift) * scale,)
         for channel in tl.static_range(2):
             best = tl.full((lanes,), float("-inf"), tl.float32)
             winner = tl.zeros((lanes,), tl.int32)
             for place in tl.static_range(9):
                 total = tl.zeros((lanes,), tl.float32)
                 for k in tl.static_range(16):
-                    total += weights[16 * channel + k] * seen[(place // 3 + k // 4) * 6 + place % 3 + k % 4]
+                    total += weights[16 * channel + k] * inputs[(place // 3 + k // 4) * 6 + place % 3 + k % 4]
                 better = (total > best) | (total != total)
                 best = tl.where(better, total, best)
                 winner = tl.where(better, place, winner)
-            at = (64 * channel + 8 * y + x) * lanes + image
-            tl.store(hidden + at, tl.where(best <= 0, 0.0, best))
-            tl.store(winners + at, winner.to(tl.int8))
+            offset = (64 * channel + 8 * y + x) * lanes + image
+            # a NaN is kept: it is not <= 0
+            tl.store(hidden + offset, tl.where(best <= 0, 0.0, best))
+            tl.store(winners + offset, winner.to(tl.int8))
 
 
 @triton.jit
 def zeros(count: tl.constexpr, lanes: tl.constexpr) -> tl.tuple:
     """``count`` sums to begin with."""
-    found = ()
+    sums = ()
     for _ in tl.static_range(count):
-        found += (tl.zeros((lanes,), tl.float32),)
-    return found
+        sums += (tl.zeros((lanes,), tl.float32),)
+    return sums
 
 
 @triton.jit
@@ -91,14 +92,14 @@ def convolve(hidden: tl.tensor, kernel: tl.tensor, features: tl.tensor, passed: 
         for y in range(4):
             sums = zeros(20, lanes)
             for i in range(5):
-                seen = row(hidden + (64 * channel + 8 * (y + i)) * lanes + lane, 8, lanes)
+                inputs = row(hidden + (64 * channel + 8 * (y + i)) * lanes + lane, 8, lanes)
                 added = ()
                 for out in tl.static_range(5):
                     weights = row(kernel + (5 * channel + out) * 25 + 5 * i, 5, 1)
                     for x in tl.static_range(4):
                         total = sums[4 * out + x]
                         for j in tl.static_range(5):
-                            total += weights[j] * seen[x + j]
+                            total += weights[j] * inputs[x + j]
                         added += (total,)
                 sums = added
             new_means, new_words = (), ()
@@ -107,6 +108,7 @@ def convolve(hidden: tl.tensor, kernel: tl.tensor, features: tl.tensor, passed: 
                 for x in tl.static_range(4):
                     total = sums[4 * out + x]
                     positive = (total > 0) | (total != total)
+                    # 1/16: the mean over 4x4 positions
                     mean += tl.where(positive, total * 0.0625, 0.0)
                     word |= positive.to(tl.int32) << (4 * y + x)
                 new_means += (mean,)
@@ -144,21 +146,22 @@ def classify(
     biased = ()
     for k in tl.static_range(10):
         biased += (outputs[k] + tl.load(bias + k),)
-    most = biased[0]
+    largest = biased[0]
     for k in tl.static_range(1, 10):
-        most = tl.maximum(most, biased[k], propagate_nan=tl.PropagateNan.ALL)
+        # by default tl.maximum drops a NaN, and a member that diverged would go on with numbers
+        largest = tl.maximum(largest, biased[k], propagate_nan=tl.PropagateNan.ALL)
     powers = ()
-    whole = tl.zeros((lanes,), tl.float32)
+    total_power = tl.zeros((lanes,), tl.float32)
     for k in tl.static_range(10):
-        powers += (tl.exp(biased[k] - most),)
-        whole += powers[k]
-    found = ()
+        powers += (tl.exp(biased[k] - largest),)
+        total_power += powers[k]
+    errors = ()
     for k in tl.static_range(10):
-        slope = (powers[k] / whole - (answers == k).to(tl.float32)) / size
-        found += (tl.where(lane < size, slope, 0.0),)
-        tl.store(slopes + k * lanes + lane, found[k])
+        slope = (powers[k] / total_power - (answers == k).to(tl.float32)) / size
+        errors += (tl.where(lane < size, slope, 0.0),)
+        tl.store(slopes + k * lanes + lane, errors[k])
     for j in range(10):
         back = tl.zeros((lanes,), tl.float32)
         for k in tl.static_range(10):
-            back += tl.load(head + 10 * k + j) * found[k]
+            back += tl.load(head + 10 * k + j) * errors[k]
         tl.store(backs + j * lanes + lane, back * 0.0625)

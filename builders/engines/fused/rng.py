@@ -1,6 +1,6 @@
 """What a member draws, in Triton: the numbers of ``builders.rng`` bit for bit, in 32-bit arithmetic.
 
-``tests/builders/fused_interpreted.py`` holds them equal.
+``tests/builders/fused_interpreted.py`` compares them.
 """
 
 # Triton's language, of which a type checker knows too little.
@@ -57,14 +57,15 @@ def items(key: tl.tensor, epoch: tl.tensor, positions: tl.tensor, count: tl.cons
     """
     shorter: tl.constexpr = (count + side - 1) // side
     rounds: tl.constexpr = 24 if count < 256 else 8
+    # tl.philox takes the words of the counter one by one; its ten rounds are the default
     low, high, _, _ = tl.philox(key, epoch * 0, epoch, _ORDER, 0)
     keys = ()
     for i in tl.static_range(rounds):
         keys += (_mix(_mix(low + (((i + 1) * _GOLDEN) & _MASK)) ^ high),)
-    found = _network(positions, keys, side, shorter, rounds)
-    while tl.max((found >= count).to(tl.int32), 0) > 0:
-        found = tl.where(found >= count, _network(found, keys, side, shorter, rounds), found)
-    return found
+    order = _network(positions, keys, side, shorter, rounds)
+    while tl.max((order >= count).to(tl.int32), 0) > 0:
+        order = tl.where(order >= count, _network(order, keys, side, shorter, rounds), order)
+    return order
 
 
 @triton.jit

@@ -24,6 +24,7 @@ WINNERS, WORDS, NUMBERS = tl.constexpr(128), tl.constexpr(10), tl.constexpr(128 
 """Rows of a member's memory, one number a lane: the first convolution's maxima; outputs of the second; numbers."""
 
 
+# Triton compiles again for an integer that is 1 or a multiple of 16, as steps may be.
 @triton.jit(do_not_specialize=["start", "stop"])
 def train(
     pixels: tl.tensor,
@@ -73,6 +74,8 @@ def train(
         item = rng.items(key, epoch.to(tl.uint32), position, count, side).to(tl.int64)
         corner = rng.corners(key, epoch.to(tl.uint32), position, pad, width)
         tl.store(corners + lane, item * area + corner.to(tl.int64))
+        # despite its name this is the barrier of a block's threads, CUDA's __syncthreads: what other lanes wrote can be
+        # read then
         tl.debug_barrier()
         pool(pixels, corners, weights, hidden, winners, shift, scale, batch, width, lanes)
         tl.debug_barrier()

@@ -88,6 +88,7 @@ class Connection:
 
     def upload(self, repo: str, sending: Sending, *, revision: str, create_pr: bool = False, needs: str) -> None:
         """Upload the large files that the hub lacks."""
+        # by default the library empties an operation once it is sent; the commit, and another attempt, use it again
         options: Any = {"repo_type": DATASET, "revision": revision, "create_pr": create_pr, "free_memory": False}
         for group in sending.groups():
 

@@ -115,6 +115,8 @@ def call_with_retry(
         try:
             with request_timeouts(retry_policy):
                 return call()
+        # the library lets the errors of httpx, of json and of the answers' fields through, beside its own;
+        # classify_error raises again what is none of these
         except Exception as error:
             failure = classify_error(error, location=location, what=what, needs=needs)
             failures, server_waits = failures + 1, server_waits + (failure.wait or 0.0)
@@ -218,7 +220,7 @@ def request_timeouts(retry_policy: HubRetryPolicy) -> Iterator[None]:
     The library's session has no timeouts, is one for the whole process, and its methods take none. So a hook is put on
     the session and taken off at the end: requests that other threads make meanwhile get the same timeouts, if they
     have none of their own. A hub that asks for a longer wait than ``max_server_wait`` is refused here, because the
-    library would sleep as long as it is told. For hubs without Xet storage the library logs a warning for every
+    library would sleep for as long as the hub says. For hubs without Xet storage the library logs a warning for every
     upload; it is filtered out.
     """
     from huggingface_hub import get_session

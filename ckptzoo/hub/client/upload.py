@@ -74,6 +74,7 @@ class Sending:
             self._bodies = [body for body in bodies if isinstance(body, Outgoing)]
             with ThreadPoolExecutor(_HASHERS, "ckptzoo-hash") as pool:
                 self._additions = list(pool.map(self._addition, self._files, bodies))
+        # an interrupt too: the files that are open are closed
         except BaseException:
             self._open.close()
             raise

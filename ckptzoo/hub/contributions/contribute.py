@@ -108,6 +108,7 @@ def build_part(
 
 def rename_part(folder: Path, part: str, sequence: int) -> str:
     """Give a part the number that it has in the zoo; its digest does not cover its name. Returns the new name."""
+    # a part is named by six digits, a hyphen and the start of its digest
     name = f"{sequence:06d}{part[6:]}"
     (folder / layout.PARTS / part).rename(folder / layout.PARTS / name)
     return name
@@ -280,6 +281,7 @@ def _with_status(
     for item in client.pull_requests.listed(repo):
         listing_of_request = client.find(repo, item.revision) if item.revision is not None else None
         for name, stored in {} if listing_of_request is None else listing_of_request.files.items():
+            # [7:15] are the eight digits behind "sha256:"
             is_same_part = name not in listing.files and name.endswith(f"-{own_part.digest[7:15]}/{layout.INDEX}")
             if is_same_part and stored.size == (contribution.folder / contribution.part / layout.INDEX).stat().st_size:
                 return replace(contribution, status="open", number=item.number, url=item.url)
@@ -333,6 +335,7 @@ def _publish_new_zoo(
         folder = Path(tempfile.mkdtemp(prefix="ckptzoo-contribution-")) / folder.name
     new_zoo.check_folder(folder, repo)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # beside the folder, because rename(2) works within one file system alone
     with tempfile.TemporaryDirectory(prefix=".ckptzoo-contribution-", dir=folder.parent) as temporary:
         new_folder = Path(temporary, folder.name)
         new_zoo.create_zoo(new_folder, ingestor.submission, ingestor, paths, module)

@@ -123,10 +123,12 @@ class _Known:
             others = _comparable(canonicalize(stacked, self._table, gauge=CANONICAL).weights)
             agree, _ = compare(first, others, self._table, self._tolerance)
             if agree.any():
+                # argmax of truth values is the first that is true
                 return ids[int(agree.argmax())]
         return None
 
     def _add_sketch(self, name: str, sketch: NDArray[np.float64]) -> None:
+        # ordered by number and name: Python cannot order tuples by arrays of several elements
         insort(self._sketches, (float(sketch[0]), name, sketch), key=lambda item: item[:2])
 
     def _near(self, sketch: NDArray[np.float64]) -> list[str]:
@@ -165,19 +167,19 @@ def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
     table = own.symmetry if target is None else target.symmetry
     theirs, left = (None, 0) if target is None else _of_zoo(target, table)
     outdated = target is not None and not all(stored.startswith(_KIND) for stored in target.fingerprints.values())
-    mine, found, resolved = _Known(own, table), dict[str, str](), True
+    mine, copied, resolved = _Known(own, table), dict[str, str](), True
     for checkpoint in _describe(own.batches(), table):
         resolved &= checkpoint.sketch is not None or table is None
         if (other := mine.exact.get(checkpoint.exact)) is not None:
-            found[checkpoint.name] = f"{other} of the same contribution, bit for bit"
+            copied[checkpoint.name] = f"{other} of the same contribution, bit for bit"
         elif theirs is not None and (other := theirs.exact.get(checkpoint.exact)) is not None:
-            found[checkpoint.name] = f"{other} of the zoo, bit for bit"
+            copied[checkpoint.name] = f"{other} of the zoo, bit for bit"
         elif (other := mine.permuted(checkpoint, own)) is not None:
-            found[checkpoint.name] = f"{other} of the same contribution, permuted or rescaled"
+            copied[checkpoint.name] = f"{other} of the same contribution, permuted or rescaled"
         elif theirs is not None and (other := theirs.permuted(checkpoint, own)) is not None:
-            found[checkpoint.name] = f"{other} of the zoo, permuted or rescaled"
+            copied[checkpoint.name] = f"{other} of the zoo, permuted or rescaled"
         mine.add(checkpoint)
-    return Copies(found, left, outdated, resolved, table is not None)
+    return Copies(copied, left, outdated, resolved, table is not None)
 
 
 def _of_zoo(target: TargetZoo, table: Symmetry | None) -> tuple[_Known, int]:

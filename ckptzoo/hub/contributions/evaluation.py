@@ -107,6 +107,7 @@ def finite_numbers(value: object) -> tuple[float, ...] | None:
     listed = list(cast(Sequence[object], value)) if isinstance(value, list | tuple) else [value]
     if not 1 <= len(listed) <= _MAX_CHANNELS:
         return None
+    # True is an instance of int
     if not all(isinstance(item, int | float) and not isinstance(item, bool) for item in listed):
         return None
     floats = tuple(float(cast(float, item)) for item in listed)
@@ -168,6 +169,7 @@ class Evaluator:
         for row in range(count):
             log_probabilities = self._log_probabilities({name: array[row] for name, array in weights.items()})
             labels = self._heldout.labels
+            # a diverged network has infinities and NaN in its outputs
             with np.errstate(invalid="ignore", over="ignore"):
                 nll = float(predictions.nll(log_probabilities, labels))
                 figures = {
@@ -187,6 +189,8 @@ class Evaluator:
         state: dict[str, Any] = {}
         for tensor in self._arch.tensors:
             array = weights[tensor.name]
+            # bfloat16 has the kind V, because numpy has it from ml_dtypes; from_numpy takes no read-only arrays without
+            # a warning
             floating = array.dtype.kind not in "iub"
             tensor_value = torch.from_numpy(np.array(array, np.float32 if floating else None))
             for name in (tensor.name, *tensor.aliases):
@@ -196,6 +200,7 @@ class Evaluator:
             for start in range(0, len(self._heldout), self._batch_size):
                 inputs = torch.from_numpy(self._normalized(self._heldout.images[start : start + self._batch_size]))
                 scores = self._forward(state, inputs)
+                # in float32 the logarithms of probabilities near 1 are rounded to 0
                 outputs.append(torch.log_softmax(scores.double(), -1).numpy())
         return np.concatenate(outputs)
 
@@ -206,6 +211,7 @@ class Evaluator:
 
     def _forward(self, state: dict[str, Any], inputs: Any) -> Any:
         try:
+            # tied tensors are in the state under each of their names; torch need not look for them in every call
             scores = self._torch.func.functional_call(self._module, state, (inputs,), tie_weights=False)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             got = f"{type(error).__name__}: {error}"[:300]
@@ -266,7 +272,9 @@ def trace_symmetry(arch: Architecture, factory: Factory) -> Symmetry | None:
         traced.symmetry.check(arch)
     except (SymmetryError, SpecError):
         return None
-    traced_shapes, zoo_shapes = ({item.name: item.shape for item in one.tensors} for one in (traced.architecture, arch))
+    traced_shapes, zoo_shapes = (
+        {tensor.name: tensor.shape for tensor in architecture.tensors} for architecture in (traced.architecture, arch)
+    )
     return traced.symmetry if traced_shapes == zoo_shapes else None
 
 
@@ -279,6 +287,7 @@ def _load_factory(text: str) -> Factory:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
+    # the user's own file, which may raise anything
     except Exception as error:
         got = f"{type(error).__name__}: {error}"
         raise ZooError(Problem(path, "module", "a file that can be executed", got, "Correct it.")) from error
@@ -350,7 +359,7 @@ class EvaluatorPool:
     @property
     def summary(self) -> str:
         """The evaluations that were used, as a text."""
-        evaluations = [str(evaluation) for evaluation, judge in self._evaluators.items() if judge is not None]
+        evaluations = [str(evaluation) for evaluation, evaluator in self._evaluators.items() if evaluator is not None]
         return "; ".join(evaluations[:3]) + (f" and {len(evaluations) - 3:,} others" if len(evaluations) > 3 else "")
 
     def _add_reason(self, reason: str) -> None:
@@ -391,13 +400,14 @@ def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: Evalua
             stated = row[column]
             if (
                 stated is not None
+                # not <=, because every comparison with NaN is false, and NaN alone differs from itself
                 and not abs(stated - measured_accuracy) <= tolerance
                 and not (stated != stated and measured_accuracy != measured_accuracy)
             ):
                 wrong.append(f"{row['id']}: {column} {stated:.4f}, measured {measured_accuracy:.4f}")
     if not measured and not wrong:
         return Check("accuracy", "not done", "; ".join(evaluators.reasons) or "nothing to measure")
-    values = np.array([found["test_accuracy"] for found in measured.values()])
+    values = np.array([figures["test_accuracy"] for figures in measured.values()])
     finite = values[~np.isnan(values)]
     spread = f", {finite.min():.2%} to {finite.max():.2%}" if len(finite) else ""
     unmeasured = len(zoo) - len(measured)

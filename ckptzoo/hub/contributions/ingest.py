@@ -18,6 +18,7 @@ from ckptzoo.hub.contributions.target_zoo import batches
 from ckptzoo.hub.untrusted import StateDict, read_all
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.metadata import MAX_ID
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def id_from_source(source: str) -> str:
     name, _, key = source.rpartition("/")[2].partition("#")
     stem = re.sub(r"\.(safetensors|pt|pth|th|bin|ckpt|npz)$", "", name)
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{stem}-{key}" if key else stem).strip("-.")
-    return cleaned[:200] or "checkpoint"
+    return cleaned[:MAX_ID] or "checkpoint"
 
 
 def file_digest(path: Path) -> str:

@@ -72,6 +72,7 @@ def similarity(left: str, right: str) -> float:
     True
     """
     left_words, right_words = _WORDS.findall(left.lower()), _WORDS.findall(right.lower())
+    # autojunk would leave out what is frequent in 200 items or more
     words = difflib.SequenceMatcher(None, left_words, right_words, autojunk=False).ratio()
     letters = difflib.SequenceMatcher(None, left.lower(), right.lower(), autojunk=False).ratio()
     return (words + letters) / 2 + (left_words[-1:] == right_words[-1:])
@@ -106,6 +107,7 @@ def names_table(names: Mapping[str, str]) -> str:
 
 def toml_string(text: str) -> str:
     """A basic string of TOML."""
+    # TOML 1.0: a quote and a backslash are escaped, and any character may be, by its code point in eight hex digits
     marks = {'"': '\\"', "\\": "\\\\"}
     return '"' + "".join(marks.get(mark, mark if mark.isprintable() else f"\\U{ord(mark):08x}") for mark in text) + '"'
 
@@ -118,6 +120,7 @@ class NamesError(SpecError):
         self.proposal = proposal
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        # pickle would call the class with args alone, which lack the proposal
         return type(self), (self.problems, self.proposal)
 
 
@@ -169,7 +172,7 @@ def _names_error(
     wanted = {item.name: item.shape for item in arch.tensors if not item.name.endswith(COUNTER)}
     unchanged = {name for name, shape in wanted.items() if shapes.get(name) == shape}
     proposal = nearest_names(
-        *({name: held[name] for name in held if name not in unchanged} for held in (shapes, wanted))
+        *({name: side[name] for name in side if name not in unchanged} for side in (shapes, wanted))
     )
     table = names_table(proposal) if proposal else ""
     step = (
@@ -215,6 +218,7 @@ def rename(old_names: Sequence[str], names: Mapping[str, str]) -> tuple[dict[str
         for old, pattern in patterns.items():
             if (matched := pattern.fullmatch(name)) is not None:
                 pieces = iter(matched.groups())
+                # a function as replacement is taken as it is; in a text, sub would read backslashes as escapes
                 new_names[name] = re.sub(r"\*", lambda _, pieces=pieces: next(pieces), names[old])
                 used.add(old)
                 break
@@ -389,6 +393,7 @@ class _Converter:
                 step = "Check that it is the same architecture."
                 self._report(name, f"shape {expected}", f"{array.shape}", step)
                 return
+            # by bytes, because NaN differs from itself
             if array.dtype != first.dtype or array.tobytes() != first.tobytes():
                 step = "Make a zoo of an architecture in which they are not tied."
                 self._report(name, f"the values of {next(iter(given))!r}, which it is tied to", "others", step)
@@ -409,6 +414,7 @@ class _Converter:
         with np.errstate(over="ignore", invalid="ignore"):
             converted = array.astype(wanted)
             back = converted.astype(array.dtype)
+        # NaN differs from itself: one that stays NaN is the same value
         same = bool(np.all((back == array) | ((array != array) & (back != back)))) if array.size else True
         self.changed.append(tensor.name)
         if same:

@@ -108,6 +108,7 @@ def install_zoo(new_folder: Path, folder: Path, repository: str) -> None:
         There is another zoo, or this one with other checkpoints.
     """
     if not folder.exists() or not any(folder.iterdir()):
+        # rename(2) replaces an empty folder
         new_folder.rename(folder)
         return
     check_folder(folder, repository)
@@ -119,6 +120,7 @@ def install_zoo(new_folder: Path, folder: Path, repository: str) -> None:
     if (
         others
         or not new_files <= present
+        # shallow=True would take files of the same size and time for equal
         or filecmp.cmpfiles(new_folder, folder, sorted(new_files), shallow=False)[0] != sorted(new_files)
     ):
         raise _occupied_error(folder, repository, "another zoo")

@@ -148,6 +148,7 @@ def _percent(value: float | None) -> str:
 
 
 def _finite_or_none(value: float | None) -> float | None:
+    # JSON has no NaN and no infinities
     return None if value is None or not math.isfinite(value) else value
 
 
@@ -155,5 +156,6 @@ def print_report(out: Console, summaries: Sequence[CheckpointSummary], checks: S
     """Print both as tables, with an empty line below each; no table of no checkpoints."""
     limit = None if out.is_terminal else MAX_DETAIL
     for table in (*([summaries_table(summaries)] if summaries else []), checks_table(checks, limit=limit)):
+        # rich would read [text] in untrusted words as a style
         out.print(table, markup=False, highlight=False)
         out.print()

@@ -82,19 +82,20 @@ class Contribution:
 
     def _last_line(self) -> str:
         added = f"{counted(len(self.entries), 'checkpoint')} ({size(self.nbytes)})"
-        kept = "" if self.folder is None else f" The part is in {self.folder / self.part}."
+        location = "" if self.folder is None else f" The part is in {self.folder / self.part}."
         page = self.url or f"ckptzoo review {self.repository} {self.number}"
         published = f": {self.url}" if self.url else f"; ckptzoo.open({self.repository!r}) reads it."
         return {
             "proposed": f"pull request {self.number} adds {added}: {page}",
-            "published": f"published with {added}{published}{kept}",
+            "published": f"published with {added}{published}{location}",
             "open": f"pull request {self.number} adds the same already: {page}",
             "merged": "the same checkpoints are in the zoo already; nothing was uploaded.",
-            "dry run": f"nothing was uploaded; it would be {added}.{kept}",
-            "refused": f"{counted(len(failures(self.checks)), 'check')} failed; nothing was uploaded.{kept}",
+            "dry run": f"nothing was uploaded; it would be {added}.{location}",
+            "refused": f"{counted(len(failures(self.checks)), 'check')} failed; nothing was uploaded.{location}",
         }[self.status]
 
 
+# a hub takes titles of up to 200 characters; ckptzoo.server cuts texts at 65,536
 MAX_TITLE = 120
 MAX_TEXT = 60_000
 _MAX_REMARKS = 20

@@ -138,7 +138,7 @@ class Changes:
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of the folders that are new parts."""
-        return tuple(sorted({found[1] for name in self.added if (found := _PART_FILE.fullmatch(name))}))
+        return tuple(sorted({match[1] for name in self.added if (match := _PART_FILE.fullmatch(name))}))
 
     @property
     def files(self) -> dict[str, RepoFile]:
@@ -178,6 +178,7 @@ class Changes:
     def check_order(self) -> Check:
         """Say where the new parts come in the zoo's order; any place is right."""
         parts = sorted(name.split("/")[1] for name in self.main.files if name.startswith("parts/") and "/" in name[6:])
+        # part names begin with six digits, so that their order as texts is that of the numbers
         last = max((part for part in parts if layout.PART_NAME.fullmatch(part)), default="")
         before = [part for part in self.parts if part < last]
         position = (
@@ -196,8 +197,10 @@ def compare(client: Client, repo: str, number: int) -> Changes:
     HubError
         There is no such pull request, or it does not start from a commit of the zoo.
     """
+    # the ref under which a hub keeps the commits of a pull request
     revision = f"refs/pr/{number}"
     main, head = client.listing(repo), client.listing(repo, revision)
+    # a hub names the branch that a pull request goes to, not the commit that it starts from
     zoo_commits = set(client.commits(repo))
     base_commit = next((commit for commit in client.commits(repo, head.commit) if commit in zoo_commits), None)
     if base_commit is None:
@@ -298,9 +301,10 @@ def review(
         return replace(result, checks=(Check("open", "failed", f"expected an open pull request, it is {got}"),))
     changes = compare(client, repo, number)
     target = TargetZoo(open_target(client, repo, changes.main))
-    checks = [_check_conflicts(discussion), changes.check(), changes.check_sizes(max_bytes), changes.check_order()]
+    sizes = changes.check_sizes(max_bytes)
+    checks = [_check_conflicts(discussion), changes.check(), sizes, changes.check_order()]
     report = CheckReport(())
-    if changes.parts and checks[2].outcome == "passed":
+    if changes.parts and sizes.outcome == "passed":
         report = _check_parts(client, repo, changes, target, EvaluatorPool(target.zoo.arch, module, data), progress)
     result = replace(
         result,
@@ -343,23 +347,23 @@ def _merge(result: Review, client: Client, changes: Changes) -> Review:
     revision = f"refs/pr/{result.number}"
     moved = [
         what
-        for what, now, then in (
+        for what, head, reviewed in (
             ("the pull request", client.head(result.repository, revision), result.head),
             ("the zoo", client.head(result.repository), result.main),
         )
-        if now != then
+        if head != reviewed
     ]
     if moved:
         detail = f"{' and '.join(moved)} moved on during the review; review it again"
         return replace(result, checks=(*result.checks, Check("merged", "failed", detail)))
     comment = f"Reviewed at {result.head}: {len(result.checks)} checks, none failed."
     commit = client.pull_requests.merge(result.repository, result.number, comment)
-    now = client.files(result.repository)
-    wrong = sorted(name for name, stored in changes.files.items() if now.get(name) != stored)
+    merged_files = client.files(result.repository)
+    wrong = sorted(name for name, stored in changes.files.items() if merged_files.get(name) != stored)
     if wrong:
         step = f"Look at the commits of the zoo: what was merged is not what was reviewed at {result.head}."
-        where = client.address(result.repository)
-        raise HubError(Problem(where, wrong[0], "the file that was reviewed", "another, or none", step))
+        location = client.address(result.repository)
+        raise HubError(Problem(location, wrong[0], "the file that was reviewed", "another, or none", step))
     return replace(result, merged=commit or "yes", notes=_refresh_page(client, result.repository))
 
 

@@ -52,10 +52,12 @@ def check_finite(submitted: Zoo) -> Check:
     for ids, weights in batches(submitted):
         is_finite = np.ones(len(ids), bool)
         for array in weights.values():
+            # not "in f": bfloat16 has the kind V
             if array.dtype.kind not in "iub":
                 is_finite &= np.isfinite(array).reshape(len(ids), -1).all(axis=1)
         for name, finite in zip(ids, is_finite.tolist(), strict=True):
             row = next(rows)
+            # None, of a row that does not say, is neither
             if row["finite"] is not finite:
                 stated, true = ("finite" if value else "not finite" for value in (row["finite"], finite))
                 wrong.append(f"{name}: the row says {stated}, the weights are {true}")
@@ -98,8 +100,10 @@ def unknown_licences(text: str) -> tuple[str, ...]:
     Hubs know fewer licences than SPDX does, so a name among these may be right.
     """
     names = [name for name in _SEPARATORS.split(text) if name]
-    exceptions = {at + 1 for at, name in enumerate(names) if name == "WITH"}
-    licences = [name for at, name in enumerate(names) if at not in exceptions and name not in ("AND", "OR", "WITH")]
+    # what follows WITH in SPDX is an exception to a licence, such as Classpath-exception-2.0
+    exceptions = {index + 1 for index, name in enumerate(names) if name == "WITH"}
+    operators = ("AND", "OR", "WITH")
+    licences = [name for index, name in enumerate(names) if index not in exceptions and name not in operators]
     return tuple(name for name in licences if not _is_known(name.lower()))
 
 
@@ -127,6 +131,7 @@ def check_values(submitted: Zoo) -> Check:
 
 def _value_problems(row: Row) -> Iterator[str]:
     for name, value in row.items():
+        # True is an instance of int
         if isinstance(value, bool) or value is None:
             continue
         if isinstance(value, str) and name == "extra":
@@ -139,9 +144,11 @@ def _value_problems(row: Row) -> Iterator[str]:
             if name.endswith("_accuracy") or name == "test_ece":
                 fits = 0 <= value <= 1
             elif name == "test_brier":
+                # Brier's sum over all classes, see ckptzoo.measure.predictions
                 fits = 0 <= value <= 2
             else:
                 fits = name == "seed" or value >= 0
+            # NaN, which differs from itself, is the figure of a diverged checkpoint
             if not fits and not (value != value and row.get("diverged") is True):
                 yield f"{name} is {value}"
 
@@ -151,6 +158,7 @@ def parse_extra(text: object) -> Mapping[str, Any] | None:
     if not isinstance(text, str) or len(text) > MAX_EXTRA:
         return None
     try:
+        # json raises RecursionError where brackets are nested too deep
         content = json.loads(text)
     except (ValueError, RecursionError):
         return None

@@ -198,9 +198,11 @@ def _column_problems(location: str, key: str, value: Any) -> Iterator[Problem]:
     number: Any = value
     fits = {
         "string": isinstance(value, str) and bool(value.strip()) and value.isprintable(),
+        # tomllib reads integers of any length; True is an instance of int
         "int64": type(value) is int and abs(value) < 2**63,
         "float64": type(value) in (int, float) and math.isfinite(number),
         "bool": isinstance(value, bool),
+        # a TOML date without a time is a datetime.date
         "timestamp": isinstance(value, datetime),
     }[kind]
     if not fits:
@@ -221,6 +223,7 @@ def _not_json(value: Any) -> Iterator[Any]:
     elif isinstance(value, list):
         for item in value:
             yield from _not_json(item)
+    # TOML has dates, inf and nan, which JSON has not; None is what a mapping in Python may hold
     elif not isinstance(value, str | bool | int) and not (isinstance(value, float) and math.isfinite(value)):
         yield value if value is not None else "null"
 
@@ -279,6 +282,7 @@ def _zoo_problems(location: str, value: Any) -> Iterator[Problem]:
 
 def _typed(key: str, value: Any) -> Any:
     if isinstance(value, datetime):
+        # TOML has times without a zone; columns are in UTC
         return value if value.tzinfo else value.replace(tzinfo=UTC)
     return float(value) if _TYPES.get(key) == "float64" else value
 

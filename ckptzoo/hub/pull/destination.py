@@ -75,6 +75,7 @@ def locked_destination(root: Path, zoo: bytes, selection: Document, *, partial: 
     destination = Destination(root)
     check_folder(root, zoo, begun=_has_selection(destination, selection))
     destination.pull_folder.mkdir(parents=True, exist_ok=True)
+    # flock(2) locks folders too, so that no file of its own is needed
     descriptor = os.open(destination.pull_folder, os.O_RDONLY)
     try:
         try:

@@ -290,6 +290,7 @@ class PartCopier:
                         self._meter.add(len(data))
                 if problems := [problem for problem in pool.map(self._finish, shards) if problem is not None]:
                     raise IntegrityError(problems)
+            # an interrupt too: leaving the pool waits for what is queued, unless it is cancelled
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -321,6 +322,7 @@ def missing_blocks(shard: Shard, path: Path, meter: ProgressMeter) -> list[Span]
     if not path.is_file() or path.stat().st_size != shard.nbytes:
         with path.open("wb") as file:
             try:
+                # takes the space now, so that a full disk shows before anything is fetched
                 os.posix_fallocate(file.fileno(), 0, shard.nbytes)
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # the file system cannot reserve space

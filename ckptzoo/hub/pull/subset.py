@@ -207,6 +207,7 @@ class SubsetWriter:
                 meter.add(count * checkpoint_bytes)
                 start += count
             return writer.commit(root, refuse=lambda new_rows: check_rows(subset.tree, new_rows))
+        # an interrupt too: a part that was not committed leaves no files
         except BaseException:
             writer.discard()
             raise
@@ -297,6 +298,7 @@ def write_retractions(rows: pa.Table, root: Path, *, check_rows: CheckRows) -> P
     try:
         writer.add({}, rows.to_pylist())
         return writer.commit(root, refuse=lambda new_rows: check_rows(tree, new_rows))
+    # an interrupt too: a part that was not committed leaves no files
     except BaseException:
         writer.discard()
         raise

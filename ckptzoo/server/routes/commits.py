@@ -43,20 +43,21 @@ async def commit(request: AuthorizedRequest) -> Response:
 
 async def _lines(request: AuthorizedRequest) -> AsyncIterator[bytes]:
     """The lines of the body as they arrive (newline-delimited JSON), without empty ones."""
-    limits, rest, total = request.service.limits, bytearray(), 0
+    limits, unfinished, total = request.service.limits, bytearray(), 0
     async for data in request.http_request.stream():
         total += len(data)
-        rest += data
+        unfinished += data
         lines: list[bytearray] = []
+        # splitting only where a line ends keeps a long line linear in its length
         if b"\n" in data:
-            *lines, rest = rest.split(b"\n")
-        if total > limits.commit_bytes or max(map(len, (*lines, rest))) > limits.line_bytes:
+            *lines, unfinished = unfinished.split(b"\n")
+        if total > limits.commit_bytes or max(map(len, (*lines, unfinished))) > limits.line_bytes:
             raise Refusal(413, f"Commit: expected at most {limits.commit_bytes} bytes, {limits.line_bytes} a line.")
         for line in lines:
             if line.strip():
                 yield bytes(line)
-    if rest.strip():
-        yield bytes(rest)
+    if unfinished.strip():
+        yield bytes(unfinished)
 
 
 def _add_line(request: AuthorizedRequest, proposal: _Proposal, line: bytes) -> None:
@@ -76,6 +77,7 @@ def _add_line(request: AuthorizedRequest, proposal: _Proposal, line: bytes) -> N
     if len(proposal.operations) >= request.service.limits.commit_files:
         raise Refusal(413, f"Commit: expected at most {request.service.limits.commit_files} operations.")
     path = text_of(value, "path")
+    # huggingface_hub ends the path of a folder with a slash
     checked_path(path.rstrip("/") if key == "deletedFolder" else path)
     file: File | None = None
     if key == "file":
@@ -91,6 +93,7 @@ def _store_small(request: AuthorizedRequest, value: dict[str, Any]) -> File:
     """Store the bytes of a small file; a commit that fails leaves a blob that no tree names."""
     content = text_of(value, "content")
     try:
+        # without validate=True Python skips what is not of the alphabet
         data = base64.b64decode(content, validate=True) if value.get("encoding") == "base64" else content.encode()
     except ValueError:
         raise Refusal(400, "content: expected base64 or text.") from None
@@ -127,6 +130,7 @@ def _commit(request: AuthorizedRequest, proposal: _Proposal) -> Response:
         history.point(ref if pull is None else pull.ref, oid)
         if pull is not None:
             discussions.note(pull.number, "commit", author, {"subject": title, "oid": oid})
+    # the keys that huggingface_hub reads are commitOid, commitUrl and pullRequestUrl
     content = {"success": True, "commitOid": oid, "commitUrl": f"{request.address}/commit/{oid}", "hookOutput": ""}
     if new_pull and pull is not None:
         content["pullRequestUrl"] = f"{request.address}/discussions/{pull.number}"

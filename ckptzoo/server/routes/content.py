@@ -44,6 +44,7 @@ def tree(request: AuthorizedRequest) -> Response:
         below = f"/{quote(path, safe='')}" if path else ""
         address = f"{request.origin}/api/{request.repository.kind}s/{request.repository.name}/tree/{commit.oid}{below}"
         options = f"recursive={str(recursive).lower()}&expand={str(expand).lower()}&limit={size}"
+        # huggingface_hub follows rel="next" of this header until there is none
         headers["Link"] = f'<{address}?{options}&cursor={cursor}>; rel="next"'
     return JSONResponse(content, headers=headers)
 
@@ -72,6 +73,7 @@ def resolve(request: AuthorizedRequest) -> Response:
         history, trees = History(connection, request.repository.id), Trees(connection)
         commit = history.resolve(revision)
         node = trees.find(commit.tree, path)
+        # huggingface_hub names the snapshot folder by it, and refuses a file without it
         headers = {"X-Repo-Commit": commit.oid}
         if node is None or node.folder:
             raise no_entry(path, headers)
@@ -97,6 +99,7 @@ def blob(request: AuthorizedRequest) -> Response:
         "X-Repo-Commit": fields["commit"],
         "X-Linked-ETag": f'"{sha256}"',
         "X-Linked-Size": str(path.stat().st_size),
+        # an encoded name may hold any character (RFC 8187)
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(fields['name'], safe='')}",
     }
     return file_response(request.http_request, path, sha256, headers, "application/octet-stream")

@@ -30,6 +30,7 @@ def listing(request: AuthorizedRequest) -> Response:
     ]
     start = (min(int(query["p"]), 10**9) if query.get("p", "").isdigit() else 0) * size
     page = [_summary(request, item) for item in matching[start : start + size]]
+    # huggingface_hub asks for pages until start and their lengths reach count
     return JSONResponse({"discussions": page, "count": len(matching), "start": start, "numClosedDiscussions": 0})
 
 
@@ -42,6 +43,7 @@ def create(request: AuthorizedRequest) -> Response:
         if body.get("pullRequest"):
             history = History(connection, request.repository.id)
             base = history.resolve(MAIN).oid
+            # as on the hub, where pull requests that a program opens are drafts
             discussion = discussions.create(
                 title=title, author=request.user, description=text, base=base, status="draft"
             )
@@ -145,6 +147,7 @@ def merge_pull(request: AuthorizedRequest) -> Response:
 
 def _title(body: dict[str, Any]) -> str:
     title = text_of(body, "title").strip()
+    # the bounds that huggingface_hub documents
     if not 3 <= len(title) <= 200:
         raise Refusal(400, f"title: expected 3 to 200 characters, got {len(title)}.")
     return title

@@ -32,6 +32,7 @@ def create(request: AuthorizedRequest) -> Response:
     url = f"{request.origin}/{'' if kind == 'model' else f'{kind}s/'}{name}"
     content = {"url": url, "name": name, "id": name}
     if exists:
+        # with exist_ok huggingface_hub takes the url of a 409 as that of an answer
         return JSONResponse({**content, "error": f"You already created this {kind} repo: {name}"}, 409)
     return JSONResponse(content)
 
@@ -185,6 +186,7 @@ def refs(request: AuthorizedRequest) -> Response:
             if name.startswith(prefix)
         ]
 
+    # huggingface_hub requires "converts": on the hub, branches of converted data sets
     content = {"branches": under(HEADS), "tags": under(TAGS), "converts": []}
     if request.is_set("include_prs"):
         content["pullRequests"] = [{**item, "name": item["ref"]} for item in under(PULLS)]

@@ -59,6 +59,7 @@ def _is_sent_apart(path: str, size: int, sample: str, inline_bytes: int) -> bool
 
 def _decode_sample(sample: str) -> str:
     """The first bytes of a file, in base64, as text; the last character may be cut."""
+    # huggingface_hub sends 512 bytes
     return codecs.getincrementaldecoder("utf-8")().decode(base64.b64decode(sample, validate=True))
 
 
@@ -69,6 +70,7 @@ def batch(request: AuthorizedRequest) -> Response:
         raise Refusal(400, "operation: expected upload; files are read from their resolve addresses.")
     objects = list_of(body, "objects", limits.batch_files)
     request.service.blobs.sweep(limits.address_seconds)
+    # a transfer that huggingface_hub offers beside the basic one of Git LFS
     in_parts = "multipart" in (body.get("transfers") or ())
     files = [(digest_of(item, "oid"), integer_of(item, "size")) for item in objects]
     with request.service.database.reading() as connection:
@@ -103,6 +105,8 @@ def _whole(request: AuthorizedRequest, sha256: str, size: int) -> dict[str, Any]
 
 def _in_parts(request: AuthorizedRequest, sha256: str, size: int, parts: int) -> dict[str, Any]:
     """Addresses for every part, in the headers that huggingface_hub reads; all but the last have the same size."""
+    # huggingface_hub reads chunk_size, and takes every header whose name is a number for the address of that part;
+    # it refuses any other count of them than size / chunk_size, rounded up
     step, upload = request.service.limits.part_bytes, request.service.blobs.begin_upload()
     header = {"chunk_size": str(step)}
     for number in range(1, parts + 1):
@@ -156,6 +160,7 @@ async def _receive_body(request: AuthorizedRequest, arriving: Arriving, size: in
                 await to_thread.run_sync(arriving.write, bytes(buffer))
                 buffer.clear()
         await to_thread.run_sync(arriving.write, bytes(buffer))
+    # the client went away, the disk is full, or the server ends and cancels the task
     except BaseException:
         arriving.discard()
         raise

@@ -101,6 +101,7 @@ class Blobs:
                 raise Refusal(422, message)
             target = self.path(sha256)
             arriving.path.replace(target)
+            # a rename is on the disk once its folder is (fsync(2))
             sync(target.parent)
         finally:
             arriving.discard()

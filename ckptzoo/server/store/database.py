@@ -59,12 +59,14 @@ class Database:
         self._path = path
         self._idle: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
         self._writer = threading.Lock()
+        # SQLite gives the log beside it the same mode; tokens and the signing key are in them
         path.touch(mode=0o600)
         connection = self._connect()
         connection.executescript(_SCHEMA)
         self._idle.put(connection)
 
     def _connect(self) -> sqlite3.Connection:
+        # isolation_level=None: sqlite3 begins no transactions of its own; a connection serves one thread at a time
         connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block one another

@@ -165,9 +165,9 @@ class Trees:
         nodes = dict(self.nodes(root))
         below: dict[str, Changes] = {}
         for path, oid in changes.items():
-            first, _, rest = path.partition("/")
-            if rest:
-                below.setdefault(first, {})[rest] = oid
+            first, _, path_below = path.partition("/")
+            if path_below:
+                below.setdefault(first, {})[path_below] = oid
             elif oid is None and not (first in nodes and nodes[first].folder):
                 nodes.pop(first, None)
         for name, inner in below.items():
@@ -198,14 +198,14 @@ class Trees:
         old, new = self.nodes(before), self.nodes(after)
         changed: dict[str, tuple[str | None, str | None]] = {}
         for name in sorted({*old, *new}):
-            was, now = old.get(name), new.get(name)
-            if was == now:
+            old_node, new_node = old.get(name), new.get(name)
+            if old_node == new_node:
                 continue
             path = prefix + name
-            if (was is not None and was.folder) or (now is not None and now.folder):
-                inner = [node.oid if node is not None and node.folder else None for node in (was, now)]
+            if (old_node is not None and old_node.folder) or (new_node is not None and new_node.folder):
+                inner = [node.oid if node is not None and node.folder else None for node in (old_node, new_node)]
                 changed.update(self.difference(inner[0], inner[1], f"{path}/"))
-            files = [None if node is None or node.folder else node.oid for node in (was, now)]
+            files = [None if node is None or node.folder else node.oid for node in (old_node, new_node)]
             if files != [None, None]:
                 changed[path] = (files[0], files[1])
         return changed

@@ -28,6 +28,7 @@ def make_token(connection: sqlite3.Connection, user: str, role: str) -> str:
     """Make a token; it is returned once and cannot be shown again."""
     checked_id(f"{user}/name")  # users are namespaces of repositories
     ROLES.index(role)  # raises for an unknown role
+    # as the tokens of the hub begin
     token = f"hf_{secrets.token_hex(20)}"
     row = (_digest(token), user, role, datetime.now(UTC).isoformat())
     connection.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", row)

@@ -39,14 +39,16 @@ def discrepancies(
     axes = figure.add_subplot()
     axes.axvline(0, color=MUTED, lw=1.0, zorder=1)
     size = 4.5 if len(layers) <= 24 else 3.2
-    for at, item in enumerate(layers):
+    for index, item in enumerate(layers):
         if item.null is not None:
             low, high = 100 * np.quantile(item.null, BAND)
-            axes.add_patch(Rectangle((low, at - 0.4), high - low, 0.8, color="#D9D9D9", lw=0, zorder=2))
+            axes.add_patch(Rectangle((low, index - 0.4), high - low, 0.8, color="#D9D9D9", lw=0, zorder=2))
         for (_, colour, shift), values in zip(KERNELS, np.split(100 * item.mmd2, 2), strict=True):
-            axes.plot([values.min(), values.max()], [at + shift] * 2, color=colour, lw=1.0, alpha=0.45, zorder=3)
-            axes.plot(values, [at + shift] * len(values), "o", color=colour, ms=size, alpha=0.75, mew=0, zorder=4)
-        axes.plot([100 * item.median] * 2, [at - 0.4, at + 0.4], color=INK, lw=2.0, solid_capstyle="butt", zorder=5)
+            axes.plot([values.min(), values.max()], [index + shift] * 2, color=colour, lw=1.0, alpha=0.45, zorder=3)
+            axes.plot(values, [index + shift] * len(values), "o", color=colour, ms=size, alpha=0.75, mew=0, zorder=4)
+        axes.plot(
+            [100 * item.median] * 2, [index - 0.4, index + 0.4], color=INK, lw=2.0, solid_capstyle="butt", zorder=5
+        )
     axes.set_yticks(range(len(layers)), [abbreviated(item.name, 36) for item in layers])
     if len(layers) > 24:
         axes.tick_params(axis="y", labelsize=8.5)

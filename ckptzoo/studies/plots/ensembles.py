@@ -30,14 +30,14 @@ def curves(name: str, set: str, figures: Mapping[str, Curve], references: Mappin
     """Accuracy, NLL, Brier score and ECE against the size, mean and one standard deviation over ensembles."""
     figure = Figure(figsize=(WIDTH, 6.4), layout="constrained")
     panels = {"accuracy": "accuracy (%)", "nll": "NLL (nats)", "brier": "Brier score", "ece": "ECE (%)"}
-    for at, (kind, label) in enumerate(panels.items()):
-        axes = figure.add_subplot(2, 2, at + 1)
+    for index, (kind, label) in enumerate(panels.items()):
+        axes = figure.add_subplot(2, 2, index + 1)
         _curve(axes, figures[kind], RAW_COLOUR, 100 if label.endswith("(%)") else 1)
         if kind == "accuracy":
             for value, style in zip(references.values(), cycle(_DASHES), strict=False):
                 axes.axhline(100 * value, color=INK, lw=1.4, ls=style)
         axes.set_title(label, fontsize=11, pad=4)
-        _axes(axes, max(figures[kind]), last=at > 1)
+        _axes(axes, max(figures[kind]), last=index > 1)
     handles: list[Any] = [
         Line2D([], [], color=RAW_COLOUR, marker="o", ms=4, lw=1.6, label="mean over ensembles"),
         Patch(color=RAW_COLOUR, alpha=0.2, label="± one standard deviation"),
@@ -65,7 +65,7 @@ def detection(name: str, set: str, others: Mapping[str, Mapping[str, Curve]]) ->
         Patch(color=MUTED, alpha=0.3, label="± one standard deviation"),
     ]
     more = f"; {counted(left, 'more set')} not shown" if left else ""
-    title = f"{abbreviated(name, 32)}: other inputs told from {abbreviated(set, 24)}{more}"
+    title = f"{abbreviated(name, 32)}: other inputs distinguished from {abbreviated(set, 24)}{more}"
     head(figure, title, handles)
     return figure
 
@@ -150,6 +150,7 @@ def _edges(values: Values, step: float) -> Values:
     low, high = float(values.min()), float(values.max())
     bins = int(np.clip(4 * len(values) ** 0.5, 8, 60))
     width = step * max(1, int(np.ceil((high - low + step) / (step * bins))))
+    # less than rounding, so that a range of whole bins gets no empty one
     count = int(np.ceil((high - low + step) / width - 1e-9))
     return low - step / 2 + width * np.arange(count + 1, dtype=np.float64)
 

@@ -37,8 +37,8 @@ def p_values(name: str, members: int, kinds: Mapping[str, Sequence[PairTests]]) 
     """For every p the share of pairs whose p-value is at most that, one panel a kind of pairs."""
     figure = Figure(figsize=(WIDTH, 4.9), layout="constrained")
     colours: list[tuple[str, str]] = []
-    for at, (kind, items) in enumerate(kinds.items()):
-        axes = figure.add_subplot(1, max(2, len(kinds)), at + 1)
+    for index, (kind, items) in enumerate(kinds.items()):
+        axes = figure.add_subplot(1, max(2, len(kinds)), index + 1)
         joined = PairTests.join(list(items))
         band = _BAND / joined.pairs**0.5
         grid = np.array([0.0, 1.0])
@@ -55,7 +55,7 @@ def p_values(name: str, members: int, kinds: Mapping[str, Sequence[PairTests]]) 
         axes.set_title(kind)
         axes.set_title(counted(joined.pairs, "pair"), loc="right", fontsize=10, color=MUTED)
         axes.set_xlabel("p-value of equal marginals")
-        axes.set_ylabel("share of pairs at or below it" if at == 0 else "")
+        axes.set_ylabel("share of pairs at or below it" if index == 0 else "")
     handles: list[Any] = [Line2D([], [], color=colour, lw=2.2, label=_label(variant)) for variant, colour in colours]
     handles += [
         Line2D([], [], color=MUTED, lw=0.7, label="single tensors"),
@@ -74,8 +74,8 @@ def components(name: str, members: int, items: Sequence[LayerComponents]) -> Fig
     rows = -(-len(shown) // columns)
     figure = Figure(figsize=(WIDTH, 1.0 + (2.6 if rows < 4 else 2.0) * rows), layout="constrained")
     colours: list[tuple[str, str]] = []
-    for at, item in enumerate(shown):
-        axes = figure.add_subplot(rows, columns, at + 1)
+    for index, item in enumerate(shown):
+        axes = figure.add_subplot(rows, columns, index + 1)
         colours = list(zip(item.components, (RAW_COLOUR, DERIVED_COLOUR), strict=True))
         for variant, colour in colours:
             shares = item.components[variant].cumulative
@@ -83,13 +83,13 @@ def components(name: str, members: int, items: Sequence[LayerComponents]) -> Fig
             axes.plot(np.arange(1, len(shares) + 1), shares, few, color=colour, lw=1.8, ms=5)
         axes.axhline(0.9, color=MUTED, lw=1.0, ls="--", zorder=1)
         axes.set_ylim(0, 1.02)
-        _numbers(axes, max(len(found.variances) for found in item.components.values()))
+        _numbers(axes, max(len(each.variances) for each in item.components.values()))
         axes.set_title(abbreviated(item.layer, 24), fontsize=11, pad=4)
-        if at % columns == 0:
+        if index % columns == 0:
             axes.set_ylabel("share of variance")
         else:
             axes.set_yticklabels([])
-        if at + columns >= len(shown):
+        if index + columns >= len(shown):
             axes.set_xlabel("components")
     handles: list[Any] = [Line2D([], [], color=colour, lw=1.8, label=_label(variant)) for variant, colour in colours]
     handles.append(Line2D([], [], color=MUTED, lw=1.0, ls="--", label="90 %"))
@@ -102,6 +102,7 @@ def _steps(axes: Axes, p: NDArray[np.float64], **style: Any) -> None:
     """The empirical distribution, from 0 to 1."""
     x = np.concatenate([[0], np.sort(p), [1]])
     y = np.concatenate([[0], np.arange(1, len(p) + 1) / len(p), [1]])
+    # post: the distribution jumps at each value and stays until the next
     axes.step(x, y, where="post", **style)
 
 

@@ -70,14 +70,15 @@ def masses(
 
 def _edges(values: Values) -> list[float]:
     """Bins after Freedman and Diaconis, 10 to 60 of them."""
-    found = values[np.isfinite(values)]
-    low, high = float(found.min()), float(found.max())
+    finite = values[np.isfinite(values)]
+    low, high = float(finite.min()), float(finite.max())
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-300):
         margin = 0.05 * abs(low) or 0.5
         return np.linspace(low - margin, high + margin, 9).tolist()
-    low, high = _trimmed(found, low, high)
-    quarters = np.quantile(found, [0.25, 0.75])
-    width = 2 * float(quarters[1] - quarters[0]) / len(found) ** (1 / 3) or (high - low) / 20
+    low, high = _trimmed(finite, low, high)
+    quarters = np.quantile(finite, [0.25, 0.75])
+    # their rule: 2 IQR n^(-1/3); an IQR of 0 has no width
+    width = 2 * float(quarters[1] - quarters[0]) / len(finite) ** (1 / 3) or (high - low) / 20
     return np.linspace(low, high, int(np.clip(np.ceil((high - low) / width), 10, 60)) + 1).tolist()
 
 
@@ -91,7 +92,7 @@ def _trimmed(values: Values, low: float, high: float) -> tuple[float, float]:
 def _labels(axes: Axes, label: str, values: Values, edges: Sequence[float]) -> None:
     beyond = (values < edges[0]) | (values > edges[-1])
     if beyond.any():
-        axes.set_title(f"{beyond.mean():.2%} lie further out".replace("%", " %"), fontsize=10, pad=4)
+        axes.set_title(f"{beyond.mean():.2%} are further out".replace("%", " %"), fontsize=10, pad=4)
     axes.set_xlabel(label)
     axes.set_ylabel("networks")
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
@@ -102,15 +103,16 @@ def _labels(axes: Axes, label: str, values: Values, edges: Sequence[float]) -> N
 def _layers(axes: Axes, layers: "Sequence[Largest]") -> None:
     """The largest elements: median and 90 % of the networks, as trained above the least mass."""
     ends: list[float] = []
-    for at, item in enumerate(layers):
+    for index, item in enumerate(layers):
         for values, colour, shift in ((item.before, RAW_COLOUR, -0.16), (item.after, DERIVED_COLOUR, 0.16)):
             low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
-            axes.plot([low, high], [at + shift] * 2, color=colour, lw=2.2, solid_capstyle="butt")
-            axes.plot([middle], [at + shift], "o", color=colour, ms=5)
+            axes.plot([low, high], [index + shift] * 2, color=colour, lw=2.2, solid_capstyle="butt")
+            axes.plot([middle], [index + shift], "o", color=colour, ms=5)
             ends += [low, high]
     axes.set_yticks(range(len(layers)), [abbreviated(item.layer, 40) for item in layers])
     axes.set_ylim(len(layers) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
+    # a layer of zeros has no place on a logarithmic axis
     if min(ends) > 0:
         axes.set_xscale("log")
         ratio = max(ends) / min(ends)

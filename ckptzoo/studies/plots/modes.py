@@ -32,18 +32,18 @@ def curves(name: str, members: int, spaces: Sequence[WeightSpace]) -> Figure:
         if item is not None
         for value in item.bandwidths[[0, -1]]
     ] or [0.5, 2.0]
-    for at, space in enumerate(spaces):
-        axes = figure.add_subplot(rows, columns, at + 1)
+    for index, space in enumerate(spaces):
+        axes = figure.add_subplot(rows, columns, index + 1)
         axes.set_title(f"{abbreviated(space.label, 22)} ({space.parameters:,})", fontsize=11, pad=4)
-        for (_, found), colour in zip(space.curves.items(), (RAW_COLOUR, DERIVED_COLOUR), strict=False):
-            if found is None:
+        for (_, curve), colour in zip(space.curves.items(), (RAW_COLOUR, DERIVED_COLOUR), strict=False):
+            if curve is None:
                 axes.axhline(1, color=colour, lw=1.6)
             else:
-                _curve(axes, found, colour)
+                _curve(axes, curve, colour)
         _axes(axes, members, min(ends), max(ends))
-        if at % columns == 0:
+        if index % columns == 0:
             axes.set_ylabel("modes")
-        if at + columns >= len(spaces):
+        if index + columns >= len(spaces):
             axes.set_xlabel("bandwidth / median distance")
     names = list(spaces[0].curves)
     handles: list[Any] = [
@@ -56,12 +56,12 @@ def curves(name: str, members: int, spaces: Sequence[WeightSpace]) -> Figure:
     return figure
 
 
-def _curve(axes: Axes, found: ModeCurve, colour: str) -> None:
-    axes.plot(found.bandwidths / found.median, found.modes, "-", color=colour, lw=1.6, zorder=2)
-    for item in found.estimates:
+def _curve(axes: Axes, curve: ModeCurve, colour: str) -> None:
+    axes.plot(curve.bandwidths / curve.median, curve.modes, "-", color=colour, lw=1.6, zorder=2)
+    for item in curve.estimates:
         if item.bandwidth is None or item.modes is None:
             continue
-        place = item.bandwidth / found.median, item.modes
+        place = item.bandwidth / curve.median, item.modes
         axes.plot(*place, "o", color=colour, ms=4, zorder=3)
         if item.quantile == DEFAULT:
             axes.plot(*place, "o", color=colour, ms=8, mfc="none", mew=1.6, zorder=3)

@@ -77,6 +77,7 @@ def _edges(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.f
     Accuracies are multiples of one over the number of test examples: each bin holds equally many of them.
     """
     quarters = np.quantile(values, [0.25, 0.75])
+    # their rule: 2 IQR n^(-1/3)
     width = 2 * float(quarters[1] - quarters[0]) / len(values) ** (1 / 3) or (high - low) / 20
     steps = np.diff(np.sort(values))
     step = float(steps[steps > 1e-4].min(initial=np.inf))
@@ -94,8 +95,8 @@ def marginals(name: str, shown: int, items: Sequence[Histogram], *, left_out: in
     columns = min(len(items), 3 if len(items) <= 9 else 4)
     rows = -(-len(items) // columns)
     figure = Figure(figsize=(WIDTH, 0.9 + (2.35 if rows < 4 else 1.9) * rows), layout="constrained")
-    for at, item in enumerate(items):
-        axes = figure.add_subplot(rows, columns, at + 1)
+    for index, item in enumerate(items):
+        axes = figure.add_subplot(rows, columns, index + 1)
         for variant, colour in _coloured(item.heights):
             axes.stairs(item.heights[variant], item.edges, color=colour, fill=True, alpha=0.22, lw=0)
             axes.stairs(item.heights[variant], item.edges, color=colour, lw=1.4)
@@ -106,9 +107,9 @@ def marginals(name: str, shown: int, items: Sequence[Histogram], *, left_out: in
         axes.grid(visible=False)
         axes.locator_params(axis="x", nbins=5 if columns < 4 else 3)
         axes.set_title(abbreviated(item.tensor, 24), fontsize=11, pad=4)
-        if at % columns == 0:
+        if index % columns == 0:
             axes.set_ylabel("density")
-        if at + columns >= len(items):
+        if index + columns >= len(items):
             axes.set_xlabel("weight")
     key = _coloured(items[0].heights)
     handles = [Patch(facecolor=colour, alpha=0.7, label=_label(variant)) for variant, colour in key]
@@ -121,9 +122,10 @@ def marginals(name: str, shown: int, items: Sequence[Histogram], *, left_out: in
 def scatter(name: str, shown: int, pair: "Pair") -> Figure:
     """Two incoming weights of one output neuron over all networks, raw beside derived, with density contours."""
     colours = _coloured(pair.points)
+    # compressed: constrained leaves gaps around axes of equal aspect
     figure = Figure(figsize=(WIDTH, 5.2), layout="compressed")
-    for at, (variant, colour) in enumerate(colours):
-        _cloud(figure.add_subplot(1, len(colours), at + 1), pair, variant, colour)
+    for index, (variant, colour) in enumerate(colours):
+        _cloud(figure.add_subplot(1, len(colours), index + 1), pair, variant, colour)
     masses = ", ".join(f"{share:.0%}".replace("%", "") for share in sorted(MASSES))
     handles: list[Any] = [Line2D([], [], color=MUTED, lw=1.2, ls="--", label="both weights equal")]
     if shown >= _FEW:
@@ -133,25 +135,25 @@ def scatter(name: str, shown: int, pair: "Pair") -> Figure:
 
 
 @styled
-def trajectories(name: str, found: "Trajectories") -> Figure:
+def trajectories(name: str, measured: "Trajectories") -> Figure:
     """The test accuracy of every member at the steps that were kept, and the median over members."""
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    alpha = float(np.clip(12 / len(found.accuracies), 0.03, 0.5))
-    for line in found.accuracies:
-        there = np.isfinite(line)
-        axes.plot(found.steps[there], 100 * line[there], "-", color=RAW_COLOUR, lw=1.0, alpha=alpha)
-    median = 100 * np.nanmedian(found.accuracies, axis=0)
-    axes.plot(found.steps, median, "o-", color=INK, ms=4, lw=1.6)
-    step_axis(axes, found.steps.tolist())
+    alpha = float(np.clip(12 / len(measured.accuracies), 0.03, 0.5))
+    for line in measured.accuracies:
+        known = np.isfinite(line)
+        axes.plot(measured.steps[known], 100 * line[known], "-", color=RAW_COLOUR, lw=1.0, alpha=alpha)
+    median = 100 * np.nanmedian(measured.accuracies, axis=0)
+    axes.plot(measured.steps, median, "o-", color=INK, ms=4, lw=1.6)
+    step_axis(axes, measured.steps.tolist())
     axes.set_ylim(0, 100)
     axes.set_ylabel("test accuracy (%)")
     handles: list[Any] = [
         Line2D([], [], color=RAW_COLOUR, lw=1.0, alpha=0.7, label="one member"),
         Line2D([], [], color=INK, marker="o", ms=4, lw=1.6, label="median"),
     ]
-    who = counted(len(found.accuracies), "member")
-    head(figure, f"{abbreviated(name, 32)}: {who} at {counted(len(found.steps), 'step')} of the training", handles)
+    who = counted(len(measured.accuracies), "member")
+    head(figure, f"{abbreviated(name, 32)}: {who} at {counted(len(measured.steps), 'step')} of the training", handles)
     return figure
 
 
@@ -166,6 +168,7 @@ def _cloud(axes: Axes, pair: "Pair", variant: str, colour: str) -> None:
     if heights is not None:
         levels = _levels(heights)
         centres = low + (np.arange(_GRID) + 0.5) * (high - low) / _GRID
+        # the first axis of an array is vertical for contour, and the first coordinate here
         axes.contourf(centres, centres, heights.T, [*levels, heights.max()], colors=[colour], alpha=0.16, zorder=1)
         for level in levels[1:]:
             axes.contourf(centres, centres, heights.T, [level, heights.max()], colors=[colour], alpha=0.2, zorder=1)
@@ -194,6 +197,7 @@ def _smoothed(points: NDArray[np.float64], low: float, high: float) -> NDArray[n
     step = (high - low) / _GRID
     offsets = np.arange(-_GRID, _GRID + 1)
     for axis in (0, 1):
+        # Scott's rule is s n^(-1 / (d + 4)), with d = 2 axes
         width = max(1.0, float(spread[axis]) * len(points) ** (-1 / 6) / step)
         kernel = np.exp(-0.5 * (offsets / width) ** 2)
         kernel /= kernel.sum()

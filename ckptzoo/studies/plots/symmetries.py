@@ -34,6 +34,7 @@ def margins(name: str, values: NDArray[np.float64]) -> Figure:
     axes = figure.add_subplot()
     handles: list[Any] = []
     if len(above):
+        # edges at quarters of a decade
         low, high = np.floor(4 * np.log10(above.min())) / 4, np.ceil(4 * np.log10(above.max())) / 4
         low, high = (low, high) if high > low else (low - 0.25, high + 0.25)
         count = int(np.clip(round(2 * len(above) ** 0.5), 8, 80))
@@ -59,12 +60,12 @@ def scales(name: str, shown: int, items: Sequence[Scaling]) -> Figure:
     """The scales that bring each group into the gauge, as quantiles on a logarithmic axis, one row a group."""
     rows, left_out = thinned(items, MAX_ROWS)
     figure, axes = _rows([item.group for item in rows])
-    for at, item in enumerate(rows):
+    for index, item in enumerate(rows):
         assert item.quantiles is not None
         low, first, middle, third, high = item.quantiles
-        axes.plot([low, high], [at, at], color=RAW_COLOUR, lw=1.6, solid_capstyle="butt")
-        axes.plot([first, third], [at, at], color=RAW_COLOUR, lw=8, alpha=0.45, solid_capstyle="butt")
-        axes.plot([middle], [at], "o", color=RAW_COLOUR, ms=5)
+        axes.plot([low, high], [index, index], color=RAW_COLOUR, lw=1.6, solid_capstyle="butt")
+        axes.plot([first, third], [index, index], color=RAW_COLOUR, lw=8, alpha=0.45, solid_capstyle="butt")
+        axes.plot([middle], [index], "o", color=RAW_COLOUR, ms=5)
     axes.axvline(1, color=MUTED, lw=1.2, ls="--", zorder=1)
     axes.set_xscale("log")
     ends = [value for item in rows for value in item.quantiles or ()]
@@ -88,12 +89,12 @@ def transpositions(name: str, shown: int, items: Sequence[OrderDistance]) -> Fig
     """Transpositions from raw to the gauge over the most that there can be, against random orders, one row an order."""
     rows, left_out = thinned(items, MAX_ROWS)
     figure, axes = _rows([f"{item.label} ({item.n:,})" for item in rows])
-    for at, item in enumerate(rows):
+    for index, item in enumerate(rows):
         limit = item.n - 1  # transpositions of a single cycle, the most that there can be
         mean, sd = item.transpositions.mean / limit, item.transpositions.sd / limit
-        axes.errorbar(mean, at, xerr=sd, fmt="o", color=RAW_COLOUR, ms=6, lw=1.6, capsize=3, zorder=3)
+        axes.errorbar(mean, index, xerr=sd, fmt="o", color=RAW_COLOUR, ms=6, lw=1.6, capsize=3, zorder=3)
         random = item.random_transpositions / limit
-        axes.plot([random, random], [at - 0.32, at + 0.32], color=DERIVED_COLOUR, lw=2.4, zorder=4)
+        axes.plot([random, random], [index - 0.32, index + 0.32], color=DERIVED_COLOUR, lw=2.4, zorder=4)
     axes.set_xlim(-0.02, 1.02)
     axes.set_xlabel("transpositions from the raw order to the gauge's, over n - 1")
     handles = [

@@ -35,12 +35,12 @@ def panels(name: str, members: int, tensor: str, norm: float, items: "Sequence[T
     """
     figure = Figure(figsize=(WIDTH, 4.0), layout="compressed")
     titles = ["as trained", f"incoming norms set to {norm:g}", "and the smaller first"]
-    for at, (item, title) in enumerate(zip(items, titles, strict=True)):
-        axes = figure.add_subplot(1, len(items), at + 1)
+    for index, (item, title) in enumerate(zip(items, titles, strict=True)):
+        axes = figure.add_subplot(1, len(items), index + 1)
         axes.set_title(title, fontsize=11, pad=4)
         _panel(axes, item)
         axes.set_xlabel("first weight")
-        if at == 0:
+        if index == 0:
             axes.set_ylabel("second weight")
     handles: list[Any] = [Line2D([], [], color=MUTED, lw=1.2, ls="--", label="both weights equal")]
     if any(item.density.heights is not None for item in items):

@@ -1,4 +1,4 @@
-"""How pictures look: matplotlib without pyplot, one style, colours that colour-blind readers tell apart."""
+"""How pictures look: matplotlib without pyplot, one style, colours that colour-blind readers can distinguish."""
 
 import io
 import warnings
@@ -70,6 +70,7 @@ def png(figure: Figure) -> bytes:
 
 def head(figure: Figure, title: str, handles: list[Any]) -> None:
     """The title and the key, one above the other at the left."""
+    # "outside" needs a layout that makes room: constrained, or compressed, in every figure here
     figure.legend(
         handles=handles,
         title=title,
@@ -97,6 +98,7 @@ def step_axis(axes: Axes, steps: Sequence[int]) -> None:
     first = next(step for step in shown if step > 0)
     decades = [10**power for power in range(12) if first <= 10**power <= shown[-1]]
     ticks = shown if len(shown) <= _MAX_TICKS else [*([0] if shown[0] == 0 else []), *decades]
+    # step 0 has no logarithm
     axes.set_xscale("symlog", linthresh=first, linscale=0.6)
     axes.set_xticks(ticks, [f"{tick // 1000}k" if tick and tick % 1000 == 0 else str(tick) for tick in ticks])
     axes.minorticks_off()

@@ -28,7 +28,7 @@ holds 15 digits exactly."""
 
 
 class StudyResult(ABC):
-    """What a study found. A subclass is a frozen dataclass and states its lines, its figures and its JSON."""
+    """The result of a study. A subclass is a frozen dataclass and states its lines, its figures and its JSON."""
 
     file: ClassVar[str]
     """Name of the JSON file, such as ``mass.json``."""

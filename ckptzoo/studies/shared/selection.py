@@ -30,8 +30,8 @@ def parameter_names(arch: Architecture) -> list[str]:
 def parameters_by_layer(arch: Architecture) -> dict[str, list[str]]:
     """Layer to its floating-point parameters; layers without any are left out."""
     names = set(parameter_names(arch))
-    found = {layer: [name for name in tensors if name in names] for layer, tensors in arch.layers.items()}
-    return {layer: tensors for layer, tensors in found.items() if tensors}
+    by_layer = {layer: [name for name in tensors if name in names] for layer, tensors in arch.layers.items()}
+    return {layer: tensors for layer, tensors in by_layer.items() if tensors}
 
 
 def weight_names(arch: Architecture) -> list[str]:

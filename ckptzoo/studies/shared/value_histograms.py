@@ -51,6 +51,7 @@ class ValueHistogram:
             finite = chunk[np.isfinite(chunk)].astype(np.float64)
             self._least = min(self._least, float(finite.min(initial=np.inf)))
             self._most = max(self._most, float(finite.max(initial=-np.inf)))
+            # in float64: float32 would lose the small ones among millions
             self._sums += finite.sum(), np.square(finite, out=finite).sum()
 
     @property
@@ -69,7 +70,7 @@ class ValueHistogram:
         return float(np.sqrt(max(0.0, self._sums[1] / self.total - self.mean**2))) if self.total else float("nan")
 
     def quantile(self, q: float) -> float:
-        """The value below which a fraction ``q`` lies, to 1/512 of itself."""
+        """The value that a fraction ``q`` of all is below, to 1/512 of itself."""
         below, edges = self._cumulative(), _edges()
         target = q * below[-1]
         upper = int(np.searchsorted(below, max(target, 0.5)))
@@ -135,7 +136,7 @@ def histograms(
     One pass over the tensors in every variant, in bounded memory.
     """
     total = sum(zoo[name, variant].nbytes for name in tensors for variant in variants)
-    done, found = 0, list[Histogram]()
+    done, results = 0, list[Histogram]()
     for name in tensors:
         counts = {variant: ValueHistogram() for variant in variants}
         for variant in variants:
@@ -146,10 +147,11 @@ def histograms(
                     progress(done, total)
         low = min(values.quantile(0.001) for values in counts.values())
         high = max(values.quantile(0.999) for values in counts.values())
+        # values that are all equal, such as gains of 1, have no range
         margin = 0.02 * (high - low) or max(1e-6, 0.1 * abs(high))
         fewest = min(values.total for values in counts.values())
         edges = np.linspace(low - margin, high + margin, int(np.clip(2 * fewest**0.5, 10, BINS)) + 1)
-        found.append(
+        results.append(
             Histogram(
                 name,
                 zoo.arch[name].shape,
@@ -159,4 +161,4 @@ def histograms(
                 {variant: values.sd for variant, values in counts.items()},
             )
         )
-    return tuple(found)
+    return tuple(results)

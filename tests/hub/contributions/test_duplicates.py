@@ -126,4 +126,7 @@ def test_other_versions_of_fingerprints_are_not_compared(
     monkeypatch.setattr("ckptzoo.hub.contributions.target_zoo.COMPARED_BYTES", 0)
     found = copies(added(tmp_path / "more", rescaled(held(2), 3)), TargetZoo(ckptzoo.open(folder)))
     assert found.left == 5 and found.outdated
-    assert f"of another version than {GAUGES['canonical'].version}: remove derived/canonical and make it again" in found.check().detail
+    assert (
+        f"of another version than {GAUGES['canonical'].version}: remove derived/canonical and make it again"
+        in found.check().detail
+    )

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import ckptzoo
-from ckptzoo.cli.hub import moving, pull
+from ckptzoo.cli.hub import pull, transfer_bar
 from ckptzoo.server.testing import FaultPlan
 from tests.hub.pull.conftest import REPO, Publish, verified
 from tests.support.hub_zoos import files_of
@@ -107,7 +107,7 @@ def test_where_there_is_no_terminal_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ckptzoo.cli.hub._LINE_SECONDS", 0.05)
-    with moving("pulling") as progress:
+    with transfer_bar("pulling") as progress:
         progress(0, 10_000_000)
         time.sleep(0.1)
         progress(4_000_000, 10_000_000)

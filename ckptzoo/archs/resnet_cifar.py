@@ -52,7 +52,7 @@ class _CIFARBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(n)
         self.shortcut = nn.Sequential()
         if n_in != n and shortcut == "pad":
-            self.shortcut = _Padded(n // 4)
+            self.shortcut = _Padded(n // 4)  # on both sides, as n is twice n_in
         elif n_in != n:
             self.shortcut = nn.Sequential(nn.Conv2d(n_in, n, 1, stride, bias=False), nn.BatchNorm2d(n))
 

@@ -24,7 +24,7 @@ _STACK = 64
 """Checkpoints that are evaluated at a time, at most."""
 _STACK_BYTES = 2**20
 """Weights that are evaluated at a time, at most, or one checkpoint."""
-_INPUTS = 8
+_INPUTS_AT_A_TIME = 8
 """Inputs that are evaluated at a time."""
 
 
@@ -70,7 +70,7 @@ class EquivalenceChecker:
         """
         K = len(next(iter(first.values())))
         differences = np.zeros(K)
-        batches = torch.from_numpy(np.array(inputs, precision)).split(_INPUTS)
+        batches = torch.from_numpy(np.array(inputs, precision)).split(_INPUTS_AT_A_TIME)
         for start in range(0, K, self._stack):
             rows = slice(start, start + self._stack)
             differences[rows] = _relative(*(self._outputs(weights, rows, batches) for weights in (first, second)))
@@ -97,7 +97,7 @@ class EquivalenceChecker:
             segment.group for action in symmetry.actions if action.exponent == 2 for segment in action.segments
         }
         scales = {
-            name: np.maximum(scale, 1 / scale) if name in normalised else scale
+            name: np.sign(scale) * np.maximum(np.abs(scale), 1 / np.abs(scale)) if name in normalised else scale
             for name, scale in element.scales.items()
         }
         moved = apply(replace(element, scales=scales), double, symmetry)

@@ -19,7 +19,7 @@ ROLES = ("out", "in", "bias", "gain", "shift", "mean", "variance")
 """``out`` writes the channel, ``in`` reads it; the others are per-channel vectors beside the weights."""
 MAX_ITEMS = 100_000
 """Groups, actions, and segments of one action."""
-MAX_CHANNELS = 2**31
+MAX_CHANNELS = 2**31  # permutations are stored as int32
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 

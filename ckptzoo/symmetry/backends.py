@@ -90,7 +90,7 @@ def run(stacks: Sequence[Stack], threads: int | None) -> None:
     tasks = deque(task for stack in stacks for task in stack.tasks())
     size = sum(stack.target.size for stack in stacks)
     count = min(threads or min(_cores(), MOST_THREADS), size // TASK)
-    errors = {**np.geterr(), "invalid": "ignore"}
+    errors = {**np.geterr(), "invalid": "ignore"}  # numpy keeps these by thread: new threads get the caller's
     if count < 2:
         return _work(tasks, errors)
     with ThreadPoolExecutor(count) as pool:
@@ -114,7 +114,7 @@ def _work(tasks: deque[Task], errors: Mapping[str, Any]) -> None:
                 return
             try:
                 _act(task, scratch)
-            except BaseException:
+            except BaseException:  # KeyboardInterrupt too: nobody waits for what the other threads would still do
                 tasks.clear()
                 raise
 
@@ -165,6 +165,7 @@ def _gather(
         lines = source[0, span]
         if row is not None:
             lines = into[0] if column is None else scratch("lines", lines.shape, lines.dtype)
+            # with its default, mode="raise", np.take fills a buffer first and copies it to ``out``
             np.take(source[0], row[0, span], axis=0, out=lines, mode="clip")
         if column is not None:
             shape = len(lines), columns, still

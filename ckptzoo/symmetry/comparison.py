@@ -224,8 +224,8 @@ def ambiguous(
             norms = moments.norms(writers[0], group.id, {}, {}).values
             # a gain decides where it is not 0: no rounding changes its sign
             by_sum = np.ones((K, group.n), bool)
-            for action in moments.gains(group.id):
-                by_sum &= (moments.entries(action, group.id) == 0).all(axis=2)
+            for action, decides in moments.gains(group.id):
+                by_sum &= ~(moments.entries(action, group.id) != 0).any(axis=2) | (not decides)
             unsure |= (by_sum & (np.abs(sums) <= reach * norms) & (norms > 0)).any(axis=1)
     return unsure
 

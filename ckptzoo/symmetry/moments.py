@@ -40,14 +40,13 @@ class Moments:
         self.arrays, self.symmetry = arrays, symmetry
         self.K = len(next(iter(arrays.values())))
         self._acting: dict[str, list[AxisAction]] = {group.id: [] for group in symmetry.groups}
-        self._gains: dict[str, list[AxisAction]] = {group.id: [] for group in symmetry.groups}
+        self._gains: dict[str, list[tuple[AxisAction, bool]]] = {group.id: [] for group in symmetry.groups}
         for action in symmetry.actions:
             for group in {item.group for item in action.segments}:
                 self._acting[group].append(action)
-            if any(symmetry[item.group].flips for item in action.segments):
-                continue  # the sign of such a gain is free itself
+            decides = not any(symmetry[item.group].flips for item in action.segments)
             for group in {item.group for item in action.signs}:
-                self._gains[group].append(replace(action, segments=action.signs, signs=()))
+                self._gains[group].append((replace(action, segments=action.signs, signs=()), decides))
         self._held = np.empty(0)
         self._sums: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
@@ -68,8 +67,11 @@ class Moments:
         """The running variances of a group's channels."""
         return [action for action in self._acting[group] if action.exponent == 2]
 
-    def gains(self, group: str) -> list[AxisAction]:
-        """The gains whose signs are those of a group's scales alone, as actions of this group."""
+    def gains(self, group: str) -> list[tuple[AxisAction, bool]]:
+        """The gains that take the signs of a group's scales, as actions of this group.
+
+        With each, whether that alone can turn its sign: not where its own group has signs too.
+        """
         return self._gains[group]
 
     def others(self, action: AxisAction) -> set[str]:
@@ -138,6 +140,7 @@ class Moments:
             _, array = self._moving(self.symmetry.actions_on(tensor)[0], self.arrays[tensor])
             shape, still = array.shape[:-1], array.shape[-1]
             exponent = np.zeros(self.K, np.int64)
+            # squares of float64 alone can overflow: those of narrower floats are within float64's range
             if array.dtype == np.float64 and array.size:
                 _, exponent = np.frexp(np.abs(array).reshape(self.K, -1).max(axis=1))
             flat = array.reshape(self.K, -1, still)

@@ -181,6 +181,7 @@ class Move:
         Channels are read before they are written, and variances come last.
         """
         made: list[tuple[AxisAction, Any]] = []
+        # in the order that docs/format.md prescribes, as the last bits depend on it
         for axis in sorted(self.axes, key=lambda axis: axis.action.exponent):
             if (found := axis.factors(scales)) is None:
                 continue

@@ -111,11 +111,7 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
         scale = np.where(np.isnan(given), scale, given)
         if group.flips:
             sign = _signs(usable, group, moments, found.scales, silent)
-            unsigned = (sign == 0) & (size != 0)
-            if normalised and (sign == 0).any():  # weights of silent channels take the sign, and cannot decide it yet
-                for action in usable:
-                    unsigned |= (sign == 0) & (moments.norms(action, group.id, found.scales, {}).values != 0)
-            found.unsigned[:] |= unsigned.any(axis=1)
+            found.unsigned[:] |= ((sign == 0) & ((size != 0) | _takes_sign(group, moments))).any(axis=1)
             scale = np.where(sign == 0, 1.0, sign) * scale
         found.scales[group.id] = scale
         if not normalised or group.scale == "sign":
@@ -175,7 +171,11 @@ def _settled_by_others(silent: dict[str, np.ndarray], moments: Moments, found: S
                 if left[group.id].any():
                     others = _determined(sided(group.id), group, moments, set())
                     actions = [*others, *(action for action in sided(group.id) if action not in others)]
-                    rest = _settle(left[group.id], actions, group, moments, found, left)
+                    # the sizes of signs are known, so that they count in those of others
+                    unknown = (
+                        left if group.flips else {name: left[name] for name in left if moments.symmetry[name].resizes}
+                    )
+                    rest = _settle(left[group.id], actions, group, moments, found, unknown)
                     going |= bool((rest != left[group.id]).any())
                     left[group.id] = rest
     return left
@@ -272,16 +272,35 @@ def _signs(
     scales: dict[str, np.ndarray],
     silent: dict[str, np.ndarray],
 ) -> np.ndarray:
-    """The sign of the first gain that is not zero, else of the first sum, else 0."""
+    """The sign of the first gain that is not zero, else of the first sum that is more than rounding, else 0."""
     sign = np.zeros((moments.K, group.n))
-    for action in moments.gains(group.id):
-        for gain in np.moveaxis(np.sign(moments.entries(action, group.id)), 2, 0):
+    for action, decides in moments.gains(group.id):
+        for gain in np.moveaxis(np.sign(moments.entries(action, group.id)), 2, 0) if decides else ():
             sign = np.where(sign == 0, gain, sign)
     for action in actions:
         # the sign of a gain counts once that of what it normalises is known
         if not sign.all() and all(segment.group in scales for segment in action.signs):
-            sign = np.where(sign == 0, np.sign(moments.sums(action, group.id, scales, silent)), sign)
+            sums = moments.sums(action, group.id, scales, silent)
+            sizes = moments.norms(action, group.id, scales, silent).values
+            rounding = max(ROUNDING * moments.precision(action), SCALE_ROUNDING)
+            sums[np.abs(sums) <= rounding * sizes] = 0
+            sign = np.where(sign == 0, np.sign(sums), sign)
     return sign
+
+
+def _takes_sign(group: Group, moments: Moments) -> np.ndarray:
+    """Whether a sign changes anything (K, n) that cannot decide it: in front of a normalisation, or a gain.
+
+    The weights there are those that silent channels write, or that read a channel which is zero; they have no size yet.
+    The sign of such a gain is free itself.
+    """
+    changed = np.zeros((moments.K, group.n), bool)
+    if moments.variances(group.id):
+        for action in (*moments.writers(group.id), *moments.readers(group.id)):
+            changed |= moments.norms(action, group.id, {}, {}).values != 0
+    for action, _ in moments.gains(group.id):
+        changed |= (moments.entries(action, group.id) != 0).any(axis=2)
+    return changed
 
 
 def _settle(
@@ -306,8 +325,11 @@ def _settle(
     return channels & (size == 0)
 
 
+SCALE_ROUNDING = 2.0**-36
+"""Scales are taken to 40 bits (``_inverse``), so that a sum of scaled weights below this part of their norm is none."""
 ROUNDING = 8
-"""A result counts as 0 down to this number of units of the stored precision below it, relative to s^2 (v + eps)."""
+"""A variance counts as 0 down to this number of units of the stored precision below it, relative to s^2 (v + eps); so
+does a sum of weights that decides a sign, relative to their norm."""
 
 
 def scaled_variance(variance: Any, scale: Any, eps: float, precision: float, tensor: str) -> Any:

@@ -126,7 +126,7 @@ class _Read:
     def _lines(self, kind: str) -> list[dict[str, Any]]:
         if not self.path.exists():
             return []
-        whole = self.path.read_text().splitlines()
+        whole = self.path.read_text().rpartition("\n")[0].splitlines()  # the last line may still be being written
         return [found for name, found in map(json.loads, whole) if name == kind]
 
     @property

@@ -58,7 +58,7 @@ def forward(net: Network) -> bool:
 
 def weighed(net: Network) -> bool:
     """Whether every tensor's mass is that of edges: one scaled axis that writes and one that reads, at most."""
-    scaled = {group.id for group in net.table.groups if group.scale == "positive"}
+    scaled = {group.id for group in net.table.groups if group.resizes}
     scaled -= {item.group for act in net.table.actions if act.exponent == 2 for item in act.segments}
     for name in net.shapes:
         acting = [act for act in net.table.actions_on(name) if {item.group for item in act.segments} & scaled]
@@ -122,6 +122,7 @@ def test_min_mass_collapses_pinned_scales_and_follows_permutations(net: Network,
     weights, g = net.weights(K, a), net.element(K, b)
     pinned = {item.group for act in net.table.actions if act.exponent == 2 for item in act.segments}
     absorbed = {item.group for act in net.table.actions for item in act.signs}
+    absorbed |= {name for name in pinned if net.table[name].scale == "nonzero"}
     scales = {name: np.sign(s) if name in pinned else s for name, s in g.scales.items()}
     g = GroupElement(g.perms, {name: np.abs(s) if name in absorbed else s for name, s in scales.items()})
     only = GroupElement(g.perms, GroupElement.identity(net.table, K).scales)

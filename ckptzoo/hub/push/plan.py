@@ -280,7 +280,7 @@ def _digest(data: bytes, name: str) -> str:
     """The digest of a document, for a message; the document may hold anything."""
     try:
         return unseal(data, location=name)[1]
-    except Exception:
+    except Exception:  # somebody else wrote it: not JSON, not UTF-8, nested too deeply
         return "an unreadable document"
 
 

@@ -86,7 +86,7 @@ def balance(network: Network, tolerance: float) -> Balanced:
 
     Parameters
     ----------
-    network : what ``network_of`` result.
+    network : what ``build_network`` returned.
     tolerance : a network whose flows balance to this part of their sum at every node is left as it is, so that a
         second application changes nothing where the first one's result was rounded.
 

@@ -83,7 +83,7 @@ def operations(module: nn.Module) -> fx.Graph:
     """
     try:
         return _Tracer().trace(module)
-    except Exception as error:
+    except Exception as error:  # the module's own code runs here, with proxies for tensors: it may raise anything
         reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
         expected = "operations that do not depend on the input's numbers, so that torch.fx can trace them"
         location = _last_line(error) or type(module).__name__

@@ -124,7 +124,7 @@ class Interpreter:
             return self._call(node)
         except ZooError:
             raise
-        except Exception as error:
+        except Exception as error:  # torch raises TypeError, ValueError, IndexError, RuntimeError and others
             expected, got = "arguments that the operation and its rule take", f"{type(error).__name__} {str(error)!r}"
             step = f"Pass an example input that the module takes. {DECLARE_BY_HAND}"
             raise SymmetryError(Problem("symmetry.trace", self.constraints.operation, expected, got, step)) from error

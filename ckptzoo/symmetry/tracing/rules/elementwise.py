@@ -91,6 +91,7 @@ def reciprocal(call: Call) -> Labels:
 def clamp(call: Call) -> Labels:
     """``clamp``, ``hardtanh``: positive scales where it cuts at zero alone, signs where it cuts alike on both sides."""
     if call.name == "hardtanh":
+        # the defaults are those of torch.nn.functional.hardtanh
         low, high = call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0)
     elif call.name == "clamp_max":
         low, high = None, call.argument(1, "max")
@@ -110,6 +111,7 @@ def threshold(call: Call) -> Labels:
 
 def dropout(call: Call) -> Labels:
     """Dropout in evaluation mode, which changes nothing."""
+    # torch.nn.functional.dropout drops by default, in evaluation mode too
     if call.argument(2, "training", True) and call.argument(1, "p", 0.5):
         raise call.unsupported("dropout with training=self.training, which is off in evaluation mode", "training=True")
     return homogeneous(call)
@@ -130,7 +132,7 @@ def prelu(call: Call) -> Labels:
     """PReLU: positive scales pass; slopes are permuted with the channels that they belong to."""
     labels, weight = positively_homogeneous(call), call.stored_tensor(1, "weight")
     if weight is not None and weight.long_axes:
-        axis = min(1, call.result.ndim - 1)
+        axis = min(1, call.result.ndim - 1)  # torch takes the second axis for the channels, or the only one
         if labels.varying_axes not in ((), (axis,)):
             raise call.unsupported(f"channels on axis {axis}", f"channels on axis {labels.varying_axes[0]}")
         call.constraints.place(weight.name, 0, labels.along_axis(axis, weight.tensor.shape[0]), 0, "gain")

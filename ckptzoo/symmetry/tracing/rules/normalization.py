@@ -13,6 +13,7 @@ from ckptzoo.symmetry.tracing.rules.linear import read_labels
 def batch_norm(call: Call) -> Labels:
     """BatchNorm: in evaluation mode the running statistics are scaled with what they normalise."""
     constraints, axis = call.constraints, 1
+    # F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps); the channels are on axis 1
     mean, variance, weight, bias = (
         call.stored_tensor(at, name)
         for at, name in ((1, "running_mean"), (2, "running_var"), (3, "weight"), (4, "bias"))
@@ -62,6 +63,7 @@ def group_norm(call: Call) -> Labels:
 
 def instance_norm(call: Call) -> Labels:
     """InstanceNorm without running statistics: every channel is normalised on its own."""
+    # F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, ...)
     if not call.argument(5, "use_input_stats", True):
         raise call.unsupported("instance normalisation without running statistics", "running statistics")
     return _normalize_blocks(
@@ -71,6 +73,7 @@ def instance_norm(call: Call) -> Labels:
 
 def _normalize_blocks(call: Call, groups: int, affine: tuple[Value | None, Value | None]) -> Labels:
     constraints, read = call.constraints, read_labels(call, call.input, 1)
+    # Alone, a channel keeps its variance when it changes its sign; beside others the mean of all would change.
     alone = groups == len(read.channel) and read.power == 1
     if alone:
         constraints.restrict_scale(read.scale, SIGN, "normalises beside eps")

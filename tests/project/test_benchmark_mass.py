@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.exhaustive
 def test_a_tiny_run_has_every_row(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/mass.py", "--optunets", "8", "--resnets", "1", "--count", "1"]
     command += ["--width", "8", "--repeats", "1", "--json", str(tmp_path / "out" / "mass.json")]

@@ -24,7 +24,7 @@ def test_contenders_find_the_same(name: str) -> None:
     np.testing.assert_allclose(held.mmd2(), mmd2(*whole), atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_tiny_run_has_every_row(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/mmd.py", "--m", "30", "--n", "8", "--columns", "700", "--slice", "300"]
     command += ["--repeats", "1", "--json", str(tmp_path / "mmd.json")]

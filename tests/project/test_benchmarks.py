@@ -21,7 +21,7 @@ OF_ZOO = ("ckptzoo", "np.memmap")
 READERS = {*OF_ZOO, "safetensors", "torch.load", "zarr", "HDF5"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_tiny_run_has_every_row_and_cleans_up(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/layers.py", "--members", "3", "--width", "4", "--repeats", "1"]
     command += ["--checkpoints", "12", "--parts", "3"]

@@ -57,13 +57,16 @@ def test_every_public_function_and_class_has_a_docstring():
         tree = ast.parse(path.read_text())
         if not ast.get_docstring(tree) and path.read_text().strip():
             missing.append(str(path.relative_to(ROOT)))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-                inner = any(
-                    node in ast.walk(other)
-                    for other in ast.walk(tree)
-                    if isinstance(other, ast.FunctionDef) and other is not node
-                )
-                if not ast.get_docstring(node) and not inner:
-                    missing.append(f"{path.relative_to(ROOT)}: {node.name}")
+        for node in outer_definitions(tree):
+            if not node.name.startswith("_") and not ast.get_docstring(node):
+                missing.append(f"{path.relative_to(ROOT)}: {node.name}")
     assert missing == []
+
+
+def outer_definitions(node):
+    """Functions and classes within a node, but not those within functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from outer_definitions(child)

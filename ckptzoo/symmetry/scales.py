@@ -111,7 +111,8 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
         scale = np.where(np.isnan(given), scale, given)
         if group.flips:
             sign = _signs(usable, group, moments, found.scales, silent)
-            found.unsigned[:] |= ((sign == 0) & ((size != 0) | _takes_sign(group, moments))).any(axis=1)
+            if (sign == 0).any():
+                found.unsigned[:] |= ((sign == 0) & ((size != 0) | _takes_sign(group, moments))).any(axis=1)
             scale = np.where(sign == 0, 1.0, sign) * scale
         found.scales[group.id] = scale
         if not normalised or group.scale == "sign":

@@ -200,7 +200,7 @@ def share(path: Path, colour: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2, 60])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 60])
 def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, count: int) -> None:
     found = mass(perceptrons(count, gauge=False, name="a" * 60)[0])
     first = found.plot(tmp_path / "one")

@@ -230,7 +230,7 @@ def share(path: Path, colour: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2, 6])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 6])
 def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, request: pytest.FixtureRequest, count: int) -> None:
     if not effort.ALL:
         request.getfixturevalue("coarse")

@@ -278,7 +278,14 @@ def share(path: Path, colour: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [(0, 1), (5, 10, 20), (0, 1, 10, 100, 1000, 5000)])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param((0, 1), marks=pytest.mark.exhaustive),
+        (5, 10, 20),
+        pytest.param((0, 1, 10, 100, 1000, 5000), marks=pytest.mark.exhaustive),
+    ],
+)
 def test_the_picture_shows_measured_and_expected(sorted_units: Make, tmp_path: Path, steps: tuple[int, ...]) -> None:
     rng = np.random.default_rng(14)
     keys = np.cumsum(0.1 * rng.normal(size=(12, len(steps), 6)), axis=1).clip(-0.99, 0.99)

@@ -21,7 +21,7 @@ quickstart: $(READY)  ## train a zoo of OptuNets on handwritten digits, derive, 
 # Workers take tests from one another when they run out, so that one long file does not keep a core to itself.
 PYTEST := $(PY) -m pytest -q -n auto --dist worksteal
 
-test: $(READY)  ## every test, offline, on a CPU; properties on up to 50 examples
+test: $(READY)  ## every test, offline, on a CPU; properties on up to 50 examples, costly ones on 20
 	@$(PYTEST)
 
 test-fast: $(READY)  ## what takes no servers, processes or training

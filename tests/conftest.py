@@ -1,5 +1,10 @@
 """What every test gets: small zoos, how thorough the run is, and where its time went."""
 
+import os
+
+# Workers share the cores: threads of their own would only wait for one another. Before numpy and torch are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

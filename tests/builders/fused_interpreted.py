@@ -23,7 +23,7 @@ from builders.recipe import ImageRecipe, Recipe
 from builders.state import TrainingState
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
-from tests.support.effort import examples
+from tests.support.effort import ALL, examples
 
 torch.set_num_threads(1)
 FULL = data.load(Recipe.load("digits-optunet"))
@@ -62,7 +62,7 @@ def draw(
     tl.store(corners + lane, drawn.corners(key, word, position, pad, width).to(tl.int64))
 
 
-@settings(deadline=None, max_examples=examples(30))
+@settings(deadline=None, max_examples=examples(30, 10))
 @given(
     key=st.integers(0, 2**64 - 1),
     epoch=st.integers(0, 2**20),
@@ -105,12 +105,13 @@ def test_steps_are_those_of_the_general_engine_whatever_the_way_and_the_company(
 
 
 def test_without_momentum_and_decay_they_are_those_of_both_other_engines() -> None:
-    recipe = dataclasses.replace(RECIPE, weight_decay=0.0)
-    images = data_source(recipe)
+    """Past a batch that is not full, and a change of the rate; by default each step is an epoch of three images."""
+    recipe = dataclasses.replace(RECIPE, weight_decay=0.0, train=6 if ALL else 3)
+    images, stop = data_source(recipe), recipe.epoch_steps + 1
     states = [TrainingState.initial(recipe, [5], "cpu") for _ in range(3)]
     for name, state in zip(("general", "optunet"), states, strict=False):
-        engines.get(name)(images, state, 3)
-    fused.advance(images, states[2], 3)
+        engines.get(name)(images, state, stop)
+    fused.advance(images, states[2], stop)
     for name in NAMES:
         torch.testing.assert_close(states[2].weights[name], states[0].weights[name], rtol=0, atol=1e-6)
         torch.testing.assert_close(states[2].weights[name], states[1].weights[name], rtol=0, atol=1e-6)

@@ -6,10 +6,10 @@ import pytest
 from builders import engines, sources
 from builders.recipe import Recipe
 from builders.train import open_trainer
-from tests.support.effort import ALL
+from tests.support.effort import ALL, examples
 
 DIGITS = Recipe.load("digits-optunet")
-MEMBERS = {"general": 4, "optunet": 16, "compiled": 96}
+MEMBERS = {"general": 4, "optunet": examples(16, 8), "compiled": examples(96, 32)}
 """As many as each can train in a few seconds."""
 
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from torch import nn
 
 import ckptzoo
 from builders.recipe import Recipe
+from ckptzoo.cli.app import run
 from ckptzoo.hub import card, test_sets
 
 ROOT = Path(__file__).parents[2]
@@ -47,8 +46,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], O
 
     def load(name: str, variant: str) -> OptuNet:
         file = folder / f"{name}-{variant}.safetensors"
-        command = [sys.executable, "-m", "ckptzoo", "export", str(MEMBERS), name, "--variant", variant, "-o", str(file)]
-        subprocess.run(command, check=True, capture_output=True)
+        assert run(["export", str(MEMBERS), name, "--variant", variant, "-o", str(file)]) == 0
         model = OptuNet().eval()
         model.load_state_dict(load_file(file))
         return model

@@ -1,8 +1,6 @@
 """``ckptzoo mmd`` as a command."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,29 +77,3 @@ def test_matplotlib_is_asked_for_before_anything_is_read(
     monkeypatch.setattr("ckptzoo.loader.lazy_tensor.StackedTensor.__getitem__", read)
     ended = cli("mmd", optunets[0], optunets[0], "-o", tmp_path / "made")
     assert ended.code == 4 and "pip install 'ckptzoo[plot]'" in ended.line
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("mm", ["mmd"]),
-        ("mmd ZOO ZOO --variant f", ["first-weight"]),
-        ("mmd nowhere ZOO --variant-y f", ["first-weight"]),
-        ("mmd ZOO --variant-y f", ["first-weight"]),
-        ("mmd ZOO nowhere --variant-y f", []),
-        ("mmd ZOO ZOO --bandwidths p", ["paper"]),
-    ],
-)
-def test_the_shell_completes(optunets: Any, words: str, expected: list[str]) -> None:
-    if "first-weight" in expected:
-        derive(optunets[0], gauge="first-weight", certify="none")
-    line = f"ckptzoo {words}".replace("ZOO", str(optunets[0]))
-    environment = {
-        **os.environ,
-        "_CKPTZOO_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(line.split(" ")) - 1),
-    }
-    command = [sys.executable, "-m", "ckptzoo"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-    assert ended.stdout.split() == expected and ended.stderr == ""

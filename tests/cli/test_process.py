@@ -1,4 +1,4 @@
-"""What only a process of its own can show: start-up, signals, pipes, completion."""
+"""What only a process of its own can show: start-up, signals, pipes."""
 
 import os
 import signal
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import ckptzoo
 
@@ -116,26 +115,3 @@ def test_a_closed_pipe_is_no_traceback(optunets: Any) -> None:
     ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     os.close(write)
     assert "Traceback" not in ended.stderr, ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("der", ["derive"]),
-        ("export ZOO net-01", ["net-010", "net-011"]),
-        ("retract ZOO net-003 net-00", [f"net-00{at}" for at in range(10)]),
-        ("show ZOO --variant r", ["raw"]),
-        ("derive ZOO --gauge first", ["first-weight"]),
-        ("export /nowhere net", []),
-    ],
-)
-def test_the_shell_completes(optunets: Any, words: str, expected: list[str]) -> None:
-    line = f"ckptzoo {words}".replace("ZOO", str(optunets[0]))
-    environment = {
-        **os.environ,
-        "_CKPTZOO_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(line.split()) - 1),
-    }
-    ended = process("-m", "ckptzoo", env=environment)
-    assert ended.stdout.split() == expected and ended.stderr == ""

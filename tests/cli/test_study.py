@@ -1,7 +1,6 @@
 """The studies as commands."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,29 +91,6 @@ def test_help_lists_the_studies(cli: Any) -> None:
     assert "study" in cli("--help").out
     ended = cli("study", "--help")
     assert ended.code == 0 and "symmetries" in ended.out and "permutations" in ended.out
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("study ", ["ensembles", "marginals", "mass", "modes", "permutations", "symmetries", "toy"]),
-        ("study perm", ["permutations"]),
-        ("study mass ZOO --formulation p", ["pinned"]),
-        ("study symmetries ZOO --variant f", ["first-weight"]),
-        ("study permutations ZOO --variant f", ["first-weight"]),
-    ],
-)
-def test_the_shell_completes(trained: Path, words: str, expected: list[str]) -> None:
-    line = f"ckptzoo {words}".replace("ZOO", str(trained))
-    environment = {
-        **os.environ,
-        "_CKPTZOO_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(line.split(" ")) - 1),
-    }
-    command = [sys.executable, "-m", "ckptzoo"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-    assert sorted(ended.stdout.split()) == sorted(expected) and ended.stderr == ""
 
 
 def test_a_study_imports_neither_torch_nor_pyplot(trained: Path, tmp_path: Path) -> None:

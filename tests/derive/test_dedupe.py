@@ -16,6 +16,7 @@ from ckptzoo.errors import ZooError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.symmetry import GroupElement, apply
 from tests.support.derived_zoos import ARCH, TABLE, Weights, files_of, weights_of, written
+from tests.support.effort import examples
 
 COUNT = 8192
 
@@ -102,7 +103,7 @@ def test_a_selection_is_compared_alone(planted: Any) -> None:
     scales=st.booleans(),
     rows=st.integers(1, 5),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25, 10), deadline=None)
 def test_groups_are_those_that_were_planted_whatever_is_held_at_a_time(
     tmp_path_factory: pytest.TempPathFactory, seed: int, owners: list[int], scales: bool, rows: int
 ) -> None:

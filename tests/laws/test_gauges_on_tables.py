@@ -10,12 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.symmetry import GAUGES, GroupElement, apply, canonicalize
-from tests.support.effort import examples
+from tests.support.effort import FEW_EXAMPLES, examples
 from tests.support.symmetry_tables import Network, Weights, networks
 
 K = 2
-many = settings(max_examples=examples(300), deadline=None)
-some = settings(max_examples=examples(120), deadline=None)
+many = settings(max_examples=examples(300, FEW_EXAMPLES), deadline=None)
+some = settings(max_examples=examples(120, FEW_EXAMPLES), deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -14,14 +14,14 @@ from ckptzoo.symmetry.mass.certificate import certify
 from ckptzoo.symmetry.mass.formulations import FORMULATIONS, Formulation
 from ckptzoo.symmetry.mass.solver import balance
 from ckptzoo.symmetry.moments import Moments
-from tests.support.effort import examples
+from tests.support.effort import FEW_EXAMPLES, examples
 from tests.support.mass_networks import NORMALISED, PLAIN, Net, mass
 
 K = 2
 CERTIFIED = 1e-14
 seeds = st.integers(0, 2**32 - 1)
 nets = st.sampled_from(PLAIN)
-some = settings(max_examples=examples(60), deadline=None)
+some = settings(max_examples=examples(60, FEW_EXAMPLES), deadline=None)
 few = settings(max_examples=12, deadline=None)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ckptzoo import archs
 from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import GAUGES, Canonical, GroupElement, apply, canonicalize
-from tests.support.effort import examples
+from tests.support.effort import FEW_EXAMPLES, examples
 
 K = 3
 EPS = 1e-5
@@ -213,8 +213,8 @@ seeds = st.integers(0, 2**32 - 1)
 gauges = st.sampled_from(sorted(GAUGES))
 scalings = st.sampled_from(["min-mass", "unit-norm", "unit-std"])
 floats = st.sampled_from([np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-many = settings(max_examples=examples(400), deadline=None)
-few = settings(max_examples=examples(100), deadline=None)
+many = settings(max_examples=examples(400, FEW_EXAMPLES), deadline=None)
+few = settings(max_examples=examples(100, FEW_EXAMPLES), deadline=None)
 
 
 def normal(net: Net, seed: int, dtype: type = np.float64) -> Weights:

@@ -21,7 +21,7 @@ from ckptzoo.format.writer import Writer
 from ckptzoo.schema.architecture import ITEMSIZE, Architecture, Tensor
 from ckptzoo.schema.metadata import KINDS, LEAST
 from tests.conftest import MIXED, rows_of, weights_of
-from tests.support.effort import examples
+from tests.support.effort import FEW_EXAMPLES, examples
 
 tensors = st.lists(
     st.tuples(st.lists(st.integers(1, 4), max_size=3).map(tuple), st.sampled_from(sorted(ITEMSIZE))),
@@ -30,7 +30,7 @@ tensors = st.lists(
 ).map(lambda found: tuple(Tensor(f"layer{n}.weight", shape, dtype) for n, (shape, dtype) in enumerate(found)))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60, FEW_EXAMPLES), deadline=None)
 @given(tensors, st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(1, 4))
 def test_identity_bit_for_bit(tmp_path_factory, found, batches, rows_a_shard):
     arch = Architecture("any", found)

@@ -21,6 +21,7 @@ from ckptzoo.loader.shard_index import ShardIndex
 from ckptzoo.schema.symmetry import Sym
 from ckptzoo.symmetry import apply
 from tests.support.derived_parts import ARCH, TABLE, elements_of, raw_of, write_raw, write_variant
+from tests.support.effort import examples
 
 PARTS = (7, 1, 9, 4)
 COUNT = sum(PARTS)
@@ -290,7 +291,7 @@ def test_retracted_checkpoints_and_snapshots(zoos, tmp_path):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25, 10), deadline=None)
 @given(data=st.data())
 def test_any_parts_shards_and_rows(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("any") / "zoo"

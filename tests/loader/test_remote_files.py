@@ -18,6 +18,7 @@ from ckptzoo.format.shard import block_rows
 from ckptzoo.schema import layout
 from ckptzoo.server.errors import ServerLimits
 from ckptzoo.server.testing import FaultPlan
+from tests.support.effort import ALL
 from tests.support.hosted import Hosted, hosted
 from tests.support.hub_zoos import ARCH, files_of, grown, weights_of, zoo_of
 from tests.support.serving import Served, running
@@ -175,9 +176,9 @@ def test_a_stream_that_is_broken_off_leaves_nothing_running(server, tmp_path):
 
 
 @pytest.mark.slow
-def test_opening_one_part_and_128_parts(server, tmp_path):
+def test_opening_one_part_and_many(server, tmp_path):
     """At most 200 kB and 6 requests, with a snapshot; rows are read by columns."""
-    for name, parts in (("one", (64,)), ("many", (64,) * 128)):
+    for name, parts in (("one", (64,)), ("many", (64,) * (128 if ALL else 32))):
         path = zoo_of(tmp_path / name, parts)
         ckptzoo.compact(path)
         upload(server, path, f"lab/{name}")
@@ -190,18 +191,19 @@ def test_opening_one_part_and_128_parts(server, tmp_path):
         chosen = zoo.where("test_accuracy > 0.95")
         assert count.requests <= 4
         if name == "many":
-            assert count.sent < 30_000  # ids and accuracies of 8,192 rows
+            assert count.sent < 30_000  # ids and accuracies of up to 8,192 rows
         assert chosen.ids == ckptzoo.open(path).where("test_accuracy > 0.95").ids
         assert zoo.metadata.equals(whole)
 
 
 @pytest.mark.slow
 def test_a_layer_costs_its_blocks_and_two_requests_a_shard(server, tmp_path):
-    path = sharded(tmp_path / "zoo", 16, 4_000)
+    shards = 16 if ALL else 8
+    path = sharded(tmp_path / "zoo", shards, 4_000)
     ckptzoo.compact(path)
     upload(server, path)
     near = ckptzoo.open(path)
-    assert len(list(path.glob("parts/*/raw-*.safetensors"))) == 16
+    assert len(list(path.glob("parts/*/raw-*.safetensors"))) == shards
     for name in ARCH.names:
         clear_cache(tmp_path)
         count = Traffic(server)
@@ -212,7 +214,7 @@ def test_a_layer_costs_its_blocks_and_two_requests_a_shard(server, tmp_path):
         assert opening + layer.sent <= 1.02 * found.nbytes + 200_000
         assert layer.sent - found.nbytes <= 0.02 * found.nbytes + 40_000  # the blocks' digests come with the first
         ranges = [entry for entry in layer.entries if entry.operation == "blob" and entry.range is not None]
-        assert len(ranges) <= 2 * 16 + 1
+        assert len(ranges) <= 2 * shards + 1
         assert layer.requests <= 2 * len(ranges)  # each with at most one answer that says where the bytes are
         again = Traffic(server)
         assert np.asarray(ckptzoo.open("lab/zoo", endpoint=server.url)[name]).tobytes() == found.tobytes()

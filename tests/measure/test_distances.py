@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ckptzoo.errors import ZooError
 from ckptzoo.measure import Distances, distance_backends, distances, panels
 from ckptzoo.measure.distance_backends import CHUNK
-from tests.support.effort import examples
+from tests.support.effort import FEW_EXAMPLES, examples
 
 U32, U64 = 2.0**-24, 2.0**-53
 
@@ -45,7 +45,7 @@ def exactly(rows: np.ndarray) -> Iterator[tuple[int, int, Fraction, Fraction]]:
     offset=st.sampled_from([0.0, 1.0, 1000.0]),
     array=st.sampled_from([np.asarray, torch.from_numpy]),
 )
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60, FEW_EXAMPLES), deadline=None)
 def test_both_norms_are_within_their_bounds(
     seed: int, m: int, n: int, widths: list[int], dtype: str, offset: float, array: Any
 ) -> None:

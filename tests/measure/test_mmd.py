@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.measure import Distances, mmd2, mmd_test, p_value
-from tests.support.effort import examples
+from tests.support.effort import FEW_EXAMPLES, examples
 
 Rows = list[list[float]]
 
@@ -61,7 +61,7 @@ def by_the_recipe(x: Rows, y: Rows, rule: str = "paper") -> list[float]:
     same=st.booleans(),
     rule=st.sampled_from(["paper", "fixed"]),
 )
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80, FEW_EXAMPLES), deadline=None)
 def test_it_is_the_recipe(seed: int, m: int, n: int, d: int, scale: float, same: bool, rule: Any) -> None:
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(m, d)) * scale, rng.normal(size=(n, d)) * scale * 1.5 + scale / 3

@@ -21,6 +21,7 @@ from ckptzoo.studies import mass as module
 from ckptzoo.studies.mass import FEW, Masses, mass, peak
 from ckptzoo.studies.shared import plots
 from ckptzoo.symmetry import min_mass
+from tests.support import effort
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 
@@ -199,12 +200,13 @@ def share(path: Path, colour: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2, 60])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 60])
 def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, count: int) -> None:
     found = mass(perceptrons(count, gauge=False, name="a" * 60)[0])
-    first, second = found.plot(tmp_path / "one"), found.plot(tmp_path / "two")
+    first = found.plot(tmp_path / "one")
     assert [path.name for path in first] == ["mass.png", "mass.json"]
-    assert first[0].read_bytes() == second[0].read_bytes()
+    if count == 60 or effort.ALL:
+        assert first[0].read_bytes() == found.plot(tmp_path / "two")[0].read_bytes()
     for colour in (plots.RAW_COLOUR, plots.DERIVED_COLOUR):
         assert share(first[0], colour) > 1e-4
     plain = json.loads(first[1].read_bytes())

@@ -26,6 +26,7 @@ from ckptzoo.studies.order_movement import AS, ENOUGH, LESS, MORE, UNKNOWN, Move
 from ckptzoo.studies.permutations import Permutations, permutations
 from ckptzoo.studies.plots import permutations as permutation_pictures
 from ckptzoo.studies.shared import plots
+from tests.support import effort
 
 Make = Callable[..., ckptzoo.Zoo]
 
@@ -277,14 +278,22 @@ def share(path: Path, colour: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [(0, 1), (5, 10, 20), (0, 1, 10, 100, 1000, 5000)])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param((0, 1), marks=pytest.mark.exhaustive),
+        (5, 10, 20),
+        pytest.param((0, 1, 10, 100, 1000, 5000), marks=pytest.mark.exhaustive),
+    ],
+)
 def test_the_picture_shows_measured_and_expected(sorted_units: Make, tmp_path: Path, steps: tuple[int, ...]) -> None:
     rng = np.random.default_rng(14)
     keys = np.cumsum(0.1 * rng.normal(size=(12, len(steps), 6)), axis=1).clip(-0.99, 0.99)
     found = permutations(followed(sorted_units, keys, steps), "first-weight")
-    first, second = found.plot(tmp_path / "one"), found.plot(tmp_path / "two")
+    first = found.plot(tmp_path / "one")
     assert [path.name for path in first] == ["permutations.png", "permutations.json"]
-    assert first[0].read_bytes() == second[0].read_bytes()
+    if len(steps) == 3 or effort.ALL:
+        assert first[0].read_bytes() == found.plot(tmp_path / "two")[0].read_bytes()
     for colour in (plots.RAW_COLOUR, plots.DERIVED_COLOUR, permutation_pictures.NORMAL_COLOUR):
         assert share(first[0], colour) > 1e-4
     plain = json.loads(first[1].read_bytes())

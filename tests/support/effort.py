@@ -1,6 +1,6 @@
 """How thorough a run of the tests is.
 
-By default properties are tried on up to 50 examples, and tests marked ``exhaustive`` are skipped. With
+By default properties are tried on up to 50 examples, costly ones on 20 or fewer, and tests marked ``exhaustive`` are skipped. With
 ``CKPTZOO_TESTS=all`` every count is taken in full (``make test-all``).
 """
 
@@ -12,13 +12,15 @@ import pytest
 TESTS = Path(__file__).parents[1]
 ALL = os.environ.get("CKPTZOO_TESTS") == "all"
 MAX_EXAMPLES = 50
+FEW_EXAMPLES = 20
+"""For properties of which an example takes more than about 20 ms."""
 SLOW_FOLDERS = ("builders", "cards", "cli", "faults", "hub", "laws", "project", "server")
 """Tests here start servers or processes, train networks, or try many examples: each is ``slow``."""
 
 
-def examples(count: int) -> int:
-    """How many examples a property is tried on, which in full takes ``count``."""
-    return count if ALL else min(count, MAX_EXAMPLES)
+def examples(count: int, limit: int = MAX_EXAMPLES) -> int:
+    """How many examples a property is tried on, which in full takes ``count``: by default at most ``limit``."""
+    return count if ALL else min(count, limit)
 
 
 def mark(items: list[pytest.Item]) -> None:

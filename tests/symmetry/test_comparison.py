@@ -10,12 +10,12 @@ from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, W
 from ckptzoo.symmetry import apply, canonicalize
 from ckptzoo.symmetry.comparison import ambiguous, compare, rounding_tolerance
 from ckptzoo.symmetry.invariants import invariants
-from tests.support.effort import examples
+from tests.support.effort import FEW_EXAMPLES, examples
 from tests.support.symmetry_tables import Network, networks
 
 Weights = dict[str, np.ndarray]
 K = 3
-law = settings(max_examples=examples(100), deadline=None)
+law = settings(max_examples=examples(100, FEW_EXAMPLES), deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -121,7 +121,7 @@ def _nullity(model: nn.Module, *batches: torch.Tensor, softmax: bool) -> int:
         made = torch.cat([torch.func.functional_call(model, copies, (batch,)) for batch in batches])
         return (made.log_softmax(1) if softmax else made).ravel()
 
-    parts = torch.autograd.functional.jacobian(outputs, tuple(state.values()))
+    parts = torch.autograd.functional.jacobian(outputs, tuple(state.values()), vectorize=True)
     matrix = torch.cat([part.flatten(1) for part in parts], 1)
     assert matrix.shape[0] > matrix.shape[1]
     values = torch.linalg.svdvals(matrix / (matrix.norm(dim=0) + 1e-300))

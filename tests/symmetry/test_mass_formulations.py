@@ -33,7 +33,9 @@ def outputs(module: nn.Module, weights: Weights, row: int, images: torch.Tensor)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet18-10", "resnet20-pad-10", "resnet20-conv-10"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("resnet18-10", marks=pytest.mark.exhaustive), "resnet20-pad-10", "resnet20-conv-10"]
+)
 def test_every_formulation_keeps_the_function_in_evaluation_mode(name: str) -> None:
     net, module = known(name), archs.get(name)()
     raw = trained(net, 1, 0)

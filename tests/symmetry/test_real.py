@@ -76,7 +76,7 @@ def assert_laws(module: nn.Module, weights: Weights, table, shape: tuple[int, ..
 
 @pytest.mark.slow
 @pytest.mark.skipif(not RESNETS.is_dir(), reason="no ResNet checkpoints")
-@pytest.mark.parametrize("depth", [20, 32, 44, 56])
+@pytest.mark.parametrize("depth", [20, *(pytest.param(depth, marks=pytest.mark.exhaustive) for depth in (32, 44, 56))])
 def test_residual_networks(depth: int) -> None:
     name = f"resnet{depth}-pad-10"
     arch = archs.architecture(name)
@@ -122,7 +122,7 @@ def test_convolutional_networks() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not RESNETS.is_dir(), reason="no ResNet checkpoints")
 @pytest.mark.parametrize("formulation", FORMULATIONS)
-@pytest.mark.parametrize("depth", [20, 56])
+@pytest.mark.parametrize("depth", [20, pytest.param(56, marks=pytest.mark.exhaustive)])
 def test_least_masses_of_residual_networks(depth: int, formulation: str) -> None:
     name = f"resnet{depth}-pad-10"
     arch, module = archs.architecture(name), archs.get(name)()

@@ -7,6 +7,7 @@ import pytest
 
 from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, colour_refinement, fingerprint, tie_breaking
+from tests.support.effort import FEW_EXAMPLES, examples
 
 Weights = dict[str, np.ndarray]
 COPIES = 8
@@ -87,8 +88,8 @@ def test_designs_and_regular_graphs(middle: np.ndarray) -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_random_graphs_of_few_values() -> None:
-    for seed in range(100):
+def test_random_graphs_of_few_values() -> None:
+    for seed in range(examples(100, FEW_EXAMPLES)):
         rng = np.random.default_rng(seed)
         rows, columns = rng.integers(3, 9, 2)
         assert_all_the_same(*between(rng.integers(1, 3, (rows, columns)).astype(np.float64) / 2))

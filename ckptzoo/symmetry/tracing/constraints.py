@@ -282,12 +282,17 @@ class Constraints:
             place.signs = self.tie_scales(place.signs, scale, f"uses {tensor!r} once more, for values without a sign")
 
     def settle_signs(self) -> None:
-        """Leave positive factors where a gain is also used in a way that does not take its sign."""
+        """Leave positive factors where a gain cannot take the signs, or would take those of its own scales."""
         for place in self.placements.values():
-            if place.signs is not None and place.sign_uses != place.uses:
-                self.operation = f"{place.tensor!r}"
+            if place.signs is None:
+                continue
+            self.operation = f"{place.tensor!r}"
+            if place.sign_uses != place.uses:
                 self.restrict_scale(place.signs, POSITIVE, "is used elsewhere too, where its sign counts")
                 place.signs = None
+                continue
+            own = (place.signs >= 0) & (self.scales.find(place.signs) == self.scales.find(place.scale))
+            self.restrict_scale(place.signs[own], POSITIVE, "is scaled with what it normalises")
 
     def unconstrained(self, mask: NDArray[np.bool_]) -> Labels:
         """New channels where ``mask`` holds, -1 elsewhere: for zeros, which every symmetry leaves alone."""

@@ -105,8 +105,8 @@ def channel_groups(constraints: Constraints) -> list[ChannelGroup]:
     in place, and the notes say which and why; after each such decision the groups are found again.
     """
     pinned: set[int] = set()
-    constraints.settle_signs()
     while True:
+        constraints.settle_signs()
         for number in pinned:
             _fix_across_blocks(constraints, constraints.blocks[number])
         channels = tied_channels(constraints)

@@ -78,6 +78,8 @@ def _parts(
         first = group.channels[0].first[0]
         for scale in dict.fromkeys(entry.scale for entry in entries):
             scaled = [entry for entry in entries if entry.scale == scale and not entry.sign]
+            if not scaled:  # channels of zeros in front of a normalisation: nothing has their signs but a gain
+                continue
             written = [entry.placement for entry in scaled if placements[entry.placement].role != "in"]
             first_here = min(entry.placement for entry in scaled)
             yield _Part(number, scale, scaled[0].kind, min(written, default=first), first_here)

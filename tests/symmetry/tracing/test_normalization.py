@@ -187,6 +187,40 @@ CASES |= {
         b: -> a@0+4
         """,
     ),
+    "what a batch norm writes beside what it reads has one scale": Case(
+        lambda m, x: m.c(m.n(h := m.a(x)) + h),
+        DENSE,
+        rows(5),
+        """
+        a 4 sym positive
+        a: -> a@0+4
+        n.weight 0 +1 gain a@0+4
+        n.bias 0 +1 shift a@0+4
+        n.running_mean 0 +1 mean a@0+4
+        n.running_var 0 +2 variance a@0+4 eps=0.001
+        c: a@0+4 ->
+        """,
+    ),
+    "a batch norm of its own results": Case(
+        lambda m, x: m.c(m.n(m.n(m.a(x)))),
+        DENSE,
+        rows(5),
+        """
+        a 4 sym positive
+        a: -> a@0+4
+        n.weight 0 +1 gain a@0+4
+        n.bias 0 +1 shift a@0+4
+        n.running_mean 0 +1 mean a@0+4
+        n.running_var 0 +2 variance a@0+4 eps=0.001
+        c: a@0+4 ->
+        """,
+    ),
+    "channels of zeros in front of a batch norm without statistics": Case(
+        lambda m, x: m.c(F.relu(m.n(F.pad(m.a(x), (0, 2))))),
+        {"a": linear(5, 4), "n": part(nn.BatchNorm1d, 6, track_running_stats=False), "c": linear(6, 2)},
+        rows(5),
+        "a 4 sym sign | n 4 like(a) positive\n...",
+    ),
     "features that two batch norms read, one of them beside others": Case(
         lambda m, x: m.c(F.relu(m.m(torch.cat([h := m.a(x), m.b(F.relu(m.n(h)))], 1)))),
         DENSE | {"b": linear(4, 3), "m": part(nn.BatchNorm1d, 7, eps=1e-3), "c": linear(7, 2)},

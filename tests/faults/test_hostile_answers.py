@@ -18,6 +18,7 @@ from ckptzoo.remote.retry import RetryPolicy
 from tests.faults.conftest import defaults
 from tests.faults.counts import COUNTS
 from tests.faults.evil import API, COMMIT, REPO, Answer, Evil, head, plain, running
+from tests.support.effort import ALL
 from tests.support.hub_zoos import files_of
 
 BOUND = 60.0
@@ -156,13 +157,17 @@ def believed(tiny: Path, lie: str, place: str) -> str:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("place", PLACES)
 def test_lies(tiny: Path, place: str) -> None:
-    """All at once, each from a hub of its own; daemons, so that one that hangs is seen and harms no other test."""
+    """All at once, each from a hub of its own; daemons, so that one that hangs is seen and harms no other test.
+
+    By default each is told in two of the places, in turn.
+    """
     found: dict[str, str] = {}
+    lies = list(LIES) if ALL else list(LIES)[list(PLACES).index(place) % 2 :: 2]
 
     def run(lie: str) -> None:
         found[lie] = believed(tiny, lie, place)
 
-    threads = [threading.Thread(target=run, args=(lie,), name=lie, daemon=True) for lie in LIES]
+    threads = [threading.Thread(target=run, args=(lie,), name=lie, daemon=True) for lie in lies]
     until = time.monotonic() + BOUND
     for at, thread in enumerate(threads):
         thread.start()
@@ -171,7 +176,7 @@ def test_lies(tiny: Path, place: str) -> None:
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
     assert [thread.name for thread in threads if thread.is_alive()] == []
-    assert {lie: wrong for lie, wrong in found.items() if wrong} == {} and found.keys() == LIES.keys()
+    assert {lie: wrong for lie, wrong in found.items() if wrong} == {} and sorted(found) == sorted(lies)
     COUNTS.inputs["answers that break their promises"] += len(found)
 
 

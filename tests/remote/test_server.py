@@ -21,6 +21,7 @@ from ckptzoo.schema.layout import Span
 from ckptzoo.server.errors import ServerLimits
 from ckptzoo.server.testing import FAULT_KINDS, FaultPlan
 from tests.conftest import rows_of, weights_of
+from tests.support.effort import ALL
 from tests.support.hosted import Hosted, hosted
 
 ARCH = ckptzoo.Architecture(
@@ -116,8 +117,8 @@ def test_a_layer_of_16_shards_costs_its_bytes_and_two_requests_a_shard(server: H
 
 
 @pytest.mark.slow
-def test_what_a_reader_of_128_parts_opens_with_is_six_requests(server: Hosted, tmp_path: Path) -> None:
-    ckptzoo.compact(made(tmp_path / "many", 128, 2))
+def test_what_a_reader_of_many_parts_opens_with_is_six_requests(server: Hosted, tmp_path: Path) -> None:
+    ckptzoo.compact(made(tmp_path / "many", 128 if ALL else 32, 2))
     push(server, tmp_path / "many", "lab/many")
     before = len(server.request_log.entries)
     remote = opened(server, "lab/many")
@@ -143,6 +144,7 @@ KIND = sorted(kind for kind in FAULT_KINDS if kind not in ("lost", "conflict"))
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # by default tests/faults/test_matrix.py has it, operations "open" and "stream"
 @pytest.mark.parametrize("kind", KIND)
 def test_faults_now_and_then_cost_no_byte(server: Hosted, kind: str) -> None:
     before = len(server.faults.injected)

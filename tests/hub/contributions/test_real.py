@@ -17,8 +17,10 @@ from torch.nn import functional as F
 import ckptzoo
 from ckptzoo.hub.contributions.contribute import contribute
 from ckptzoo.hub.contributions.review import review
+from tests.support.effort import ALL
 from tests.support.hosted import Hosted
 
+pytestmark = pytest.mark.usefixtures("one_worker")
 DATA = Path(os.environ.get("CKPTZOO_DATA") or Path(__file__).parents[4] / "shared" / "data")
 CHECKPOINTS = DATA.parent / "checkpoints"
 RESNETS = CHECKPOINTS / "cifar10_resnet_akamaster"
@@ -64,6 +66,8 @@ def card(folder: Path, text: str) -> Path:
 def test_convolutional_networks(server: Hosted, tmp_path: Path) -> None:
     said = claims()
     assert len(said) == 6
+    if not ALL:  # one for the new zoo and one to contribute
+        said = dict(list(said.items())[:2])
     head = """
 contributor = "Ada Example"
 license = "Apache-2.0"
@@ -97,17 +101,17 @@ input_shape = [1, 28, 28]
     assert found.merged is not None and {check.outcome for check in found.checks} == {"passed"}, found.checks
     zoo = ckptzoo.open(NEW, endpoint=server.url)
     rows = zoo.metadata.to_pylist()
-    assert len(rows) == 6 and {row["license"] for row in rows} == {"Apache-2.0"}
+    assert len(rows) == len(said) and {row["license"] for row in rows} == {"Apache-2.0"}
     for row in rows:
         assert round(row["test_accuracy"], 4) == round(row["claimed_test_accuracy"], 4) >= 0.988
     assert zoo.symmetry is not None and {group.scale for group in zoo.symmetry.groups} == {"none"}
     exact = torch.load(first, weights_only=True, map_location="cpu")
-    (batch,) = zoo.take([5]).stream(batch_size=1)
+    (batch,) = zoo.take([len(rows) - 1]).stream(batch_size=1)
     assert all(np.array_equal(batch[name][0], exact[name].numpy()) for name in zoo.arch.names)
 
 
 @pytest.mark.skipif(not RESNETS.is_dir(), reason="no ResNet checkpoints")
-@pytest.mark.parametrize("depth", [20, 32, 44, 56])
+@pytest.mark.parametrize("depth", [20, 32, 44, 56] if ALL else [20])
 def test_residual_networks(server: Hosted, tmp_path: Path, depth: int) -> None:
     (path,) = RESNETS.glob(f"resnet{depth}-*.th")
     text = f"""

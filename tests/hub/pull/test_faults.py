@@ -8,14 +8,19 @@ from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.pull import pull
 from ckptzoo.server.testing import FaultPlan
 from tests.hub.pull.conftest import REPO, Publish, verified
+from tests.support.effort import ALL
 from tests.support.hub_zoos import files_of
 
 KINDS = ("short", "whole", "wrong", "stale", "expired", "limited", "broken", "reset", "trickle")
 
 
+EVERY = [*((kind, None) for kind in KINDS), *((kind, ["other"]) for kind in ("wrong", "short", "reset"))]
+
+
 @pytest.mark.parametrize(
     ("kind", "layers"),
-    [*((kind, None) for kind in KINDS), *((kind, ["other"]) for kind in ("wrong", "short", "reset"))],
+    # by default tests/faults/test_matrix.py has the others, operations "pull" and "cut"
+    EVERY if ALL else [("reset", None), ("wrong", ["other"])],
 )
 def test_no_fault_of_the_network_comes_into_the_zoo(
     wide: Path, publish: Publish, tmp_path: Path, kind: str, layers: list[str] | None

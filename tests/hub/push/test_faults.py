@@ -12,6 +12,7 @@ from ckptzoo.errors import HubError, ZooError
 from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.hub.push import push
 from ckptzoo.server.testing import FAULT_KINDS
+from tests.support.effort import ALL
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import (
     assert_same_except_generated,
@@ -49,10 +50,8 @@ def test_a_server_that_cannot_write_says_so(server: Hosted, make_zoo: Make, tmp_
     assert_same_except_generated(zoo, downloaded(server, tmp_path))
 
 
-MEETING = sorted(FAULT_KINDS)
-
-
-@pytest.mark.parametrize("kind", MEETING)
+@pytest.mark.exhaustive  # by default tests/faults/test_matrix.py has it, operations "push" and "grow"
+@pytest.mark.parametrize("kind", sorted(FAULT_KINDS))
 def test_faults_now_and_then_cost_nothing(server: Hosted, make_zoo: Make, tmp_path: Path, kind: str) -> None:
     """A push either succeeds or says why not; what is there is a valid zoo, and the next push completes it."""
     zoo = make_zoo("zoo", (2,))
@@ -72,7 +71,7 @@ def test_faults_now_and_then_cost_nothing(server: Hosted, make_zoo: Make, tmp_pa
     assert ckptzoo.verify(down) == [] and len(own_commits(server)) <= 3
 
 
-@pytest.mark.parametrize("kind", ["broken", "reset", "limited", "expired"])
+@pytest.mark.parametrize("kind", ["broken", "reset", "limited", "expired"] if ALL else ["reset"])
 def test_faults_without_end_are_an_error_in_time(server: Hosted, make_zoo: Make, tmp_path: Path, kind: str) -> None:
     zoo = make_zoo()
     began = time.monotonic()

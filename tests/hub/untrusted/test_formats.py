@@ -14,6 +14,9 @@ from safetensors.torch import save_file as save_torch
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.untrusted import Limits, read, read_all
 from tests.support.checkpoint_files import written
+from tests.support.effort import ALL
+
+pytestmark = pytest.mark.usefixtures("one_worker")
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -120,8 +123,9 @@ def test_limits_hold_before_anything_is_read(tmp_path: Path) -> None:
     assert len(read(path, limits=Limits(tensor_bytes=8000, tensors=20))[0].tensors) == 20
 
 
-def test_a_hundred_thousand_names(tmp_path: Path) -> None:
+def test_very_many_names(tmp_path: Path) -> None:
+    count = 100_000 if ALL else 10_000
     path = tmp_path / "many.safetensors"
-    save_file({f"w{at}": np.full(1, at, np.float32) for at in range(100_000)}, path)
+    save_file({f"w{at}": np.full(1, at, np.float32) for at in range(count)}, path)
     (found,) = read(path)
-    assert len(found.tensors) == 100_000 and found.tensors["w77777"][0] == 77777
+    assert len(found.tensors) == count and found.tensors["w7777"][0] == 7777

@@ -11,6 +11,7 @@ import torch
 
 from ckptzoo.hub.untrusted import Limits, read, read_all
 
+pytestmark = pytest.mark.usefixtures("one_worker")
 DATA = Path(os.environ.get("CKPTZOO_DATA") or Path(__file__).parents[4] / "shared" / "data")
 CHECKPOINTS = DATA.parent / "checkpoints"
 FILES = sorted([*CHECKPOINTS.glob("*/*.th"), *CHECKPOINTS.glob("*/*.pt")])

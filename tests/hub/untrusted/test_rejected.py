@@ -29,6 +29,7 @@ from tests.support.checkpoint_files import (  # fmt: skip
     written,
 )
 
+pytestmark = pytest.mark.usefixtures("one_worker")
 PLAIN = "expected tensors and plain containers, got "
 BAD = "Do not load this file"
 SMALL = Limits(file_bytes=64 * 2**20, tensor_bytes=32 * 2**20, memory_bytes=2**30, cpu_seconds=60, seconds=120)

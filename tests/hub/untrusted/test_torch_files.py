@@ -12,6 +12,9 @@ from torch import nn
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.untrusted import StateDict, read, read_all
 from tests.support.checkpoint_files import saved, written
+from tests.support.effort import ALL
+
+pytestmark = pytest.mark.usefixtures("one_worker")
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 NEW = ["uint16", "uint32", "uint64"]
@@ -188,9 +191,10 @@ def test_names_that_a_zoo_does_not_allow_are_kept_and_those_that_nothing_allows_
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_tensors(tmp_path: Path) -> None:
+def test_very_many_tensors(tmp_path: Path) -> None:
+    count = 100_000 if ALL else 5_000
     path = tmp_path / "many.pt"
-    whole = torch.arange(100_000.0)
-    torch.save({f"layer{at}.weight": whole[at] for at in range(100_000)}, path)
+    whole = torch.arange(float(count))
+    torch.save({f"layer{at}.weight": whole[at] for at in range(count)}, path)
     (found,) = read(path)
-    assert len(found.tensors) == 100_000 and float(found.tensors["layer99999.weight"]) == 99_999
+    assert len(found.tensors) == count and float(found.tensors[f"layer{count - 1}.weight"]) == count - 1

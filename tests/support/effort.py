@@ -1,7 +1,8 @@
 """How thorough a run of the tests is.
 
-By default properties are tried on up to 50 examples, costly ones on 20 or fewer, and tests marked ``exhaustive`` are skipped. With
-``CKPTZOO_TESTS=all`` every count is taken in full (``make test-all``).
+By default properties are tried on up to 50 examples, costly ones on 20 or fewer, long series (kinds of faults, kills,
+flipped bytes, real networks) are sampled, and tests marked ``exhaustive`` are skipped. With ``CKPTZOO_TESTS=all`` every
+count is taken in full (``make test-all``).
 """
 
 import os

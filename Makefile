@@ -19,7 +19,9 @@ quickstart: $(READY)  ## train a zoo of OptuNets on handwritten digits, derive, 
 	@$(PY) -m builders quickstart --members $(MEMBERS) --to $(ZOO)
 
 # Workers take tests from one another when they run out, so that one long file does not keep a core to itself.
-PYTEST := $(PY) -m pytest -q -n auto --dist worksteal
+# Half as many workers again as cores: tests wait for servers, disks and processes a fifth of the time.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print((3 * (os.cpu_count() or 1) + 1) // 2)')
+PYTEST := $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
 
 test: $(READY)  ## every test, offline, on a CPU; properties on up to 50 examples, costly ones on 20
 	@$(PYTEST)

@@ -359,21 +359,22 @@ def prepared(
     turns: Iterable[int], rows_of: Callable[[int], NDArray[np.int64]], prepare: Callable[[NDArray[np.int64]], None]
 ) -> Generator[NDArray[np.int64]]:
     """The rows of every turn, once they were prepared; the next ``BATCHES_AHEAD`` are being prepared meanwhile."""
-    with ThreadPoolExecutor(1, thread_name_prefix="ckptzoo-ahead") as pool:
-        pending: deque[tuple[NDArray[np.int64], Future[None]]] = deque()
-        left = iter(turns)
-        try:
-            while True:
-                for turn in itertools.islice(left, BATCHES_AHEAD + 1 - len(pending)):
-                    rows = rows_of(turn)
-                    pending.append((rows, pool.submit(prepare, rows)))
-                if not pending:
-                    return
-                rows, done = pending.popleft()
-                done.result()
-                yield rows
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    # not a "with": its end would wait for a run that is being fetched and that nobody reads after an error
+    pool = ThreadPoolExecutor(1, thread_name_prefix="ckptzoo-ahead")
+    pending: deque[tuple[NDArray[np.int64], Future[None]]] = deque()
+    left = iter(turns)
+    try:
+        while True:
+            for turn in itertools.islice(left, BATCHES_AHEAD + 1 - len(pending)):
+                rows = rows_of(turn)
+                pending.append((rows, pool.submit(prepare, rows)))
+            if not pending:
+                return
+            rows, done = pending.popleft()
+            done.result()
+            yield rows
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _digest(rows: NDArray[np.int64]) -> str:

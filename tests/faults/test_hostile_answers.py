@@ -159,7 +159,7 @@ def believed(tiny: Path, lie: str, place: str) -> str:
 def test_lies(tiny: Path, place: str) -> None:
     """All at once, each from a hub of its own; daemons, so that one that hangs is seen and harms no other test.
 
-    By default each is told in two of the places, in turn.
+    By default each lie is tried at every other place.
     """
     found: dict[str, str] = {}
     lies = list(LIES) if ALL else list(LIES)[list(PLACES).index(place) % 2 :: 2]

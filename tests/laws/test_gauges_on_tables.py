@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ckptzoo.symmetry import GAUGES, GroupElement, apply, canonicalize
 from tests.support.effort import FEW_EXAMPLES, examples
-from tests.support.symmetry_tables import Network, Weights, networks
+from tests.support.symmetry_tables import Network, Weights, crossed, networks
 
 K = 2
 many = settings(max_examples=examples(300, FEW_EXAMPLES), deadline=None)
@@ -31,15 +31,6 @@ def cases(draw: st.DrawFn) -> tuple[Network, Weights]:
         }
         weights |= {name: np.abs(array) if name in net.variances else array for name, array in rounded.items()}
     return net, weights
-
-
-def crossed(net: Network) -> bool:
-    """Whether a permutation stands on two axes of one tensor, where no order of the axes comes first."""
-    for name in net.shapes:
-        sides = [{net.table.leader(item.group).id for item in act.segments} for act in net.table.actions_on(name)]
-        if sum(map(len, sides)) > len(set().union(*sides)):
-            return True
-    return False
 
 
 def forward(net: Network) -> bool:

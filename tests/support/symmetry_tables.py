@@ -46,6 +46,15 @@ class Network:
         return GroupElement(self.element(K, seed).perms, GroupElement.identity(self.table, K).scales)
 
 
+def crossed(net: Network) -> bool:
+    """Whether a permutation is on two axes of one tensor: no order of the axes comes first, nor are scales unique."""
+    for name in net.shapes:
+        sides = [{net.table.leader(item.group).id for item in act.segments} for act in net.table.actions_on(name)]
+        if sum(map(len, sides)) > len(set().union(*sides)):
+            return True
+    return False
+
+
 class _Plan:
     """A table that is being drawn."""
 

@@ -11,7 +11,7 @@ from ckptzoo.symmetry import apply, canonicalize
 from ckptzoo.symmetry.comparison import ambiguous, compare, rounding_tolerance
 from ckptzoo.symmetry.invariants import invariants
 from tests.support.effort import FEW_EXAMPLES, examples
-from tests.support.symmetry_tables import Network, networks
+from tests.support.symmetry_tables import Network, crossed, networks
 
 Weights = dict[str, np.ndarray]
 K = 3
@@ -21,15 +21,6 @@ seeds = st.integers(0, 2**32 - 1)
 
 def taken(weights: Weights, row: int) -> Weights:
     return {name: array[row : row + 1] for name, array in weights.items()}
-
-
-def crossed(net: Network) -> bool:
-    """Whether a permutation stands on two axes of one tensor, for which the gauges' scales are not unique."""
-    for name in net.shapes:
-        sides = [{net.table.leader(item.group).id for item in act.segments} for act in net.table.actions_on(name)]
-        if sum(map(len, sides)) > len(set().union(*sides)):
-            return True
-    return False
 
 
 @pytest.mark.slow

@@ -158,6 +158,16 @@ NORMALISED = """
     n.running_var 0 +2 variance a@0+4 eps=0.001
     c: n@0+4 ->
 """
+ONE_SCALE = """
+    a 4 sym positive
+    a: -> a@0+4
+    n.weight 0 +1 gain a@0+4
+    n.bias 0 +1 shift a@0+4
+    n.running_mean 0 +1 mean a@0+4
+    n.running_var 0 +2 variance a@0+4 eps=0.001
+    c: a@0+4 ->
+"""
+"""What the batch norm reads and what it writes are scaled together."""
 CASES |= {
     "what a ReLU writes has no sign that a batch norm could take": Case(
         lambda m, x: m.c(m.n(F.relu(m.a(x)))), DENSE, rows(5), NORMALISED.format("positive", "")
@@ -191,29 +201,13 @@ CASES |= {
         lambda m, x: m.c(m.n(h := m.a(x)) + h),
         DENSE,
         rows(5),
-        """
-        a 4 sym positive
-        a: -> a@0+4
-        n.weight 0 +1 gain a@0+4
-        n.bias 0 +1 shift a@0+4
-        n.running_mean 0 +1 mean a@0+4
-        n.running_var 0 +2 variance a@0+4 eps=0.001
-        c: a@0+4 ->
-        """,
+        ONE_SCALE,
     ),
     "a batch norm of its own results": Case(
         lambda m, x: m.c(m.n(m.n(m.a(x)))),
         DENSE,
         rows(5),
-        """
-        a 4 sym positive
-        a: -> a@0+4
-        n.weight 0 +1 gain a@0+4
-        n.bias 0 +1 shift a@0+4
-        n.running_mean 0 +1 mean a@0+4
-        n.running_var 0 +2 variance a@0+4 eps=0.001
-        c: a@0+4 ->
-        """,
+        ONE_SCALE,
     ),
     "channels of zeros in front of a batch norm without statistics": Case(
         lambda m, x: m.c(F.relu(m.n(F.pad(m.a(x), (0, 2))))),

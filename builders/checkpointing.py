@@ -135,6 +135,7 @@ class BuildFolder:
         """Replace the unit's saved state."""
         arrays = {f"weights/{name}": _array(tensor) for name, tensor in state.weights.items()}
         arrays |= {f"momentum/{name}": _array(tensor) for name, tensor in state.momentum.items()}
+        arrays |= {f"extra/{name}": _array(tensor) for name, tensor in state.extra.items()}
         facts = {"step": str(state.step), "seconds": repr(spent.seconds), "joules": json.dumps(spent.joules)}
         write_file(self._state(unit), save(arrays, metadata=facts))
 
@@ -144,7 +145,7 @@ class BuildFolder:
         if not path.exists():
             return Spent()
         arrays, facts = _read(path)
-        for kind, tensors in (("weights", state.weights), ("momentum", state.momentum)):
+        for kind, tensors in (("weights", state.weights), ("momentum", state.momentum), ("extra", state.extra)):
             for name, tensor in tensors.items():
                 tensor.copy_(torch.from_numpy(arrays[f"{kind}/{name}"]))
         state.step = int(facts["step"])

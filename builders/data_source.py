@@ -25,11 +25,14 @@ class TrainingBatch(NamedTuple):
     rate : the learning rate.
     inputs : (M, B, ...) float32.
     targets : (M, B).
+    scales : (M, B, U) float32, by which the inputs of the last linear layer are multiplied: 0 where dropout drops one,
+        1 / (1 - p) elsewhere; None without dropout.
     """
 
     rate: float
     inputs: torch.Tensor
     targets: torch.Tensor
+    scales: torch.Tensor | None = None
 
 
 class Feed(Protocol):
@@ -103,7 +106,7 @@ class DataSource:
         window = rows[:, None] + columns
         for step in steps(self, keys, start, stop):
             images = self.network_inputs(self.pixels[step.corners[:, :, None, None, None] + window])
-            yield TrainingBatch(step.rate, images, step.labels)
+            yield TrainingBatch(step.rate, images, step.labels, step.scales)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,10 +142,16 @@ class TabularData:
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
         """See ``Feed``; inputs (M, B, D)."""
         batch, schedule = self.recipe.batch, self.recipe.schedule
-        for epoch, _, items in _draw_order(self.recipe, keys, self.device, start, stop):
+        for epoch, positions, items in _draw_order(self.recipe, keys, self.device, start, stop):
+            scales = _dropout_scales(self.recipe, _lanes(keys, self.device), epoch, positions)
             for first in range(0, items.shape[1], batch):
                 taken = items[:, first : first + batch]
-                yield TrainingBatch(schedule.learning_rate_at(epoch), self.inputs[taken], self.targets[taken])
+                yield TrainingBatch(
+                    schedule.learning_rate_at(epoch),
+                    self.inputs[taken],
+                    self.targets[taken],
+                    None if scales is None else scales[:, first : first + batch],
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,11 +163,13 @@ class Step:
     rate : the learning rate.
     corners : (M, B) int64: the place in ``DataSource.pixels`` of the first pixel of each crop.
     labels : (M, B) int64.
+    scales : as in ``TrainingBatch``.
     """
 
     rate: float
     corners: torch.Tensor
     labels: torch.Tensor
+    scales: torch.Tensor | None
 
 
 def steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[Step]:
@@ -169,12 +180,23 @@ def steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: i
         down, right = rng.crops(lanes, epoch, positions, recipe.crop_pad)
         corners = items * (data_source.height * data_source.width) + torch.as_tensor(down * data_source.width + right)
         labels = data_source.labels[items]
+        scales = _dropout_scales(recipe, lanes, epoch, positions)
         for first in range(0, len(positions), batch):
             yield Step(
                 recipe.schedule.learning_rate_at(epoch),
                 corners[:, first : first + batch],
                 labels[:, first : first + batch],
+                None if scales is None else scales[:, first : first + batch],
             )
+
+
+def _dropout_scales(recipe: Recipe, lanes: Any, epoch: int, positions: Any) -> torch.Tensor | None:
+    """(M, P, U) float32 as in ``TrainingBatch``."""
+    if not recipe.dropout:
+        return None
+    units = recipe.arch[recipe.head].shape[1]
+    kept = torch.as_tensor(rng.kept_units(lanes, epoch, positions, units, recipe.dropout))
+    return kept.float().mul_(1 / (1 - recipe.dropout))
 
 
 def _draw_order(

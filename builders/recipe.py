@@ -19,6 +19,8 @@ from ckptzoo.schema.documents import digest_of
 FOLDER = Path(__file__).parent / "recipes"
 CROSS_ENTROPY = "cross-entropy"
 """The loss where a recipe names none."""
+_LATER_KEYS: dict[str, Any] = {"loss": CROSS_ENTROPY, "warmup": 0, "warmup_from": 0.0, "dropout": 0.0}
+"""Keys that came after the first recipes, and what is meant where one is missing."""
 _STEP = "Correct the recipe."
 
 
@@ -34,7 +36,10 @@ class Recipe:
     train, test : examples of the training and the test set; the data must agree.
     epochs, batch : an epoch visits every training example once; its last batch holds what is left over.
     momentum, weight_decay : of ``torch.optim.SGD``.
-    learning_rate, milestones, factor : the learning rate schedule, see ``builders.schedules.MilestoneSchedule``.
+    learning_rate, milestones, factor, warmup, warmup_from : the learning rate schedule, see
+        ``builders.schedules.MilestoneSchedule``.
+    dropout : the probability with which each input of the last linear layer is set to 0 in training, for each example
+        anew; the others are divided by 1 - ``dropout``.
     loss : a name in ``builders.losses``: what the mean over a batch is taken of.
     summary : a sentence for people; not part of the digest.
     full_epochs : epochs of the recipe that this one shortens; None where it is the recipe itself.
@@ -53,6 +58,9 @@ class Recipe:
     milestones: tuple[int, ...]
     factor: float
     loss: str = CROSS_ENTROPY
+    warmup: int = 0
+    warmup_from: float = 0.0
+    dropout: float = 0.0
     summary: str = ""
     full_epochs: int | None = None
 
@@ -118,7 +126,12 @@ class Recipe:
     @cached_property
     def schedule(self) -> MilestoneSchedule:
         """The learning rate of each epoch."""
-        return MilestoneSchedule(self.learning_rate, self.milestones, self.factor)
+        return MilestoneSchedule(self.learning_rate, self.milestones, self.factor, self.warmup, self.warmup_from)
+
+    @cached_property
+    def head(self) -> str:
+        """The name of the last linear layer's weight: the last tensor of two axes (outputs, inputs)."""
+        return next(tensor.name for tensor in reversed(self.arch.tensors) if len(tensor.shape) == 2)
 
     @cached_property
     def digest(self) -> str:
@@ -165,10 +178,11 @@ class Recipe:
         yield from ()
 
     def _content(self) -> dict[str, Any]:
-        """Every key and value; a loss of cross-entropy is left out: recipes older than the key keep their digests."""
+        """Every key and value; defaults of keys that the first recipes lacked are left out: their digests stay."""
         content = dataclasses.asdict(self)
-        if self.loss == CROSS_ENTROPY:
-            del content["loss"]
+        for key, default in _LATER_KEYS.items():
+            if content[key] == default:
+                del content[key]
         return {**content, "milestones": list(self.milestones)}
 
     def problem_with(self, key: str, expected: str) -> Problem:
@@ -292,6 +306,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     for key in ("momentum", "weight_decay"):
         if not _finite(getattr(recipe, key)) or getattr(recipe, key) < 0:
             yield wrong(key, "a finite number, at least 0")
+    if not _finite(recipe.dropout) or not 0 <= recipe.dropout < 1:
+        yield wrong("dropout", "a number from 0 to below 1")
     for key, expected in recipe.schedule.wrong_values():
         yield wrong(key, expected)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ckptzoo.loader.permutation import derive_key, keyed_permutation
@@ -17,8 +18,8 @@ from ckptzoo.schema.architecture import Architecture
 
 VERSION = 1
 """Part of every recipe's digest: raised when the same recipe would draw other numbers."""
-_INITIAL, _ORDER, _CROP = 0, 1, 2
-"""Purposes: initial weights, the order of the data, places of crops."""
+_INITIAL, _ORDER, _CROP, _DROPOUT = 0, 1, 2, 3
+"""Purposes: initial weights, the order of the data, places of crops, dropped units."""
 # Constants of Philox 4x32: the multipliers, and what the key is raised by in each round (Salmon et al. 2011).
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -119,3 +120,48 @@ def crops(keys: Any, epoch: int, positions: Any, pad: int) -> tuple[Any, Any]:
     """(M, P) each: rows and columns, 0 to 2 pad, at which crops of padded images start."""
     down, right, _, _ = philox((positions, epoch, _CROP, 0), keys[:, None])
     return below(down, 2 * pad + 1), below(right, 2 * pad + 1)
+
+
+def kept_units(keys: Any, epoch: int, positions: Any, units: int, dropout: float) -> Any:
+    """(M, P, U) bool: which of U units dropout keeps for the example at each position of an epoch.
+
+    A unit is kept where its word is at least ``dropout_threshold(dropout)``; the word's number within the counters'
+    blocks of four is the unit's.
+    """
+    words = [philox((positions, epoch, _DROPOUT, block), keys[:, None]) for block in range(-(-units // 4))]
+    threshold = dropout_threshold(dropout)
+    masks = [word >= threshold for block in words for word in block][:units]
+    return torch.stack(masks, -1) if hasattr(keys, "new_tensor") else np.stack(masks, -1)
+
+
+def dropout_threshold(dropout: float) -> int:
+    """The least 32-bit word that keeps a unit: the probability of a smaller one is ``dropout``, within 2**-33."""
+    return round(dropout * 2**32)
+
+
+def normals(keys: Any, purpose: int, index: int, count: int) -> Any:
+    r"""(M, count) float64 standard normal numbers, the same for a key whatever other keys there are.
+
+    .. math:: z_0 = \sqrt{-2 \log u_0} \cos 2 \pi u_1, \qquad z_1 = \sqrt{-2 \log u_0} \sin 2 \pi u_1
+
+    (Box and Muller, "A note on the generation of random normal deviates", 1958), with u = (word + 1/2) / 2**32, so that
+    no number is beyond 6.7.
+
+    Parameters
+    ----------
+    keys : (M,) numpy uint64, or int64 torch of the same bits.
+    purpose, index : what the numbers are for, and which of many: two words of the counter.
+    """
+    is_torch = hasattr(keys, "new_tensor")
+    blocks = np.arange(-(-count // 4), dtype=np.int64)
+    counter = torch.from_numpy(blocks).to(keys.device) if is_torch else blocks
+    words = philox((counter, index, purpose, 0), keys[:, None])
+    # torch would add 1/2 to integers in float32
+    uniforms = [((word.double() if is_torch else word) + 0.5) * 2.0**-32 for word in words]
+    library: Any = torch if is_torch else np
+    pairs = [
+        library.sqrt(-2 * library.log(first)) * turn(2 * math.pi * second)
+        for first, second in (uniforms[:2], uniforms[2:])
+        for turn in (library.cos, library.sin)
+    ]
+    return library.stack(pairs, -1).reshape(len(keys), -1)[:, :count]

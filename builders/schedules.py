@@ -9,30 +9,45 @@ from dataclasses import dataclass
 class MilestoneSchedule:
     """The learning rate is multiplied by a factor at the start of each milestone, as ``MultiStepLR`` of torch does.
 
+    During the first ``warmup`` epochs it moves in equal steps from ``warmup_from``, which is the rate before the first
+    epoch, to where it would be without: in the last of them it is there.
+
     Parameters
     ----------
     learning_rate : before the first milestone.
     milestones : rising epochs, counted from 0, at least 1.
     factor : at least 0; below 1 the rate falls.
+    warmup : epochs, at least 0.
+    warmup_from : at least 0; it may be above the rate that follows.
 
     Examples
     --------
     >>> schedule = MilestoneSchedule(0.5, milestones=(2, 3), factor=0.5)
     >>> [schedule.learning_rate_at(epoch) for epoch in range(4)]
     [0.5, 0.5, 0.25, 0.125]
+    >>> schedule = MilestoneSchedule(0.5, milestones=(), factor=1, warmup=2, warmup_from=0.25)
+    >>> [schedule.learning_rate_at(epoch) for epoch in range(4)]
+    [0.375, 0.5, 0.5, 0.5]
     """
 
     learning_rate: float
     milestones: tuple[int, ...]
     factor: float
+    warmup: int = 0
+    warmup_from: float = 0.0
 
     def learning_rate_at(self, epoch: int) -> float:
         """The learning rate during an epoch, counted from 0."""
-        return self.learning_rate * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
+        rate = self.learning_rate * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
+        if epoch + 1 < self.warmup:
+            return self.warmup_from + (rate - self.warmup_from) * (epoch + 1) / self.warmup
+        return rate
 
     def wrong_values(self) -> Iterator[tuple[str, str]]:
         """For each value that cannot be used: its name, and what is expected; values may be of any type."""
-        for name in ("learning_rate", "factor"):
+        if type(self.warmup) is not int or self.warmup < 0:
+            yield "warmup", "an integer, at least 0"
+        for name in ("learning_rate", "factor", "warmup_from"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
                 yield name, "a finite number, at least 0"

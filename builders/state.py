@@ -1,6 +1,6 @@
 """The training state of members that train side by side: weights, momentum and step, stacked along a leading axis."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -23,12 +23,14 @@ class TrainingState:
     weights : ``{name: (M, *shape)}``.
     momentum : the same shapes; empty where the recipe has none.
     step : optimiser steps taken.
+    extra : what a posterior method keeps beside them, ``{name: (M, ...)}``.
     """
 
     keys: NDArray[np.uint64]
     weights: Tensors
     momentum: Tensors
     step: int = 0
+    extra: Tensors = field(default_factory=dict)
 
     @classmethod
     def initial(cls, recipe: Recipe, seeds: list[int], device: str) -> Self:
@@ -52,6 +54,7 @@ class TrainingState:
                 {name: tensor[start : start + size] for name, tensor in self.weights.items()},
                 {name: tensor[start : start + size] for name, tensor in self.momentum.items()},
                 self.step,
+                {name: tensor[start : start + size] for name, tensor in self.extra.items()},
             )
             for start in range(0, len(self), size)
         ]

@@ -1,35 +1,72 @@
 """The engine for any architecture without buffers: ``torch.func.functional_call`` under ``vmap`` over the members."""
 
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from builders import losses
-from builders.data_source import Feed
+from builders.data_source import Feed, TrainingBatch
 from builders.engines import sgd
+from builders.engines.sgd import GradientStep
+from builders.recipe import Recipe
 from builders.state import Tensors, TrainingState
 from ckptzoo import archs
 from ckptzoo.errors import Problem, ZooError
 
 
 def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
-    """See ``builders.engines.Engine``.
+    """See ``builders.engines.Engine``; raises as ``gradient_steps``."""
+    steps = gradient_steps(data_source, state.keys, state.step, stop)
+    sgd.advance(data_source.recipe, state, steps)
+
+
+def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
+    """See ``builders.engines.gradient_steps``.
 
     Raises
     ------
     ZooError
-        The architecture has buffers (such as BatchNorm's), which the members could not share.
+        The architecture has buffers (such as BatchNorm's), which the members could not share, or the recipe drops
+        inputs of a last layer that is not ``torch.nn.Linear``.
     """
     recipe = data_source.recipe
     model = archs.get(recipe.architecture)().to(data_source.device)
     if any(True for _ in model.buffers()):
         step = "Write an engine for it in builders/engines."
         raise ZooError(Problem(recipe.architecture, "engine", "an architecture without buffers", "one with some", step))
+    scale_head_inputs = _scaled_head(model, recipe) if recipe.dropout else None
     mean = losses.get(recipe.loss).mean
 
-    def loss(weights: Tensors, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss(weights: Tensors, inputs: torch.Tensor, targets: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        if scale_head_inputs is not None:
+            scale_head_inputs["scales"] = scales
         return mean(torch.func.functional_call(model, weights, (inputs,)), targets)
 
     # vmap batches the weights; buffers would be of the one module, hence the check above
-    gradient = torch.func.vmap(torch.func.grad(loss))
-    for batch in data_source.batches(state.keys, state.step, stop):
-        sgd.update(recipe, state, gradient(state.weights, batch.inputs, batch.targets), batch.rate)
-    state.step = stop
+    stacked = torch.func.vmap(torch.func.grad(loss))
+
+    def gradient(batch: TrainingBatch, weights: Tensors) -> Tensors:
+        scales = batch.targets if batch.scales is None else batch.scales
+        return stacked(weights, batch.inputs, batch.targets, scales)
+
+    for batch in data_source.batches(keys, start, stop):
+        yield GradientStep(batch.rate, partial(gradient, batch))
+
+
+def _scaled_head(model: torch.nn.Module, recipe: Recipe) -> dict[str, torch.Tensor]:
+    """Let the last linear layer multiply its inputs (B, U) by what a dictionary, which is returned, has as scales."""
+    layer = dict(model.named_modules()).get(recipe.head.removesuffix(".weight"))
+    if not isinstance(layer, torch.nn.Linear):
+        got, step = f"{type(layer).__name__} as {recipe.head!r}", "Train it without dropout."
+        raise ZooError(Problem(recipe.architecture, "dropout", "a last layer of torch.nn.Linear", got, step))
+    current: dict[str, torch.Tensor] = {}
+
+    def scale(module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (inputs[0] * current["scales"],)
+
+    layer.register_forward_pre_hook(scale)
+    return current

@@ -11,10 +11,16 @@ Where several positions of a window share the maximum its gradient is split betw
 picks one; this differs only when equal outputs come from unequal patches.
 """
 
-import torch
+from collections.abc import Iterator
+from functools import partial
 
-from builders.data_source import DataSource, steps
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from builders.data_source import DataSource, Step, steps
 from builders.engines import sgd
+from builders.engines.sgd import GradientStep
 from builders.state import Tensors, TrainingState
 
 # A 4x4 kernel on 28x28 pixels gives 25x25 outputs, of which 3x3 windows use 24x24: these see 27x27 pixels.
@@ -62,23 +68,29 @@ class _Workspace:
 
 def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
     """See ``builders.engines.Engine``; a group of 4 to 16 members is fastest on one CPU core, all of them on a GPU."""
-    workspace = _Workspace(len(state), data_source.recipe.batch, data_source)
-    for step in steps(data_source, state.keys, state.step, stop):
-        gradients = _gradients(state.weights, workspace.patches(step.corners), step.labels, workspace)
-        sgd.update(data_source.recipe, state, gradients, step.rate)
-    state.step = stop
+    sgd.advance(data_source.recipe, state, gradient_steps(data_source, state.keys, state.step, stop))
 
 
-def _gradients(weights: Tensors, patches: torch.Tensor, labels: torch.Tensor, workspace: _Workspace) -> Tensors:
+def gradient_steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
+    """See ``builders.engines.gradient_steps``."""
+    workspace = _Workspace(len(keys), data_source.recipe.batch, data_source)
+    for step in steps(data_source, keys, start, stop):
+        patches = workspace.patches(step.corners)
+        yield GradientStep(step.rate, partial(_gradients, patches=patches, step=step, workspace=workspace))
+
+
+def _gradients(weights: Tensors, patches: torch.Tensor, step: Step, workspace: _Workspace) -> Tensors:
     """Gradients of the mean cross-entropy of each member's batch.
 
     Parameters
     ----------
     weights : ``{name: (M, *shape)}``.
     patches : (M, 36, 64 B).
-    labels : (M, B).
+    step : the labels (M, B), and what dropout keeps.
     """
+    labels = step.labels
     members, batch = labels.shape
+    scales = None if step.scales is None else step.scales.transpose(1, 2)
     head, bias = weights["fc.weight"], weights["fc.bias"]
 
     _kernel1_places(workspace.matrix1).copy_(weights["conv1.weight"].view(members, 1, 1, 2, 4, 4))
@@ -90,12 +102,16 @@ def _gradients(weights: Tensors, patches: torch.Tensor, labels: torch.Tensor, wo
     flat2 = torch.bmm(workspace.matrix2, hidden1).relu_()
     hidden2 = flat2.view(members, 10, 16, batch)
     features = hidden2.mean(2)
+    if scales is not None:
+        features.mul_(scales)
     logits = torch.baddbmm(bias[:, :, None], head, features)
 
     error = torch.softmax(logits, 1)
     error.scatter_add_(1, labels[:, None], error.new_full((1, 1, 1), -1.0).expand(members, 1, batch))
     error.div_(batch)
     back = torch.bmm(head.transpose(1, 2), error).div_(16)  # the features are means over 16 places
+    if scales is not None:
+        back.mul_(scales)
     # What ReLU returns is 0 or positive, so that its sign is ReLU's derivative.
     hidden2.sign_().mul_(back[:, :, None])
     back1 = torch.bmm(workspace.matrix2.transpose(1, 2), flat2)

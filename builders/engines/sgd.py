@@ -1,7 +1,31 @@
-"""The optimiser that every engine shares."""
+"""The optimiser that every engine shares, and the steps at which engines evaluate gradients."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from builders.recipe import Recipe
 from builders.state import Tensors, TrainingState
+
+
+class GradientStep(NamedTuple):
+    """One optimiser step: the gradient of its batch's mean loss, at any weights.
+
+    Parameters
+    ----------
+    rate : the learning rate.
+    gradient : of weights ``{name: (M, *shape)}`` to gradients of the same names and shapes, which the caller may
+        change.
+    """
+
+    rate: float
+    gradient: Callable[[Tensors], Tensors]
+
+
+def advance(recipe: Recipe, state: TrainingState, steps: Iterable[GradientStep]) -> None:
+    """Take these steps of stochastic gradient descent, in place."""
+    for step in steps:
+        update(recipe, state, step.gradient(state.weights), step.rate)
+        state.step += 1
 
 
 def update(recipe: Recipe, state: TrainingState, gradients: Tensors, rate: float) -> None:

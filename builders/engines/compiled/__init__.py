@@ -7,14 +7,21 @@ that ``NUMBA_CACHE_DIR`` names. Members are trained one by one, so that a member
 the recipe, the data and the processor's kind.
 """
 
+from collections.abc import Iterator
+from functools import partial
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from builders.data_source import DataSource
 from builders.engines.compiled import rng
-from builders.engines.compiled.training import Images, SGDSettings, Tensors, train
+from builders.engines.compiled.training import Batch, Images, SGDSettings, Tensors, batch_gradients, train
 from builders.engines.compiled.workspace import PITCH, Workspace
+from builders.engines.sgd import GradientStep
 from builders.recipe import ImageRecipe
+from builders.rng import dropout_threshold
+from builders.state import Tensors as TensorsByName
 from builders.state import TrainingState
 from ckptzoo.errors import Problem, ZooError
 
@@ -29,17 +36,34 @@ def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
     ZooError
         The data is not on a CPU, or its images are not of 28x28 pixels.
     """
+    recipe, members = data_source.recipe, len(state)
     train(
         Workspace.empty(),
         images(data_source),
-        sgd_settings(data_source.recipe, state.step, stop),
+        sgd_settings(recipe, state.step, stop),
+        Batch.empty(recipe.batch),
         state.keys,
-        _flat(state, momentum=False),
-        _flat(state, momentum=True),
+        _rows(state.weights, members),
+        _rows(state.momentum, members),
         state.step,
         stop,
     )
     state.step = stop
+
+
+def gradient_steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
+    """See ``builders.engines.gradient_steps``; raises as ``advance``."""
+    recipe, workspace = data_source.recipe, Workspace.empty()
+    settings, training_set, batch = sgd_settings(recipe, start, stop), images(data_source), Batch.empty(recipe.batch)
+
+    def gradient(step: int, weights: TensorsByName) -> TensorsByName:
+        slopes = {name: torch.empty(tensor.shape) for name, tensor in weights.items()}
+        rows = _rows({name: tensor.contiguous() for name, tensor in weights.items()}, len(keys))
+        batch_gradients(workspace, training_set, settings, batch, keys, rows, _rows(slopes, len(keys)), step)
+        return slopes
+
+    for step in range(start, stop):
+        yield GradientStep(recipe.schedule.learning_rate_at(step // recipe.epoch_steps), partial(gradient, step))
 
 
 def images(data_source: DataSource) -> Images:
@@ -71,14 +95,14 @@ def sgd_settings(recipe: ImageRecipe, start: int, stop: int) -> SGDSettings:
         np.array([recipe.schedule.learning_rate_at(epoch) for epoch in epochs], np.float32),
         np.float32(recipe.weight_decay),
         np.float32(recipe.momentum),
+        dropout_threshold(recipe.dropout),
+        np.float32(1 / (1 - recipe.dropout)),
     )
 
 
-def _flat(state: TrainingState, *, momentum: bool) -> Tensors:
-    """The same memory as rows, one a member; without columns where there is no momentum."""
-    tensors = state.momentum if momentum else state.weights
+def _rows(tensors: TensorsByName, members: int) -> Tensors:
+    """The same memory as rows, one a member; without columns where there are no tensors."""
     rows: list[NDArray[np.float32]] = [
-        tensors[name].view(len(state), -1).numpy() if tensors else np.empty((len(state), 0), np.float32)
-        for name in _NAMES
+        tensors[name].view(members, -1).numpy() if tensors else np.empty((members, 0), np.float32) for name in _NAMES
     ]
     return rows[0], rows[1], rows[2], rows[3]

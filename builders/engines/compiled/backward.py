@@ -55,7 +55,7 @@ def linear_backward(workspace: Workspace, head: Numbers) -> None:
         back = spread(_ZERO)
         for k in range(CLASSES):
             back = back + spread(head[k * OUTPUTS + out]) * load(workspace.slope, k * _L)
-        back = back * spread(_SIXTEENTH)
+        back = back * load(workspace.scales, out * _L) * spread(_SIXTEENTH)
         for place in range(PLACES):
             _where(workspace.hidden2, (out * PLACES + place) * _L, workspace.hidden2, back)
 

@@ -118,7 +118,7 @@ def convolve(workspace: Workspace, kernel: Numbers) -> None:
             store(workspace.hidden2, offset + 2 * _L, s2)
             store(workspace.hidden2, offset + 3 * _L, s3)
             total = total + ((s0 + s1) + (s2 + s3))
-        store(workspace.features, out * _L, total * spread(_SIXTEENTH))
+        store(workspace.features, out * _L, total * spread(_SIXTEENTH) * load(workspace.scales, out * _L))
 
 
 @njit(**INLINE)

@@ -20,7 +20,7 @@ _MASK, _HALF = _U(0xFFFFFFFF), _U(32)
 # Constants of Philox 4x32 (Salmon et al. 2011); the multiples of the first WEYL also make the keys of an order.
 _MULTIPLIER0, _MULTIPLIER1 = _U(0xD2511F53), _U(0xCD9E8D57)
 _WEYL0, _WEYL1 = _U(0x9E3779B9), _U(0xBB67AE85)
-_ORDER, _CROP = _U(1), _U(2)
+_ORDER, _CROP, _DROPOUT = _U(1), _U(2), _U(3)
 # Multipliers of ``mix`` in ckptzoo.loader.permutation.
 _MIX0, _MIX1 = _U(0x7FEB352D), _U(0x846CA68B)
 _15, _16 = _U(15), _U(16)
@@ -34,14 +34,20 @@ ROUNDS = 24
 @njit(**OPTIONS)
 def philox(first: Word, second: Word, third: Word, key: Word) -> tuple[Word, Word]:
     """The first two of the four words of ``builders.rng.philox``, where the counter's last word is 0."""
-    c0, c1, c2, c3 = first, second, third, _U(0)
+    words = _four_words(first, second, third, _U(0), key)
+    return words[0], words[1]
+
+
+@njit(**OPTIONS)
+def _four_words(first: Word, second: Word, third: Word, fourth: Word, key: Word) -> tuple[Word, Word, Word, Word]:
+    c0, c1, c2, c3 = first, second, third, fourth
     k0, k1 = key & _MASK, key >> _HALF
     for _ in range(10):
         low0, low1 = c0 * _MULTIPLIER0, c2 * _MULTIPLIER1
         c0, c2 = (low1 >> _HALF) ^ c1 ^ k0, (low0 >> _HALF) ^ c3 ^ k1
         c1, c3 = low1 & _MASK, low0 & _MASK
         k0, k1 = (k0 + _WEYL0) & _MASK, (k1 + _WEYL1) & _MASK
-    return c0, c1
+    return c0, c1, c2, c3
 
 
 @njit(**OPTIONS)
@@ -102,3 +108,17 @@ def corners(key: Word, epoch: int, first: int, pad: int, width: int, places: NDA
     for k in range(len(places)):
         down, right = philox(_U(first + k), _U(epoch), _CROP, key)
         places[k] = np.int64(((down * size) >> _HALF) * _U(width) + ((right * size) >> _HALF))
+
+
+@njit(**OPTIONS)
+def dropout_scales(key: Word, epoch: int, first: int, threshold: int, scale: np.float32, scales: Any) -> None:
+    """Into ``scales`` (B, U): 0 or ``scale`` for the units of the example at each position from ``first`` on.
+
+    See ``builders.rng.kept_units``; ``threshold`` is ``builders.rng.dropout_threshold``.
+    """
+    least = _U(threshold)
+    for k in range(scales.shape[0]):
+        for unit in range(0, scales.shape[1], 4):
+            words = _four_words(_U(first + k), _U(epoch), _DROPOUT, _U(unit // 4), key)
+            for number in range(min(4, scales.shape[1] - unit)):
+                scales[k, unit + number] = scale if words[number] >= least else np.float32(0)

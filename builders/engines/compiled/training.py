@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from builders.engines.compiled import backward, forward, rng
 from builders.engines.compiled.lanes import LANES
 from builders.engines.compiled.options import OPTIONS
-from builders.engines.compiled.workspace import Numbers, Pixels, Places, Workspace
+from builders.engines.compiled.workspace import OUTPUTS, Numbers, Pixels, Places, Workspace
 
 Tensors = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
 """(M, 32), (M, 250), (M, 100) and (M, 10) float32; momentum that there is not is (M, 0)."""
@@ -45,6 +45,8 @@ class SGDSettings(NamedTuple):
     items, batch, side : of an epoch, of a step, and ``rng.side(items)``.
     rates : the learning rate schedule: the rate of each epoch from that of the first step on.
     decay, friction : weight decay and momentum.
+    threshold, scale : of dropout: ``builders.rng.dropout_threshold``, and what kept units are multiplied by; 0 and 1
+        without.
     """
 
     items: int
@@ -53,27 +55,49 @@ class SGDSettings(NamedTuple):
     rates: Numbers
     decay: np.float32
     friction: np.float32
+    threshold: int
+    scale: np.float32
+
+
+class Batch(NamedTuple):
+    """What a member meets in a step; longer than the batch by up to fifteen examples, which are computed and ignored.
+
+    Parameters
+    ----------
+    corners, labels : the first pixel of each crop, and its label.
+    scales : (lanes, 10): by what dropout multiplies the head's inputs.
+    """
+
+    corners: Places
+    labels: Places
+    scales: NDArray[np.float32]
+
+    @classmethod
+    def empty(cls, size: int) -> "Batch":
+        """For batches of up to ``size`` examples."""
+        lanes = -(-size // LANES) * LANES
+        return cls(np.empty(lanes, np.int64), np.empty(lanes, np.int64), np.ones((lanes, OUTPUTS), np.float32))
 
 
 @njit(**OPTIONS)
 def gradients(
-    workspace: Workspace, images: Images, weights: tuple[Numbers, ...], corners: Places, labels: Places, size: int
+    workspace: Workspace, images: Images, weights: tuple[Numbers, ...], batch: Batch, size: int, dropout: bool
 ) -> None:
-    """Gradients of the mean cross-entropy of ``size`` images, into the first numbers of the last four arrays.
-
-    ``corners`` and ``labels`` are as long as there are lanes in use, a multiple of sixteen; what comes after the batch
-    is computed and ignored.
-    """
+    """Gradients of the mean cross-entropy of ``size`` images, into the first numbers of the last four arrays."""
     conv1, conv2, head, bias = weights
     for sums in (workspace.conv1, workspace.conv2, workspace.head, workspace.bias):
         sums[:] = 0
     for first in range(0, size, LANES):
-        places = corners[first : first + LANES]
+        places = batch.corners[first : first + LANES]
+        if dropout:
+            for unit in range(OUTPUTS):
+                for lane in range(LANES):
+                    workspace.scales[unit * LANES + lane] = batch.scales[first + lane, unit]
         forward.load_crop(workspace, images.pixels, places, images.width, images.shift, images.scale)
         forward.pool(workspace, conv1, images.width)
         forward.convolve(workspace, conv2)
         forward.classify(workspace, head, bias)
-        backward.softmax_grad(workspace, labels[first : first + LANES], size - first, size)
+        backward.softmax_grad(workspace, batch.labels[first : first + LANES], size - first, size)
         backward.linear_backward(workspace, head)
         backward.conv2_weight_grad(workspace)
         backward.conv2_input_grad(workspace, conv2, images.scale)
@@ -95,13 +119,12 @@ def sgd_step(weights: Numbers, momentum: Numbers, slopes: Numbers, rate: np.floa
 
 
 @njit(**OPTIONS)
-def draw(
-    key: Any, epoch: int, first: int, images: Images, rule: SGDSettings, keys: Any, corners: Places, labels: Places
-) -> int:
+def draw(key: Any, epoch: int, first: int, images: Images, rule: SGDSettings, keys: Any, batch: Batch) -> int:
     """What a member meets in the step that starts at position ``first`` of an epoch; return how many images.
 
     The places behind a short batch repeat its first image.
     """
+    corners, labels = batch.corners, batch.labels
     size = min(rule.batch, rule.items - first)
     rng.items(first, rule.items, rule.side, keys, labels[:size])
     rng.corners(key, epoch, first, images.pad, images.width, corners[:size])
@@ -111,14 +134,16 @@ def draw(
         labels[k] = images.labels[item]
     corners[size:] = corners[0]
     labels[size:] = labels[0]
+    if rule.threshold:
+        rng.dropout_scales(key, epoch, first, rule.threshold, rule.scale, batch.scales[:size])
     return size
 
 
-def compile_train() -> Callable[..., str]:
-    """The loop, compiled when it is first called; kept in Numba's cache on disk, or in memory where there is no place.
+def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
+    """``train`` and ``batch_gradients``, compiled when first called; kept in Numba's cache on disk, or in memory.
 
     Numba finds what it keeps by the file of a function and by what the function encloses, not by what it calls;
-    therefore this one encloses a digest of the folder.
+    therefore these enclose a digest of the folder.
     """
     files = sorted(Path(__file__).parent.glob("*.py"))
     sources = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
@@ -127,6 +152,7 @@ def compile_train() -> Callable[..., str]:
         workspace: Workspace,
         images: Images,
         rule: SGDSettings,
+        batch: Batch,
         keys: NDArray[np.uint64],
         weights: Tensors,
         momenta: Tensors,
@@ -134,8 +160,6 @@ def compile_train() -> Callable[..., str]:
         stop: int,
     ) -> str:
         """Every member from step ``start`` to ``stop``, in place; return of what sources this was compiled."""
-        lanes = -(-rule.batch // LANES) * LANES
-        corners, labels = np.empty(lanes, np.int64), np.empty(lanes, np.int64)
         rounds = np.empty(rng.ROUNDS, np.uint64)
         steps = -(-rule.items // rule.batch)
         for member in range(len(keys)):
@@ -146,8 +170,8 @@ def compile_train() -> Callable[..., str]:
                     epoch = step // steps
                     rng.round_keys(keys[member], epoch, rounds)
                 first = (step - epoch * steps) * rule.batch
-                size = draw(keys[member], epoch, first, images, rule, rounds, corners, labels)
-                gradients(workspace, images, (conv1, conv2, head, bias), corners, labels, size)
+                size = draw(keys[member], epoch, first, images, rule, rounds, batch)
+                gradients(workspace, images, (conv1, conv2, head, bias), batch, size, rule.threshold > 0)
                 rate = rule.rates[epoch - start // steps]
                 sgd_step(conv1, momenta[0][member], workspace.conv1, rate, rule)
                 sgd_step(conv2, momenta[1][member], workspace.conv2, rate, rule)
@@ -155,12 +179,39 @@ def compile_train() -> Callable[..., str]:
                 sgd_step(bias, momenta[3][member], workspace.bias, rate, rule)
         return sources
 
+    def batch_gradients(
+        workspace: Workspace,
+        images: Images,
+        rule: SGDSettings,
+        batch: Batch,
+        keys: NDArray[np.uint64],
+        weights: Tensors,
+        slopes: Tensors,
+        step: int,
+    ) -> str:
+        """The gradient of every member at step ``step`` into ``slopes``; return of what sources this was compiled."""
+        rounds = np.empty(rng.ROUNDS, np.uint64)
+        steps = -(-rule.items // rule.batch)
+        epoch = step // steps
+        for member in range(len(keys)):
+            conv1, conv2, head, bias = weights[0][member], weights[1][member], weights[2][member], weights[3][member]
+            rng.round_keys(keys[member], epoch, rounds)
+            first = (step - epoch * steps) * rule.batch
+            size = draw(keys[member], epoch, first, images, rule, rounds, batch)
+            gradients(workspace, images, (conv1, conv2, head, bias), batch, size, rule.threshold > 0)
+            slopes[0][member] = workspace.conv1[: len(conv1)]
+            slopes[1][member] = workspace.conv2[: len(conv2)]
+            slopes[2][member] = workspace.head[: len(head)]
+            slopes[3][member] = workspace.bias[: len(bias)]
+        return sources
+
     try:
         # without the interpreter's lock, so that the workers run at the same time
-        return njit(train, nogil=True, cache=True, **OPTIONS)
+        options: dict[str, Any] = {"nogil": True, "cache": True, **OPTIONS}
+        return njit(train, **options), njit(batch_gradients, **options)
     except RuntimeError:  # "no locator available": Numba has no folder that it may write to
-        return njit(train, nogil=True, **OPTIONS)
+        return njit(train, nogil=True, **OPTIONS), njit(batch_gradients, nogil=True, **OPTIONS)
 
 
-train = compile_train()
-"""The one that every thread shares."""
+train, batch_gradients = compile_loops()
+"""The ones that every thread shares."""

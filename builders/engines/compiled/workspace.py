@@ -32,6 +32,7 @@ class Workspace(NamedTuple):
     slope1 : (2, 64): the gradient before pooling, at that place, times the scale of the pixels.
     hidden2 : (10, 16): the second convolution, rectified; then its gradient before that.
     features, slope : (10,): the head's inputs; its outputs, then their gradient.
+    scales : (10,): by what dropout multiplies the head's inputs; 1 without.
     conv1, conv2, head, bias : (2,), (250,), (100,), (10,): sums for the weights' gradients. In conv1 the lanes are the
         weights of a kernel; of the others the first numbers are the gradient, when it is done.
     """
@@ -43,6 +44,7 @@ class Workspace(NamedTuple):
     hidden2: Numbers
     features: Numbers
     slope: Numbers
+    scales: Numbers
     conv1: Numbers
     conv2: Numbers
     head: Numbers
@@ -52,6 +54,8 @@ class Workspace(NamedTuple):
     def empty(cls) -> "Workspace":
         """Memory for one member, 150 KB."""
         channels = 2 * WINDOWS
-        sizes = (ROWS * PITCH, channels, channels, channels, OUTPUTS * PLACES, OUTPUTS, CLASSES)
+        sizes = (ROWS * PITCH, channels, channels, channels, OUTPUTS * PLACES, OUTPUTS, CLASSES, OUTPUTS)
         sums = (2, OUTPUTS * WEIGHTS2, CLASSES * OUTPUTS, CLASSES)
-        return cls(*(np.zeros(size * LANES, np.float32) for size in (*sizes, *sums)))
+        workspace = cls(*(np.zeros(size * LANES, np.float32) for size in (*sizes, *sums)))
+        workspace.scales[:] = 1
+        return workspace

@@ -55,6 +55,7 @@ Engine = Annotated[
     str | None,
     typer.Option("--engine", metavar="NAME", help="How steps are taken; by default the fastest for the recipe."),
 ]
+SaveEvery = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How much work is lost at most when killed.")]
 Predictions = Annotated[
     bool, typer.Option("--predictions", help="Store outputs on the test set too, and on the recipe's ood set.")
 ]
@@ -73,9 +74,7 @@ def build(
     device: Device = "cpu",
     engine: Engine = None,
     unit_size: UnitSize = None,
-    save_every: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How much work is lost at most when killed.")
-    ] = 20,
+    save_every: SaveEvery = 20,
     predictions: Predictions = False,
 ) -> None:
     """Train members of a recipe together and add them to a zoo.
@@ -107,6 +106,62 @@ def build(
         console.print(f"{to}: {built.checkpoints:,} checkpoints of {built.members:,} members in part {built.part}.")
     for item in built.cost:
         console.print(f"{to}: {item.line()}.", highlight=False, soft_wrap=True)
+    predicting.predict(to, sets, console)
+
+
+@app.command()
+def posterior(
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="dropout, bnn, sghmc, csghmc, swag or laplace.", show_default=False)
+    ],
+    recipe: RecipeName,
+    modes: Annotated[int, typer.Option(min=1, help="How many modes: chains, or members of the zoo named by --from.")],
+    draws: Annotated[int, typer.Option(min=1, help="How many draws of each mode the zoo is to hold.")],
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder; made where there is none.")],
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="ZOO", help="The zoo whose members are the modes: swag, laplace.")
+    ] = None,
+    data: DataFolder = None,
+    epochs: Epochs = None,
+    settings: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The method's settings; by default those of the paper.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another value of a setting; repeatable.")
+    ] = None,
+    device: Device = "cpu",
+    engine: Engine = None,
+    unit_size: UnitSize = None,
+    save_every: SaveEvery = 20,
+    predictions: Predictions = False,
+) -> None:
+    """Make draws of an approximate posterior and add them to a zoo, each a checkpoint of its own.
+
+    Stopped or killed at any moment, the same command carries on; draws that the zoo holds are not taken again.
+    """
+    from builders import predicting
+    from builders.posterior.build import build as run
+    from builders.recipe import Recipe
+
+    console, wanted = _console(), Recipe.of(recipe, epochs)
+    sets = predicting.input_sets(wanted, data) if predictions else ()
+    built = run(
+        method,
+        wanted,
+        to,
+        modes=modes,
+        draws=draws,
+        start=start,
+        folder=data,
+        settings=settings,
+        changes=_settings(changes or []),
+        device=device,
+        unit_size=unit_size,
+        engine=engine,
+        save_seconds=save_every,
+        console=console,
+    )
+    console.print(built.line(), highlight=False, soft_wrap=True)
     predicting.predict(to, sets, console)
 
 
@@ -241,6 +296,16 @@ def _numbers(text: str) -> list[int]:
         return [int(item) for item in text.split(",") if item.strip()]
     except ValueError:
         raise typer.BadParameter(f"{text!r}: expected steps such as 0,100,938.", param_hint="--keep-steps") from None
+
+
+def _settings(items: list[str]) -> dict[str, Any]:
+    """Settings from ``key=value``, values as TOML has them."""
+    import tomllib
+
+    try:
+        return {key: value for item in items for key, value in tomllib.loads(item).items()}
+    except tomllib.TOMLDecodeError as error:
+        raise typer.BadParameter(f"{error}: expected a setting such as scale=0.5.", param_hint="--set") from None
 
 
 def run(arguments: list[str]) -> int:

@@ -1,6 +1,5 @@
 """``build``: trains members of a recipe and adds them to a zoo, in units, resumable at any moment."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,21 +9,14 @@ from rich.console import Console
 
 import ckptzoo
 from builders import metadata, sources
-from builders.checkpointing import (
-    BuildFolder,
-    BuildPlan,
-    Interrupted,
-    StopRequested,
-    Unit,
-    catch_stop_signals,
-    locked_build_folder,
-)
+from builders.checkpointing import BuildFolder, BuildPlan, Unit, catch_stop_signals, locked_build_folder
 from builders.cost import Spending, spendings
-from builders.energy import Counter, counter_of, spent
-from builders.estimate import SECONDS, Estimate, require_at_least, warm_up
-from builders.progress import Progress
+from builders.energy import Counter, Spent, counter_of
+from builders.estimate import Estimate, require_at_least
 from builders.recipe import Recipe, names
-from builders.train import Trainer, choose_engine, default_unit_size, device_kind, open_trainer
+from builders.state import TrainingState
+from builders.train import choose_engine, default_unit_size, device_kind, open_trainer
+from builders.units import UnitTraining
 from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.files import Folder
@@ -37,8 +29,6 @@ SAVE_SECONDS = 20.0
 """How much training is lost at most when the process is killed."""
 CARDS = Path(__file__).parents[1] / "cards"
 """The cards of published zoos, by the name of their recipe."""
-_SPAN_SECONDS = 1.0
-"""Steps are taken in spans of about this length: between two the process can be stopped, and progress is shown."""
 
 
 @dataclass(frozen=True)
@@ -116,17 +106,17 @@ def build(
     source = sources.load(recipe, folder)
     size = unit_size or default_unit_size(source, device)
     root = Path(to).absolute()
-    _create_zoo(root, recipe)
+    create_zoo(root, recipe, _card(root, recipe))
     with locked_build_folder(root, recipe.prefix) as build_folder, catch_stop_signals() as should_stop:
-        contents = _read_zoo(root, recipe)
-        unfinished = build_folder.settle_plan(None)
+        contents = read_zoo(root, recipe)
+        unfinished = build_folder.settle_plan(None, BuildPlan)
         engine_name = engine or (unfinished.engine if unfinished else default_engine)
         present_seeds = _seeds(contents, recipe)
         seeds = _allot(present_seeds, members, first_seed)
         wanted = BuildPlan(
             recipe.digest, recipe.prefix, members, seeds, size, steps, device, engine_name, source.digest, first_seed
         )
-        plan = build_folder.settle_plan(wanted if seeds or unfinished else None)
+        plan = build_folder.settle_plan(wanted if seeds or unfinished else None, BuildPlan)
         if plan is None:
             return Built(root, None, 0, 0, len(present_seeds), 0, 0.0, ())
         present = set(contents.raw.rows["unit"].to_pylist())
@@ -135,7 +125,8 @@ def build(
             open_trainer(recipe, source, device=device, engine=engine_name) as trainer,
             counter_of(device) as device_counter,
         ):
-            job = _Job(build_folder, plan, trainer, engine_name, save_seconds, should_stop, counter or device_counter)
+            meter = counter or device_counter
+            job = _MemberTraining(build_folder, trainer, engine_name, save_seconds, should_stop, meter, plan)
             steps_taken, seconds = job.train(units, console)
         part, count = _merge(root, build_folder, units, steps)
         build_folder.remove()
@@ -150,15 +141,10 @@ def write_page(root: Path) -> None:
         card.write(root)
 
 
-def _create_zoo(root: Path, recipe: Recipe) -> None:
-    """Make the zoo where there is none."""
+def create_zoo(root: Path, recipe: Recipe, card: ckptzoo.Card) -> None:
+    """Make a zoo for a recipe's networks where there is none."""
     if not (root / layout.ZOO).exists():
-        ckptzoo.create(
-            root,
-            arch=recipe.arch,
-            card=_card(root, recipe),
-            symmetry=archs.symmetry(recipe.architecture),
-        )
+        ckptzoo.create(root, arch=recipe.arch, card=card, symmetry=archs.symmetry(recipe.architecture))
 
 
 def _card(root: Path, recipe: Recipe) -> ckptzoo.Card:
@@ -169,7 +155,7 @@ def _card(root: Path, recipe: Recipe) -> ckptzoo.Card:
     return ckptzoo.Card(root.name, summary=recipe.summary, dataset=recipe.dataset)
 
 
-def _read_zoo(root: Path, recipe: Recipe) -> Contents:
+def read_zoo(root: Path, recipe: Recipe) -> Contents:
     """The zoo as it is; its architecture must be the recipe's."""
     contents = read_contents(Folder(root))
     if contents.architecture.digest != recipe.arch.digest:
@@ -216,82 +202,44 @@ def _merge(root: Path, build_folder: BuildFolder, units: list[Unit], steps: tupl
 
 
 @dataclass(frozen=True, eq=False)
-class _Job:
-    """The training of a plan's units."""
+class _MemberTraining(UnitTraining):
+    """The training of a plan's members."""
 
-    build_folder: BuildFolder
     plan: BuildPlan
-    trainer: Trainer
-    engine: str
-    save_seconds: float
-    should_stop: StopRequested
-    counter: Counter
 
-    def train(self, units: list[Unit], console: Console) -> tuple[int, float]:
-        """Train what is not finished; return the member-steps taken and the seconds they took."""
-        recipe, last = self.trainer.recipe, self.plan.keep_steps[-1]
-        finished = [unit for unit in units if self.build_folder.is_kept(unit, last)]
-        members = sum(len(unit.seeds) for unit in units)
-        ready = sum(len(unit.seeds) for unit in finished)
-        started = time.monotonic()
-        with Progress(
-            console,
-            recipe.name,
-            members=members,
-            member_steps=members * recipe.steps,
-            done=ready * recipe.steps,
-            finished=ready,
-        ) as progress:
-            remaining = [unit for unit in units if unit not in finished]
-            if remaining:
-                warm_up(self.trainer, remaining[0].seeds)
-            for unit in remaining:
-                self._train(unit, progress)
-                progress.finish(len(unit.seeds))
-        return progress.taken, time.monotonic() - started
+    @property
+    def name(self) -> str:
+        return self.trainer.recipe.name
 
-    def _train(self, unit: Unit, progress: Progress) -> None:
-        """Train one unit from where it was saved to its end."""
-        state = self.trainer.start(unit.seeds)
-        total = self.build_folder.restore(unit, state)
-        progress.resume(state.step * len(state))
-        # a guess, until the first span has shown how long a step takes
-        span, saved = 8, time.monotonic()
-        for stop in self.plan.keep_steps:
-            while state.step < stop:
-                first, end = state.step, min(stop, state.step + span)
-                used = spent(lambda end=end: self.trainer.advance(state, end), self.counter)
-                total += used
-                self._report(progress, (end - first) * len(state), used.seconds)
-                span = max(1, round((end - first) * _SPAN_SECONDS / max(used.seconds, 1e-6)))
-                stop_now, now = self.should_stop(), time.monotonic()
-                if stop_now or now - saved >= self.save_seconds:
-                    self.build_folder.save(unit, state, total)
-                    saved = now
-                if stop_now:
-                    raise Interrupted(
-                        f"{unit.name}: stopped at step {state.step} and saved. Run the same command to carry on."
-                    )
-            if state.step == stop and not self.build_folder.is_kept(unit, stop):
-                rows = metadata.rows(
-                    self.trainer.recipe,
-                    self.trainer.source,
-                    self.trainer.measure(state.weights),
-                    unit=unit.name,
-                    seeds=unit.seeds,
-                    step=stop,
-                    spent=total,
-                    device=self.plan.device,
-                    engine=self.engine,
-                )
-                self.build_folder.keep(unit, stop, state, rows)
-        self.build_folder.forget_state(unit)
+    @property
+    def steps(self) -> int:
+        return self.trainer.recipe.steps
 
-    def _report(self, progress: Progress, member_steps: int, seconds: float) -> None:
-        """Count steps; when there are enough of them to know the speed, report how long the whole will take."""
-        known = progress.seconds >= SECONDS
-        progress.advance(member_steps, seconds)
-        if not known and progress.seconds >= SECONDS:
-            members, checkpoints = len(self.plan.seeds), len(self.plan.keep_steps)
-            speed = progress.taken / progress.seconds
-            progress.note(Estimate.of(self.trainer, self.engine, members, checkpoints, speed).line())
+    def stops(self, unit: Unit) -> Sequence[int]:
+        return self.plan.keep_steps
+
+    def is_finished(self, unit: Unit) -> bool:
+        return self.build_folder.is_kept(unit, self.plan.keep_steps[-1])
+
+    def start(self, unit: Unit) -> TrainingState:
+        return self.trainer.start(unit.seeds)
+
+    def at_stop(self, unit: Unit, state: TrainingState, total: Spent) -> None:
+        if self.build_folder.is_kept(unit, state.step):
+            return
+        rows = metadata.rows(
+            self.trainer.recipe,
+            self.trainer.source,
+            self.trainer.measure(state.weights),
+            unit=unit.name,
+            seeds=unit.seeds,
+            step=state.step,
+            spent=total,
+            device=self.plan.device,
+            engine=self.engine,
+        )
+        self.build_folder.keep(unit, state.step, state.weights, rows)
+
+    def describe(self, steps_per_second: float) -> str:
+        members, checkpoints = len(self.plan.seeds), len(self.plan.keep_steps)
+        return Estimate.of(self.trainer, self.engine, members, checkpoints, steps_per_second).line()

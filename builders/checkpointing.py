@@ -7,8 +7,9 @@ A build's folder is locked while it runs; Ctrl-C and SIGTERM become a question t
     ZOO/.work/<recipe>-<8 digits>/
         lock                              held while a build runs
         plan.json                         what is being built; written once
-        <unit>.state.safetensors          weights and momentum of a unit in progress, replaced as it proceeds
+        <unit>.state.safetensors          the state of a unit in progress, replaced as it proceeds
         <unit>-<step>.kept.safetensors    checkpoints for the zoo, and their rows; those of the last step end a unit
+        <unit>-<draw>.kept.safetensors    the same for the draws of a posterior method
 
 Files are written under another name, flushed and renamed, so each is whole or absent.
 """
@@ -19,12 +20,12 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,13 +34,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from builders.energy import Spent
-from builders.state import TrainingState
+from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.durable import TEMPORARY, write_file
 from ckptzoo.schema.documents import seal, unseal
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 WORK_FOLDER = ".work"
 """Of unfinished builds, in a zoo's folder."""
+Plan = TypeVar("Plan", bound="DataclassInstance")
+"""A dataclass whose fields are texts, numbers and tuples of such."""
 Row = dict[str, Any]
 StopRequested = Callable[[], bool]
 """Whether the process was asked to stop."""
@@ -101,13 +107,18 @@ class BuildFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def settle_plan(self, wanted: BuildPlan | None) -> BuildPlan | None:
+    def settle_plan(self, wanted: Plan | None, kind: type[Plan], allotted: Collection[str] = ("seeds",)) -> Plan | None:
         """The plan of the unfinished build, or ``wanted`` when there is none.
+
+        Parameters
+        ----------
+        kind : the dataclass of plans.
+        allotted : fields that may differ, because they were settled by what the zoo lacked when the build started.
 
         Raises
         ------
         ZooError
-            An unfinished build has another plan; the seeds may differ, because they were allotted when it started.
+            An unfinished build has another plan.
         """
         path = self.folder / "plan.json"
         if not path.exists():
@@ -117,12 +128,11 @@ class BuildFolder:
         content, _ = unseal(path.read_bytes(), location=str(path))
         # JSON has no tuples
         values: dict[str, Any] = {key: tuple(value) if type(value) is list else value for key, value in content.items()}
-        plan = BuildPlan(**values)
+        plan = kind(**values)
         if wanted is not None:
             # plans that older versions wrote do not have it
-            unknown = {"first_seed"} if plan.first_seed is None else set[str]()
-            # the seeds were allotted when the build began; the zoo may have others since
-            names = [field.name for field in fields(BuildPlan) if field.name not in {"seeds", *unknown}]
+            unknown = {"first_seed"} if getattr(plan, "first_seed", 0) is None else set[str]()
+            names = [field.name for field in fields(kind) if field.name not in {*allotted, *unknown}]
             differ = [name for name in names if getattr(plan, name) != getattr(wanted, name)]
             if differ:
                 expected = ", ".join(f"{name} {_format_value(getattr(plan, name))}" for name in differ)
@@ -151,20 +161,20 @@ class BuildFolder:
         state.step = int(facts["step"])
         return Spent(float(facts["seconds"]), json.loads(facts.get("joules", "null")))
 
-    def keep(self, unit: Unit, step: int, state: TrainingState, rows: list[Row]) -> None:
-        """Store the unit's checkpoints of a step, with their rows."""
-        arrays = {name: _array(tensor) for name, tensor in state.weights.items()}
-        write_file(self._kept(unit, step), save(arrays, metadata={"rows": json.dumps(rows, default=_iso)}))
+    def keep(self, unit: Unit, number: int, weights: Tensors, rows: list[Row]) -> None:
+        """Store checkpoints of a unit, with their rows: those of a step, or of a draw."""
+        arrays = {name: _array(tensor) for name, tensor in weights.items()}
+        write_file(self._kept(unit, number), save(arrays, metadata={"rows": json.dumps(rows, default=_iso)}))
 
-    def read_kept(self, unit: Unit, step: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
+    def read_kept(self, unit: Unit, number: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
         """Read checkpoints back."""
-        arrays, facts = _read(self._kept(unit, step))
+        arrays, facts = _read(self._kept(unit, number))
         rows: list[Row] = json.loads(facts["rows"])
         return arrays, [{**row, "created": datetime.fromisoformat(row["created"])} for row in rows]
 
-    def is_kept(self, unit: Unit, step: int) -> bool:
-        """Whether the unit's checkpoints of a step are stored; those of the last step are stored last."""
-        return self._kept(unit, step).exists()
+    def is_kept(self, unit: Unit, number: int) -> bool:
+        """Whether the unit's checkpoints of a step, or of a draw, are stored; the last are stored last."""
+        return self._kept(unit, number).exists()
 
     def forget_state(self, unit: Unit) -> None:
         """Remove the saved state of a unit that is finished."""
@@ -179,8 +189,8 @@ class BuildFolder:
     def _state(self, unit: Unit) -> Path:
         return self.folder / f"{unit.name}.state.safetensors"
 
-    def _kept(self, unit: Unit, step: int) -> Path:
-        return self.folder / f"{unit.name}-{step:06d}.kept.safetensors"
+    def _kept(self, unit: Unit, number: int) -> Path:
+        return self.folder / f"{unit.name}-{number:06d}.kept.safetensors"
 
 
 @contextmanager

@@ -20,6 +20,8 @@ VERSION = 1
 """Part of every recipe's digest: raised when the same recipe would draw other numbers."""
 _INITIAL, _ORDER, _CROP, _DROPOUT = 0, 1, 2, 3
 """Purposes: initial weights, the order of the data, places of crops, dropped units."""
+DRAWS, NOISE, MOMENTA, DRAWN_MASKS, INITIAL_DEVIATIONS = 4, 5, 6, 7, 8
+"""Purposes of posterior methods: draws, the noise of steps, resampled momenta, masks of draws, initial deviations."""
 # Constants of Philox 4x32: the multipliers, and what the key is raised by in each round (Salmon et al. 2011).
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -122,13 +124,13 @@ def crops(keys: Any, epoch: int, positions: Any, pad: int) -> tuple[Any, Any]:
     return below(down, 2 * pad + 1), below(right, 2 * pad + 1)
 
 
-def kept_units(keys: Any, epoch: int, positions: Any, units: int, dropout: float) -> Any:
+def kept_units(keys: Any, epoch: int, positions: Any, units: int, dropout: float, purpose: int = _DROPOUT) -> Any:
     """(M, P, U) bool: which of U units dropout keeps for the example at each position of an epoch.
 
     A unit is kept where its word is at least ``dropout_threshold(dropout)``; the word's number within the counters'
     blocks of four is the unit's.
     """
-    words = [philox((positions, epoch, _DROPOUT, block), keys[:, None]) for block in range(-(-units // 4))]
+    words = [philox((positions, epoch, purpose, block), keys[:, None]) for block in range(-(-units // 4))]
     threshold = dropout_threshold(dropout)
     masks = [word >= threshold for block in words for word in block][:units]
     return torch.stack(masks, -1) if hasattr(keys, "new_tensor") else np.stack(masks, -1)

@@ -86,6 +86,13 @@ def test_inputs(recipe: Recipe, source: Source, limit: int | None = None) -> NDA
     return data.inputs(recipe, source.test_images[:limit])
 
 
+def train_inputs(recipe: Recipe, source: Source, start: int, stop: int) -> NDArray[Any]:
+    """float32 (stop - start, ...): training inputs as the network sees them, in order and not augmented."""
+    if isinstance(source, Table):
+        return source.train_inputs[start:stop]
+    return data.inputs(recipe, source.train_images[start:stop])
+
+
 def input_bytes(source: Source) -> int:
     """Bytes of one input in float32, as the network sees it."""
     return 4 * int(np.prod(source.half("train")[0].shape[1:]))

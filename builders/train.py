@@ -40,6 +40,7 @@ class Trainer:
     engine : how steps are taken.
     workers : threads, each of which trains groups of members on its own core; None on a GPU.
     threads : how many of them; 1 on a GPU.
+    few_groups : whether each worker trains one group: for steps whose cost hardly grows with the members of a group.
     """
 
     data_source: Feed
@@ -47,6 +48,7 @@ class Trainer:
     engine: engines.Engine
     workers: Executor | None
     threads: int
+    few_groups: bool = False
 
     @property
     def recipe(self) -> Recipe:
@@ -72,6 +74,8 @@ class Trainer:
     def _group_size(self, members: int) -> int:
         """Members that a core trains at once, such that every core gets the same number of groups."""
         max_members = max(1, _GROUP_BYTES // (self.recipe.batch * sources.input_bytes(self.source)))
+        if self.few_groups:
+            max_members = members
         rounds = -(-members // (max_members * self.threads))
         return -(-members // (rounds * self.threads))
 

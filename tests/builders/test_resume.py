@@ -225,9 +225,9 @@ def test_a_plan_that_does_not_say_its_first_seed_is_carried_on(tmp_path: Path) -
     folder = tmp_path / WORK_FOLDER / QUICK.prefix
     folder.mkdir(parents=True)
     write_file(folder / "plan.json", seal(content))
-    assert BuildFolder(folder).settle_plan(replace(plan, seeds=(0, 1), first_seed=0)) == plan
+    assert BuildFolder(folder).settle_plan(replace(plan, seeds=(0, 1), first_seed=0), BuildPlan) == plan
     with pytest.raises(ZooError, match=r"expected members 2, got members 3\."):
-        BuildFolder(folder).settle_plan(replace(plan, members=3, first_seed=0))
+        BuildFolder(folder).settle_plan(replace(plan, members=3, first_seed=0), BuildPlan)
 
 
 def test_rows_with_momentum_go_on_where_they_were_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,45 @@
+"""Approximate posteriors: methods that write draws of a recipe's networks into a zoo, ``python -m builders posterior``.
+
+``method`` says what a method is, ``build`` writes the zoo; every other module is one method, its derivation above its
+code.
+"""
+
+from importlib import import_module
+
+from builders.posterior.method import Method
+from ckptzoo.errors import Problem, UnknownNameError, ZooError
+
+_METHODS = {
+    "dropout": ("dropout", "Dropout"),
+    "bnn": ("bnn", "Bnn"),
+    "sghmc": ("sghmc", "Sghmc"),
+    "csghmc": ("csghmc", "CyclicalSghmc"),
+    "swag": ("swag", "Swag"),
+}
+"""Module and class of each method."""
+ENSEMBLE = "ensemble"
+"""What takes no building: members of a zoo, selected."""
+
+
+def names() -> tuple[str, ...]:
+    """Every method that builds draws."""
+    return tuple(_METHODS)
+
+
+def get(name: str) -> type[Method]:
+    """A method by name.
+
+    Raises
+    ------
+    UnknownNameError
+        No such method.
+    ZooError
+        It is ``ensemble``, which is a selection of members.
+    """
+    if name == ENSEMBLE:
+        got, step = "ensemble", "Build members with python -m builders build; ckptzoo study posteriors selects them."
+        raise ZooError(Problem("builders", "posterior method", "a method that makes draws", got, step))
+    if name not in _METHODS:
+        raise UnknownNameError("builders", "posterior method", name, (*names(), ENSEMBLE))
+    module, method = _METHODS[name]
+    return getattr(import_module(f"builders.posterior.{module}"), method)

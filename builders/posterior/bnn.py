@@ -1,0 +1,151 @@
+r"""A variational network: a Gaussian with independent weights, fitted to the posterior (Blundell et al. 2015).
+
+The mean :math:`\mu` and :math:`\rho`, with :math:`\sigma = \log(1 + e^\rho)`, minimise
+
+.. math::
+
+    \frac1S \sum_{s=1}^{S} \tilde L(\mu + \sigma \odot z_s)
+        + \kappa \sum_i \left( \log \frac{\sigma_p}{\sigma_i} + \frac{\sigma_i^2 + \mu_i^2}{2 \sigma_p^2}
+        - \frac12 \right), \qquad z_s \sim \mathcal N(0, 1)
+
+(arXiv 1505.05424, equation 2 with the divergence of Gaussians in closed form), where :math:`\tilde L` is the mean loss
+of a batch and the prior is :math:`\mathcal N(0, \sigma_p^2)`; with :math:`\kappa = 1/N` this is the negative evidence
+lower bound over N examples, divided by N. With the gradient g of the loss at the drawn weights,
+
+.. math::
+
+    \nabla_\mu = \frac1S \sum_s g_s + \kappa \frac{\mu}{\sigma_p^2}, \qquad
+    \nabla_\rho = \frac{1}{1 + e^{-\rho}} \left( \frac1S \sum_s g_s \odot z_s
+        + \kappa \left( \frac{\sigma}{\sigma_p^2} - \frac{1}{\sigma} \right) \right)
+
+and both take steps of SGD by the recipe's schedule.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from builders import rng
+from builders.posterior.method import (
+    WITHOUT_BUFFERS,
+    Method,
+    Surroundings,
+    derived,
+    flatten,
+    number,
+    parameters,
+    standard_normals,
+    unflatten,
+)
+from builders.recipe import Recipe
+from builders.state import Tensors, TrainingState
+from ckptzoo.errors import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bnn(Method):
+    """Chains of stochastic gradient descent in means and deviations, from random means.
+
+    Parameters
+    ----------
+    prior : the standard deviation of every weight under the prior.
+    kl_weight : kappa; 0 means 1 / N.
+    draws_per_step : S.
+    initial_mean : the standard deviation of the means at first.
+    initial_rho_linear, initial_rho_convolution, initial_rho_spread : rho is normal at first, around these for linear
+        layers and for convolutions, with this standard deviation.
+    """
+
+    name: ClassVar[str] = "bnn"
+
+    prior: float = number(0, 1e6, above=True)
+    kl_weight: float = number(0, 1)
+    draws_per_step: int = number(1, 1000, whole=True)
+    initial_mean: float = number(0, 1e3)
+    initial_rho_linear: float = number(-50, 50)
+    initial_rho_convolution: float = number(-50, 50)
+    initial_rho_spread: float = number(0, 50)
+
+    @property
+    def chain(self) -> Recipe:
+        """The recipe without weight decay, whose place the prior takes."""
+        return derived(self.recipe, weight_decay=0.0)
+
+    def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
+        """See ``Method``; the weights of the state are the means."""
+        state = super().start(surroundings, keys, weights)
+        names, arch = parameters(self.recipe.arch), self.recipe.arch
+        flat = flatten(state.weights, names)
+        count = flat.shape[1]
+        if weights is None:
+            means = self.initial_mean * standard_normals(keys, rng.INITIAL_DEVIATIONS, 0, flat)
+            for name, part in unflatten(means, state.weights, names).items():
+                state.weights[name].copy_(part)
+        # a bias belongs to the layer of its weight
+        centres = torch.cat([flat.new_full((arch[name].size,), self._initial_rho(name)) for name in names])
+        rho = centres + self.initial_rho_spread * standard_normals(keys, rng.INITIAL_DEVIATIONS, 1, flat)
+        state.extra = {"rho": rho.expand(len(keys), count).contiguous()}
+        if self.chain.momentum:
+            state.extra |= {"mean_momentum": torch.zeros_like(flat), "rho_momentum": torch.zeros_like(flat)}
+        return state
+
+    def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
+        """See ``Method``."""
+        names, momentum = parameters(self.recipe.arch), self.chain.momentum
+        mean, rho = flatten(state.weights, names), state.extra["rho"]
+        for step in surroundings.gradient_steps(state, stop):
+            deviation = torch.nn.functional.softplus(rho)
+            slopes, products = torch.zeros_like(mean), torch.zeros_like(mean)
+            for index in range(self.draws_per_step):
+                normals = standard_normals(state.keys, rng.NOISE, state.step * self.draws_per_step + index, mean)
+                drawn = unflatten(mean + deviation * normals, state.weights, names)
+                gradient = flatten(step.gradient(drawn), names)
+                slopes += gradient
+                products += gradient * normals
+            slopes, products = (
+                slopes / self.draws_per_step + self.divergence_weight * mean / self.prior**2,
+                products / self.draws_per_step + self.divergence_weight * (deviation / self.prior**2 - 1 / deviation),
+            )
+            products *= torch.sigmoid(rho)
+            if momentum:
+                slopes = state.extra["mean_momentum"].mul_(momentum).add_(slopes)
+                products = state.extra["rho_momentum"].mul_(momentum).add_(products)
+            mean.sub_(slopes, alpha=step.rate)
+            rho.sub_(products, alpha=step.rate)
+            state.step += 1
+        for name, part in unflatten(mean, state.weights, names).items():
+            state.weights[name].copy_(part)
+
+    def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
+        """See ``Method``."""
+        names = parameters(self.recipe.arch)
+        mean = flatten(state.weights, names)
+        normals = standard_normals(state.keys, rng.DRAWS, number, mean)
+        drawn = mean + torch.nn.functional.softplus(state.extra["rho"]) * normals
+        return {**state.weights, **unflatten(drawn, state.weights, names)}
+
+    def gaussian(self, state: TrainingState) -> Tensors | None:
+        """See ``Method``."""
+        names = parameters(self.recipe.arch)
+        deviations = unflatten(torch.nn.functional.softplus(state.extra["rho"]), state.weights, names)
+        return {**state.weights, **{f"{name}_std": tensor for name, tensor in deviations.items()}}
+
+    @property
+    def divergence_weight(self) -> float:
+        """kappa."""
+        return self.kl_weight or 1 / self.recipe.train
+
+    def unservable(self) -> Iterator[Problem]:
+        """See ``Method``."""
+        if len(parameters(self.recipe.arch)) < len(self.recipe.arch.tensors):
+            yield self.refusal(*WITHOUT_BUFFERS)
+
+    def _initial_rho(self, name: str) -> float:
+        arch = self.recipe.arch
+        weight = f"{arch[name].layer}.weight"
+        shape = arch[weight].shape if weight in arch else arch[name].shape
+        return self.initial_rho_convolution if len(shape) > 2 else self.initial_rho_linear

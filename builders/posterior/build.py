@@ -1,0 +1,442 @@
+"""``posterior``: makes draws of an approximate posterior and adds them to a zoo, in units, resumable at any moment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+import ckptzoo
+from builders import metadata, posterior, rng, sources
+from builders.build import SAVE_SECONDS, create_zoo, read_zoo, write_page
+from builders.checkpointing import BuildFolder, Unit, catch_stop_signals, locked_build_folder
+from builders.data_source import Feed
+from builders.energy import Counter, Spent, counter_of
+from builders.estimate import require_at_least
+from builders.posterior.method import Method, Surroundings
+from builders.progress import duration
+from builders.recipe import Recipe
+from builders.state import Tensors, TrainingState
+from builders.train import Trainer, choose_engine, default_unit_size, device_kind, open_trainer
+from builders.units import UnitTraining
+from ckptzoo import archs
+from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.text import counted
+
+_FIRST_GAUSSIAN = 10**6
+"""The number under which a unit's Gaussians are stored beside its draws; a mode has fewer draws."""
+MAX_DRAWS = 10**5
+
+
+@dataclass(frozen=True)
+class Modes:
+    """What draws are taken around, one by one.
+
+    Parameters
+    ----------
+    names : members of a zoo, or chains: the values of the column ``mode``.
+    seeds : of the members or chains.
+    weights : ``{name: (M, *shape)}`` of the members; None where chains start at random weights.
+    """
+
+    names: tuple[str, ...]
+    seeds: tuple[int, ...]
+    weights: dict[str, NDArray[Any]] | None
+
+
+@dataclass(frozen=True)
+class PosteriorPlan:
+    """What a build of draws makes, settled when it starts.
+
+    Parameters
+    ----------
+    method, prefix : the method's digest, and how ids begin.
+    modes, draws : how many the zoo holds when it is done.
+    names, seeds : of every mode.
+    present : draws of each mode that the zoo held when the build started.
+    unit_size : modes that advance together.
+    device, engine, dataset_digest : as for ``builders.checkpointing.BuildPlan``.
+    """
+
+    method: str
+    prefix: str
+    modes: int
+    draws: int
+    names: tuple[str, ...]
+    seeds: tuple[int, ...]
+    present: tuple[int, ...]
+    unit_size: int
+    device: str
+    engine: str
+    dataset_digest: str
+
+    @property
+    def units(self) -> list["DrawUnit"]:
+        """Modes that lack the same draws, piece by piece."""
+        lacking = [mode for mode in range(self.modes) if self.present[mode] < self.draws]
+        units: list[DrawUnit] = []
+        for present, group in groupby(lacking, key=lambda mode: self.present[mode]):
+            modes = list(group)
+            for start in range(0, len(modes), self.unit_size):
+                piece = modes[start : start + self.unit_size]
+                seeds = tuple(self.seeds[mode] for mode in piece)
+                name = f"{self.prefix}-{seeds[0]:06d}-{seeds[-1]:06d}-draws-{present}-{self.draws - 1}"
+                units.append(DrawUnit(name, seeds, tuple(piece), range(present, self.draws)))
+        return units
+
+
+@dataclass(frozen=True)
+class DrawUnit(Unit):
+    """Modes that advance together.
+
+    Parameters
+    ----------
+    modes : their places among all modes.
+    draws : the numbers of the draws to be taken.
+    """
+
+    modes: tuple[int, ...]
+    draws: range
+
+
+@dataclass(frozen=True)
+class BuiltDraws:
+    """What a build of draws did.
+
+    Parameters
+    ----------
+    zoo : its folder.
+    part : the name of the new part; None where nothing was to be done.
+    draws, modes : how many were added, and around how many modes.
+    diverged : of the added ones; they are kept, and marked.
+    gaussian : the folder of the zoo of means and deviations; None where the method has none.
+    member_steps, seconds : optimiser steps of all modes taken by this process, and the time they took, measuring the
+        draws included.
+    """
+
+    zoo: Path
+    part: str | None
+    draws: int
+    modes: int
+    diverged: int
+    gaussian: Path | None
+    member_steps: int
+    seconds: float
+
+    def line(self) -> str:
+        """For people."""
+        if self.part is None:
+            return f"{self.zoo}: holds these draws already; nothing was added."
+        marked = f", {self.diverged:,} of them diverged and marked" if self.diverged else ""
+        beside = f" Means and deviations: {self.gaussian}." if self.gaussian else ""
+        what = f"{counted(self.draws, 'draw')} of {counted(self.modes, 'mode')}"
+        return f"{self.zoo}: {what}{marked} in part {self.part}.{beside}"
+
+
+def build(
+    method: str,
+    recipe: Recipe | str | Path,
+    to: str | Path,
+    *,
+    modes: int,
+    draws: int,
+    start: str | Path | None = None,
+    folder: str | Path | None = None,
+    epochs: int | None = None,
+    settings: str | Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    unit_size: int | None = None,
+    engine: str | None = None,
+    save_seconds: float = SAVE_SECONDS,
+    counter: Counter | None = None,
+    console: Console | None = None,
+) -> BuiltDraws:
+    """Take draws until a zoo holds draws 0 to ``draws - 1`` of ``modes`` modes, and add them as one part.
+
+    Called again after it was stopped or killed, with the same arguments, it carries on where it was last saved. Draws
+    that the zoo holds are not taken again; a mode that lacks some is run again from its start, to the same weights.
+
+    Parameters
+    ----------
+    method : a name in ``builders.posterior``.
+    recipe : whose posterior is approximated: a recipe, its name, or the path of its file.
+    to : the zoo's folder; made where there is none.
+    start : a zoo whose members are the modes, the first that are finite and did not diverge; for methods that start
+        from members. Each is its member's last checkpoint.
+    epochs : of the recipe, as for ``builders.build.build``.
+    settings, changes : the file of the method's settings, and other values for some of them.
+    folder, device, unit_size, engine, save_seconds, counter : as for ``builders.build.build``.
+
+    Raises
+    ------
+    Interrupted
+        On Ctrl-C or SIGTERM, after the state was saved.
+    ZooError
+        The arguments do not fit each other, the zoos, or an unfinished build there.
+    """
+    recipe = Recipe.of(recipe, epochs)
+    require_at_least(modes=modes, draws=draws, unit_size=unit_size)
+    model = posterior.get(method).load(recipe, settings, changes)
+    _check_draws(model, draws)
+    console = console or Console()
+    source = sources.load(recipe, folder)
+    root = Path(to).absolute()
+    found = _find_modes(model, modes, start)
+    default_engine = choose_engine(model.chain, device_kind(device), engine)
+    create_zoo(root, recipe, _card(root, recipe))
+    with locked_build_folder(root, model.prefix) as build_folder, catch_stop_signals() as should_stop:
+        contents = read_zoo(root, recipe)
+        present = _present(contents.raw.metadata, model, found)
+        unfinished = build_folder.settle_plan(None, PosteriorPlan)
+        wanted = PosteriorPlan(
+            model.digest,
+            model.prefix,
+            modes,
+            draws,
+            found.names,
+            found.seeds,
+            present,
+            unit_size or default_unit_size(source, device),
+            device,
+            engine or (unfinished.engine if unfinished else default_engine),
+            source.digest,
+        )
+        lacks = any(count < draws for count in present)
+        plan = build_folder.settle_plan(wanted if lacks or unfinished else None, PosteriorPlan, ("present",))
+        if plan is None:
+            return BuiltDraws(root, None, 0, 0, 0, None, 0, 0.0)
+        stored = set(contents.raw.rows["unit"].to_pylist())
+        units = [unit for unit in plan.units if unit.name not in stored]
+        with (
+            open_trainer(model.chain, source, device=device, engine=plan.engine) as plain,
+            counter_of(device) as device_counter,
+        ):
+            surroundings = Surroundings(plain.data_source, source, plan.engine)
+            trainer = _with_steps(plain, model, surroundings)
+            meter = counter or device_counter
+            job = _DrawTraining(
+                build_folder, trainer, plan.engine, save_seconds, should_stop, meter, plan, model, found, surroundings
+            )
+            steps_taken, seconds = job.train(units, console)
+        part, count, diverged = _merge(root, build_folder, units)
+        gaussian = _merge_gaussians(root, build_folder, model, units)
+        build_folder.remove()
+    write_page(root)
+    drawn = sum(len(unit.modes) for unit in units)
+    return BuiltDraws(root, part, count, drawn, diverged, gaussian, steps_taken, seconds)
+
+
+def _check_draws(model: Method, draws: int) -> None:
+    most = MAX_DRAWS if model.max_draws is None else model.max_draws
+    if draws > most:
+        what, step = f"draws of a mode of {model.name}", "Ask for fewer, or change the settings."
+        raise ZooError(Problem("posterior", what, f"at most {most:,}", f"{draws:,}", step))
+
+
+def _card(root: Path, recipe: Recipe) -> ckptzoo.Card:
+    summary = f"Draws of approximate posteriors of {recipe.architecture} on {recipe.dataset}."
+    return ckptzoo.Card(root.name, summary=summary, dataset=recipe.dataset)
+
+
+def _find_modes(model: Method, count: int, start: str | Path | None) -> Modes:
+    """The members to start from, or the names and seeds of chains."""
+    if model.starts == "chain":
+        if start is not None:
+            expected, step = "no zoo to start from, because it trains chains of its own", "Leave out --from."
+            raise ZooError(Problem("posterior", f"method {model.name}", expected, str(start), step))
+        seeds = tuple(range(count))
+        return Modes(tuple(f"{model.prefix}-{seed:06d}" for seed in seeds), seeds, None)
+    if start is None:
+        expected, step = "a zoo of members to start from", "Name one with --from."
+        raise ZooError(Problem("posterior", f"method {model.name}", expected, "none", step))
+    zoo = ckptzoo.open(start).last_steps()
+    return _members(model, zoo, count, str(start))
+
+
+def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Modes:
+    """The first members of a zoo that are finite, did not diverge, and were trained by the recipe."""
+    recipe = model.recipe
+    if zoo.arch.digest != recipe.arch.digest:
+        step = "Name a zoo of the recipe's networks with --from."
+        raise ZooError(Problem(location, "architecture", f"{recipe.arch.name}, the recipe's", zoo.arch.name, step))
+    table = zoo.metadata.select(["member", "seed", "recipe", "recipe_digest", "finite", "diverged"]).to_pylist()
+    of_recipe = [(place, row) for place, row in enumerate(table) if row["recipe_digest"] == recipe.digest]
+    if not of_recipe:
+        others = sorted({f"{row['recipe']} {str(row['recipe_digest'])[:15]}" for row in table})[:3]
+        expected = f"{recipe.name} {recipe.digest[:15]}"
+        step = (
+            "Name a zoo that this recipe trained with --from, or the recipe, and its --epochs, that trained this one."
+        )
+        raise ZooError(Problem(location, "recipe of the members", expected, ", ".join(others) or "no members", step))
+    usable = [(place, row) for place, row in of_recipe if row["finite"] and not row["diverged"]]
+    if len(usable) < count:
+        got = f"{len(usable):,} of {len(of_recipe):,}"
+        step = "Ask for fewer modes, or train more members."
+        raise ZooError(
+            Problem(location, "members that are finite and did not diverge", f"at least {count:,}", got, step)
+        )
+    chosen = usable[:count]
+    places = [place for place, _ in chosen]
+    members = zoo.take(places)
+    weights = {tensor.name: np.array(members[tensor.name][:]) for tensor in recipe.arch.tensors}
+    return Modes(tuple(row["member"] for _, row in chosen), tuple(row["seed"] for _, row in chosen), weights)
+
+
+def _present(table: Any, model: Method, modes: Modes) -> tuple[int, ...]:
+    """How many draws of each mode, from 0 on, the zoo holds; retracted ones count."""
+    columns = zip(*(table[name].to_pylist() for name in ("recipe_digest", "mode", "draw")), strict=True)
+    held = {(mode, draw) for digest, mode, draw in columns if digest == model.digest}
+    counts: list[int] = []
+    for name in modes.names:
+        count = 0
+        while (name, count) in held:
+            count += 1
+        counts.append(count)
+    return tuple(counts)
+
+
+def _with_steps(trainer: Trainer, model: Method, surroundings: Surroundings) -> Trainer:
+    """The trainer with the steps of a method in place of plain training."""
+
+    def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
+        model.advance(surroundings, state, stop)
+
+    return replace(trainer, engine=advance, few_groups=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _DrawTraining(UnitTraining):
+    """The chains of a plan's modes, and their draws."""
+
+    plan: PosteriorPlan
+    model: Method
+    modes: Modes
+    surroundings: Surroundings
+
+    @property
+    def name(self) -> str:
+        return self.model.label
+
+    @property
+    def steps(self) -> int:
+        return self.model.steps
+
+    def stops(self, unit: Unit) -> Sequence[int]:
+        assert isinstance(unit, DrawUnit)
+        return sorted({*(step for step, _ in self.model.stops(unit.draws)), self.model.steps})
+
+    def is_finished(self, unit: Unit) -> bool:
+        assert isinstance(unit, DrawUnit)
+        return all(self.build_folder.is_kept(unit, number) for number in unit.draws)
+
+    def start(self, unit: Unit) -> TrainingState:
+        assert isinstance(unit, DrawUnit)
+        keys = rng.member_keys(self.model.digest, unit.seeds)
+        weights: Tensors | None = None
+        if self.modes.weights is not None:
+            modes, device = list(unit.modes), self.surroundings.data_source.device
+            weights = {name: torch.from_numpy(array[modes]).to(device) for name, array in self.modes.weights.items()}
+        return self.model.start(self.surroundings, keys, weights)
+
+    def at_stop(self, unit: Unit, state: TrainingState, total: Spent) -> None:
+        assert isinstance(unit, DrawUnit)
+        gaussian = self.model.gaussian(state) if state.step == self.steps else None
+        if gaussian is not None and not self.build_folder.is_kept(unit, _FIRST_GAUSSIAN):
+            now = datetime.now(UTC)
+            rows = [
+                {"id": name, "member": name, "seed": seed, "unit": unit.name, "created": now, **self._common()}
+                for name, seed in zip(self._names(unit), unit.seeds, strict=True)
+            ]
+            self.build_folder.keep(unit, _FIRST_GAUSSIAN, gaussian, rows)
+        for step, numbers in self.model.stops(unit.draws):
+            for number in numbers if step == state.step else ():
+                if not self.build_folder.is_kept(unit, number):
+                    weights = self.model.draw(self.surroundings, state, number)
+                    self.build_folder.keep(unit, number, weights, self._rows(unit, number, weights, state, total))
+
+    def _rows(
+        self, unit: DrawUnit, number: int, weights: Tensors, state: TrainingState, total: Spent
+    ) -> list[dict[str, Any]]:
+        """One row a mode."""
+        rows = metadata.rows(
+            self.model.chain,
+            self.surroundings.source,
+            self.trainer.measure(weights),
+            unit=unit.name,
+            seeds=unit.seeds,
+            step=state.step,
+            # the chain is paid for once, by the draws together
+            spent=replace(total, seconds=total.seconds / len(unit.draws)),
+            device=self.plan.device,
+            engine=self.engine,
+        )
+        for row, mode, seed in zip(rows, self._names(unit), unit.seeds, strict=True):
+            name = f"{self.model.prefix}-{seed:06d}-d{number:05d}"
+            extra = {**self.model.facts(), **{key: row["extra"][key] for key in ("engine", "trained_together")}}
+            row |= {"id": name, "member": name, "mode": mode, "draw": number, **self._common(), "extra": extra}
+        return rows
+
+    def _names(self, unit: DrawUnit) -> list[str]:
+        return [self.modes.names[mode] for mode in unit.modes]
+
+    def _common(self) -> dict[str, Any]:
+        return {
+            "method": self.model.name,
+            "recipe": self.model.label,
+            "recipe_digest": self.model.digest,
+            "source": f"python -m builders posterior {self.model.name} {self.model.recipe.name}",
+        }
+
+    def describe(self, steps_per_second: float) -> str:
+        units = self.plan.units
+        modes = sum(len(unit.modes) for unit in units)
+        seconds = modes * self.steps / steps_per_second
+        drawn = sum(len(unit.modes) * len(unit.draws) for unit in units)
+        what = f"{counted(drawn, 'draw')} of {counted(modes, 'mode')}"
+        return f"{what} with {self.engine}: {duration(seconds)} of steps, besides measuring"
+
+
+def _merge(root: Path, build_folder: BuildFolder, units: list[DrawUnit]) -> tuple[str | None, int, int]:
+    """Write the draws of the units into the zoo as one part, mode by mode; return its name, draws and diverged ones."""
+    count = diverged = 0
+    with ckptzoo.append(root) as writer:
+        for unit in units:
+            kept = [build_folder.read_kept(unit, number) for number in unit.draws]
+            for mode in range(len(unit.modes)):
+                rows = [rows[mode] for _, rows in kept]
+                writer.add({name: np.stack([weights[name][mode] for weights, _ in kept]) for name in kept[0][0]}, rows)
+                count += len(rows)
+                diverged += sum(bool(row["diverged"]) for row in rows)
+        return writer.commit(), count, diverged
+
+
+def _merge_gaussians(root: Path, build_folder: BuildFolder, model: Method, units: list[DrawUnit]) -> Path | None:
+    """Add means and deviations to the zoo beside, for modes that it lacks."""
+    with_gaussians = [unit for unit in units if build_folder.is_kept(unit, _FIRST_GAUSSIAN)]
+    if not with_gaussians:
+        return None
+    path, name = root.with_name(f"{root.name}-gaussian"), f"gaussian-{model.recipe.architecture}"
+    try:
+        arch = archs.architecture(name)
+    except UnknownNameError:
+        return None
+    if not path.exists():
+        summary = f"Means and standard deviations of the Gaussian posteriors in {root.name}."
+        card = ckptzoo.Card(path.name, summary=summary, dataset=model.recipe.dataset)
+        ckptzoo.create(path, arch=arch, card=card, symmetry=archs.symmetry(name))
+    present = set(ckptzoo.open(path).ids) if any(path.glob("parts/*")) else set[str]()
+    with ckptzoo.append(path) as writer:
+        for unit in with_gaussians:
+            weights, rows = build_folder.read_kept(unit, _FIRST_GAUSSIAN)
+            new = [place for place, row in enumerate(rows) if row["id"] not in present]
+            if new:
+                writer.add({name: weights[name][new] for name in arch.names}, [rows[place] for place in new])
+        writer.commit()
+    return path

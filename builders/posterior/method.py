@@ -1,0 +1,237 @@
+"""What a posterior method is: a chain of optimiser steps, the moments at which draws are taken, and the draws."""
+
+import dataclasses
+import math
+import tomllib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from builders import engines, rng
+from builders.data_source import Feed
+from builders.engines.sgd import GradientStep
+from builders.recipe import FOLDER, Recipe
+from builders.sources import Source
+from builders.state import Tensors, TrainingState
+from ckptzoo.errors import Problem, SpecError
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.documents import digest_of
+
+SETTINGS = FOLDER / "posterior"
+"""The settings of every method, ``<method>.toml``, or ``<method>-<architecture>.toml`` where an architecture has its
+own; each number comes with its source."""
+WITHOUT_BUFFERS = ("one without buffers", "one with some, such as BatchNorm's", "Choose swag or laplace.")
+"""What is said where a method cannot serve an architecture whose buffers training changes."""
+VERSION = 1
+"""Part of every method's digest: raised when the same settings would give other draws."""
+_STEP = "Correct the settings."
+
+
+def number(least: float, most: float = math.inf, *, above: bool = False, whole: bool = False) -> Any:
+    """A setting: a number from ``least`` (or above it) to ``most``, an integer where ``whole``."""
+    return field(metadata={"least": least, "most": most, "above": above, "whole": whole})
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """What a method computes with.
+
+    Parameters
+    ----------
+    data_source, source : the training set as engines read it by the recipe of the chain, and as loaded.
+    engine : the name of the engine that takes steps or evaluates gradients.
+    """
+
+    data_source: Feed
+    source: Source
+    engine: str
+
+    def train(self, state: TrainingState, stop: int) -> None:
+        """Plain training by the recipe of the chain, in place."""
+        engines.get(self.engine)(self.data_source, state, stop)
+
+    def gradient_steps(self, state: TrainingState, stop: int) -> Iterator[GradientStep]:
+        """The steps of a state up to ``stop``, each with its gradient at any weights."""
+        return engines.gradient_steps(self.engine)(self.data_source, state.keys, state.step, stop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """An approximate posterior of the networks that a recipe trains; what the derived ones add are its settings.
+
+    Parameters
+    ----------
+    recipe : whose posterior it is.
+    """
+
+    name: ClassVar[str]
+    """As it is asked for, and as the column ``method`` has it."""
+    starts: ClassVar[str] = "chain"
+    """What a mode is: a ``member`` of a zoo that the recipe trained, or a ``chain`` that starts at random weights."""
+
+    recipe: Recipe
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise SpecError(problems)
+
+    @classmethod
+    def load(cls, recipe: Recipe, path: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Self:
+        """The method with its settings from a file, by default that of its name, and changes to them.
+
+        Raises
+        ------
+        SpecError
+            With every problem found: unknown or missing settings, values that are out of range, an architecture that
+            the method cannot serve.
+        """
+        own = SETTINGS / f"{cls.name}-{recipe.architecture}.toml"
+        file = Path(path) if path is not None else own if own.is_file() else SETTINGS / f"{cls.name}.toml"
+        try:
+            values = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SpecError(Problem(file.name, "settings", f"those of {cls.name}", str(error), _STEP)) from error
+        values |= changes or {}
+        known = {item.name for item in fields(cls)} - {"recipe"}
+        listed = ", ".join(sorted(known))
+        unknown, missing = [key for key in values if key not in known], sorted(known - set(values))
+        problems = [Problem(file.name, f"key {key!r}", f"one of {listed}", "an unknown one", _STEP) for key in unknown]
+        problems += [Problem(file.name, f"key {key!r}", "a value", "none", _STEP) for key in missing]
+        if problems:
+            raise SpecError(problems)
+        return cls(recipe=recipe, **values)
+
+    # What a method is.
+
+    @property
+    @abstractmethod
+    def chain(self) -> Recipe:
+        """The recipe by which the steps of a chain meet the data: order, batches, crops, learning rate."""
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps from the start of a mode to its last draw."""
+        return self.chain.steps
+
+    @property
+    def max_draws(self) -> int | None:
+        """The number of draws that a mode has at most, where it is limited."""
+        return None
+
+    def stops(self, numbers: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """The rising steps at which draws are taken, and which of these draws; by default all of them at the end."""
+        return [(self.steps, list(numbers))]
+
+    def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
+        """The state from which modes proceed: these weights, or freshly initialised ones."""
+        device = surroundings.data_source.device
+        if weights is None:
+            arrays = rng.initial_weights(self.recipe.arch, keys)
+            weights = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        momentum = {name: torch.zeros_like(tensor) for name, tensor in weights.items()} if self.chain.momentum else {}
+        return TrainingState(keys, weights, momentum)
+
+    @abstractmethod
+    def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
+        """Take the steps of every mode up to ``stop``, in place; in threads, each with some of the modes."""
+
+    @abstractmethod
+    def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
+        """Draw ``number`` of every mode: whole checkpoints ``{name: (M, *shape)}``, a function of the mode's key,
+        its state and the number."""
+
+    def gaussian(self, state: TrainingState) -> Tensors | None:
+        """Means ``T`` and standard deviations ``T_std`` of every parameter, where the method ends with such."""
+        return None
+
+    # What it is called.
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by name."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "recipe"}
+
+    @cached_property
+    def digest(self) -> str:
+        """``sha256:...`` of the recipe, the method and its settings."""
+        return digest_of(
+            {"recipe": self.recipe.digest, "method": self.name, "settings": self.settings, "version": VERSION}
+        )
+
+    @property
+    def label(self) -> str:
+        """The value of the column ``recipe`` of its draws."""
+        return f"{self.recipe.name}-{self.name}"
+
+    @property
+    def prefix(self) -> str:
+        """How the ids of its draws begin: the label and the first 8 digits of the digest."""
+        return f"{self.label}-{self.digest.removeprefix('sha256:')[:8]}"
+
+    def facts(self) -> dict[str, Any]:
+        """The settings and the recipe's numbers, for the ``extra`` column."""
+        return {"settings": self.settings, "base_recipe": {"name": self.recipe.name, "digest": self.recipe.digest}}
+
+    # What is wrong with it.
+
+    def problem_with(self, key: str, expected: str) -> Problem:
+        """The problem of a setting that has another value than it should."""
+        return Problem(f"method {self.name!r}", key, expected, repr(getattr(self, key)), _STEP)
+
+    def refusal(self, expected: str, got: str, step: str) -> Problem:
+        """The problem of a recipe that the method cannot serve."""
+        return Problem(f"method {self.name!r} for {self.recipe.name!r}", "architecture", expected, got, step)
+
+    def unservable(self) -> Iterator[Problem]:
+        """Why the method cannot serve the recipe, where it cannot."""
+        yield from ()
+
+    def _problems(self) -> Iterator[Problem]:
+        for item in fields(self):
+            if not item.metadata:
+                continue
+            value, least, most = getattr(self, item.name), item.metadata["least"], item.metadata["most"]
+            above, whole = item.metadata["above"], item.metadata["whole"]
+            kinds = (int,) if whole else (int, float)
+            fits = type(value) in kinds and math.isfinite(value) and (least < value if above else least <= value)
+            if not fits or value > most:
+                kind = "an integer" if whole else "a number"
+                upper = f" to {most}" if math.isfinite(most) else ""
+                yield self.problem_with(item.name, f"{kind} {'above' if above else 'from'} {least}{upper}")
+        yield from self.unservable()
+
+
+def parameters(arch: Architecture) -> list[str]:
+    """The names of the tensors that a method moves: all but the buffers."""
+    return [tensor.name for tensor in arch.tensors if tensor.kind != "buffer"]
+
+
+def flatten(tensors: Tensors, names: Sequence[str]) -> torch.Tensor:
+    """(M, P): the named tensors of every mode in one row."""
+    return torch.cat([tensors[name].reshape(len(tensors[name]), -1) for name in names], 1)
+
+
+def unflatten(flat: torch.Tensor, like: Tensors, names: Sequence[str]) -> Tensors:
+    """Views of the columns of ``flat`` (M, P) in the shapes of the named tensors, as ``flatten`` joined them."""
+    parts = flat.split([like[name][0].numel() for name in names], 1)
+    return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def standard_normals(keys: NDArray[np.uint64], purpose: int, index: int, like: torch.Tensor) -> torch.Tensor:
+    """Standard normal numbers (M, P) in the precision and on the device of ``like`` (M, P); see ``rng.normals``."""
+    lanes: Any = keys if like.device.type == "cpu" else torch.from_numpy(keys.view(np.int64)).to(like.device)
+    return torch.as_tensor(rng.normals(lanes, purpose, index, like.shape[1])).to(like.dtype)
+
+
+def derived(recipe: Recipe, **changes: Any) -> Recipe:
+    """A recipe with some keys changed; what is not a key of its kind of inputs is left out."""
+    known = {item.name for item in fields(recipe)}
+    return dataclasses.replace(recipe, **{key: value for key, value in changes.items() if key in known})

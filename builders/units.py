@@ -1,0 +1,125 @@
+"""The units of a build, trained one after another: progress is shown, states are saved, and a stop loses nothing."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from builders.checkpointing import BuildFolder, Interrupted, StopRequested, Unit
+from builders.energy import Counter, Spent, spent
+from builders.estimate import SECONDS, WARM_UP
+from builders.progress import Progress
+from builders.state import TrainingState
+from builders.train import Trainer
+
+_SPAN_SECONDS = 1.0
+"""Steps are taken in spans of about this length: between two the process can be stopped, and progress is shown."""
+
+
+@dataclass(frozen=True, eq=False)
+class UnitTraining(ABC):
+    """Brings units from where they were saved to their ends.
+
+    Parameters
+    ----------
+    build_folder : where states and checkpoints are saved.
+    trainer, engine : takes the steps, and the name of its engine.
+    save_seconds : how much work is lost at most when the process is killed.
+    should_stop : whether the process was asked to stop.
+    counter : of the joules that the device uses.
+    """
+
+    build_folder: BuildFolder
+    trainer: Trainer
+    engine: str
+    save_seconds: float
+    should_stop: StopRequested
+    counter: Counter
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What is built, for people."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Optimiser steps of a unit."""
+
+    @abstractmethod
+    def stops(self, unit: Unit) -> Sequence[int]:
+        """The rising steps of a unit at which something is stored; the last of them is its end."""
+
+    @abstractmethod
+    def is_finished(self, unit: Unit) -> bool:
+        """Whether everything of a unit is stored."""
+
+    @abstractmethod
+    def start(self, unit: Unit) -> TrainingState:
+        """The state from which a unit proceeds."""
+
+    @abstractmethod
+    def at_stop(self, unit: Unit, state: TrainingState, total: Spent) -> None:
+        """Store what belongs to the step of the state, except what is stored already."""
+
+    @abstractmethod
+    def describe(self, steps_per_second: float) -> str:
+        """How long the whole will take at a number of member-steps a second."""
+
+    def train(self, units: Sequence[Unit], console: Console) -> tuple[int, float]:
+        """Train what is not finished; return the member-steps taken and the seconds they took."""
+        finished = [unit for unit in units if self.is_finished(unit)]
+        members = sum(len(unit.seeds) for unit in units)
+        ready = sum(len(unit.seeds) for unit in finished)
+        started = time.monotonic()
+        with Progress(
+            console,
+            self.name,
+            members=members,
+            member_steps=members * self.steps,
+            done=ready * self.steps,
+            finished=ready,
+        ) as progress:
+            remaining = [unit for unit in units if unit not in finished]
+            if remaining:
+                # an engine is compiled before the clock starts
+                self.trainer.advance(self.start(remaining[0]), min(WARM_UP, self.steps))
+            for unit in remaining:
+                self._train(unit, progress)
+                progress.finish(len(unit.seeds))
+        return progress.taken, time.monotonic() - started
+
+    def _train(self, unit: Unit, progress: Progress) -> None:
+        """Train one unit from where it was saved to its end."""
+        state = self.start(unit)
+        total = self.build_folder.restore(unit, state)
+        progress.resume(state.step * len(state))
+        # a guess, until the first span has shown how long a step takes
+        span, saved = 8, time.monotonic()
+        for stop in self.stops(unit):
+            while state.step < stop:
+                first, end = state.step, min(stop, state.step + span)
+                used = spent(lambda end=end: self.trainer.advance(state, end), self.counter)
+                total += used
+                self._report(progress, (end - first) * len(state), used.seconds)
+                span = max(1, round((end - first) * _SPAN_SECONDS / max(used.seconds, 1e-6)))
+                stop_now, now = self.should_stop(), time.monotonic()
+                if stop_now or now - saved >= self.save_seconds:
+                    self.build_folder.save(unit, state, total)
+                    saved = now
+                if stop_now:
+                    raise Interrupted(
+                        f"{unit.name}: stopped at step {state.step} and saved. Run the same command to carry on."
+                    )
+            if state.step == stop:
+                self.at_stop(unit, state, total)
+        self.build_folder.forget_state(unit)
+
+    def _report(self, progress: Progress, member_steps: int, seconds: float) -> None:
+        """Count steps; when there are enough of them to know the speed, report how long the whole will take."""
+        known = progress.seconds >= SECONDS
+        progress.advance(member_steps, seconds)
+        if not known and progress.seconds >= SECONDS:
+            progress.note(self.describe(progress.taken / progress.seconds))

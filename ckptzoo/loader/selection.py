@@ -7,6 +7,7 @@ command line.
 import ast
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -151,6 +152,35 @@ def _known_column(name: str, columns: list[str]) -> str:
             raise ZooError(Problem("where", repr(name), word, name, f"Write, for example, {example}."))
         raise UnknownNameError("where", "column", name, columns)
     return name
+
+
+@dataclass(frozen=True)
+class MethodDraws:
+    """The draws of one approximate posterior.
+
+    Parameters
+    ----------
+    method : its name.
+    modes : the number of members or chains that the draws are taken around; 0 where the rows do not say.
+    draws : the number of checkpoints.
+    """
+
+    method: str
+    modes: int
+    draws: int
+
+
+def draws_by_method(rows: pa.Table) -> tuple[MethodDraws, ...]:
+    """The draws of every method, the method with most of them first; independent runs are left out.
+
+    Parameters
+    ----------
+    rows : with the columns ``method`` and ``mode``.
+    """
+    drawn = rows.select(["method", "mode"]).filter(pc.field("method").is_valid())
+    counts = drawn.group_by("method").aggregate([("mode", "count_distinct"), ([], "count_all")]).to_pylist()
+    found = [MethodDraws(item["method"], item["mode_count_distinct"], item["count_all"]) for item in counts]
+    return tuple(sorted(found, key=lambda item: (-item.draws, item.method)))
 
 
 class Selection:

@@ -51,8 +51,14 @@ COLUMNS = (
     Column("source", "string", "where it came from: an address, a file, a command"),
     Column("created", "timestamp", "when training ended, UTC"),
     Column("extra", "string", "a JSON object with the recipe's own facts"),
+    Column("method", "string", "the approximate posterior that the row is a draw of; null for an independent run"),
+    Column("mode", "string", "id of the member or of the chain that the draw is taken around"),
+    Column("draw", "int64", "number of the draw among those of its method and mode, from 0"),
 )  # fmt: skip
-"""Every column of ``parts/*/metadata.parquet``, in order. Only ``id`` is required; the rest may be null."""
+"""Every column of ``parts/*/metadata.parquet``, in order. Only ``id`` is required; the rest may be null.
+
+Methods are named ``dropout``, ``bnn``, ``sghmc``, ``csghmc``, ``swag``, ``laplace``; others may have other names.
+"""
 
 VARIANT_COLUMNS = (
     Column("id", "string", "the checkpoint it was derived from"),
@@ -98,7 +104,10 @@ LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3}
 
 
 def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Iterator[Problem]:
-    """Values that have their column's type and still make no sense: odd ids, accuracies outside 0 to 1."""
+    """Values that have their column's type and still make no sense.
+
+    Odd ids, accuracies outside 0 to 1, negative numbers of draws, draws of no method.
+    """
     ids: list[str] = [row["id"] for row in rows]
     odd = [name for name in ids if not name.isprintable() or " " in name or not 1 <= len(name) <= MAX_ID]
     if odd:
@@ -111,3 +120,15 @@ def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Itera
             if wrong:
                 got = f"{len(wrong)} others, such as {wrong[0]}"
                 yield Problem(location, f"column {column.name!r}", "fractions from 0 to 1", got, "Correct the rows.")
+    draws = [row.get("draw") for row in rows]
+    if negative := [draw for draw in draws if draw is not None and draw < 0]:
+        got = f"{len(negative)} others, such as {negative[0]}"
+        yield Problem(location, "column 'draw'", "numbers from 0", got, "Correct the rows.")
+    if lacking := [row["id"] for row in rows if lacks_method(row)]:
+        got = f"none in {len(lacking)} rows with a mode or a draw, such as {lacking[0]!r}"
+        yield Problem(location, "column 'method'", "the method that the row is a draw of", got, "Name the method.")
+
+
+def lacks_method(row: Mapping[str, Any]) -> bool:
+    """Whether a row is said to be a draw, and not of which method."""
+    return row.get("method") is None and (row.get("mode") is not None or row.get("draw") is not None)

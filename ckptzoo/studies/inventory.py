@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ckptzoo.console import columns, facts
 from ckptzoo.format.tree import Tree
+from ckptzoo.loader.selection import MethodDraws, draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.layout import predictions_name
@@ -77,6 +78,7 @@ class Inventory:
     test_accuracy : of each member's last step, where it is finite and did not diverge; None where none was measured.
     told : distinct values of the columns in ``ORIGIN``, with the number of checkpoints that have each.
     groups : the symmetries of each group of channels; none where the zoo has no symmetry table.
+    draws : of the selection, for each approximate posterior.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Inventory:
     # this name is a key of ckptzoo info --json
     told: dict[str, dict[str, int]]
     groups: tuple[GroupCounts, ...] = ()
+    draws: tuple[MethodDraws, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -150,6 +153,7 @@ class Inventory:
             ("path", self.path),
             ("architecture", f"{self.architecture}: {self.parameters:,} parameters in {layers}"),
             ("checkpoints", f"{self.checkpoints:,}{of_total} ({', '.join(counts)})"),
+            *(("draws" if not at else "", _drawn(item)) for at, item in enumerate(self.draws)),
             ("size", f"{size(self.nbytes)} ({f'{_WHOLE}; ' if self._selected else ''}{per})"),
         ]
         if (spread := self.test_accuracy) is not None:
@@ -231,7 +235,13 @@ def inventory(zoo: Zoo) -> Inventory:
         test_accuracy=Spread.of(accuracy[usable_rows(last)]),
         told={column: counts for column in ORIGIN if (counts := _counts(table[column]))},
         groups=() if contents.symmetry is None else counts_by_group(contents.symmetry),
+        draws=draws_by_method(table),
     )
+
+
+def _drawn(item: MethodDraws) -> str:
+    around = f" around {counted(item.modes, 'mode')}" if item.modes else ""
+    return f"{item.method}: {item.draws:,}{around}"
 
 
 def _variant(name: str, tree: Tree) -> VariantSummary:

@@ -5,7 +5,7 @@ import pyarrow.compute as pc
 import pytest
 
 import ckptzoo
-from ckptzoo.errors import IntegrityError, UnknownNameError, ZooError
+from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
 from ckptzoo.format.writer import Writer
 from tests.conftest import MIXED, rows_of, weights_of
 
@@ -88,6 +88,55 @@ def test_selections(zoo, full):
     assert zoo.take([5, 3]).ids == ["m00005", "m00003"] and len(zoo.take(np.zeros(17, bool))) == 0
     assert good.metadata["seed"].to_pylist() == list(range(4, 12))
     assert zoo.where([]).ids == zoo.ids and len(zoo.where("seed > 99")) == 0
+
+
+def draws_zoo(path):
+    """One part a mode: four draws of SWAG, then three of Laplace; and two independent members before them."""
+    weights, start = weights_of(MIXED, 16), 0
+    writer = ckptzoo.create(path, arch=MIXED)
+    parts = [[{"id": f"net-{mode}", "member": f"net-{mode}"} for mode in (0, 1)]]
+    for mode in (0, 1):
+        methods = (("swag", 4), ("laplace", 3))
+        parts.append([
+            {"id": f"{method}-{mode}-{draw}", "method": method, "mode": f"net-{mode}", "draw": draw}
+            for method, count in methods for draw in range(count)
+        ])  # fmt: skip
+    for rows in parts:
+        writer.add({name: array[start : start + len(rows)] for name, array in weights.items()}, rows)
+        writer.commit()
+        start += len(rows)
+    return ckptzoo.open(path), weights
+
+
+def test_one_layer_of_all_draws_of_a_method(tmp_path):
+    zoo, weights = draws_zoo(tmp_path / "draws")
+    swag = zoo.where("method == 'swag'")
+    places = [2, 3, 4, 5, 9, 10, 11, 12]
+    assert np.array_equal(swag["conv.weight"][:], weights["conv.weight"][places])
+    assert swag.where("draw < 2").ids == ["swag-0-0", "swag-0-1", "swag-1-0", "swag-1-1"]
+    assert zoo.where([("method", "=", "laplace"), ("mode", "=", "net-1")]).ids == [f"laplace-1-{n}" for n in range(3)]
+    assert zoo.where("method is None").ids == ["net-0", "net-1"]
+    assert zoo.where("method == 'swag' and draw >= 2 and mode == 'net-1'").ids == ["swag-1-2", "swag-1-3"]
+    # each mode's draws are one run of rows: read without a copy, and put together with one copy
+    views = list(swag["conv.weight"].views())
+    assert [len(view) for view in views] == [4, 4] and not any(view.flags.owndata for view in views)
+    of_mode = swag.where("mode == 'net-1'")["conv.weight"][:]
+    assert of_mode.flags.c_contiguous and np.shares_memory(of_mode, views[1])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"method": "swag", "draw": -1}, "column 'draw': expected numbers from 0, got 1 others, such as -1"),
+        ({"draw": 0}, "column 'method': expected the method .* got none in 1 rows with a mode or a draw, such as 'a'"),
+        ({"mode": "net-0"}, "column 'method'"),
+        ({"method": "swag", "draw": 0.5}, "column 'draw'"),
+    ],
+)
+def test_draws_that_make_no_sense_are_refused(tmp_path, row, message):
+    writer = ckptzoo.create(tmp_path / "zoo", arch=MIXED)
+    with pytest.raises(SpecError, match=message):
+        writer.add(weights_of(MIXED, 2), [{"id": "a", **row}, {"id": "b", "method": "swag", "mode": "m", "draw": 3}])
 
 
 @pytest.mark.parametrize(

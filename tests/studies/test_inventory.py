@@ -66,6 +66,25 @@ def test_checkpoints_and_members_are_told_apart(perceptrons: Make) -> None:
     assert text.count("(of the whole zoo)") == 1, "over the variants"
 
 
+def test_draws_are_counted_by_method(perceptrons: Make) -> None:
+    def rows(at: int) -> dict[str, Any]:
+        if at < 2:
+            return {}
+        return {"method": "laplace"} if at < 5 else {"method": "swag", "mode": f"p{at % 2}", "draw": (at - 5) // 2}
+
+    zoo, _ = perceptrons(12, rows=rows)
+    found = inventory(zoo)
+    assert list(found.to_json()["draws"]) == [
+        {"method": "swag", "modes": 2, "draws": 7},
+        {"method": "laplace", "modes": 0, "draws": 3},
+    ]
+    lines = [line.split() for line in printed(zoo).splitlines()]
+    at = lines.index(["draws", "swag:", "7", "around", "2", "modes"])
+    assert lines[at + 1] == ["laplace:", "3"]
+    assert inventory(zoo.where("method is None")).draws == () and " around " not in printed(zoo.where("seed < 2"))
+    assert "swag: 2 around 2 modes" in printed(zoo.where("draw < 1"))
+
+
 def test_the_accuracy_is_that_of_the_page(perceptrons: Make) -> None:
     def rows(at: int) -> dict[str, Any]:
         return {"diverged": at == 5, "test_accuracy": None if at == 8 else 0.5 + at / 97}

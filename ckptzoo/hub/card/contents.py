@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.hub.card.markdown import code, fenced, folded, listed, table
+from ckptzoo.loader.selection import draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture, Tensor
@@ -22,6 +23,7 @@ MAX_TENSORS = 24
 MAX_FOLDED = 400
 """Tensors behind the fold."""
 MAX_VARIANTS = 32
+MAX_METHODS = 32
 MAX_FIGURE = 1e9
 """Values beyond this are not shown; a loss of such a size says only that something went wrong."""
 MAX_BINS, MIN_BINS = 20, 5
@@ -189,6 +191,23 @@ def predictions(zoo: Zoo) -> str:
     header = ("set", "checkpoints", "examples", "outputs", "labels", "size")
     note = f'Outputs in float16, before any softmax: `zoo.predictions("{zoo.predicted[0]}").logits`.'
     return f"{note}\n\n{table(header, lines, right=range(1, 6))}"
+
+
+def draws(rows: pa.Table) -> str:
+    """The table of the draws from approximate posteriors, a line for each method; empty where there are none."""
+    methods = draws_by_method(rows)
+    if not methods:
+        return ""
+    lines = [
+        (code(item.method), f"{item.modes:,}" if item.modes else "not stated", f"{item.draws:,}")
+        for item in methods[:MAX_METHODS]
+    ]
+    condition = f"method == {methods[0].method!r} and draw < 10"
+    note = f"Draws from approximate posteriors: {code(f'zoo.where({condition!r})')} gives the first of each mode."
+    independent = len(rows) - sum(item.draws for item in methods)
+    note += f" {counted(independent, 'checkpoint')} of independent runs besides." if independent else ""
+    more = [f"And {len(methods) - MAX_METHODS:,} more."] if len(methods) > MAX_METHODS else []
+    return "\n\n".join([note, table(("method", "modes", "draws"), lines, right=(1, 2)), *more])
 
 
 def tensors(arch: Architecture) -> str:

@@ -89,6 +89,7 @@ def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
         ("Pictures", pictures_section(card)),
         ("How good they are", contents.accuracy(zoo)),
         ("How they were trained", trained),
+        ("Draws", contents.draws(rows)),
         ("Notes", _markdown(card.notes)),
         ("Variants", contents.variants(zoo) if zoo.gauges else ""),
         ("Predictions", contents.predictions(zoo) if zoo.predicted else ""),

@@ -131,6 +131,8 @@ class Ingestor:
             for key in ("id", "member"):
                 if key in values:
                     values[key] = f"{values[key]}-{source.rpartition('#')[2]}"
+            if "draw" in values:  # of the first of them
+                values["draw"] += int(source.rpartition("#")[2])
         # A checkpoint's unit is the digest of its weights in the zoo that it goes to; the writer finds what is finite.
         from_zoo = {key: value for key, value in zoo_row.items() if value is not None and key not in ("unit", "finite")}
         row = {**submission.defaults, **from_zoo, **values}

@@ -12,7 +12,7 @@ import numpy as np
 from ckptzoo.hub.contributions.report import Check, check_result
 from ckptzoo.hub.contributions.target_zoo import TargetZoo, batches
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.schema.metadata import value_problems
+from ckptzoo.schema.metadata import lacks_method, value_problems
 from ckptzoo.schema.readme import LICENSES
 from ckptzoo.text import counted
 
@@ -130,6 +130,8 @@ def check_values(submitted: Zoo) -> Check:
 
 
 def _value_problems(row: Row) -> Iterator[str]:
+    if lacks_method(row):
+        yield "a mode or a draw is given without a method"
     for name, value in row.items():
         # True is an instance of int
         if isinstance(value, bool) or value is None:

@@ -18,9 +18,11 @@ MEASURED = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "test_
 """Columns that nobody may claim: the program that writes the zoo measures them."""
 _FOLLOWING = ("id", "unit", "finite", "recipe_digest", "dataset_digest")
 """Columns that are not given as defaults of all checkpoints, or that follow from others."""
-DEFAULTS = tuple(spec.name for spec in COLUMNS if spec.name not in (*MEASURED, *_FOLLOWING, "member"))
+_OF_ONE = ("member", "draw")
+"""Columns that differ between checkpoints."""
+DEFAULTS = tuple(spec.name for spec in COLUMNS if spec.name not in (*MEASURED, *_FOLLOWING, *_OF_ONE))
 """Columns that may be given for all checkpoints at the top of the file."""
-OF_CHECKPOINT = ("file", "id", "member", *DEFAULTS)
+OF_CHECKPOINT = ("file", "id", *_OF_ONE, *DEFAULTS)
 """Keys of a ``[[checkpoint]]``."""
 _TABLES = ("names", "evaluation", "zoo", "checkpoint")
 TOP = (*DEFAULTS, "training", "cast", *_TABLES)

@@ -106,6 +106,24 @@ def test_recipes_and_what_they_share(tmp_path: Path) -> None:
     assert found.endswith("Settings of `sgd`: `lr = 0.1`.")
 
 
+def test_draws_are_counted_by_method(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"id": "own"}, {"id": "odd", "method": "a | `b`"}]
+    rows += [
+        {"id": f"{m}-{mode}-{draw}", "method": m, "mode": f"net-{mode}", "draw": draw}
+        for m, modes in (("swag", 3), ("laplace", 1))
+        for mode in range(modes)
+        for draw in range(2)
+    ]
+    found = sections(readme(zoo_with(tmp_path / "zoo", rows), Card("zoo")))["Draws"]
+    lead, table = found.split("\n\n")
+    assert "`zoo.where(\"method == 'swag' and draw < 10\")`" in lead and "1 checkpoint of independent runs" in lead
+    lines = table.splitlines()[2:]
+    assert lines[:2] == ["| `swag` | 3 | 6 |", "| `laplace` | 1 | 2 |"]
+    assert lines[2].endswith("| not stated | 1 |") and len(lines) == 3
+    plain = zoo_with(tmp_path / "plain", [{"id": "own"}])
+    assert "Draws" not in sections(readme(plain, Card("zoo")))
+
+
 def test_variants_tensors_and_columns(tmp_path: Path) -> None:
     from ckptzoo.derive import derive
 

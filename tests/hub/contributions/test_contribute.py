@@ -124,6 +124,24 @@ def test_a_zoo_is_brought_with_its_rows(server: Hosted, bring: Bring, make_zoo: 
     assert {row["contributor"] for row in rows} == {"Ada Stranger"}
 
 
+def test_stacked_draws_are_numbered(bring: Bring, tmp_path: Path) -> None:
+    """Of a file that holds several, the number is that of the first; a file on its own may name another."""
+    states = [state_of(100 + at) for at in range(4)]
+    stacked = tmp_path / "swag.npz"
+    np.savez(stacked, **{name: np.stack([state[name] for state in states[:3]]) for name in states[0]})
+    last = saved(tmp_path / "last.safetensors", states[3])
+    more = keys(method="swag", mode="net-7")
+    text = CARD.replace("contributor", f"{more}contributor", 1)
+    text += '\n[[checkpoint]]\nfile = "swag.npz"\ndraw = 20\n[[checkpoint]]\nfile = "last.safetensors"\ndraw = 4\n'
+    made = bring(stacked, last, text=text, dry_run=True)
+    assert made.status == "dry run" and made.folder is not None, made.checks
+    rows = ckptzoo.open(made.folder).metadata.select(["id", "method", "mode", "draw"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [
+        ("swag-0", "swag", "net-7", 20), ("swag-1", "swag", "net-7", 21), ("swag-2", "swag", "net-7", 22),
+        ("last", "swag", "net-7", 4),
+    ]  # fmt: skip
+
+
 def test_weights_that_are_not_finite(bring: Bring, tmp_path: Path, server: Hosted) -> None:
     state = state_of(1)
     state["fc.bias"][3] = np.nan

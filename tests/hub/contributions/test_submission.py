@@ -138,3 +138,12 @@ def test_files_that_are_none(tmp_path: Path, data: bytes) -> None:
 def test_defaults_are_columns_that_may_be_claimed() -> None:
     assert "claimed_test_accuracy" in DEFAULTS and "license" in DEFAULTS
     assert not {"id", "unit", "finite", "test_accuracy", "train_loss"} & set(DEFAULTS)
+
+
+def test_draws_of_a_method(tmp_path: Path) -> None:
+    text = LEAST + 'method = "swag"\nmode = "net-7"\n[[checkpoint]]\nfile = "a.pt"\ndraw = 3\n'
+    found = read(tmp_path, text)
+    assert found.defaults["method"] == "swag" and found.defaults["mode"] == "net-7"
+    assert found.checkpoints[0].values == {"draw": 3}
+    assert "key 'draw'" in problems(tmp_path, LEAST + 'method = "swag"\ndraw = 3\n')[0], "one draw is one checkpoint"
+    assert "0 or more" in problems(tmp_path, LEAST + '[[checkpoint]]\nfile = "a.pt"\ndraw = -1\n')[0]

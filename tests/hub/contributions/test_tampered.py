@@ -91,6 +91,8 @@ def test_rows_that_lie(tamper: Tamper) -> None:
     tamper.refused(tamper.part(test_nll=-1.0), "values", "test_nll is -1.0")
     tamper.refused(tamper.part(extra="[" * 5000), "values", "extra")
     tamper.refused(tamper.part(recipe="\x1b[2J"), "values", "recipe")
+    tamper.refused(tamper.part(draw=3), "values", "a mode or a draw is given without a method")
+    tamper.refused(tamper.part(method="swag", draw=-1), "values", "draw is -1")
     tamper.refused(tamper.part(id="a b"), "ids")
 
 

@@ -1,0 +1,254 @@
+"""Draws in a zoo: the same bytes however they come about, resumed builds, and what is refused."""
+
+import dataclasses
+import io
+import itertools
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import ckptzoo
+from builders import posterior, rng, sources
+from builders.__main__ import run
+from builders.build import build as build_members
+from builders.checkpointing import WORK_FOLDER, Interrupted
+from builders.posterior.build import BuiltDraws, build
+from builders.posterior.dropout import Dropout
+from builders.posterior.method import Surroundings
+from builders.posterior.sghmc import spread
+from builders.recipe import Recipe
+from ckptzoo import archs
+from ckptzoo.errors import SpecError, UnknownNameError, ZooError
+from ckptzoo.format.files import Folder
+from ckptzoo.format.reader import read_contents
+from tests.support.effort import ALL
+
+ROOT = Path(__file__).parents[3]
+TOY = Recipe.load("toy").shortened(2)
+DIGITS = Recipe.load("digits-optunet").shortened(1)
+CHANGES: dict[str, dict[str, Any]] = {
+    "dropout": {},
+    "bnn": {},
+    "sghmc": {"epochs": 12, "burn_in": 2, "first_draw": 3, "every": 1},
+    "csghmc": {"epochs": 8, "noisy": 1, "draws_per_cycle": 2, "step_size": 0.05},
+    "swag": {"snapshots": 3, "distance": 1, "ramp": 1},
+}
+QUIET = Console(file=io.StringIO())
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("members") / "toy"
+    build_members(TOY, path, members=6, console=QUIET)
+    return path
+
+
+def draws_of(method: str, to: Path, members: Path, **options: Any) -> BuiltDraws:
+    start = members if posterior.get(method).starts == "member" else None
+    given: dict[str, Any] = {"modes": 3, "draws": 4, "start": start, "changes": CHANGES[method], "console": QUIET}
+    return build(method, TOY, to, **{**given, **options})
+
+
+def content(path: Path) -> dict[tuple[str, int], bytes]:
+    """The bytes of every draw, by mode and number."""
+    zoo = ckptzoo.open(path)
+    columns = (zoo.metadata[name].to_pylist() for name in ("mode", "draw"))
+    arrays = {name: zoo[name][:] for name in zoo.arch.names}
+    return {
+        key: b"".join(array[row].tobytes() for array in arrays.values())
+        for row, key in enumerate(zip(*columns, strict=True))
+    }
+
+
+@pytest.mark.parametrize("method", posterior.names())
+def test_draws_are_checkpoints_that_say_what_they_are(method: str, members: Path, tmp_path: Path) -> None:
+    built = draws_of(method, tmp_path / "zoo", members)
+    assert (built.draws, built.modes) == (12, 3)
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    assert not ckptzoo.verify(tmp_path / "zoo")
+    assert len(zoo.where(f"method == '{method}' and draw < 2")) == 6
+    rows = zoo.metadata.to_pylist()
+    assert len({row["member"] for row in rows}) == 12
+    assert {(row["mode"], row["draw"]) for row in rows} == set(
+        itertools.product({row["mode"] for row in rows}, range(4))
+    )
+    model = posterior.get(method).load(TOY, None, CHANGES[method])
+    assert {row["recipe_digest"] for row in rows} == {model.digest} != {TOY.digest}
+    assert built.diverged == sum(row["diverged"] for row in rows)
+    assert all(np.isfinite(row["train_loss"]) and 0 <= row["test_accuracy"] <= 1 for row in rows)
+    if model.starts == "member":
+        assert {row["mode"] for row in rows} <= set(ckptzoo.open(members).metadata["member"].to_pylist())
+    assert len(set(content(tmp_path / "zoo").values())) >= (3 if method == "dropout" else 12)
+
+
+@pytest.mark.parametrize("method", posterior.names())
+def test_more_draws_and_modes_leave_the_first_as_they_are(method: str, members: Path, tmp_path: Path) -> None:
+    draws_of(method, tmp_path / "grown", members, modes=2, draws=2, unit_size=1)
+    assert draws_of(method, tmp_path / "grown", members, modes=2, draws=2).part is None
+    draws_of(method, tmp_path / "grown", members, modes=1, draws=4)
+    grown = draws_of(method, tmp_path / "grown", members)
+    assert (grown.draws, grown.modes) == (2 + 4, 2)
+    draws_of(method, tmp_path / "whole", members)
+    assert content(tmp_path / "grown") == content(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", posterior.names() if ALL else ("sghmc",))
+def test_killed_at_random_moments_it_ends_with_the_same_draws(method: str, tmp_path: Path) -> None:
+    build_members(DIGITS, tmp_path / "members", members=12, console=QUIET)
+    changes = {"sghmc": {"epochs": 24}, "swag": {"distance": 4}, "csghmc": {"epochs": 40}}.get(method, {})
+    changes = {**CHANGES[method], **changes}
+    start = tmp_path / "members" if method == "swag" else None
+    whole: dict[str, Any] = {"modes": 4, "draws": 3, "start": start, "unit_size": 2, "console": QUIET}
+    build(method, DIGITS, tmp_path / "whole", changes=changes, **whole)
+    path = tmp_path / "zoo"
+    command = [sys.executable, "-m", "builders", "posterior", method, DIGITS.name, "--epochs", "1", "--to", str(path)]
+    command += ["--modes", "4", "--draws", "3", "--unit-size", "2", "--save-every", "0.05"]
+    command += ["--from", str(start)] if start else []
+    command += [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+    for life in itertools.count():
+        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if life < (6 if ALL else 2):
+            before = saved(path)
+            while child.poll() is None and saved(path) == before:
+                time.sleep(0.002)
+            time.sleep(0.03 * life)
+            child.send_signal(signal.SIGINT if life % 2 else signal.SIGKILL)
+        _, errors = child.communicate(timeout=200)
+        if child.returncode == 0:
+            break
+        assert child.returncode in (-signal.SIGKILL, 130), errors
+    assert life, "no process was stopped before it was done"
+    assert content(path) == content(tmp_path / "whole")
+    assert not (path / WORK_FOLDER).exists()
+
+
+def saved(path: Path) -> set[tuple[str, int]]:
+    """What an unfinished build has saved."""
+    found: set[tuple[str, int]] = set()
+    for file in (path / WORK_FOLDER).glob("*/*.safetensors"):
+        try:
+            found.add((file.name, file.stat().st_mtime_ns))
+        except FileNotFoundError:  # replaced, or removed, in between
+            continue
+    return found
+
+
+def test_stopped_it_is_carried_on_by_the_same_arguments_alone(members: Path, tmp_path: Path) -> None:
+    asked = iter([False, True])
+    from builders.posterior import build as module
+
+    @dataclasses.dataclass
+    class Stop:
+        def __enter__(self) -> Any:
+            return lambda: next(asked, True)
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "catch_stop_signals", Stop)
+        with pytest.raises(Interrupted, match="stopped at step"):
+            draws_of("sghmc", tmp_path / "zoo", members)
+    with pytest.raises(ZooError, match=r"unfinished build: expected draws 4, got draws 5\."):
+        draws_of("sghmc", tmp_path / "zoo", members, draws=5)
+    draws_of("sghmc", tmp_path / "zoo", members)
+    draws_of("sghmc", tmp_path / "whole", members)
+    assert content(tmp_path / "zoo") == content(tmp_path / "whole")
+
+
+def test_a_chain_that_diverges_is_kept_marked_and_counted(members: Path, tmp_path: Path) -> None:
+    changes = {**CHANGES["csghmc"], "step_size": 500.0}
+    built = draws_of("csghmc", tmp_path / "zoo", members, changes=changes)
+    rows = ckptzoo.open(tmp_path / "zoo").metadata.to_pylist()
+    assert built.diverged == sum(row["diverged"] for row in rows) > 0
+    assert len(rows) == 12
+    assert "diverged and marked" in built.line()
+
+
+def test_a_folded_mask_is_the_masked_network() -> None:
+    recipe = Recipe.load("digits-optunet")
+    method = Dropout.load(recipe)
+    source = sources.load(recipe)
+    surroundings = Surroundings(sources.data_source(method.chain, source, "cpu"), source, "general")
+    state = method.start(surroundings, rng.member_keys(method.digest, range(3)), None)
+    images = torch.from_numpy(sources.test_inputs(recipe, source, 20)).double()
+    masks: set[tuple[bool, ...]] = set()
+    for number in range(12):
+        drawn = method.draw(surroundings, state, number)
+        kept = rng.kept_units(state.keys, number, np.zeros(1, np.int64), 10, method.p, rng.DRAWN_MASKS)
+        for mode in range(3):
+            masks.add(tuple(kept[mode, 0].tolist()))
+            scales = torch.from_numpy(kept[mode, 0] / (1 - method.p))
+            model = archs.get(recipe.architecture)().double()
+            layer = model.get_submodule("fc")
+            hook = layer.register_forward_pre_hook(lambda module, inputs, scales=scales: (inputs[0] * scales,))
+            weights = {name: tensor[mode].double() for name, tensor in state.weights.items()}
+            masked = torch.func.functional_call(model, weights, (images,))
+            hook.remove()
+            folded = torch.func.functional_call(
+                model, {name: tensor[mode].double() for name, tensor in drawn.items()}, (images,)
+            )
+            assert torch.allclose(folded, masked, rtol=1e-6, atol=1e-6)
+    assert len(masks) > 25
+
+
+def test_the_first_draws_of_a_chain_are_spread_over_it() -> None:
+    for count in (1, 2, 7, 12, 100):
+        order = spread(range(count))
+        assert sorted(order) == list(range(count)) and order[0] == count - 1
+    ten = sorted(spread(range(100))[:10])
+    assert max(np.diff(ten)) <= 16 and min(np.diff(ten)) >= 8
+
+
+def test_what_is_refused(members: Path, tmp_path: Path) -> None:
+    def refused(match: str, method: str = "swag", error: type[Exception] = ZooError, **options: Any) -> None:
+        with pytest.raises(error, match=match):
+            draws_of(method, tmp_path / "zoo", members, **{"changes": {}, **options})
+        assert not (tmp_path / "zoo").exists()
+
+    for name, step in (("mcmc", "dropout"), ("ensemble", "ckptzoo study posteriors selects them")):
+        with pytest.raises((UnknownNameError, ZooError), match=step):
+            build(name, TOY, tmp_path / "zoo", modes=1, draws=1)
+    refused(r"method swag: expected a zoo of members to start from, got none\. Name one with --from", start=None)
+    refused("expected no zoo to start from", "bnn", start=members)
+    refused("at least 7, got 6 of 6", modes=7)
+    refused("draws of a mode of sghmc: expected at most 10, got 11", "sghmc", changes=CHANGES["sghmc"], draws=11)
+    refused("key 'sclae': expected one of", changes={"sclae": 1}, error=SpecError)
+    refused("kl_weight: expected a number from 0 to 1, got -0.1", "bnn", changes={"kl_weight": -0.1}, error=SpecError)
+    refused("p: expected a number above 0 to 0.99, got 1.5", "dropout", changes={"p": 1.5}, error=SpecError)
+    refused("first_draw: expected an epoch after burn-in", "sghmc", changes={"first_draw": 3}, error=SpecError)
+    refused("epochs: expected a multiple of 4", "csghmc", changes={"epochs": 9}, error=SpecError)
+    with pytest.raises(ZooError, match="architecture: expected optunet, the recipe's, got mlp-2-2-1"):
+        build("swag", DIGITS, tmp_path / "zoo", modes=1, draws=1, start=members)
+    with pytest.raises(ZooError, match=r"recipe of the members: expected toy .*, got toy"):
+        build("swag", TOY.shortened(1), tmp_path / "zoo", modes=1, draws=1, start=members)
+    residual = dataclasses.replace(DIGITS, architecture="resnet18-10")
+    for method in ("bnn", "sghmc", "csghmc"):
+        with pytest.raises(SpecError, match="expected one without buffers, got one with some"):
+            posterior.get(method).load(residual)
+
+
+def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["posterior", "sghmc", "toy", "--modes", "2", "--draws", "2", "--to", str(tmp_path / "zoo")]
+    command += [part for key, value in CHANGES["sghmc"].items() for part in ("--set", f"{key}={value}")]
+    assert run(command) == 0
+    assert "4 draws of 2 modes" in capsys.readouterr().out
+    assert run(command) == 0
+    assert "holds these draws already; nothing was added" in capsys.readouterr().out
+    assert run([*command, "--set", "shape"]) == 2
+    assert "expected a setting such as scale=0.5" in capsys.readouterr().err
+    assert run([*command[:2], "resnet", *command[3:]]) == 2
+
+
+def test_raw_rows_of_independent_members_name_no_method(members: Path) -> None:
+    rows = read_contents(Folder(members)).raw.metadata
+    assert all(rows[name].null_count == len(rows) for name in ("method", "mode", "draw"))

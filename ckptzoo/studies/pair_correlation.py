@@ -98,14 +98,14 @@ def correlate_pairs(
     drawn = np.random.SeedSequence(seed).spawn(2)
     rng = np.random.default_rng(drawn[0])
     exceeding = np.zeros(2)
-    squares = [
-        [_square(z, left, right, M) for z in (side.standard, _standardized(side.ranks(once)))] for side in sides
-    ]
+    squares = [[_square(z, left, right, M) for z in (side.standard, _standardized(side.ranks(once)))] for side in sides]
     for _ in range(permutations):
         order = rng.permutation(M)
-        moved = [np.vdot(one, other[order[:, None], order]) / (M * (M - 1)) for one, other in zip(*squares, strict=True)]
+        moved = [
+            np.vdot(one, other[order[:, None], order]) / (M * (M - 1)) for one, other in zip(*squares, strict=True)
+        ]
         # of few members some permutations change nothing, and rounding must not tell them from the figures as they are
-        exceeding += np.abs(moved) >= np.abs(values) - 1e-9
+        exceeding += np.abs(products) / (M * (M - 1)) >= np.abs(values) - 1e-9
         done()
     rng = np.random.default_rng(drawn[1])
     resampled = np.full((resamples, 2), np.nan)

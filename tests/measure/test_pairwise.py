@@ -29,6 +29,13 @@ def reference(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return information, entropies
 
 
+@pytest.fixture(params=["numpy", "numba"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways, whatever the number of members."""
+    monkeypatch.setattr(pairwise, "COMPILED_MEMBERS", 2 if request.param == "numba" else 10**9)
+
+
+@pytest.mark.usefixtures("either")
 def test_known_answers() -> None:
     certain = np.array([[[0.0, -np.inf]], [[-np.inf, 0.0]], [[-np.inf, 7.0]], [[3.0, 3.0]]])
     half = -0.75 * math.log(0.75) - 0.25 * math.log(0.25) - math.log(2) / 2  # of a certain and an ignorant member
@@ -48,14 +55,16 @@ def test_known_answers() -> None:
     classes=st.integers(1, 12),
     spread=st.sampled_from([0.0, 0.01, 1.0, 8.0, 1000.0]),
     width=st.sampled_from([1, 7, 64, 4096]),
+    compiled=st.booleans(),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_laws(seed: int, members: int, inputs: int, classes: int, spread: float, width: int) -> None:
+def test_laws(seed: int, members: int, inputs: int, classes: int, spread: float, width: int, compiled: bool) -> None:
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(members, inputs, classes)) * spread
     logits[-1] = logits[0] + rng.normal(size=(inputs, 1)).round(3) * 2**10  # the same softmax, to rounding
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairwise, "WIDTH", width)
+        patch.setattr(pairwise, "COMPILED_MEMBERS", 2 if compiled else 100)
         found = pairwise_mutual_information(logits)
         logits[-1] = logits[0]
         assert pairwise_mutual_information(logits)[-1, 0] == 0, "equal members"
@@ -66,6 +75,7 @@ def test_laws(seed: int, members: int, inputs: int, classes: int, spread: float,
     assert (np.abs(found - expected) <= bound + 1e-9).all()  # 1e-9: the shift above rounds the logits in float64
 
 
+@pytest.mark.usefixtures("either")
 def test_the_bound_holds_for_full_widths_of_confident_and_of_ignorant_members() -> None:
     rng = np.random.default_rng(1)
     logits = rng.normal(size=(6, 3000, 10)) * np.array([0.01, 0.5, 2, 8, 30, 200])[:, None, None]
@@ -74,11 +84,27 @@ def test_the_bound_holds_for_full_widths_of_confident_and_of_ignorant_members() 
     assert (error <= (70 * entropies + 4) * 2.0**-24).all() and error.max() < 1e-7
 
 
-def test_the_logarithm_is_as_exact_as_the_bound_takes_it_to_be() -> None:
-    values = np.exp(np.random.default_rng(2).uniform(-87, 0, 100_000)).astype(np.float32)
+def test_the_logarithms_are_as_exact_as_the_bound_takes_them_to_be() -> None:
+    from ckptzoo.measure.pairwise_compiled import segment_sum
+
+    rng = np.random.default_rng(2)
+    small, near_one = np.exp(rng.uniform(-86, 0, 50_000)), 1 - rng.uniform(0, 0.01, 5000) ** 2
+    values = np.concatenate([small, near_one, [1.0]]).astype(np.float32)
+    exact = values.astype(np.float64) * np.log(values.astype(np.float64))
     np.testing.assert_array_max_ulp(np.log(values), np.log(values.astype(np.float64)).astype(np.float32), 4)
+    halves = values / 2
+    found = np.array([segment_sum(halves, halves, k, k + 1) for k in range(len(values))])
+    assert (np.abs(found - exact) <= (4 * 2.0**-23 + 2.0**-24) * np.abs(exact)).all()
 
 
+def test_without_numba_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = np.random.default_rng(8).normal(size=(100, 5, 3))
+    fast = pairwise_mutual_information(logits)
+    monkeypatch.setattr(pairwise, "find_spec", lambda name: None)
+    np.testing.assert_allclose(pairwise_mutual_information(logits), fast, atol=1e-6)
+
+
+@pytest.mark.usefixtures("either")
 def test_blocks_of_inputs_add_up_and_logarithms_of_probabilities_are_logits() -> None:
     logits = np.random.default_rng(3).normal(size=(11, 50, 4)).astype(np.float16)
     pairs = PairwiseInformation(11)
@@ -92,6 +118,7 @@ def test_blocks_of_inputs_add_up_and_logarithms_of_probabilities_are_logits() ->
     np.testing.assert_array_equal(pairwise_mutual_information(logits), whole)
 
 
+@pytest.mark.usefixtures("either")
 def test_members_may_come_in_any_order() -> None:
     rng = np.random.default_rng(4)
     logits, order = rng.normal(size=(19, 40, 3)) * 3, rng.permutation(19)

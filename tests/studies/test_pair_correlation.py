@@ -61,7 +61,9 @@ def test_resamples_are_copies_of_members() -> None:
         every["pearson"].append(pearsonr(x, y)[0])
         every["spearman"].append(spearmanr(x, y)[0])
     for name, values in every.items():
-        assert (found[name].low, found[name].high) == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])), abs=1e-9)
+        assert (found[name].low, found[name].high) == pytest.approx(
+            tuple(np.quantile(values, [0.025, 0.975])), abs=1e-9
+        )
 
 
 def test_a_planted_correlation_is_found_and_none_is_not() -> None:

@@ -3,7 +3,13 @@
 - Probabilities and labels: ``accuracy``, ``nll``, ``brier``, ``ece``.
 - What the members of an ensemble predict, from sums over the members: ``entropy``, ``mutual_information``,
   ``disagreement``.
-- Values of two kinds of inputs, such as another data set's and the test set's: ``auroc``, ``fpr``.
+- Values of two kinds of inputs, such as another data set's and the test set's: ``auroc``, ``average_precision``,
+  ``fpr``.
+
+These are the columns of Table 1 of arXiv 2310.08287, there times 100: Acc is ``accuracy``, ECE ``ece``, Brier
+``brier``, AUPR ``average_precision`` and FPR95 ``fpr``, both with the inputs of the other set as positives and
+-max_c p_c as the score, IDMI and OODMI the means of ``mutual_information`` on the test set and on the other one.
+torch-uncertainty 0.1.5 has them in float32; where its definition differs, the function says how.
 """
 
 import math
@@ -82,6 +88,12 @@ def ece(log_probabilities: ArrayLike, labels: ArrayLike) -> Values:
     where bin b has the inputs whose largest probability is in :math:`((b-1)/10, b/10]` (Guo, Pleiss, Sun and
     Weinberger, "On calibration of modern neural networks", ICML 2017, equation 3). Parameters, Returns and Raises as in
     ``accuracy``; the value is 0 to 1.
+
+    Notes
+    -----
+    The calibration error of torch-uncertainty 0.1.5 is torchmetrics', also of 10 bins (torchmetrics by itself has 15)
+    but of :math:`[(b-1)/10, b/10)`, with a bin of its own for a probability of 1: it differs only where a largest
+    probability is an edge. In float32 sure predictions are 1, and its two last bins then count apart.
     """
     logs, truth = _checked_log_probabilities(log_probabilities, labels)
     confidence = np.exp(logs.max(-1))
@@ -212,6 +224,50 @@ def auroc(positives: ArrayLike, negatives: ArrayLike) -> float:
     return float(twice) / (2 * positive.size * negative.size)
 
 
+def average_precision(positives: ArrayLike, negatives: ArrayLike) -> float:
+    r"""The area under the curve of precision against recall as a sum of steps: the mean precision at the positives.
+
+    .. math:: \frac{1}{P} \sum_{i=1}^P
+        \frac{|\{ k : s_k \ge s_i \}|}{|\{ k : s_k \ge s_i \}| + |\{ j : t_j \ge s_i \}|}
+
+    for positives s and negatives t: :math:`\sum_n (R_n - R_{n-1}) P_n` over the thresholds, without interpolation
+    (Davis and Goadrich, "The relationship between precision-recall and ROC curves", ICML 2006, on why not), as
+    scikit-learn's ``average_precision_score`` has it. Equal scores are one threshold.
+
+    Parameters
+    ----------
+    positives, negatives : as in ``auroc``.
+
+    Returns
+    -------
+    float above 0 and at most 1: 1 where all positives are above all negatives, P / (P + N) by chance or where all
+    scores are equal, and :math:`\frac{1}{P} \sum_{k=1}^P \frac{k}{k + N}` at worst, which for P = N tends to
+    1 - log 2. It changes where the two kinds are exchanged.
+
+    Raises
+    ------
+    ZooError
+        As in ``auroc``.
+
+    Notes
+    -----
+    Time (P + N) log(P N) by sorting; exact counts. Tested against scikit-learn in ``tests/measure/test_detection.py``.
+
+    Examples
+    --------
+    >>> average_precision([3, 1], [2])
+    0.8333333333333333
+    """
+    positive, negative = _checked_scores("average precision", positives, negatives)
+    # torchmetrics, and with it torch-uncertainty, first takes the sigmoid of all scores where one is outside 0 .. 1, as
+    # -max p is: in float32 nearby scores become equal, and all above 17 or so
+    thresholds, counts = np.unique(positive, return_counts=True)
+    true = counts[::-1].cumsum()[::-1]
+    negative.sort()
+    false = negative.size - np.searchsorted(negative, thresholds, "left")
+    return float((counts * (true / (true + false))).sum() / positive.size)
+
+
 def fpr(positives: ArrayLike, negatives: ArrayLike, recall: float = 0.95) -> float:
     r"""The share of negatives that are flagged where at least this share of the positives is.
 
@@ -234,6 +290,10 @@ def fpr(positives: ArrayLike, negatives: ArrayLike, recall: float = 0.95) -> flo
     ------
     ZooError
         As in ``auroc``, or the recall is out of range.
+
+    Notes
+    -----
+    torch-uncertainty 0.1.5 takes the threshold whose share of positives is nearest to 0.95, which can be below it.
     """
     positive, negative = _checked_scores("fpr", positives, negatives)
     if not 0 < recall <= 1:

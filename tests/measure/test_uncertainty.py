@@ -32,6 +32,25 @@ def test_inputs_of_one_bin_are_averaged_before_the_absolute_value() -> None:
     assert ece(logs, [0, 0, 0, 0]) == pytest.approx(0.15)
 
 
+def test_the_calibration_error_is_that_of_torchmetrics_but_for_edges_of_bins() -> None:
+    import torch
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    def theirs(logs: np.ndarray, labels: np.ndarray) -> float:
+        tensors = torch.from_numpy(np.exp(logs)), torch.from_numpy(labels)
+        return float(multiclass_calibration_error(*tensors, num_classes=logs.shape[-1], n_bins=10, norm="l1"))
+
+    rng = np.random.default_rng(6)
+    logits = rng.normal(size=(2000, 10)) * 3
+    logs, labels = logits - np.log(np.exp(logits).sum(-1, keepdims=True)), rng.integers(0, 10, 2000)
+    labels[::2] = logs.argmax(-1)[::2]
+    assert ece(logs, labels) == pytest.approx(theirs(logs, labels), abs=1e-6)
+    edges, right = np.log([[0.5, 0.5], [0.46, 0.54]]), np.array([1, 1])
+    assert ece(edges, right) == pytest.approx((0.5 + 0.46) / 2), "0.5 is in the bin below, wrong, 0.54 is right"
+    edges, right = np.log([[0.5, 0.5], [0.46, 0.54]]), np.array([1, 1])
+    assert theirs(edges, right) == pytest.approx(abs(0.5 - (0.5 + 0.54) / 2)), "there both are in one bin"
+
+
 def test_certain_predictions() -> None:
     with np.errstate(divide="ignore"):
         logs = np.log([[1.0, 0.0], [0.0, 1.0]])

@@ -186,6 +186,54 @@ def ensembles(
     _show(result, output, as_json)
 
 
+@study.command()
+def posteriors(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A zoo of independently trained members.", show_default=False)
+    ],
+    samples: Annotated[
+        str, typer.Argument(metavar="SAMPLES", help="A zoo of draws that name their method.", show_default=False)
+    ],
+    set: Annotated[
+        str | None,
+        typer.Option("--set", metavar="NAME", help="The predictions to score.  [default: the first with labels]"),
+    ] = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Predictions on other inputs, to be distinguished; repeat for more of them."),
+    ] = None,
+    modes: Annotated[int, typer.Option(min=2, help="How many modes stand for several.")] = 10,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of each of several modes.")] = 10,
+    ensemble: Annotated[int, typer.Option(min=2, help="Members of an ensemble.")] = 100,
+    replicates: Annotated[int, typer.Option(min=1, help="At most so many of each figure.")] = 3,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the members that make ensembles.")] = 0,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare approximate posteriors with independently trained members.
+
+    For each method, around one mode and around several: the distance in weights to the target, as trained and with
+    symmetries removed, and accuracy, likelihood, calibration, detection and mutual information of its predictions,
+    beside the figures of arXiv 2310.08287 where it has some.
+    """
+    from ckptzoo.studies.posteriors import posteriors as compute
+
+    with bar("comparing") as progress:
+        result = compute(
+            opened(target),
+            opened(samples),
+            set,
+            ood=ood,
+            modes=modes,
+            draws=draws,
+            ensemble=ensemble,
+            replicates=replicates,
+            seed=seed,
+            progress=progress,
+        )
+    _show(result, output, as_json)
+
+
 def _show(result: "StudyResult", output: Path | None, as_json: bool) -> None:
     """Write a result's pictures where that is asked for, and print it."""
     print_result(result, as_json, [] if output is None else result.plot(output))

@@ -330,7 +330,7 @@ def ensembles(
     """
     if wrong := {name: value for name, value in (references or {}).items() if not 0 <= value <= 1}:
         raise ZooError(Problem(zoo.name, "references", "accuracies from 0 to 1", str(wrong), "Correct them."))
-    own, others = _sets(zoo, set, ood)
+    own, others = scored_sets(zoo, set, ood)
     last = zoo.last_steps()
     finite = flags(last.metadata, "finite", missing=True) & last.predictions(own).finite
     if finite.sum() < 2:
@@ -426,7 +426,7 @@ def _sizes(members: int) -> list[int]:
     return sorted({size for size in (*powers, *EXTRA, members) if size <= members})
 
 
-def _sets(zoo: Zoo, own: str | None, ood: Sequence[str] | None) -> tuple[str, list[str]]:
+def scored_sets(zoo: Zoo, own: str | None, ood: Sequence[str] | None) -> tuple[str, list[str]]:
     """The set to score, and those to distinguish from it."""
     known = zoo.predicted
     if not known:

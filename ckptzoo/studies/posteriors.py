@@ -1,0 +1,577 @@
+"""How near do approximate posteriors come to independently trained members, and what are they good for?"""
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.table import Table
+
+from ckptzoo.console import columns, facts
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.format import durable
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.measure.predictions import average_precision, fpr
+from ckptzoo.schema import layout
+from ckptzoo.studies.discrepancy import mmd
+from ckptzoo.studies.ensemble_scores import RIGHT, SummedPredictions, log_softmax
+from ckptzoo.studies.ensembles import scored_sets
+from ckptzoo.studies.published import PublishedFigure, posterior_figures
+from ckptzoo.studies.shared.result import Spread, StudyResult
+from ckptzoo.studies.shared.selection import table_of, usable_rows
+from ckptzoo.text import Progress, counted, printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENSEMBLE = "ensemble"
+"""The method whose draws are independent members, left out of the target."""
+REMOVALS = {"mmd": layout.RAW, "scales": "unit-norm", "ns": "first-weight", "canonical": "canonical"}
+"""Families of distances, and the variant in which weights are compared: as trained, scales removed, and both scales and
+order removed, as the paper does (sorted by the first weight) and completely."""
+STATISTICS = ("median", "mean", "max")
+PERFORMANCE = {
+    "acc": "Acc",
+    "nll": "NLL",
+    "ece": "ECE",
+    "brier": "Brier",
+    "aupr": "AUPR",
+    "fpr95": "FPR95",
+    "idmi": "IDMI",
+    "oodmi": "OODMI",
+}
+"""What predictions give; all in hundredths, so percent and hundredths of a nat."""
+DETECTION = {
+    "aupr": "AUPR",
+    "fpr95": "FPR95",
+    "information_aupr": "AUPR (MI)",
+    "information_fpr95": "FPR95 (MI)",
+    "oodmi": "OODMI",
+}
+"""What an out-of-distribution set gives; the score is the doubt, or mutual information."""
+_CSV_COLUMNS = (
+    *("method", "modes", "mode_count", "draws", "figure", "mean", "sd", "replicates"),
+    *("published", "read_as", "difference", "doubt"),
+)
+_MODES = {"one": "one mode", "multi": "several modes"}
+
+Figures = dict[str, Spread]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method, around one mode or around several.
+
+    Parameters
+    ----------
+    method : its name; ``label`` has the settings that tell it from others of this name too.
+    modes : ``one`` or ``multi``.
+    mode_count, draws : modes of a replicate, and checkpoints in all of them together.
+    figures : those of ``REMOVALS`` with ``_median``, ``_mean`` and ``_max``, and of ``PERFORMANCE``: over replicates,
+        in hundredths.
+    layers : family of ``REMOVALS`` to layer to the median over kernels, mean over replicates, in hundredths.
+    detection : out-of-distribution set to the figures of ``DETECTION``.
+    published : the paper's figures.
+    """
+
+    method: str
+    label: str
+    modes: str
+    mode_count: int
+    draws: int
+    figures: Figures
+    layers: dict[str, dict[str, float]]
+    detection: dict[str, Figures]
+    published: Mapping[str, PublishedFigure]
+
+    @property
+    def replicates(self) -> int:
+        """How many were measured."""
+        return max((spread.count for spread in self.figures.values()), default=0)
+
+    def difference(self, figure: str) -> float | None:
+        """Measured less published, as the published figure is read; None where either is not known."""
+        spread, published = self.figures.get(figure), self.published.get(figure)
+        return (
+            None
+            if spread is None or published is None or published.read_as is None
+            else spread.mean - published.read_as
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        return {
+            "method": self.method,
+            "label": self.label,
+            "modes": self.modes,
+            "mode_count": self.mode_count,
+            "draws": self.draws,
+            "figures": [
+                {
+                    "figure": name,
+                    **spread.to_json(),
+                    "published": None if (item := self.published.get(name)) is None else item.printed,
+                    "read_as": None if item is None else item.read_as,
+                    "doubt": "" if item is None else item.doubt,
+                    "difference": self.difference(name),
+                }
+                for name, spread in self.figures.items()
+            ],
+            "layers": [
+                {"distance": family, "layer": layer, "median": value}
+                for family, values in self.layers.items()
+                for layer, value in values.items()
+            ],
+            "detection": [
+                {"set": name, "figure": figure, **spread.to_json()}
+                for name, figures in self.detection.items()
+                for figure, spread in figures.items()
+            ],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Posteriors(StudyResult):
+    """How near methods come to a target posterior, and how well they predict; drawn as ``posteriors.png``.
+
+    Written beside it: ``posteriors.csv`` and ``posteriors.tex``, the tables for other programs.
+
+    Parameters
+    ----------
+    target, samples : names of the zoos.
+    members : of the target, after members were left out: ``starts`` from which modes were started, and ``ensembles``
+        that serve as ensembles.
+    set, ood : the predictions that are scored, and the sets to be distinguished from it, the first in the main table.
+    entries : one mode and several of each method.
+    diverged : draws that diverged, by method; they count as they are.
+    seed : of the ensembles.
+    """
+
+    file: ClassVar[str] = "posteriors.json"
+
+    target: str
+    samples: str
+    members: int
+    starts: int
+    ensembles: int
+    set: str
+    ood: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    diverged: dict[str, int]
+    seed: int
+
+    @property
+    def has_published(self) -> bool:
+        """Whether the paper has figures for this data set and architecture."""
+        return any(entry.published for entry in self.entries)
+
+    def entry(self, method: str, modes: str) -> Entry:
+        """The entry of a method's name or label."""
+        return next(item for item in self.entries if method in (item.method, item.label) and item.modes == modes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        names = ("target", "samples", "members", "starts", "ensembles", "set", "seed")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "ood": list(self.ood),
+            "diverged": [{"method": name, "draws": count} for name, count in self.diverged.items()],
+            "entries": [entry.to_json() for entry in self.entries],
+        }
+
+    def plot(self, folder: str | Path) -> list[Path]:
+        """As of every study, and the tables as CSV and LaTeX."""
+        paths, target = super().plot(folder), Path(folder)
+        for name, text in (("posteriors.csv", self.to_csv()), ("posteriors.tex", self.to_latex())):
+            durable.write_file(target / name, text.encode())
+            paths.append(target / name)
+        return paths
+
+    def to_csv(self) -> str:
+        """A row a method, modes and figure."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, _CSV_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for entry in self.entries:
+            own = {"method": entry.label, "modes": entry.modes, "mode_count": entry.mode_count, "draws": entry.draws}
+            for name, spread in entry.figures.items():
+                row = {**own, "figure": name, "mean": f"{spread.mean:.6g}", "sd": f"{spread.sd:.3g}"}
+                row["replicates"] = spread.count
+                if (item := entry.published.get(name)) is not None:
+                    row |= {"published": item.printed, "read_as": _text(item.read_as), "doubt": item.doubt}
+                    row["difference"] = _text(entry.difference(name))
+                writer.writerow(row)
+        return text.getvalue()
+
+    def to_latex(self) -> str:
+        """The main table, for booktabs; the published figures in a smaller line below."""
+        names = ["mmd_median", "ns_median", "canonical_median", *PERFORMANCE]
+        heads = ["MMD", "NS", "NS (canonical)", *PERFORMANCE.values()]
+        rows = [" & ".join(["method", "modes", *heads]) + r" \\", r"\midrule"]
+        for entry in self.entries:
+            cells = [_cell(entry.figures.get(name), r" $\pm$ ") for name in names]
+            rows.append(" & ".join([_latex(entry.label), entry.modes, *cells]) + r" \\")
+            if entry.published:
+                cells = [_published(entry.published.get(name), r"$^*$") for name in names]
+                rows.append(" & ".join([r"\quad\footnotesize published", "", *cells]) + r" \\")
+        body = "\n".join(rows)
+        return f"\\begin{{tabular}}{{ll{'r' * len(names)}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+
+    def _lines(self) -> Iterator[RenderableType]:
+        yield facts(self._facts())
+        yield "\ndistance to the target, 100 MMD²: median, mean and largest of twenty kernels, averaged over layers"
+        yield self._table({f"mmd_{name}": f"MMD {name}" for name in STATISTICS} | _removed_heads())
+        yield (
+            f"\n{printable(self.set)}, in hundredths; out of distribution {printable(self.ood[0])}"
+            if self.ood
+            else (f"\n{printable(self.set)}, in hundredths")
+        )
+        yield self._table(PERFORMANCE)
+        yield from self._doubts()
+        if len(self.ood) > 1:
+            yield "\nhow the figures depend on the out-of-distribution set and on the score, in hundredths"
+            yield self._detection_table()
+        yield "\nwhat removing symmetries does, 100 MMD², median of twenty kernels"
+        yield self._removal_table()
+
+    def _facts(self) -> list[tuple[str, str]]:
+        left_out = (
+            f"{self.starts:,} from which modes were started and {self.ensembles:,} that serve as ensembles left out"
+        )
+        rows = [("target", f"{self.target}: {counted(self.members, 'member')}; {left_out}"), ("samples", self.samples)]
+        rows += [("diverged", f"{counted(count, 'draw')} of {name}") for name, count in self.diverged.items() if count]
+        return rows
+
+    def _table(self, figures: Mapping[str, str]) -> Table:
+        table = columns("method", "modes", "draws", *figures.values())
+        for entry in self.entries:
+            cells = [_cell(entry.figures.get(name)) for name in figures]
+            table.add_row(entry.label, str(entry.mode_count), f"{entry.draws:,}", *cells)
+            if any(name in entry.published for name in figures):
+                table.add_row("  published", "", "", *(_published(entry.published.get(name)) for name in figures))
+                differences = [entry.difference(name) for name in figures]
+                table.add_row("  difference", "", "", *("" if d is None else f"{d:+.1f}" for d in differences))
+        return table
+
+    def _doubts(self) -> Iterator[str]:
+        doubts: dict[str, list[str]] = {}
+        for entry in self.entries:
+            for name, item in entry.published.items():
+                if item.doubt:
+                    doubts.setdefault(item.doubt, []).append(f"{entry.method} {_MODES[entry.modes]} {name}")
+        for doubt, cells in doubts.items():
+            shown = ", ".join(cells[:4]) + (f" and {len(cells) - 4} more" if len(cells) > 4 else "")
+            yield f"* {doubt} ({shown})."
+
+    def _detection_table(self) -> Table:
+        table = columns("method", "modes", "set", *DETECTION.values())
+        for entry in self.entries:
+            for name, figures in entry.detection.items():
+                cells = [_cell(figures.get(figure)) for figure in DETECTION]
+                table.add_row(entry.label, str(entry.mode_count), printable(name), *cells)
+        return table
+
+    def _removal_table(self) -> Table:
+        families = {
+            family: title for family, title in _FAMILY_TITLES.items() if any(family in e.layers for e in self.entries)
+        }
+        table = columns("method", "modes", "layer", *families.values())
+        for entry in self.entries:
+            layers = next(iter(entry.layers.values()), {})
+            for layer in layers:
+                cells = [f"{entry.layers[family][layer]:.2f}" for family in families]
+                table.add_row(entry.label, str(entry.mode_count), printable(layer), *cells)
+        return table
+
+    def _figures(self) -> dict[str, "Figure"]:
+        from ckptzoo.studies.plots.posteriors import posteriors
+
+        return {"posteriors.png": posteriors(self.target, self.set, self.entries)}
+
+
+_FAMILY_TITLES = {
+    "mmd": "as trained",
+    "scales": "scales removed",
+    "ns": "and order, by first weight",
+    "canonical": "and order, canonical",
+}
+
+
+def _removed_heads() -> dict[str, str]:
+    return {
+        f"{family}_{name}": f"{title} {name}"
+        for family, title in (("ns", "NS"), ("canonical", "canonical"))
+        for name in STATISTICS
+    }
+
+
+def posteriors(
+    target: Zoo,
+    samples: Zoo,
+    set: str | None = None,
+    *,
+    ood: Sequence[str] | None = None,
+    modes: int = 10,
+    draws: int = 10,
+    ensemble: int = 100,
+    replicates: int = 3,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Posteriors:
+    """Compare draws of approximate posteriors with independent members, as Tables 1 and 2 of arXiv 2310.08287.
+
+    For each method of ``samples``, one mode with all its draws, and several modes with the first draws of each: the
+    distance to the target's members in weights (``ckptzoo.studies.mmd``), as trained and with symmetries removed, and
+    how well the average of the draws' probabilities predicts. Replicates are different modes. An ensemble is made of
+    members of the target's zoo. Members from which any mode was started, and those of the ensembles, are left out of
+    the target for every method.
+
+    Parameters
+    ----------
+    target : independently trained members, with the variants of ``REMOVALS`` and with predictions.
+    samples : draws, whose rows say ``method``, ``mode`` and ``draw``, with the same variants and predictions.
+    set : the predictions to score; by default the first set of the samples that has labels.
+    ood : sets to be told from it, the first for the main table; by default all without labels.
+    modes, draws : of the entry with several modes: how many, and the draws of each.
+    ensemble : members of an ensemble.
+    replicates : at most so many of each entry.
+    seed : of the members that make the ensembles.
+    progress : called with what is done and what there is to do.
+
+    Raises
+    ------
+    ZooError
+        No draws, other architectures, too few members, or predictions or variants are missing: the message has the
+        command that makes them.
+
+    Notes
+    -----
+    Cost: 4 discrepancies an entry and replicate, each between the target and the draws. Tested in
+    ``tests/studies/test_posteriors.py``.
+    """
+    own, others = scored_sets(samples, set, ood)
+    for zoo in (target, samples):
+        for variant in REMOVALS.values():
+            if variant != layout.RAW:
+                table_of(zoo, variant)
+    groups = _groups(samples)
+    last = target.last_steps()
+    members = last.metadata["member"].to_pylist()
+    started = {row["mode"] for group in groups for row in group.rows}
+    free = usable_rows(last.metadata) & ~np.isin(np.array(members, dtype=object), list(started))
+    ensembles = _ensembles(np.flatnonzero(free), ensemble, replicates, seed, target)
+    rest = free.copy()
+    rest[np.concatenate(ensembles)] = False
+    if rest.sum() < 2:
+        expected, got = "2 or more beside those of ensembles and starts", str(int(rest.sum()))
+        raise ZooError(Problem(target.name, "members", expected, got, "Name a larger target, or smaller ensembles."))
+    remaining = last.take(np.flatnonzero(rest))
+    published = _published_for(target)
+    jobs: list[tuple[_Group | None, str, list[Zoo]]] = [(None, "multi", [last.take(rows) for rows in ensembles])]
+    for group in groups:
+        for kind, selections in (("one", group.one(replicates)), ("multi", group.several(modes, draws, replicates))):
+            if selections:
+                jobs.append((group, kind, [samples.take(np.array(rows)) for rows in selections]))
+    total, done = sum(len(zoos) for _, _, zoos in jobs) * (len(REMOVALS) + 1), 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
+    entries: list[Entry] = []
+    for group, kind, zoos in jobs:
+        method = ENSEMBLE if group is None else group.method
+        distances = [_distances(remaining, zoo, step) for zoo in zoos]
+        predictions = [_predictions(zoo, own, others) for zoo in zoos]
+        for _ in zoos:
+            step()
+        values = [
+            {**distance, **prediction[0]} for (distance, _), prediction in zip(distances, predictions, strict=True)
+        ]
+        entries.append(
+            Entry(
+                method=method,
+                label=method if group is None else group.label,
+                modes=kind,
+                mode_count=len(zoos[0]) if group is None else len({*zoos[0].metadata["mode"].to_pylist()}),
+                draws=len(zoos[0]),
+                figures=_spreads(values),
+                layers={
+                    family: {
+                        layer: float(np.mean([layers[family][layer] for _, layers in distances]))
+                        for layer in distances[0][1][family]
+                    }
+                    for family in REMOVALS
+                },
+                detection={name: _spreads([prediction[1][name] for prediction in predictions]) for name in others},
+                published=published.get((method, kind), {}),
+            )
+        )
+    order = {name: place for place, name in enumerate(dict.fromkeys(group.label for group in groups))}
+    entries.sort(key=lambda entry: (entry.modes != "one", order.get(entry.label, len(order))))
+    return Posteriors(
+        target=target.name,
+        samples=samples.name,
+        members=len(remaining),
+        starts=int(np.isin(np.array(members, dtype=object), list(started)).sum()),
+        ensembles=sum(len(rows) for rows in ensembles),
+        set=own,
+        ood=tuple(others),
+        entries=tuple(entries),
+        diverged={group.label: sum(bool(row["diverged"]) for row in group.rows) for group in groups},
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """The draws of one method with the same settings."""
+
+    method: str
+    label: str
+    rows: list[dict[str, Any]]
+
+    def _by_mode(self) -> dict[str, list[int]]:
+        """The rows of each mode, in the order of draws, modes in the zoo's order."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for row in self.rows:
+            found.setdefault(row["mode"], []).append((row["draw"], row["place"]))
+        return {mode: [place for _, place in sorted(items)] for mode, items in found.items()}
+
+    def one(self, replicates: int) -> list[list[int]]:
+        """The modes with the most draws, one a replicate."""
+        rows = list(self._by_mode().values())
+        most = max(map(len, rows))
+        return [places for places in rows if len(places) == most and most > 1][:replicates]
+
+    def several(self, modes: int, draws: int, replicates: int) -> list[list[int]]:
+        """The first draws of as many modes, other modes for each replicate; of all modes where there are fewer."""
+        rows = [places[:draws] for places in self._by_mode().values()]
+        size = min(modes, len(rows))
+        blocks = [rows[start : start + size] for start in range(0, len(rows) - size + 1, size)][:replicates]
+        return [[place for places in block for place in places] for block in blocks if size > 1]
+
+
+def _groups(samples: Zoo) -> list[_Group]:
+    """The finite draws by method and settings."""
+    names = ("method", "mode", "draw", "recipe_digest", "diverged", "finite")
+    table = samples.metadata.select(names).to_pylist()
+    rows = [{**row, "place": place} for place, row in enumerate(table) if row["method"] is not None and row["finite"]]
+    if not rows:
+        expected, step = "rows that name a method", "Make some with python -m builders posterior."
+        raise ZooError(Problem(samples.name, "draws", expected, "none", step))
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["method"], str(row["recipe_digest"])), []).append(row)
+    of_name = [method for method, _ in groups]
+    return [
+        _Group(
+            method,
+            method if of_name.count(method) == 1 else f"{method} {digest.removeprefix('sha256:')[:8]}",
+            items,
+        )
+        for (method, digest), items in groups.items()
+    ]
+
+
+def _ensembles(free: NDArray[np.int64], size: int, replicates: int, seed: int, target: Zoo) -> list[NDArray[np.int64]]:
+    """Disjoint members for ensembles, at most half of what there is."""
+    count = min(replicates, len(free) // (2 * size))
+    if not count:
+        expected, step = f"{2 * size:,} or more from which no mode was started", "Ask for smaller ensembles."
+        raise ZooError(Problem(target.name, "members", expected, f"{len(free):,}", step))
+    order = np.random.default_rng(seed).permutation(free)
+    return [np.sort(order[start * size : (start + 1) * size]) for start in range(count)]
+
+
+def _distances(target: Zoo, zoo: Zoo, step: Any) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """In every variant: the three statistics, and the median of each layer, in hundredths."""
+    found: dict[str, float] = {}
+    layers: dict[str, dict[str, float]] = {}
+    for family, variant in REMOVALS.items():
+        compared = mmd(target, zoo, variant)
+        values = (compared.median, compared.mean, compared.most)
+        found |= {f"{family}_{name}": 100 * value for name, value in zip(STATISTICS, values, strict=True)}
+        layers[family] = {layer.name: 100 * layer.median for layer in compared.layers}
+        step()
+    return found, layers
+
+
+def _predictions(zoo: Zoo, own: str, others: Sequence[str]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Figures of the average of the draws' probabilities, in hundredths: the main ones, and those of each other set."""
+    summed = {name: _summed(zoo, name) for name in (own, *others)}
+    targets = zoo.predictions(own).targets
+    assert targets is not None  # scored_sets chose it for its labels
+    logs, information = summed[own].logs, summed[own].mutual_information
+    short = {"acc": "accuracy", "nll": "nll", "ece": "ece", "brier": "brier"}
+    figures = {name: float(RIGHT[long](logs, targets)) for name, long in short.items()}
+    figures["idmi"] = float(information.mean())
+    detection: dict[str, dict[str, float]] = {}
+    for name in others:
+        other = summed[name]
+        doubt, own_doubt, other_information = -other.logs.max(-1), -logs.max(-1), other.mutual_information
+        detection[name] = {
+            "aupr": average_precision(doubt, own_doubt),
+            "fpr95": fpr(doubt, own_doubt),
+            "information_aupr": average_precision(other_information, information),
+            "information_fpr95": fpr(other_information, information),
+            "oodmi": float(other_information.mean()),
+        }
+    if others:
+        figures |= {name: detection[others[0]][name] for name in ("aupr", "fpr95", "oodmi")}
+    hundredths = {name: 100 * figures[name] for name in PERFORMANCE if name in figures}
+    return hundredths, {
+        name: {figure: 100 * value for figure, value in values.items()} for name, values in detection.items()
+    }
+
+
+def _summed(zoo: Zoo, name: str) -> SummedPredictions:
+    """The predictions of all draws on a set, summed."""
+    predictions = zoo.predictions(name)
+    total: SummedPredictions | None = None
+    for batch in predictions.stream(batch_size=16):
+        for logits in batch["logits"]:
+            one = SummedPredictions.of(log_softmax(logits))
+            if total is None:
+                total = one
+            else:
+                total.add(one)
+    assert total is not None
+    return total
+
+
+def _spreads(values: Sequence[Mapping[str, float]]) -> Figures:
+    found = {name: Spread.of([item[name] for item in values]) for name in values[0]}
+    return {name: spread for name, spread in found.items() if spread is not None}
+
+
+def _published_for(target: Zoo) -> dict[tuple[str, str], dict[str, PublishedFigure]]:
+    datasets = target.metadata["dataset"].drop_null().unique().to_pylist()
+    return posterior_figures(datasets[0], target.arch.name) if len(datasets) == 1 else {}
+
+
+def _cell(spread: Spread | None, between: str = " ± ") -> str:
+    if spread is None:
+        return "-"
+    return f"{spread.mean:.1f}" + (f"{between}{spread.sd:.1f}" if spread.count > 1 else "")
+
+
+def _published(item: PublishedFigure | None, mark: str = "*") -> str:
+    if item is None:
+        return ""
+    return f"{item.printed:g}" + (mark if item.doubt else "")
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _latex(text: str) -> str:
+    return "".join(f"\\{character}" if character in "_%&#$" else character for character in text)

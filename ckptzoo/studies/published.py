@@ -1,0 +1,67 @@
+"""Figures that papers print, to be shown beside one's own, and which of them cannot be as they are printed."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+_PAPER = "arxiv-2310.08287"
+"""Tables 1 and 2, as printed; where both have a figure and they differ, that of Table 2 with its three statistics."""
+
+
+@dataclass(frozen=True)
+class PublishedFigure:
+    """A figure of a table.
+
+    Parameters
+    ----------
+    printed : as printed.
+    read_as : what it is compared as: the same, another number where the doubt says which, or None where none is known.
+    doubt : why it cannot be as it is printed; empty where nothing is wrong with it.
+    """
+
+    printed: float
+    read_as: float | None
+    doubt: str = ""
+
+
+@cache
+def posterior_figures(dataset: str, architecture: str) -> dict[tuple[str, str], dict[str, PublishedFigure]]:
+    """The figures of arXiv 2310.08287 for a data set and an architecture; none where the paper has no such.
+
+    Returns
+    -------
+    ``{(method, modes): {figure: PublishedFigure}}`` with modes ``one`` and ``multi``. Figures: ``mmd_median``,
+    ``mmd_mean``, ``mmd_max``, and ``ns_...`` with symmetries removed, in hundredths; ``acc``, ``ece``, ``brier``,
+    ``aupr``, ``fpr95`` in percent; ``idmi``, ``oodmi`` in hundredths of a nat.
+
+    Examples
+    --------
+    >>> figure = posterior_figures("mnist", "optunet")["swag", "one"]["brier"]
+    >>> figure.printed, figure.read_as
+    (4.9, 17.7)
+    """
+    doubts = {
+        (row["method"], row["modes"], row["figure"]): (float(row["read_as"]) if row["read_as"] else None, row["reason"])
+        for row in _rows(f"{_PAPER}-doubts.csv")
+        if (row["dataset"], row["architecture"]) == (dataset, architecture)
+    }
+    keys = {"dataset", "architecture", "modes", "method"}
+    found: dict[tuple[str, str], dict[str, PublishedFigure]] = {}
+    for row in _rows(f"{_PAPER}.csv"):
+        if (row["dataset"], row["architecture"]) == (dataset, architecture):
+            figures: dict[str, PublishedFigure] = {}
+            for name in row.keys() - keys:
+                if row[name]:
+                    printed = float(row[name])
+                    figures[name] = PublishedFigure(
+                        printed, *doubts.get((row["method"], row["modes"], name), (printed, ""))
+                    )
+            found[row["method"], row["modes"]] = figures
+    return found
+
+
+def _rows(name: str) -> Sequence[dict[str, str]]:
+    text = files("ckptzoo.studies").joinpath("tables", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))

@@ -136,6 +136,9 @@ class Method(ABC):
         if weights is None:
             arrays = rng.initial_weights(self.recipe.arch, keys)
             weights = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        else:
+            # a state changes in place
+            weights = {name: tensor.clone() for name, tensor in weights.items()}
         momentum = {name: torch.zeros_like(tensor) for name, tensor in weights.items()} if self.chain.momentum else {}
         return TrainingState(keys, weights, momentum)
 

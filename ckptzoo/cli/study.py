@@ -234,6 +234,53 @@ def posteriors(
     _show(result, output, as_json)
 
 
+@study.command()
+def collapse(
+    zoo: ZooAddress,
+    set: Annotated[
+        str | None,
+        typer.Option(
+            "--set",
+            metavar="SET",
+            help="Predictions on the networks' own inputs; by default the first set with labels.",
+        ),
+    ] = None,
+    ood: Annotated[
+        str | None,
+        typer.Option(
+            "--ood", metavar="SET", help="Predictions on other inputs; by default the first set without labels."
+        ),
+    ] = None,
+    permutations: Annotated[
+        int, typer.Option(metavar="N", min=0, help="The number of random exchanges of members, for p-values.")
+    ] = 1000,
+    resamples: Annotated[
+        int, typer.Option(metavar="N", min=0, help="The number of resamples of members, for intervals.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of exchanges and resamples.")] = 0,
+    output: Output = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Do pairs of members that differ in distribution differ out of it, too?
+
+    The mutual information of every pair, from stored predictions; ckptzoo predict makes these.
+    """
+    from ckptzoo.studies.collapse import collapse as compute
+
+    with bar("comparing members") as progress:
+        result = compute(
+            opened(zoo, where),
+            set,
+            ood,
+            permutations=permutations,
+            resamples=resamples,
+            seed=seed,
+            progress=progress,
+        )
+    _show(result, output, as_json)
+
+
 def _show(result: "StudyResult", output: Path | None, as_json: bool) -> None:
     """Write a result's pictures where that is asked for, and print it."""
     print_result(result, as_json, [] if output is None else result.plot(output))

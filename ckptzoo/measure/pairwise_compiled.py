@@ -15,24 +15,23 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
 
 @njit(fastmath={"contract", "reassoc", "nsz"}, **_OPTIONS)
-def segment_sum(p: Any, q: Any, start: int, stop: int) -> Any:
-    """The sum of m log m over m = p + q, in float32; sums are reordered, so that several are computed at once.
+def segment_sum(p: Any, q: Any) -> Any:
+    """The sum of m log m over m = p + q, in float32, reordered so that several terms are computed at once.
 
     Parameters
     ----------
-    p, q : float32, whose sums are normal positive numbers.
-    start, stop : the elements.
+    p, q : (n,) float32, whose sums are normal positive numbers.
     """
     total = np.float32(0)
-    for k in range(start, stop):
+    for k in range(len(p)):  # from 0: LLVM makes vectors of it where no index can be negative
         mean = np.float32(p[k] + q[k])
         # mean = significand * 2^exponent with a significand from sqrt(1/2) to sqrt(2)
         bits = np.int32(mean.view(np.int32))
         exponent = np.int32(np.int32(bits - _SQRT_HALF) >> _BITS)
         shifted = np.int32(bits - np.int32(exponent << _BITS))
         x, e = np.float32(shifted.view(np.float32) - np.float32(1)), np.float32(exponent)
-        # log(1 + x) = x - x^2 / 2 + x^3 P(x), and log 2 in two parts, of which e times the first is exact: as in logf of
-        # the Cephes library (Moshier), with a relative error of 7e-8
+        # log(1 + x) = x - x^2 / 2 + x^3 P(x), and log 2 in two parts, of which e times the first is exact: as in logf
+        # of the Cephes library (Moshier), with a relative error of 7e-8
         y = np.float32(7.0376836292e-2)
         y = y * x + np.float32(-1.1514610310e-1)
         y = y * x + np.float32(1.1676998740e-1)
@@ -61,5 +60,6 @@ def add_columns(halves: Any, sums: Any, start: int, stop: int) -> None:
         for j in range(max(i, start), stop):
             total = 0.0
             for first in range(0, width, SEGMENT):
-                total += segment_sum(halves[i], halves[j], first, min(first + SEGMENT, width))
+                last = min(first + SEGMENT, width)
+                total += segment_sum(halves[i, first:last], halves[j, first:last])
             sums[i, j] += total

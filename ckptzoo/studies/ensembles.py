@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import disagreement
 from ckptzoo.studies.ensemble_scores import DisjointEnsembles, Scores, SummedPredictions, log_softmax, scores
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import flags
+from ckptzoo.studies.shared.selection import flags, has_labels, predict_command
 from ckptzoo.text import Progress, counted, printable
 
 if TYPE_CHECKING:
@@ -430,26 +429,14 @@ def scored_sets(zoo: Zoo, own: str | None, ood: Sequence[str] | None) -> tuple[s
     """The set to score, and those to distinguish from it."""
     known = zoo.predicted
     if not known:
-        raise ZooError(Problem(zoo.name, "predictions", "those on a set of inputs", "none", f"{_predict(zoo)}."))
+        raise ZooError(Problem(zoo.name, "predictions", "those on a set of inputs", "none", f"{predict_command(zoo)}."))
     if own is None:
-        own = next((name for name in known if _labelled(zoo, name)), None)
+        own = next((name for name in known if has_labels(zoo, name)), None)
     if own is None:
         expected = "a set with labels among them"
-        raise ZooError(Problem(zoo.name, "predictions", expected, ", ".join(known), f"{_predict(zoo)}."))
+        raise ZooError(Problem(zoo.name, "predictions", expected, ", ".join(known), f"{predict_command(zoo)}."))
     if ood is not None and own in ood:
         step = "Leave it out, or choose another set to score."
         raise ZooError(Problem(zoo.name, "ood", f"other sets than {own}, which is scored", "that one too", step))
-    others = [name for name in known if not _labelled(zoo, name)] if ood is None else dict.fromkeys(ood)
+    others = [name for name in known if not has_labels(zoo, name)] if ood is None else dict.fromkeys(ood)
     return own, [name for name in others if name != own]
-
-
-def _predict(zoo: Zoo) -> str:
-    """The command that stores predictions with labels: those on the data set of the networks have them."""
-    folder, datasets = zoo.contents.files.here, zoo.metadata["dataset"].drop_null().unique().to_pylist()
-    name = f"{datasets[0]}/test" if len(datasets) == 1 else "mnist/test"
-    command = f"ckptzoo predict {quote(str(folder)) if folder else 'FOLDER'} {quote(name)}"
-    return f"{'Run' if folder else 'Pull the zoo, then run'} {command}, which writes into that folder"
-
-
-def _labelled(zoo: Zoo, name: str) -> bool:
-    return zoo.predictions(name).targets is not None

@@ -101,9 +101,7 @@ def correlate_pairs(
     squares = [[_square(z, left, right, M) for z in (side.standard, _standardized(side.ranks(once)))] for side in sides]
     for _ in range(permutations):
         order = rng.permutation(M)
-        moved = [
-            np.vdot(one, other[order[:, None], order]) / (M * (M - 1)) for one, other in zip(*squares, strict=True)
-        ]
+        products = [np.vdot(one, other[order[:, None], order]) for one, other in zip(*squares, strict=True)]
         # of few members some permutations change nothing, and rounding must not tell them from the figures as they are
         exceeding += np.abs(products) / (M * (M - 1)) >= np.abs(values) - 1e-9
         done()

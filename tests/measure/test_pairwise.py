@@ -93,7 +93,7 @@ def test_the_logarithms_are_as_exact_as_the_bound_takes_them_to_be() -> None:
     exact = values.astype(np.float64) * np.log(values.astype(np.float64))
     np.testing.assert_array_max_ulp(np.log(values), np.log(values.astype(np.float64)).astype(np.float32), 4)
     halves = values / 2
-    found = np.array([segment_sum(halves, halves, k, k + 1) for k in range(len(values))])
+    found = np.array([segment_sum(halves[k : k + 1], halves[k : k + 1]) for k in range(len(values))])
     assert (np.abs(found - exact) <= (4 * 2.0**-23 + 2.0**-24) * np.abs(exact)).all()
 
 

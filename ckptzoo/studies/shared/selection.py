@@ -1,7 +1,8 @@
-"""What a study takes of a zoo: which tensors and checkpoints, in which blocks, and the symmetry table it needs."""
+"""What a study takes of a zoo: which tensors, checkpoints and predictions, and the symmetry table it needs."""
 
 import math
 from collections.abc import Iterator, Sequence
+from shlex import quote
 from typing import TypeVar
 
 import numpy as np
@@ -120,6 +121,20 @@ def own_table(zoo: Zoo) -> Symmetry:
     if archs.known(zoo.arch.forward):
         return archs.symmetry(zoo.arch.forward)
     raise SymmetryError(Problem(zoo.name, "symmetry table", "one", "none", _declare(zoo)))
+
+
+def has_labels(zoo: Zoo, name: str) -> bool:
+    """Whether a set of inputs that was predicted has labels."""
+    return zoo.predictions(name).targets is not None
+
+
+def predict_command(zoo: Zoo, *others: str) -> str:
+    """The command that stores predictions with labels, those on the data set of the networks, and on other sets."""
+    folder, datasets = zoo.contents.files.here, zoo.metadata["dataset"].drop_null().unique().to_pylist()
+    name = f"{datasets[0]}/test" if len(datasets) == 1 else "mnist/test"
+    sets = " ".join(quote(item) for item in (name, *others))
+    command = f"ckptzoo predict {quote(str(folder)) if folder else 'FOLDER'} {sets}"
+    return f"{'Run' if folder else 'Pull the zoo, then run'} {command}, which writes into that folder"
 
 
 def _declare(zoo: Zoo) -> str:

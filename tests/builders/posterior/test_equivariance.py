@@ -22,7 +22,7 @@ FIRST, SECOND = torch.tensor([3, 0, 4, 1, 2]), torch.tensor([2, 3, 1, 0])
 SETTINGS: dict[str, dict[str, Any]] = {
     "dropout": {"p": 0.4},
     "bnn": {},
-    "sghmc": {"epochs": 4, "batch": 16, "burn_in": 1, "first_draw": 2, "resample_momentum": 7},
+    "sghmc": {"epochs": 4, "batch": 16, "burn_in": 1, "first_draw": 2, "resample_momentum": 7, "step_size": 2e-3},
     "csghmc": {"epochs": 4, "cycles": 2, "noisy": 1, "draws_per_cycle": 1, "step_size": 0.05},
     "swag": {"snapshots": 3, "distance": 1, "ramp": 1},
 }

@@ -1,6 +1,7 @@
 """Known architectures: forward functions, declared tensors and declared symmetries, by name.
 
 A name holds the parameters, so that the name alone gives the module: ``mlp-784-100-10``, ``resnet20-pad-10``.
+``gaussian-`` before another name is a Gaussian over the weights of that network: ``gaussian-optunet``.
 Importing this package imports no torch; ``get`` does, because a forward function needs it.
 """
 
@@ -55,6 +56,7 @@ def _are_depth_and_classes(numbers: tuple[int, ...]) -> bool:
     return depth % 6 == 2 and 8 <= depth <= _MAX_RESNET_DEPTH and classes <= _MAX_WIDTH
 
 
+_GAUSSIAN = "gaussian-"
 _N = "[1-9][0-9]{0,4}"
 """A positive integer without leading zeros, so that every network has one name."""
 _FAMILIES = (
@@ -81,12 +83,18 @@ def names() -> tuple[str, ...]:
 
     At most 32,768 inputs, hidden units or classes, 100 linear layers, and a ResNet of depth 200.
     """
-    return tuple(family.shown for family in _FAMILIES)
+    return (*(family.shown for family in _FAMILIES), f"{_GAUSSIAN}<another name>")
+
+
+def base_of(name: str | None) -> str | None:
+    """The name of the network whose weights a Gaussian is over: ``optunet`` for ``gaussian-optunet``; else None."""
+    base = name.removeprefix(_GAUSSIAN) if isinstance(name, str) and name.startswith(_GAUSSIAN) else None
+    return base if _find(base) is not None else None
 
 
 def known(name: str | None) -> TypeGuard[str]:
     """Whether there is such an architecture."""
-    return _find(name) is not None
+    return _find(name) is not None or base_of(name) is not None
 
 
 def get(name: str) -> "Callable[[], nn.Module]":
@@ -97,6 +105,8 @@ def get(name: str) -> "Callable[[], nn.Module]":
     UnknownNameError
         No such architecture.
     """
+    if (base := base_of(name)) is not None:
+        return partial(import_module("ckptzoo.archs.gaussian").Gaussian, get(base))
     family, numbers = _family(name)
     factory = getattr(import_module(f"ckptzoo.archs.{family.module}"), family.factory)
     return partial(factory, *family.kind, *numbers)
@@ -125,6 +135,8 @@ def symmetry(name: str) -> Symmetry:
 
 
 def _declaration(name: str) -> tuple[Architecture, Symmetry]:
+    if (base := base_of(name)) is not None:
+        return import_module("ckptzoo.archs.gaussian_spec").declare(name, *_declaration(base))
     family, numbers = _family(name)
     declare = import_module(f"ckptzoo.archs.{family.module}_spec").declare
     return declare(name, *family.kind, *numbers)

@@ -1,8 +1,9 @@
-"""Variants of a zoo with equivalence checks, predictions, and checkpoints that are one network."""
+"""Variants of a zoo with equivalence checks, predictions, draws, and checkpoints that are one network."""
 
+from ckptzoo.derive.draws import draws
 from ckptzoo.derive.duplicates import Duplicates, dedupe
 from ckptzoo.derive.predictions import Predicted, predict
 from ckptzoo.derive.tables import declare
 from ckptzoo.derive.variants import Derived, EquivalenceReport, derive
 
-__all__ = ["Derived", "Duplicates", "EquivalenceReport", "Predicted", "declare", "dedupe", "derive", "predict"]
+__all__ = ["Derived", "Duplicates", "EquivalenceReport", "Predicted", "declare", "dedupe", "derive", "draws", "predict"]

@@ -127,6 +127,8 @@ class AxisAction:
         ``scale ** 2 * (variance + eps) - eps``, which keeps the function exactly, and must not be negative.
     signs : of a gain: which channels are normalised there, listed as in ``segments``. The gain is multiplied by the
         signs of their scales too, so that ``gain * (x - mean) / std`` stays as it is when x and the mean change sign.
+    absolute : whether the moduli of the scales act, as on standard deviations, which have no sign; with exponent 1 or
+        -1 and without ``signs``.
     """
 
     tensor: str
@@ -138,6 +140,7 @@ class AxisAction:
     blocks: int = 1
     eps: float = 0.0
     signs: tuple[Segment, ...] = ()
+    absolute: bool = False
 
     @property
     def groups(self) -> set[str]:
@@ -209,6 +212,9 @@ def _of_action(action: AxisAction) -> Iterator[Problem]:
         yield _problem(f"{what}: signs", f"at most {MAX_ITEMS}", len(action.signs))
     if action.signs and (action.role, action.exponent, action.blocks) != ("gain", 1, 1):
         yield _problem(f"{what}: signs", "none, but for a gain of exponent 1", f"some for a {action.role}")
+    if type(action.absolute) is not bool or (action.absolute and (action.exponent not in (1, -1) or action.signs)):
+        got = f"{action.absolute!r} with exponent {action.exponent!r}{' and signs' if action.signs else ''}"
+        yield _problem(f"{what}: absolute", "true only with exponent 1 or -1 and without signs", got)
     for segment in (*action.segments, *action.signs):
         sizes = (segment.inner, segment.count)
         if not _natural(segment.offset, 0) or not all(_natural(size) for size in sizes):
@@ -450,6 +456,7 @@ class Symmetry:
                     "eps": action.eps,
                     # left out where there are none, so that tables without signs keep the digests that zoos pin
                     **({"signs": [_segment_to_json(segment) for segment in action.signs]} if action.signs else {}),
+                    **({"absolute": True} if action.absolute else {}),
                 }
                 for action in self.actions
             ],
@@ -510,9 +517,9 @@ def _group(item: Document) -> Group:
 
 
 def _action(item: Document) -> AxisAction:
-    optional = {"signs"} & item.keys()
+    optional = {"signs", "absolute"} & item.keys()
     _only(item, "tensor", "axis", "segments", "exponent", "in_mass", "role", "blocks", "eps", *optional)
-    listed = {name: tuple(_segment(segment) for segment in item[name]) for name in ("segments", *optional)}
+    listed = {name: tuple(map(_segment, item[name])) for name in ("segments", "signs") if name in item}
     fields: dict[str, Any] = {**item, **listed}
     return AxisAction(**fields)
 

@@ -191,6 +191,7 @@ class Moments:
             factor = _by_position(other, self.symmetry, factors, silent, moment.shape[1 + axes.index(other.axis)])
             if factor is None:
                 continue
+            factor = np.abs(factor) if other.absolute else factor
             if not owned:
                 moment, owned = moment.copy(), True
             _, size = np.frexp(np.where(np.isfinite(factor), np.abs(factor), 0).max(axis=1))

@@ -91,6 +91,8 @@ class Axis:
             return None
         like = scales[acting[0]]
         xp, K = array_namespace(like), len(like)
+        if self.action.absolute:
+            scales = {name: xp.abs(scales[name]) for name in acting}
         parts: list[Any] = []
         for name, places in self.listings:
             scale = (

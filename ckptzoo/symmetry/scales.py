@@ -278,7 +278,7 @@ def _signs(
     for action, decides in moments.gains(group.id):
         for gain in np.moveaxis(np.sign(moments.entries(action, group.id)), 2, 0) if decides else ():
             sign = np.where(sign == 0, gain, sign)
-    for action in actions:
+    for action in (action for action in actions if not action.absolute):
         # the sign of a gain counts once that of what it normalises is known
         if not sign.all() and all(segment.group in scales for segment in action.signs):
             sums = moments.sums(action, group.id, scales, silent)
@@ -298,7 +298,7 @@ def _takes_sign(group: Group, moments: Moments) -> np.ndarray:
     changed = np.zeros((moments.K, group.n), bool)
     if moments.variances(group.id):
         for action in (*moments.writers(group.id), *moments.readers(group.id)):
-            changed |= moments.norms(action, group.id, {}, {}).values != 0
+            changed |= (moments.norms(action, group.id, {}, {}).values != 0) & (not action.absolute)
     for action, _ in moments.gains(group.id):
         changed |= (moments.entries(action, group.id) != 0).any(axis=2)
     return changed

@@ -1,0 +1,59 @@
+"""What a Gaussian over a network's weights is, without its forward function: its tensors and its symmetry table."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from ckptzoo.schema.architecture import Architecture, Tensor
+from ckptzoo.schema.symmetry import AxisAction, Symmetry
+
+STD = "_std"
+"""What follows a parameter's name in that of its standard deviation."""
+
+
+def declare(name: str, arch: Architecture, table: Symmetry) -> tuple[Architecture, Symmetry]:
+    """A Gaussian with independent weights: each parameter T is a mean, ``T_std`` its standard deviation.
+
+    Parameters
+    ----------
+    name : of the Gaussian, and of its forward function.
+    arch, table : of the network. Its buffers are single.
+
+    Returns
+    -------
+    Architecture and table. The groups are those of the network. A group element g moves the mean as the weights, and
+    the standard deviations by the moduli of its scales,
+
+        mu' = g . mu,   sigma' = |g| . sigma,
+
+    so that ``g . (mu + sigma z) = mu' + sigma' z'`` for standard normal z, where z' is z permuted, with signs.
+    """
+    tensors = tuple(_tensors(arch))
+    doubled = {tensor.name for tensor in arch.tensors if tensor.kind == "parameter"}
+    moduli = [_modulus(action, table) for action in table.actions if action.tensor in doubled]
+    # the last tensor that reads and does not write is taken for the last layer: that of the mean
+    reading, writing = ([item for item in moduli if (item.role == "in") == reads] for reads in (True, False))
+    return Architecture(name, tensors, name, arch.input_shape), Symmetry(
+        table.groups, (*reading, *table.actions, *writing)
+    )
+
+
+def _tensors(arch: Architecture) -> Iterator[Tensor]:
+    """The tensors in the order of a state dict: of each module its means, its standard deviations, its buffers."""
+    for _, group in groupby(arch.tensors, lambda tensor: tensor.layer):
+        tensors = list(group)
+        means = [tensor for tensor in tensors if tensor.kind == "parameter"]
+        yield from means
+        for tensor in means:
+            aliases = tuple(f"{alias}{STD}" for alias in tensor.aliases)
+            yield Tensor(f"{tensor.name}{STD}", tensor.shape, aliases=aliases)
+        yield from (tensor for tensor in tensors if tensor.kind != "parameter")
+
+
+def _modulus(action: AxisAction, table: Symmetry) -> AxisAction:
+    """What an action on a mean is on its standard deviation, which takes no sign."""
+    made = replace(action, tensor=f"{action.tensor}{STD}", signs=())
+    groups = [table[segment.group] for segment in action.segments]
+    if not any(group.resizes for group in groups):
+        return replace(made, exponent=0)
+    return replace(made, absolute=any(group.flips for group in groups) and made.exponent != 0)

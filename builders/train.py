@@ -1,7 +1,7 @@
 """``open_trainer`` and ``Trainer``: train members side by side on one device, and measure them."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +26,9 @@ _GROUP_BYTES = 512 * _IMAGE_BYTES
 _MEASURED_BYTES = 8 * 256 * _IMAGE_BYTES
 """Inputs that members are measured on at once, of all of them together; and the examples of each:"""
 _MEASURED_EXAMPLES = {"cpu": 256, "cuda": 8192}
+_STACKED_MEMBERS = {"cpu": 16, "cuda": 64}
+"""Members, and examples of each on a CPU, where ``ckptzoo.archs`` has a function for the outputs of many at once."""
+_STACKED_EXAMPLES = 1024
 _UNIT_BYTES = {"cpu": 64 * _IMAGE_BYTES, "cuda": 1024 * _IMAGE_BYTES}
 """One input of each member of a unit."""
 
@@ -86,7 +89,10 @@ class Trainer:
         is for the loss to say.
         """
         count = len(next(iter(weights.values())))
-        size = max(1, _MEASURED_BYTES // (_MEASURED_EXAMPLES["cpu"] * sources.input_bytes(self.source)))
+        if self._stacked_outputs() is None:
+            size = max(1, _MEASURED_BYTES // (_MEASURED_EXAMPLES["cpu"] * sources.input_bytes(self.source)))
+        else:
+            size = _STACKED_MEMBERS[self.data_source.device.type]
         groups = [{name: weights[name][start : start + size] for name in weights} for start in range(0, count, size)]
         columns_by_group = (
             list(self.workers.map(self._measure_group, groups))
@@ -101,19 +107,28 @@ class Trainer:
     def _predict(self, weights: Tensors, half: str) -> losses.MemberOutputs:
         """Outputs by the architecture's own forward function, so that no engine measures its own work."""
         device = self.data_source.device
-        model = archs.get(self.recipe.architecture)().to(device).eval()
-        size = _MEASURED_EXAMPLES[device.type]
+        outputs, size = self._stacked_outputs(), _MEASURED_EXAMPLES[device.type]
+        if outputs is None:
+            outputs = _vmapped(archs.get(self.recipe.architecture)().to(device).eval())
+        elif device.type == "cpu":
+            size = _STACKED_EXAMPLES
         raw, targets = self.source.half(half)
-
-        def outputs(member: Tensors, inputs: torch.Tensor) -> torch.Tensor:
-            return torch.func.functional_call(model, member, (inputs,))
-
         batches: list[NDArray[np.float64]] = []
         with torch.inference_mode():
             for start in range(0, len(raw), size):
                 inputs = self.data_source.network_inputs(torch.from_numpy(raw[start : start + size]).to(device))
-                batches.append(torch.func.vmap(outputs, in_dims=(0, None))(weights, inputs).double().cpu().numpy())
+                batches.append(outputs(weights, inputs).double().cpu().numpy())
         return losses.MemberOutputs(np.concatenate(batches, axis=1), targets)
+
+    def _stacked_outputs(self) -> "archs.StackedOutputs | None":
+        return archs.stacked(self.recipe.architecture, self.source.half("test")[0].shape[1:])
+
+
+def _vmapped(model: torch.nn.Module) -> "archs.StackedOutputs":
+    def outputs(member: Mapping[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, dict(member), (inputs,))
+
+    return torch.func.vmap(outputs, in_dims=(0, None))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Importing this package imports no torch; ``get`` does, because a forward functio
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -17,7 +17,9 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+    StackedOutputs = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 
 # names come from untrusted zoos: without bounds one of them could declare a network of any size
 _MAX_WIDTH = 32_768
@@ -37,6 +39,7 @@ class _Family:
     factory : the class in the module.
     kind : arguments before the numbers, the same for the whole family.
     fits : whether the numbers, positive integers of up to 5 digits, make a network.
+    stacked : the function in the module that computes the outputs of many members at once, where there is one.
     """
 
     shown: str
@@ -45,6 +48,7 @@ class _Family:
     factory: str
     kind: tuple[str, ...]
     fits: Callable[[tuple[int, ...]], bool]
+    stacked: str | None = None
 
 
 def _are_widths(numbers: tuple[int, ...]) -> bool:
@@ -60,7 +64,7 @@ _GAUSSIAN = "gaussian-"
 _N = "[1-9][0-9]{0,4}"
 """A positive integer without leading zeros, so that every network has one name."""
 _FAMILIES = (
-    _Family("optunet", "optunet", "optunet", "OptuNet", (), _are_widths),
+    _Family("optunet", "optunet", "optunet", "OptuNet", (), _are_widths, "stacked_outputs"),
     _Family("mlp-<in>-<hidden>-...-<out>", f"mlp-({_N}(?:-{_N})+)", "mlp", "MLP", ("relu",), _are_widths),
     _Family("mlp-tanh-<in>-<hidden>-...-<out>", f"mlp-tanh-({_N}(?:-{_N})+)", "mlp", "MLP", ("tanh",), _are_widths),
     _Family("resnet18-<classes>", f"resnet18-({_N})", "resnet18", "ResNet18", (), _are_widths),
@@ -110,6 +114,25 @@ def get(name: str) -> "Callable[[], nn.Module]":
     family, numbers = _family(name)
     factory = getattr(import_module(f"ckptzoo.archs.{family.module}"), family.factory)
     return partial(factory, *family.kind, *numbers)
+
+
+def stacked(name: str, input_shape: tuple[int, ...]) -> "StackedOutputs | None":
+    """What computes the outputs of many members on the same inputs faster than ``vmap`` of the module; imports torch.
+
+    From ``{name: (K, *shape)}`` and inputs (B, *input_shape), on one device and of one dtype, float32 or float64, to
+    outputs (K, B, features) without gradients: those of the module to rounding. A member's outputs depend neither on
+    the other members nor on their number, to the last bit. None where there is no such function, or none for inputs of
+    this shape.
+
+    Raises
+    ------
+    UnknownNameError
+        No such architecture.
+    """
+    family, _ = _family(name)
+    if family.stacked is None or architecture(name).input_shape != tuple(input_shape):
+        return None
+    return getattr(import_module(f"ckptzoo.archs.{family.module}"), family.stacked)
 
 
 def architecture(name: str) -> Architecture:

@@ -25,10 +25,12 @@ class Forward:
     ----------
     arch : an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
     module : the network; by default that of ``ckptzoo.archs``. It is copied.
+    vmap : whether stacked checkpoints go through the module also where ``archs.stacked`` has a faster function.
     """
 
-    def __init__(self, arch: Architecture, module: torch.nn.Module | None = None) -> None:
+    def __init__(self, arch: Architecture, module: torch.nn.Module | None = None, *, vmap: bool = False) -> None:
         self._arch = arch
+        self._name = None if module is not None or vmap else arch.forward
         if module is not None:
             template = copy.deepcopy(module).to("meta")
             self._factory = partial(copy.deepcopy, template)
@@ -59,6 +61,13 @@ class Forward:
             got = f"{type(error).__name__}: {error}"[:300]
         what = f"outputs for inputs (2, {str(tuple(shape))[1:]}"
         raise ZooError(Problem(self._arch.name, what, "(2, features)", got, "Pass inputs, or a module, that fit."))
+
+    def has_stacked(self, shape: Sequence[int]) -> bool:
+        """Whether a function of ``archs.stacked`` evaluates stacked checkpoints on inputs of this shape.
+
+        It bounds its memory and fills up short stacks and batches by itself.
+        """
+        return self._stacked_function(shape) is not None
 
     def batches(self, inputs: NDArray[np.float32], max_size: int) -> list[torch.Tensor]:
         """Inputs in equal batches of at most ``max_size``, the last one filled up with zeros."""
@@ -92,13 +101,19 @@ class Forward:
             return torch.func.functional_call(module, member, (batch,), tie_weights=False).flatten(1)
 
         with torch.no_grad():
-            if stacked:
+            if stacked and (stacked_outputs := self._stacked_function(batches[0].shape[1:])) is not None:
+                for batch in batches:
+                    yield stacked_outputs(state, batch)
+            elif stacked:
                 for batch in batches:
                     yield torch.func.vmap(forward, in_dims=(0, None))(state, batch)
             else:
                 member = {name: tensor[0] for name, tensor in state.items()}
                 for batch in batches:
                     yield forward(member, batch)[None]
+
+    def _stacked_function(self, shape: Sequence[int]) -> "archs.StackedOutputs | None":
+        return None if self._name is None else archs.stacked(self._name, tuple(shape))
 
     def _module(self) -> torch.nn.Module:
         """The thread's own module, without values: a call puts those of a checkpoint in their places."""

@@ -39,7 +39,8 @@ class EquivalenceChecker:
 
     def __init__(self, arch: Architecture, module: torch.nn.Module | None = None) -> None:
         self._arch = arch
-        self._forward = Forward(arch, module)
+        # the module itself, not another function that computes the same: it is what an architecture is
+        self._forward = Forward(arch, module, vmap=True)
         self._stack = max(1, min(_STACK, _STACK_BYTES // arch.nbytes))
 
     def output_differences(

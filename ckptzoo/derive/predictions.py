@@ -33,6 +33,9 @@ STACK_BYTES = 2**20
 """Their weights together, at most; a larger network is evaluated alone."""
 INPUT_BYTES = 512 * 4 * 28 * 28
 """Inputs that go through a stack of checkpoints at once, counted for each of them: 512 images of MNIST in float32."""
+FAST_STACK = 32
+"""Checkpoints that are evaluated at once where ``ckptzoo.archs`` has a function for stacks, and inputs for all:"""
+FAST_INPUT_BYTES = 1024 * 4 * 28 * 28
 MAX_THREADS = 64
 """Stacks that are evaluated at a time, at most, one per core."""
 
@@ -115,10 +118,10 @@ def predict(
 
     Notes
     -----
-    K times N forward passes, of up to 8 checkpoints at once and on every core. Memory for a core: its stack's outputs
-    and the activations of at most 512 images of 28x28 pixels, or of one input. Retracted checkpoints are evaluated
-    too. NaNs are all stored as one. The bytes are the same for any number of cores, and may differ in the last bit
-    between processors. Tested in tests/derive/test_predictions.py.
+    K times N forward passes, of up to 8 checkpoints at once and on every core; of up to 32 where ``archs.stacked`` has
+    a function. Memory for a core: its stack's outputs and the activations of at most 512 images of 28x28 pixels, or of
+    one input. Retracted checkpoints are evaluated too. NaNs are all stored as one. The bytes are the same for any
+    number of cores, and may differ in the last bit between processors. Tested in tests/derive/test_predictions.py.
     """
     began = time.perf_counter()
     contents = read_contents(Folder(path))
@@ -200,8 +203,10 @@ class _PredictionJob:
     def __init__(self, contents: Contents, forward: Any, facts: Document, inputs: NDArray[np.float32]) -> None:
         self._zoo = Zoo(contents, {}, np.arange(len(contents.raw.rows)))
         self._forward, self._arch = forward, contents.architecture
-        self.stack = _stack(self._arch)
-        self._batches = forward.batches(inputs, max(1, INPUT_BYTES // (self.stack * inputs[0].nbytes)))
+        self._fast = forward.has_stacked(inputs.shape[1:])
+        self.stack = FAST_STACK if self._fast else _stack(self._arch)
+        input_bytes = FAST_INPUT_BYTES if self._fast else INPUT_BYTES // self.stack
+        self._batches = forward.batches(inputs, max(1, input_bytes // inputs[0].nbytes))
         self._ids = contents.ids
         shape = (facts["examples"], facts["classes"])
         sets = {PREDICTIONS: [Tensor(LOGITS, shape, DTYPE)]}
@@ -214,10 +219,10 @@ class _PredictionJob:
         """(K, N, C) outputs of a run, and for each checkpoint the number beyond float16; called by several threads.
 
         A short stack is filled up, so that every checkpoint is computed in a stack of the same size: the last bit of
-        a matrix product may depend on it.
+        a matrix product may depend on it. A function of ``archs.stacked`` does so itself.
         """
         count = run.rows.stop - run.rows.start
-        places = np.minimum(np.arange(self.stack), count - 1)
+        places = np.minimum(np.arange(count if self._fast else self.stack), count - 1)
         weights = {name: self._zoo[name][run.rows][places] for name in self._arch.names}
         logits = np.empty((count, *self._shape), DTYPE)
         beyond = np.zeros(count, np.int64)

@@ -57,11 +57,12 @@ def test_stored_outputs_are_those_of_stock_pytorch_rounded_once(tmp_path: Path, 
         assert (found[at] == exact.astype(np.float16)).mean() > 0.95
 
 
+@pytest.mark.parametrize(("name", "count"), [("mlp-784-40-10", 19), ("optunet", 35)])
 def test_nothing_but_the_network_and_the_number_of_inputs_decides_the_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arch = archs.architecture("mlp-784-40-10")
-    weights = weights_of(19, 0, arch=arch)
+    arch = archs.architecture(name)
+    weights = weights_of(count, 0, arch=arch)
     inputs = inputs_of(arch, 150)
     found: list[dict[str, bytes]] = []
     threads = torch.get_num_threads()
@@ -74,7 +75,7 @@ def test_nothing_but_the_network_and_the_number_of_inputs_decides_the_bytes(
             torch.set_num_threads(threads)
         found.append(shards(tmp_path / f"{cores}"))
     assert found[0] and found[0] == found[1] == found[2]
-    order = np.random.default_rng(0).permutation(19)
+    order = np.random.default_rng(0).permutation(count)
     predicted(
         written(tmp_path / "moved", arch, {key: array[order] for key, array in weights.items()}), inputs, targets=None
     )
@@ -102,7 +103,7 @@ class _StopError(Exception):
 
 
 def test_a_call_that_is_broken_off_leaves_whole_parts_and_is_carried_on(tmp_path: Path) -> None:
-    path, whole = zoo_of(tmp_path / "zoo", (9, 3, 20)), zoo_of(tmp_path / "whole", (9, 3, 20))
+    path, whole = zoo_of(tmp_path / "zoo", (9, 3, 70)), zoo_of(tmp_path / "whole", (9, 3, 70))
     predicted(whole)
 
     def stop(done: int, total: int) -> None:
@@ -114,7 +115,7 @@ def test_a_call_that_is_broken_off_leaves_whole_parts_and_is_carried_on(tmp_path
     parts = [name.name for name in (path / "derived/predictions-mnist--test").iterdir()]
     assert len(parts) == 2 and all(name[0] != "." for name in parts) and ckptzoo.verify(path) == []
     carried = predicted(path)
-    assert carried.already + carried.checkpoints == 32 and carried.already == 12
+    assert carried.already + carried.checkpoints == 82 and carried.already == 12
     assert shards(path) == shards(whole)
 
 
@@ -159,6 +160,15 @@ def test_half_precision_and_tied_tensors(tmp_path: Path) -> None:
     single = {name: array.astype(np.float32) for name, array in weights.items()}
     predicted(written(tmp_path / "single", ARCH, single), targets=None)
     np.testing.assert_array_equal(logits(tmp_path / "zoo"), logits(tmp_path / "single"))
+
+
+def test_an_optunet_on_larger_images_is_evaluated_by_its_module(tmp_path: Path) -> None:
+    free = Architecture("free", ARCH.tensors, "optunet")
+    weights = weights_of(3, 0)
+    inputs = np.random.default_rng(2).standard_normal((5, 1, 32, 32)).astype(np.float32)
+    predicted(written(tmp_path / "zoo", free, weights), inputs, targets=None)
+    expected = np.stack([stock("optunet", weights, at, inputs) for at in range(3)])
+    np.testing.assert_allclose(logits(tmp_path / "zoo"), expected, rtol=0, atol=2**-10 * np.abs(expected).max())
 
 
 class _Image(nn.Module):
@@ -296,10 +306,17 @@ def test_memory_of_a_core_is_a_stack_and_its_outputs(tmp_path: Path, monkeypatch
         return kept(self, weights, batches, stacked=stacked)
 
     monkeypatch.setattr(Forward, "outputs", outputs)
-    inputs = np.zeros((150, 1, 28, 28), np.float32)
-    predicted(zoo_of(tmp_path / "zoo", (3,)), inputs, targets=None)
-    assert set(sizes) == {(8, 50, 1, 28, 28)}
-    assert all(stack * batch * 4 * 28 * 28 <= predictions.INPUT_BYTES for stack, batch, *_ in sizes)
+    arch = archs.architecture("mlp-784-40-10")
+    predicted(
+        written(tmp_path / "mlp", arch, weights_of(3, 0, arch=arch)), np.zeros((150, 784), np.float32), targets=None
+    )
+    assert set(sizes) == {(8, 50, 784)}
+    assert all(stack * batch * 4 * 784 <= predictions.INPUT_BYTES for stack, batch, _ in sizes)
+    sizes.clear()
+    images = np.zeros((1500, 1, 28, 28), np.float32)
+    predicted(zoo_of(tmp_path / "zoo", (33,)), images, targets=None)
+    assert set(sizes) == {(32, 750, 1, 28, 28), (1, 750, 1, 28, 28)}
+    assert all(batch * 4 * 28 * 28 <= predictions.FAST_INPUT_BYTES for _, batch, *_ in sizes)
 
 
 @pytest.mark.parametrize("gauge", [None, "canonical"])

@@ -14,6 +14,7 @@ import pytest
 
 import ckptzoo
 from builders.__main__ import run as builders_command
+from builders.estimate import estimate
 from ckptzoo import archs
 from ckptzoo.cli.app import run as ckptzoo_command
 from ckptzoo.hub.pull import pull
@@ -91,6 +92,7 @@ def test_python_blocks_about_studies_run(few):
 def test_shell_lines_run(few, line, monkeypatch):
     """In this process, which has imported torch already; the walk below starts the programs themselves."""
     monkeypatch.chdir(few)
+    monkeypatch.setitem(estimate.__kwdefaults__, "seconds", 0.2)  # of training, for `python -m builders estimate`
     words = shlex.split(line)
     code = ckptzoo_command(words[1:]) if words[0] == "ckptzoo" else builders_command(words[3:])
     assert code == 0

@@ -21,9 +21,11 @@ quickstart: $(READY)  ## train a zoo of OptuNets on handwritten digits, derive, 
 # Workers take tests from one another when they run out, so that one long file does not keep a core to itself.
 # Half as many workers again as cores: tests wait for servers, disks and processes a fifth of the time.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print((3 * (os.cpu_count() or 1) + 1) // 2)')
+# Workers, and the programs that tests start, would compile every module anew where no bytecode is written.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
 
-test: $(READY)  ## every test, offline, on a CPU; properties on up to 50 examples, costly ones on 20
+test: $(READY)  ## every test, offline, on a CPU; properties on up to 30 examples, costly ones on 12
 	@$(PYTEST)
 
 test-fast: $(READY)  ## what takes no servers, processes or training

@@ -38,6 +38,12 @@ EXACT = Estimate(
 )
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command takes steps for a fifth of a second."""
+    monkeypatch.setitem(estimate.__kwdefaults__, "seconds", 0.2)
+
+
 def test_the_arithmetic() -> None:
     assert EXACT.device_hours == 720_000 / 100 / 3600 == 2
     assert EXACT.hours == 2.5
@@ -78,6 +84,7 @@ def test_the_speed_is_that_of_a_build(tmp_path: Path) -> None:
     assert 0.1 < found.steps_per_second / expected.steps_per_second < 10, "as near as a busy machine lets it be"
 
 
+@pytest.mark.usefixtures("brief")
 def test_outputs_are_counted_where_they_are_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["toy", "--members", "40", "--epochs", "1", "--keep-steps", "0"]
     assert run(["estimate", *command, "--predictions"]) == 0
@@ -131,6 +138,7 @@ def test_what_is_done_once_is_not_counted(tmp_path: Path, monkeypatch: pytest.Mo
     assert said[0].startswith("digits-optunet: 2 members on cpu with optunet: about 0:00:00 of training, ")
 
 
+@pytest.mark.usefixtures("brief")
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["estimate", "toy", "--members", "3", "--epochs", "1", "--engine", "general", "--keep-steps", "0"]
     assert run([*command, "--json"]) == 0

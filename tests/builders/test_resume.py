@@ -33,7 +33,7 @@ from ckptzoo.schema.documents import seal
 from tests.support.effort import ALL
 
 ROOT = Path(__file__).parents[2]
-MEMBERS, UNIT, KEPT = 24 if ALL else 12, 4, (0, 700)
+MEMBERS, UNIT, KEPT = 24 if ALL else 8, 4, (0, 700)
 ENDINGS = (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGKILL) if ALL else (signal.SIGKILL, signal.SIGINT)
 """How the first processes of a build end; the next one is left alone."""
 RECIPE = Recipe.load("digits-optunet")

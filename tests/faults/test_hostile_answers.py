@@ -159,10 +159,10 @@ def believed(tiny: Path, lie: str, place: str) -> str:
 def test_lies(tiny: Path, place: str) -> None:
     """All at once, each from a hub of its own; daemons, so that one that hangs is seen and harms no other test.
 
-    By default each lie is tried at every other place.
+    By default each lie is tried at one place.
     """
     found: dict[str, str] = {}
-    lies = list(LIES) if ALL else list(LIES)[list(PLACES).index(place) % 2 :: 2]
+    lies = list(LIES) if ALL else list(LIES)[list(PLACES).index(place) :: len(PLACES)]
 
     def run(lie: str) -> None:
         found[lie] = believed(tiny, lie, place)

@@ -2,9 +2,9 @@
 
 A fault that passes costs no more than time; one that stays ends in an error that says what to do, within bounds, and
 leaves what the same call can carry on. The judge is the server's ledger and the bytes of the zoo on this machine.
-By default every reader meets every kind of fault in both ways, and every writer meets each kind in one of the two, in
-turn. With ``CKPTZOO_TESTS=all`` every cell is tried in both, every request of every operation meets every fault in
-turn, and more seeds are tried.
+By default every kind of fault is met in both ways by a reader and a writer, which take turns; the cells of the two
+ways differ. With ``CKPTZOO_TESTS=all`` every cell is tried in both, every request of every operation meets every fault
+in turn, and more seeds are tried.
 """
 
 import time
@@ -36,16 +36,19 @@ NEVER = {
 nothing; a merge is no commit."""
 CELLS = [(name, kind) for name in OPERATIONS for kind in FAULT_KINDS if name not in NEVER.get(kind, ())]
 READERS = ("open", "stream", "pull", "cut")
+WRITERS = ("push", "grow", "contribute", "merge")
 
 
-def cells(parity: int) -> list[tuple[str, str]]:
-    """Every cell in full; by default those of readers, and every other one of writers, as on a chessboard."""
-    columns, rows = list(OPERATIONS), list(FAULT_KINDS)
-    return [
-        (name, kind)
-        for name, kind in CELLS
-        if ALL or name in READERS or (columns.index(name) + rows.index(kind)) % 2 == parity
-    ]
+def cells(turn: int) -> list[tuple[str, str]]:
+    """Every cell in full; by default one of a reader and one of a writer for each kind, other ones with each turn."""
+    if ALL:
+        return CELLS
+    chosen = list[tuple[str, str]]()
+    for row, kind in enumerate(FAULT_KINDS):
+        for names in (READERS, WRITERS):
+            able = [name for name in names if (name, kind) in CELLS]
+            chosen += [(able[(row + turn) % len(able)], kind)] if able else []
+    return chosen
 
 
 BORNE = {"stale", "trickle"}

@@ -59,13 +59,17 @@ class KeptSupervisor(Supervisor):
 
 
 @pytest.fixture(scope="module")
-def one_worker() -> Iterator[None]:
-    """Files are read by one worker for the whole module, which would otherwise import torch for every call of ``read``.
+def kept_supervisor() -> Iterator[KeptSupervisor]:
+    """One for a module; its worker starts when it is first used."""
+    supervisor = KeptSupervisor(with_torch=True)
+    yield supervisor
+    supervisor.close()
+
+
+@pytest.fixture
+def one_worker(kept_supervisor: KeptSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of a module read files by one worker, which would otherwise import torch for every call of ``read``.
 
     Each file still has a reading process of its own, as in one call of ``read_all``.
     """
-    supervisor = KeptSupervisor(with_torch=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckptzoo.hub.untrusted.api.Supervisor", lambda *, with_torch: supervisor)
-        yield
-    supervisor.close()
+    monkeypatch.setattr("ckptzoo.hub.untrusted.api.Supervisor", lambda *, with_torch: kept_supervisor)

@@ -196,7 +196,7 @@ def test_every_feature_is_drawn() -> None:
     """What the strategy promises is in some of its tables."""
     seen: set[str] = set()
 
-    @settings(max_examples=examples(150), deadline=None, database=None, derandomize=True)
+    @settings(max_examples=examples(150, 50), deadline=None, database=None, derandomize=True)
     @given(networks())
     def look(net: Network) -> None:
         seen.update(type(group.perm).__name__ for group in net.table.groups)

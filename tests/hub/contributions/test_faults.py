@@ -26,7 +26,7 @@ def hasty(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckptzoo.remote.retry.RetryPolicy.pause", lambda *_: 0.01)
 
 
-# by default tests/faults/test_matrix.py has the others, operations "contribute" and "merge"
+# by default tests/faults/test_matrix.py samples the others, operations "contribute" and "merge"
 @pytest.mark.parametrize("kind", sorted(FAULT_KINDS) if ALL else ["lost"])
 def test_every_fault(server: Hosted, make_zoo: Callable[..., Path], tmp_path: Path, kind: str) -> None:
     """Whatever fails, nothing is doubled, nothing wrong is merged, and the same command again completes it."""

@@ -13,6 +13,7 @@ import pytest
 import typer
 
 import ckptzoo
+from ckptzoo.cli.app import run as run_here
 from ckptzoo.cli.hub import pull, transfer_bar
 from ckptzoo.server.testing import FaultPlan
 from tests.hub.pull.conftest import REPO, Publish, verified
@@ -70,11 +71,16 @@ def test_a_part_from_a_hub(derived: Path, publish: Publish, tmp_path: Path) -> N
     ],
 )
 def test_what_is_wrong_is_one_line_and_a_code(
-    derived: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
+    derived: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
 ) -> None:
-    done = run(*(text.format(zoo=derived, got=tmp_path / "got") for text in arguments))
-    assert done.returncode == code and done.stdout == "", done.stderr
-    assert message in done.stderr and done.stderr.count("\n") == 1
+    assert run_here(["pull", *(text.format(zoo=derived, got=tmp_path / "got") for text in arguments)]) == code
+    said = capsys.readouterr()
+    assert said.out == "" and message in said.err and said.err.count("\n") == 1
     assert not (tmp_path / "got").exists()
 
 

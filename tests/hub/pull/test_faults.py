@@ -19,7 +19,7 @@ EVERY = [*((kind, None) for kind in KINDS), *((kind, ["other"]) for kind in ("wr
 
 @pytest.mark.parametrize(
     ("kind", "layers"),
-    # by default tests/faults/test_matrix.py has the others, operations "pull" and "cut"
+    # by default tests/faults/test_matrix.py samples the others, operations "pull" and "cut"
     EVERY if ALL else [("reset", None), ("wrong", ["other"])],
 )
 def test_no_fault_of_the_network_comes_into_the_zoo(

@@ -50,7 +50,7 @@ def test_a_server_that_cannot_write_says_so(server: Hosted, make_zoo: Make, tmp_
     assert_same_except_generated(zoo, downloaded(server, tmp_path))
 
 
-@pytest.mark.exhaustive  # by default tests/faults/test_matrix.py has it, operations "push" and "grow"
+@pytest.mark.exhaustive  # by default tests/faults/test_matrix.py samples it, operations "push" and "grow"
 @pytest.mark.parametrize("kind", sorted(FAULT_KINDS))
 def test_faults_now_and_then_cost_nothing(server: Hosted, make_zoo: Make, tmp_path: Path, kind: str) -> None:
     """A push either succeeds or says why not; what is there is a valid zoo, and the next push completes it."""

@@ -11,7 +11,7 @@ from safetensors.numpy import save
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.untrusted import Limits, read_all
 from tests.support.checkpoint_files import saved, written
-from tests.support.effort import ALL
+from tests.support.effort import ALL, examples
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 
@@ -74,5 +74,7 @@ def test_noise_behind_the_right_first_bytes(tmp_path: Path) -> None:
     draw = np.random.default_rng(2)
     for kind in ("pt", "th", "npz"):
         head = whole(kind)[:40]
-        files = [head[: int(draw.integers(4, 40))] + draw.bytes(int(draw.integers(1, 3000))) for _ in range(20)]
+        files = [
+            head[: int(draw.integers(4, 40))] + draw.bytes(int(draw.integers(1, 3000))) for _ in range(examples(20, 8))
+        ]
         assert not any(outcomes(tmp_path / kind, kind, files))

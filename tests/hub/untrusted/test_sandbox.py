@@ -210,6 +210,7 @@ def command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
 
 
+@pytest.mark.usefixtures("one_worker")
 def test_a_file_that_takes_too_long_is_given_up_and_the_next_is_read(tmp_path: Path) -> None:
     files = {"slow.pt": slow(60), "good.pt": saved({"w": torch.ones(2)})}
     start = time.monotonic()
@@ -221,12 +222,14 @@ def test_a_file_that_takes_too_long_is_given_up_and_the_next_is_read(tmp_path: P
     assert good.error is None
 
 
+@pytest.mark.usefixtures("one_worker")
 def test_a_file_that_takes_too_much_memory_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, {"large.pt": saved({"w": torch.zeros(2**25)})})[0]
     with pytest.raises(IntegrityError, match="memory"):
         read(path, limits=Limits(memory_bytes=2**26))
 
 
+@pytest.mark.usefixtures("one_worker")
 def test_a_process_that_is_killed_is_said_to_be(tmp_path: Path) -> None:
     paths = written(tmp_path, {"slow.pt": slow(60), "good.pt": saved({"w": torch.ones(2)})})
     killed: list[int] = []
@@ -255,6 +258,7 @@ def settled(pid: int) -> bool:
     return int(fields[11]) >= os.sysconf("SC_CLK_TCK") // 10
 
 
+@pytest.mark.usefixtures("one_worker")
 def test_a_worker_that_is_killed_costs_one_file(tmp_path: Path) -> None:
     paths = written(
         tmp_path,
@@ -286,6 +290,7 @@ def test_reading_ends_with_the_program_that_reads(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in [*workers, *readers])
 
 
+@pytest.mark.usefixtures("one_worker")
 def test_inputs_that_are_no_plain_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
     (tmp_path / "folder.pt").mkdir()
@@ -314,6 +319,7 @@ def test_inputs_that_are_no_plain_files(tmp_path: Path) -> None:
         read(good, limits=Limits(file_bytes=10))
 
 
+@pytest.mark.usefixtures("one_worker")
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, {"a.npz": b""})[0]
     np.savez(path, w=np.zeros(2**22))

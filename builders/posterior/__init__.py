@@ -1,0 +1,1 @@
+"""Posterior methods: draws of weights around trained networks."""

@@ -178,8 +178,8 @@ class SquaredError:
     def likelihood(self, mean: float, count: int) -> Likelihood:
         r"""See ``Loss``: of :math:`y = f + \epsilon` with normal noise of variance :math:`s^2`.
 
-        The negative log-likelihood is :math:`(f - y)^2 / (2 s^2) + \log(2 \pi s^2) / 2`, so that the loss as it is would
-        mean noise of variance 1/2, whatever the unit of the targets. The variance taken is that of the greatest
+        The negative log-likelihood is :math:`(f - y)^2 / (2 s^2) + \log(2 \pi s^2) / 2`, so that the loss as it is
+        would mean noise of variance 1/2, whatever the unit of the targets. The variance taken is that of the greatest
         likelihood, the mean squared error of training: too small where the network fits the noise.
 
         Raises
@@ -189,9 +189,7 @@ class SquaredError:
         """
         if not 0 < mean < math.inf:
             step = "Use a network whose training errors are finite and not all 0."
-            raise ZooError(
-                Problem("squared error", "mean over the training set", "above 0 and finite", str(mean), step)
-            )
+            raise ZooError(Problem("squared error", "mean of training", "finite and above 0", str(mean), step))
         return Likelihood(-count / 2 * (math.log(2 * math.pi * mean) + 1), 1 / (2 * mean))
 
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:

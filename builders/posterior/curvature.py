@@ -34,7 +34,10 @@ MAX_DENSE_BYTES = 2**28
 _BLOCK = 4096
 """Examples whose sum one thread makes; sums of blocks are added in their order."""
 _ROW_BYTES = 2**22
-"""Rows of A that are made at a time: what is done with them then finds them in the processor's cache."""
+"""Rows of A that are made at a time: what is done with them then finds them in the processor's cache. More for a large
+G, all of which is read and written each time."""
+_OPTUNET = "optunet"
+"""The architecture that has a faster way of its own, for all inputs that it takes."""
 _FEATURE_EXAMPLES = 256
 """Examples of which the last layer's inputs are computed at a time."""
 
@@ -130,7 +133,7 @@ def gauss_newton(
     -----
     Products are in float64, so that rounding in the backward passes is all that a direction which changes no output
     sees: it gets an eigenvalue of the square of that rounding. The same bits for any number of workers, if torch is
-    single-threaded within each. Tested in ``tests/builders/posterior/test_curvature.py``; ``benchmarks/laplace.py``
+    single-threaded within each. Tested in ``tests/builders/posterior/test_curvature.py``; ``benchmarks/curvature.py``
     measures it beside laplace-torch.
 
     Examples
@@ -252,7 +255,7 @@ def row_function(architecture: str, loss: str, weights: Tensors) -> Callable[[to
 
 def _gram(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
     """What makes G, (P, P) float64, of inputs (B, ...); a thread needs its own."""
-    if architecture == "optunet":
+    if architecture == _OPTUNET:
         return optunet.Gram(loss, weights)
     rows_of = row_function(architecture, loss, weights)
 
@@ -265,10 +268,11 @@ def _gram(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Ten
 
 def _batch(architecture: str, loss: str, weights: Tensors, inputs: TrainingInputs) -> int:
     """How many examples G is made of at a time; whatever threads there are, so that no bit depends on them."""
-    if architecture == "optunet":
+    if architecture == _OPTUNET:
         return optunet.BATCH
     example = next(inputs.batches(0, 1, _device(weights)))
-    return max(1, _ROW_BYTES // row_function(architecture, loss, weights)(example).nbytes)
+    rows = row_function(architecture, loss, weights)(example)
+    return max(1, max(_ROW_BYTES, 2 * rows.shape[1] ** 2) // rows.nbytes)
 
 
 def _sum_of_blocks(

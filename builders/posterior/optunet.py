@@ -91,7 +91,7 @@ class Gram:
 
     def _feature_gradients(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Features (B, 10) and their gradients (B, 10, 41), float64: the kernel of conv1, then that of conv2."""
-        count = len(images)
+        images, count = images.contiguous(), len(images)
         before = functional.conv2d(images, self._conv1)
         pooled, index = functional.max_pool2d(before, 3, 3, return_indices=True)
         # before pooling there are 25 columns; a kernel sees 4x4 pixels from its place on

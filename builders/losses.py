@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from builders.recipe import CROSS_ENTROPY
-from ckptzoo.errors import UnknownNameError
+from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.measure import predictions
 
 Columns = dict[str, NDArray[Any]]
@@ -27,6 +27,19 @@ class MemberOutputs(NamedTuple):
 
     outputs: NDArray[np.float64]
     targets: NDArray[Any]
+
+
+class Likelihood(NamedTuple):
+    """The likelihood of the targets that a loss stands for.
+
+    Parameters
+    ----------
+    log : logarithm of the likelihood of all targets, at its greatest over the variance of the noise where there is one.
+    scale : what the summed loss and its derivatives are multiplied by for those of the negative log-likelihood.
+    """
+
+    log: float
+    scale: float
 
 
 class Loss(Protocol):
@@ -46,6 +59,17 @@ class Loss(Protocol):
         Exponentials are rounded from double precision: in single precision their last bit depends on where in memory
         a number is.
         """
+        ...
+
+    def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
+        """S with S S^T the Hessian of one example's loss with respect to its outputs: (..., K) to (..., K, R), float64.
+
+        It must not depend on the target, so that it is the Fisher information of the outputs up to a factor.
+        """
+        ...
+
+    def likelihood(self, mean: float, count: int) -> Likelihood:
+        """The likelihood of ``count`` targets of which the loss has this mean."""
         ...
 
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
@@ -77,6 +101,16 @@ class CrossEntropy:
         )
         return (probabilities / targets.shape[-1]).to(outputs.dtype)
 
+    def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
+        r"""See ``Loss``: :math:`S_{kl} = \sqrt{p_k} [k = l] - p_k \sqrt{p_l}` of the Hessian diag(p) - p p^T; R = K."""
+        probabilities = torch.softmax(outputs.double(), -1)
+        roots = probabilities.sqrt()
+        return torch.diag_embed(roots) - probabilities[..., :, None] * roots[..., None, :]
+
+    def likelihood(self, mean: float, count: int) -> Likelihood:
+        """See ``Loss``: the loss is the negative log-likelihood."""
+        return Likelihood(-count * mean, 1.0)
+
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
         """See ``Loss``."""
         logs = [torch.log_softmax(torch.from_numpy(half.outputs), -1).numpy() for half in (train, test)]
@@ -101,6 +135,15 @@ class BinaryCrossEntropy:
     def output_gradient(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         r"""See ``Loss``: :math:`(1 / (1 + e^{-z}) - y) / B`."""
         return ((torch.sigmoid(outputs.double()) - targets[..., None]) / targets.shape[-1]).to(outputs.dtype)
+
+    def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
+        r"""See ``Loss``: :math:`\sqrt{p (1 - p)}`, R = 1."""
+        logits = outputs.double()
+        return (torch.sigmoid(logits) * torch.sigmoid(-logits)).sqrt()[..., None]
+
+    def likelihood(self, mean: float, count: int) -> Likelihood:
+        """See ``Loss``: the loss is the negative log-likelihood."""
+        return Likelihood(-count * mean, 1.0)
 
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
         """See ``Loss``."""
@@ -127,6 +170,27 @@ class SquaredError:
     def output_gradient(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """See ``Loss``: ``2 (f - y) / B``."""
         return (outputs - targets[..., None]) * (2 / targets.shape[-1])
+
+    def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
+        r"""See ``Loss``: :math:`\sqrt 2`, R = 1."""
+        return torch.full_like(outputs, math.sqrt(2), dtype=torch.float64)[..., None]
+
+    def likelihood(self, mean: float, count: int) -> Likelihood:
+        r"""See ``Loss``: of :math:`y = f + \epsilon` with normal noise of variance :math:`s^2`.
+
+        The negative log-likelihood is :math:`(f - y)^2 / (2 s^2) + \log(2 \pi s^2) / 2`, so that the loss as it is
+        would mean noise of variance 1/2, whatever the unit of the targets. The variance taken is that of the greatest
+        likelihood, the mean squared error of training: too small where the network fits the noise.
+
+        Raises
+        ------
+        ZooError
+            The mean is not above 0: without errors no variance is the likeliest.
+        """
+        if not 0 < mean < math.inf:
+            step = "Use a network whose training errors are finite and not all 0."
+            raise ZooError(Problem("squared error", "mean of training", "finite and above 0", str(mean), step))
+        return Likelihood(-count / 2 * (math.log(2 * math.pi * mean) + 1), 1 / (2 * mean))
 
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
         """See ``Loss``."""

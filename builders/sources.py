@@ -10,7 +10,7 @@ from builders import data, tables
 from builders.data import Data
 from builders.data_source import DataSource, Feed, TabularData
 from builders.recipe import GaussianRecipe, Recipe, TableRecipe
-from builders.rng import philox, uniform
+from builders.rng import normal_pair, philox, uniform
 from builders.tables import Table
 from ckptzoo.loader.permutation import derive_key
 
@@ -33,9 +33,8 @@ def load_gaussians(recipe: GaussianRecipe) -> Table:
 def normals(seed: int, stream: int, count: int, size: int) -> NDArray[np.float64]:
     r"""(count, size) independent standard normal numbers, the same for the same seed and stream.
 
-    :math:`\sqrt{-2 \log u}\,\cos 2 \pi v` and the same with the sine, for uniform u and v (Box and Muller, "A note on
-    the generation of random normal deviates", 1958, equation 1). Number 2 b of a row is made of the first two words
-    of Philox block (b, row, stream, 0), and so is number 2 b + 1.
+    Numbers 2 b and 2 b + 1 of a row are made by ``builders.rng.normal_pair`` of the first two words of Philox block
+    (b, row, stream, 0).
 
     Notes
     -----
@@ -43,9 +42,7 @@ def normals(seed: int, stream: int, count: int, size: int) -> NDArray[np.float64
     """
     blocks = np.arange(-(-size // 2), dtype=np.int64)
     words = philox((blocks, np.arange(count, dtype=np.int64)[:, None], stream, 0), derive_key(seed))
-    u, v = (uniform(word) for word in words[:2])
-    radius, angle = np.sqrt(-2 * np.log(u)), 2 * np.pi * v
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1).reshape(count, -1)[:, :size]
+    return np.stack(normal_pair(*map(uniform, words[:2])), axis=-1).reshape(count, -1)[:, :size]
 
 
 Source = Data | Table

@@ -83,7 +83,7 @@ class UnitTraining(ABC):
             finished=ready,
         ) as progress:
             remaining = [unit for unit in units if unit not in finished]
-            if remaining:
+            if remaining and self.steps > WARM_UP:
                 # an engine is compiled before the clock starts
                 self.trainer.advance(self.start(remaining[0]), min(WARM_UP, self.steps))
             for unit in remaining:

@@ -1,7 +1,8 @@
 """Approximate posteriors: methods that write draws of a recipe's networks into a zoo, ``python -m builders posterior``.
 
-``method`` says what a method is, ``build`` writes the zoo; every other module is one method, its derivation above its
-code.
+``method`` says what a method is, ``build`` writes the zoo. ``dropout``, ``bnn``, ``sghmc``, ``csghmc``, ``swag`` and
+``laplace`` are one method each, its derivation above its code; ``curvature``, ``optunet`` and ``gaussian`` are the
+mathematics of Laplace's approximation, ``batch_statistics`` what SWAG does for BatchNorm.
 """
 
 from importlib import import_module
@@ -15,6 +16,7 @@ _METHODS = {
     "sghmc": ("sghmc", "Sghmc"),
     "csghmc": ("csghmc", "CyclicalSghmc"),
     "swag": ("swag", "Swag"),
+    "laplace": ("laplace", "Laplace"),
 }
 """Module and class of each method."""
 ENSEMBLE = "ensemble"

@@ -203,7 +203,7 @@ def build(
             found.names,
             found.seeds,
             present,
-            unit_size or default_unit_size(source, device),
+            unit_size or model.unit_size or default_unit_size(source, device),
             device,
             engine or (unfinished.engine if unfinished else default_engine),
             source.digest,

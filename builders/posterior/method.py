@@ -71,6 +71,8 @@ class Method(ABC):
     recipe : whose posterior it is.
     """
 
+    unit_size: ClassVar[int | None] = None
+    """Modes that advance together at most, where their states are large or their steps are long."""
     name: ClassVar[str]
     """As it is asked for, and as the column ``method`` has it."""
     starts: ClassVar[str] = "chain"
@@ -231,7 +233,7 @@ def unflatten(flat: torch.Tensor, like: Tensors, names: Sequence[str]) -> Tensor
 def standard_normals(keys: NDArray[np.uint64], purpose: int, index: int, like: torch.Tensor) -> torch.Tensor:
     """Standard normal numbers (M, P) in the precision and on the device of ``like`` (M, P); see ``rng.normals``."""
     lanes: Any = keys if like.device.type == "cpu" else torch.from_numpy(keys.view(np.int64)).to(like.device)
-    return torch.as_tensor(rng.normals(lanes, purpose, index, like.shape[1])).to(like.dtype)
+    return torch.as_tensor(rng.normals(lanes, index, like.shape[1], purpose)).to(like.dtype)
 
 
 def derived(recipe: Recipe, **changes: Any) -> Recipe:

@@ -81,20 +81,6 @@ def test_masks_have_their_probability_and_differ_between_examples_and_members() 
     assert np.array_equal(moved.numpy(), kept)
 
 
-def test_normals_are_normal_and_the_same_in_any_company() -> None:
-    stats = pytest.importorskip("scipy.stats")
-    keys = rng.member_keys(DIGITS.digest, range(200))
-    found = rng.normals(keys, 7, 11, 203)
-    assert found.shape == (200, 203) and found.dtype == np.float64
-    assert stats.kstest(found.ravel(), "norm").pvalue > 1e-3
-    assert abs(np.corrcoef(found[:, ::2].ravel()[: 100 * 200], found[:, 1::2].ravel()[: 100 * 200])[0, 1]) < 0.03
-    for size in (1, 3, 8):
-        assert np.array_equal(rng.normals(keys[5 : 5 + size], 7, 11, 203), found[5 : 5 + size])
-    assert not np.array_equal(rng.normals(keys, 7, 12, 203), found)
-    assert not np.array_equal(rng.normals(keys, 8, 11, 203), found)
-    assert torch.allclose(rng.normals(torch.from_numpy(keys.view(np.int64)), 7, 11, 203), torch.from_numpy(found))
-
-
 def test_what_dropout_cannot_be() -> None:
     with pytest.raises(SpecError, match=r"dropout: expected a number from 0 to below 1, got 1\.0"):
         dataclasses.replace(DIGITS, dropout=1.0)

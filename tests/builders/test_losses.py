@@ -42,6 +42,28 @@ def test_the_mean_is_the_measured_loss(name: str) -> None:
     assert outputs.shape[-1] == loss.outputs(targets[0].numpy())
 
 
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_the_hessian_of_the_outputs_is_its_root_squared(name: str) -> None:
+    loss = losses.get(name)
+    outputs, targets = (values[0].double() for values in examples(name, 1, 6))
+    roots = loss.hessian_root(outputs)
+    assert roots.dtype == torch.float64
+    for row, target, root in zip(outputs, targets, roots, strict=True):
+
+        def of_one(values: torch.Tensor, target: torch.Tensor = target) -> torch.Tensor:
+            return loss.mean(values[None], target[None])
+
+        torch.testing.assert_close(
+            root @ root.T, torch.autograd.functional.hessian(of_one, row), rtol=1e-10, atol=1e-14
+        )
+    assert loss.hessian_root(1e4 * outputs.float()).isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "total"), [("cross-entropy", -6.0), ("binary-cross-entropy", -6.0)])
+def test_a_cross_entropy_is_a_negative_log_likelihood(name: str, total: float) -> None:
+    assert losses.get(name).likelihood(1.5, 4) == (total, 1.0)
+
+
 def test_one_logit_is_measured_as_two() -> None:
     outputs, targets = examples("binary-cross-entropy", 3, 200)
     half = MemberOutputs(outputs.double().numpy(), targets[0].numpy())

@@ -40,6 +40,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "sghmc": {"epochs": 12, "burn_in": 2, "first_draw": 3, "every": 1},
     "csghmc": {"epochs": 8, "noisy": 1, "draws_per_cycle": 2, "step_size": 0.05},
     "swag": {"snapshots": 3, "distance": 1, "ramp": 1},
+    "laplace": {},
 }
 QUIET = Console(file=io.StringIO())
 
@@ -225,6 +226,7 @@ def test_what_is_refused(members: Path, tmp_path: Path) -> None:
     refused("key 'sclae': expected one of", changes={"sclae": 1}, error=SpecError)
     refused("kl_weight: expected a number from 0 to 1, got -0.1", "bnn", changes={"kl_weight": -0.1}, error=SpecError)
     refused("p: expected a number above 0 to 0.99, got 1.5", "dropout", changes={"p": 1.5}, error=SpecError)
+    refused("prior_precision: expected a number from 0", "laplace", changes={"prior_precision": -1}, error=SpecError)
     refused("first_draw: expected an epoch after burn-in", "sghmc", changes={"first_draw": 3}, error=SpecError)
     refused("epochs: expected a multiple of 4", "csghmc", changes={"epochs": 9}, error=SpecError)
     with pytest.raises(ZooError, match="architecture: expected optunet, the recipe's, got mlp-2-2-1"):

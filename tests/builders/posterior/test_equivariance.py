@@ -25,6 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sghmc": {"epochs": 4, "batch": 16, "burn_in": 1, "first_draw": 2, "resample_momentum": 7, "step_size": 2e-3},
     "csghmc": {"epochs": 4, "cycles": 2, "noisy": 1, "draws_per_cycle": 1, "step_size": 0.05},
     "swag": {"snapshots": 3, "distance": 1, "ramp": 1},
+    "laplace": {},
 }
 
 

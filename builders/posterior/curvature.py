@@ -1,0 +1,301 @@
+r"""The generalised Gauss-Newton matrix of a trained network's loss over its training set, and its last layer's factors.
+
+With outputs :math:`f(x_n)` of K numbers, :math:`J_n` their (K, P) Jacobian with respect to the parameters and
+:math:`H_n` the (K, K) Hessian of example n's loss with respect to the outputs,
+
+.. math:: G = \sum_n J_n^\top H_n J_n
+
+(Schraudolph, "Fast curvature matrix-vector products for second-order gradient descent", Neural Computation 2002,
+section 3), which for the losses here is the Fisher information of the likelihood that the loss stands for, up to the
+factor of ``builders.losses.Likelihood``. With :math:`H_n = S_n S_n^\top`, G is :math:`A^\top A` for A the rows
+:math:`S_n^\top J_n` of all examples, one below the other: K backward passes an example, no second derivatives.
+
+A linear last layer with inputs :math:`a_n` has the Jacobian :math:`I \otimes a_n^\top`, and its G is
+:math:`\sum_n H_n \otimes a_n a_n^\top`. Where that is too large, it is replaced by the Kronecker product
+:math:`\frac{1}{N} \sum_n H_n \otimes \sum_n a_n a_n^\top` (Martens and Grosse, "Optimizing neural networks with
+Kronecker-factored approximate curvature", ICML 2015, section 3.1).
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from builders import losses
+from builders.posterior import optunet
+from builders.state import Tensors
+from ckptzoo import archs
+from ckptzoo.errors import Problem, ZooError
+
+MAX_DENSE_BYTES = 2**28
+"""Bytes of the largest G that is computed in full: of 5,792 parameters. Its eigenvalues take four times as much."""
+_BLOCK = 4096
+"""Examples whose sum one thread makes; sums of blocks are added in their order."""
+_ROW_BYTES = 2**22
+"""Rows of A that are made at a time: what is done with them then finds them in the processor's cache. More for a large
+G, all of which is read and written each time."""
+_OPTUNET = "optunet"
+"""The architecture that has a faster way of its own, for all inputs that it takes."""
+_FEATURE_EXAMPLES = 256
+"""Examples of which the last layer's inputs are computed at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingInputs:
+    """The examples that a curvature is summed over.
+
+    Parameters
+    ----------
+    raw : (N, ...), as the source holds them, on the CPU.
+    network_inputs : the network's inputs from some of them, such as ``builders.data_source.Feed.network_inputs``.
+    """
+
+    raw: torch.Tensor
+    network_inputs: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone
+
+    def batches(self, block: int, size: int, device: torch.device) -> Iterator[torch.Tensor]:
+        """The inputs of a block of ``_BLOCK`` examples, at most ``size`` at a time."""
+        for batch in self.raw[block : block + _BLOCK].split(size):
+            yield self.network_inputs(batch.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class LastLayer:
+    """Kronecker factors of the G of a network's last, linear layer.
+
+    Parameters
+    ----------
+    layer : its name.
+    has_bias : whether it has a bias.
+    inputs : (F + 1, F + 1) float64: the sum of :math:`a a^T`, a constant 1 appended to a for the bias.
+    outputs : (K, K) float64: the sum of :math:`H_n`.
+    count : N.
+    """
+
+    layer: str
+    has_bias: bool
+    inputs: torch.Tensor
+    outputs: torch.Tensor
+    count: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its tensors, in the order of ``flatten``."""
+        return (f"{self.layer}.weight", f"{self.layer}.bias")[: 1 + self.has_bias]
+
+
+def parameter_names(architecture: str) -> tuple[str, ...]:
+    """The tensors that are parameters, in the order in which G has them."""
+    return tuple(tensor.name for tensor in archs.architecture(architecture).tensors if tensor.kind == "parameter")
+
+
+def fits(architecture: str) -> bool:
+    """Whether the whole G of an architecture is small enough to be computed."""
+    return 8 * archs.architecture(architecture).parameters ** 2 <= MAX_DENSE_BYTES
+
+
+def flatten(weights: Tensors, names: tuple[str, ...]) -> torch.Tensor:
+    """(P,) float64: these tensors of one network, one after another."""
+    return torch.cat([weights[name].double().reshape(-1) for name in names])
+
+
+def unflatten(vector: torch.Tensor, weights: Tensors, names: tuple[str, ...]) -> Tensors:
+    """What ``flatten`` takes, as a network: a vector (P,) in the shapes and the dtype of these tensors."""
+    pieces = vector.split([weights[name].numel() for name in names])
+    return {name: piece.view_as(weights[name]).to(weights[name]) for name, piece in zip(names, pieces, strict=True)}
+
+
+def gauss_newton(
+    architecture: str, loss: str, weights: Tensors, inputs: TrainingInputs, workers: Executor | None = None
+) -> torch.Tensor:
+    """G of the summed loss over all inputs, (P, P) float64, positive semidefinite.
+
+    Parameters
+    ----------
+    architecture, loss : names in ``ckptzoo.archs`` and ``builders.losses``.
+    weights : ``{name: shape}``, the state dict of one network; its dtype is that of the backward passes. Buffers are
+        constants, as in evaluation.
+    inputs : the training set, in evaluation without augmentation.
+    workers : threads that share the examples, each single-threaded within; by default the calling one does it all.
+
+    Returns
+    -------
+    Rows and columns are in the order of ``flatten(weights, parameter_names(architecture))``.
+
+    Raises
+    ------
+    ZooError
+        It would take more than ``MAX_DENSE_BYTES``; use ``last_layer``.
+
+    Notes
+    -----
+    Products are in float64, so that rounding in the backward passes is all that a direction which changes no output
+    sees: it gets an eigenvalue of the square of that rounding. The same bits for any number of workers, if torch is
+    single-threaded within each. Tested in ``tests/builders/posterior/test_curvature.py``; ``benchmarks/curvature.py``
+    measures it beside laplace-torch.
+
+    Examples
+    --------
+    >>> weights = {"fc1.weight": torch.tensor([[2.0, 1.0]]), "fc1.bias": torch.tensor([0.0])}
+    >>> inputs = TrainingInputs(torch.tensor([[1.0, 0.0], [0.0, 3.0]]))
+    >>> gauss_newton("mlp-2-1", "squared-error", weights, inputs).tolist()
+    [[2.0, 0.0, 2.0], [0.0, 18.0, 6.0], [2.0, 6.0, 4.0]]
+    """
+    if not fits(architecture):
+        size = archs.architecture(architecture).parameters
+        got = f"{8 * size**2} of {size} parameters"
+        step = "Use the curvature of the last layer."
+        raise ZooError(Problem(architecture, "bytes of the whole curvature", f"at most {MAX_DENSE_BYTES}", got, step))
+    device, batch = _device(weights), _batch(architecture, loss, weights, inputs)
+
+    def block_sum(start: int) -> tuple[torch.Tensor, ...]:
+        gram = _gram(architecture, loss, weights)
+        total: tuple[torch.Tensor, ...] = ()
+        for some in inputs.batches(start, batch, device):
+            total = _added(total, (gram(some),))
+        return total
+
+    return _sum_of_blocks(block_sum, inputs, workers)[0]
+
+
+def last_layer(
+    architecture: str, loss: str, weights: Tensors, inputs: TrainingInputs, workers: Executor | None = None
+) -> LastLayer:
+    """Kronecker factors of the last layer's G, of any network whose outputs are those of a ``torch.nn.Linear``.
+
+    Parameters and Notes are those of ``gauss_newton``; BatchNorm uses its running statistics.
+
+    Raises
+    ------
+    ZooError
+        No linear layer gives the network's outputs, or it is used more than once.
+
+    Examples
+    --------
+    >>> weights = {"fc1.weight": torch.tensor([[2.0, 1.0]]), "fc1.bias": torch.tensor([0.0])}
+    >>> factors = last_layer("mlp-2-1", "squared-error", weights, TrainingInputs(torch.tensor([[1.0, 3.0]])))
+    >>> factors.inputs.tolist()
+    [[1.0, 3.0, 1.0], [3.0, 9.0, 3.0], [1.0, 3.0, 1.0]]
+    """
+    layer = _last_linear(architecture, weights, inputs)
+    has_bias, device = f"{layer}.bias" in weights, _device(weights)
+    root = losses.get(loss).hessian_root
+
+    def block_sums(start: int) -> tuple[torch.Tensor, ...]:
+        network = _Network(architecture, weights, layer)
+        totals: tuple[torch.Tensor, ...] = ()
+        for batch in inputs.batches(start, _FEATURE_EXAMPLES, device):
+            outputs, (features,) = network(batch)
+            features = features.double()
+            if has_bias:
+                features = torch.cat([features, features.new_ones(len(features), 1)], 1)
+            rows = root(outputs).transpose(1, 2).flatten(0, 1)
+            totals = _added(totals, (features.T @ features, rows.T @ rows))
+        return totals
+
+    return LastLayer(layer, has_bias, *_sum_of_blocks(block_sums, inputs, workers), len(inputs.raw))
+
+
+class _Network:
+    """A network that also gives what one of its layers was given; a thread needs its own.
+
+    Parameters
+    ----------
+    layer : the layer's name.
+    """
+
+    def __init__(self, architecture: str, weights: Tensors, layer: str) -> None:
+        self._module, self._weights = _module(architecture), weights
+        self._given: list[torch.Tensor] = []
+        self._module.get_submodule(layer).register_forward_pre_hook(self._note)
+
+    def _note(self, module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        self._given.append(arguments[0])
+
+    def __call__(self, inputs: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The outputs, and the layer's inputs at each time that it was used."""
+        self._given.clear()
+        with torch.no_grad():
+            outputs = torch.func.functional_call(self._module, self._weights, (inputs,))
+        return outputs, list(self._given)
+
+
+def _last_linear(architecture: str, weights: Tensors, inputs: TrainingInputs) -> str:
+    """The linear layer that gives the network's outputs, found out on two examples."""
+    layers = [name for name, module in _module(architecture).named_modules() if isinstance(module, torch.nn.Linear)]
+    batch = inputs.network_inputs(inputs.raw[:2].to(_device(weights)))
+    for layer in reversed(layers):
+        outputs, given = _Network(architecture, weights, layer)(batch)
+        tensors = [weights[name] for name in (f"{layer}.weight", f"{layer}.bias") if name in weights]
+        # the same call on the same numbers, so that the bits are the same
+        if len(given) == 1 and given[0].ndim == 2 and torch.equal(outputs, functional.linear(given[0], *tensors)):
+            return layer
+    expected = "a linear layer, used once, whose outputs are the network's"
+    step = "Use the curvature of the whole network, or add such a layer."
+    raise ZooError(Problem(architecture, "last layer", expected, ", ".join(layers) or "no linear layer", step))
+
+
+def row_function(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What makes the rows (B R, P) of A of inputs (B, ...), for any architecture; a thread needs its own."""
+    module, names, root = _module(architecture), parameter_names(architecture), losses.get(loss).hessian_root
+    constants = {name: tensor for name, tensor in weights.items() if name not in names}
+
+    def rows_of_example(example: torch.Tensor) -> torch.Tensor:
+        def outputs(parameters: Tensors) -> torch.Tensor:
+            return torch.func.functional_call(module, {**parameters, **constants}, (example[None],))[0]
+
+        values, pull_back = torch.func.vjp(outputs, {name: weights[name] for name in names})
+        (gradients,) = torch.func.vmap(pull_back)(root(values).T.to(values.dtype))
+        return torch.cat([gradients[name].flatten(1) for name in names], 1)
+
+    return lambda inputs: torch.func.vmap(rows_of_example)(inputs).flatten(0, 1)
+
+
+def _gram(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What makes G, (P, P) float64, of inputs (B, ...); a thread needs its own."""
+    if architecture == _OPTUNET:
+        return optunet.Gram(loss, weights)
+    rows_of = row_function(architecture, loss, weights)
+
+    def gram(inputs: torch.Tensor) -> torch.Tensor:
+        rows = rows_of(inputs).double()
+        return rows.T @ rows
+
+    return gram
+
+
+def _batch(architecture: str, loss: str, weights: Tensors, inputs: TrainingInputs) -> int:
+    """How many examples G is made of at a time; whatever threads there are, so that no bit depends on them."""
+    if architecture == _OPTUNET:
+        return optunet.BATCH
+    example = next(inputs.batches(0, 1, _device(weights)))
+    rows = row_function(architecture, loss, weights)(example)
+    return max(1, max(_ROW_BYTES, 2 * rows.shape[1] ** 2) // rows.nbytes)
+
+
+def _sum_of_blocks(
+    block_sums: Callable[[int], tuple[torch.Tensor, ...]], inputs: TrainingInputs, workers: Executor | None
+) -> tuple[torch.Tensor, ...]:
+    """Sums over all examples, from those of each block; added in the order of the blocks."""
+    starts = range(0, len(inputs.raw), _BLOCK)
+    totals: tuple[torch.Tensor, ...] = ()
+    for sums in workers.map(block_sums, starts) if workers else map(block_sums, starts):
+        totals = _added(totals, sums)
+    return totals
+
+
+def _added(totals: tuple[torch.Tensor, ...], terms: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The totals with the terms added, in the memory of the totals; the terms where there are none yet."""
+    return tuple(total.add_(term) for total, term in zip(totals, terms, strict=True)) if totals else terms
+
+
+def _module(architecture: str) -> torch.nn.Module:
+    """The network in evaluation mode, without weights of its own."""
+    with torch.device("meta"):
+        return archs.get(architecture)().eval()
+
+
+def _device(weights: Tensors) -> torch.device:
+    return next(iter(weights.values())).device

@@ -1,0 +1,172 @@
+r"""Laplace's approximation from a curvature: the prior precision of the greatest marginal likelihood, and draws.
+
+Around the weights :math:`\theta_*` that minimise the negative logarithm of likelihood times prior,
+:math:`N(0, \tau^{-1} I)`, Laplace takes the posterior for
+
+.. math:: N(\theta_*, (G + \tau I)^{-1})
+
+with the generalised Gauss-Newton matrix G of the negative log-likelihood instead of its Hessian (MacKay, "A practical
+Bayesian framework for backpropagation networks", Neural Computation 1992; Daxberger et al., "Laplace Redux", NeurIPS
+2021, section 2). One eigendecomposition of G serves every :math:`\tau`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from builders.posterior.curvature import LastLayer
+from ckptzoo.errors import Problem, ZooError, require
+
+_TOLERANCE = 1e-12
+"""Of the logarithm of the best prior precision."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    r"""Eigenvalues and eigenvectors of a curvature: :math:`(L \otimes R)\,\mathrm{diag}(\lambda)\,(L \otimes R)^T`.
+
+    A full matrix has the (1, 1) identity for L.
+
+    Parameters
+    ----------
+    values : (m, n) float64, at least 0.
+    left, right : (m, m) and (n, n) float64, orthogonal.
+    has_bias : whether a vector of weights holds the last column of (m, n) at its end, after all the others; else it
+        holds row after row.
+    """
+
+    values: torch.Tensor
+    left: torch.Tensor
+    right: torch.Tensor
+    has_bias: bool = False
+
+    def __len__(self) -> int:
+        """P, the number of weights."""
+        return self.values.numel()
+
+    def inverse_root(self, precision: float, vector: torch.Tensor) -> torch.Tensor:
+        r""":math:`(G + \tau I)^{-1/2} v`, the symmetric root, for a vector (P,) float64."""
+        rows, columns = self.values.shape
+        if self.has_bias:
+            matrix = torch.cat([vector[:-rows].view(rows, -1), vector[-rows:, None]], 1)
+        else:
+            matrix = vector.view(rows, columns)
+        coordinates = self.left.T @ matrix @ self.right / (self.values + precision).sqrt()
+        matrix = self.left @ coordinates @ self.right.T
+        return torch.cat([matrix[:, :-1].reshape(-1), matrix[:, -1]]) if self.has_bias else matrix.reshape(-1)
+
+
+def decompose(curvature: torch.Tensor | LastLayer, scale: float = 1.0) -> Spectrum:
+    """The spectrum of a curvature of the summed loss, as that of the negative log-likelihood.
+
+    Parameters
+    ----------
+    curvature : what ``builders.posterior.curvature.gauss_newton`` or ``last_layer`` gives; of the latter the product
+        of the two factors, divided by N.
+    scale : of ``builders.losses.Likelihood``.
+
+    Notes
+    -----
+    Takes 0.1 s for 392 weights and 16 times P^2 bytes; of a last layer with F inputs and K outputs that of F + 1 and K.
+    Eigenvalues that rounding made negative are 0.
+    """
+    if isinstance(curvature, LastLayer):
+        (outer, left), (inner, right) = map(_eigen, (curvature.outputs, curvature.inputs))
+        return Spectrum(scale / curvature.count * torch.outer(outer, inner), left, right, curvature.has_bias)
+    values, vectors = _eigen(curvature)
+    return Spectrum(scale * values[None], values.new_ones(1, 1), vectors)
+
+
+def log_marginal_likelihood(
+    spectrum: Spectrum, precision: float, *, log_likelihood: float, square_norm: float
+) -> float:
+    r"""Logarithm of the marginal likelihood of the data, in Laplace's approximation, for a prior precision.
+
+    .. math:: \log p(D | \theta_*) - \frac{\tau}{2} |\theta_*|^2 + \frac{P}{2} \log \tau
+        - \frac{1}{2} \sum_i \log(\lambda_i + \tau)
+
+    (MacKay 1992, equation 2.17 of "Bayesian interpolation", as in "Laplace Redux", equation 5).
+
+    Parameters
+    ----------
+    precision : :math:`\tau`.
+    log_likelihood : :math:`\log p(D | \theta_*)`, of all training data: ``builders.losses.Likelihood.log``.
+    square_norm : :math:`|\theta_*|^2`, of the P weights that have the posterior.
+
+    Raises
+    ------
+    ZooError
+        The precision is not a finite number above 0.
+    """
+    tau = check_precision(precision)
+    log_prior = len(spectrum) * math.log(tau) - tau * square_norm
+    return log_likelihood + (log_prior - float((spectrum.values + tau).log().sum())) / 2
+
+
+def best_precision(spectrum: Spectrum, square_norm: float) -> float:
+    r"""The prior precision at which ``log_marginal_likelihood`` is greatest.
+
+    There :math:`\tau |\theta_*|^2 = \sum_i \lambda_i / (\lambda_i + \tau)`, the number of well-determined weights
+    (MacKay 1992). The left side rises and the right one falls with :math:`\tau`, so that there is one such precision.
+    The weights are taken as they are: it is not that of weights trained anew with that prior.
+
+    Raises
+    ------
+    ZooError
+        There is no greatest: the curvature or the weights are 0, or not finite.
+    """
+    most = float(spectrum.values.max())
+    if not (0 < most < math.inf and 0 < square_norm < math.inf):
+        got = f"a largest eigenvalue of {most} and a square norm of {square_norm}"
+        step = "Use a network that was trained, or name a prior precision."
+        raise ZooError(Problem("laplace", "best prior precision", "both finite and above 0", got, step))
+
+    def excess(log_precision: float) -> float:
+        tau = math.exp(log_precision)
+        return float((spectrum.values / (spectrum.values + tau)).sum()) - tau * square_norm
+
+    # at the lower end the largest eigenvalue alone gives 1/2 or more, and the square norm at most that; at the upper
+    # end the sum is below P
+    low, high = min(most, 0.5 / square_norm) / 2, 2 * len(spectrum) / square_norm
+    optimize = require("scipy.optimize", "build", package="scipy")
+    return math.exp(optimize.brentq(excess, math.log(low), math.log(high), xtol=_TOLERANCE))
+
+
+def draw(spectrum: Spectrum, mean: torch.Tensor, precision: float, normals: torch.Tensor) -> torch.Tensor:
+    r"""A draw from :math:`N(\theta_*, (G + \tau I)^{-1})`: :math:`\theta_* + (G + \tau I)^{-1/2} z`, (P,) float64.
+
+    The root is the symmetric one, which G determines: no choice of eigenvectors matters, and the draw of a network
+    whose neurons are permuted is the draw permuted, if z is.
+
+    Parameters
+    ----------
+    mean : (P,) float64, :math:`\theta_*`.
+    precision : :math:`\tau`.
+    normals : (P,) float64, z, standard normal, such as ``builders.rng.normals`` of one member.
+
+    Raises
+    ------
+    ZooError
+        The precision is not a finite number above 0.
+    """
+    return mean + spectrum.inverse_root(check_precision(precision), normals)
+
+
+def check_precision(value: float) -> float:
+    """A prior precision that is a finite number above 0.
+
+    Raises
+    ------
+    ZooError
+        It is not.
+    """
+    if not 0 < value < math.inf:
+        step = "Name another, or leave it to the marginal likelihood."
+        raise ZooError(Problem("laplace", "prior precision", "a finite number above 0", str(value), step))
+    return value
+
+
+def _eigen(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    values, vectors = torch.linalg.eigh(matrix)
+    return values.clamp_min(0), vectors

@@ -1,0 +1,110 @@
+r"""The generalised Gauss-Newton matrix of OptuNet, by matrix products instead of 10 backward passes an image.
+
+The outputs are :math:`z = V f + b` with 10 features, the means over space of conv2's channels after ReLU. Feature j
+depends on its own kernel of conv2 and on the one kernel of conv1 that its group sees: its gradient :math:`e_j` has 25 +
+16 numbers, not 392. With :math:`\bar a = (f, 1)` and :math:`H_n` the Hessian of the loss with respect to the outputs,
+the blocks of :math:`\sum_n J_n^\top H_n J_n` are sums over n of
+
+.. math:: (V^\top H_n V)_{jl}\, e_j e_l^\top, \qquad (H_n V)_{kj}\, e_j \bar a^\top, \qquad H_{kl}\, \bar a \bar a^\top
+
+between the kernels of features j and l, the kernels of j and output k, and outputs k and l; those of a kernel of conv1
+are added up over its five features. That is a tenth of the arithmetic of the product of the full Jacobians.
+"""
+
+import torch
+from torch.nn import functional
+
+from builders import losses
+from builders.state import Tensors
+
+_FEATURES, _PER_GROUP, _KERNEL1, _KERNEL2 = 10, 5, 16, 25
+_LOCAL = _KERNEL1 + _KERNEL2
+"""Parameters that a feature depends on."""
+_CONV1, _CONV, _ALL = 32, 282, 392
+"""Parameters of conv1, of both convolutions, and of the network."""
+BATCH = 256
+"""Images at a time: what is made of them is a few megabytes."""
+
+
+class Gram:
+    """G of batches of images, in the order conv1.weight, conv2.weight, fc.weight, fc.bias.
+
+    Parameters
+    ----------
+    loss : a name in ``builders.losses``.
+    weights : ``{name: shape}`` of one network. Features and their gradients are in its dtype, products in float64.
+    """
+
+    def __init__(self, loss: str, weights: Tensors) -> None:
+        self._root = losses.get(loss).hessian_root
+        self._conv1, self._conv2 = weights["conv1.weight"], weights["conv2.weight"]
+        self._head, self._bias = weights["fc.weight"].double(), weights["fc.bias"].double()
+        device, dtype = self._conv1.device, self._conv1.dtype
+        # what a unit at each of the 4x4 places of a channel of conv2 sends back to its 8x8 inputs
+        units = torch.eye(16, device=device, dtype=dtype).view(16, 1, 4, 4).expand(16, _FEATURES, 4, 4)
+        back = functional.conv_transpose2d(units, self._conv2, groups=_FEATURES)
+        self._back = back.view(16, _FEATURES, 64).transpose(0, 1).contiguous()
+        steps = torch.arange(4, device=device)
+        self._window = (28 * steps[:, None] + steps).view(-1)
+        features = torch.arange(_FEATURES, device=device)[:, None]
+        kernel1 = features // _PER_GROUP * _KERNEL1 + torch.arange(_KERNEL1, device=device)
+        kernel2 = _CONV1 + features * _KERNEL2 + torch.arange(_KERNEL2, device=device)
+        self._places = torch.cat([kernel1, kernel2], 1)
+        """(10, 41): where the parameters of each feature are among all."""
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """(392, 392) float64 of images (B, 1, 28, 28)."""
+        features, gradients = self._feature_gradients(images)
+        inputs = torch.cat([features, features.new_ones(len(features), 1)], 1)
+        root = self._root(torch.addmm(self._bias, features, self._head.T))
+        hessian = root @ root.transpose(1, 2)
+        mixed = hessian @ self._head
+        inner = self._head.T @ mixed
+
+        conv = gradients.new_zeros(_CONV, _CONV)
+        cross = gradients.new_zeros(_CONV, _FEATURES * 11)
+        for j in range(_FEATURES):
+            later = inner[:, j, j:, None] * gradients[:, j:]
+            outputs = mixed[:, :, j, None] * inputs[:, None]
+            products = gradients[:, j].T @ torch.cat([later.flatten(1), outputs.flatten(1)], 1)
+            cross.index_add_(0, self._places[j], products[:, -_FEATURES * 11 :])
+            columns = self._places[j:].reshape(-1)
+            block = products[:, : len(columns)]
+            conv.index_put_((self._places[j][:, None], columns), block, accumulate=True)
+            # the blocks of later features and this one are those of this one and later features, transposed
+            others = block[:, _LOCAL:].T
+            conv.index_put_((columns[_LOCAL:, None], self._places[j]), others, accumulate=True)
+        head = hessian.flatten(1).T @ (inputs[:, :, None] * inputs[:, None]).flatten(1)
+        return self._assemble(conv, cross, head)
+
+    def _assemble(self, conv: torch.Tensor, cross: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        """The whole matrix of its blocks; of each output's 11 parameters the last is the bias."""
+        order = torch.arange(_FEATURES * 11, device=conv.device).view(_FEATURES, 11)
+        order = torch.cat([order[:, :10].reshape(-1), order[:, 10]])
+        dense = head.view(_FEATURES, _FEATURES, 11, 11).transpose(1, 2).reshape(_FEATURES * 11, _FEATURES * 11)
+        whole = conv.new_empty(_ALL, _ALL)
+        whole[:_CONV, :_CONV] = conv
+        whole[:_CONV, _CONV:] = cross[:, order]
+        whole[_CONV:, :_CONV] = whole[:_CONV, _CONV:].T
+        whole[_CONV:, _CONV:] = dense[order][:, order]
+        return whole
+
+    def _feature_gradients(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features (B, 10) and their gradients (B, 10, 41), float64: the kernel of conv1, then that of conv2."""
+        images, count = images.contiguous(), len(images)
+        before = functional.conv2d(images, self._conv1)
+        pooled, index = functional.max_pool2d(before, 3, 3, return_indices=True)
+        # before pooling there are 25 columns; a kernel sees 4x4 pixels from its place on
+        corner = index.div(25, rounding_mode="floor").mul_(28).add_(index.remainder(25)).view(count, 128, 1)
+        seen = images.view(count, 784).gather(1, (corner + self._window).view(count, -1)).view(count, 128, 16)
+        hidden = pooled.relu_().view(count, 128)
+        seen.mul_((hidden > 0).to(seen.dtype)[..., None])
+        windows = hidden.as_strided((count, 2, 4, 4, 5, 5), (128, 64, 8, 1, 8, 1)).reshape(2 * count, 16, 25)
+        kernels = self._conv2.view(2, _PER_GROUP, _KERNEL2).expand(count, 2, _PER_GROUP, _KERNEL2)
+        channels = kernels.reshape(2 * count, _PER_GROUP, _KERNEL2) @ windows.transpose(1, 2)
+        features = channels.clamp_min(0).mean(-1).view(count, _FEATURES)
+        share = (channels > 0).to(channels.dtype).div_(16)
+        back = torch.bmm(share.view(count, _FEATURES, 16).transpose(0, 1), self._back).transpose(0, 1)
+        first = back.reshape(2 * count, _PER_GROUP, 64) @ seen.view(2 * count, 64, _KERNEL1)
+        gradients = torch.cat([first, share @ windows], -1)
+        return features.double(), gradients.view(count, _FEATURES, _LOCAL).double()

@@ -84,10 +84,11 @@ def test_moving_a_gaussian_moves_its_draws(base: str, a: int, b: int, c: int, sp
     g = signs_only(g) if spread == 0 else g
     one = apply(g, drawn(weights, noise, base), archs.symmetry(base))
     moved = apply(g, weights, table)
-    two = drawn(moved, moved_noise(g, noise, base), base)
+    turned = moved_noise(g, noise, base)
+    two = drawn(moved, turned, base)
     for name, array in one.items():
         deviation = np.abs(moved[f"{name}_std"]) if f"{name}_std" in moved else 0
-        bound = np.abs(moved[name]) + deviation * np.abs(moved_noise(g, noise, base)[name]) + np.abs(array)
+        bound = np.abs(moved[name]) + deviation * np.abs(turned[name]) + np.abs(array)
         assert (np.abs(array - two[name]) <= (7e-15 if spread == 0 else 3e-14) * bound).all(), name
 
 

@@ -48,6 +48,7 @@ bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON 
 	@$(PY) benchmarks/symmetry.py
 	@$(PY) benchmarks/mass.py
 	@$(PY) benchmarks/mmd.py --columns 65536
+	@$(PY) benchmarks/predict.py
 	@$(PY) benchmarks/remote.py
 
 clean:

@@ -1,7 +1,8 @@
 """Outputs of many OptuNets on the same images: ckptzoo's function beside ``torch.func.vmap`` and a loop over members.
 
 Each contender spreads groups of members over the cores, with torch on one thread in each. Repeats are interleaved,
-medians are printed, with the largest difference from the loop, which is stock PyTorch. Then ``derive.predict`` on a zoo
+medians are printed, by the clock and by the processor's time, which other work on the machine slows down less, with the
+largest difference from the loop, which is stock PyTorch. Then ``derive.predict`` on a zoo
 of as many members: reading, rounding to float16 and storing included.
 """
 
@@ -92,21 +93,27 @@ def measure(members: int, count: int, repeats: int) -> list[dict[str, Any]]:
     ours = archs.stacked(NAME, SHAPE)
     assert ours is not None
     contenders: dict[str, Outputs] = {"loop": loop, "vmap": vmap, "archs.stacked": ours}
-    seconds: dict[str, list[float]] = {name: [] for name in (*contenders, "derive.predict")}
+    names = (*contenders, "derive.predict")
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in names}
     found: dict[str, torch.Tensor] = {}
     with single_threads(len(os.sched_getaffinity(0))) as workers:
         for _ in range(repeats):
             for name, outputs in contenders.items():
-                began = time.perf_counter()
+                began, cpu_began = time.perf_counter(), time.process_time()
                 found[name] = spread(outputs, weights, images, workers)
                 seconds[name].append(time.perf_counter() - began)
+                cpu_seconds[name].append(time.process_time() - cpu_began)
+            cpu_began = time.process_time()
             seconds["derive.predict"].append(predicted(weights, images))
+            cpu_seconds["derive.predict"].append(time.process_time() - cpu_began)
     size = found["loop"].abs().amax((1, 2))
     return [
         {
             "contender": name,
             "seconds": taken,
             "network_images_a_second": members * count / statistics.median(taken),
+            "network_images_a_cpu_second": members * count / statistics.median(cpu_seconds[name]),
             "difference": float(((found[name] - found["loop"]).abs().amax((1, 2)) / size).max())
             if name in found
             else None,
@@ -127,11 +134,12 @@ def main() -> None:
         parser.error("--members, --images and --repeats: expected more than 0.")
     rows, facts, console = measure(chosen.members, chosen.images, chosen.repeats), machine(ROOT), Console()
     table = Table(title=f"{chosen.members:,} OptuNets, {chosen.images:,} images", box=SIMPLE_HEAD)
-    for column in ("contender", "network-images a second", "largest relative difference"):
+    for column in ("contender", "network-images a second", "a CPU second", "largest relative difference"):
         table.add_column(column, justify="left" if column == "contender" else "right")
     for row in rows:
         shown = "" if row["difference"] is None else f"{row['difference']:.1e}"
-        table.add_row(row["contender"], f"{row['network_images_a_second']:,.0f}", shown)
+        rates = (f"{row[f'network_images_a_{unit}']:,.0f}" for unit in ("second", "cpu_second"))
+        table.add_row(row["contender"], *rates, shown)
     console.print(table)
     console.print(f"{facts['cpu']}, {facts['cores']} cores, torch {torch.__version__}")
     chosen.json.parent.mkdir(parents=True, exist_ok=True)

@@ -51,6 +51,7 @@ bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON 
 	@$(PY) benchmarks/mass.py
 	@$(PY) benchmarks/mmd.py --columns 65536
 	@$(PY) benchmarks/pairwise_mi.py
+	@$(PY) benchmarks/predict.py
 	@$(PY) benchmarks/remote.py
 
 clean:

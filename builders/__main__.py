@@ -217,6 +217,27 @@ def cost(
 
 
 @app.command()
+def predict(
+    zoo: Annotated[Path, typer.Argument(metavar="ZOO", help="The zoo's folder.", show_default=False)],
+    recipe: RecipeName,
+    data: DataFolder = None,
+    all_normalisations: Annotated[
+        bool, typer.Option("--all-normalisations", help="The recipe's ood set in other normalisations, too.")
+    ] = False,
+) -> None:
+    """Store the outputs of a zoo's checkpoints on the recipe's test set and on its ood set; what is there stays.
+
+    As build and posterior do with --predictions.
+    """
+    from builders import predicting
+    from builders.recipe import Recipe
+
+    normalisations = predicting.NORMALISATIONS if all_normalisations else ()
+    sets = predicting.input_sets(Recipe.load(recipe), data, normalisations=normalisations)
+    predicting.predict(zoo, sets, _console())
+
+
+@app.command()
 def recipes() -> None:
     """List the recipes."""
     from builders.recipe import Recipe, names

@@ -1,7 +1,7 @@
 """Stores the outputs of a recipe's networks on its test set, and on its out-of-distribution set, with their weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,19 @@ class InputSet:
     targets: NDArray[np.int64] | None
 
 
-def input_sets(recipe: Recipe, folder: str | Path | None = None) -> tuple[InputSet, ...]:
+NORMALISATIONS = ("own-statistics", "unnormalised")
+"""Other ways to show the out-of-distribution set: by its own mean and deviation, and as pixels divided by 255."""
+
+
+def input_sets(
+    recipe: Recipe, folder: str | Path | None = None, *, normalisations: Sequence[str] = ()
+) -> tuple[InputSet, ...]:
     """The test set of a recipe, then its out-of-distribution set where it names one.
 
     Parameters
     ----------
+    normalisations : of ``NORMALISATIONS``: the out-of-distribution set again, in each of these ways, as a set
+        ``<name>/test-<normalisation>``.
     folder : where the data is; see ``builders.sources.load``. The other set is a subfolder of its name, or a folder
         of its name beside this one.
 
@@ -55,11 +63,18 @@ def input_sets(recipe: Recipe, folder: str | Path | None = None) -> tuple[InputS
     test_set = InputSet(f"{recipe.dataset}/test", sources.test_inputs(recipe, source), labels if are_labels else None)
     if not isinstance(recipe, ImageRecipe) or recipe.ood is None:
         return (test_set,)
-    return test_set, InputSet(f"{recipe.ood}/test", _ood_images(recipe, recipe.ood, source, folder), None)
+    images = _ood_images(recipe, recipe.ood, source, folder)
+    others = [InputSet(f"{recipe.ood}/test", data.inputs(recipe, images), None)]
+    for name in normalisations:
+        pixels = images / 255
+        mean, std = (float(pixels.mean()), float(pixels.std())) if name == NORMALISATIONS[0] else (0.0, 1.0)
+        shown = data.inputs(replace(recipe, mean=mean, std=std), images)
+        others.append(InputSet(f"{recipe.ood}/test-{name}", shown, None))
+    return test_set, *others
 
 
 def _ood_images(recipe: Recipe, name: str, source: Source, folder: str | Path | None) -> NDArray[Any]:
-    """Images of another data set, normalised as the recipe's own."""
+    """Pixels (N, H, W) of another data set."""
     data_folder = test_sets.folder_of(folder)
     candidates = (None,) if data_folder is None else (data_folder, data_folder.resolve().parent / name)
     test_set = next((item for place in candidates if (item := test_sets.find(name, place)) is not None), None)
@@ -71,7 +86,7 @@ def _ood_images(recipe: Recipe, name: str, source: Source, folder: str | Path | 
     if shape != expected:
         step = "Name another set in the recipe."
         raise ZooError(Problem(name, "images", f"{expected}, as those of {source.name}", str(shape), step))
-    return data.inputs(recipe, test_set.images[:, 0])
+    return test_set.images[:, 0]
 
 
 def predict(zoo: str | Path, sets: Sequence[InputSet], console: Console) -> None:

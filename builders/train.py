@@ -26,7 +26,7 @@ _GROUP_BYTES = 512 * _IMAGE_BYTES
 _MEASURED_BYTES = 8 * 256 * _IMAGE_BYTES
 """Inputs that members are measured on at once, of all of them together; and the examples of each:"""
 _MEASURED_EXAMPLES = {"cpu": 256, "cuda": 8192}
-_STACKED_MEMBERS = {"cpu": 16, "cuda": 64}
+_STACKED_MEMBERS = {"cpu": 32, "cuda": 64}
 """Members, and examples of each on a CPU, where ``ckptzoo.archs`` has a function for the outputs of many at once."""
 _STACKED_EXAMPLES = 1024
 _UNIT_BYTES = {"cpu": 64 * _IMAGE_BYTES, "cuda": 1024 * _IMAGE_BYTES}

@@ -33,7 +33,7 @@ STACK_BYTES = 2**20
 """Their weights together, at most; a larger network is evaluated alone."""
 INPUT_BYTES = 512 * 4 * 28 * 28
 """Inputs that go through a stack of checkpoints at once, counted for each of them: 512 images of MNIST in float32."""
-FAST_STACK = 32
+FAST_STACK = 64
 """Checkpoints that are evaluated at once where ``ckptzoo.archs`` has a function for stacks, and inputs for all:"""
 FAST_INPUT_BYTES = 1024 * 4 * 28 * 28
 MAX_THREADS = 64
@@ -118,7 +118,7 @@ def predict(
 
     Notes
     -----
-    K times N forward passes, of up to 8 checkpoints at once and on every core; of up to 32 where ``archs.stacked`` has
+    K times N forward passes, of up to 8 checkpoints at once and on every core; of up to 64 where ``archs.stacked`` has
     a function. Memory for a core: its stack's outputs and the activations of at most 512 images of 28x28 pixels, or of
     one input. Retracted checkpoints are evaluated too. NaNs are all stored as one. The bytes are the same for any
     number of cores, and may differ in the last bit between processors. Tested in tests/derive/test_predictions.py.

@@ -30,7 +30,7 @@ from ckptzoo import archs
 from ckptzoo.errors import Problem, ZooError
 
 MAX_DENSE_BYTES = 2**28
-"""Bytes of the largest G that is computed in full: of 5,792 parameters. LAPACK's dsyevd needs three times that beside."""
+"""Bytes of the largest G that is computed in full: of 5,792 parameters. LAPACK's dsyevd takes three times that."""
 _BLOCK = 4096
 """Examples whose sum one thread makes; sums of blocks are added in their order."""
 _ROW_BYTES = 2**22

@@ -69,8 +69,7 @@ def decompose(curvature: torch.Tensor | LastLayer, scale: float = 1.0) -> Spectr
     Notes
     -----
     Takes 0.1 s for 392 weights, and a time that grows with the cube of P; of a last layer with F inputs and K outputs
-    with those of F + 1 and of K.
-    Eigenvalues that rounding made negative are 0.
+    with those of F + 1 and of K. Eigenvalues that rounding made negative are 0.
     """
     if isinstance(curvature, LastLayer):
         (outer, left), (inner, right) = map(_eigen, (curvature.outputs, curvature.inputs))

@@ -97,12 +97,12 @@ def fits(architecture: str) -> bool:
 
 
 def flatten(weights: Tensors, names: tuple[str, ...]) -> torch.Tensor:
-    """(P,) float64: these tensors of one network, one after another."""
-    return torch.cat([weights[name].double().reshape(-1) for name in names])
+    """(P,) float64 on the CPU: these tensors of one network, one after another."""
+    return torch.cat([weights[name].cpu().double().reshape(-1) for name in names])
 
 
 def unflatten(vector: torch.Tensor, weights: Tensors, names: tuple[str, ...]) -> Tensors:
-    """What ``flatten`` takes, as a network: a vector (P,) in the shapes and the dtype of these tensors."""
+    """What ``flatten`` takes, as a network: a vector (P,) in the shapes, dtype and device of these tensors."""
     pieces = vector.split([weights[name].numel() for name in names])
     return {name: piece.view_as(weights[name]).to(weights[name]) for name, piece in zip(names, pieces, strict=True)}
 

@@ -58,13 +58,18 @@ class Spectrum:
 
 
 def decompose(curvature: torch.Tensor | LastLayer, scale: float = 1.0) -> Spectrum:
-    """The spectrum of a curvature of the summed loss, as that of the negative log-likelihood.
+    """The spectrum of a curvature of the summed loss, as that of the negative log-likelihood; computed on the CPU.
 
     Parameters
     ----------
     curvature : what ``builders.posterior.curvature.gauss_newton`` or ``last_layer`` gives; of the latter the product
         of the two factors, divided by N.
     scale : of ``builders.losses.Likelihood``.
+
+    Raises
+    ------
+    ZooError
+        The curvature is not finite, as that of a network that diverged.
 
     Notes
     -----
@@ -168,5 +173,8 @@ def check_precision(value: float) -> float:
 
 
 def _eigen(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    values, vectors = torch.linalg.eigh(matrix)
+    if not matrix.isfinite().all():
+        step = "Use a network that did not diverge."
+        raise ZooError(Problem("laplace", "curvature", "finite numbers", "others", step))
+    values, vectors = torch.linalg.eigh(matrix.cpu())
     return values.clamp_min(0), vectors

@@ -49,6 +49,7 @@ bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON 
 	@$(PY) benchmarks/train.py
 	@$(PY) benchmarks/symmetry.py
 	@$(PY) benchmarks/mass.py
+	@$(PY) benchmarks/curvature.py
 	@$(PY) benchmarks/mmd.py --columns 65536
 	@$(PY) benchmarks/pairwise_mi.py
 	@$(PY) benchmarks/predict.py

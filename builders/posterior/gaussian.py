@@ -58,7 +58,7 @@ class Spectrum:
 
 
 def decompose(curvature: torch.Tensor | LastLayer, scale: float = 1.0) -> Spectrum:
-    """The spectrum of a curvature of the summed loss, as that of the negative log-likelihood.
+    """The spectrum of a curvature of the summed loss, as that of the negative log-likelihood; computed on the CPU.
 
     Parameters
     ----------
@@ -66,10 +66,15 @@ def decompose(curvature: torch.Tensor | LastLayer, scale: float = 1.0) -> Spectr
         of the two factors, divided by N.
     scale : of ``builders.losses.Likelihood``.
 
+    Raises
+    ------
+    ZooError
+        The curvature is not finite, as that of a network that diverged.
+
     Notes
     -----
-    Takes 0.1 s for 392 weights and 16 times P^2 bytes; of a last layer with F inputs and K outputs that of F + 1 and K.
-    Eigenvalues that rounding made negative are 0.
+    Takes 0.1 s for 392 weights, and a time that grows with the cube of P; of a last layer with F inputs and K outputs
+    with those of F + 1 and of K. Eigenvalues that rounding made negative are 0.
     """
     if isinstance(curvature, LastLayer):
         (outer, left), (inner, right) = map(_eigen, (curvature.outputs, curvature.inputs))
@@ -86,7 +91,7 @@ def log_marginal_likelihood(
     .. math:: \log p(D | \theta_*) - \frac{\tau}{2} |\theta_*|^2 + \frac{P}{2} \log \tau
         - \frac{1}{2} \sum_i \log(\lambda_i + \tau)
 
-    (MacKay 1992, equation 2.17 of "Bayesian interpolation", as in "Laplace Redux", equation 5).
+    (MacKay, "Bayesian interpolation", Neural Computation 1992); exact for a linear model with normal noise.
 
     Parameters
     ----------
@@ -108,8 +113,8 @@ def best_precision(spectrum: Spectrum, square_norm: float) -> float:
     r"""The prior precision at which ``log_marginal_likelihood`` is greatest.
 
     There :math:`\tau |\theta_*|^2 = \sum_i \lambda_i / (\lambda_i + \tau)`, the number of well-determined weights
-    (MacKay 1992). The left side rises and the right one falls with :math:`\tau`, so that there is one such precision.
-    The weights are taken as they are: it is not that of weights trained anew with that prior.
+    (MacKay, "Bayesian interpolation"). The left side rises and the right one falls with :math:`\tau`, so that there is
+    one such precision. The weights are taken as they are: it is not that of weights trained anew with that prior.
 
     Raises
     ------
@@ -168,5 +173,8 @@ def check_precision(value: float) -> float:
 
 
 def _eigen(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    values, vectors = torch.linalg.eigh(matrix)
+    if not matrix.isfinite().all():
+        step = "Use a network that did not diverge."
+        raise ZooError(Problem("laplace", "curvature", "finite numbers", "others", step))
+    values, vectors = torch.linalg.eigh(matrix.cpu())
     return values.clamp_min(0), vectors

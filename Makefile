@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test test-fast test-all lint format bench clean
+.PHONY: quickstart posterior-mnist test test-fast test-all lint format bench clean
 .DEFAULT_GOAL := quickstart
 
 $(READY): pyproject.toml constraints.txt
@@ -17,6 +17,9 @@ $(READY): pyproject.toml constraints.txt
 
 quickstart: $(READY)  ## train a zoo of OptuNets on handwritten digits, derive, verify, stream and draw it
 	@$(PY) -m builders quickstart --members $(MEMBERS) --to $(ZOO)
+
+posterior-mnist: $(READY)  ## draws of six approximate posteriors of OptuNet on MNIST, and the paper's tables beside ours
+	@$(PY) -m builders posteriors mnist-optunet --members cards/mnist-optunet --to zoos/mnist-optunet-posteriors
 
 # Workers take tests from one another when they run out, so that one long file does not keep a core to itself.
 # Half as many workers again as cores: tests wait for servers, disks and processes a fifth of the time.

@@ -166,6 +166,44 @@ def posterior(
 
 
 @app.command()
+def posteriors(
+    recipe: RecipeName,
+    members: Annotated[Path, typer.Option("--members", metavar="ZOO", help="A zoo of the recipe's members.")],
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo of draws; made where there is none.")],
+    methods: Annotated[
+        list[str] | None, typer.Option("--method", metavar="NAME", help="Only this; repeatable.  [default: all]")
+    ] = None,
+    modes: Annotated[int, typer.Option(min=2, help="How many modes stand for several.")] = 10,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of each of several modes.")] = 10,
+    one_mode_draws: Annotated[int, typer.Option(min=2, help="Draws of one mode.")] = 100,
+    replicates: Annotated[int, typer.Option(min=1, help="How often all of it is done, with other modes.")] = 3,
+    ensemble: Annotated[int, typer.Option(min=2, help="Members of an ensemble.")] = 100,
+    data: DataFolder = None,
+    device: Device = "cpu",
+) -> None:
+    """Make draws of every method, compare them with independent members, and print tables beside the paper's.
+
+    Pictures and tables go to ZOO-pictures. Stopped or killed at any moment, the same command carries on.
+    """
+    from builders.posterior.comparison import compare
+
+    compare(
+        recipe,
+        members,
+        to,
+        methods=methods,
+        modes=modes,
+        draws=draws,
+        one_mode_draws=one_mode_draws,
+        replicates=replicates,
+        ensemble=ensemble,
+        folder=data,
+        device=device,
+        console=_console(),
+    )
+
+
+@app.command()
 def estimate(
     recipe: RecipeName,
     members: Annotated[int, typer.Option(min=1, help="How many members are to be trained.")],

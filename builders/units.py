@@ -64,6 +64,10 @@ class UnitTraining(ABC):
     def at_stop(self, unit: Unit, state: TrainingState, total: Spent) -> None:
         """Store what belongs to the step of the state, except what is stored already."""
 
+    def finish(self, unit: Unit) -> None:
+        """What is left to be done when the last stop of a unit was reached."""
+        return
+
     @abstractmethod
     def describe(self, steps_per_second: float) -> str:
         """How long the whole will take at a number of member-steps a second."""
@@ -115,6 +119,7 @@ class UnitTraining(ABC):
                     )
             if state.step == stop:
                 self.at_stop(unit, state, total)
+        self.finish(unit)
         self.build_folder.forget_state(unit)
 
     def _report(self, progress: Progress, member_steps: int, seconds: float) -> None:

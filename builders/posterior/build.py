@@ -15,7 +15,7 @@ from rich.console import Console
 import ckptzoo
 from builders import metadata, posterior, rng, sources
 from builders.build import SAVE_SECONDS, create_zoo, read_zoo, write_page
-from builders.checkpointing import BuildFolder, Unit, catch_stop_signals, locked_build_folder
+from builders.checkpointing import BuildFolder, Interrupted, Unit, catch_stop_signals, locked_build_folder
 from builders.data_source import Feed
 from builders.energy import Counter, Spent, counter_of
 from builders.estimate import require_at_least
@@ -32,6 +32,9 @@ from ckptzoo.text import counted
 _FIRST_GAUSSIAN = 10**6
 """The number under which a unit's Gaussians are stored beside its draws; a mode has fewer draws."""
 MAX_DRAWS = 10**5
+"""Of a mode."""
+_MEASURED = 64
+"""Draws that are measured together."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,7 @@ def build(
             counter_of(device) as device_counter,
         ):
             surroundings = Surroundings(plain.data_source, source, plan.engine)
-            trainer = _with_steps(plain, model, surroundings)
+            trainer = with_steps(plain, model, surroundings)
             meter = counter or device_counter
             job = _DrawTraining(
                 build_folder, trainer, plan.engine, save_seconds, should_stop, meter, plan, model, found, surroundings
@@ -302,7 +305,7 @@ def _present(table: Any, model: Method, modes: Modes) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _with_steps(trainer: Trainer, model: Method, surroundings: Surroundings) -> Trainer:
+def with_steps(trainer: Trainer, model: Method, surroundings: Surroundings) -> Trainer:
     """The trainer with the steps of a method in place of plain training."""
 
     def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
@@ -334,7 +337,7 @@ class _DrawTraining(UnitTraining):
 
     def is_finished(self, unit: Unit) -> bool:
         assert isinstance(unit, DrawUnit)
-        return all(self.build_folder.is_kept(unit, number) for number in unit.draws)
+        return all(self.build_folder.is_kept(unit, number) for number in unit.draws) and not self._unmeasured(unit)
 
     def start(self, unit: Unit) -> TrainingState:
         assert isinstance(unit, DrawUnit)
@@ -359,16 +362,41 @@ class _DrawTraining(UnitTraining):
             for number in numbers if step == state.step else ():
                 if not self.build_folder.is_kept(unit, number):
                     weights = self.model.draw(self.surroundings, state, number)
-                    self.build_folder.keep(unit, number, weights, self._rows(unit, number, weights, state, total))
+                    self.build_folder.keep(unit, number, weights, self._rows(unit, number, state, total))
 
-    def _rows(
-        self, unit: DrawUnit, number: int, weights: Tensors, state: TrainingState, total: Spent
-    ) -> list[dict[str, Any]]:
-        """One row a mode."""
+    def finish(self, unit: Unit) -> None:
+        """Measure the draws, many together: measuring a few takes as long as measuring ``_MEASURED`` of them."""
+        assert isinstance(unit, DrawUnit)
+        unmeasured, size = self._unmeasured(unit), max(1, _MEASURED // len(unit.modes))
+        for first in range(0, len(unmeasured), size):
+            if self.should_stop():
+                raise Interrupted(f"{unit.name}: stopped while draws were measured. Run the same command to carry on.")
+            numbers = unmeasured[first : first + size]
+            kept = [self.build_folder.read_kept(unit, number) for number in numbers]
+            together = {
+                name: torch.from_numpy(np.concatenate([weights[name] for weights, _ in kept])).to(
+                    self.surroundings.data_source.device
+                )
+                for name in kept[0][0]
+            }
+            measured = self.trainer.measure(together)
+            for place, (number, (weights, rows)) in enumerate(zip(numbers, kept, strict=True)):
+                for mode, row in enumerate(rows):
+                    index = place * len(unit.modes) + mode
+                    row |= {column: values[index].item() for column, values in measured.items()}
+                tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
+                self.build_folder.keep(unit, number, tensors, rows)
+
+    def _unmeasured(self, unit: DrawUnit) -> list[int]:
+        """The stored draws whose rows lack the measured columns."""
+        return [number for number in unit.draws if "diverged" not in self.build_folder.read_kept(unit, number)[1][0]]
+
+    def _rows(self, unit: DrawUnit, number: int, state: TrainingState, total: Spent) -> list[dict[str, Any]]:
+        """One row a mode, without what is measured later."""
         rows = metadata.rows(
             self.model.chain,
             self.surroundings.source,
-            self.trainer.measure(weights),
+            {},
             unit=unit.name,
             seeds=unit.seeds,
             step=state.step,

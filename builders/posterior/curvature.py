@@ -195,7 +195,8 @@ def last_layer(
             totals = _added(totals, (features.T @ features, rows.T @ rows))
         return totals
 
-    return LastLayer(layer, has_bias, *_sum_of_blocks(block_sums, inputs, workers), len(inputs.raw))
+    products, hessians = _sum_of_blocks(block_sums, inputs, workers)
+    return LastLayer(layer, has_bias, products, hessians, len(inputs.raw))
 
 
 class _Network:
@@ -246,7 +247,9 @@ def row_function(architecture: str, loss: str, weights: Tensors) -> Callable[[to
         def outputs(parameters: Tensors) -> torch.Tensor:
             return torch.func.functional_call(module, {**parameters, **constants}, (example[None],))[0]
 
-        values, pull_back = torch.func.vjp(outputs, {name: weights[name] for name in names})
+        # not unpacked: by its type it may have a third element
+        pulled = torch.func.vjp(outputs, {name: weights[name] for name in names})
+        values, pull_back = pulled[0], pulled[1]
         (gradients,) = torch.func.vmap(pull_back)(root(values).T.to(values.dtype))
         return torch.cat([gradients[name].flatten(1) for name in names], 1)
 

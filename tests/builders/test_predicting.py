@@ -11,7 +11,7 @@ import torch
 import ckptzoo
 from builders import data
 from builders.__main__ import run
-from builders.predicting import input_sets
+from builders.predicting import NORMALISATIONS, input_sets
 from builders.recipe import FOLDER, ImageRecipe, Recipe
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, ZooError
@@ -142,3 +142,14 @@ def test_the_real_sets() -> None:
     assert other.targets is None
     assert other.inputs.min() == pytest.approx(-0.1307 / 0.3081)
     assert other.inputs.max() == pytest.approx((1 - 0.1307) / 0.3081)
+
+
+def test_the_other_set_in_other_normalisations(recipe: Path, tmp_path: Path) -> None:
+    images = others(tmp_path)
+    sets = input_sets(Recipe.load(recipe), tmp_path, normalisations=NORMALISATIONS)
+    assert [item.name for item in sets[1:]] == [
+        *("clothes/test", "clothes/test-own-statistics", "clothes/test-unnormalised"),
+    ]
+    own, plain = sets[2].inputs, sets[3].inputs
+    assert abs(own.mean()) < 1e-4 and abs(own.std() - 1) < 1e-4
+    assert np.allclose(plain[:, 0], images / 255, atol=1e-7)

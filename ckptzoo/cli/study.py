@@ -223,7 +223,7 @@ def collapse(
     resamples: Annotated[
         int, typer.Option(metavar="N", min=0, help="The number of resamples of members, for intervals.")
     ] = 1000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of exchanges and resamples.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of exchanges and resamples.")] = 0,
     output: Output = None,
     where: Where = None,
     as_json: AsJson = False,

@@ -46,10 +46,24 @@ def symmetries(
     _show(result, output, as_json)
 
 
+class OrderKey(StrEnum):
+    """What neurons are ordered by."""
+
+    gauge = "gauge"
+    largest_weight = "largest-weight"
+
+
 @study.command()
 def permutations(
     zoo: ZooAddress,
     variant: Studied = "canonical",
+    key: Annotated[
+        OrderKey,
+        typer.Option(
+            help="Order neurons by what the gauge sorts by, or by their largest incoming weight as trained, as in "
+            "arXiv 2310.08287, which needs no variant."
+        ),
+    ] = OrderKey.gauge,
     output: Output = None,
     where: Where = None,
     as_json: AsJson = False,
@@ -61,7 +75,7 @@ def permutations(
     from ckptzoo.studies.permutations import permutations as compute
 
     with bar("following members") as progress:
-        result = compute(opened(zoo, where), variant, progress=progress)
+        result = compute(opened(zoo, where), variant, key=key.value, progress=progress)
     _show(result, output, as_json)
 
 
@@ -257,7 +271,7 @@ def collapse(
     resamples: Annotated[
         int, typer.Option(metavar="N", min=0, help="The number of resamples of members, for intervals.")
     ] = 1000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of exchanges and resamples.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of exchanges and resamples.")] = 0,
     output: Output = None,
     where: Where = None,
     as_json: AsJson = False,

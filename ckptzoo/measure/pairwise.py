@@ -14,6 +14,8 @@ WIDTH = 4096
 """Probabilities of one member that are summed in float32 at a time; sums of these are in float64."""
 ROWS = 8
 """Members that are paired with one other in one call: three arrays of ``ROWS * WIDTH`` float32 fit a core's cache."""
+_LANES = 64
+"""Sums that compiled code has at once, at most; what is left over would be summed one after the other."""
 COMPILED_MEMBERS = 100
 """From this number of members on Numba does the work, where it is installed: less is done before it has compiled."""
 
@@ -47,8 +49,8 @@ class PairwiseInformation:
 
     Notes
     -----
-    Time M^2 / 2 logarithms for every input and class, on all cores: 0.3 ns each of one core with Numba
-    (``ckptzoo[fast]``, for ``COMPILED_MEMBERS`` and more), 3 to 4 ns with numpy (``benchmarks/pairwise_mi.py``). Memory
+    Time M^2 / 2 logarithms for every input and class, on all cores: 1 ns each of one core with Numba
+    (``ckptzoo[fast]``, for ``COMPILED_MEMBERS`` and more), 4 ns with numpy (``benchmarks/pairwise_mi.py``). Memory
     8 M^2 bytes, and for a block 32 bytes for each of ``WIDTH`` probabilities of every member.
 
     Probabilities are float64, their halves and the sums of up to ``WIDTH`` of them float32. With H the mean entropy of
@@ -168,7 +170,7 @@ def pairwise_mutual_information(logits: ArrayLike) -> Values:
 
 
 def _half_probabilities(logits: NDArray[np.generic]) -> Single:
-    """(M, n * C) half the softmax of (M, n, C), none of them 0."""
+    """(M, w) half the softmax of (M, n, C), none of them 0, and up to a multiple of ``_LANES`` nearly 0."""
     values = logits.astype(np.float64)
     largest = values.max(axis=2, keepdims=True)
     if not np.isfinite(largest).all():  # NaN where any is, -inf where all are
@@ -179,6 +181,9 @@ def _half_probabilities(logits: NDArray[np.generic]) -> Single:
     values -= largest
     np.exp(values, out=values)
     values /= 2 * values.sum(axis=2, keepdims=True)
+    flat = values.reshape(len(values), -1)
     # 0 log 0 is 0, but not in floats; the least normal number is as good
-    np.maximum(values, np.finfo(np.float32).tiny, out=values)
-    return values.astype(np.float32).reshape(len(values), -1)
+    least = np.finfo(np.float32).tiny
+    halves = np.full((len(flat), -(-flat.shape[1] // _LANES) * _LANES), least)
+    np.maximum(flat, least, out=halves[:, : flat.shape[1]], casting="same_kind")
+    return halves

@@ -1,4 +1,4 @@
-"""What a gauge puts in order: the channels of each group within their blocks, the blocks, and the keys they go by."""
+"""What is put in order: the channels of each group within their blocks, the blocks, and the keys they go by."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ class NeuronOrder:
     label : what is ordered: ``fc1``, ``conv2 within its 2 blocks``, ``blocks of conv1 and conv2``.
     group : whose permutation holds the order, and whose keys decide it.
     g, k : the group has g blocks of k channels; 1 and n where it has none.
-    blocks : True where whole blocks are ordered, by their smallest key; False for the channels within each.
+    blocks : True where whole blocks are ordered, by the smallest or the largest key of each; False for the channels
+        within each.
     """
 
     label: str
@@ -51,10 +52,17 @@ class NeuronOrder:
         ranks = np.argsort(perms, axis=1).reshape(len(perms), self.g, self.k)
         return ranks[:, None, :, 0] // self.k if self.blocks else ranks % self.k
 
-    def keys(self, keys: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The keys of what is ordered, (K, v, n), from those of the group's raw channels, (K, g * k)."""
+    def keys(self, keys: NDArray[np.float64], *, largest: bool = False) -> NDArray[np.float64]:
+        """The keys of what is ordered, (K, v, n), from those of the group's raw channels, (K, g * k).
+
+        Parameters
+        ----------
+        largest : whether a block goes by the largest of its keys; by default by the smallest, as in gauges.
+        """
         by_block = keys.reshape(len(keys), self.g, self.k)
-        return by_block.min(axis=2)[:, None] if self.blocks else by_block
+        if not self.blocks:
+            return by_block
+        return (by_block.max(axis=2) if largest else by_block.min(axis=2))[:, None]
 
 
 def orders(symmetry: Symmetry) -> tuple[NeuronOrder, ...]:
@@ -130,4 +138,34 @@ def first_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
         # channel i of the gauge is channel perms[i] of raw: put each key back where its raw channel is
         np.put_along_axis(keys, canonical.element.perms[group.id], first.astype(np.float64), 1)
         keys_by_group[group.id] = keys
+    return keys_by_group
+
+
+def largest_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
+    """The largest of each channel's incoming weights as they are, neither scaled nor without their sign.
+
+    After arXiv 2310.08287, section 5.2. A channel that several tensors write to, as those of residual paths are, goes
+    by the largest weight in all of them; gains and biases count where no tensor has other weights.
+
+    Parameters
+    ----------
+    weights : raw tensors by name, (K, *shape).
+    """
+    keys_by_group: Keys = {}
+    for group in symmetry.groups:
+        if isinstance(group.perm, Like):
+            continue
+        writers = [
+            action
+            for action in symmetry.actions
+            if action.exponent == 1 and any(item.group == group.id for item in action.segments)
+        ]
+        role = min((action.role for action in writers), key=("out", "gain", "bias").index)
+        largest: list[NDArray[np.float64]] = []
+        for action in (item for item in writers if item.role == role):
+            channels = by_channel(np.asarray(weights[action.tensor]), action)
+            flat = channels.reshape(len(channels), channels.shape[1] * channels.shape[2], -1).astype(np.float64).max(2)
+            listings = positions(action, symmetry)
+            largest += [flat[:, places].max(axis=2) for name, places in listings if name == group.id]
+        keys_by_group[group.id] = np.maximum.reduce(largest)
     return keys_by_group

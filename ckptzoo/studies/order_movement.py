@@ -30,6 +30,7 @@ class Movement:
     members : how many have both steps.
     tau, tau_se : Kendall's tau between the ranks at the two steps; the error is None for a single member.
     transpositions, transpositions_se : exchanges that lead from one order to the other.
+    changed : the share of the orders that are not the same at both steps.
     distance : d, how far the keys moved: the standard deviation of their change over theirs at the first step, within
         orders, pooled over members; NaN where all keys are equal.
     correlation : of the keys at the two steps, pooled in the same way.
@@ -47,6 +48,7 @@ class Movement:
     tau_se: float | None
     transpositions: float
     transpositions_se: float | None
+    changed: float
     distance: float
     correlation: float
     noise_error: float | None
@@ -93,12 +95,14 @@ class MemberMovements:
 
     Parameters
     ----------
+    changed : the share of the member's orders that are not the same at both steps.
     before, after, change : sums of squares of the keys and of their change, within orders.
     product : sums of products of the keys before and after, within orders.
     """
 
     tau: Values
     transpositions: Values
+    changed: Values
     before: Values
     after: Values
     change: Values
@@ -113,9 +117,11 @@ class MemberMovements:
         # the second ranks in the first order: a permutation that is the identity where nothing moved
         relative = np.take_along_axis(second, np.argsort(first, axis=2), 2)
         before, after = (values - values.mean(axis=2, keepdims=True) for values in keys)
+        exchanges = transpositions(relative)
         return cls(
             kendall(first, second).mean(axis=1),
-            transpositions(relative).mean(axis=1),
+            exchanges.mean(axis=1),
+            (exchanges > 0).mean(axis=1),
             np.square(before).sum(axis=(1, 2)),
             np.square(after).sum(axis=(1, 2)),
             np.square(after - before).sum(axis=(1, 2)),
@@ -149,6 +155,7 @@ class MemberMovements:
             _error(self.tau),
             float(self.transpositions.mean()),
             _error(self.transpositions),
+            float(self.changed.mean()),
             distance,
             correlation,
             _excess_error(tau - noise_tau(without[0]), float(normal_tau_sd(noise_correlation, n)) / orders**0.5),

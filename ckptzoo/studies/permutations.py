@@ -1,10 +1,10 @@
 """How does the order of a network's neurons move during training?"""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,12 @@ from rich.table import Table
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import random_transpositions
+from ckptzoo.schema import layout
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.studies.neuron_orders import NeuronOrder, keys_of, orders
+from ckptzoo.studies.neuron_orders import Keys, NeuronOrder, keys_of, largest_weights, orders
 from ckptzoo.studies.order_movement import AS, ENOUGH, LESS, MORE, SIGMAS, UNKNOWN, MemberMovements, Movement
 from ckptzoo.studies.shared.result import StudyResult
-from ckptzoo.studies.shared.selection import BATCH_BYTES, table_of, usable_rows
+from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table, table_of, usable_rows
 from ckptzoo.symmetry import GAUGES
 from ckptzoo.text import Progress, counted, printable
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _ALL = 0.9995
 """Shares above this round to 100.0 %."""
 
+Key = Literal["gauge", "largest-weight"]
+"""What neurons are ordered by: what a variant's gauge goes by, or their largest incoming weight as trained."""
 Pair = tuple[int, int]
 """Two steps, the earlier one first."""
 
@@ -92,6 +95,7 @@ class Permutations(StudyResult):
 
     Parameters
     ----------
+    variant : whose gauge orders neurons; ``raw`` where ``key`` is ``largest-weight``.
     members : those with two kept steps or more.
     left_out : checkpoints that diverged, are not in the gauge or have no step.
     steps : the kept steps, ascending.
@@ -103,6 +107,7 @@ class Permutations(StudyResult):
 
     name: str
     variant: str
+    key: Key
     architecture: str
     members: int
     left_out: int
@@ -127,6 +132,7 @@ class Permutations(StudyResult):
         return {
             "name": self.name,
             "variant": self.variant,
+            "key": self.key,
             "architecture": self.architecture,
             "members": self.members,
             "left_out": self.left_out,
@@ -149,14 +155,15 @@ class Permutations(StudyResult):
         from ckptzoo.studies.plots.permutations import orders
 
         movements = {label: self.of(label) for label in self.labels}
-        return {"permutations.png": orders(f"{self.name}, {self.variant}", self.members, movements)}
+        key = self.variant if self.key == "gauge" else "by largest weight"
+        return {"permutations.png": orders(f"{self.name}, {key}", self.members, movements)}
 
     def _facts(self) -> list[tuple[str, str]]:
         left = f"; {counted(self.left_out, 'checkpoint')} left out" if self.left_out else ""
         steps = ", ".join(f"{step:,}" for step in self.steps)
         return [
             ("zoo", f"{self.name}: {counted(self.members, 'member')} of {self.architecture}{left}"),
-            ("gauge", self.variant),
+            ("gauge", self.variant) if self.key == "gauge" else ("order", "by the largest incoming weight as trained"),
             ("steps", steps),
         ]
 
@@ -208,6 +215,13 @@ class Permutations(StudyResult):
             )
         if than[UNKNOWN]:
             lines.append(f"Unknown in {than[UNKNOWN]:,} of {number:,}: a comparison takes {ENOUGH} members or more.")
+        for label in self.labels:
+            items = self.of(label)["from the one before"]
+            shares = [f"{item.changed:.0%} from {item.first:,} to {item.second:,}" for item in items]
+            if len(shares) > 2:
+                most = max(range(len(items)), key=lambda index: items[index].changed)
+                shares = [shares[0], f"at most {shares[most]}", f"in the end {shares[-1]}"]
+            lines.append(f"Orders of {printable(label)} that changed at all: {', '.join(shares)}.")
         normal = Counter(item.than_normal for item in self.movements)
         if known := number - normal[UNKNOWN]:
             lines.append(f"The correlation of the keys accounts for tau in {normal[AS]:,} of {known:,}.")
@@ -216,8 +230,10 @@ class Permutations(StudyResult):
         return lines
 
 
-def permutations(zoo: Zoo, variant: str = "canonical", *, progress: Progress | None = None) -> Permutations:
-    r"""Follow the orders into which a gauge puts the channels of every member, from kept step to kept step.
+def permutations(
+    zoo: Zoo, variant: str = "canonical", *, key: Key = "gauge", progress: Progress | None = None
+) -> Permutations:
+    r"""Follow the orders into which a key puts the channels of every member, from kept step to kept step.
 
     After arXiv 2310.08287, figure 4, with what to expect of keys that merely move: had every key x changed into
     x + d s e, with s the standard deviation of the keys and e independent and standard normal, tau would be
@@ -230,7 +246,10 @@ def permutations(zoo: Zoo, variant: str = "canonical", *, progress: Progress | N
     ----------
     zoo : what ``ckptzoo.open`` gives, or a selection of it; checkpoints that diverged, are not in the gauge or have
         no step are left out.
-    variant : a derived variant whose gauge orders channels.
+    variant : a derived variant whose gauge orders channels. It does not count with the key ``largest-weight``.
+    key : ``gauge``, what the variant's gauge sorts by, which scales do not change; or ``largest-weight``, the paper's:
+        the largest of the incoming weights as trained (``ckptzoo.studies.neuron_orders.largest_weights``). That one
+        needs no variant.
     progress : called with the members done and the members in all.
 
     Raises
@@ -238,32 +257,39 @@ def permutations(zoo: Zoo, variant: str = "canonical", *, progress: Progress | N
     SymmetryError
         The zoo has no symmetry table.
     ZooError
-        No member has two kept steps, or the variant is missing, lacks checkpoints or orders nothing.
+        No member has two kept steps, the variant is missing, lacks checkpoints or orders nothing, or there is no such
+        key.
 
     Notes
     -----
     Reads the weights and permutations of all kept steps once, some members at a time: a few copies of 16 MB, or of
     the keys of one member. Members are the independent units; channels and steps of one member are not.
     """
-    if variant in GAUGES and "permutations" not in GAUGES[variant].collapses:
+    if key not in get_args(Key):
+        raise ZooError(Problem(zoo.name, "key", " or ".join(get_args(Key)), repr(key), "Choose one of them."))
+    largest = key == "largest-weight"
+    if not largest and variant in GAUGES and "permutations" not in GAUGES[variant].collapses:
         names = [name for name, gauge in GAUGES.items() if "permutations" in gauge.collapses]
         step = f"Study {' or '.join(names)}."
         raise ZooError(
             Problem(zoo.name, f"variant {variant!r}", "a gauge that orders channels", "one that leaves them", step)
         )
-    symmetry = table_of(zoo, variant)
+    symmetry = own_table(zoo) if largest else table_of(zoo, variant)
     ordered = orders(symmetry)
     if not ordered:
         raise ZooError(Problem(zoo.name, "symmetry table", "channels to order", "none", "Study another zoo."))
-    gauged = zoo.variant_metadata(variant)["gauged"].to_numpy()
-    usable = zoo.take(gauged & usable_rows(zoo.metadata) & zoo.metadata["step"].is_valid().to_numpy())
+    rows = usable_rows(zoo.metadata) & zoo.metadata["step"].is_valid().to_numpy()
+    if not largest:
+        rows &= zoo.variant_metadata(variant)["gauged"].to_numpy()
+    usable = zoo.take(rows)
     kept = kept_steps(usable)
-    reader = _OrderReader(usable, variant, symmetry, ordered)
+    reader = _OrderReader(usable, None if largest else variant, symmetry, ordered)
     pairs = sorted({pair for listed in compared(kept.steps).values() for pair in listed})
     movements = reader.movements(kept, pairs, progress)
     return Permutations(
         name=zoo.name,
-        variant=variant,
+        variant=layout.RAW if largest else variant,
+        key=key,
         architecture=zoo.arch.name,
         members=len(kept.rows),
         left_out=len(zoo) - len(usable),
@@ -278,12 +304,18 @@ def _with_error(value: float, error: float | None) -> str:
 
 
 class _OrderReader:
-    """Ranks and keys of a zoo's checkpoints, some members at a time."""
+    """Ranks and keys of a zoo's checkpoints, some members at a time.
 
-    def __init__(self, zoo: Zoo, variant: str, symmetry: Symmetry, ordered: tuple[NeuronOrder, ...]) -> None:
-        self._zoo, self._variant, self._symmetry, self._orders = zoo, variant, symmetry, ordered
+    Parameters
+    ----------
+    variant : whose order and keys count; None for the order of the largest weights.
+    """
+
+    def __init__(self, zoo: Zoo, variant: str | None, symmetry: Symmetry, ordered: tuple[NeuronOrder, ...]) -> None:
+        self._zoo, self._symmetry, self._orders, self._largest = zoo, symmetry, ordered, variant is None
+        self._keys_of: Callable[..., Keys] = largest_weights if variant is None else keys_of(variant)
         self._names = list(dict.fromkeys(action.tensor for action in symmetry.actions))
-        self._element = zoo.group_element(variant)
+        self._element = None if variant is None else zoo.group_element(variant)
         self._batch = max(1, BATCH_BYTES // sum(zoo.arch[name].nbytes for name in self._names))
         self._same = self._seen = 0
 
@@ -322,16 +354,19 @@ class _OrderReader:
 
     def _read(self, rows: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float64]]]:
         """The ranks and the keys of every order, (R, v, n) each."""
-        ranks = [order.ranks(self._element[f"{order.group}.perm"][rows]) for order in self._orders]
         batches: list[list[NDArray[np.float64]]] = [[] for _ in self._orders]
         for start in range(0, len(rows), self._batch):
             batch = rows[start : start + self._batch]
-            by_group = keys_of(self._variant)({name: self._zoo[name][batch] for name in self._names}, self._symmetry)
+            by_group = self._keys_of({name: self._zoo[name][batch] for name in self._names}, self._symmetry)
             for listed, order in zip(batches, self._orders, strict=True):
-                listed.append(order.keys(by_group[order.group]))
+                listed.append(order.keys(by_group[order.group], largest=self._largest))
         keys = [np.concatenate(listed) for listed in batches]
-        for rank, key in zip(ranks, keys, strict=True):
-            # argsort of argsort are ranks; equal keys keep their raw order, as stable says
-            same = (np.argsort(np.argsort(key, axis=2, kind="stable"), axis=2) == rank).all(axis=2)
+        # argsort of argsort are ranks; equal keys keep their raw order, as stable says
+        by_keys = [np.argsort(np.argsort(key, axis=2, kind="stable"), axis=2) for key in keys]
+        ranks = by_keys
+        if self._element is not None:
+            ranks = [order.ranks(self._element[f"{order.group}.perm"][rows]) for order in self._orders]
+        for rank, by_key in zip(ranks, by_keys, strict=True):
+            same = (by_key == rank).all(axis=2)
             self._same, self._seen = self._same + int(same.sum()), self._seen + same.size
         return ranks, keys

@@ -68,6 +68,14 @@ def test_permutations_are_told_and_drawn(cli: Any, trained: Path, tmp_path: Path
     assert "10 members of optunet" in ended.out and "  10 to 20" in ended.out
 
 
+def test_permutations_by_the_largest_weight(cli: Any, trained: Path) -> None:
+    ended = cli("study", "permutations", trained, "--key", "largest-weight", "--json")
+    assert ended.code == 0 and (ended.json["key"], ended.json["variant"]) == ("largest-weight", "raw")
+    expected = permutations(ckptzoo.open(trained), key="largest-weight").to_json()
+    assert ended.json == {**json.loads(json.dumps(expected)), "files": []}
+    assert cli("study", "permutations", trained, "--key", "weight").code == 2
+
+
 def test_where_selects(cli: Any, trained: Path) -> None:
     ended = cli("study", "permutations", trained, "--variant", "first-weight", "--where", "step > 0", "--json")
     assert ended.json["steps"] == [10, 20]

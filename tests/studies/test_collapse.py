@@ -178,12 +178,21 @@ def test_the_command_is_the_study_and_equal_results_give_equal_bytes(
         assert one.read_bytes() == two.read_bytes()
 
 
-def test_the_histograms_and_the_density_hold_every_pair() -> None:
-    rng = np.random.default_rng(0)
-    inside, outside = rng.normal(0.1, 0.01, 190).clip(0), rng.normal(0.3, 0.05, 190).clip(0)
-    figure = pictures.pairs("$n_" * 30, 20, {"own": inside, "other": outside}, 0.5)
-    left, right = figure.axes[:2]
+@pytest.mark.parametrize("members", [20, 60])
+def test_the_histograms_and_the_density_hold_every_pair(members: int) -> None:
+    rng, count = np.random.default_rng(0), members * (members - 1) // 2
+    inside, outside = rng.normal(0.1, 0.01, count).clip(0), rng.normal(0.3, 0.05, count).clip(0)
+    figure = pictures.pairs("$n_" * 30, members, {"own": inside, "other": outside}, 0.5)
+    left, right, *bar = figure.axes
     for bars, values in zip(left.containers, (inside, outside), strict=True):
-        area = sum(bar.get_height() * bar.get_width() for bar in bars)  # type: ignore[attr-defined]
+        area = sum(item.get_height() * item.get_width() for item in bars)  # type: ignore[attr-defined]
         assert area == pytest.approx(1), values
-    assert right.collections[0].get_array().sum() == 190
+    if members == 20:
+        assert not bar
+        np.testing.assert_array_equal(right.lines[0].get_xydata(), np.stack([inside, outside], axis=1))
+    else:
+        hexagons = right.collections[0].get_array()
+        assert hexagons is not None and hexagons.sum() == count == 1770
+        figure.canvas.draw()
+        labels = [tick.get_text() for tick in bar[0].get_yticklabels(which="both")]
+        assert {"1", "2", "5"} <= set(labels) and not any("$" in label for label in labels)

@@ -5,7 +5,7 @@ import pytest
 
 from ckptzoo import archs
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
-from ckptzoo.studies.neuron_orders import NeuronOrder, first_weights, keys_of, orders
+from ckptzoo.studies.neuron_orders import NeuronOrder, first_weights, keys_of, largest_weights, orders
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, ordering_keys
 
 
@@ -48,10 +48,13 @@ def test_ranks_are_places_within_blocks_and_of_blocks() -> None:
     np.testing.assert_array_equal(plain.ranks(np.array([[3, 0, 4, 1, 2]])), [[[1, 3, 4, 0, 2]]])
 
 
-def test_keys_of_blocks_are_their_smallest() -> None:
+def test_keys_of_blocks_are_their_smallest_or_largest() -> None:
     keys = np.array([[0.4, -0.2, 0.3, 0.9, -0.1, 0.0]])
     np.testing.assert_array_equal(NeuronOrder("", "a", 3, 2, True).keys(keys), [[[-0.2, 0.3, -0.1]]])
-    np.testing.assert_array_equal(NeuronOrder("", "a", 3, 2, False).keys(keys), keys.reshape(1, 3, 2))
+    np.testing.assert_array_equal(NeuronOrder("", "a", 3, 2, True).keys(keys, largest=True), [[[0.4, 0.9, 0.0]]])
+    for largest in (False, True):
+        inside = NeuronOrder("", "a", 3, 2, False).keys(keys, largest=largest)
+        np.testing.assert_array_equal(inside, keys.reshape(1, 3, 2))
 
 
 @pytest.mark.parametrize("variant", ["first-weight", "canonical"])
@@ -87,3 +90,40 @@ def test_the_keys_of_known_weights() -> None:
     weights = {"a.weight": np.array([[[3.0, 4.0], [-1.0, 0.0], [0.0, 2.0]]])}
     np.testing.assert_allclose(first_weights(weights, symmetry)["a"], [[0.6, -1, 0]])
     np.testing.assert_allclose(ordering_keys(weights, symmetry)["a"], [[1.4, -1, 1]])
+
+
+def test_largest_weights_are_signed_and_without_scales_and_biases() -> None:
+    a = Group("a", 3, Sym(), "positive")
+    units = (Segment("a", 0, 1, 3),)
+    bias = AxisAction("a.bias", 0, units, 1, False, "bias")
+    symmetry = Symmetry((a,), (*table(a).actions, bias))
+    weights = {
+        "a.weight": np.array([[[3.0, 4.0], [-9.0, -1.0], [0.0, 2.0]]], np.float32),
+        "a.bias": np.full((1, 3), 100, np.float32),
+    }
+    np.testing.assert_array_equal(largest_weights(weights, symmetry)["a"], [[4, -1, 2]])
+    gain = Symmetry((a,), (AxisAction("a.gain", 0, units, 1, True, "gain"), bias))
+    only = {"a.gain": np.array([[5.0, -6.0, 7.0]]), "a.bias": weights["a.bias"]}
+    np.testing.assert_array_equal(largest_weights(only, gain)["a"], [[5, -6, 7]])
+
+
+def test_channels_that_several_tensors_write_go_by_the_largest_of_all() -> None:
+    units = (Segment("a", 0, 1, 2),)
+    actions = tuple(AxisAction(name, 0, units, 1, True, "out") for name in ("one", "two"))
+    weights = {"one": np.array([[[1.0, 2.0], [3.0, 9.0]]]), "two": np.array([[[5.0], [4.0]]])}
+    found = largest_weights(weights, Symmetry((Group("a", 2, Sym(), "none"),), actions))
+    np.testing.assert_array_equal(found["a"], [[5, 9]])
+
+
+def test_largest_weights_of_convolutions_in_groups_are_those_of_their_filters() -> None:
+    symmetry, arch = archs.symmetry("optunet"), archs.architecture("optunet")
+    assert symmetry is not None
+    rng = np.random.default_rng(6)
+    weights = {tensor.name: rng.normal(size=(9, *tensor.shape)) for tensor in arch.tensors}
+    keys = largest_weights(weights, symmetry)
+    for group in ("conv1", "conv2"):
+        np.testing.assert_array_equal(keys[group], weights[f"{group}.weight"].max(axis=(2, 3, 4)))
+    element = GroupElement.random(symmetry, 9, rng, spread=0.0)
+    moved = largest_weights(apply(element, weights, symmetry), symmetry)
+    for group, values in keys.items():
+        np.testing.assert_allclose(moved[group], np.take_along_axis(values, element.perms[group], 1), rtol=1e-12)

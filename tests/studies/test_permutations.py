@@ -76,6 +76,37 @@ def test_planted_orders_are_followed(sorted_units: Make) -> None:
     }
 
 
+def test_orders_by_the_largest_weight_are_followed(sorted_units: Make) -> None:
+    # of each unit the first weight, what first-weight goes by, rises, while the largest changes places
+    keys = np.array([[[-0.9, -0.8, -0.7], [-0.9, -0.8, -0.7], [-0.9, -0.8, -0.7]]])
+    largest = np.array([[[1.0, 2, 3], [2, 1, 3], [3, 2, 1]]])
+    # sorted_units writes (key, sqrt(1 - key^2)) over the scale, of which the second is the largest
+    scales = np.sqrt(1 - keys**2) / largest
+    zoo = sorted_units(keys.reshape(3, 3), scales.reshape(3, 3), lambda at: {"member": "m", "step": at}, name="largest")
+    found = permutations(zoo, key="largest-weight")
+    assert (found.key, found.variant, found.explained) == ("largest-weight", "raw", 1)
+    assert [one(found, *pair).transpositions for pair in ((0, 1), (0, 2), (1, 2))] == [1, 1, 2]
+    assert [one(found, *pair).tau for pair in ((0, 1), (0, 2))] == [pytest.approx(1 / 3), -1]
+    assert [item.transpositions for item in permutations(zoo, "first-weight").movements] == [0, 0, 0]
+    text = text_of(found)
+    assert "order: by the largest incoming weight as trained" in text
+    assert "Orders of units that changed at all: 100% from 0 to 1, 100% from 1 to 2." in text
+    # no variant is needed for it
+    with ckptzoo.create(zoo.path.parent / "bare", arch=zoo.arch, symmetry=zoo.symmetry) as writer:
+        rows = [{"id": f"u{at}", "member": "m", "step": at} for at in range(3)]
+        writer.add({name: np.asarray(zoo[name]) for name in ("hidden.weight", "out.weight")}, rows)
+    bare = permutations(ckptzoo.open(zoo.path.parent / "bare"), key="largest-weight")
+    assert bare.movements == found.movements
+    with pytest.raises(ZooError, match="key: expected gauge or largest-weight, got 'largest'"):
+        permutations(zoo, key="largest")  # type: ignore[arg-type]
+
+
+def test_the_share_that_changed_counts_orders(sorted_units: Make) -> None:
+    ranks = np.array([[[0, 1, 2], [0, 1, 2], [2, 1, 0]], [[0, 1, 2], [1, 0, 2], [2, 0, 1]]])
+    found = permutations(followed(sorted_units, ranks / 4 - 0.4, (0, 10, 100)), "first-weight")
+    assert [one(found, *pair).changed for pair in ((0, 10), (10, 100), (0, 100))] == [0.5, 1, 1]
+
+
 def test_every_figure_is_its_definition(sorted_units: Make) -> None:
     rng = np.random.default_rng(0)
     keys = rng.uniform(-0.9, 0.9, (11, 2, 7))

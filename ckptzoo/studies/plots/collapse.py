@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, RAW_COLOUR, WIDTH, abbreviated, head, styled
@@ -18,11 +18,13 @@ _NARROWEST = 1e-4
 """Nats between the ends of an axis, at least: equal members differ by nothing."""
 _HEXAGONS = 45
 """Of the density, from left to right."""
+_MANY = 1000
+"""Fewer pairs are points, not a density."""
 
 
 @styled
 def pairs(name: str, members: int, information: Mapping[str, Values], correlation: float | None) -> Figure:
-    """Histograms of the mutual information of all pairs on two sets, and the density of both together.
+    """Histograms of the mutual information of all pairs on two sets, and both together: points, or the density of many.
 
     Parameters
     ----------
@@ -43,13 +45,21 @@ def pairs(name: str, members: int, information: Mapping[str, Values], correlatio
     left.set_xlabel("mutual information of a pair (nats)")
     left.set_ylabel("density (1 / nat)")
     left.set_xlim(left=0)
-    extent = (*_ends(inside), *_ends(outside))
-    # white is left to where there is no pair
-    shades = LinearSegmentedColormap.from_list("pairs", ["#CFE3F1", RAW_COLOUR, "#00263B"])
-    density = right.hexbin(inside, outside, gridsize=_HEXAGONS, extent=extent, bins="log", mincnt=1, cmap=shades, lw=0)
-    figure.colorbar(density, ax=right, label="pairs", pad=0.02, format=FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    if len(inside) < _MANY:
+        right.plot(inside, outside, ".", color=RAW_COLOUR, ms=6, mew=0, alpha=0.6)
+    else:
+        extent = (*_ends(inside), *_ends(outside))
+        # white is left to where there is no pair
+        shades = LinearSegmentedColormap.from_list("pairs", ["#CFE3F1", RAW_COLOUR, "#00263B"])
+        hexagons = right.hexbin(
+            inside, outside, gridsize=_HEXAGONS, extent=extent, bins="log", mincnt=1, cmap=shades, lw=0
+        )
+        ticks = LogLocator(subs=(1, 2, 5))
+        bar = figure.colorbar(hexagons, ax=right, label="pairs in a hexagon", pad=0.02, ticks=ticks)
+        bar.formatter = FuncFormatter(lambda value, _: f"{value:,.0f}")
+        bar.minorticks_off()
     related = "no correlation" if correlation is None else f"r = {correlation:.2f}"
-    right.set_title(f"density of both together, {related}", fontsize=11, pad=4)
+    right.set_title(f"both together, {related}", fontsize=11, pad=4)
     right.set_xlabel(f"on {abbreviated(own, 28)} (nats)")
     right.set_ylabel(f"on {abbreviated(other, 28)} (nats)")
     for axis in (left.xaxis, right.xaxis, right.yaxis):

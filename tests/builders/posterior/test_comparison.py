@@ -27,5 +27,5 @@ def test_it_makes_everything_and_a_second_call_adds_nothing(tmp_path: Path) -> N
     draws, target = (ckptzoo.open(tmp_path / "zoos" / name) for name in ("draws", "toy"))
     assert len(draws) == 2 * 5 + 2 * 3
     assert {"unit-norm", "first-weight", "canonical"} <= set(draws.variants) & set(target.variants)
-    assert draws.predicted == target.predicted == ["two-gaussians/test"]
+    assert draws.predicted == target.predicted == ("two-gaussians/test",)
     assert len(list((tmp_path / "zoos" / "draws" / "parts").iterdir())) == 2

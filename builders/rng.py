@@ -84,8 +84,10 @@ def normal_pair(u: Any, v: Any) -> tuple[Any, Any]:
     return radius * library.cos(angle), radius * library.sin(angle)
 
 
-def normals(keys: Any, draw: int, count: int, purpose: int) -> Any:
+def normals(keys: Any, draw: int | range, count: int, purpose: int) -> Any:
     """(M, count) independent standard normal numbers, a row a function of its key, ``draw`` and ``purpose`` alone.
+
+    Of a range of draws, (M, D, count): each as if it were drawn alone.
 
     Numbers 4 b to 4 b + 3 of a row are the pairs that ``normal_pair`` makes of words 0 and 1, and 2 and 3, of Philox
     block ``(b, draw, purpose, 0)``, a word w as the uniform number ``(w + 1/2) / 2**32``; none is beyond 6.7.
@@ -93,7 +95,7 @@ def normals(keys: Any, draw: int, count: int, purpose: int) -> Any:
     Parameters
     ----------
     keys : (M,) numpy uint64, or int64 torch of the same bits; the numbers are float64 of the same kind.
-    draw : 0 to 2**32 - 1; different draws are independent.
+    draw : 0 to 2**32 - 1, or a range of such; different draws are independent.
     purpose : keeps these numbers apart from all others of the keys; those that are taken are at the top of this module.
 
     Notes
@@ -108,12 +110,16 @@ def normals(keys: Any, draw: int, count: int, purpose: int) -> Any:
     """
     is_torch = isinstance(keys, torch.Tensor)
     blocks: Any = np.arange(-(-count // 4), dtype=np.int64)
-    blocks = torch.from_numpy(blocks).to(keys.device) if is_torch else blocks
-    words = philox((blocks, draw, purpose, 0), keys[:, None])
+    draws: Any = np.arange(draw.start, draw.stop, dtype=np.int64)[:, None] if isinstance(draw, range) else draw
+    if is_torch:
+        blocks = torch.from_numpy(blocks).to(keys.device)
+        draws = torch.from_numpy(draws).to(keys.device) if isinstance(draw, range) else draw
+    words = philox((blocks, draws, purpose, 0), keys[:, None, None] if isinstance(draw, range) else keys[:, None])
     # torch would add 1/2 to integers in float32
     uniforms = [((word.double() if is_torch else word) + 0.5) * 2.0**-32 for word in words]
     values = (*normal_pair(*uniforms[:2]), *normal_pair(*uniforms[2:]))
-    return (torch if is_torch else np).stack(values, -1).reshape(len(keys), -1)[:, :count]
+    stacked = (torch if is_torch else np).stack(values, -1)
+    return stacked.reshape(*stacked.shape[:-2], -1)[..., :count]
 
 
 def member_keys(digest: str, seeds: Sequence[int]) -> NDArray[np.uint64]:

@@ -13,8 +13,8 @@ class GradientStep(NamedTuple):
     Parameters
     ----------
     rate : the learning rate.
-    gradient : of weights ``{name: (M, *shape)}`` to gradients of the same names and shapes, which the caller may
-        change.
+    gradient : of weights ``{name: (M, *shape)}`` to gradients of the same names and shapes, which the caller may change
+        and which the next call may overwrite.
     """
 
     rate: float

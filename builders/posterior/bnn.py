@@ -33,6 +33,7 @@ from builders import rng
 from builders.posterior.method import (
     WITHOUT_BUFFERS,
     Method,
+    StepNormals,
     Surroundings,
     derived,
     flatten,
@@ -97,11 +98,12 @@ class Bnn(Method):
         """See ``Method``."""
         names, momentum = parameters(self.recipe.arch), self.chain.momentum
         mean, rho = flatten(state.weights, names), state.extra["rho"]
+        noise = StepNormals(state.keys, rng.NOISE, mean)
         for step in surroundings.gradient_steps(state, stop):
             deviation = torch.nn.functional.softplus(rho)
             slopes, products = torch.zeros_like(mean), torch.zeros_like(mean)
             for index in range(self.draws_per_step):
-                normals = standard_normals(state.keys, rng.NOISE, state.step * self.draws_per_step + index, mean)
+                normals = noise[state.step * self.draws_per_step + index]
                 drawn = unflatten(mean + deviation * normals, state.weights, names)
                 gradient = flatten(step.gradient(drawn), names)
                 slopes += gradient

@@ -28,12 +28,12 @@ from builders import rng
 from builders.posterior.method import (
     WITHOUT_BUFFERS,
     Method,
+    StepNormals,
     Surroundings,
     derived,
     flatten,
     number,
     parameters,
-    standard_normals,
     unflatten,
 )
 from builders.posterior.sghmc import spread
@@ -103,6 +103,7 @@ class CyclicalSghmc(Method):
         names, epoch_steps = parameters(self.recipe.arch), self.chain.epoch_steps
         cycle_steps, velocity = self.cycle_epochs * epoch_steps, state.extra["velocity"]
         position = flatten(state.weights, names)
+        noise = StepNormals(state.keys, rng.NOISE, position)
         for step in surroundings.gradient_steps(state, stop):
             gradient = flatten(step.gradient(unflatten(position, state.weights, names)), names)
             gradient.add_(position, alpha=self.recipe.weight_decay)
@@ -111,8 +112,7 @@ class CyclicalSghmc(Method):
             velocity.mul_(1 - self.friction).sub_(gradient, alpha=rate)
             if place >= cycle_steps - self.noisy * epoch_steps:
                 deviation = math.sqrt(2 * rate * self.friction * self.temperature / self.recipe.train)
-                normals = standard_normals(state.keys, rng.NOISE, state.step, position)
-                velocity.add_(normals, alpha=deviation)
+                velocity.add_(noise[state.step], alpha=deviation)
             position.add_(velocity)
             state.step += 1
         for name, part in unflatten(position, state.weights, names).items():

@@ -29,6 +29,8 @@ SETTINGS = FOLDER / "posterior"
 own; each number comes with its source."""
 WITHOUT_BUFFERS = ("one without buffers", "one with some, such as BatchNorm's", "Choose swag or laplace.")
 """What is said where a method cannot serve an architecture whose buffers training changes."""
+_STEPS_AT_ONCE, _NUMBERS_AT_ONCE = 16, 2**18
+"""Steps whose noise is drawn at once, as far as so many numbers allow."""
 VERSION = 1
 """Part of every method's digest: raised when the same settings would give other draws."""
 _STEP = "Correct the settings."
@@ -227,13 +229,40 @@ def flatten(tensors: Tensors, names: Sequence[str]) -> torch.Tensor:
 def unflatten(flat: torch.Tensor, like: Tensors, names: Sequence[str]) -> Tensors:
     """Views of the columns of ``flat`` (M, P) in the shapes of the named tensors, as ``flatten`` joined them."""
     parts = flat.split([like[name][0].numel() for name in names], 1)
-    return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
+    return {name: part.view(len(flat), *like[name].shape[1:]) for name, part in zip(names, parts, strict=True)}
 
 
 def standard_normals(keys: NDArray[np.uint64], purpose: int, index: int, like: torch.Tensor) -> torch.Tensor:
     """Standard normal numbers (M, P) in the precision and on the device of ``like`` (M, P); see ``rng.normals``."""
-    lanes: Any = keys if like.device.type == "cpu" else torch.from_numpy(keys.view(np.int64)).to(like.device)
-    return torch.as_tensor(rng.normals(lanes, index, like.shape[1], purpose)).to(like.dtype)
+    return torch.as_tensor(rng.normals(_lanes(keys, like), index, like.shape[1], purpose)).to(like.dtype)
+
+
+class StepNormals:
+    """The standard normal numbers of consecutive steps, drawn for many steps at once: alone each costs much the same.
+
+    Parameters
+    ----------
+    keys, purpose : see ``rng.normals``.
+    like : (M, P), whose precision and device the numbers have.
+    """
+
+    def __init__(self, keys: NDArray[np.uint64], purpose: int, like: torch.Tensor) -> None:
+        self._keys, self._purpose, self._like = keys, purpose, like
+        self._at_once = max(1, min(_STEPS_AT_ONCE, _NUMBERS_AT_ONCE // max(1, like.numel())))
+        self._drawn, self._numbers = range(0), like.new_empty(0)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """(M, P): those of a step, as ``standard_normals`` gives them."""
+        if index not in self._drawn:
+            self._drawn = range(index, index + self._at_once)
+            keys: Any = _lanes(self._keys, self._like)
+            drawn = rng.normals(keys, self._drawn, self._like.shape[1], self._purpose)
+            self._numbers = torch.as_tensor(drawn).to(self._like.dtype)
+        return self._numbers[:, index - self._drawn.start]
+
+
+def _lanes(keys: NDArray[np.uint64], like: torch.Tensor) -> Any:
+    return keys if like.device.type == "cpu" else torch.from_numpy(keys.view(np.int64)).to(like.device)
 
 
 def derived(recipe: Recipe, **changes: Any) -> Recipe:

@@ -43,6 +43,7 @@ from builders import rng
 from builders.posterior.method import (
     WITHOUT_BUFFERS,
     Method,
+    StepNormals,
     Surroundings,
     derived,
     flatten,
@@ -145,6 +146,7 @@ class Sghmc(Method):
         position = flatten(state.weights, names)
         sizes = torch.tensor([state.weights[name][0].numel() for name in names], device=position.device)
         burn_in = self.burn_in * self.chain.epoch_steps
+        noise = StepNormals(state.keys, rng.NOISE, position)
         for step in surroundings.gradient_steps(state, stop):
             gradient = flatten(step.gradient(unflatten(position, state.weights, names)), names).mul_(count)
             gradient = shortened(gradient, state.extra["norms"], state.extra["norms_seen"], self.clip)
@@ -159,8 +161,7 @@ class Sghmc(Method):
             if state.step % self.resample_momentum == 0:
                 normals = standard_normals(state.keys, rng.MOMENTA, state.step, position)
                 velocity.copy_(normals * (self.step_size * inverse.sqrt()))
-            normals = standard_normals(state.keys, rng.NOISE, state.step, position)
-            move(position, velocity, gradient, inverse, normals, self.step_size, self.friction)
+            move(position, velocity, gradient, inverse, noise[state.step], self.step_size, self.friction)
             state.step += 1
         for name, part in unflatten(position, state.weights, names).items():
             state.weights[name].copy_(part)

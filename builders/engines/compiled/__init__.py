@@ -55,11 +55,15 @@ def gradient_steps(data_source: DataSource, keys: NDArray[np.uint64], start: int
     """See ``builders.engines.gradient_steps``; raises as ``advance``."""
     recipe, workspace = data_source.recipe, Workspace.empty()
     settings, training_set, batch = sgd_settings(recipe, start, stop), images(data_source), Batch.empty(recipe.batch)
+    # memory for weights and gradients of all steps: what surrounds the loop costs as much as the loop for few members
+    shapes = {name: (len(keys), *recipe.arch[name].shape) for name in _NAMES}
+    points, slopes = ({name: torch.empty(shape) for name, shape in shapes.items()} for _ in range(2))
+    point_rows, slope_rows = _rows(points, len(keys)), _rows(slopes, len(keys))
 
     def gradient(step: int, weights: TensorsByName) -> TensorsByName:
-        slopes = {name: torch.empty(tensor.shape) for name, tensor in weights.items()}
-        rows = _rows({name: tensor.contiguous() for name, tensor in weights.items()}, len(keys))
-        batch_gradients(workspace, training_set, settings, batch, keys, rows, _rows(slopes, len(keys)), step)
+        for name, tensor in points.items():
+            tensor.copy_(weights[name])
+        batch_gradients(workspace, training_set, settings, batch, keys, point_rows, slope_rows, step)
         return slopes
 
     for step in range(start, stop):

@@ -103,17 +103,16 @@ def test_every_method(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method = posterior.get(name).load(recipe, None, SETTINGS[name])
     start = initial(rng.member_keys(method.digest, range(3)))
     _, plain = drawn_by(method, lambda feed: feed, start)
-    module = __import__(type(method).__module__, fromlist=["*"])
-    if hasattr(module, "standard_normals"):
-        normals = module.standard_normals
+    normals, count = rng.normals, RECIPE.arch.parameters
 
-        def permuted_normals(keys: Any, purpose: int, index: int, like: torch.Tensor) -> torch.Tensor:
-            drawn = normals(keys, purpose, index, like)
-            count = RECIPE.arch.parameters
-            # the numbers behind those of the weights, one a snapshot, belong to no neuron
-            return torch.cat([permuted_rows(drawn[:, :count], start), drawn[:, count:]], 1)
+    def permuted_normals(*arguments: Any) -> NDArray[np.float64]:
+        drawn = torch.from_numpy(normals(*arguments))
+        rows = drawn.reshape(-1, drawn.shape[-1])
+        # the numbers behind those of the weights, one a snapshot, belong to no neuron
+        moved = torch.cat([permuted_rows(rows[:, :count], start), rows[:, count:]], 1)
+        return moved.reshape(drawn.shape).numpy()
 
-        monkeypatch.setattr(module, "standard_normals", permuted_normals)
+    monkeypatch.setattr(rng, "normals", permuted_normals)
     if name == "dropout":
         kept = rng.kept_units
 

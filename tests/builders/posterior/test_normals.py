@@ -26,6 +26,8 @@ def test_a_row_depends_on_key_draw_and_purpose_alone() -> None:
     for member in (0, 7, 19):
         assert np.array_equal(rng.normals(KEYS[member : member + 1], 2, 101, PURPOSE)[0], together[member])
     assert np.array_equal(rng.normals(KEYS[4:9], 2, 34, PURPOSE), together[4:9, :34])
+    several = rng.normals(KEYS, range(1, 4), 101, PURPOSE)
+    assert np.array_equal(several[:, 1], together) and np.array_equal(several[:, 2], rng.normals(KEYS, 3, 101, PURPOSE))
     of_torch = rng.normals(torch.from_numpy(KEYS.view(np.int64)), 2, 101, PURPOSE)
     assert of_torch.dtype == torch.float64 and np.allclose(of_torch.numpy(), together, rtol=1e-12)
     for other in (rng.normals(KEYS, 3, 101, PURPOSE), rng.normals(KEYS, 2, 101, PURPOSE + 1)):

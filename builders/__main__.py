@@ -134,33 +134,27 @@ def posterior(
     unit_size: UnitSize = None,
     save_every: SaveEvery = 20,
     predictions: Predictions = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Only say how long it would take, from a few seconds; writes nothing.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make draws of an approximate posterior and add them to a zoo, each a checkpoint of its own.
 
     Stopped or killed at any moment, the same command carries on; draws that the zoo holds are not taken again.
     """
     from builders import predicting
-    from builders.posterior.build import build as run
+    from builders.posterior import build as posterior_build
     from builders.recipe import Recipe
 
     console, wanted = _console(), Recipe.of(recipe, epochs)
+    shared: dict[str, Any] = {"modes": modes, "draws": draws, "start": start, "folder": data, "settings": settings}
+    shared |= {"changes": _settings(changes or []), "device": device, "unit_size": unit_size, "engine": engine}
+    if estimate:
+        _print_report(posterior_build.estimate(method, wanted, **shared), as_json)
+        return
     sets = predicting.input_sets(wanted, data) if predictions else ()
-    built = run(
-        method,
-        wanted,
-        to,
-        modes=modes,
-        draws=draws,
-        start=start,
-        folder=data,
-        settings=settings,
-        changes=_settings(changes or []),
-        device=device,
-        unit_size=unit_size,
-        engine=engine,
-        save_seconds=save_every,
-        console=console,
-    )
+    built = posterior_build.build(method, wanted, to, **shared, save_seconds=save_every, console=console)
     console.print(built.line(), highlight=False, soft_wrap=True)
     predicting.predict(to, sets, console)
 

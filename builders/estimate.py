@@ -1,7 +1,7 @@
 """``estimate``: how long a build will take and how large the zoo will be, from real steps on the device."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from builders import losses, metadata, sources
 from builders.cost import JOULES_PER_KWH
-from builders.energy import Spent, counter_of, spent
+from builders.energy import Counter, Spent, counter_of, spent
 from builders.progress import duration, rate
 from builders.recipe import Recipe
 from builders.state import TrainingState
@@ -72,17 +72,22 @@ class Estimate:
         measuring: float | None = None,
         joules_per_step: float | None = None,
         examples: int = 0,
+        name: str | None = None,
+        steps: int | None = None,
     ) -> "Estimate":
-        """For a number of members, with this number of checkpoints each, at a measured speed."""
+        """For a number of members, with this number of checkpoints each, at a measured speed.
+
+        ``name`` and ``steps`` of each member are those of the trainer's recipe where they are not given.
+        """
         recipe = trainer.recipe
         return cls(
-            recipe.prefix,
+            name or recipe.prefix,
             metadata.device_name(str(trainer.data_source.device)),
             engine,
             members,
             members * checkpoints,
             recipe.arch.nbytes,
-            members * recipe.steps,
+            members * (recipe.steps if steps is None else steps),
             steps_per_second,
             measuring,
             joules_per_step,
@@ -191,26 +196,16 @@ def estimate(
     source = sources.load(recipe, folder)
     seeds = range(min(members, unit_size or default_unit_size(source, device)))
     with open_trainer(recipe, source, device=device, engine=engine_name) as trainer, counter_of(device) as counter:
-        warm_up(trainer, seeds)
-        steps_taken, total, state = 0, Spent(), trainer.start(seeds)
-        span = 8
-        while total.seconds < seconds:
-            first = state.step
-            stop = min(recipe.steps, first + span)
-            used = spent(lambda state=state, stop=stop: trainer.advance(state, stop), counter)
-            steps_taken, total = steps_taken + (stop - first) * len(state), total + used
-            span = max(1, round((stop - first) * min(1.0, seconds / 3) / max(used.seconds, 1e-6)))
-            if stop == recipe.steps:
-                state = trainer.start(seeds)
-        seconds_per_checkpoint = _seconds_per_checkpoint(trainer, state)
+        timed = time_steps(trainer, lambda: trainer.start(seeds), recipe.steps, counter, seconds)
+        seconds_per_checkpoint = time_measuring(trainer, timed.state)
     return Estimate.of(
         trainer,
         engine_name,
         members,
         checkpoints,
-        steps_taken / total.seconds,
+        timed.steps_per_second,
         measuring=seconds_per_checkpoint * members * checkpoints,
-        joules_per_step=None if total.joules is None else total.joules / steps_taken,
+        joules_per_step=timed.joules_per_step,
         examples=examples,
     )
 
@@ -223,12 +218,53 @@ def require_at_least(minimum: int = 1, **values: int | None) -> None:
             raise ZooError(Problem("build", what, f"at least {minimum}", str(value), "Give a larger one."))
 
 
-def warm_up(trainer: Trainer, seeds: Sequence[int]) -> None:
-    """Take a step or two that are not timed, so that what is done once is done."""
-    trainer.advance(trainer.start(seeds), min(WARM_UP, trainer.recipe.steps))
+@dataclass(frozen=True, eq=False)
+class TimedSteps:
+    """Steps that were taken for the clock.
+
+    Parameters
+    ----------
+    state : where they ended.
+    member_steps, spent : how many, of all members together, and what they took.
+    """
+
+    state: TrainingState
+    member_steps: int
+    spent: Spent
+
+    @property
+    def steps_per_second(self) -> float:
+        """Member-steps a second."""
+        return self.member_steps / self.spent.seconds
+
+    @property
+    def joules_per_step(self) -> float | None:
+        """Of a member-step; None where unknown."""
+        return None if self.spent.joules is None else self.spent.joules / self.member_steps
 
 
-def _seconds_per_checkpoint(trainer: Trainer, state: TrainingState) -> float:
+def time_steps(
+    trainer: Trainer, start: Callable[[], TrainingState], steps: int, counter: Counter, seconds: float = SECONDS
+) -> TimedSteps:
+    """Take steps for some seconds, beginning again where a state has taken all of its ``steps``.
+
+    A step or two before are not timed, so that what is done once is done.
+    """
+    if steps > WARM_UP:
+        trainer.advance(start(), WARM_UP)
+    taken, total, state, span = 0, Spent(), start(), min(8, steps)
+    while total.seconds < seconds:
+        first = state.step
+        stop = min(steps, first + span)
+        used = spent(lambda state=state, stop=stop: trainer.advance(state, stop), counter)
+        taken, total = taken + (stop - first) * len(state), total + used
+        span = max(1, round((stop - first) * min(1.0, seconds / 3) / max(used.seconds, 1e-6)))
+        if stop == steps:
+            state = start()
+    return TimedSteps(state, taken, total)
+
+
+def time_measuring(trainer: Trainer, state: TrainingState) -> float:
     """Seconds that it takes to measure a checkpoint."""
     count = min(len(state), _MEASURED_MEMBERS * trainer.threads)
     while True:

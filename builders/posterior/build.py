@@ -18,7 +18,7 @@ from builders.build import SAVE_SECONDS, create_zoo, read_zoo, write_page
 from builders.checkpointing import BuildFolder, Interrupted, Unit, catch_stop_signals, locked_build_folder
 from builders.data_source import Feed
 from builders.energy import Counter, Spent, counter_of
-from builders.estimate import require_at_least
+from builders.estimate import SECONDS, Estimate, require_at_least, time_measuring, time_steps
 from builders.posterior.method import Method, Surroundings
 from builders.progress import duration
 from builders.recipe import Recipe
@@ -51,6 +51,12 @@ class Modes:
     names: tuple[str, ...]
     seeds: tuple[int, ...]
     weights: dict[str, NDArray[Any]] | None
+
+    def weights_of(self, modes: list[int], device: torch.device) -> Tensors | None:
+        """Those of some modes on a device."""
+        if self.weights is None:
+            return None
+        return {name: torch.from_numpy(array[modes]).to(device) for name, array in self.weights.items()}
 
 
 @dataclass(frozen=True)
@@ -236,6 +242,63 @@ def build(
     return BuiltDraws(root, part, count, drawn, diverged, gaussian, steps_taken, seconds)
 
 
+def estimate(
+    method: str,
+    recipe: Recipe | str | Path,
+    *,
+    modes: int,
+    draws: int,
+    start: str | Path | None = None,
+    folder: str | Path | None = None,
+    epochs: int | None = None,
+    settings: str | Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    unit_size: int | None = None,
+    engine: str | None = None,
+    seconds: float = SECONDS,
+) -> Estimate:
+    """Take steps of some modes for a few seconds, and report what ``build`` would take; writes nothing.
+
+    Parameters
+    ----------
+    seconds : how long steps are taken; of a method with a single step, such as Laplace's, it is taken once at least.
+
+    Other Parameters and Raises as for ``build``. Draws themselves are not timed: measuring each takes much longer.
+    """
+    recipe = Recipe.of(recipe, epochs)
+    require_at_least(modes=modes, draws=draws, unit_size=unit_size)
+    model = posterior.get(method).load(recipe, settings, changes)
+    _check_draws(model, draws)
+    source = sources.load(recipe, folder)
+    found = _find_modes(model, modes, start)
+    engine = choose_engine(model.chain, device_kind(device), engine)
+    together = list(range(min(modes, unit_size or model.unit_size or default_unit_size(source, device))))
+    keys = rng.member_keys(model.digest, [found.seeds[mode] for mode in together])
+    with open_trainer(model.chain, source, device=device, engine=engine) as plain, counter_of(device) as counter:
+        surroundings = Surroundings(plain.data_source, source, engine)
+        trainer = with_steps(plain, model, surroundings)
+        timed = time_steps(
+            trainer,
+            lambda: model.start(surroundings, keys, found.weights_of(together, plain.data_source.device)),
+            model.steps,
+            counter,
+            seconds,
+        )
+        measuring = time_measuring(trainer, timed.state) * modes * draws
+    return Estimate.of(
+        trainer,
+        engine,
+        modes,
+        draws,
+        timed.steps_per_second,
+        measuring=measuring,
+        joules_per_step=timed.joules_per_step,
+        name=model.prefix,
+        steps=model.steps,
+    )
+
+
 def _check_draws(model: Method, draws: int) -> None:
     most = MAX_DRAWS if model.max_draws is None else model.max_draws
     if draws > most:
@@ -342,10 +405,7 @@ class _DrawTraining(UnitTraining):
     def start(self, unit: Unit) -> TrainingState:
         assert isinstance(unit, DrawUnit)
         keys = rng.member_keys(self.model.digest, unit.seeds)
-        weights: Tensors | None = None
-        if self.modes.weights is not None:
-            modes, device = list(unit.modes), self.surroundings.data_source.device
-            weights = {name: torch.from_numpy(array[modes]).to(device) for name, array in self.modes.weights.items()}
+        weights = self.modes.weights_of(list(unit.modes), self.surroundings.data_source.device)
         return self.model.start(self.surroundings, keys, weights)
 
     def at_stop(self, unit: Unit, state: TrainingState, total: Spent) -> None:

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 import builders.build
+import builders.units
 import ckptzoo
 from builders.__main__ import run
 from builders.build import build
@@ -125,7 +126,7 @@ def test_what_is_done_once_is_not_counted(tmp_path: Path, monkeypatch: pytest.Mo
 
     build(QUICK, tmp_path / "plain", members=2, engine="optunet", console=Console(file=io.StringIO()))
     monkeypatch.setattr(builders.build, "open_trainer", compiling)
-    monkeypatch.setattr(builders.build, "SECONDS", 1e-9)
+    monkeypatch.setattr(builders.units, "SECONDS", 1e-9)
     lines = io.StringIO()
     made = build(QUICK, tmp_path / "slow", members=2, engine="optunet", console=Console(file=lines))
     (found,) = made.cost

@@ -20,7 +20,7 @@ from builders import posterior, rng, sources
 from builders.__main__ import run
 from builders.build import build as build_members
 from builders.checkpointing import WORK_FOLDER, Interrupted
-from builders.posterior.build import BuiltDraws, build
+from builders.posterior.build import BuiltDraws, build, estimate
 from builders.posterior.dropout import Dropout
 from builders.posterior.method import Surroundings
 from builders.posterior.sghmc import spread
@@ -254,3 +254,37 @@ def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFix
 def test_raw_rows_of_independent_members_name_no_method(members: Path) -> None:
     rows = read_contents(Folder(members)).raw.metadata
     assert all(rows[name].null_count == len(rows) for name in ("method", "mode", "draw"))
+
+
+@pytest.mark.parametrize("method", ["sghmc", "laplace"])
+def test_an_estimate_writes_nothing_and_counts_what_a_build_does(
+    method: str, members: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = members if method == "laplace" else None
+    given: dict[str, Any] = {"modes": 3, "draws": 4, "start": start, "changes": CHANGES[method]}
+    found = estimate(method, TOY, **given, seconds=0.1)
+    model = posterior.get(method).load(TOY, None, CHANGES[method])
+    assert (found.recipe, found.members, found.checkpoints) == (model.prefix, 3, 12)
+    assert found.member_steps == 3 * model.steps and found.steps_per_second > 0
+    assert found.parameter_bytes == TOY.arch.nbytes and found.measuring is not None
+    command = ["posterior", method, "toy", "--epochs", "2", "--modes", "3", "--draws", "4", "--to", str(tmp_path / "z")]
+    command += ["--from", str(start)] if start else []
+    command += [part for key, value in CHANGES[method].items() for part in ("--set", f"{key}={value}")]
+    assert run([*command, "--estimate"]) == 0
+    assert f"3 ({12} checkpoints)" in capsys.readouterr().out
+    assert not (tmp_path / "z").exists()
+
+
+def test_a_variational_method_writes_its_gaussians_beside(members: Path, tmp_path: Path) -> None:
+    built = draws_of("bnn", tmp_path / "zoo", members, modes=2, draws=3)
+    assert built.gaussian == tmp_path / "zoo-gaussian" and "zoo-gaussian" in built.line()
+    draws_of("bnn", tmp_path / "zoo", members, modes=3, draws=3)
+    gaussians, zoo = ckptzoo.open(tmp_path / "zoo-gaussian"), ckptzoo.open(tmp_path / "zoo")
+    assert gaussians.arch.name == "gaussian-mlp-2-2-1"
+    assert gaussians.ids == sorted(set(zoo.metadata["mode"].to_pylist())) and len(gaussians) == 3
+    assert not ckptzoo.verify(tmp_path / "zoo-gaussian")
+    mean, std = gaussians["fc1.weight"][:], gaussians["fc1.weight_std"][:]
+    assert (std > 0).all()
+    by_mode = [zoo.where(f"mode == '{name}'")["fc1.weight"][:] for name in gaussians.ids]
+    # three draws lie within a few deviations of the mean, which are of a hundredth at first
+    assert all((np.abs(drawn - mean[row]) < 5 * std[row]).all() for row, drawn in enumerate(by_mode))

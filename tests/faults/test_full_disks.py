@@ -4,11 +4,15 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import ckptzoo
+from builders.posterior import build as posterior_build
+from builders.recipe import Recipe
 from ckptzoo.errors import HubError
 from ckptzoo.hub.contributions.contribute import contribute
 from ckptzoo.hub.pull import pull
@@ -19,6 +23,7 @@ from tests.faults.disks import disk
 from tests.faults.material import strangers, zoo_of
 from tests.faults.operations import OPERATIONS
 from tests.faults.processes import Client, Server
+from tests.support.effort import ALL
 from tests.support.hosted import hosted
 from tests.support.hub_zoos import files_of
 
@@ -149,3 +154,22 @@ def test_a_contribution_that_finds_no_room_for_what_is_in_the_making(
     down = bench.downloaded(repo, "refs/pr/1")
     is_sound(down, ckptzoo.open(down).ids)
     shutil.rmtree(down)
+
+
+@pytest.mark.parametrize("room", [60_000, 90_000, 130_000] if ALL else [90_000])
+def test_a_disk_that_fills_while_draws_are_built(tmp_path: Path, room: int) -> None:
+    recipe, console = Recipe.load("toy").shortened(2), Console(quiet=True)
+    settings = {"epochs": 20, "burn_in": 2, "first_draw": 3, "every": 1}
+    given: dict[str, Any] = {"modes": 3, "draws": 18, "changes": settings, "console": console}
+    posterior_build.build("sghmc", recipe, tmp_path / "whole", **given)
+    with disk(tmp_path / "disk", room) as place:
+        with pytest.raises(OSError, match="No space left on device"):
+            posterior_build.build("sghmc", recipe, place.path / "zoo", **given)
+        place.resize(8_000_000)
+        posterior_build.build("sghmc", recipe, place.path / "zoo", **given)
+        assert not ckptzoo.verify(place.path / "zoo")
+        whole, carried_on = (ckptzoo.open(path) for path in (tmp_path / "whole", place.path / "zoo"))
+        assert carried_on.ids == whole.ids
+        for name in whole.arch.names:
+            assert np.array_equal(carried_on[name][:], whole[name][:])
+    COUNTS.disks["while draws are built"] += 1

@@ -209,22 +209,28 @@ class _MemberTraining(UnitTraining):
 
     @property
     def name(self) -> str:
+        """See ``UnitTraining``."""
         return self.trainer.recipe.name
 
     @property
     def steps(self) -> int:
+        """See ``UnitTraining``."""
         return self.trainer.recipe.steps
 
     def stops(self, unit: Unit) -> Sequence[int]:
+        """See ``UnitTraining``."""
         return self.plan.keep_steps
 
     def is_finished(self, unit: Unit) -> bool:
+        """See ``UnitTraining``."""
         return self.build_folder.is_kept(unit, self.plan.keep_steps[-1])
 
     def start(self, unit: Unit) -> TrainingState:
+        """See ``UnitTraining``."""
         return self.trainer.start(unit.seeds)
 
     def at_stop(self, unit: Unit, state: TrainingState, total: Spent) -> None:
+        """See ``UnitTraining``."""
         if self.build_folder.is_kept(unit, state.step):
             return
         rows = metadata.rows(
@@ -241,5 +247,6 @@ class _MemberTraining(UnitTraining):
         self.build_folder.keep(unit, state.step, state.weights, rows)
 
     def describe(self, steps_per_second: float) -> str:
+        """See ``UnitTraining``."""
         members, checkpoints = len(self.plan.seeds), len(self.plan.keep_steps)
         return Estimate.of(self.trainer, self.engine, members, checkpoints, steps_per_second).line()

@@ -17,6 +17,7 @@ from rich.console import Console
 from safetensors.numpy import load, save
 
 import builders.build
+import builders.units
 import ckptzoo
 from builders.build import build
 from builders.checkpointing import WORK_FOLDER, Interrupted
@@ -103,7 +104,7 @@ def lives(path: Path, monkeypatch: pytest.MonkeyPatch, *counters: Counter | None
     quiet = Console(file=io.StringIO())
     with monkeypatch.context() as hurried:
         hurried.setattr(builders.build, "catch_stop_signals", impatient)
-        hurried.setattr(builders.build, "_SPAN_SECONDS", 1e-9)
+        hurried.setattr(builders.units, "_SPAN_SECONDS", 1e-9)
         for counter in counters[:-1]:
             with pytest.raises(Interrupted):
                 build(TOY, path, members=4, counter=counter, console=quiet)
@@ -130,7 +131,7 @@ def test_a_state_that_was_saved_before_energy_was_counted(tmp_path: Path, monkey
     quiet = Console(file=io.StringIO())
     with monkeypatch.context() as hurried:
         hurried.setattr(builders.build, "catch_stop_signals", impatient)
-        hurried.setattr(builders.build, "_SPAN_SECONDS", 1e-9)
+        hurried.setattr(builders.units, "_SPAN_SECONDS", 1e-9)
         with pytest.raises(Interrupted):
             build(TOY, tmp_path, members=4, counter=counter, console=quiet)
     (state,) = (tmp_path / WORK_FOLDER / TOY.prefix).glob("*.state.safetensors")

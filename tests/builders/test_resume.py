@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console
 
 import builders.build
+import builders.units
 import ckptzoo
 from builders.__main__ import run
 from builders.build import Built, build
@@ -242,7 +243,7 @@ def test_rows_with_momentum_go_on_where_they_were_stopped(tmp_path: Path, monkey
 
     with monkeypatch.context() as hurried:
         hurried.setattr(builders.build, "catch_stop_signals", impatient)
-        hurried.setattr(builders.build, "_SPAN_SECONDS", 1e-9)
+        hurried.setattr(builders.units, "_SPAN_SECONDS", 1e-9)
         for _ in range(3):
             with pytest.raises(Interrupted, match="Run the same command"):
                 build(recipe, tmp_path / "pieces", members=6, keep_steps=(50,), console=quiet)

@@ -51,7 +51,13 @@ def variables(words: str) -> dict[str, str]:
         ("mmd ZOO --variant-y f", ["first-weight"]),
         ("mmd ZOO nowhere --variant-y f", []),
         ("mmd ZOO ZOO --bandwidths p", ["paper"]),
-        ("study ", ["collapse", "ensembles", "marginals", "mass", "modes", "permutations", "symmetries", "toy"]),
+        (
+            "study ",
+            [
+                *("collapse", "ensembles", "marginals", "mass", "modes", "permutations"),
+                *("posteriors", "symmetries", "toy"),
+            ],
+        ),
         ("study perm", ["permutations"]),
         ("study mass ZOO --formulation p", ["pinned"]),
         ("study symmetries ZOO --variant f", ["first-weight"]),

@@ -45,7 +45,7 @@ def test_contribute_and_review(say: Say, tmp_path: Path, server: Hosted) -> None
         (code, err) == (0, "") and "nothing was uploaded; it would be 1 checkpoint" in out and "The part is in" in out
     )
     code, out, err = say(*bring)
-    assert (code, err) == (0, "") and f"pull request 1 adds 1 checkpoint (19.4 kB): ckptzoo review {ZOO} 1\n" in out
+    assert (code, err) == (0, "") and f"pull request 1 adds 1 checkpoint (20 kB): ckptzoo review {ZOO} 1\n" in out
     code, out, _ = say("review", ZOO, 1, "--data", data)
     assert code == 0 and "nothing failed." in out and "by stranger, open" in out and "accuracy    passed" in out
     code, out, err = say("review", ZOO, 1, "--merge", "--data", data)

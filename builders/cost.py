@@ -14,7 +14,7 @@ from builders.progress import rate
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.text import counted, printable
 
-_COLUMNS = ["member", "step", "recipe", "recipe_digest", "device", "wall_seconds", "extra"]
+_COLUMNS = ["member", "mode", "unit", "step", "recipe", "recipe_digest", "device", "wall_seconds", "extra"]
 JOULES_PER_KWH = 3.6e6
 """1,000 W for 3,600 s."""
 _Key = tuple[str | None, str | None, str | None]
@@ -150,14 +150,14 @@ def cost(zoo: Zoo) -> Cost:
     -----
     Reads metadata; no weights. A member's last checkpoint holds all its time (``wall_seconds``) and energy
     (``energy_joules`` of the ``extra`` column), each an equal share of its unit's, so that the sum over members is the
-    time of the device.
+    time of the device. Draws that were taken of a mode in one piece of work are one member here.
     """
     return Cost(zoo.name, spendings(zoo.metadata))
 
 
 def spendings(metadata: pa.Table) -> tuple[Spending, ...]:
     """The same from rows of raw metadata."""
-    groups: dict[_Key, dict[str, dict[str, Any]]] = {}
+    groups: dict[_Key, dict[object, dict[str, Any]]] = {}
     counts: dict[_Key, int] = {}
     for row in metadata.select(_COLUMNS).to_pylist():
         row["extra"] = _parse_extra(row["extra"])
@@ -165,9 +165,11 @@ def spendings(metadata: pa.Table) -> tuple[Spending, ...]:
         recipe = "-".join(part for part in (row["recipe"], digest) if part) or None
         key: _Key = (recipe, row["device"], engine if isinstance(engine, str) else None)
         counts[key] = counts.get(key, 0) + 1
-        last = groups.setdefault(key, {}).setdefault(row["member"], row)
+        # each draw holds the time of its chain up to it
+        member = row["member"] if row["mode"] is None else (row["mode"], row["unit"])
+        last = groups.setdefault(key, {}).setdefault(member, row)
         if (row["step"] or 0) > (last["step"] or 0):
-            groups[key][row["member"]] = row
+            groups[key][member] = row
     order = sorted(groups, key=lambda key: tuple(part or "" for part in key))
     return tuple(_spending(key, counts[key], groups[key].values()) for key in order)
 
@@ -189,6 +191,7 @@ def _is_amount(value: object) -> bool:
 def _parse_extra(extra: str | None) -> dict[str, Any]:
     try:
         content = json.loads(extra or "{}")
-    except ValueError:
+    # RecursionError: thousands of brackets, in a row that nobody vouches for
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -33,6 +33,8 @@ _FIRST_GAUSSIAN = 10**6
 """The number under which a unit's Gaussians are stored beside its draws; a mode has fewer draws."""
 MAX_DRAWS = 10**5
 """Of a mode."""
+_EXTRA = ("engine", "trained_together", "energy_joules")
+"""What draws tell in ``extra`` as trained members do."""
 _MEASURED = 64
 """Draws that are measured together."""
 
@@ -466,14 +468,14 @@ class _DrawTraining(UnitTraining):
             unit=unit.name,
             seeds=unit.seeds,
             step=state.step,
-            # the chain is paid for once, by the draws together
-            spent=replace(total, seconds=total.seconds / len(unit.draws)),
+            spent=total,
             device=self.plan.device,
             engine=self.engine,
         )
         for row, mode, seed in zip(rows, self._names(unit), unit.seeds, strict=True):
             name = f"{self.model.prefix}-{seed:06d}-d{number:05d}"
-            extra = {**self.model.facts(), **{key: row["extra"][key] for key in ("engine", "trained_together")}}
+            kept = {key: row["extra"][key] for key in _EXTRA if key in row["extra"]}
+            extra = {**self.model.facts(), **kept}
             row |= {"id": name, "member": name, "mode": mode, "draw": number, **self._common(), "extra": extra}
         return rows
 

@@ -12,9 +12,10 @@ from rich.console import Console
 
 import ckptzoo
 from builders.__main__ import run
-from builders.cost import Spending, cost
+from builders.cost import Spending, _parse_extra, cost
 from builders.energy import Spent
 from builders.metadata import rows
+from builders.posterior import build as posterior_build
 from builders.recipe import Recipe
 from builders.sources import load
 from ckptzoo.schema.metadata import COLUMNS
@@ -127,3 +128,17 @@ def test_the_command(make_zoo: Callable[..., Any], tmp_path: Path, capsys: pytes
     assert run(["cost", str(other)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert run(["cost", str(tmp_path / "none")]) != 0
+
+
+def test_draws_of_a_chain_are_paid_for_once(tmp_path: Path) -> None:
+    settings = {"epochs": 6, "burn_in": 1, "first_draw": 2, "every": 1}
+    given: dict[str, Any] = {"modes": 2, "draws": 5, "changes": settings, "console": Console(quiet=True)}
+    posterior_build.build("sghmc", Recipe.load("toy"), tmp_path / "zoo", **given)
+    (found,) = cost(ckptzoo.open(tmp_path / "zoo")).spendings
+    assert (found.members, found.checkpoints, found.member_steps) == (2, 10, 2 * 6 * 2)
+    assert found.recipe is not None
+    assert found.recipe.startswith("toy-sghmc-")
+
+
+def test_an_odd_extra_column_is_no_reason_to_fail() -> None:
+    assert _parse_extra("[" * 100_000) == _parse_extra("{") == _parse_extra("[]") == {}

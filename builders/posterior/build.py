@@ -237,7 +237,8 @@ def build(
             )
             steps_taken, seconds = job.train(units, console)
         part, count, diverged = _merge(root, build_folder, units)
-        gaussian = _merge_gaussians(root, build_folder, model, units)
+        # of all units: a process that was killed here had merged the draws alone
+        gaussian = _merge_gaussians(root, build_folder, model, plan.units)
         build_folder.remove()
     write_page(root)
     drawn = sum(len(unit.modes) for unit in units)
@@ -334,7 +335,8 @@ def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Mode
     if zoo.arch.digest != recipe.arch.digest:
         step = "Name a zoo of the recipe's networks with --from."
         raise ZooError(Problem(location, "architecture", f"{recipe.arch.name}, the recipe's", zoo.arch.name, step))
-    table = zoo.metadata.select(["member", "seed", "recipe", "recipe_digest", "finite", "diverged"]).to_pylist()
+    columns = ["member", "seed", "recipe", "recipe_digest", "finite", "diverged", "method"]
+    table = zoo.metadata.select(columns).to_pylist()
     of_recipe = [(place, row) for place, row in enumerate(table) if row["recipe_digest"] == recipe.digest]
     if not of_recipe:
         others = sorted({f"{row['recipe']} {str(row['recipe_digest'])[:15]}" for row in table})[:3]
@@ -343,7 +345,11 @@ def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Mode
             "Name a zoo that this recipe trained with --from, or the recipe, and its --epochs, that trained this one."
         )
         raise ZooError(Problem(location, "recipe of the members", expected, ", ".join(others) or "no members", step))
-    usable = [(place, row) for place, row in of_recipe if row["finite"] and not row["diverged"]]
+    usable = [
+        (place, row)
+        for place, row in of_recipe
+        if row["finite"] and not row["diverged"] and row["seed"] is not None and row["method"] is None
+    ]
     if len(usable) < count:
         got = f"{len(usable):,} of {len(of_recipe):,}"
         step = "Ask for fewer modes, or train more members."

@@ -18,8 +18,8 @@ _MARKERS = "oDs^vPX"
 _PANELS = {
     "acc": "accuracy (%)",
     "ece": "calibration error ECE (%)",
-    "aupr": "out-of-distribution AUPR (%)",
-    "oodmi": "mutual information out of distribution (nats / 100)",
+    "aupr": "OOD AUPR (%)",
+    "oodmi": "OOD mutual information (nats / 100)",
 }
 DISTANCE = "canonical_median"
 

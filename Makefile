@@ -50,6 +50,7 @@ format: $(READY)
 bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON in bench-results/
 	@$(PY) benchmarks/layers.py
 	@$(PY) benchmarks/train.py
+	@$(PY) benchmarks/posterior.py
 	@$(PY) benchmarks/symmetry.py
 	@$(PY) benchmarks/mass.py
 	@$(PY) benchmarks/curvature.py

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 METHODS = ("dropout", "swag", "bnn", "sghmc", "csghmc")
 TORCH_ENGINE = "optunet"
 Take = Callable[[int], float]
-"""Takes so many steps of every mode; returns member-steps a second."""
+"""Takes a number of steps of every mode; returns member-steps a second."""
 
 
 def stacked(method: Method, source: Source, engine: str, modes: int) -> Take:

@@ -38,8 +38,8 @@ class Recipe:
     momentum, weight_decay : of ``torch.optim.SGD``.
     learning_rate, milestones, factor, warmup, warmup_from : the learning rate schedule, see
         ``builders.schedules.MilestoneSchedule``.
-    dropout : the probability with which each input of the last linear layer is set to 0 in training, for each example
-        anew; the others are divided by 1 - ``dropout``.
+    dropout : the probability with which each input of the last linear layer is set to 0 in training, again for each
+        example; the others are divided by 1 - ``dropout``.
     loss : a name in ``builders.losses``: what the mean over a batch is taken of.
     summary : a sentence for people; not part of the digest.
     full_epochs : epochs of the recipe that this one shortens; None where it is the recipe itself.

@@ -2,7 +2,7 @@
 
 ``method`` says what a method is, ``build`` writes the zoo. ``dropout``, ``bnn``, ``sghmc``, ``csghmc``, ``swag`` and
 ``laplace`` are one method each, its derivation above its code; ``curvature``, ``optunet`` and ``gaussian`` are the
-mathematics of Laplace's approximation, ``batch_statistics`` what SWAG does for BatchNorm.
+mathematics of Laplace's approximation.
 """
 
 from importlib import import_module

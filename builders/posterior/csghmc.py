@@ -16,7 +16,7 @@ that it is 0. T is 1 here; the authors' code divides its default temperature, 1 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,23 +27,23 @@ from numpy.typing import NDArray
 from builders import rng
 from builders.posterior.method import (
     WITHOUT_BUFFERS,
-    Method,
+    MarkovChain,
     StepNormals,
     Surroundings,
     derived,
     flatten,
     number,
     parameters,
+    spread,
     unflatten,
 )
-from builders.posterior.sghmc import spread
 from builders.recipe import Recipe
 from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class CyclicalSghmc(Method):
+class CyclicalSghmc(MarkovChain):
     """Chains from random weights, with data and batches of the recipe.
 
     Parameters
@@ -77,20 +77,10 @@ class CyclicalSghmc(Method):
 
     @property
     def draw_steps(self) -> list[int]:
-        """The step of each draw, by its number; see ``builders.posterior.sghmc.spread``."""
+        """The step of each draw, by its number; see ``builders.posterior.method.spread``."""
         ends = range(self.cycle_epochs, self.epochs + 1, self.cycle_epochs)
         epochs = [end - back for end in ends for back in reversed(range(self.draws_per_cycle))]
         return [epoch * self.chain.epoch_steps for epoch in spread(epochs)]
-
-    @property
-    def max_draws(self) -> int | None:
-        """See ``Method``."""
-        return len(self.draw_steps)
-
-    def stops(self, numbers: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """See ``Method``; each draw is the chain at one step."""
-        steps = self.draw_steps
-        return sorted((steps[item], [item]) for item in numbers)
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
         """See ``Method``; adds the velocity."""
@@ -117,10 +107,6 @@ class CyclicalSghmc(Method):
             state.step += 1
         for name, part in unflatten(position, state.weights, names).items():
             state.weights[name].copy_(part)
-
-    def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
-        """See ``Method``."""
-        return {name: tensor.clone() for name, tensor in state.weights.items()}
 
     def unservable(self) -> Iterator[Problem]:
         """See ``Method``."""

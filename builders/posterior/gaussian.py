@@ -114,7 +114,7 @@ def best_precision(spectrum: Spectrum, square_norm: float) -> float:
 
     There :math:`\tau |\theta_*|^2 = \sum_i \lambda_i / (\lambda_i + \tau)`, the number of well-determined weights
     (MacKay, "Bayesian interpolation"). The left side rises and the right one falls with :math:`\tau`, so that there is
-    one such precision. The weights are taken as they are: it is not that of weights trained anew with that prior.
+    one such precision. The weights are taken as they are: it is not that of weights trained again with that prior.
 
     Raises
     ------

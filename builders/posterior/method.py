@@ -30,7 +30,7 @@ own; each number comes with its source."""
 WITHOUT_BUFFERS = ("one without buffers", "one with some, such as BatchNorm's", "Choose swag or laplace.")
 """What is said where a method cannot serve an architecture whose buffers training changes."""
 _STEPS_AT_ONCE, _NUMBERS_AT_ONCE = 16, 2**18
-"""Steps whose noise is drawn at once, as far as so many numbers allow."""
+"""Steps whose noise is drawn at once, and numbers that are drawn at once at most."""
 VERSION = 1
 """Part of every method's digest: raised when the same settings would give other draws."""
 _STEP = "Correct the settings."
@@ -216,6 +216,29 @@ class Method(ABC):
         yield from self.unservable()
 
 
+class MarkovChain(Method):
+    """A method whose draws are states of its chain at some of its steps."""
+
+    @property
+    @abstractmethod
+    def draw_steps(self) -> list[int]:
+        """The step of each draw, by its number; see ``spread``."""
+
+    @property
+    def max_draws(self) -> int | None:
+        """See ``Method``."""
+        return len(self.draw_steps)
+
+    def stops(self, numbers: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """See ``Method``; each draw is the chain at one step."""
+        steps = self.draw_steps
+        return sorted((steps[item], [item]) for item in numbers)
+
+    def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
+        """See ``Method``."""
+        return {name: tensor.clone() for name, tensor in state.weights.items()}
+
+
 def parameters(arch: Architecture) -> list[str]:
     """The names of the tensors that a method moves: all but the buffers."""
     return [tensor.name for tensor in arch.tensors if tensor.kind != "buffer"]
@@ -269,3 +292,20 @@ def derived(recipe: Recipe, **changes: Any) -> Recipe:
     """A recipe with some keys changed; what is not a key of its kind of inputs is left out."""
     known = {item.name for item in fields(recipe)}
     return dataclasses.replace(recipe, **{key: value for key, value in changes.items() if key in known})
+
+
+def spread(moments: Sequence[int]) -> list[int]:
+    """The same moments in an order of which every beginning is spread over the whole: the last, the middle, ...
+
+    The order of the bit-reversed places counted from the end (van der Corput), so that the first ten draws of a chain
+    are as far from one another as ten can be.
+
+    Examples
+    --------
+    >>> spread([1, 2, 3, 4, 5, 6, 7, 8])
+    [8, 4, 6, 2, 7, 3, 5, 1]
+    """
+    count = len(moments)
+    bits = max(1, math.ceil(math.log2(max(count, 2))))
+    places = [int(f"{place:0{bits}b}"[::-1], 2) for place in range(2**bits)]
+    return [moments[count - 1 - place] for place in places if place < count]

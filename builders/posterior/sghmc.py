@@ -20,18 +20,17 @@ is estimated over a window :math:`\tau` that adapts, with the mean gradient g:
     g \leftarrow g + \frac1\tau (\nabla \tilde U - g), \qquad
     \hat V \leftarrow \hat V + \frac1\tau ((\nabla \tilde U)^2 - \hat V)
 
-and afterwards it stays. The momentum is drawn anew from :math:`\mathcal N(0, \epsilon^2 \hat V^{-1/2})` every so many
+and afterwards it stays. The momentum is drawn again from :math:`\mathcal N(0, \epsilon^2 \hat V^{-1/2})` at regular
 steps, and :math:`\lambda_t` from its conditional under a Gamma prior with shape and rate :math:`\alpha_0, \beta_0`:
 
 .. math:: \lambda_t \sim \mathrm{Gamma}\left(\alpha_0 + \tfrac{n_t}{2},\ \beta_0 + \tfrac12 |\theta_t|^2\right)
 
 Gradients of the loss whose norm is above mean + k standard deviations of the last 1,000 norms are shortened to that.
-This follows the public implementation that the paper's authors used (J. Antoran, Bayesian-Neural-Networks,
-``H_SA_SGHMC``), momentum resampling, clipping and all.
+This follows a public implementation (J. Antoran, Bayesian-Neural-Networks, ``H_SA_SGHMC``), momentum resampling and
+clipping included.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,13 +41,14 @@ from numpy.typing import NDArray
 from builders import rng
 from builders.posterior.method import (
     WITHOUT_BUFFERS,
-    Method,
+    MarkovChain,
     StepNormals,
     Surroundings,
     derived,
     flatten,
     number,
     parameters,
+    spread,
     standard_normals,
     unflatten,
 )
@@ -63,7 +63,7 @@ _WINDOW = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sghmc(Method):
+class Sghmc(MarkovChain):
     """Chains of SGHMC from random weights.
 
     Parameters
@@ -114,16 +114,6 @@ class Sghmc(Method):
         epochs = range(self.first_draw, self.epochs + 1, self.every)
         return [step * self.chain.epoch_steps for step in spread(epochs)]
 
-    @property
-    def max_draws(self) -> int | None:
-        """See ``Method``."""
-        return len(self.draw_steps)
-
-    def stops(self, numbers: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """See ``Method``; each draw is the chain at one step."""
-        steps = self.draw_steps
-        return sorted((steps[item], [item]) for item in numbers)
-
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
         """See ``Method``; adds momentum, scales, precisions and norms."""
         state = super().start(surroundings, keys, weights)
@@ -165,10 +155,6 @@ class Sghmc(Method):
             state.step += 1
         for name, part in unflatten(position, state.weights, names).items():
             state.weights[name].copy_(part)
-
-    def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
-        """See ``Method``."""
-        return {name: tensor.clone() for name, tensor in state.weights.items()}
 
     def unservable(self) -> Iterator[Problem]:
         """See ``Method``."""
@@ -227,20 +213,3 @@ def move(
     variance = (2 * friction * drift - step_size**4).clamp_min(1e-16)
     velocity.mul_(1 - friction).sub_(drift * gradient).add_(variance.sqrt() * normals)
     position.add_(velocity)
-
-
-def spread(moments: Sequence[int]) -> list[int]:
-    """The same moments in an order of which every beginning is spread over the whole: the last, the middle, ...
-
-    The order of the bit-reversed places counted from the end (van der Corput), so that the first ten draws of a chain
-    are as far from one another as ten can be.
-
-    Examples
-    --------
-    >>> spread([1, 2, 3, 4, 5, 6, 7, 8])
-    [8, 4, 6, 2, 7, 3, 5, 1]
-    """
-    count = len(moments)
-    bits = max(1, math.ceil(math.log2(max(count, 2))))
-    places = [int(f"{place:0{bits}b}"[::-1], 2) for place in range(2**bits)]
-    return [moments[count - 1 - place] for place in places if place < count]

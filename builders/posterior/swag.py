@@ -21,7 +21,7 @@ with standard normal :math:`z_1` (one number a weight) and :math:`z_2` (one a sn
 that tensors vary together). The first deviation is 0, so that the low-rank part has rank S - 1.
 
 Statistics of batches (BatchNorm) belong to no mean of weights: for each draw they are computed again, in one pass over
-the training data (``builders.posterior.batch_statistics``).
+the training data.
 """
 
 import math
@@ -32,8 +32,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from builders import rng
-from builders.posterior import batch_statistics
+from builders import rng, sources
 from builders.posterior.method import (
     Method,
     Surroundings,
@@ -45,7 +44,13 @@ from builders.posterior.method import (
     unflatten,
 )
 from builders.recipe import Recipe
+from builders.sources import Source
 from builders.state import Tensors, TrainingState
+from ckptzoo import archs
+
+_BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+_BATCH = 512
+"""Examples of which statistics are taken at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +124,44 @@ class Swag(Method):
         low_rank = torch.einsum("mkp,mk->mp", deviations.double(), normals[:, -count:]) / math.sqrt(2 * (count - 1))
         flat = (mean + math.sqrt(self.scale) * (diagonal + low_rank)).float()
         weights = {**state.weights, **unflatten(flat, state.weights, names)}
-        return batch_statistics.renewed(self.recipe, surroundings.source, weights)
+        return renewed_statistics(self.recipe, surroundings.source, weights)
 
     def moments(self, state: TrainingState) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean and the diagonal variance (M, P) of the snapshots, float64."""
         mean = state.extra["sum"] / self.snapshots
         return mean, (state.extra["squares"] / self.snapshots - mean.square()).clamp_min(0)
+
+
+def renewed_statistics(recipe: Recipe, source: Source, weights: Tensors) -> Tensors:
+    """The same weights with running statistics from one pass over the training inputs, in order and not augmented.
+
+    Every batch counts by its number of examples, as with ``momentum=None`` of ``torch.nn.BatchNorm2d`` where all
+    batches are equally large. Weights without buffers are returned as they are.
+
+    Parameters
+    ----------
+    weights : ``{name: (M, *shape)}``, buffers included.
+    """
+    buffers = [tensor.name for tensor in recipe.arch.tensors if tensor.kind == "buffer"]
+    if not buffers:
+        return weights
+    module = archs.get(recipe.architecture)().train()
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in buffers}
+    for member in range(len(next(iter(weights.values())))):
+        module.load_state_dict({name: tensor[member].cpu() for name, tensor in weights.items()})
+        statistics = [layer for layer in module.modules() if isinstance(layer, _BATCH_NORMS)]
+        for layer in statistics:
+            layer.reset_running_stats()
+        with torch.no_grad():
+            for start in range(0, recipe.train, _BATCH):
+                seen = min(start + _BATCH, recipe.train)
+                batch = torch.from_numpy(sources.train_inputs(recipe, source, start, seen))
+                for layer in statistics:
+                    # the running value moves by this share of the way to the batch's: the mean over all examples
+                    layer.momentum = len(batch) / seen
+                module(batch)
+        values = module.state_dict()
+        for name in buffers:
+            found[name].append(values[name].clone())
+    device = next(iter(weights.values())).device
+    return {**weights, **{name: torch.stack(tensors).to(device) for name, tensors in found.items()}}

@@ -219,7 +219,7 @@ def posteriors(
     modes: Annotated[int, typer.Option(min=2, help="How many modes stand for several.")] = 10,
     draws: Annotated[int, typer.Option(min=1, help="Draws of each of several modes.")] = 10,
     ensemble: Annotated[int, typer.Option(min=2, help="Members of an ensemble.")] = 100,
-    replicates: Annotated[int, typer.Option(min=1, help="At most so many of each figure.")] = 3,
+    replicates: Annotated[int, typer.Option(min=1, help="The greatest number of replicates of each figure.")] = 3,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the members that make ensembles.")] = 0,
     output: Output = None,
     as_json: AsJson = False,

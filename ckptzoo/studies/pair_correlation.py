@@ -58,7 +58,7 @@ def correlate_pairs(
 
     The interval is from quantiles over resamples of members with their pairs (the vertex bootstrap of Snijders and
     Borgatti, "Non-parametric standard errors and tests for network statistics", 1999): a pair counts as often as both
-    of its members were drawn together; a member and its copy are no pair. Ranks are taken anew in every resample.
+    of its members were drawn together; a member and its copy are no pair. Every resample has ranks of its own.
 
     Parameters
     ----------

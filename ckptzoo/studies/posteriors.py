@@ -336,10 +336,10 @@ def posteriors(
     target : independently trained members, with the variants of ``REMOVALS`` and with predictions.
     samples : draws, whose rows say ``method``, ``mode`` and ``draw``, with the same variants and predictions.
     set : the predictions to score; by default the first set of the samples that has labels.
-    ood : sets to be told from it, the first for the main table; by default all without labels.
+    ood : sets to be distinguished from it, the first for the main table; by default all without labels.
     modes, draws : of the entry with several modes: how many, and the draws of each.
     ensemble : members of an ensemble.
-    replicates : at most so many of each entry.
+    replicates : the greatest number of each entry.
     seed : of the members that make the ensembles.
     progress : called with what is done and what there is to do.
 

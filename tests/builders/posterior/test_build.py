@@ -22,8 +22,7 @@ from builders.build import build as build_members
 from builders.checkpointing import WORK_FOLDER, Interrupted
 from builders.posterior.build import BuiltDraws, build, estimate
 from builders.posterior.dropout import Dropout
-from builders.posterior.method import Surroundings
-from builders.posterior.sghmc import spread
+from builders.posterior.method import Surroundings, spread
 from builders.recipe import Recipe
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, UnknownNameError, ZooError

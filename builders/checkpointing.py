@@ -255,7 +255,11 @@ def _iso(value: object) -> str:
 
 
 def _format_value(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    """Of a plan's field; of more than three values the first and the last."""
+    if not isinstance(value, tuple):
+        return str(value)
+    values = [str(entry) for entry in value]
+    return ",".join(values) if len(values) <= 3 else f"{values[0]},...,{values[-1]} ({len(values):,})"
 
 
 class Interrupted(ZooError):

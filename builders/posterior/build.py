@@ -220,7 +220,9 @@ def build(
             source.digest,
         )
         lacks = any(count < draws for count in present)
-        plan = build_folder.settle_plan(wanted if lacks or unfinished else None, PosteriorPlan, ("present",))
+        # one for other modes or draws is for the command that started it
+        carries_on = unfinished is not None and (unfinished.modes, unfinished.draws) == (modes, draws)
+        plan = build_folder.settle_plan(wanted, PosteriorPlan, ("present",)) if lacks or carries_on else None
         if plan is None:
             return BuiltDraws(root, None, 0, 0, 0, None, 0, 0.0)
         stored = set(contents.raw.rows["unit"].to_pylist())

@@ -154,12 +154,18 @@ def test_stopped_it_is_carried_on_by_the_same_arguments_alone(members: Path, tmp
         def __exit__(self, *error: object) -> None:
             pass
 
+    draws_of("sghmc", tmp_path / "zoo", members, modes=2, draws=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "catch_stop_signals", Stop)
         with pytest.raises(Interrupted, match="stopped at step"):
             draws_of("sghmc", tmp_path / "zoo", members)
     with pytest.raises(ZooError, match=r"unfinished build: expected draws 4, got draws 5\."):
         draws_of("sghmc", tmp_path / "zoo", members, draws=5)
+    with pytest.raises(
+        ZooError, match=r"got modes 5, names \S+-000000,\.\.\.,\S+-000004 \(5\), seeds 0,\.\.\.,4 \(5\)"
+    ):
+        draws_of("sghmc", tmp_path / "zoo", members, modes=5)
+    assert draws_of("sghmc", tmp_path / "zoo", members, modes=2, draws=2).part is None  # the zoo holds these
     draws_of("sghmc", tmp_path / "zoo", members)
     draws_of("sghmc", tmp_path / "whole", members)
     assert content(tmp_path / "zoo") == content(tmp_path / "whole")

@@ -8,7 +8,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.measure.distance_backends import CHUNK, ArrayBackend, select_backend
-from ckptzoo.measure.kernels import Rule, kernel_estimates, permuted_estimates, resolve_bandwidths
+from ckptzoo.measure.kernels import (
+    Rule,
+    kernel_estimates,
+    mean_square_distances,
+    permuted_estimates,
+    resolve_bandwidths,
+)
 from ckptzoo.measure.panels import Panel, make_panels
 
 SPAN = 2**21
@@ -125,6 +131,11 @@ class Distances:
         """(20,) unbiased estimates of the squared maximum mean discrepancy, as the function ``mmd2`` has them."""
         backend = self._ready()
         return kernel_estimates(self._panels, self.m, self.n, self.bandwidths(bandwidths), backend.to_numpy)
+
+    def mean_squares(self) -> Values:
+        """(3,) the mean squared Euclidean distance between different rows: within X, within Y, and across."""
+        backend = self._ready()
+        return mean_square_distances(self._panels, self.m, self.n, backend.to_numpy)
 
     def null(self, bandwidths: Rule | ArrayLike = "paper", *, permutations: int, seed: int = 0) -> Values:
         """(20, B) the same estimates after B random exchanges of rows between X and Y.

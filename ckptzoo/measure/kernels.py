@@ -177,6 +177,22 @@ def kernel_estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Values
     return unbiased(left, sums[~of_x, :, 1].sum(axis=0), right, m, n)
 
 
+def mean_square_distances(panels: Sequence[Panel], m: int, n: int, host: Host) -> Values:
+    """(3,) the mean squared Euclidean distance within X, within Y, and across; of different rows.
+
+    Parameters
+    ----------
+    host : brings an array to numpy.
+    """
+    sums = np.zeros(3)
+    for panel in panels:
+        # pairs that do not count are infinitely far apart
+        squares = np.nan_to_num(host(panel.squares), posinf=0.0)
+        left, right = squares[:, : panel.x_columns].sum(), squares[:, panel.x_columns :].sum()
+        sums += [left, 0, right] if panel.x_columns else [0, right, 0]
+    return sums / [m * (m - 1) / 2, n * (n - 1) / 2, m * n]
+
+
 def permuted_estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Values, labels: Any) -> Iterator[Any]:
     """For every kernel the (B,) estimates of B ways to call m of the rows X and the others Y.
 

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -66,6 +66,7 @@ class LayerDiscrepancy:
     mmd2 : (20,) estimates, 10 of Laplace kernels and 10 of Gaussian ones.
     bandwidths : (20,) of the kernels.
     null : (B,) the median after exchanges of checkpoints; None where there were none.
+    squares : (3,) the mean squared Euclidean distance of different checkpoints: within X, within Y, and across.
     """
 
     name: str
@@ -73,6 +74,7 @@ class LayerDiscrepancy:
     mmd2: Values
     bandwidths: Values
     null: Values | None
+    squares: Values
 
     @property
     def median(self) -> float:
@@ -94,6 +96,24 @@ class LayerDiscrepancy:
         """The p-value of the median; None without exchanges."""
         return None if self.null is None else p_value(self.median, self.null)
 
+    @property
+    def spread(self) -> float | None:
+        """How far Y's checkpoints are from their mean (root mean square), as a multiple of how far X's are from theirs.
+
+        None where X's are all equal.
+        """
+        within_x, within_y, _ = self.squares
+        return float(np.sqrt(within_y / within_x)) if within_x > 0 else None
+
+    @property
+    def offset(self) -> float | None:
+        """How far the two means are apart, in units of how far X's checkpoints are from theirs; unbiased in the square.
+
+        None where X's are all equal; 0 where the unbiased square is negative.
+        """
+        within_x, within_y, across = self.squares
+        return float(np.sqrt(max(0.0, 2 * across - within_x - within_y) / within_x)) if within_x > 0 else None
+
     def to_json(self) -> dict[str, Any]:
         """Every figure by name, without the exchanges."""
         return {
@@ -103,6 +123,8 @@ class LayerDiscrepancy:
             "mean": self.mean,
             "max": self.most,
             "p": self.p,
+            "spread": self.spread,
+            "offset": self.offset,
             "mmd2": self.mmd2.tolist(),
             "bandwidths": self.bandwidths.tolist(),
         }
@@ -292,7 +314,7 @@ def mmd(
         mmd2, null = distances.mmd2(kernels), None
         if exchanges:
             null = np.median(distances.null(kernels, permutations=exchanges, seed=seed), axis=0)
-        return LayerDiscrepancy(name, distances.columns, mmd2, kernels, null)
+        return LayerDiscrepancy(name, distances.columns, mmd2, kernels, null, distances.mean_squares())
 
     layers: list[LayerDiscrepancy] = []
     tensors: list[LayerDiscrepancy] = []
@@ -314,8 +336,7 @@ def mmd(
                 whole.include(distances)  # distances are sums over columns: those of the tensors add up
         layers.append(measured(layer, whole, permutations))
         if len(names) == 1:
-            same = layers[-1]
-            tensors.append(LayerDiscrepancy(names[0], same.parameters, same.mmd2, same.bandwidths, same.null))
+            tensors.append(replace(layers[-1], name=names[0]))
     return Discrepancy(
         x=side_x,
         y=side_y,

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +18,7 @@ from ckptzoo.format import durable
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import average_precision, fpr
 from ckptzoo.schema import layout
-from ckptzoo.studies.discrepancy import mmd
+from ckptzoo.studies.discrepancy import Discrepancy, mmd
 from ckptzoo.studies.ensemble_scores import RIGHT, SummedPredictions, log_softmax
 from ckptzoo.studies.ensembles import scored_sets
 from ckptzoo.studies.published import PublishedFigure, posterior_figures
@@ -64,6 +64,24 @@ Figures = dict[str, Spread]
 
 
 @dataclass(frozen=True)
+class LayerDistance:
+    """The distance between draws and target in one layer; means over replicates.
+
+    Parameters
+    ----------
+    median : of the twenty kernels, in hundredths.
+    kernels : (20,) of each, in hundredths, 10 of Laplace kernels and 10 of Gaussian ones.
+    spread, offset : of the draws, in units of the target's spread: see ``ckptzoo.studies.discrepancy``. None where the
+        target's members are all equal.
+    """
+
+    median: float
+    kernels: tuple[float, ...]
+    spread: float | None
+    offset: float | None
+
+
+@dataclass(frozen=True)
 class Entry:
     """A method, around one mode or around several.
 
@@ -74,7 +92,7 @@ class Entry:
     mode_count, draws : modes of a replicate, and checkpoints in all of them together.
     figures : those of ``REMOVALS`` with ``_median``, ``_mean`` and ``_max``, and of ``PERFORMANCE``: over replicates,
         in hundredths.
-    layers : family of ``REMOVALS`` to layer to the median over kernels, mean over replicates, in hundredths.
+    layers : family of ``REMOVALS`` to layer to its distance.
     detection : out-of-distribution set to the figures of ``DETECTION``.
     published : the paper's figures.
     """
@@ -85,7 +103,7 @@ class Entry:
     mode_count: int
     draws: int
     figures: Figures
-    layers: dict[str, dict[str, float]]
+    layers: dict[str, dict[str, LayerDistance]]
     detection: dict[str, Figures]
     published: Mapping[str, PublishedFigure]
 
@@ -123,7 +141,7 @@ class Entry:
                 for name, spread in self.figures.items()
             ],
             "layers": [
-                {"distance": family, "layer": layer, "median": value}
+                {"distance": family, "layer": layer, **asdict(value)}
                 for family, values in self.layers.items()
                 for layer, value in values.items()
             ],
@@ -236,7 +254,7 @@ class Posteriors(StudyResult):
         if len(self.ood) > 1:
             yield "\nhow the figures depend on the out-of-distribution set and on the score, in hundredths"
             yield self._detection_table()
-        yield "\nwhat removing symmetries does, 100 MMD², median of twenty kernels"
+        yield "\nwhat removing symmetries does: 100 MMD², median of twenty kernels (spread, in units of the target's)"
         yield self._removal_table()
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -284,7 +302,10 @@ class Posteriors(StudyResult):
         for entry in self.entries:
             layers = next(iter(entry.layers.values()), {})
             for layer in layers:
-                cells = [f"{entry.layers[family][layer]:.2f}" for family in families]
+                found = [entry.layers[family][layer] for family in families]
+                cells = [
+                    f"{item.median:.2f} ({'-' if item.spread is None else f'{item.spread:.2f}'})" for item in found
+                ]
                 table.add_row(entry.label, str(entry.mode_count), printable(layer), *cells)
         return table
 
@@ -403,13 +424,7 @@ def posteriors(
                 mode_count=len(zoos[0]) if group is None else len({*zoos[0].metadata["mode"].to_pylist()}),
                 draws=len(zoos[0]),
                 figures=_spreads(values),
-                layers={
-                    family: {
-                        layer: float(np.mean([layers[family][layer] for _, layers in distances]))
-                        for layer in distances[0][1][family]
-                    }
-                    for family in REMOVALS
-                },
+                layers=_layer_distances([found for _, found in distances]),
                 detection={name: _spreads([prediction[1][name] for prediction in predictions]) for name in others},
                 published=published.get((method, kind), {}),
             )
@@ -491,17 +506,38 @@ def _ensembles(free: NDArray[np.int64], size: int, replicates: int, seed: int, t
     return [np.sort(order[start * size : (start + 1) * size]) for start in range(count)]
 
 
-def _distances(target: Zoo, zoo: Zoo, step: Any) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """In every variant: the three statistics, and the median of each layer, in hundredths."""
+def _distances(target: Zoo, zoo: Zoo, step: Any) -> tuple[dict[str, float], dict[str, Discrepancy]]:
+    """In every variant: the three statistics, in hundredths, and all that was found."""
     found: dict[str, float] = {}
-    layers: dict[str, dict[str, float]] = {}
+    whole: dict[str, Discrepancy] = {}
     for family, variant in REMOVALS.items():
         compared = mmd(target, zoo, variant)
         values = (compared.median, compared.mean, compared.most)
         found |= {f"{family}_{name}": 100 * value for name, value in zip(STATISTICS, values, strict=True)}
-        layers[family] = {layer.name: 100 * layer.median for layer in compared.layers}
+        whole[family] = compared
         step()
-    return found, layers
+    return found, whole
+
+
+def _layer_distances(replicates: Sequence[Mapping[str, Discrepancy]]) -> dict[str, dict[str, LayerDistance]]:
+    """Means over replicates."""
+    return {
+        family: {
+            same[0].name: LayerDistance(
+                median=100 * float(np.mean([layer.median for layer in same])),
+                kernels=tuple((100 * np.mean([layer.mmd2 for layer in same], axis=0)).tolist()),
+                spread=_mean([layer.spread for layer in same]),
+                offset=_mean([layer.offset for layer in same]),
+            )
+            for same in zip(*(found[family].layers for found in replicates), strict=True)
+        }
+        for family in REMOVALS
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _predictions(zoo: Zoo, own: str, others: Sequence[str]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:

@@ -113,6 +113,16 @@ def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
         Distances(150, 40).add(np.zeros((150, 3000), "f4"), np.zeros((40, 3000), "f4"))
 
 
+@pytest.mark.parametrize("m, n", [(2, 3), (150, 140)])
+def test_mean_squares_are_those_of_all_pairs(m: int, n: int) -> None:
+    rng = np.random.default_rng(m)
+    x, y = rng.normal(size=(m, 5)), 3 * rng.normal(size=(n, 5)) + 2
+    distances = Distances(m, n)
+    distances.add(x, y)
+    expected = 2 * x.var(0, ddof=1).sum(), 2 * y.var(0, ddof=1).sum(), ((x[:, None] - y) ** 2).sum(-1).mean()
+    np.testing.assert_allclose(distances.mean_squares(), expected, rtol=1e-12)
+
+
 def test_included_distances_are_those_of_both_blocks() -> None:
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(6, 30)), rng.normal(size=(4, 30))

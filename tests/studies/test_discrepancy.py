@@ -220,11 +220,26 @@ def test_the_result_is_printed_drawn_and_serialised(perceptrons: Make, tmp_path:
         assert 300 < picture.shape[0] < picture.shape[1] == 1440
 
 
+@pytest.mark.parametrize(
+    "squares, spread, offset",
+    # variances 2 and 8 of one column, means 3 apart: 4, 16 and 2 + 8 + 9; a target of one point; means that agree
+    [((4, 16, 19), 2.0, 3 / 2**0.5), ((0, 1, 1), None, None), ((2, 2, 1.9), 1.0, 0.0)],
+)
+def test_spread_and_offset_are_in_units_of_the_first_sets_spread(
+    squares: tuple[float, ...], spread: float | None, offset: float | None
+) -> None:
+    values = np.zeros(20)
+    layer = LayerDiscrepancy("fc", 1, values, values, None, np.array(squares, np.float64))
+    assert layer.spread == pytest.approx(spread) and layer.offset == pytest.approx(offset)
+
+
 @pytest.mark.slow
 def test_many_layers_are_drawn(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     values = rng.gamma(1, 0.1, (200, 20))
-    layers = tuple(LayerDiscrepancy(f"block{at}." + "long" * 20, 10, row, row, None) for at, row in enumerate(values))
+    layers = tuple(
+        LayerDiscrepancy(f"block{at}." + "long" * 20, 10, row, row, None, row[:3]) for at, row in enumerate(values)
+    )
     side = Side("name-" * 30, "a-gauge-with-a-long-name", 1000, 3, 0)
     found = Discrepancy(side, side, "deep", "paper", 0, 0, 0, layers, layers, ())
     heights = [imread(found.plot(tmp_path)[0]).shape[0]]

@@ -117,9 +117,10 @@ def test_the_distances_are_those_of_mmd(found: Posteriors, zoos: tuple[ckptzoo.Z
         compared = mmd(rest, draws, variant)
         for name, value in zip(STATISTICS, (compared.median, compared.mean, compared.most), strict=True):
             assert found.entry("swag", "one").figures[f"{family}_{name}"].mean == pytest.approx(100 * value)
-        assert found.entry("swag", "one").layers[family] == pytest.approx(
-            {layer.name: 100 * layer.median for layer in compared.layers}
-        )
+        for layer in compared.layers:
+            item = found.entry("swag", "one").layers[family][layer.name]
+            figures = item.median, item.spread, item.offset, *item.kernels
+            assert figures == pytest.approx((100 * layer.median, layer.spread, layer.offset, *(100 * layer.mmd2)))
 
 
 def test_members_that_modes_were_started_from_do_not_count(

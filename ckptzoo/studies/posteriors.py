@@ -46,6 +46,8 @@ PERFORMANCE = {
     "oodmi": "OODMI",
 }
 """What predictions give; all in hundredths, so percent and hundredths of a nat."""
+OUT_OF_DISTRIBUTION = ("aupr", "fpr95", "oodmi")
+"""Those that need an out-of-distribution set."""
 DETECTION = {
     "aupr": "AUPR",
     "fpr95": "FPR95",
@@ -243,13 +245,14 @@ class Posteriors(StudyResult):
     def _lines(self) -> Iterator[RenderableType]:
         yield facts(self._facts())
         yield "\ndistance to the target, 100 MMD²: median, mean and largest of twenty kernels, averaged over layers"
-        yield self._table({f"mmd_{name}": f"MMD {name}" for name in STATISTICS} | _removed_heads())
-        yield (
-            f"\n{printable(self.set)}, in hundredths; out of distribution {printable(self.ood[0])}"
-            if self.ood
-            else (f"\n{printable(self.set)}, in hundredths")
-        )
-        yield self._table(PERFORMANCE)
+        for family, title in _TABLE_TITLES.items():
+            yield f"\n{title}"
+            yield self._table({f"{family}_{name}": name for name in STATISTICS})
+        yield f"\n{printable(self.set)}, in hundredths"
+        yield self._table({name: title for name, title in PERFORMANCE.items() if name not in OUT_OF_DISTRIBUTION})
+        if self.ood:
+            yield f"\n{printable(self.ood[0])} told from {printable(self.set)}, in hundredths"
+            yield self._table({name: PERFORMANCE[name] for name in OUT_OF_DISTRIBUTION})
         yield from self._doubts()
         if len(self.ood) > 1:
             yield "\nhow the figures depend on the out-of-distribution set and on the score, in hundredths"
@@ -318,17 +321,14 @@ class Posteriors(StudyResult):
 _FAMILY_TITLES = {
     "mmd": "as trained",
     "scales": "scales removed",
-    "ns": "and order, by first weight",
-    "canonical": "and order, canonical",
+    "ns": "and sorted as paper",
+    "canonical": "and sorted, canonical",
 }
-
-
-def _removed_heads() -> dict[str, str]:
-    return {
-        f"{family}_{name}": f"{title} {name}"
-        for family, title in (("ns", "NS"), ("canonical", "canonical"))
-        for name in STATISTICS
-    }
+_TABLE_TITLES = {
+    "mmd": "as trained",
+    "ns": "symmetries removed as in arXiv 2310.08287: norms of 1, sorted by the first weight",
+    "canonical": "symmetries removed by the canonical gauge",
+}
 
 
 def posteriors(
@@ -561,7 +561,7 @@ def _predictions(zoo: Zoo, own: str, others: Sequence[str]) -> tuple[dict[str, f
             "oodmi": float(other_information.mean()),
         }
     if others:
-        figures |= {name: detection[others[0]][name] for name in ("aupr", "fpr95", "oodmi")}
+        figures |= {name: detection[others[0]][name] for name in OUT_OF_DISTRIBUTION}
     hundredths = {name: 100 * figures[name] for name in PERFORMANCE if name in figures}
     return hundredths, {
         name: {figure: 100 * value for figure, value in values.items()} for name, values in detection.items()

@@ -40,7 +40,7 @@ _MEASURED = 64
 
 
 @dataclass(frozen=True)
-class Modes:
+class FoundModes:
     """What draws are taken around, one by one.
 
     Parameters
@@ -316,14 +316,14 @@ def _card(root: Path, recipe: Recipe) -> ckptzoo.Card:
     return ckptzoo.Card(root.name, summary=summary, dataset=recipe.dataset)
 
 
-def _find_modes(model: Method, count: int, start: str | Path | None) -> Modes:
+def _find_modes(model: Method, count: int, start: str | Path | None) -> FoundModes:
     """The members to start from, or the names and seeds of chains."""
     if model.starts == "chain":
         if start is not None:
             expected, step = "no zoo to start from, because it trains chains of its own", "Leave out --from."
             raise ZooError(Problem("posterior", f"method {model.name}", expected, str(start), step))
         seeds = tuple(range(count))
-        return Modes(tuple(f"{model.prefix}-{seed:06d}" for seed in seeds), seeds, None)
+        return FoundModes(tuple(f"{model.prefix}-{seed:06d}" for seed in seeds), seeds, None)
     if start is None:
         expected, step = "a zoo of members to start from", "Name one with --from."
         raise ZooError(Problem("posterior", f"method {model.name}", expected, "none", step))
@@ -331,7 +331,7 @@ def _find_modes(model: Method, count: int, start: str | Path | None) -> Modes:
     return _members(model, zoo, count, str(start))
 
 
-def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Modes:
+def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> FoundModes:
     """The first members of a zoo that are finite, did not diverge, and were trained by the recipe."""
     recipe = model.recipe
     if zoo.arch.digest != recipe.arch.digest:
@@ -362,10 +362,10 @@ def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Mode
     places = [place for place, _ in chosen]
     members = zoo.take(places)
     weights = {tensor.name: np.array(members[tensor.name][:]) for tensor in recipe.arch.tensors}
-    return Modes(tuple(row["member"] for _, row in chosen), tuple(row["seed"] for _, row in chosen), weights)
+    return FoundModes(tuple(row["member"] for _, row in chosen), tuple(row["seed"] for _, row in chosen), weights)
 
 
-def _present(table: Any, model: Method, modes: Modes) -> tuple[int, ...]:
+def _present(table: Any, model: Method, modes: FoundModes) -> tuple[int, ...]:
     """How many draws of each mode, from 0 on, the zoo holds; retracted ones count."""
     columns = zip(*(table[name].to_pylist() for name in ("recipe_digest", "mode", "draw")), strict=True)
     held = {(mode, draw) for digest, mode, draw in columns if digest == model.digest}
@@ -393,7 +393,7 @@ class _DrawTraining(UnitTraining):
 
     plan: PosteriorPlan
     model: Method
-    modes: Modes
+    modes: FoundModes
     surroundings: Surroundings
 
     @property

@@ -93,7 +93,7 @@ def correlate_pairs(
     pairs = [figures[left, right].astype(np.float64) for figures in (first, second)]
     if M < 3 or any((figures == figures[0]).all() for figures in pairs):
         return {}
-    sides, once = [_Side(figures) for figures in pairs], np.ones(len(left))
+    sides, once = [_PairSide(figures) for figures in pairs], np.ones(len(left))
     values = _correlations(sides, once)
     drawn = np.random.SeedSequence(seed).spawn(2)
     rng = np.random.default_rng(drawn[0])
@@ -120,7 +120,7 @@ def correlate_pairs(
     return results
 
 
-class _Side:
+class _PairSide:
     """One figure of P pairs, of which two differ, and its ranks where pairs have weights.
 
     Attributes
@@ -144,7 +144,7 @@ def _standardized(values: Values) -> Values:
     return centred / centred.std()
 
 
-def _correlations(sides: list[_Side], weights: Values) -> Values:
+def _correlations(sides: list[_PairSide], weights: Values) -> Values:
     """(2,) Pearson's and Spearman's, where pairs have weights; NaN where a figure does not vary."""
     figures = [side.standard for side in sides], [side.ranks(weights) for side in sides]
     return np.array([_pearson(x, y, weights) for x, y in figures])

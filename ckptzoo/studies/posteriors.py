@@ -66,7 +66,7 @@ Figures = dict[str, Spread]
 
 
 @dataclass(frozen=True)
-class LayerDistance:
+class LayerMeans:
     """The distance between draws and target in one layer; means over replicates.
 
     Parameters
@@ -84,7 +84,7 @@ class LayerDistance:
 
 
 @dataclass(frozen=True)
-class Entry:
+class MethodResult:
     """A method, around one mode or around several.
 
     Parameters
@@ -105,7 +105,7 @@ class Entry:
     mode_count: int
     draws: int
     figures: Figures
-    layers: dict[str, dict[str, LayerDistance]]
+    layers: dict[str, dict[str, LayerMeans]]
     detection: dict[str, Figures]
     published: Mapping[str, PublishedFigure]
 
@@ -181,7 +181,7 @@ class Posteriors(StudyResult):
     ensembles: int
     set: str
     ood: tuple[str, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[MethodResult, ...]
     diverged: dict[str, int]
     seed: int
 
@@ -190,7 +190,7 @@ class Posteriors(StudyResult):
         """Whether the paper has figures for this data set and architecture."""
         return any(entry.published for entry in self.entries)
 
-    def entry(self, method: str, modes: str) -> Entry:
+    def entry(self, method: str, modes: str) -> MethodResult:
         """The entry of a method's name or label."""
         return next(item for item in self.entries if method in (item.method, item.label) and item.modes == modes)
 
@@ -406,7 +406,7 @@ def posteriors(
         if progress is not None:
             progress(done, total)
 
-    entries: list[Entry] = []
+    entries: list[MethodResult] = []
     for group, kind, zoos in jobs:
         method = ENSEMBLE if group is None else group.method
         distances = [_distances(remaining, zoo, step) for zoo in zoos]
@@ -417,7 +417,7 @@ def posteriors(
             {**distance, **prediction[0]} for (distance, _), prediction in zip(distances, predictions, strict=True)
         ]
         entries.append(
-            Entry(
+            MethodResult(
                 method=method,
                 label=method if group is None else group.label,
                 modes=kind,
@@ -519,11 +519,11 @@ def _distances(target: Zoo, zoo: Zoo, step: Any) -> tuple[dict[str, float], dict
     return found, whole
 
 
-def _layer_distances(replicates: Sequence[Mapping[str, Discrepancy]]) -> dict[str, dict[str, LayerDistance]]:
+def _layer_distances(replicates: Sequence[Mapping[str, Discrepancy]]) -> dict[str, dict[str, LayerMeans]]:
     """Means over replicates."""
     return {
         family: {
-            same[0].name: LayerDistance(
+            same[0].name: LayerMeans(
                 median=100 * float(np.mean([layer.median for layer in same])),
                 kernels=tuple((100 * np.mean([layer.mmd2 for layer in same], axis=0)).tolist()),
                 spread=_mean([layer.spread for layer in same]),

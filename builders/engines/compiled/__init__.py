@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from builders.data_source import DataSource
 from builders.engines.compiled import rng
-from builders.engines.compiled.training import Batch, Images, SGDSettings, Tensors, batch_gradients, train
+from builders.engines.compiled.training import Images, LaneBatch, SGDSettings, Tensors, batch_gradients, train
 from builders.engines.compiled.workspace import PITCH, Workspace
 from builders.engines.sgd import GradientStep
 from builders.recipe import ImageRecipe
@@ -41,7 +41,7 @@ def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
         Workspace.empty(),
         images(data_source),
         sgd_settings(recipe, state.step, stop),
-        Batch.empty(recipe.batch),
+        LaneBatch.empty(recipe.batch),
         state.keys,
         _rows(state.weights, members),
         _rows(state.momentum, members),
@@ -54,7 +54,11 @@ def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
 def gradient_steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
     """See ``builders.engines.gradient_steps``; raises as ``advance``."""
     recipe, workspace = data_source.recipe, Workspace.empty()
-    settings, training_set, batch = sgd_settings(recipe, start, stop), images(data_source), Batch.empty(recipe.batch)
+    settings, training_set, batch = (
+        sgd_settings(recipe, start, stop),
+        images(data_source),
+        LaneBatch.empty(recipe.batch),
+    )
     # memory for weights and gradients of all steps: what surrounds the loop costs as much as the loop for few members
     shapes = {name: (len(keys), *recipe.arch[name].shape) for name in _NAMES}
     points, slopes = ({name: torch.empty(shape) for name, shape in shapes.items()} for _ in range(2))

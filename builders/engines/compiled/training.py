@@ -59,7 +59,7 @@ class SGDSettings(NamedTuple):
     scale: np.float32
 
 
-class Batch(NamedTuple):
+class LaneBatch(NamedTuple):
     """What a member meets in a step; longer than the batch by up to fifteen examples, which are computed and ignored.
 
     Parameters
@@ -73,7 +73,7 @@ class Batch(NamedTuple):
     scales: NDArray[np.float32]
 
     @classmethod
-    def empty(cls, size: int) -> "Batch":
+    def empty(cls, size: int) -> "LaneBatch":
         """For batches of up to ``size`` examples."""
         lanes = -(-size // LANES) * LANES
         return cls(np.empty(lanes, np.int64), np.empty(lanes, np.int64), np.ones((lanes, OUTPUTS), np.float32))
@@ -81,7 +81,7 @@ class Batch(NamedTuple):
 
 @njit(**OPTIONS)
 def gradients(
-    workspace: Workspace, images: Images, weights: tuple[Numbers, ...], batch: Batch, size: int, dropout: bool
+    workspace: Workspace, images: Images, weights: tuple[Numbers, ...], batch: LaneBatch, size: int, dropout: bool
 ) -> None:
     """Gradients of the mean cross-entropy of ``size`` images, into the first numbers of the last four arrays."""
     conv1, conv2, head, bias = weights
@@ -119,7 +119,7 @@ def sgd_step(weights: Numbers, momentum: Numbers, slopes: Numbers, rate: np.floa
 
 
 @njit(**OPTIONS)
-def draw(key: Any, epoch: int, first: int, images: Images, rule: SGDSettings, keys: Any, batch: Batch) -> int:
+def draw(key: Any, epoch: int, first: int, images: Images, rule: SGDSettings, keys: Any, batch: LaneBatch) -> int:
     """What a member meets in the step that starts at position ``first`` of an epoch; return how many images.
 
     The places behind a short batch repeat its first image.
@@ -152,7 +152,7 @@ def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
         workspace: Workspace,
         images: Images,
         rule: SGDSettings,
-        batch: Batch,
+        batch: LaneBatch,
         keys: NDArray[np.uint64],
         weights: Tensors,
         momenta: Tensors,
@@ -183,7 +183,7 @@ def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
         workspace: Workspace,
         images: Images,
         rule: SGDSettings,
-        batch: Batch,
+        batch: LaneBatch,
         keys: NDArray[np.uint64],
         weights: Tensors,
         slopes: Tensors,

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from ckptzoo.studies.shared.plots import INK, MUTED, WIDTH, abbreviated, head, styled
 
 if TYPE_CHECKING:
-    from ckptzoo.studies.posteriors import Entry
+    from ckptzoo.studies.posteriors import MethodResult
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195")
 """Okabe and Ito's, without black and yellow, and a purple; one a method."""
@@ -25,7 +25,7 @@ DISTANCE = "canonical_median"
 
 
 @styled
-def posteriors(name: str, scored: str, entries: "Sequence[Entry]") -> Figure:
+def posteriors(name: str, scored: str, entries: "Sequence[MethodResult]") -> Figure:
     """One panel a figure, distance to the target along x; open marks are one mode, filled ones several."""
     panels = {key: label for key, label in _PANELS.items() if any(key in entry.figures for entry in entries)}
     rows = -(-len(panels) // 2)
@@ -53,7 +53,9 @@ def posteriors(name: str, scored: str, entries: "Sequence[Entry]") -> Figure:
     return figure
 
 
-def _panel(axes: Axes, key: str, label: str, entries: "Sequence[Entry]", styles: dict[str, tuple[str, str]]) -> None:
+def _panel(
+    axes: Axes, key: str, label: str, entries: "Sequence[MethodResult]", styles: dict[str, tuple[str, str]]
+) -> None:
     for method, (colour, marker) in styles.items():
         points = [
             (entry, entry.figures[DISTANCE], entry.figures[key])

@@ -2,6 +2,8 @@
 
 import csv
 import io
+import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -476,7 +478,7 @@ class _Group:
 
 def _groups(samples: Zoo) -> list[_Group]:
     """The finite draws by method and settings."""
-    names = ("method", "mode", "draw", "recipe_digest", "diverged", "finite")
+    names = ("method", "mode", "draw", "recipe_digest", "diverged", "finite", "extra")
     table = samples.metadata.select(names).to_pylist()
     rows = [{**row, "place": place} for place, row in enumerate(table) if row["method"] is not None and row["finite"]]
     if not rows:
@@ -485,15 +487,33 @@ def _groups(samples: Zoo) -> list[_Group]:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["method"], str(row["recipe_digest"])), []).append(row)
-    of_name = [method for method, _ in groups]
+    of_method: dict[str, list[list[dict[str, Any]]]] = {}
+    for (method, _), items in groups.items():
+        of_method.setdefault(method, []).append(items)
+    labels = {key: _label(key[0], items, of_method[key[0]]) for key, items in groups.items()}
+    shared = {label for label, count in Counter(labels.values()).items() if count > 1}
     return [
-        _Group(
-            method,
-            method if of_name.count(method) == 1 else f"{method} {digest.removeprefix('sha256:')[:8]}",
-            items,
-        )
-        for (method, digest), items in groups.items()
+        _Group(key[0], f"{label} {key[1].removeprefix('sha256:')[:8]}" if label in shared else label, groups[key])
+        for key, label in labels.items()
     ]
+
+
+def _label(method: str, rows: list[dict[str, Any]], groups: list[list[dict[str, Any]]]) -> str:
+    """The method's name, with the settings in which the groups of draws of this method differ."""
+    own, *others = (_settings(items[0]) for items in [rows, *groups])
+    differing = [name for name in own if any(other.get(name, own[name]) != own[name] for other in others)]
+    return " ".join([method, *(f"{name}={own[name]:g}" for name in differing)])
+
+
+def _settings(row: dict[str, Any]) -> dict[str, float]:
+    """The numbers among the settings that a row tells in ``extra``; none where it does not."""
+    try:
+        settings = json.loads(row["extra"] or "{}").get("settings", {})
+    # rows are written by anybody
+    except (ValueError, AttributeError):
+        return {}
+    numbers = settings.items() if isinstance(settings, dict) else ()
+    return {name: value for name, value in numbers if name.isidentifier() and isinstance(value, int | float)}
 
 
 def _ensembles(free: NDArray[np.int64], size: int, replicates: int, seed: int, target: Zoo) -> list[NDArray[np.int64]]:

@@ -211,3 +211,27 @@ def test_what_is_missing_is_named_with_the_command_that_makes_it(
     refused("ckptzoo predict .*bare", zoos=(target, ckptzoo.open(bare)))
     predict(bare, INPUTS, set="own/test", targets=TARGETS)
     refused("ckptzoo derive .*bare --gauge unit-norm", zoos=(target, ckptzoo.open(bare)))
+
+
+def test_settings_tell_the_draws_of_one_method_apart(tmp_path: Path) -> None:
+    from ckptzoo.studies import posteriors as module
+
+    extras = [
+        ("a", '{"settings": {"kl_weight": 1e-06, "prior": 0.1}}'),
+        ("b", '{"settings": {"kl_weight": 0.001, "prior": 0.1, "x y": 2, "note": "text"}}'),
+        ("c", '{"settings": {"kl_weight": 0.001, "prior": 0.1}}'),  # the same settings of another recipe
+        ("d", None),
+    ]
+    with ckptzoo.create(tmp_path / "zoo", arch=ARCH) as writer:
+        for digest, extra in extras:
+            row = {"id": digest, "method": "bnn", "mode": "m0", "draw": 0, "recipe_digest": f"sha256:{digest * 12}"}
+            writer.add(weights(1, 0), [{**row, "extra": extra} if extra else row])
+        writer.add(weights(1, 1), [{"id": "e", "method": "swag", "mode": "m0", "draw": 0, "recipe_digest": "sha256:e"}])
+    labels = [group.label for group in module._groups(ckptzoo.open(tmp_path / "zoo"))]
+    assert labels == [
+        "bnn kl_weight=1e-06",
+        "bnn kl_weight=0.001 bbbbbbbb",
+        "bnn kl_weight=0.001 cccccccc",
+        "bnn",
+        "swag",
+    ]

@@ -184,8 +184,10 @@ class Method(ABC):
         return f"{self.label}-{self.digest.removeprefix('sha256:')[:8]}"
 
     def facts(self) -> dict[str, Any]:
-        """The settings and the recipe's numbers, for the ``extra`` column."""
-        return {"settings": self.settings, "base_recipe": {"name": self.recipe.name, "digest": self.recipe.digest}}
+        """The settings, the recipe, and how it scales inputs, for the ``extra`` column."""
+        scaling = {key: value for key, value in self.recipe.facts().items() if key in ("mean", "std")}
+        recipe = {"name": self.recipe.name, "digest": self.recipe.digest}
+        return {"settings": self.settings, "base_recipe": recipe, **scaling}
 
     # What is wrong with it.
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import ckptzoo
+from builders import posterior
 from builders.recipe import Recipe
 from ckptzoo.cli.app import run
 from ckptzoo.hub import card, test_sets
@@ -21,6 +23,7 @@ CARDS = ROOT / "cards"
 DATA = Path(os.environ.get(test_sets.FOLDER_VARIABLE) or ROOT.parent / "shared" / "data")
 MEMBERS = CARDS / "mnist-optunet"
 TRAJECTORIES = CARDS / "mnist-optunet-trajectories"
+POSTERIORS = CARDS / "mnist-optunet-posteriors"
 LAST = 56_280
 SAMPLE = 5
 
@@ -40,13 +43,13 @@ class OptuNet(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], OptuNet]:
-    """A checkpoint by its id, by way of a file that ``ckptzoo export`` wrote."""
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str, str], OptuNet]:
+    """A checkpoint of a zoo by its id, by way of a file that ``ckptzoo export`` wrote."""
     folder = tmp_path_factory.mktemp("exported")
 
-    def load(name: str, variant: str) -> OptuNet:
+    def load(zoo: Path, name: str, variant: str) -> OptuNet:
         file = folder / f"{name}-{variant}.safetensors"
-        assert run(["export", str(MEMBERS), name, "--variant", variant, "-o", str(file)]) == 0
+        assert run(["export", str(zoo), name, "--variant", variant, "-o", str(file)]) == 0
         model = OptuNet().eval()
         model.load_state_dict(load_file(file))
         return model
@@ -79,6 +82,32 @@ def test_sound_complete_and_small(folder: Path, members: int, steps: int, most: 
     assert not any("+" in commit for commit in rows["commit"].unique().to_pylist())
 
 
+def test_draws_are_sound_complete_and_small() -> None:
+    assert ckptzoo.verify(POSTERIORS) == []
+    assert card.write(POSTERIORS, check=True).changes == (), f"ckptzoo card cards/{POSTERIORS.name}"
+    assert sum(path.stat().st_size for path in POSTERIORS.rglob("*")) < 6_000_000
+    zoo, recipe = ckptzoo.open(POSTERIORS), Recipe.load("mnist-optunet")
+    assert zoo.variants == ("raw", "canonical")
+    assert not any("+" in commit for commit in zoo.metadata["commit"].unique().to_pylist())
+    for name in posterior.names():
+        model = posterior.get(name).load(recipe)
+        draws = zoo.where(f"method == '{name}'")
+        assert draws.metadata["recipe_digest"].unique().to_pylist() == [model.digest]
+        counts = Counter(draws.metadata["seed"].to_pylist())
+        assert counts == {0: min(100, model.max_draws or 100), **dict.fromkeys(range(1, 10), 10)}, name
+        if model.starts == "member":
+            assert {*draws.metadata["mode"].to_pylist()} <= {*ckptzoo.open(MEMBERS).metadata["member"].to_pylist()}
+
+
+def test_draws_of_dropout_share_all_but_the_last_layer() -> None:
+    draws = ckptzoo.open(POSTERIORS).where("method == 'dropout' and seed == 0")
+    conv1, conv2, last = (np.asarray(draws[name]) for name in ("conv1.weight", "conv2.weight", "fc.weight"))
+    assert (conv1 == conv1[0]).all() and (conv2 == conv2[0]).all()
+    kept = (last != 0).any(1)  # (100, 10): the inputs of the last layer that a draw keeps
+    np.testing.assert_array_equal(last, np.abs(last).max(0) * np.sign(last.sum(0)) * kept[:, None])
+    assert 0.7 < kept.mean() < 0.9 and len({*map(bytes, kept)}) > 50
+
+
 def test_trajectories_end_in_the_members_of_the_other_zoo() -> None:
     ends, zoo = ckptzoo.open(TRAJECTORIES).last_steps(), ckptzoo.open(MEMBERS)
     same = zoo.take([zoo.ids.index(name) for name in ends.ids])
@@ -86,27 +115,31 @@ def test_trajectories_end_in_the_members_of_the_other_zoo() -> None:
         np.testing.assert_array_equal(np.asarray(ends[name]), np.asarray(same[name]))
 
 
+@pytest.mark.parametrize("folder", [MEMBERS, POSTERIORS], ids=["members", "posteriors"])
 @pytest.mark.parametrize("variant", ["raw", "canonical"])
-def test_stored_outputs_are_those_of_stock_pytorch(exported: Callable[[str, str], OptuNet], variant: str) -> None:
-    zoo = ckptzoo.open(MEMBERS)
+def test_stored_outputs_are_those_of_stock_pytorch(
+    exported: Callable[[Path, str, str], OptuNet], variant: str, folder: Path
+) -> None:
+    zoo = ckptzoo.open(folder)
     outputs, digits = zoo.predictions("digits/test-16"), test_sets.find("digits")
     assert digits is not None
     images = seen(digits.images[:16])
     for row in sample(zoo):
         with torch.inference_mode():
-            found = exported(zoo.ids[row], variant)(images).numpy()
+            found = exported(folder, zoo.ids[row], variant)(images).numpy()
         np.testing.assert_allclose(outputs.logits[row], found, rtol=2**-10, atol=1e-3)
 
 
 @pytest.mark.skipif(not (DATA / "mnist").is_dir(), reason="MNIST is not at hand")
-def test_accuracies_are_those_of_stock_pytorch(exported: Callable[[str, str], OptuNet]) -> None:
-    zoo = ckptzoo.open(MEMBERS)
+@pytest.mark.parametrize("folder", [MEMBERS, POSTERIORS], ids=["members", "posteriors"])
+def test_accuracies_are_those_of_stock_pytorch(exported: Callable[[Path, str, str], OptuNet], folder: Path) -> None:
+    zoo = ckptzoo.open(folder)
     mnist = test_sets.find("mnist", DATA)
     assert mnist is not None and len(mnist) == 10_000
     images, labels = seen(mnist.images), torch.from_numpy(mnist.labels)
     for row in sample(zoo):
         with torch.inference_mode():
-            right = (exported(zoo.ids[row], "raw")(images).argmax(1) == labels).sum().item()
+            right = (exported(folder, zoo.ids[row], "raw")(images).argmax(1) == labels).sum().item()
         assert abs(right - 10_000 * zoo.metadata["test_accuracy"][row].as_py()) <= 1, "a tie may fall either way"
 
 

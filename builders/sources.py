@@ -12,6 +12,7 @@ from builders.data_source import DataSource, Feed, TabularData
 from builders.recipe import GaussianRecipe, Recipe, TableRecipe
 from builders.rng import normal_pair, philox, uniform
 from builders.tables import Table
+from ckptzoo.image_sets import folder_of
 from ckptzoo.loader.permutation import derive_key
 
 
@@ -65,7 +66,7 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Source:
     if isinstance(recipe, GaussianRecipe):
         return load_gaussians(recipe)
     if isinstance(recipe, TableRecipe):
-        return tables.load(recipe, data.folder_of(folder))
+        return tables.load(recipe, folder_of(folder))
     return data.load(recipe, folder)
 
 
@@ -80,14 +81,14 @@ def test_inputs(recipe: Recipe, source: Source, limit: int | None = None) -> NDA
     """float32 (N, ...): the first test inputs as the network sees them."""
     if isinstance(source, Table):
         return source.test_inputs[:limit]
-    return data.inputs(recipe, source.test_images[:limit])
+    return data.inputs(recipe, source.half("test")[0][:limit])
 
 
 def train_inputs(recipe: Recipe, source: Source, start: int, stop: int) -> NDArray[Any]:
     """float32 (stop - start, ...): training inputs as the network sees them, in order and not augmented."""
     if isinstance(source, Table):
         return source.train_inputs[start:stop]
-    return data.inputs(recipe, source.train_images[start:stop])
+    return data.inputs(recipe, source.half("train")[0][start:stop])
 
 
 def input_bytes(source: Source) -> int:

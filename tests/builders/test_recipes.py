@@ -16,7 +16,8 @@ from builders import sources as gaussians
 from builders.__main__ import run
 from builders.recipe import FOLDER, GaussianRecipe, Recipe, TableRecipe, names
 from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
-from ckptzoo.hub import test_sets
+from ckptzoo.image_sets.digits import enlarge
+from ckptzoo.image_sets.idx import read_idx
 
 REAL = Path(os.environ.get(data.FOLDER_VARIABLE) or Path(__file__).parents[3] / "shared" / "data")
 TINY = dataclasses.replace(Recipe.load("mnist-optunet"), train=7, test=5)
@@ -174,9 +175,9 @@ def test_the_digits_are_always_the_same() -> None:
 def test_enlarging_is_bilinear_with_one_rounding() -> None:
     small = np.random.default_rng(0).integers(0, 17, size=(20, 8, 8))
     exact = torch.nn.functional.interpolate(torch.from_numpy(small[:, None]).double(), size=28, mode="bilinear")
-    error = test_sets.enlarge(small, 28, 16) - exact[:, 0].numpy() * 255 / 16
+    error = enlarge(small, 28, 16) - exact[:, 0].numpy() * 255 / 16
     assert np.abs(error).max() <= 0.5 + 1e-9
-    assert np.array_equal(test_sets.enlarge(np.full((1, 8, 8), 16), 28, 16), np.full((1, 28, 28), 255))
+    assert np.array_equal(enlarge(np.full((1, 8, 8), 16), 28, 16), np.full((1, 28, 28), 255))
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
@@ -241,7 +242,7 @@ def test_no_more_is_unpacked_than_is_expected(tmp_path: Path) -> None:
         for _ in range(64):
             file.write(bytes(2**20))
     with pytest.raises(IntegrityError, match="got more"):
-        test_sets.read_idx(tmp_path, "x", (5,))
+        read_idx(tmp_path, "x", (5,))
 
 
 def test_a_datasets_table_gives_the_same_arrays(mnist: Path) -> None:

@@ -27,7 +27,7 @@ _SET = re.compile(r"([^/]+)/(?:test(?:-([1-9]\d{0,8}))?|([a-z]+(?:-[a-z]+)*)-([1
 """``svhn/test``, ``svhn/test-10000`` and ``cifar10-c/gaussian-noise-3``."""
 
 
-def _cifar(classes: int, names: tuple[str, ...], archive: str, table: HubTable) -> KnownSet:
+def _cifar(classes: int, names: tuple[str, ...], archives: tuple[str, ...], table: HubTable) -> KnownSet:
     return KnownSet(
         name=f"cifar{classes}",
         forms=(read_binary, read_npz_files, tables.read_parquet, refuse_pickles),
@@ -37,7 +37,7 @@ def _cifar(classes: int, names: tuple[str, ...], archive: str, table: HubTable) 
         classes=classes,
         class_names=names,
         spellings=class_names.CIFAR100_SPELLINGS if classes == 100 else {},
-        folders=(archive, archive.replace("-bin", "-py").replace("-binary", "-python")),
+        folders=archives,
         table=table,
         source=_CIFAR_SOURCE.format(f"cifar-{classes}-binary.tar.gz"),
     )
@@ -69,24 +69,24 @@ KNOWN: Mapping[str, KnownSet] = {
         _cifar(
             10,
             class_names.CIFAR10,
-            "cifar-10-batches-bin",
+            ("cifar-10-batches-bin", "cifar-10-batches-py"),
             HubTable("uoft-cs/cifar10", image="img"),
         ),
         _cifar(
             100,
             class_names.CIFAR100,
-            "cifar-100-binary",
+            ("cifar-100-binary", "cifar-100-python"),
             HubTable("uoft-cs/cifar100", image="img", label="fine_label"),
         ),
         KnownSet(
-            name="tiny-imagenet",
+            name="tinyimagenet",
             forms=(read_tiny_imagenet, tables.read_parquet),
             counts={"train": 100_000, "test": 10_000},
             size=64,
             channels=3,
             classes=200,
             class_names=class_names.TINY_IMAGENET,
-            folders=("tiny-imagenet-200",),
+            folders=("tiny-imagenet-200", "tiny-imagenet"),
             table=HubTable("zh-plus/tiny-imagenet", splits={"train": "train", "test": "valid"}, sorted_names=True),
             source="Fetch http://cs231n.stanford.edu/tiny-imagenet-200.zip and unpack it.",
         ),
@@ -164,8 +164,8 @@ def find(
         return found
     if name != "digits" or (digits := read_digits()) is None:
         return None
-    images, labels = (array[-DIGITS_TEST:] if split == "test" else array[:-DIGITS_TEST] for array in digits)
-    return known.image_set(split, images, labels, name)
+    rows = slice(-DIGITS_TEST, None) if split == "test" else slice(-DIGITS_TEST)
+    return known.image_set(split, digits[0][rows], digits[1][rows], name)
 
 
 def load(name: str, split: str, folder: str | Path | None = None, *, count: int | None = None) -> ImageSet:

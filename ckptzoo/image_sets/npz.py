@@ -168,10 +168,12 @@ def map_npy(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     except FileNotFoundError as error:
         raise file_error(path, "file", "a .npy file", "no such file") from error
     except (OSError, ValueError, EOFError) as error:
+        with path.open("rb") as file:
+            is_npy = file.read(len(_MAGIC)) == _MAGIC
         # numpy takes every file that it does not know for a pickle
-        is_npy = path.is_file() and path.open("rb").read(len(_MAGIC)) == _MAGIC
-        is_objects = is_npy and "object" in str(error)
-        got = "Python objects, which are never unpickled" if is_objects else first_line(error) if is_npy else "another"
+        got = first_line(error) if is_npy else "another"
+        if is_npy and "object" in str(error):
+            got = "Python objects, which are never unpickled"
         raise file_error(path, "file", "a .npy file of numbers", got) from error
     if not isinstance(array, np.ndarray):
         raise file_error(path, "file", "a .npy file", "an archive")

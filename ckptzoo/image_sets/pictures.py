@@ -165,11 +165,10 @@ def _open(path: Path, dimensions: tuple[int, ...]) -> Images | None:
     """The memory map, where the file is there and whole."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-        os.utime(path)  # what was not used for longest is removed first
-    except PermissionError:
-        return None
     except (OSError, ValueError, EOFError):
         return None
+    with contextlib.suppress(OSError):  # a disk that can only be read
+        os.utime(path)  # what was not used for longest is removed first
     return array if array.dtype == np.uint8 and array.shape == dimensions else None
 
 

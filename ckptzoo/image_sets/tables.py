@@ -67,10 +67,13 @@ def from_datasets(known: KnownSet, split: str, splits: Mapping[str, Any]) -> Ima
     table = splits[name]
     _check_columns(known, layout, table.features, where)
     label = table.features[layout.label]
+    datasets = require("datasets", "hub")
+    if not isinstance(table.features[layout.image], datasets.Image):
+        got = type(table.features[layout.image]).__name__
+        raise file_error(where, f"column {layout.image}", "pictures", got, known.step)
     count = known.counts.get(split, len(table))
     if len(table) != count:
         raise file_error(where, f"{split} images", f"{count:,}", f"{len(table):,}", known.step)
-    datasets = require("datasets", "hub")
     # without decoding, so that pictures are decoded in one place and checked there
     table = table.select_columns([layout.image, layout.label])
     table = table.cast_column(layout.image, datasets.Image(decode=False))
@@ -127,9 +130,13 @@ def _image_set(
 ) -> ImageSet:
     pictures: list[Picture] = []
     labels: list[Any] = []
+    nbytes = 0
     for images, numbers in rows:
         pictures += [_picture(item, f"{where}, row {len(pictures) + at}") for at, item in enumerate(images)]
         labels += numbers
+        nbytes += sum(len(item.content) for item in pictures[-len(images) :] if isinstance(item.content, bytes))
+        if nbytes > MAX_BYTES:
+            raise file_error(where, "pictures", f"at most {size(MAX_BYTES)}", size(nbytes), known.step)
     if not all(isinstance(label, int) for label in labels):
         raise file_error(where, "labels", "integers", "others", known.step)
     if known.size is None or known.channels is None:

@@ -91,19 +91,19 @@ def test_tiny_imagenet_from_its_folder(tmp_path: Path) -> None:
 
 
 def test_tiny_imagenet_from_datasets_has_the_labels_of_the_folder(tmp_path: Path) -> None:
-    known = made.small("tiny-imagenet", class_names=made.TINY_CLASSES, classes=3, counts={"train": 6, "test": 3})
+    known = made.small("tinyimagenet", class_names=made.TINY_CLASSES, classes=3, counts={"train": 6, "test": 3})
     images = made.RNG.integers(0, 256, (6, 3, 64, 64), dtype=np.uint8)
     labels = np.array([0, 1, 2, 2, 1, 0])
     splits = made.table(
-        "tiny-imagenet", {"train": (images, labels), "test": (images[:3], labels[:3])}, sorted(made.TINY_CLASSES)
+        "tinyimagenet", {"train": (images, labels), "test": (images[:3], labels[:3])}, sorted(made.TINY_CLASSES)
     )
     found = tables.from_datasets(known, "train", splits)
     # sorted, the classes are 1, 0 and 2 of wnids.txt
     assert found.labels.tolist() == [1, 0, 2, 2, 0, 1] and np.array_equal(found.images, images)
     assert tables.from_datasets(known, "test", splits).labels.tolist() == [1, 0, 2]
-    plain = made.table("tiny-imagenet", {"train": (images, labels)}, made.TINY_CLASSES)
+    plain = made.table("tinyimagenet", {"train": (images, labels)}, made.TINY_CLASSES)
     assert tables.from_datasets(known, "train", plain).labels.tolist() == labels.tolist()
-    wrong = made.table("tiny-imagenet", {"train": (images, labels)}, made.TINY_CLASSES[::-1])
+    wrong = made.table("tinyimagenet", {"train": (images, labels)}, made.TINY_CLASSES[::-1])
     with pytest.raises(IntegrityError, match="name of class 0: expected n02000000, got n03000000"):
         tables.from_datasets(known, "train", wrong)
 

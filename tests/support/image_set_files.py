@@ -138,7 +138,7 @@ def write_tiny_imagenet(folder: Path, images: int = 11) -> KnownSet:
         lines.append(f"val_{number}.JPEG\t{TINY_CLASSES[(2 * number + 1) % 3]}\t0\t32\t44\t62\n")
     (folder / "val" / "val_annotations.txt").write_text("".join(lines))
     counts = {"train": 3 * images, "test": 5}
-    return small("tiny-imagenet", counts=counts, class_names=TINY_CLASSES, classes=3)
+    return small("tinyimagenet", counts=counts, class_names=TINY_CLASSES, classes=3)
 
 
 def write_textures(folder: Path) -> KnownSet:

@@ -63,7 +63,7 @@ class _Abilities:
         if not re.fullmatch(self.architectures, recipe.architecture):
             yield f"trains {self.architectures} alone"
         elif not self.buffers and any(tensor.kind == "buffer" for tensor in recipe.arch.tensors):
-            yield "trains no architecture with buffers, such as BatchNorm's"
+            yield "trains no architecture with buffers (BatchNorm has some)"
         if device not in self.devices:
             yield f"does not train on {device}"
         if recipe.precision not in self.precisions:

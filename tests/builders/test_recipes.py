@@ -14,9 +14,11 @@ import torch
 from builders import data, sources
 from builders import sources as gaussians
 from builders.__main__ import run
+from builders.build import CARDS
 from builders.recipe import FOLDER, GaussianRecipe, Recipe, TableRecipe, names
 from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
 from ckptzoo.hub import test_sets
+from ckptzoo.schema.card import Card
 
 REAL = Path(os.environ.get(data.FOLDER_VARIABLE) or Path(__file__).parents[3] / "shared" / "data")
 TINY = dataclasses.replace(Recipe.load("mnist-optunet"), train=7, test=5)
@@ -55,6 +57,31 @@ def test_energy_is_split_ninety_to_ten() -> None:
     assert (recipe.train, recipe.test) == (round(0.9 * 768), 768 - round(0.9 * 768))
     assert len(recipe.mean) == len(recipe.std) == 8
     assert recipe.facts()["loss"] == "squared-error"
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "parameters", "training"),
+    [
+        ("cifar100", 100, 11_220_132, (50_000, 75, 391, 80, 0.1, True, 5e-4)),
+        ("cifar10", 10, 11_173_962, (50_000, 75, 391, 80, 0.05, False, 5e-4)),
+        ("tinyimagenet", 200, 11_271_432, (100_000, 200, 782, 32, 0.2, False, 1e-4)),
+    ],
+)
+def test_the_residual_networks_are_the_published_ones(
+    name: str, classes: int, parameters: int, training: tuple[float, ...]
+) -> None:
+    recipe = data.require_images(Recipe.load(f"{name}-resnet18"))
+    last_batch = recipe.train - (recipe.epoch_steps - 1) * recipe.batch
+    optimiser = (recipe.learning_rate, recipe.nesterov, recipe.weight_decay)
+    assert (recipe.train, recipe.epochs, recipe.epoch_steps, last_batch, *optimiser) == training
+    assert (recipe.architecture, recipe.dataset, recipe.test) == (f"resnet18-{classes}", name, 10_000)
+    assert recipe.arch.parameters == parameters and recipe.arch[recipe.head].shape == (classes, 512)
+    assert (recipe.batch, recipe.momentum, recipe.crop_pad, recipe.flip) == (128, 0.9, 4, True)
+    assert (recipe.precision, recipe.dropout, recipe.loss) == ("float32", 0, "cross-entropy")
+    assert all(len(values) == 3 for values in recipe.statistics(3))
+    rates = [recipe.rates.learning_rate_at(epoch) / recipe.learning_rate for epoch in (0, 24, 25, 50, 74)]
+    cosine = [(1 + np.cos(np.pi * epoch / 200)) / 2 for epoch in (0, 24, 25, 50, 74)]
+    assert rates == pytest.approx(cosine if name == "tinyimagenet" else [1, 1, 0.1, 0.01, 0.01])
 
 
 @pytest.mark.parametrize(
@@ -123,6 +150,8 @@ def test_a_mean_is_one_number_or_one_a_channel() -> None:
 def test_every_recipe_loads_and_is_named_after_its_file(name: str) -> None:
     assert Recipe.load(name).name == name
     assert Recipe.load(FOLDER / f"{name}.toml") == Recipe.load(name)
+    card = Card.from_toml(CARDS / name / "card.toml")
+    assert (card.name, card.dataset) == (name, Recipe.load(name).dataset)
 
 
 def test_the_digest_is_of_what_decides_the_weights() -> None:

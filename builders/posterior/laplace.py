@@ -19,7 +19,8 @@ from builders import losses, rng, sources
 from builders.posterior import curvature, gaussian
 from builders.posterior.curvature import TrainingInputs
 from builders.posterior.method import Method, Surroundings, derived, flatten, number, standard_normals
-from builders.recipe import Recipe
+from builders.recipe import FLOAT32, Recipe
+from builders.schedules import MILESTONES
 from builders.state import Tensors, TrainingState
 from ckptzoo import archs
 from ckptzoo.errors import Problem
@@ -45,8 +46,18 @@ class Laplace(Method):
 
     @property
     def chain(self) -> Recipe:
-        """The recipe, whose examples are taken once and as they are."""
-        return derived(self.recipe, epochs=1, crop_pad=0, milestones=(), momentum=0.0)
+        """The recipe, whose examples are taken once and as they are, by networks as zoos hold them."""
+        return derived(
+            self.recipe,
+            epochs=1,
+            crop_pad=0,
+            flip=False,
+            schedule=MILESTONES,
+            milestones=(),
+            momentum=0.0,
+            nesterov=False,
+            precision=FLOAT32,
+        )
 
     @property
     def steps(self) -> int:

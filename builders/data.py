@@ -44,7 +44,7 @@ class Data:
     @classmethod
     def of(cls, train: ImageSet, test: ImageSet) -> "Data":
         """The two halves of a data set."""
-        return cls(train.name, _bare(train.images), train.labels, _bare(test.images), test.labels, train.class_names)
+        return cls(train.name, train.images, train.labels, test.images, test.labels, train.class_names)
 
     @property
     def classes(self) -> int:
@@ -53,8 +53,7 @@ class Data:
 
     def half(self, name: str) -> tuple[Images, Labels]:
         """Raw images (N, C, H, W) and labels (N,) of ``"train"`` or ``"test"``."""
-        images = getattr(self, f"{name}_images")
-        return images if images.ndim == 4 else images[:, None], getattr(self, f"{name}_labels")
+        return getattr(self, f"{name}_images"), getattr(self, f"{name}_labels")
 
     @cached_property
     def digest(self) -> str:
@@ -66,9 +65,7 @@ class Data:
         total = hashlib.sha256()
         for name in ("train_images", "train_labels", "test_images", "test_labels"):
             array: NDArray[Any] = getattr(self, name)
-            shape = array.shape
-            if array.ndim == 4 and shape[1] == 1:
-                shape = (shape[0], *shape[2:])
+            shape = array.shape[:1] + array.shape[2:] if array.shape[1:2] == (1,) else array.shape
             hash_array(total, array, f"{name} {shape}")
         hash_class_names(total, self.class_names)
         return "sha256:" + total.hexdigest()
@@ -118,7 +115,7 @@ def inputs(recipe: Recipe, images: Images) -> NDArray[np.float32]:
     images : (N, C, H, W) uint8.
     """
     recipe = require_images(recipe)
-    return image_sets.network_inputs(images if images.ndim == 4 else images[:, None], recipe.mean, recipe.std)
+    return image_sets.network_inputs(images, recipe.mean, recipe.std)
 
 
 def require_images(recipe: Recipe) -> ImageRecipe:
@@ -140,7 +137,7 @@ def _digits(recipe: Recipe) -> Data:
     digits = read_digits()
     if digits is None:
         raise MissingExtraError("scikit-learn", "build")
-    images, labels = _bare(digits[0]), digits[1]
+    images, labels = digits
     train, test = slice(recipe.train), slice(recipe.train, None)
     return Data(_DIGITS, images[train], labels[train], images[test], labels[test])
 
@@ -152,7 +149,3 @@ def from_datasets(name: str, splits: Mapping[str, Any]) -> Data:
     """
     found = image_sets.halves_from(name, splits)
     return Data.of(found["train"], found["test"])
-
-
-def _bare(images: Images) -> Images:
-    return images[:, 0] if images.shape[1] == 1 else images

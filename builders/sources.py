@@ -81,14 +81,14 @@ def test_inputs(recipe: Recipe, source: Source, limit: int | None = None) -> NDA
     """float32 (N, ...): the first test inputs as the network sees them."""
     if isinstance(source, Table):
         return source.test_inputs[:limit]
-    return data.inputs(recipe, source.half("test")[0][:limit])
+    return data.inputs(recipe, source.test_images[:limit])
 
 
 def train_inputs(recipe: Recipe, source: Source, start: int, stop: int) -> NDArray[Any]:
     """float32 (stop - start, ...): training inputs as the network sees them, in order and not augmented."""
     if isinstance(source, Table):
         return source.train_inputs[start:stop]
-    return data.inputs(recipe, source.half("train")[0][start:stop])
+    return data.inputs(recipe, source.train_images[start:stop])
 
 
 def input_bytes(source: Source) -> int:

@@ -19,17 +19,10 @@ COLOUR = dataclasses.replace(
 """Three steps an epoch, the last of 3 images."""
 
 
-class Colour(data.Data):
-    """Images of several channels: what ``half`` gives of them is all that a source of batches reads."""
-
-    def half(self, name: str) -> tuple[data.Images, data.Labels]:
-        return getattr(self, f"{name}_images"), getattr(self, f"{name}_labels")
-
-
-def colour(channels: int, height: int, width: int, count: int = 11) -> Colour:
+def colour(channels: int, height: int, width: int, count: int = 11) -> data.Data:
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (count, channels, height, width), dtype=np.uint8)
-    return Colour("colour", images, np.arange(count) % 3, images[:1], np.zeros(1, np.int64))
+    return data.Data("colour", images, np.arange(count) % 3, images[:1], np.zeros(1, np.int64))
 
 
 def test_a_flip_is_the_top_bit_of_the_third_word_of_the_crops_block() -> None:

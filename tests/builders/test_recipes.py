@@ -239,8 +239,8 @@ def test_inputs_that_make_no_sense(name: str, changed: dict[str, object], expect
 def test_the_digits_are_always_the_same() -> None:
     recipe = Recipe.load("digits-optunet")
     found = data.load(recipe)
-    assert found.train_images.shape == (1437, 28, 28)
-    assert found.test_images.shape == (360, 28, 28)
+    assert found.train_images.shape == (1437, 1, 28, 28)
+    assert found.test_images.shape == (360, 1, 28, 28)
     assert found.train_images.dtype == np.uint8
     assert found.classes == 10
     assert found.digest == "sha256:fb518ef501a127d02ee40c192b7c492714f702b81c5e5f68b8d21aec2b4aac70"
@@ -331,7 +331,7 @@ def test_a_datasets_table_gives_the_same_arrays(mnist: Path) -> None:
     splits = {
         half: datasets.Dataset.from_dict(
             {
-                "image": list(getattr(direct, f"{half}_images")),
+                "image": list(getattr(direct, f"{half}_images")[:, 0]),
                 "label": getattr(direct, f"{half}_labels").tolist(),
             },
             features=features,
@@ -350,7 +350,7 @@ def test_counts_and_names_that_do_not_fit(mnist: Path) -> None:
         sources.load(dataclasses.replace(Recipe.load("energy-mlp"), dataset="energie"))
     toy = Recipe.load("toy")
     with pytest.raises(ZooError, match="recipe 'toy': inputs: expected images, got one for gaussian data"):
-        data.inputs(toy, np.zeros((1, 28, 28), np.uint8))
+        data.inputs(toy, np.zeros((1, 1, 28, 28), np.uint8))
     assert isinstance(toy, GaussianRecipe)
     assert sources.load(toy).digest == gaussians.load_gaussians(toy).digest
 

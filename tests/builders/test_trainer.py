@@ -151,10 +151,10 @@ def crops(recipe: ImageRecipe, source: data.Data, key: np.ndarray, epoch: int, p
     items, pad = draws.order(key, epoch, positions, recipe.train)[0], recipe.crop_pad
     down, right = (part[0] for part in draws.crops(key, epoch, positions, pad))
     flipped = draws.flips(key, epoch, positions)[0] & recipe.flip
-    padded = np.pad(source.train_images[items], ((0, 0), (pad, pad), (pad, pad)))
-    cropped = [image[y : y + 28, x : x + 28] for image, y, x in zip(padded, down, right, strict=True)]
-    mirrored = [image[:, ::-1] if flip else image for image, flip in zip(cropped, flipped, strict=True)]
-    return (np.stack(mirrored)[:, None] / 255 - recipe.mean) / recipe.std
+    padded = np.pad(source.train_images[items], ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    cropped = [image[:, y : y + 28, x : x + 28] for image, y, x in zip(padded, down, right, strict=True)]
+    mirrored = [image[..., ::-1] if flip else image for image, flip in zip(cropped, flipped, strict=True)]
+    return (np.stack(mirrored) / 255 - recipe.mean) / recipe.std
 
 
 def plain(recipe: Recipe, source: Source, seed: int, stop: int) -> dict[str, torch.Tensor]:

@@ -1,5 +1,6 @@
 """The digits that scikit-learn brings, Fashion-MNIST beside MNIST, and pixels as networks see them."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ def test_digits_are_those_that_the_recipe_holds_out(tmp_path: Path, monkeypatch:
     assert isinstance(recipe, ImageRecipe)
     trained, found = data.load(recipe), image_sets.find("digits")
     assert found is not None and len(found) == recipe.test
-    assert np.array_equal(found.images[:, 0], trained.test_images) and np.array_equal(found.labels, trained.test_labels)
+    assert np.array_equal(found.images, trained.test_images) and np.array_equal(found.labels, trained.test_labels)
     seen = found.normalized((recipe.mean,), (recipe.std,))
     assert np.array_equal(seen, data.inputs(recipe, trained.test_images))
     np.savez(tmp_path / "digits_test.npz", images=np.zeros((2, 3, 3), np.uint8), labels=np.array([1, 2]))
@@ -49,3 +50,24 @@ def test_pixels_are_scaled_channel_by_channel(mean: tuple[float, ...], std: tupl
     centre, width = (np.array(values).reshape(1, -1, 1, 1) for values in (mean, std))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, ((images[:4] / 255 - centre) / width).astype(np.float32))
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "image_sets.md").read_text()
+
+
+def test_the_page_lists_every_data_set_with_its_numbers() -> None:
+    listed = {
+        name for row in re.findall(r"^\| (`.+?) \|", PAGE, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)
+    }
+    assert listed == {*image_sets.KNOWN, "digits"}
+    for known in image_sets.KNOWN.values():
+        (row,) = [line for line in PAGE.splitlines() if line.startswith("|") and f"`{known.name}`" in line]
+        assert all(f"{count:,}" in row for count in known.counts.values()) and f"{known.classes}" in row
+    assert all(name.replace("_", "-") in PAGE for name in image_sets.EXTRA_CORRUPTIONS)
+
+
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(block, "image_sets.md", "exec"), {})
+    assert "(360, 1, 28, 28) uint8" in capsys.readouterr().out

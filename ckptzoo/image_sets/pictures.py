@@ -122,7 +122,8 @@ def decode_to_cache(pictures: Sequence[Picture], shape: Shape) -> Images:
 
     Notes
     -----
-    2,000 to 3,000 pictures of 64x64 a second and core; what is there already costs a look at each file's size and time.
+    3,500 pictures of 64x64 a second of processor time (JPEG files of 1.8 kB); what is there already costs a look at the
+    size and time of each file, 8 microseconds.
     """
     key = _digest(pictures, shape)
     path = cache_root() / _CACHE_FOLDER / "blobs" / key[:2] / f"{key}.npy"

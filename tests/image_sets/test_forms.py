@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import scipy.io
 
-from builders.data import Data
+from builders.data import Data, load
+from builders.recipe import Recipe
 from ckptzoo import image_sets
 from ckptzoo.errors import IntegrityError
 from ckptzoo.image_sets import class_names, lookup, tables
@@ -167,6 +168,7 @@ def test_the_real_test_set_of_cifar100(tmp_path: Path) -> None:
     found = image_sets.find("cifar100", REAL)
     assert found is not None and found.images.shape == (10_000, 3, 32, 32) and found.class_names is not None
     assert np.array_equal(np.bincount(found.labels), np.full(100, 100))
+    assert found.digest == "sha256:584a3a84c54c8c2b5a46eb04365040ae31dd7627d2d1cf3a87c0a11174f1cd17"
     # the first test images are known to be a mountain, a forest and a seal
     assert [found.class_names[label] for label in found.labels[:3]] == ["mountain", "forest", "seal"]
     with np.load(REAL / "cifar100" / "cifar100_test.npz") as arrays:
@@ -182,11 +184,12 @@ def test_the_real_test_set_of_cifar100(tmp_path: Path) -> None:
 
 @needs_cifar100
 @pytest.mark.slow
-def test_the_real_training_set_of_cifar100() -> None:
-    found = image_sets.find("cifar100", REAL, split="train")
-    assert found is not None and np.array_equal(np.bincount(found.labels), np.full(100, 500))
+def test_the_real_cifar100_that_its_recipe_trains_on() -> None:
+    found = load(Recipe.load("cifar100-resnet18"), REAL)
+    assert found.digest == "sha256:32acb6efa44d4846a00b30ee82249ac2de68e77264642deae078ab472c3085bc"
+    assert np.array_equal(np.bincount(found.train_labels), np.full(100, 500)) and len(found.test_images) == 10_000
     # histograms, because the mean of all pixels needs no floating-point copy of them
-    channels = [np.bincount(found.images[:, channel].ravel(), minlength=256) for channel in range(3)]
+    channels = [np.bincount(found.train_images[:, channel].ravel(), minlength=256) for channel in range(3)]
     pixels = np.arange(256) / 255
     means = [float(counts @ pixels / counts.sum()) for counts in channels]
     assert means == pytest.approx([0.5071, 0.4865, 0.4409], abs=1e-4)

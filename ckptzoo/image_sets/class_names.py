@@ -52,4 +52,14 @@ TINY_IMAGENET = _words(
 )
 """WordNet identifiers in the order of ``wnids.txt``, which is not sorted."""
 
+TEXTURES = _words(
+    """
+    banded blotchy braided bubbly bumpy chequered cobwebbed cracked crosshatched crystalline dotted fibrous flecked
+    freckled frilly gauzy grid grooved honeycombed interlaced knitted lacelike lined marbled matted meshed paisley
+    perforated pitted pleated polka-dotted porous potholed scaly smeared spiralled sprinkled stained stratified
+    striped studded swirly veined waffled woven wrinkled zigzagged
+    """
+)
+"""The folders of Describable Textures, sorted."""
+
 DIGITS = _words("0 1 2 3 4 5 6 7 8 9")

@@ -21,7 +21,7 @@ from ckptzoo.schema.layout import SET_NAME
 _CIFAR_SOURCE = "Fetch {} from https://www.cs.toronto.edu/~kriz/cifar.html and unpack it."
 _CORRUPTED_RECORDS = {10: 2535967, 100: 3555552}
 _FORMS = (read_npz_files, read_idx_files)
-"""Of data sets of which nothing is known."""
+"""Of a data set of which nothing is known."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _SET = re.compile(r"([^/]+)/(?:test(?:-([1-9]\d{0,8}))?|([a-z]+(?:-[a-z]+)*)-([1-9]))")
 """``svhn/test``, ``svhn/test-10000`` and ``cifar10-c/gaussian-noise-3``."""
@@ -80,7 +80,7 @@ KNOWN: Mapping[str, KnownSet] = {
         ),
         KnownSet(
             name="tinyimagenet",
-            forms=(read_tiny_imagenet, tables.read_parquet),
+            forms=(read_tiny_imagenet, read_npz_files, tables.read_parquet),
             counts={"train": 100_000, "test": 10_000},
             size=64,
             channels=3,
@@ -103,11 +103,12 @@ KNOWN: Mapping[str, KnownSet] = {
         ),
         KnownSet(
             name="textures",
-            forms=(read_textures,),
+            forms=(read_textures, read_npz_files),
             counts={"test": 5_640},
             size=64,
             channels=3,
             classes=47,
+            class_names=class_names.TEXTURES,
             folders=("dtd",),
             source="Fetch dtd-r1.0.1.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/dtd and unpack it.",
         ),
@@ -115,7 +116,7 @@ KNOWN: Mapping[str, KnownSet] = {
         _corrupted(100),
     )
 }
-"""Data sets by name. Of others, and of MNIST, which forms stand in a folder decides everything."""
+"""Data sets by name; one of any other name may be found too, in ``_FORMS``."""
 TRAINING_SETS = tuple(known.name for known in KNOWN.values() if known.table is not None)
 """Those that have a training set."""
 

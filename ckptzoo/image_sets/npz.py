@@ -5,7 +5,7 @@ import math
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -127,7 +127,7 @@ def _check_image_shape(known: KnownSet, path: Path, shape: tuple[int, ...]) -> N
         raise file_error(path, "images", expected, f"uint8 {shape}", _REWRITE)
     most = max(known.counts.values(), default=shape[0])
     if shape[0] > most:
-        raise file_error(path, "images", f"at most {most:,}", f"{shape[0]:,}", _REWRITE)
+        raise file_error(path, "images", f"at most {most:,}", f"{shape[0]:,}", known.step)
 
 
 def _channels_first(images: NDArray[np.uint8]) -> Images:
@@ -143,11 +143,12 @@ def _check_names(known: KnownSet, folder: Path) -> None:
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(_NAMES_BYTES))
-        names = next(content[key] for key in _NAMES_KEYS if key in content)
-    except (OSError, ValueError, TypeError, StopIteration) as error:
-        raise file_error(path, "names of classes", f"JSON with {_NAMES_KEYS[-1]}", first_line(error)) from error
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise file_error(path, "names of classes", "a list of texts", excerpt(names, 60))
+    except (OSError, ValueError) as error:
+        raise file_error(path, "names of classes", "a JSON file", first_line(error)) from error
+    found = content if isinstance(content, dict) else {}
+    names = next((found[key] for key in _NAMES_KEYS if key in found), None)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise file_error(path, _NAMES_KEYS[-1], "a list of texts", excerpt(names, 60))
     known.check_class_names(names, path.name)
 
 

@@ -40,15 +40,13 @@ def read_textures(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
     if split != "test" or not known.is_named_by(folder) or not root.is_dir():
         return None
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-    if known.classes is not None and len(names) != known.classes:
-        raise file_error(f"{folder.name}/images", "classes", f"{known.classes} folders", str(len(names)), known.step)
+    known.check_class_names(names, f"{folder.name}/images")
     paths, labels = _listed(
         (number, sorted(path for path in (root / name).iterdir() if _TEXTURE.fullmatch(path.name)))
         for number, name in enumerate(names)
     )
     shape = Shape(known.size or _TEXTURES_SIZE, scaled=True)
-    found = _decoded(known, split, paths, labels, shape, folder, f"{folder.name}/images")
-    return ImageSet(found.name, found.images, found.labels, tuple(names))
+    return _decoded(known, split, paths, labels, shape, folder, f"{folder.name}/images")
 
 
 def _decoded(

@@ -165,7 +165,8 @@ def _digest(pictures: Sequence[Picture], shape: Shape) -> str:
 def _open(path: Path, dimensions: tuple[int, ...]) -> Images | None:
     """The memory map, where the file is there and whole."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        # copy-on-write, because torch warns of arrays that it may not write to
+        array = np.load(path, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     with contextlib.suppress(OSError):  # a disk that can only be read
@@ -181,7 +182,8 @@ def _write(path: Path, dimensions: tuple[int, ...], blocks: Iterator[Images]) ->
         with _disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             address = cache_root() / _CACHE_FOLDER / "address.json"
-            address.write_text(json.dumps({"address": CACHE_ADDRESS}))
+            if not address.exists():
+                address.write_text(json.dumps({"address": CACHE_ADDRESS}))
             free = shutil.disk_usage(path.parent).free
         if free < nbytes:
             raise _cache_error(path, f"{size_text(nbytes)} of free disk", size_text(free))

@@ -105,7 +105,10 @@ def test_parts_of_an_archive(tmp_path: Path) -> None:
         made.write_names(folder, names)
         refused(lambda: lookup.read(known, "train", tmp_path), "label_names.json: ", said)
     (folder / "label_names.json").write_text(json.dumps([1]))
-    refused(lambda: lookup.read(known, "train", tmp_path), "label_names.json: names of classes")
+    refused(
+        lambda: lookup.read(known, "train", tmp_path),
+        "label_names.json: fine_label_names: expected a list of texts, got None",
+    )
     (folder / "label_names.json").unlink()
     last = folder / "cifar100_train_2of3.npz"
     np.savez(last, images=np.zeros((5, 16, 16, 3), np.uint8), fine_labels=np.zeros(5, np.uint8))
@@ -207,8 +210,8 @@ def test_listings_of_tiny_imagenet(tmp_path: Path) -> None:
 
 def test_textures_that_lack_a_class(tmp_path: Path) -> None:
     made.write_textures(tmp_path / "dtd")
-    refused(lambda: image_sets.find("textures", tmp_path), "dtd/images: classes: expected 47 folders, got 2")
-    known = made.small("textures", counts={"test": 6}, classes=2)
+    refused(lambda: image_sets.find("textures", tmp_path), "dtd/images: classes: expected 47 names, got 2")
+    known = made.small("textures", counts={"test": 6}, class_names=("banded", "zigzagged"), classes=2)
     refused(lambda: lookup.read(known, "test", tmp_path), "dtd/images: test images: expected 6, got 5")
 
 

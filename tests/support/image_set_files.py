@@ -150,7 +150,7 @@ def write_textures(folder: Path) -> KnownSet:
             data = jpeg(RNG.integers(0, 256, (*shape, 3), dtype=np.uint8))
             (folder / "images" / name / f"{name}_{number:04d}.jpg").write_bytes(data)
     (folder / "images" / "banded" / ".directory").write_text("left by a file manager")
-    return small("textures", counts={"test": 5}, classes=2)
+    return small("textures", counts={"test": 5}, class_names=("banded", "zigzagged"), classes=2)
 
 
 def write_corruption(folder: Path, name: str, count: int = 3, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:

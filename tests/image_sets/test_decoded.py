@@ -13,6 +13,8 @@ from ckptzoo.remote.cache import cache_root, cached_zoos, prune
 from tests.faults.disks import disk
 from tests.support import image_set_files as made
 
+RNG = np.random.default_rng(0)
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -23,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pictures_in(folder: Path, count: int = 3) -> list[Picture]:
     folder.mkdir(exist_ok=True)
     for number in range(count):
-        pixels = made.RNG.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        pixels = RNG.integers(0, 256, (64, 64, 3), dtype=np.uint8)
         (folder / f"{number}.jpg").write_bytes(made.jpeg(pixels))
     return [Picture(f"{number}.jpg", folder / f"{number}.jpg") for number in range(count)]
 

@@ -17,6 +17,8 @@ from tests.support import image_set_files as made
 
 REAL = Path(image_sets.folder_of(None) or Path(__file__).parents[3] / "shared" / "data")
 
+RNG = np.random.default_rng(0)
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +95,7 @@ def test_tiny_imagenet_from_its_folder(tmp_path: Path) -> None:
 
 def test_tiny_imagenet_from_datasets_has_the_labels_of_the_folder(tmp_path: Path) -> None:
     known = made.small("tinyimagenet", class_names=made.TINY_CLASSES, classes=3, counts={"train": 6, "test": 3})
-    images = made.RNG.integers(0, 256, (6, 3, 64, 64), dtype=np.uint8)
+    images = RNG.integers(0, 256, (6, 3, 64, 64), dtype=np.uint8)
     labels = np.array([0, 1, 2, 2, 1, 0])
     splits = made.table(
         "tinyimagenet", {"train": (images, labels), "test": (images[:3], labels[:3])}, sorted(made.TINY_CLASSES)
@@ -122,7 +124,7 @@ def test_textures_are_scaled_without_their_aspect(tmp_path: Path) -> None:
 
 
 def test_svhn_has_the_digit_0_for_10(tmp_path: Path) -> None:
-    known, images = made.small("svhn", counts={"test": 5}), made.RNG.integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
+    known, images = made.small("svhn", counts={"test": 5}), RNG.integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
     digits = np.array([1, 10, 9, 10, 5], np.uint8)
     content = {"X": images.transpose(2, 3, 1, 0), "y": digits[:, None]}
     for compressed in (False, True):

@@ -11,7 +11,7 @@ import numpy as np
 from ckptzoo.image_sets import KNOWN
 from ckptzoo.image_sets.image_set import KnownSet
 
-RNG = np.random.default_rng(7)
+SEED = 7
 COUNTS = {"train": 15, "test": 4}
 """CIFAR-10 has five files of training images."""
 
@@ -23,12 +23,13 @@ def small(name: str, **changes: Any) -> KnownSet:
 
 def cifar_arrays(classes: int) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Images (N, 3, 32, 32), labels and coarse labels of both splits; the largest label is there."""
+    rng = np.random.default_rng(SEED)
     made: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
     for split, count in COUNTS.items():
-        labels = RNG.integers(0, classes, count, dtype=np.uint8)
+        labels = rng.integers(0, classes, count, dtype=np.uint8)
         labels[-1] = classes - 1
-        images = RNG.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
-        made[split] = images, labels, RNG.integers(0, 20, count, dtype=np.uint8)
+        images = rng.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
+        made[split] = images, labels, rng.integers(0, 20, count, dtype=np.uint8)
     return made
 
 
@@ -121,6 +122,7 @@ TINY_CLASSES = ("n02000000", "n01000000", "n03000000")
 
 def write_tiny_imagenet(folder: Path, images: int = 11) -> KnownSet:
     """TinyImageNet of three classes, with grey pictures among the others, and of five validation images."""
+    rng = np.random.default_rng(SEED)
     (folder / "val" / "images").mkdir(parents=True)
     (folder / "wnids.txt").write_text("\n".join(TINY_CLASSES))
     for wnid in TINY_CLASSES:
@@ -128,12 +130,12 @@ def write_tiny_imagenet(folder: Path, images: int = 11) -> KnownSet:
         (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text("")
         for number in range(images):
             shape = (64, 64) if number % 4 == 0 else (64, 64, 3)
-            data = jpeg(RNG.integers(0, 256, shape, dtype=np.uint8))
+            data = jpeg(rng.integers(0, 256, shape, dtype=np.uint8))
             (folder / "train" / wnid / "images" / f"{wnid}_{number}.JPEG").write_bytes(data)
     lines: list[str] = []
     for number in range(5):
         (folder / "val" / "images" / f"val_{number}.JPEG").write_bytes(
-            jpeg(RNG.integers(0, 256, (64, 64, 3), dtype=np.uint8))
+            jpeg(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8))
         )
         lines.append(f"val_{number}.JPEG\t{TINY_CLASSES[(2 * number + 1) % 3]}\t0\t32\t44\t62\n")
     (folder / "val" / "val_annotations.txt").write_text("".join(lines))
@@ -143,11 +145,12 @@ def write_tiny_imagenet(folder: Path, images: int = 11) -> KnownSet:
 
 def write_textures(folder: Path) -> KnownSet:
     """Describable Textures of two classes and pictures of several sizes."""
+    rng = np.random.default_rng(SEED)
     sizes = {"zigzagged": [(70, 90), (300, 64)], "banded": [(64, 64), (20, 30), (100, 100)]}
     for name, shapes in sizes.items():
         (folder / "images" / name).mkdir(parents=True)
         for number, shape in enumerate(shapes):
-            data = jpeg(RNG.integers(0, 256, (*shape, 3), dtype=np.uint8))
+            data = jpeg(rng.integers(0, 256, (*shape, 3), dtype=np.uint8))
             (folder / "images" / name / f"{name}_{number:04d}.jpg").write_bytes(data)
     (folder / "images" / "banded" / ".directory").write_text("left by a file manager")
     return small("textures", counts={"test": 5}, class_names=("banded", "zigzagged"), classes=2)
@@ -155,8 +158,9 @@ def write_textures(folder: Path) -> KnownSet:
 
 def write_corruption(folder: Path, name: str, count: int = 3, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
     """One file of CIFAR-C and its labels; returns images (5, count, 32, 32, 3) and labels (count,)."""
+    rng = np.random.default_rng(SEED)
     folder.mkdir(parents=True, exist_ok=True)
-    images = RNG.integers(0, 256, (5, count, 32, 32, 3), dtype=np.uint8)
+    images = rng.integers(0, 256, (5, count, 32, 32, 3), dtype=np.uint8)
     labels = np.arange(classes - count, classes)
     np.save(folder / f"{name}.npy", images.reshape(5 * count, 32, 32, 3))
     np.save(folder / "labels.npy", np.tile(labels, 5))

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.errors import ZooError
 from ckptzoo.image_sets.image_set import MAX_BYTES, Images, ImageSet, KnownSet, file_error, first_line
 from ckptzoo.text import excerpt, size
 
@@ -22,8 +22,6 @@ _NAMES_FILE, _NAMES_KEYS = "label_names.json", ("label_names", "fine_label_names
 _NAMES_BYTES = 2**20
 _MAGIC = b"\x93NUMPY"
 _REWRITE = "Fetch it again, or write it with numpy.savez(images=..., labels=...)."
-_PACKED_WRONGLY = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError)
-"""What zipfile, zlib and numpy raise: RuntimeError for an encrypted archive, NotImplementedError for other methods."""
 
 
 def read_npz_files(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
@@ -91,7 +89,11 @@ def _read_part(known: KnownSet, path: Path) -> tuple[Images, NDArray[Any]]:
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
-    except _PACKED_WRONGLY as error:
+    except ZooError:
+        raise
+    # zipfile and zlib have errors of their own, and RuntimeError for encryption; numpy reads a header as Python text,
+    # so that it may raise a SyntaxError or a TokenError
+    except Exception as error:
         raise file_error(path, "file", "an .npz file", first_line(error), _REWRITE) from error
 
 
@@ -168,7 +170,8 @@ def map_npy(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
         raise file_error(path, "file", "a .npy file", "no such file") from error
-    except (OSError, ValueError, EOFError) as error:
+    # numpy reads a header as Python text, so that it may raise a SyntaxError or a TokenError
+    except Exception as error:
         with path.open("rb") as file:
             is_npy = file.read(len(_MAGIC)) == _MAGIC
         # numpy takes every file that it does not know for a pickle

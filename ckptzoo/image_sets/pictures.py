@@ -167,7 +167,8 @@ def _open(path: Path, dimensions: tuple[int, ...]) -> Images | None:
     try:
         # copy-on-write, because torch warns of arrays that it may not write to
         array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+    # numpy reads a header as Python text, so that it may raise a SyntaxError or a TokenError beside OSError, ValueError
+    except Exception:
         return None
     with contextlib.suppress(OSError):  # a disk that can only be read
         os.utime(path)  # what was not used for longest is removed first

@@ -33,10 +33,14 @@ def parquet(folder: Path) -> tuple[KnownSet, Path]:
     return made.small("cifar10", counts={"test": 1}), next((folder / "cifar10").glob("test-*.parquet"))
 
 
-def mat(folder: Path) -> tuple[KnownSet, Path]:
+def mat(folder: Path, packed: bool = False) -> tuple[KnownSet, Path]:
     content: dict[str, Any] = {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [10]], np.uint8)}
-    scipy.io.savemat(folder / "test_32x32.mat", content, do_compression=True)
+    scipy.io.savemat(folder / "test_32x32.mat", content, do_compression=packed)
     return made.small("svhn", counts={"test": 2}), folder / "test_32x32.mat"
+
+
+def packed_mat(folder: Path) -> tuple[KnownSet, Path]:
+    return mat(folder, packed=True)
 
 
 def tiny(folder: Path) -> tuple[KnownSet, Path]:
@@ -44,7 +48,7 @@ def tiny(folder: Path) -> tuple[KnownSet, Path]:
     return known, folder / "tinyimagenet" / "val" / "images" / "val_2.JPEG"
 
 
-@pytest.mark.parametrize("form", [binary, npz, parquet, mat, tiny])
+@pytest.mark.parametrize("form", [binary, npz, parquet, mat, packed_mat, tiny])
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_refused(

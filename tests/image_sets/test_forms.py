@@ -1,6 +1,7 @@
 """Every form of a data set gives the same arrays and one digest."""
 
 import hashlib
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -126,8 +127,8 @@ def test_textures_are_scaled_without_their_aspect(tmp_path: Path) -> None:
 def test_svhn_has_the_digit_0_for_10(tmp_path: Path) -> None:
     known, images = made.small("svhn", counts={"test": 5}), RNG.integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
     digits = np.array([1, 10, 9, 10, 5], np.uint8)
-    content = {"X": images.transpose(2, 3, 1, 0), "y": digits[:, None]}
-    for compressed in (False, True):
+    for compressed, kind in itertools.product((False, True), (np.uint8, np.int64, np.float64)):
+        content = {"name": "digits", "X": images.transpose(2, 3, 1, 0), "y": digits[:, None].astype(kind)}
         scipy.io.savemat(tmp_path / "test_32x32.mat", content, do_compression=compressed)
         found = lookup.read(known, "test", tmp_path)
         assert found is not None and found.labels.tolist() == [1, 0, 9, 0, 5] and np.array_equal(found.images, images)

@@ -146,7 +146,7 @@ def test_archives_that_unpack_to_more_than_they_should(tmp_path: Path) -> None:
     np.savez(path, images=np.zeros((4, 32, 32, 3), np.uint8), fine_labels=np.array([0, 1, 2, 100]))
     refused(lambda: lookup.read(known, "test", tmp_path), "labels: expected 0 to 99, got 0 to 100")
     good = path.read_bytes()
-    for wrong in (b"", b"no archive", good[:-30], good[:300] + b"\1" * 50 + good[350:]):
+    for wrong in (b"", b"no archive", good.replace(b"), }", b"), ]"), good[:-30], good[:300] + b"\1" * 50 + good[350:]):
         path.write_bytes(wrong)
         refused(lambda: lookup.read(known, "test", tmp_path), "cifar100_test.npz: file: expected an .npz file")
 
@@ -218,19 +218,26 @@ def test_textures_that_lack_a_class(tmp_path: Path) -> None:
 def test_matlab_files(tmp_path: Path) -> None:
     known, path = made.small("svhn", counts={"test": 3}), tmp_path / "test_32x32.mat"
     images, digits = np.zeros((32, 32, 3, 3), np.uint8), np.array([[1], [10], [3]], np.uint8)
+    expected = "file: expected a MATLAB file of version 5 with X and y, got "
     for content, said in (
-        ({"X": images}, "variable y: expected numbers (3, 1), got none"),
-        ({"y": digits}, "variable X: expected uint8 (32, 32, 3, 3), got none"),
-        ({"X": images.astype(np.float64), "y": digits}, "variable X: expected uint8 (32, 32, 3, 3), got double"),
-        ({"X": images[..., :2], "y": digits}, "got uint8 (32, 32, 3, 2)"),
+        ({"X": images}, f"{expected}no y"),
+        ({"y": digits}, f"{expected}no X"),
+        ({"X": images.astype(np.float64), "y": digits}, "variable X: expected uint8, got float64"),
+        ({"X": images[..., :2], "y": digits}, f"{expected}X of 32 x 32 x 3 x 2 instead of 32 x 32 x 3 x 3"),
+        ({"X": images, "y": digits.T}, f"{expected}y of 1 x 3 instead of 3 x 1"),
         ({"X": images, "y": digits - 1}, "labels: expected digits as 1 to 10, where 10 is 0, got 0 to 9"),
-        ({"X": images, "y": np.array([[{}], [1], [2]], object)}, "variable y"),
+        ({"X": images, "y": digits + 0.5}, "labels: expected digits as 1 to 10"),
+        ({"X": images, "y": digits + 1j}, f"{expected}y that is no array of real numbers"),
+        ({"X": images, "y": np.array([[{}], [1], [2]], object)}, f"{expected}y that is no array of real numbers"),
     ):
-        scipy.io.savemat(path, content)
-        refused(lambda: lookup.read(known, "test", tmp_path), "test_32x32.mat: ", said)
-    for wrong in (b"", b"MATLAB 7.3 MAT-file", path.read_bytes()[:200]):
+        for packed in (False, True):
+            scipy.io.savemat(path, content, do_compression=packed)
+            refused(lambda: lookup.read(known, "test", tmp_path), "test_32x32.mat: ", said)
+    scipy.io.savemat(path, {"X": images, "y": digits})
+    good = path.read_bytes()
+    for wrong in (b"", b"MATLAB 7.3 MAT-file", good[:-20], good[:300], good[:126] + b"xx" + good[128:]):
         path.write_bytes(wrong)
-        refused(lambda: lookup.read(known, "test", tmp_path), "test_32x32.mat: ")
+        refused(lambda: lookup.read(known, "test", tmp_path), f"test_32x32.mat: {expected}")
 
 
 def test_corrupted_sets(tmp_path: Path) -> None:
@@ -260,8 +267,10 @@ def test_corrupted_sets(tmp_path: Path) -> None:
     (folder / "labels.npy").write_bytes(b"\x80\x04.")
     refused(lambda: find("cifar10-c", "fog", 2), "labels.npy: file: expected a .npy file of numbers")
     np.save(folder / "labels.npy", np.tile(labels, 5))
-    (folder / "fog.npy").write_bytes((folder / "fog.npy").read_bytes()[:-1])
-    refused(lambda: find("cifar10-c", "fog", 2), "fog.npy: file")
+    good = (folder / "fog.npy").read_bytes()
+    for wrong in (good[:-1], good.replace(b"}", b"]", 1)):
+        (folder / "fog.npy").write_bytes(wrong)
+        refused(lambda: find("cifar10-c", "fog", 2), "fog.npy: file")
 
 
 def test_tables(tmp_path: Path) -> None:

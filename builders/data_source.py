@@ -92,7 +92,7 @@ class DataSource:
         pad = recipe.crop_pad
         padded = np.pad(raw, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
         pixels = torch.from_numpy(padded).reshape(-1).to(device)
-        labels = torch.from_numpy(targets).to(device)
+        labels = torch.from_numpy(np.require(targets, requirements="W")).to(device)
         return cls(recipe, pixels, labels, *padded.shape[1:])
 
     @property

@@ -117,7 +117,9 @@ class Trainer:
         batches: list[NDArray[np.float64]] = []
         with torch.inference_mode():
             for start in range(0, len(raw), size):
-                inputs = self.data_source.network_inputs(torch.from_numpy(raw[start : start + size]).to(device))
+                # torch warns of what is read-only, as a memory map is
+                some = torch.from_numpy(np.require(raw[start : start + size], requirements="W"))
+                inputs = self.data_source.network_inputs(some.to(device))
                 batches.append(outputs(weights, inputs).double().cpu().numpy())
         return losses.MemberOutputs(np.concatenate(batches, axis=1), targets)
 

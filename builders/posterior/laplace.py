@@ -77,7 +77,7 @@ class Laplace(Method):
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
         """See ``Method``."""
-        raw = torch.from_numpy(np.ascontiguousarray(surroundings.source.half("train")[0]))
+        raw = torch.from_numpy(np.require(surroundings.source.half("train")[0], requirements=["C", "W"]))
         inputs = TrainingInputs(raw, surroundings.data_source.network_inputs)
         architecture, loss = self.recipe.architecture, self.recipe.loss
         for mode in range(len(state) if state.step < stop else 0):
@@ -145,7 +145,7 @@ class Laplace(Method):
         """Of the training set without augmentation."""
         recipe, source = self.recipe, surroundings.source
         module, mean, total = archs.get(recipe.architecture)().eval(), losses.get(recipe.loss).mean, 0.0
-        device, targets = surroundings.data_source.device, source.half("train")[1]
+        device, targets = surroundings.data_source.device, np.require(source.half("train")[1], requirements="W")
         module = module.to(device)
         with torch.no_grad():
             for start in range(0, recipe.train, _EXAMPLES):

@@ -10,6 +10,7 @@ from builders import data, rng
 from builders.data_source import DataSource, steps
 from builders.recipe import ImageRecipe, Recipe
 from builders.state import dtype_of
+from builders.train import open_trainer
 
 DIGITS = data.require_images(Recipe.load("digits-optunet"))
 KEYS = rng.member_keys("sha256:" + 64 * "0", range(64))
@@ -103,3 +104,18 @@ def test_one_number_for_all_channels_and_the_same_for_each_give_the_same_bits() 
     near = dataclasses.replace(one, mean=(0.3057,) * 3, std=(0.3251, 0.3251, float(np.nextafter(0.3251, 1))))
     same = dataclasses.replace(one, mean=(0.3057,) * 3, std=(0.3251,) * 3)
     assert torch.equal(inputs(one), inputs(same)) and torch.equal(inputs(one), inputs(near))
+
+
+def test_images_may_be_read_only_as_memory_maps_are() -> None:
+    full, recipe = data.load(DIGITS), dataclasses.replace(DIGITS, train=20, test=10)
+    arrays = {
+        f"{half}_{kind}": getattr(full, f"{half}_{kind}")[:count]
+        for half, count in (("train", 20), ("test", 10))
+        for kind in ("images", "labels")
+    }
+    for array in arrays.values():
+        array.setflags(write=False)
+    with open_trainer(recipe, data.Data("digits", **arrays), engine="optunet") as trainer:
+        state = trainer.start([0, 1])
+        trainer.advance(state, 2)
+        assert np.isfinite(trainer.measure(state.weights)["train_loss"]).all()

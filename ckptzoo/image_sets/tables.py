@@ -21,7 +21,7 @@ from ckptzoo.image_sets.image_set import (
     first_line,
 )
 from ckptzoo.image_sets.pictures import Picture, Shape, decode_all, decode_to_cache
-from ckptzoo.text import size
+from ckptzoo.text import excerpt, size
 
 _ROWS = 1000
 """That are read at a time."""
@@ -137,8 +137,10 @@ def _image_set(
         nbytes += sum(len(item.content) for item in pictures[-len(images) :] if isinstance(item.content, bytes))
         if nbytes > MAX_BYTES:
             raise file_error(where, "pictures", f"at most {size(MAX_BYTES)}", size(nbytes), known.step)
-    if not all(isinstance(label, int) for label in labels):
-        raise file_error(where, "labels", "integers", "others", known.step)
+    # the hub marks a missing label by -1, or has none
+    wrong = next((label for label in labels if not isinstance(label, int) or not 0 <= label < 2**31), 0)
+    if wrong != 0:
+        raise file_error(where, "labels", "integers from 0", excerpt(wrong, 40), known.step)
     if known.size is None or known.channels is None:
         raise ValueError(f"the size of {known.name} is not known")
     shape = Shape(known.size, known.channels)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ckptzoo.errors import ZooError
-from ckptzoo.image_sets import lookup, pictures
+from ckptzoo.image_sets import lookup, pictures, tables
 from ckptzoo.image_sets.pictures import CACHE_ADDRESS, Picture, Shape, decode_all, decode_to_cache
 from ckptzoo.remote.cache import cache_root, cached_zoos, prune
 from tests.faults.disks import disk
@@ -73,6 +73,17 @@ def test_a_file_that_is_not_whole_is_written_again(tmp_path: Path, cache: Path) 
         path.write_bytes(wrong)
         assert np.array_equal(decode_to_cache(found, Shape(64)), expected)
         assert path.read_bytes() == good
+
+
+def test_large_tables_are_decoded_to_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, arrays = made.small("cifar10"), made.cifar_arrays(10)
+    splits = made.table("cifar10", arrays)
+    held = tables.from_datasets(known, "train", splits)
+    assert not files(cache)
+    monkeypatch.setattr(tables, "_HELD_BYTES", 1000)
+    for _ in range(2):
+        mapped = tables.from_datasets(known, "train", splits)
+        assert isinstance(mapped.images, np.memmap) and mapped.digest == held.digest and len(files(cache)) == 1
 
 
 def test_it_is_listed_and_removed_as_what_zoos_left(tmp_path: Path, cache: Path) -> None:

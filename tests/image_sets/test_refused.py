@@ -294,7 +294,10 @@ def test_tables(tmp_path: Path) -> None:
     path = folder / "test-00000-of-00001.parquet"
     for changes, said in (
         ({}, "row 0: picture: expected a whole JPEG or PNG"),
-        ({"label": [0, 1, 2, None]}, "labels: expected integers, got others"),
+        ({"label": [0, 1, 2, None]}, "labels: expected integers from 0, got None"),
+        ({"label": [0, 1, 2, -1]}, "labels: expected integers from 0, got -1"),
+        ({"label": pa.array([0, 1, 2, 2**64 - 1], pa.uint64())}, "labels: expected integers from 0, got 184467"),
+        ({"label": [0, 1, 2, 10]}, "row 0: picture"),
         ({"img": [None] * 4}, "row 0: picture: expected at most 4,194,304 bytes of JPEG or PNG, got NoneType"),
         ({"img": ["text"] * 4}, "row 0: picture"),
     ):

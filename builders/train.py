@@ -15,7 +15,7 @@ from builders import engines, losses, sources
 from builders.data_source import Feed
 from builders.recipe import Recipe
 from builders.sources import Source
-from builders.state import Tensors, TrainingState
+from builders.state import Tensors, TrainingState, as_stored
 from ckptzoo import archs
 from ckptzoo.errors import Problem, ZooError
 
@@ -85,9 +85,10 @@ class Trainer:
     def measure(self, weights: Tensors) -> dict[str, NDArray[Any]]:
         """Every measured column of the metadata, ``{column: (M,)}``.
 
-        Training loss and accuracy are those of the whole training set without augmentation. Which columns there are
-        is for the loss to say.
+        Training loss and accuracy are those of the whole training set without augmentation, in float32 whatever the
+        recipe's precision. Which columns there are is for the loss to say.
         """
+        weights = as_stored(weights)
         count = len(next(iter(weights.values())))
         if self._stacked_outputs() is None:
             size = max(1, _MEASURED_BYTES // (_MEASURED_EXAMPLES["cpu"] * sources.input_bytes(self.source)))
@@ -116,7 +117,9 @@ class Trainer:
         batches: list[NDArray[np.float64]] = []
         with torch.inference_mode():
             for start in range(0, len(raw), size):
-                inputs = self.data_source.network_inputs(torch.from_numpy(raw[start : start + size]).to(device))
+                # torch warns of what is read-only, as a memory map is
+                some = torch.from_numpy(np.require(raw[start : start + size], requirements="W"))
+                inputs = self.data_source.network_inputs(some.to(device))
                 batches.append(outputs(weights, inputs).double().cpu().numpy())
         return losses.MemberOutputs(np.concatenate(batches, axis=1), targets)
 
@@ -146,7 +149,7 @@ def open_trainer(
     Raises
     ------
     ZooError
-        There is no such device, the engine cannot train the architecture, or it does not fit the data.
+        There is no such device, the engine cannot train the recipe, or the architecture does not fit the data.
     """
     kind = device_kind(device)
     advance = engines.get(choose_engine(recipe, kind, engine))
@@ -182,14 +185,13 @@ def choose_engine(recipe: Recipe, device: str, engine: str | None = None) -> str
     MissingExtraError
         A package that it needs is not installed.
     ZooError
-        It cannot train the architecture on the device.
+        It cannot train the recipe on the device, or no engine can.
     """
     if engine is None:
         return engines.fastest(recipe, device)
     engines.get(engine)
-    if engine not in (usable := engines.usable(recipe, device)):
-        step = "Choose one of them."
-        raise ZooError(Problem(recipe.architecture, "engine", " or ".join(usable), engine, step))
+    if engine not in engines.usable(recipe, device):
+        raise engines.refusal(recipe, device, engine)
     return engine
 
 

@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from builders import rng
+from builders.engines.sgd import direction
 from builders.posterior.method import (
     WITHOUT_BUFFERS,
     Method,
@@ -96,7 +97,7 @@ class Bnn(Method):
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
         """See ``Method``."""
-        names, momentum = parameters(self.recipe.arch), self.chain.momentum
+        names = parameters(self.recipe.arch)
         mean, rho = flatten(state.weights, names), state.extra["rho"]
         noise = StepNormals(state.keys, rng.NOISE, mean)
         for step in surroundings.gradient_steps(state, stop):
@@ -113,9 +114,9 @@ class Bnn(Method):
                 products / self.draws_per_step + self.divergence_weight * (deviation / self.prior**2 - 1 / deviation),
             )
             products *= torch.sigmoid(rho)
-            if momentum:
-                slopes = state.extra["mean_momentum"].mul_(momentum).add_(slopes)
-                products = state.extra["rho_momentum"].mul_(momentum).add_(products)
+            if self.chain.momentum:
+                slopes = direction(self.chain, state.extra["mean_momentum"], slopes)
+                products = direction(self.chain, state.extra["rho_momentum"], products)
             mean.sub_(slopes, alpha=step.rate)
             rho.sub_(products, alpha=step.rate)
             state.step += 1

@@ -38,6 +38,7 @@ from builders.posterior.method import (
     unflatten,
 )
 from builders.recipe import Recipe
+from builders.schedules import MILESTONES
 from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem
 
@@ -68,7 +69,15 @@ class CyclicalSghmc(MarkovChain):
     @property
     def chain(self) -> Recipe:
         """The recipe over as many epochs; the step size is not SGD's here."""
-        return derived(self.recipe, epochs=self.epochs, learning_rate=0.0, momentum=0.0, milestones=())
+        return derived(
+            self.recipe,
+            epochs=self.epochs,
+            learning_rate=0.0,
+            momentum=0.0,
+            nesterov=False,
+            schedule=MILESTONES,
+            milestones=(),
+        )
 
     @property
     def cycle_epochs(self) -> int:

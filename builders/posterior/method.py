@@ -143,8 +143,7 @@ class Method(ABC):
         else:
             # a state changes in place
             weights = {name: tensor.clone() for name, tensor in weights.items()}
-        momentum = {name: torch.zeros_like(tensor) for name, tensor in weights.items()} if self.chain.momentum else {}
-        return TrainingState(keys, weights, momentum)
+        return TrainingState.of(self.chain, keys, weights)
 
     @abstractmethod
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:

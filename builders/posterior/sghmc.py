@@ -53,6 +53,7 @@ from builders.posterior.method import (
     unflatten,
 )
 from builders.recipe import Recipe
+from builders.schedules import MILESTONES
 from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem
 
@@ -102,9 +103,12 @@ class Sghmc(MarkovChain):
             epochs=self.epochs,
             batch=self.batch,
             crop_pad=0,
+            flip=False,
             momentum=0.0,
+            nesterov=False,
             weight_decay=0.0,
             learning_rate=0.0,
+            schedule=MILESTONES,
             milestones=(),
         )
 

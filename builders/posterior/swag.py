@@ -44,6 +44,7 @@ from builders.posterior.method import (
     unflatten,
 )
 from builders.recipe import Recipe
+from builders.schedules import MILESTONES
 from builders.sources import Source
 from builders.state import Tensors, TrainingState
 from ckptzoo import archs
@@ -81,9 +82,10 @@ class Swag(Method):
             self.recipe,
             epochs=self.ramp + self.snapshots * self.distance,
             learning_rate=self.learning_rate,
+            schedule=MILESTONES,
             milestones=(),
             warmup=self.ramp,
-            warmup_from=self.recipe.schedule.learning_rate_at(self.recipe.epochs - 1),
+            warmup_from=self.recipe.rates.learning_rate_at(self.recipe.epochs - 1),
         )
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:

@@ -60,7 +60,7 @@ def test_what_runs_was_compiled_from_these_files() -> None:
         np.empty(0, np.uint64),
     )
     nobody = tuple(np.empty((0, size), np.float32) for size in (32, 250, 100, 10))
-    images, batch = compiled.images(data_source), training.Batch.empty(rule.batch)
+    images, batch = compiled.images(data_source), training.LaneBatch.empty(rule.batch)
     ran = {
         training.train(Workspace.empty(), images, rule, batch, keys, nobody, nobody, 0, 1),
         training.batch_gradients(Workspace.empty(), images, rule, batch, keys, nobody, nobody, 0),
@@ -102,7 +102,7 @@ def test_the_gradient_is_that_of_double_precision(size: int) -> None:
         step = next(steps(data_source, state.keys, 3, 4))
         workspace, padding = Workspace.empty(), -size % 16
         corners, labels = (np.pad(part[0].numpy(), (0, padding), mode="edge") for part in (step.corners, step.labels))
-        drawn = training.Batch(corners, labels, np.ones((len(corners), 10), np.float32))
+        drawn = training.LaneBatch(corners, labels, np.ones((len(corners), 10), np.float32))
         flat = tuple(weights[name].detach().float().numpy().reshape(-1) for name in NAMES)
         training.gradients(workspace, compiled.images(data_source), flat, drawn, size, dropout=False)
         for name, found in zip(NAMES, (workspace.conv1, workspace.conv2, workspace.head, workspace.bias), strict=True):

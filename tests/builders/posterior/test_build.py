@@ -115,7 +115,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_draws(method: str, tmp_p
     build_members(DIGITS, tmp_path / "members", members=12, console=QUIET)
     changes = {"sghmc": {"epochs": 24}, "swag": {"distance": 4}, "csghmc": {"epochs": 40}}.get(method, {})
     changes = {**CHANGES[method], **changes}
-    start = tmp_path / "members" if method == "swag" else None
+    start = tmp_path / "members" if posterior.get(method).starts == "member" else None
     whole: dict[str, Any] = {"modes": 4, "draws": 3, "start": start, "unit_size": 2, "console": QUIET}
     build(method, DIGITS, tmp_path / "whole", changes=changes, **whole)
     path = tmp_path / "zoo"

@@ -135,19 +135,24 @@ class DataSource:
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
         """See ``Feed``; inputs (M, B, C, H, W) are crops, mirrored where the recipe flips, and normalised last."""
-        height, width = self.crop_shape
-        planes = torch.arange(self.channels, device=self.device) * (self.height * self.width)
-        rows = planes[:, None, None] + torch.arange(height, device=self.device)[:, None] * self.width
-        columns = torch.arange(width, device=self.device)
+        windows = self._windows()
         for step in steps(self, keys, start, stop):
-            places = step.corners[:, :, None, None, None] + rows
-            if step.flips is None:
-                raw = self.pixels[places + columns]
-            else:
-                mirrored = torch.where(step.flips[:, :, None], columns.flip(0), columns)
-                raw = self.pixels[places + mirrored[:, :, None, None]]
+            raw = windows[step.corners]
+            if step.flips is not None:
+                raw = torch.where(step.flips[:, :, None, None, None], raw.flip(-1), raw)
             images = self.network_inputs(raw, torch.empty(raw.shape, dtype=dtype_of(self.recipe), device=self.device))
             yield TrainingBatch(step.rate, images, step.labels, step.scales)
+
+    def _windows(self) -> torch.Tensor:
+        """(P, C, H, W): a view of the crop that starts at each place of ``pixels``, except those too near the end.
+
+        An index into it copies whole rows of a crop, at a tenth of the time of an index into ``pixels`` for each pixel.
+        """
+        height, width = self.crop_shape
+        plane = self.height * self.width
+        last = (self.channels - 1) * plane + (height - 1) * self.width + width - 1
+        size = (len(self.pixels) - last, self.channels, height, width)
+        return self.pixels.as_strided(size, (1, plane, self.width, 1))
 
 
 @dataclass(frozen=True, eq=False)

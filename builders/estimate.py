@@ -194,7 +194,7 @@ def estimate(
     checkpoints = len(recipe.steps_to_keep(keep_steps))
     engine_name = choose_engine(recipe, device_kind(device), engine)
     source = sources.load(recipe, folder)
-    seeds = range(min(members, unit_size or default_unit_size(source, device)))
+    seeds = range(min(members, unit_size or default_unit_size(source, device, engine_name)))
     with open_trainer(recipe, source, device=device, engine=engine_name) as trainer, counter_of(device) as counter:
         timed = time_steps(trainer, lambda: trainer.start(seeds), recipe.steps, counter, seconds)
         seconds_per_checkpoint = time_measuring(trainer, timed.state)

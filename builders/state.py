@@ -11,6 +11,8 @@ from builders import rng
 from builders.recipe import FLOAT64, Recipe
 
 Tensors = dict[str, torch.Tensor]
+STOPPED = "stopped"
+"""In ``TrainingState.extra`` of engines that train one member at a time: (M,) bool, which members train no further."""
 
 
 @dataclass

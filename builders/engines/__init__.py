@@ -9,6 +9,7 @@ same bits by the algorithms of ``builders.rng`` and ``ckptzoo.loader.permutation
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Protocol
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from builders.data_source import Feed
 from builders.engines.sgd import GradientStep
-from builders.recipe import FLOAT32, FLOAT64, ImageRecipe, Recipe
+from builders.recipe import BFLOAT16, FLOAT32, FLOAT64, TF32, ImageRecipe, Recipe
 from builders.state import TrainingState
 from ckptzoo.errors import MissingExtraError, Problem, UnknownNameError, ZooError
 
@@ -36,6 +37,7 @@ class _Abilities:
     devices : the kinds of devices that it knows.
     precisions : of recipes.
     buffers : whether it trains architectures with buffers, such as BatchNorm's.
+    one_at_a_time : whether it trains members one after another, each as fast as any number of them.
     dropout, flip, nesterov : whether it drops units, mirrors images, takes Nesterov's steps.
     package, extra : a package that it needs, and the extra that has it.
     """
@@ -45,6 +47,7 @@ class _Abilities:
     devices: tuple[str, ...] = ("cpu", "cuda")
     precisions: tuple[str, ...] = (FLOAT32, FLOAT64)
     buffers: bool = False
+    one_at_a_time: bool = False
     dropout: bool = True
     flip: bool = True
     nesterov: bool = True
@@ -68,6 +71,8 @@ class _Abilities:
             yield f"does not train on {device}"
         if recipe.precision not in self.precisions:
             yield f"does not train in {recipe.precision}"
+        elif recipe.precision == TF32 and device != "cuda":
+            yield f"has no {TF32} on {device}"
         if recipe.dropout and not self.dropout:
             yield "drops no units"
         if isinstance(recipe, ImageRecipe) and recipe.flip and not self.flip:
@@ -76,7 +81,11 @@ class _Abilities:
             yield "takes no steps of Nesterov's"
 
 
+_SINGLE = partial(_Abilities, precisions=(FLOAT32, TF32, BFLOAT16, FLOAT64), buffers=True, one_at_a_time=True)
 _ENGINES = {
+    "single-compile": _SINGLE("builders.engines.single.compile", devices=("cuda",)),
+    "single-graph": _SINGLE("builders.engines.single.graph", devices=("cuda",)),
+    "single": _SINGLE("builders.engines.single"),
     GENERAL: _Abilities("builders.engines.general"),
     "fused": _Abilities(
         "builders.engines.fused",
@@ -105,7 +114,8 @@ _ENGINES = {
 """Every engine; schedules are for the recipe to compute, so that each follows any.
 
 A faster engine comes after a slower one. One that was not measured on any device yet comes before those that were, so
-that it is taken only where it is asked for: today that is ``fused``, which is tested on a CPU.
+that it is taken only where it is asked for: today these are ``fused``, which is tested on a CPU, and the two of
+``single`` that are for GPUs alone.
 """
 
 
@@ -128,6 +138,11 @@ class GradientSteps(Protocol):
 def names() -> tuple[str, ...]:
     """Every engine."""
     return tuple(_ENGINES)
+
+
+def is_one_at_a_time(name: str) -> bool:
+    """Whether an engine trains members one after another, so that how many there are makes none of them faster."""
+    return _ENGINES[name].one_at_a_time
 
 
 def get(name: str) -> Engine:

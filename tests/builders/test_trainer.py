@@ -19,7 +19,7 @@ from builders.rng import below, philox, uniform
 from builders.sources import Source
 from builders.state import TrainingState, as_stored, dtype_of
 from builders.tables import Table
-from builders.train import choose_engine, default_unit_size, open_trainer
+from builders.train import available_cores, choose_engine, default_unit_size, open_trainer
 from ckptzoo import archs
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.measure import predictions
@@ -237,21 +237,24 @@ def test_engines_that_cannot_are_skipped_and_say_why() -> None:
         (variant(nesterov=True), "compiled, which takes no steps of Nesterov's"),
         (variant(precision="float64"), "compiled, which does not train in float64"),
     ):
-        assert engines.usable(recipe) == ("general", "optunet")
-        assert engines.usable(recipe, "cuda") == ("general", "optunet")
+        assert engines.usable(recipe) == ("single", "general", "optunet")
+        on_a_gpu = ("single-compile", "single-graph", "single", "general", "optunet")
+        assert engines.usable(recipe, "cuda") == on_a_gpu
         assert choose_engine(recipe, "cpu") == "optunet"
-        with pytest.raises(ZooError, match=f"optunet: engine: expected general or optunet, got {reason}. Choose"):
+        with pytest.raises(
+            ZooError, match=f"optunet: engine: expected single or general or optunet, got {reason}. Choose"
+        ):
             choose_engine(recipe, "cpu", "compiled")
     assert "compiled" in engines.usable(variant(schedule="cosine", milestones=()))
-    half = variant(precision="bfloat16", flip=True)
-    message = (
-        r"expected one that trains digits-optunet on cpu, got none \(general does not train in bfloat16; .*compiled"
-    )
-    with pytest.raises(ZooError, match=message + " does not train in bfloat16 and flips no images"):
-        choose_engine(half, "cpu")
+    assert choose_engine(variant(precision="bfloat16"), "cpu") == "single"
+    coarse = variant(precision="tf32", flip=True)
+    message = r"expected one that trains digits-optunet on cpu, got none \(.*general does not train in tf32; .*compiled"
+    with pytest.raises(ZooError, match=message + " does not train in tf32 and flips no images"):
+        choose_engine(coarse, "cpu")
     residual = dataclasses.replace(SMALL, architecture="resnet18-10")
-    with pytest.raises(ZooError, match=r"resnet18-10: engine: .*general trains no architecture with buffers"):
-        choose_engine(residual, "cpu")
+    assert choose_engine(residual, "cpu") == "single"
+    with pytest.raises(ZooError, match=r"resnet18-10: engine: .*general, which trains no architecture with buffers"):
+        choose_engine(residual, "cpu", "general")
 
 
 def test_members_in_float64_are_measured_and_stored_in_float32() -> None:
@@ -427,8 +430,10 @@ def test_a_thousand_of_the_toy_learn_to_separate() -> None:
 
 
 def test_sizes_go_by_the_bytes_of_an_input() -> None:
-    assert default_unit_size(FEW, "cpu") == 64
-    assert [default_unit_size(SOURCES[kind][1], "cpu") for kind in ("toy", "energy")] == [64 * 784 // 2, 64 * 784 // 8]
+    assert default_unit_size(FEW, "cpu", "optunet") == 64
+    sizes = [default_unit_size(SOURCES[kind][1], "cpu", "mlp") for kind in ("toy", "energy")]
+    assert sizes == [64 * 784 // 2, 64 * 784 // 8]
+    assert default_unit_size(FEW, "cpu", "single") == available_cores(), "as many as are trained side by side"
 
 
 def test_diverged_members_are_kept_and_marked() -> None:

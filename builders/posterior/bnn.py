@@ -21,7 +21,6 @@ lower bound over N examples, divided by N. With the gradient g of the loss at th
 and both take steps of SGD by the recipe's schedule.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,8 +30,8 @@ from numpy.typing import NDArray
 
 from builders import rng
 from builders.engines.sgd import direction
+from builders.posterior.batch_norm import renewed_statistics
 from builders.posterior.method import (
-    WITHOUT_BUFFERS,
     Method,
     StepNormals,
     Surroundings,
@@ -45,7 +44,6 @@ from builders.posterior.method import (
 )
 from builders.recipe import Recipe
 from builders.state import Tensors, TrainingState
-from ckptzoo.errors import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,23 +127,20 @@ class Bnn(Method):
         mean = flatten(state.weights, names)
         normals = standard_normals(state.keys, rng.DRAWS, number, mean)
         drawn = mean + torch.nn.functional.softplus(state.extra["rho"]) * normals
-        return {**state.weights, **unflatten(drawn, state.weights, names)}
+        weights = {**state.weights, **unflatten(drawn, state.weights, names)}
+        return renewed_statistics(self.recipe, surroundings.source, weights)
 
-    def gaussian(self, state: TrainingState) -> Tensors | None:
-        """See ``Method``."""
+    def gaussian(self, surroundings: Surroundings, state: TrainingState) -> Tensors | None:
+        """See ``Method``; statistics of BatchNorm are those of the means."""
         names = parameters(self.recipe.arch)
         deviations = unflatten(torch.nn.functional.softplus(state.extra["rho"]), state.weights, names)
-        return {**state.weights, **{f"{name}_std": tensor for name, tensor in deviations.items()}}
+        means = renewed_statistics(self.recipe, surroundings.source, state.weights)
+        return {**means, **{f"{name}_std": tensor for name, tensor in deviations.items()}}
 
     @property
     def divergence_weight(self) -> float:
         """kappa."""
         return self.kl_weight or 1 / self.recipe.train
-
-    def unservable(self) -> Iterator[Problem]:
-        """See ``Method``."""
-        if len(parameters(self.recipe.arch)) < len(self.recipe.arch.tensors):
-            yield self.refusal(*WITHOUT_BUFFERS)
 
     def _initial_rho(self, name: str) -> float:
         arch = self.recipe.arch

@@ -433,7 +433,7 @@ class _DrawTraining(UnitTraining):
     def at_stop(self, unit: Unit, state: TrainingState, total: Spent) -> None:
         """See ``UnitTraining``."""
         assert isinstance(unit, DrawUnit)
-        gaussian = self.model.gaussian(state) if state.step == self.steps else None
+        gaussian = self.model.gaussian(self.surroundings, state) if state.step == self.steps else None
         if gaussian is not None and not self.build_folder.is_kept(unit, _FIRST_GAUSSIAN):
             now = datetime.now(UTC)
             rows = [

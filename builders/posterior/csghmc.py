@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from builders import rng
 from builders.posterior.method import (
-    WITHOUT_BUFFERS,
     MarkovChain,
     StepNormals,
     Surroundings,
@@ -123,8 +122,6 @@ class CyclicalSghmc(MarkovChain):
             yield self.problem_with("epochs", f"a multiple of {self.cycles}, the number of cycles")
         if self.draws_per_cycle > self.cycle_epochs:
             yield self.problem_with("draws_per_cycle", f"at most {self.cycle_epochs}, the epochs of a cycle")
-        if len(parameters(self.recipe.arch)) < len(self.recipe.arch.tensors):
-            yield self.refusal(*WITHOUT_BUFFERS)
 
     def rate_at(self, step: int) -> float:
         """The step size at an optimiser step."""

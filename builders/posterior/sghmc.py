@@ -40,7 +40,6 @@ from numpy.typing import NDArray
 
 from builders import rng
 from builders.posterior.method import (
-    WITHOUT_BUFFERS,
     MarkovChain,
     StepNormals,
     Surroundings,
@@ -164,8 +163,6 @@ class Sghmc(MarkovChain):
         """See ``Method``."""
         if not self.burn_in < self.first_draw <= self.epochs:
             yield self.problem_with("first_draw", f"an epoch after burn-in, {self.burn_in + 1} to {self.epochs}")
-        if len(parameters(self.recipe.arch)) < len(self.recipe.arch.tensors):
-            yield self.refusal(*WITHOUT_BUFFERS)
 
     def _precisions(self, state: TrainingState, squares: NDArray[np.float64], sizes: NDArray[np.int64]) -> torch.Tensor:
         """(M, T) from their conditionals; each mode and step has a stream of its own."""

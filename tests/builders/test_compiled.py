@@ -37,7 +37,7 @@ def test_it_is_the_fastest_where_it_is_able() -> None:
 
 def test_without_numba_there_are_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
-    assert engines.usable(DIGITS) == ("general", "optunet")
+    assert engines.usable(DIGITS) == ("single", "general", "optunet")
     assert engines.fastest(DIGITS) == "optunet"
     with pytest.raises(MissingExtraError, match=r"ckptzoo\[fast\]"):
         engines.get("compiled")

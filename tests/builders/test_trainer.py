@@ -452,7 +452,7 @@ def test_refusals() -> None:
         engines.get("optunett")
     with pytest.raises(ZooError, match="expected cpu or cuda, got tpu"), open_trainer(SMALL, FEW, device="tpu"):
         pass
-    what = "optunet: engine: expected general or optunet or compiled, got mlp"
+    what = "optunet: engine: expected single or general or optunet or compiled, got mlp"
     with pytest.raises(ZooError, match=what), open_trainer(SMALL, FEW, engine="mlp"):
         pass
     with pytest.raises(UnknownNameError, match="squared-error"):

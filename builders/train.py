@@ -102,8 +102,13 @@ class Trainer:
         rounds = -(-members // (max_members * self.threads))
         return -(-members // (rounds * self.threads))
 
-    def measure(self, weights: Tensors) -> dict[str, NDArray[Any]]:
-        """Every measured column of the metadata, ``{column: (M,)}``.
+    @property
+    def first_span(self) -> int:
+        """Steps that are taken at first, when it is not known yet how long one takes."""
+        return 1 if self.one_at_a_time else 8
+
+    def measure(self, weights: Tensors, limit: int | None = None) -> dict[str, NDArray[Any]]:
+        """Every measured column of the metadata, ``{column: (M,)}``; with a limit, of the first examples of each half.
 
         Training loss and accuracy are those of the whole training set without augmentation, in float32 whatever the
         recipe's precision. Which columns there are is for the loss to say.
@@ -118,17 +123,19 @@ class Trainer:
             size = _STACKED_MEMBERS[self.data_source.device.type]
         groups = [{name: weights[name][start : start + size] for name in weights} for start in range(0, count, size)]
         with self._synchronized():
-            columns_by_group = list((self.workers.map if self.workers else map)(self._measure_group, groups))
+            measure = partial(self._measure_group, limit=limit)
+            columns_by_group = list((self.workers.map if self.workers else map)(measure, groups))
         return {column: np.concatenate([part[column] for part in columns_by_group]) for column in columns_by_group[0]}
 
-    def _measure_group(self, weights: Tensors) -> dict[str, NDArray[Any]]:
-        return losses.get(self.recipe.loss).columns(self._predict(weights, "train"), self._predict(weights, "test"))
+    def _measure_group(self, weights: Tensors, limit: int | None) -> dict[str, NDArray[Any]]:
+        train, test = (self._predict(weights, half, limit) for half in ("train", "test"))
+        return losses.get(self.recipe.loss).columns(train, test)
 
-    def _predict(self, weights: Tensors, half: str) -> losses.MemberOutputs:
+    def _predict(self, weights: Tensors, half: str, limit: int | None) -> losses.MemberOutputs:
         """Outputs by the architecture's own forward function, so that no engine measures its own work."""
         device = self.data_source.device
         outputs, size = self._stacked_outputs(), _MEASURED_EXAMPLES[device.type]
-        raw, targets = self.source.half(half)
+        raw, targets = (array[:limit] for array in self.source.half(half))
         if self._has_buffers:
             # stacked convolutions are grouped ones, which are slower than one network after another
             module: Any = archs.get(self.recipe.architecture)()

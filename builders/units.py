@@ -104,7 +104,7 @@ class UnitTraining(ABC):
         total = self.build_folder.restore(unit, state)
         progress.resume(state.step * len(state))
         # a guess, until the first span has shown how long a step takes
-        span, saved, interval = 8, time.monotonic(), self.save_seconds
+        span, saved, interval = self.trainer.first_span, time.monotonic(), self.save_seconds
         for stop in self.stops(unit):
             while state.step < stop:
                 first, end = state.step, min(stop, state.step + span)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from builders.state import STOPPED, Tensors, TrainingState, dtype_of
 from builders.train import largest_result, open_trainer
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
+from ckptzoo.image_sets import lookup
+from tests.support import image_set_files as made
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 COLOUR = dataclasses.replace(
@@ -292,3 +295,29 @@ def test_a_network_is_made_once_and_used_again() -> None:
         assert first is not second
     with single.borrowed(feed, single.Network) as again:
         assert again in (first, second)
+
+
+@pytest.mark.parametrize("name", ["cifar10-resnet18", "tinyimagenet-resnet18"])
+def test_published_recipes_take_steps_on_images_in_files(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPTZOO_CACHE", str(tmp_path / "cache"))
+    if name.startswith("cifar10"):
+        known = made.small("cifar10")
+        made.write_binary(tmp_path / "cifar-10-batches-bin", 10, made.cifar_arrays(10))
+    else:
+        known = made.write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
+    recipe = Recipe.load(name)
+    monkeypatch.setitem(lookup.KNOWN, recipe.dataset, known)  # type: ignore[arg-type]
+    classes = known.classes if name.startswith("tiny") else 10
+    counts = {"train": known.counts["train"], "test": known.counts["test"]}
+    for width in ("", "8-"):
+        small = dataclasses.replace(recipe, architecture=f"resnet18-{width}{classes}", batch=4, **counts)
+        source = sources.load(small, tmp_path)
+        with open_trainer(small, source) as trainer:
+            state = trainer.start([0])
+            before = state.weights["fc.weight"].clone()
+            trainer.advance(state, 2)
+            found = trainer.measure(state.weights)
+        assert not torch.equal(before, state.weights["fc.weight"])
+        assert np.isfinite(found["train_loss"]).all()

@@ -70,11 +70,11 @@ def add_distances(
 
     Notes
     -----
-    Errors are bounded as in ``ckptzoo.measure.Distances``: with u the unit of the type, a pair of elements a and b adds
-    an error of u (abs a + abs b) from rounding them, and the sums over a run (RUN + 1) u of themselves for the absolute
-    differences and (RUN + 2) u for the squares.
+    Errors are bounded as in ``ckptzoo.measure.Distances``. With u the unit roundoff of the type, elements a and b are
+    rounded by u (abs a + abs b) together, so the difference d is wrong by that and its square by 2 abs d times that;
+    sums over a run add at most (RUN + 1) u of the absolute differences and (RUN + 2) u of the squares.
 
-    Memory: a copy of the columns in that type, and 0.3 MB a thread.
+    Memory: a copy of the columns in that type, and for each thread 0.2 MB and 1 KB a row.
     """
     count, width = len(x) + len(y), x.shape[1]
     lanes, runs = VECTOR // np.dtype(dtype).itemsize, -(-width // RUN)
@@ -101,7 +101,6 @@ def add_distances(
         for panel in panels
         for first in range(panel.start // lanes, vectors, VECTORS)
     ]
-
     rows_of_panel = max(panel.stop - panel.start for panel in panels)
 
     def adder() -> Callable[[tuple[Panel, int, int]], None]:

@@ -49,7 +49,7 @@ class Distances:
     Memory: 16 bytes a pair, (m + n)(m + n + 127) / 2 pairs at most, and some copies of ``SPAN`` elements for a block,
     whatever the number of columns. Only the upper triangles of X-X and Y-Y are computed. Compiled code serves blocks
     that are added with ``COMPILED`` = 2^31 differences or more, and is kept on disk once it has been compiled, which
-    takes some seconds. No bit depends on the number of threads.
+    takes about two seconds. No bit depends on the number of threads.
 
     The columns are taken in B blocks of at most w columns: those that are added, cut where they have more than
     ``SPAN`` elements. With R1(x) the L1 norm of x - mu over all columns, R2(x) the L2 norm in a block, and to first

@@ -279,7 +279,7 @@ class Posteriors(StudyResult):
 
     @property
     def _published_label(self) -> str:
-        return "published" if self.published_of == self.architecture else f"published ({self.published_of})"
+        return "published" if self.published_of == self.architecture else f"of {self.published_of}"
 
     def _table(self, figures: Mapping[str, str]) -> Table:
         table = columns("method", "modes", "draws", *figures.values())

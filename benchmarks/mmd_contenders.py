@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.spatial.distance import cdist, pdist
 
-from ckptzoo.measure import Distances
+from ckptzoo.measure import Distances, distance_backends
 from ckptzoo.measure.kernels import bandwidths_of
 
 Blocks = Iterator[tuple[np.ndarray, np.ndarray]]
@@ -75,6 +75,15 @@ class Scipy:
         return estimates(self.m, self.n, self.sums[0], [np.sqrt(item) for item in self.sums[1]])
 
 
+class InNumpy(Distances):
+    """``Distances`` without Numba."""
+
+    def add(self, x: np.ndarray, y: np.ndarray) -> None:
+        """As in ``Contender``."""
+        distance_backends.COMPILED = 2**63
+        super().add(x, y)
+
+
 class InTorch:
     """``Distances`` of torch tensors."""
 
@@ -117,6 +126,7 @@ class Torch:
 
 CONTENDERS: dict[str, type[Contender]] = {
     "ckptzoo": Distances,
+    "ckptzoo-numpy": InNumpy,
     "ckptzoo-torch": InTorch,
     "scipy": Scipy,
     "torch": Torch,
@@ -193,10 +203,10 @@ def layer(contender: str, m: int, n: int, columns: int, width: int, seed: int) -
 
 
 def main() -> None:
-    """``contender m n width columns...``: print what each layer took as JSON, after a small one to warm up."""
+    """``contender m n width columns...``: print what each layer took as JSON, after a block of one to warm up."""
     contender, *numbers = sys.argv[1:]
     m, n, width, *columns = map(int, numbers)
-    layer(contender, 8, 6, 600, 300, 0)
+    layer(contender, m, n, min(width, max(columns)), width, 0)
     print(json.dumps([asdict(layer(contender, m, n, size, width, seed)) for seed, size in enumerate(columns)]))
 
 

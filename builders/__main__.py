@@ -34,6 +34,12 @@ DataFolder = Annotated[
 Epochs = Annotated[
     int | None, typer.Option(min=1, help="Other epochs than the recipe's; a recipe of its own, with its own digest.")
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="tf32, bfloat16, float64 or float32; a recipe of its own where it is not the recipe's."
+    ),
+]
 
 
 @app.callback()
@@ -70,6 +76,7 @@ def build(
     data: DataFolder = None,
     keep_steps: KeepSteps = "",
     epochs: Epochs = None,
+    precision: Precision = None,
     first_seed: Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")] = 0,
     device: Device = "cpu",
     engine: Engine = None,
@@ -85,7 +92,7 @@ def build(
     from builders.build import build as run
     from builders.recipe import Recipe
 
-    console, wanted = _console(), Recipe.of(recipe, epochs)
+    console, wanted = _console(), Recipe.of(recipe, epochs, precision)
     sets = predicting.input_sets(wanted, data) if predictions else ()
     built = run(
         wanted,
@@ -123,6 +130,7 @@ def posterior(
     ] = None,
     data: DataFolder = None,
     epochs: Epochs = None,
+    precision: Precision = None,
     settings: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The method's settings; by default those of the paper.")
     ] = None,
@@ -147,7 +155,7 @@ def posterior(
     from builders.posterior import build as posterior_build
     from builders.recipe import Recipe
 
-    console, wanted = _console(), Recipe.of(recipe, epochs)
+    console, wanted = _console(), Recipe.of(recipe, epochs, precision)
     shared: dict[str, Any] = {"modes": modes, "draws": draws, "start": start, "folder": data, "settings": settings}
     shared |= {"changes": _settings(changes or []), "device": device, "unit_size": unit_size, "engine": engine}
     if estimate:
@@ -204,6 +212,7 @@ def estimate(
     data: DataFolder = None,
     keep_steps: KeepSteps = "",
     epochs: Epochs = None,
+    precision: Precision = None,
     device: Device = "cpu",
     engine: Engine = None,
     unit_size: UnitSize = None,
@@ -218,7 +227,7 @@ def estimate(
     from builders.estimate import estimate as compute
     from builders.recipe import Recipe
 
-    wanted = Recipe.of(recipe, epochs)
+    wanted = Recipe.of(recipe, epochs, precision)
     sets = predicting.input_sets(wanted, data) if predictions else ()
     result = compute(
         wanted,

@@ -12,10 +12,10 @@ from builders import metadata, sources
 from builders.checkpointing import BuildFolder, BuildPlan, Unit, catch_stop_signals, locked_build_folder
 from builders.cost import Spending, spendings
 from builders.energy import Counter, Spent, counter_of
-from builders.estimate import Estimate, require_at_least
+from builders.estimate import Estimate, require_at_least, time_steps
 from builders.recipe import Recipe, names
 from builders.state import TrainingState
-from builders.train import choose_engine, default_unit_size, device_kind, open_trainer
+from builders.train import Trainer, choose_engine, default_unit_size, device_kind, open_trainer
 from builders.units import UnitTraining
 from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, Problem
@@ -27,6 +27,8 @@ from ckptzoo.schema.card import CARD_TOML
 
 SAVE_SECONDS = 20.0
 """How much training is lost at most when the process is killed."""
+UNIT_SECONDS = 300.0
+"""About how long a unit takes of an engine that trains one member at a time; one member may take longer."""
 CARDS = Path(__file__).parents[1] / "cards"
 """The cards of published zoos, by the name of their recipe."""
 
@@ -85,9 +87,11 @@ def build(
     keep_steps : optimiser steps whose checkpoints are kept besides the last.
     epochs : trains shorter or longer than the recipe says; that is another recipe, with another digest.
     first_seed : the smallest seed to allot.
-    unit_size : members trained together; by default ``builders.train.default_unit_size``.
+    unit_size : members trained together; by default that of the unfinished build, else as many as take about 5 minutes
+        of an engine that trains one member at a time, else ``builders.train.default_unit_size``.
     engine : a name in ``builders.engines``; by default that of the unfinished build, else the fastest for the recipe.
-    save_seconds : how much training is lost at most when the process is killed.
+    save_seconds : how much training is lost at most when the process is killed; more where a save takes more than 1 %
+        of that.
     counter : of the joules that the device uses; by default NVML's for a CUDA device, and none for a CPU.
 
     Raises
@@ -104,7 +108,6 @@ def build(
     require_at_least(members=members, unit_size=unit_size)
     require_at_least(0, first_seed=first_seed)
     source = sources.load(recipe, folder)
-    size = unit_size or default_unit_size(source, device)
     root = Path(to).absolute()
     create_zoo(root, recipe, _card(root, recipe))
     with locked_build_folder(root, recipe.prefix) as build_folder, catch_stop_signals() as should_stop:
@@ -113,19 +116,30 @@ def build(
         engine_name = engine or (unfinished.engine if unfinished else default_engine)
         present_seeds = _seeds(contents, recipe)
         seeds = _allot(present_seeds, members, first_seed)
-        wanted = BuildPlan(
-            recipe.digest, recipe.prefix, members, seeds, size, steps, device, engine_name, source.digest, first_seed
-        )
-        plan = build_folder.settle_plan(wanted if seeds or unfinished else None, BuildPlan)
-        if plan is None:
+        if not seeds and unfinished is None:
             return Built(root, None, 0, 0, len(present_seeds), 0, 0.0, ())
-        present = set(contents.raw.rows["unit"].to_pylist())
-        units = [unit for unit in plan.units if unit.name not in present]
         with (
             open_trainer(recipe, source, device=device, engine=engine_name) as trainer,
             counter_of(device) as device_counter,
         ):
             meter = counter or device_counter
+            size = unit_size or (unfinished.unit_size if unfinished else _unit_size(trainer, engine_name, meter))
+            wanted = BuildPlan(
+                recipe.digest,
+                recipe.prefix,
+                members,
+                seeds,
+                size,
+                steps,
+                device,
+                engine_name,
+                source.digest,
+                first_seed,
+            )
+            plan = build_folder.settle_plan(wanted, BuildPlan)
+            assert plan is not None
+            present = set(contents.raw.rows["unit"].to_pylist())
+            units = [unit for unit in plan.units if unit.name not in present]
             job = _MemberTraining(build_folder, trainer, engine_name, save_seconds, should_stop, meter, plan)
             steps_taken, seconds = job.train(units, console)
         part, count = _merge(root, build_folder, units, steps)
@@ -133,6 +147,15 @@ def build(
     write_page(root)
     added = sum(len(unit.seeds) for unit in units)
     return Built(root, part, count, added, len(present_seeds) + added, steps_taken, seconds, _cost(root, units))
+
+
+def _unit_size(trainer: Trainer, engine: str, counter: Counter) -> int:
+    """Members of a unit: those that take about ``UNIT_SECONDS`` where one at a time is trained, found by some steps."""
+    if not trainer.one_at_a_time:
+        return default_unit_size(trainer.source, str(trainer.data_source.device), engine)
+    timed = time_steps(trainer, lambda: trainer.start(range(trainer.threads)), trainer.recipe.steps, counter)
+    members = UNIT_SECONDS * timed.steps_per_second / trainer.recipe.steps
+    return trainer.threads * max(1, round(members / trainer.threads))
 
 
 def write_page(root: Path) -> None:

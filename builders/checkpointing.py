@@ -34,7 +34,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from builders.energy import Spent
-from builders.state import Tensors, TrainingState
+from builders.state import Tensors, TrainingState, as_stored
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.durable import TEMPORARY, write_file
 from ckptzoo.schema.documents import seal, unseal
@@ -163,7 +163,7 @@ class BuildFolder:
 
     def keep(self, unit: Unit, number: int, weights: Tensors, rows: list[Row]) -> None:
         """Store checkpoints of a unit, with their rows: those of a step, or of a draw."""
-        arrays = {name: _array(tensor) for name, tensor in weights.items()}
+        arrays = {name: _array(tensor) for name, tensor in as_stored(weights).items()}
         write_file(self._kept(unit, number), save(arrays, metadata={"rows": json.dumps(rows, default=_iso)}))
 
     def read_kept(self, unit: Unit, number: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:

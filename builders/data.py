@@ -1,7 +1,7 @@
-"""Data sets of images, as arrays of pixels and labels, checked before they are used."""
+"""Data sets of images that recipes train on, as arrays of pixels and labels."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from builders.recipe import ImageRecipe, Recipe
-from ckptzoo.errors import IntegrityError, MissingExtraError, Problem, UnknownNameError, ZooError, require
-from ckptzoo.hub import test_sets
-from ckptzoo.hub.test_sets import FOLDER_VARIABLE, folder_of
+from ckptzoo import image_sets
+from ckptzoo.errors import IntegrityError, MissingExtraError, Problem, UnknownNameError, ZooError
+from ckptzoo.image_sets import FOLDER_VARIABLE as FOLDER_VARIABLE
+from ckptzoo.image_sets import TRAINING_SETS, ImageSet
+from ckptzoo.image_sets import folder_of as folder_of
+from ckptzoo.image_sets.digits import read_digits
+from ckptzoo.image_sets.image_set import Images, Labels, hash_array, hash_class_names
 
-Images = NDArray[np.uint8]
-Labels = NDArray[np.int64]
+_DIGITS = "digits"
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +29,9 @@ class Data:
     Parameters
     ----------
     name : of the data set.
-    train_images, test_images : (N, 28, 28) uint8, raw pixels.
+    train_images, test_images : (N, C, H, W) uint8, raw pixels; perhaps memory maps.
     train_labels, test_labels : (N,) int64, from 0.
+    class_names : in the order of the labels; None where the data set has none.
     """
 
     name: str
@@ -35,6 +39,12 @@ class Data:
     train_labels: Labels
     test_images: Images
     test_labels: Labels
+    class_names: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, train: ImageSet, test: ImageSet) -> "Data":
+        """The two halves of a data set."""
+        return cls(train.name, train.images, train.labels, test.images, test.labels, train.class_names)
 
     @property
     def classes(self) -> int:
@@ -42,18 +52,22 @@ class Data:
         return int(self.train_labels.max()) + 1
 
     def half(self, name: str) -> tuple[Images, Labels]:
-        """Raw images (N, 1, 28, 28) and labels (N,) of ``"train"`` or ``"test"``."""
-        return getattr(self, f"{name}_images")[:, None], getattr(self, f"{name}_labels")
+        """Raw images (N, C, H, W) and labels (N,) of ``"train"`` or ``"test"``."""
+        return getattr(self, f"{name}_images"), getattr(self, f"{name}_labels")
 
     @cached_property
     def digest(self) -> str:
-        """``sha256:...`` of names, shapes and bytes of the four arrays."""
+        """``sha256:...`` of names, shapes and bytes of the four arrays, and of the class names where there are any.
+
+        It is the same for every form that the data set is stored in. The axis of a single channel is left out of
+        shapes: zoos of grey images hold digests that were made so.
+        """
         total = hashlib.sha256()
         for name in ("train_images", "train_labels", "test_images", "test_labels"):
-            array = np.ascontiguousarray(getattr(self, name))
-            # dtype.str names the byte order too, as in "<i8"
-            total.update(f"{name} {array.shape} {array.dtype.str}\n".encode())
-            total.update(array.tobytes())
+            array: NDArray[Any] = getattr(self, name)
+            shape = array.shape[:1] + array.shape[2:] if array.shape[1:2] == (1,) else array.shape
+            hash_array(total, array, f"{name} {shape}")
+        hash_class_names(total, self.class_names)
         return "sha256:" + total.hexdigest()
 
 
@@ -65,7 +79,7 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
     recipe : names the data set and says how many images each half has.
     folder : where the files are, or a folder with a subfolder of the data set's name; by default the environment
         variable ``CKPTZOO_DATA``, and where that is not set either the data set is fetched through ``datasets``.
-        ``digits`` is bundled with scikit-learn and needs neither.
+        ``digits`` is bundled with scikit-learn and needs neither. ``ckptzoo.image_sets.find`` lists the forms.
 
     Raises
     ------
@@ -74,12 +88,15 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
     IntegrityError
         A file is not what it should be, or the recipe counts other images than there are.
     """
-    if recipe.dataset not in _LOADERS:
-        raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, tuple(_LOADERS))
-    data = _LOADERS[recipe.dataset](recipe, folder_of(folder))
+    if recipe.dataset not in (_DIGITS, *TRAINING_SETS):
+        raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, (_DIGITS, *TRAINING_SETS))
+    if recipe.dataset != _DIGITS:
+        found = image_sets.load_halves(recipe.dataset, folder, {"train": recipe.train, "test": recipe.test})
+        return Data.of(found["train"], found["test"])
+    data = _digits(recipe)
     problems: list[Problem] = []
     for half, count in (("train", recipe.train), ("test", recipe.test)):
-        images, labels = getattr(data, f"{half}_images"), getattr(data, f"{half}_labels")
+        images, labels = data.half(half)
         if len(images) != count or len(labels) != count:
             got = f"{len(images)} and {len(labels)}"
             step = "Correct the recipe, or use the whole data set."
@@ -90,11 +107,15 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
 
 
 def inputs(recipe: Recipe, images: Images) -> NDArray[np.float32]:
-    """(N, 1, H, W) float32: what the network sees of raw pixels, ``(pixel / 255 - mean) / std`` rounded once."""
+    """(N, C, H, W) float32: what the network sees of raw pixels, ``(pixel / 255 - mean) / std`` rounded once.
+
+    Parameters
+    ----------
+    recipe : its ``mean`` and ``std`` are one number or one a channel.
+    images : (N, C, H, W) uint8.
+    """
     recipe = require_images(recipe)
-    # a pixel has 256 values, so that each is computed once, in float64
-    values = (np.arange(256) / 255 - recipe.mean) / recipe.std
-    return values.astype(np.float32)[images[:, None]]
+    return image_sets.network_inputs(images, recipe.mean, recipe.std)
 
 
 def require_images(recipe: Recipe) -> ImageRecipe:
@@ -111,49 +132,20 @@ def require_images(recipe: Recipe) -> ImageRecipe:
     return recipe
 
 
-def _digits(recipe: Recipe, folder: Path | None) -> Data:
+def _digits(recipe: Recipe) -> Data:
     """scikit-learn's 1,797 digits, enlarged from 8x8 to 28x28; a fixed shuffled split."""
-    digits = test_sets.read_digits()
+    digits = read_digits()
     if digits is None:
         raise MissingExtraError("scikit-learn", "build")
-    images, labels = digits[0][:, 0], digits[1]
+    images, labels = digits
     train, test = slice(recipe.train), slice(recipe.train, None)
-    return Data("digits", images[train], labels[train], images[test], labels[test])
-
-
-def _mnist(recipe: Recipe, folder: Path | None) -> Data:
-    """MNIST from the four idx files of a folder, or through ``datasets``."""
-    if folder is None:
-        return from_datasets("mnist", _fetch("ylecun/mnist"))
-    folder = folder / "mnist" if (folder / "mnist").is_dir() else folder
-    arrays: list[NDArray[Any]] = []
-    for stem, count in (("train", recipe.train), ("t10k", recipe.test)):
-        arrays.append(test_sets.read_idx(folder, f"{stem}-images-idx3-ubyte", (count, 28, 28)))
-        arrays.append(test_sets.read_idx(folder, f"{stem}-labels-idx1-ubyte", (count,), largest=9).astype(np.int64))
-    return Data("mnist", *arrays)
-
-
-def _fetch(address: str) -> Mapping[str, Any]:
-    datasets = require("datasets", "hub")
-    try:
-        return datasets.load_dataset(address)
-    # datasets raises its own errors, those of huggingface_hub, httpx and fsspec, OSError and ValueError
-    except Exception as error:
-        got, step = (
-            f"{type(error).__name__}: {error}",
-            f"Name a folder that holds its files with --data or {FOLDER_VARIABLE}.",
-        )
-        raise ZooError(Problem(address, "data set", "to fetch it through datasets", got, step)) from error
+    return Data(_DIGITS, images[train], labels[train], images[test], labels[test])
 
 
 def from_datasets(name: str, splits: Mapping[str, Any]) -> Data:
-    """Arrays from a ``datasets.DatasetDict`` with splits train and test and columns image and label."""
-    arrays: list[NDArray[Any]] = []
-    for half in ("train", "test"):
-        table = splits[half]
-        arrays.append(np.stack([np.asarray(image, dtype=np.uint8) for image in table["image"]]))
-        arrays.append(np.asarray(table["label"], dtype=np.int64))
-    return Data(name, *arrays)
+    """A known data set from a ``datasets.DatasetDict`` with the splits and columns that it has on the hub.
 
-
-_LOADERS: dict[str, Callable[[Recipe, Path | None], Data]] = {"digits": _digits, "mnist": _mnist}
+    The number of images may be any.
+    """
+    found = image_sets.halves_from(name, splits)
+    return Data.of(found["train"], found["test"])

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from builders import rng
 from builders.data import Data, require_images
 from builders.recipe import ImageRecipe, Recipe
+from builders.state import dtype_of
 from builders.tables import Table
 
 _DRAWN_AT_ONCE = 2**15
@@ -23,10 +24,10 @@ class TrainingBatch(NamedTuple):
     Parameters
     ----------
     rate : the learning rate.
-    inputs : (M, B, ...) float32.
+    inputs : (M, B, ...) float32; float64 where the recipe's precision is.
     targets : (M, B).
-    scales : (M, B, U) float32, by which the inputs of the last linear layer are multiplied: 0 where dropout drops one,
-        1 / (1 - p) elsewhere; None without dropout.
+    scales : (M, B, U) of the same dtype, by which the inputs of the last linear layer are multiplied: 0 where dropout
+        drops one, 1 / (1 - p) elsewhere; None without dropout.
     """
 
     rate: float
@@ -49,7 +50,7 @@ class Feed(Protocol):
         ...
 
     def network_inputs(self, raw: torch.Tensor) -> torch.Tensor:
-        """The inputs of the network, from inputs as the source holds them."""
+        """The inputs of the network in float32, from inputs as the source holds them."""
         ...
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
@@ -64,25 +65,34 @@ class DataSource:
     Parameters
     ----------
     recipe : what is trained.
-    pixels : (N * H * W,) uint8: raw images padded by ``recipe.crop_pad``, one after another.
+    pixels : (N * C * H * W,) uint8: raw images padded by ``recipe.crop_pad``, one after another.
     labels : (N,) int64.
-    height, width : H and W of a padded image.
+    channels, height, width : C, H and W of a padded image.
     """
 
     recipe: ImageRecipe
     pixels: torch.Tensor
     labels: torch.Tensor
+    channels: int
     height: int
     width: int
 
     @classmethod
     def of(cls, recipe: Recipe, source: Data, device: str) -> Self:
-        """Pad with raw 0, move to the device."""
+        """Pad with raw 0, move to the device.
+
+        Raises
+        ------
+        ZooError
+            The recipe is not for images, or has means of another number of channels.
+        """
         recipe = require_images(recipe)
+        raw, targets = source.half("train")
+        recipe.statistics(raw.shape[1])
         pad = recipe.crop_pad
-        padded = np.pad(source.train_images, ((0, 0), (pad, pad), (pad, pad)))
+        padded = np.pad(raw, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
         pixels = torch.from_numpy(padded).reshape(-1).to(device)
-        labels = torch.from_numpy(source.train_labels).to(device)
+        labels = torch.from_numpy(np.require(targets, requirements="W")).to(device)
         return cls(recipe, pixels, labels, *padded.shape[1:])
 
     @property
@@ -90,23 +100,59 @@ class DataSource:
         """Where it is."""
         return self.pixels.device
 
-    def network_inputs(self, raw: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The network's inputs from raw pixels, float32: ``(pixel - 255 mean) / (255 std)``, in float32 arithmetic.
+    @property
+    def image_size(self) -> int:
+        """Pixels of a padded image, over all channels."""
+        return self.channels * self.height * self.width
 
-        It may differ from ``builders.data.inputs`` by the last bit.
+    @property
+    def crop_shape(self) -> tuple[int, int]:
+        """Height and width of a crop, those of an image that is not padded."""
+        pad = self.recipe.crop_pad
+        return self.height - 2 * pad, self.width - 2 * pad
+
+    def network_inputs(self, raw: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The network's inputs from raw pixels: ``(pixel - 255 mean) / (255 std)``, in the arithmetic of their dtype.
+
+        Parameters
+        ----------
+        raw : uint8, (..., C, H, W); of any shape where all channels have the same mean and deviation.
+        out : where they are written, which decides their dtype; by default new memory in float32.
+
+        Notes
+        -----
+        float32 inputs may differ from those of ``builders.data.inputs`` by the last bit.
         """
         pixels = raw.float() if out is None else out.copy_(raw)
-        return pixels.sub_(255 * self.recipe.mean).mul_(1 / (255 * self.recipe.std))
+        means, stds = self.recipe.statistics(self.channels)
+        if len(set(means)) == len(set(stds)) == 1:
+            return pixels.sub_(255 * means[0]).mul_(1 / (255 * stds[0]))
+        shift, scale = (
+            torch.tensor(values, dtype=pixels.dtype, device=pixels.device)[:, None, None]
+            for values in ([255 * value for value in means], [1 / (255 * value) for value in stds])
+        )
+        return pixels.sub_(shift).mul_(scale)
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
-        """See ``Feed``; inputs (M, B, 1, H, W) are the crops."""
-        pad = self.recipe.crop_pad
-        rows = torch.arange(self.height - 2 * pad, device=self.device) * self.width
-        columns = torch.arange(self.width - 2 * pad, device=self.device)
-        window = rows[:, None] + columns
+        """See ``Feed``; inputs (M, B, C, H, W) are crops, mirrored where the recipe flips, and normalised last."""
+        windows = self._windows()
         for step in steps(self, keys, start, stop):
-            images = self.network_inputs(self.pixels[step.corners[:, :, None, None, None] + window])
+            raw = windows[step.corners]
+            if step.flips is not None:
+                raw = torch.where(step.flips[:, :, None, None, None], raw.flip(-1), raw)
+            images = self.network_inputs(raw, torch.empty(raw.shape, dtype=dtype_of(self.recipe), device=self.device))
             yield TrainingBatch(step.rate, images, step.labels, step.scales)
+
+    def _windows(self) -> torch.Tensor:
+        """(P, C, H, W): a view of the crop that starts at each place of ``pixels``, except those too near the end.
+
+        An index into it copies whole rows of a crop, at a tenth of the time of an index into ``pixels`` for each pixel.
+        """
+        height, width = self.crop_shape
+        plane = self.height * self.width
+        last = (self.channels - 1) * plane + (height - 1) * self.width + width - 1
+        size = (len(self.pixels) - last, self.channels, height, width)
+        return self.pixels.as_strided(size, (1, plane, self.width, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +162,7 @@ class TabularData:
     Parameters
     ----------
     recipe : what is trained.
-    inputs : (N, D) float32.
+    inputs : (N, D) float32; float64, of the same values, where the recipe's precision is.
     targets : (N,) float32.
     """
 
@@ -128,7 +174,7 @@ class TabularData:
     def of(cls, recipe: Recipe, source: Table, device: str) -> Self:
         """Move to the device."""
         inputs, targets = (torch.from_numpy(array).to(device) for array in source.half("train"))
-        return cls(recipe, inputs, targets)
+        return cls(recipe, inputs.to(dtype_of(recipe)), targets)
 
     @property
     def device(self) -> torch.device:
@@ -141,13 +187,13 @@ class TabularData:
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
         """See ``Feed``; inputs (M, B, D)."""
-        batch, schedule = self.recipe.batch, self.recipe.schedule
+        batch, rates = self.recipe.batch, self.recipe.rates
         for epoch, positions, items in _draw_order(self.recipe, keys, self.device, start, stop):
             scales = _dropout_scales(self.recipe, _lanes(keys, self.device), epoch, positions)
             for first in range(0, items.shape[1], batch):
                 taken = items[:, first : first + batch]
                 yield TrainingBatch(
-                    schedule.learning_rate_at(epoch),
+                    rates.learning_rate_at(epoch),
                     self.inputs[taken],
                     self.targets[taken],
                     None if scales is None else scales[:, first : first + batch],
@@ -164,12 +210,14 @@ class Step:
     corners : (M, B) int64: the place in ``DataSource.pixels`` of the first pixel of each crop.
     labels : (M, B) int64.
     scales : as in ``TrainingBatch``.
+    flips : (M, B) bool: which crops are mirrored; None where the recipe does not flip.
     """
 
     rate: float
     corners: torch.Tensor
     labels: torch.Tensor
     scales: torch.Tensor | None
+    flips: torch.Tensor | None = None
 
 
 def steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[Step]:
@@ -178,25 +226,27 @@ def steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: i
     batch, lanes = recipe.batch, _lanes(keys, data_source.device)
     for epoch, positions, items in _draw_order(recipe, keys, data_source.device, start, stop):
         down, right = rng.crops(lanes, epoch, positions, recipe.crop_pad)
-        corners = items * (data_source.height * data_source.width) + torch.as_tensor(down * data_source.width + right)
+        corners = items * data_source.image_size + torch.as_tensor(down * data_source.width + right)
+        flips = torch.as_tensor(rng.flips(lanes, epoch, positions)) if recipe.flip else None
         labels = data_source.labels[items]
         scales = _dropout_scales(recipe, lanes, epoch, positions)
         for first in range(0, len(positions), batch):
             yield Step(
-                recipe.schedule.learning_rate_at(epoch),
+                recipe.rates.learning_rate_at(epoch),
                 corners[:, first : first + batch],
                 labels[:, first : first + batch],
                 None if scales is None else scales[:, first : first + batch],
+                None if flips is None else flips[:, first : first + batch],
             )
 
 
 def _dropout_scales(recipe: Recipe, lanes: Any, epoch: int, positions: Any) -> torch.Tensor | None:
-    """(M, P, U) float32 as in ``TrainingBatch``."""
+    """(M, P, U) as in ``TrainingBatch``."""
     if not recipe.dropout:
         return None
     units = recipe.arch[recipe.head].shape[1]
     kept = torch.as_tensor(rng.kept_units(lanes, epoch, positions, units, recipe.dropout))
-    return kept.float().mul_(1 / (1 - recipe.dropout))
+    return kept.to(dtype_of(recipe)).mul_(1 / (1 - recipe.dropout))
 
 
 def _draw_order(

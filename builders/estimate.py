@@ -27,6 +27,8 @@ SECONDS = 3.0
 """How long steps are taken."""
 _MEASURED_MEMBERS = 8
 """Members a core that are measured together; see ``Trainer.measure``."""
+_MEASURED_EXAMPLES = 64
+"""Examples of each half on which networks are measured first where one at a time is trained."""
 _PART_BYTES, _ROW_BYTES = 18_000, 55
 """Metadata and index of a part, and of each checkpoint in it, about; measured on zoos of 64 to 10,000 networks."""
 
@@ -194,7 +196,7 @@ def estimate(
     checkpoints = len(recipe.steps_to_keep(keep_steps))
     engine_name = choose_engine(recipe, device_kind(device), engine)
     source = sources.load(recipe, folder)
-    seeds = range(min(members, unit_size or default_unit_size(source, device)))
+    seeds = range(min(members, unit_size or default_unit_size(source, device, engine_name)))
     with open_trainer(recipe, source, device=device, engine=engine_name) as trainer, counter_of(device) as counter:
         timed = time_steps(trainer, lambda: trainer.start(seeds), recipe.steps, counter, seconds)
         seconds_per_checkpoint = time_measuring(trainer, timed.state)
@@ -252,7 +254,7 @@ def time_steps(
     """
     if steps > WARM_UP:
         trainer.advance(start(), WARM_UP)
-    taken, total, state, span = 0, Spent(), start(), min(8, steps)
+    taken, total, state, span = 0, Spent(), start(), min(trainer.first_span, steps)
     while total.seconds < seconds:
         first = state.step
         stop = min(steps, first + span)
@@ -265,12 +267,20 @@ def time_steps(
 
 
 def time_measuring(trainer: Trainer, state: TrainingState) -> float:
-    """Seconds that it takes to measure a checkpoint."""
-    count = min(len(state), _MEASURED_MEMBERS * trainer.threads)
+    """Seconds that it takes to measure a checkpoint.
+
+    More and more members are measured; where one at a time is trained, one by each worker, on more and more examples.
+    """
+    sizes = [len(trainer.source.half(half)[1]) for half in ("train", "test")]
+    count, limit = min(len(state), _MEASURED_MEMBERS * trainer.threads), max(sizes)
+    if trainer.one_at_a_time:
+        count, limit = min(len(state), trainer.threads), min(limit, _MEASURED_EXAMPLES)
     while True:
         began = time.monotonic()
-        trainer.measure({name: tensor[:count] for name, tensor in state.weights.items()})
+        trainer.measure({name: tensor[:count] for name, tensor in state.weights.items()}, limit)
         took = time.monotonic() - began
-        if took >= 1 or count == len(state):
-            return took / count
-        count = min(len(state), 4 * count)
+        if took >= 1 or (count == len(state) and limit == max(sizes)):
+            return took / count * sum(sizes) / sum(min(size, limit) for size in sizes)
+        if limit == max(sizes):
+            count = min(len(state), 4 * count)
+        limit = min(max(sizes), 4 * limit)

@@ -57,7 +57,7 @@ def rows(
         "dataset_digest": source.digest,
         "wall_seconds": spent.seconds / len(seeds),
         "device": device_name(device),
-        "precision": "float32",
+        "precision": recipe.precision,
         "source": f"python -m builders build {recipe.name}",
         "created": datetime.now(UTC),
         "extra": {**recipe.facts(), "engine": engine, "trained_together": len(seeds), **energy},

@@ -1,9 +1,8 @@
 """Stores the outputs of a recipe's networks on its test set, and on its out-of-distribution set, with their weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +12,10 @@ from builders import data, losses, sources
 from builders.build import write_page
 from builders.recipe import ImageRecipe, Recipe
 from builders.sources import Source
-from ckptzoo import derive
+from ckptzoo import derive, image_sets
 from ckptzoo.cli.options import bar
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.hub import test_sets
+from ckptzoo.image_sets import Images
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +50,10 @@ def input_sets(
     folder : where the data is; see ``builders.sources.load``. The other set is a subfolder of its name, or a folder
         of its name beside this one.
 
+    Notes
+    -----
+    A recipe names the other set as ``svhn``, or as ``svhn/test-10000`` for its first 10,000 test images.
+
     Raises
     ------
     ZooError
@@ -63,30 +66,40 @@ def input_sets(
     test_set = InputSet(f"{recipe.dataset}/test", sources.test_inputs(recipe, source), labels if are_labels else None)
     if not isinstance(recipe, ImageRecipe) or recipe.ood is None:
         return (test_set,)
-    images = _ood_images(recipe, recipe.ood, source, folder)
-    others = [InputSet(f"{recipe.ood}/test", data.inputs(recipe, images), None)]
-    for name in normalisations:
-        pixels = images / 255
-        mean, std = (float(pixels.mean()), float(pixels.std())) if name == NORMALISATIONS[0] else (0.0, 1.0)
-        shown = data.inputs(replace(recipe, mean=mean, std=std), images)
-        others.append(InputSet(f"{recipe.ood}/test-{name}", shown, None))
+    name, images = _ood_images(recipe, recipe.ood, source, folder)
+    others = [InputSet(name, data.inputs(recipe, images), None)]
+    for normalisation in normalisations:
+        mean, std = _statistics(images) if normalisation == NORMALISATIONS[0] else (0.0, 1.0)
+        shown = image_sets.network_inputs(images, mean, std)
+        others.append(InputSet(f"{name}-{normalisation}", shown, None))
     return test_set, *others
 
 
-def _ood_images(recipe: Recipe, name: str, source: Source, folder: str | Path | None) -> NDArray[Any]:
-    """Pixels (N, H, W) of another data set."""
-    data_folder = test_sets.folder_of(folder)
-    candidates = (None,) if data_folder is None else (data_folder, data_folder.resolve().parent / name)
-    test_set = next((item for place in candidates if (item := test_sets.find(name, place)) is not None), None)
-    if test_set is None:
-        step = f"Name a folder that has it as {name}/, or beside it, with --data or {test_sets.FOLDER_VARIABLE}."
-        got = "none" if data_folder is None else f"none in {data_folder / name} or {candidates[-1]}"
-        raise ZooError(Problem(str(data_folder or "data"), "out-of-distribution set", name, got, step))
-    expected, shape = source.half("test")[0].shape[1:], test_set.images.shape[1:]
+def _ood_images(recipe: Recipe, ood: str, source: Source, folder: str | Path | None) -> tuple[str, Images]:
+    """The name of a set of another data set, and its pixels (N, C, H, W)."""
+    name = ood if "/" in ood else f"{ood}/test"
+    dataset = name.partition("/")[0]
+    data_folder = image_sets.folder_of(folder)
+    candidates = (None,) if data_folder is None else (data_folder, data_folder.resolve().parent / dataset)
+    found = next((item for place in candidates if (item := image_sets.find_named(name, place)) is not None), None)
+    if found is None:
+        step = f"Name a folder that has it as {dataset}/, or beside it, with --data or {image_sets.FOLDER_VARIABLE}."
+        got = "none" if data_folder is None else f"none in {data_folder / dataset} or {candidates[-1]}"
+        raise ZooError(Problem(str(data_folder or "data"), "out-of-distribution set", dataset, got, step))
+    expected, shape = source.half("test")[0].shape[1:], found.images.shape[1:]
     if shape != expected:
         step = "Name another set in the recipe."
-        raise ZooError(Problem(name, "images", f"{expected}, as those of {source.name}", str(shape), step))
-    return test_set.images[:, 0]
+        raise ZooError(Problem(dataset, "images", f"{expected}, as those of {source.name}", str(shape), step))
+    return name, found.images
+
+
+def _statistics(images: Images) -> tuple[float | list[float], float | list[float]]:
+    """Mean and deviation of pixels divided by 255; of each channel where there are several."""
+    if images.shape[1] == 1:
+        pixels = images / 255
+        return float(pixels.mean()), float(pixels.std())
+    channels = [images[:, channel] / 255 for channel in range(images.shape[1])]
+    return [float(pixels.mean()) for pixels in channels], [float(pixels.std()) for pixels in channels]
 
 
 def predict(zoo: str | Path, sets: Sequence[InputSet], console: Console) -> None:

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from builders import rng
-from builders.schedules import MilestoneSchedule
+from builders import rng, schedules
+from builders.schedules import CosineSchedule, MilestoneSchedule, Schedule
 from ckptzoo import archs
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.schema.architecture import Architecture
@@ -19,7 +19,19 @@ from ckptzoo.schema.documents import digest_of
 FOLDER = Path(__file__).parent / "recipes"
 CROSS_ENTROPY = "cross-entropy"
 """The loss where a recipe names none."""
-_LATER_KEYS: dict[str, Any] = {"loss": CROSS_ENTROPY, "warmup": 0, "warmup_from": 0.0, "dropout": 0.0}
+FLOAT32, TF32, BFLOAT16, FLOAT64 = "float32", "tf32", "bfloat16", "float64"
+PRECISIONS = (FLOAT32, TF32, BFLOAT16, FLOAT64)
+"""What the key ``precision`` may be."""
+_LATER_KEYS: dict[str, Any] = {
+    "loss": CROSS_ENTROPY,
+    "warmup": 0,
+    "warmup_from": 0.0,
+    "dropout": 0.0,
+    "schedule": schedules.MILESTONES,
+    "nesterov": False,
+    "precision": FLOAT32,
+    "flip": False,
+}
 """Keys that came after the first recipes, and what is meant where one is missing."""
 _STEP = "Correct the recipe."
 
@@ -35,9 +47,14 @@ class Recipe:
     dataset : the name of the data set.
     train, test : examples of the training and the test set; the data must agree.
     epochs, batch : an epoch visits every training example once; its last batch holds what is left over.
-    momentum, weight_decay : of ``torch.optim.SGD``.
+    momentum, nesterov, weight_decay : of ``torch.optim.SGD``; the decay is of every parameter and of no buffer.
     learning_rate, milestones, factor, warmup, warmup_from : the learning rate schedule, see
         ``builders.schedules.MilestoneSchedule``.
+    schedule : ``milestones``, or ``cosine``: see ``builders.schedules.CosineSchedule``, which has neither milestones
+        nor a warm-up.
+    precision : of the arithmetic of training: ``float32``; ``tf32``, whose matrix products and convolutions round
+        their factors to 10 bits; ``bfloat16``, which computes them in that type (autocast) while weights, momentum and
+        statistics stay float32; ``float64``, in which all of these are. Checkpoints and measures are float32.
     dropout : the probability with which each input of the last linear layer is set to 0 in training, again for each
         example; the others are divided by 1 - ``dropout``.
     loss : a name in ``builders.losses``: what the mean over a batch is taken of.
@@ -61,6 +78,9 @@ class Recipe:
     warmup: int = 0
     warmup_from: float = 0.0
     dropout: float = 0.0
+    schedule: str = schedules.MILESTONES
+    nesterov: bool = False
+    precision: str = FLOAT32
     summary: str = ""
     full_epochs: int | None = None
 
@@ -107,10 +127,14 @@ class Recipe:
         return recipe_class(**values)
 
     @classmethod
-    def of(cls, recipe: "Recipe | str | Path", epochs: int | None = None) -> "Recipe":
-        """A recipe, or the one of this name or file, for another number of epochs where one is given."""
+    def of(cls, recipe: "Recipe | str | Path", epochs: int | None = None, precision: str | None = None) -> "Recipe":
+        """A recipe, or the one of this name or file; for other epochs, or in another precision, where they are given.
+
+        Each makes another recipe, with its own digest.
+        """
         found = recipe if isinstance(recipe, Recipe) else cls.load(recipe)
-        return found if epochs is None else found.shortened(epochs)
+        found = found if epochs is None else found.shortened(epochs)
+        return found if precision is None else dataclasses.replace(found, precision=precision)
 
     def shortened(self, epochs: int) -> "Recipe":
         """The same recipe for another number of epochs; another digest, so that the two are never mixed up."""
@@ -124,8 +148,10 @@ class Recipe:
         return archs.architecture(self.architecture)
 
     @cached_property
-    def schedule(self) -> MilestoneSchedule:
+    def rates(self) -> Schedule:
         """The learning rate of each epoch."""
+        if self.schedule == schedules.COSINE:
+            return CosineSchedule(self.learning_rate, self.epochs)
         return MilestoneSchedule(self.learning_rate, self.milestones, self.factor, self.warmup, self.warmup_from)
 
     @cached_property
@@ -181,7 +207,7 @@ class Recipe:
         """Every key and value; defaults of keys that the first recipes lacked are left out: their digests stay."""
         content = dataclasses.asdict(self)
         for key, default in _LATER_KEYS.items():
-            if content[key] == default:
+            if key in content and content[key] == default:
                 del content[key]
         return {**content, "milestones": list(self.milestones)}
 
@@ -192,28 +218,53 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRecipe(Recipe):
-    """Training on random crops of grey images.
+    """Training on random crops of images.
 
     Parameters
     ----------
     crop_pad : raw pixels of 0 added on every side before a crop of the original size.
-    mean, std : of the training pixels divided by 255; inputs are ``(pixel / 255 - mean) / std``.
+    flip : whether crops are mirrored, their columns reversed, each with probability 1/2.
+    mean, std : of the training pixels divided by 255, one number or one a channel; inputs are
+        ``(pixel / 255 - mean) / std``, computed last, so that the padding is raw 0 and not the mean.
     ood : a data set of other things, whose test images can be shown to the networks; not part of the digest.
     """
 
     crop_pad: int
-    mean: float
-    std: float
+    mean: float | tuple[float, ...]
+    std: float | tuple[float, ...]
+    flip: bool = False
     ood: str | None = None
+
+    def statistics(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The mean and the deviation of each channel.
+
+        Raises
+        ------
+        ZooError
+            The recipe has those of another number of channels.
+        """
+        mean, std = (values if isinstance(values, tuple) else (values,) * channels for values in (self.mean, self.std))
+        if len(mean) != channels:
+            expected = f"one number, or {channels}: one a channel of the images"
+            raise ZooError(self.problem_with("mean", expected))
+        return mean, std
 
     def input_problems(self) -> Iterator[Problem]:
         """See ``Recipe``."""
         if type(self.crop_pad) is not int or not 0 <= self.crop_pad <= 2**10:
             yield self.problem_with("crop_pad", f"an integer from 0 to {2**10}")
-        if not _finite(self.mean):
-            yield self.problem_with("mean", "a finite number")
-        if not _positive(self.std):
-            yield self.problem_with("std", "a finite number above 0")
+        if type(self.flip) is not bool:
+            yield self.problem_with("flip", "true or false")
+        if isinstance(self.mean, tuple):
+            if not self.mean or not all(map(_finite, self.mean)):
+                yield self.problem_with("mean", "a finite number, or a list of one a channel")
+            elif not _positives(self.std, len(self.mean)):
+                yield self.problem_with("std", f"{len(self.mean)} finite numbers above 0, as many as in mean")
+        else:
+            if not _finite(self.mean):
+                yield self.problem_with("mean", "a finite number, or a list of one a channel")
+            if not _positive(self.std):
+                yield self.problem_with("std", "a finite number above 0, as mean is one number")
         if self.ood is not None and (not isinstance(self.ood, str) or self.ood == self.dataset):
             yield self.problem_with("ood", "the name of another data set")
 
@@ -243,7 +294,7 @@ class TableRecipe(Recipe):
         """See ``Recipe``."""
         if not isinstance(self.mean, tuple) or not all(map(_finite, self.mean)):
             yield self.problem_with("mean", "a list of finite numbers")
-        elif not isinstance(self.std, tuple) or not all(map(_positive, self.std)) or len(self.std) != len(self.mean):
+        elif not _positives(self.std, len(self.mean)):
             yield self.problem_with("std", f"{len(self.mean)} finite numbers above 0, as many as in mean")
         if not _finite(self.target_mean):
             yield self.problem_with("target_mean", "a finite number")
@@ -308,7 +359,21 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
             yield wrong(key, "a finite number, at least 0")
     if not _finite(recipe.dropout) or not 0 <= recipe.dropout < 1:
         yield wrong("dropout", "a number from 0 to below 1")
-    for key, expected in recipe.schedule.wrong_values():
+    if recipe.schedule not in schedules.NAMES:
+        yield wrong("schedule", " or ".join(schedules.NAMES))
+    if recipe.schedule == schedules.COSINE:
+        for key, unused in (("milestones", ()), ("warmup", 0)):
+            if getattr(recipe, key) != unused:
+                yield wrong(key, f"{unused!r}, because the schedule {schedules.COSINE} has none")
+    if type(recipe.nesterov) is not bool:
+        yield wrong("nesterov", "true or false")
+    elif recipe.nesterov and recipe.momentum == 0:
+        yield wrong("nesterov", "false, because there is no momentum")
+    if recipe.precision not in PRECISIONS:
+        is_half = recipe.precision == "float16"
+        reason = " (float16 needs loss scaling, which skips steps and is one more state)" if is_half else ""
+        yield wrong("precision", f"one of {', '.join(PRECISIONS)}{reason}")
+    for key, expected in recipe.rates.wrong_values():
         yield wrong(key, expected)
 
 
@@ -318,6 +383,10 @@ def _finite(value: object) -> bool:
 
 def _positive(value: object) -> bool:
     return _finite(value) and value > 0  # pyright: ignore[reportOperatorIssue]
+
+
+def _positives(values: object, count: int) -> bool:
+    return isinstance(values, tuple) and len(values) == count and all(map(_positive, values))
 
 
 def _as_tuples(value: object) -> object:

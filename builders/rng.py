@@ -1,4 +1,4 @@
-"""A member's random numbers: its key, initial weights, data order and crops, each a function of (key, epoch, position).
+"""A member's random numbers: key, initial weights, data order, crops and flips, functions of (key, epoch, position).
 
 Nothing here depends on which members train side by side, on the device, or on what was drawn before: the numbers are
 those of Philox 4x32-10, a function of a counter and a key without any state. A counter is
@@ -19,7 +19,7 @@ from ckptzoo.schema.architecture import Architecture
 VERSION = 1
 """Part of every recipe's digest: raised when the same recipe would draw other numbers."""
 _INITIAL, _ORDER, _CROP, _DROPOUT = 0, 1, 2, 3
-"""Purposes: initial weights, the order of the data, places of crops, dropped units."""
+"""Purposes: initial weights, the order of the data, places of crops and flips, dropped units."""
 DRAWS, NOISE, MOMENTA, DRAWN_MASKS, INITIAL_DEVIATIONS = 4, 5, 6, 7, 8
 """Purposes of posterior methods: draws, the noise of steps, resampled momenta, masks of draws, initial deviations."""
 # Constants of Philox 4x32: the multipliers, and what the key is raised by in each round (Salmon et al. 2011).
@@ -171,6 +171,16 @@ def crops(keys: Any, epoch: int, positions: Any, pad: int) -> tuple[Any, Any]:
     """(M, P) each: rows and columns, 0 to 2 pad, at which crops of padded images start."""
     down, right, _, _ = philox((positions, epoch, _CROP, 0), keys[:, None])
     return below(down, 2 * pad + 1), below(right, 2 * pad + 1)
+
+
+def flips(keys: Any, epoch: int, positions: Any) -> Any:
+    """(M, P) bool: which crops are mirrored, each with probability 1/2.
+
+    The top bit of the third word of the block whose first two are the places of ``crops``: a recipe with flips has the
+    crops that it has without. Tested in ``tests/builders/test_augmentation.py``.
+    """
+    _, _, word, _ = philox((positions, epoch, _CROP, 0), keys[:, None])
+    return word >= 2**31
 
 
 def kept_units(keys: Any, epoch: int, positions: Any, units: int, dropout: float, purpose: int = _DROPOUT) -> Any:

@@ -3,6 +3,23 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+MILESTONES, COSINE = "milestones", "cosine"
+NAMES = (MILESTONES, COSINE)
+"""What the key ``schedule`` of a recipe may be."""
+
+
+class Schedule(Protocol):
+    """The learning rates of a training."""
+
+    def learning_rate_at(self, epoch: int) -> float:
+        """The learning rate during an epoch, counted from 0."""
+        ...
+
+    def wrong_values(self) -> Iterator[tuple[str, str]]:
+        """For each value that cannot be used: its name, and what is expected; values may be of any type."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,10 +66,51 @@ class MilestoneSchedule:
             yield "warmup", "an integer, at least 0"
         for name in ("learning_rate", "factor", "warmup_from"):
             value = getattr(self, name)
-            if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+            if not _is_rate(value):
                 yield name, "a finite number, at least 0"
         milestones = self.milestones
         if not isinstance(milestones, tuple) or any(type(epoch) is not int or epoch < 1 for epoch in milestones):
             yield "milestones", "a list of epochs, at least 1"
         elif list(milestones) != sorted(set(milestones)):
             yield "milestones", "rising epochs"
+
+
+@dataclass(frozen=True)
+class CosineSchedule:
+    r"""The learning rate falls along half a period of a cosine, as ``CosineAnnealingLR`` of torch with ``eta_min`` 0.
+
+    In epoch e of E it is :math:`\frac{\eta}{2} (1 + \cos \frac{\pi e}{E})` (Loshchilov and Hutter, "SGDR: stochastic
+    gradient descent with warm restarts", ICLR 2017, equation 5, without a restart), the same for every step of the
+    epoch.
+
+    Parameters
+    ----------
+    learning_rate : of the first epoch.
+    epochs : E, of the whole training.
+
+    Notes
+    -----
+    Compared with torch's in ``tests/builders/test_schedules.py``.
+
+    Examples
+    --------
+    >>> schedule = CosineSchedule(0.5, epochs=4)
+    >>> [round(schedule.learning_rate_at(epoch), 4) for epoch in range(4)]
+    [0.5, 0.4268, 0.25, 0.0732]
+    """
+
+    learning_rate: float
+    epochs: int
+
+    def learning_rate_at(self, epoch: int) -> float:
+        """The learning rate during an epoch, counted from 0."""
+        return self.learning_rate / 2 * (1 + math.cos(math.pi * epoch / self.epochs))
+
+    def wrong_values(self) -> Iterator[tuple[str, str]]:
+        """See ``Schedule``; a recipe checks its epochs itself."""
+        if not _is_rate(self.learning_rate):
+            yield "learning_rate", "a finite number, at least 0"
+
+
+def _is_rate(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value >= 0

@@ -12,6 +12,7 @@ from builders.data_source import DataSource, Feed, TabularData
 from builders.recipe import GaussianRecipe, Recipe, TableRecipe
 from builders.rng import normal_pair, philox, uniform
 from builders.tables import Table
+from ckptzoo.image_sets import folder_of
 from ckptzoo.loader.permutation import derive_key
 
 
@@ -65,7 +66,7 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Source:
     if isinstance(recipe, GaussianRecipe):
         return load_gaussians(recipe)
     if isinstance(recipe, TableRecipe):
-        return tables.load(recipe, data.folder_of(folder))
+        return tables.load(recipe, folder_of(folder))
     return data.load(recipe, folder)
 
 

@@ -8,9 +8,11 @@ import torch
 from numpy.typing import NDArray
 
 from builders import rng
-from builders.recipe import Recipe
+from builders.recipe import FLOAT64, Recipe
 
 Tensors = dict[str, torch.Tensor]
+STOPPED = "stopped"
+"""In ``TrainingState.extra`` of engines that train one member at a time: (M,) bool, which members train no further."""
 
 
 @dataclass
@@ -20,8 +22,8 @@ class TrainingState:
     Parameters
     ----------
     keys : (M,) uint64, one a member; with the step they determine every random number.
-    weights : ``{name: (M, *shape)}``.
-    momentum : the same shapes; empty where the recipe has none.
+    weights : ``{name: (M, *shape)}``, parameters and buffers; see ``dtype_of``.
+    momentum : of the parameters alone, in their shapes; empty where the recipe has none.
     step : optimiser steps taken.
     extra : what a posterior method keeps beside them, ``{name: (M, ...)}``.
     """
@@ -38,9 +40,17 @@ class TrainingState:
         keys = rng.member_keys(recipe.digest, seeds)
         arrays = rng.initial_weights(recipe.arch, keys)
         weights = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-        return cls(
-            keys, weights, {name: torch.zeros_like(weights[name]) for name in weights} if recipe.momentum else {}
-        )
+        return cls.of(recipe, keys, weights)
+
+    @classmethod
+    def of(cls, recipe: Recipe, keys: NDArray[np.uint64], weights: Tensors) -> Self:
+        """Members before their first step, at these weights, which may be changed in place."""
+        weights = {
+            name: tensor.to(dtype_of(recipe)) if tensor.is_floating_point() else tensor
+            for name, tensor in weights.items()
+        }
+        moved = [tensor.name for tensor in recipe.arch.tensors if tensor.kind != "buffer"] if recipe.momentum else []
+        return cls(keys, weights, {name: torch.zeros_like(weights[name]) for name in moved})
 
     def __len__(self) -> int:
         """Members."""
@@ -58,3 +68,13 @@ class TrainingState:
             )
             for start in range(0, len(self), size)
         ]
+
+
+def dtype_of(recipe: Recipe) -> torch.dtype:
+    """The dtype in which a recipe's inputs, weights and momentum are while it trains."""
+    return torch.float64 if recipe.precision == FLOAT64 else torch.float32
+
+
+def as_stored(weights: Tensors) -> Tensors:
+    """The same weights as a zoo holds them: those in float64 rounded to float32."""
+    return {name: tensor.float() if tensor.dtype == torch.float64 else tensor for name, tensor in weights.items()}

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from builders.data import FOLDER_VARIABLE
 from builders.recipe import TableRecipe
 from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
+from ckptzoo.image_sets import FOLDER_VARIABLE
 from ckptzoo.loader.permutation import derive_key, keyed_permutation
 
 _TOLERANCE = 1e-4

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 
 from builders import engines, losses, sources
 from builders.data_source import Feed
-from builders.recipe import Recipe
+from builders.recipe import TF32, Recipe
 from builders.sources import Source
-from builders.state import Tensors, TrainingState
+from builders.state import STOPPED, Tensors, TrainingState, as_stored
 from ckptzoo import archs
 from ckptzoo.errors import Problem, ZooError
 
@@ -29,6 +30,8 @@ _MEASURED_EXAMPLES = {"cpu": 256, "cuda": 8192}
 _STACKED_MEMBERS = {"cpu": 32, "cuda": 64}
 """Members, and examples of each on a CPU, where ``ckptzoo.archs`` has a function for the outputs of many at once."""
 _STACKED_EXAMPLES = 1024
+_MEASURED_RESULT_BYTES = {"cpu": 2**21, "cuda": 2**28}
+"""The largest intermediate result of a network with buffers, of all examples that it is measured on at once."""
 _UNIT_BYTES = {"cpu": 64 * _IMAGE_BYTES, "cuda": 1024 * _IMAGE_BYTES}
 """One input of each member of a unit."""
 
@@ -41,8 +44,10 @@ class Trainer:
     ----------
     data_source, source : the data on the device, and as loaded.
     engine : how steps are taken.
-    workers : threads, each of which trains groups of members on its own core; None on a GPU.
-    threads : how many of them; 1 on a GPU.
+    workers : threads, each of which trains groups of members on its own core, or on its own stream of a GPU; None on a
+        GPU whose engine trains all members at once.
+    threads : how many of them; 1 where there are none.
+    one_at_a_time : whether the engine trains members one after another.
     few_groups : whether each worker trains one group: for steps whose cost hardly grows with the members of a group.
     """
 
@@ -51,6 +56,7 @@ class Trainer:
     engine: engines.Engine
     workers: Executor | None
     threads: int
+    one_at_a_time: bool = False
     few_groups: bool = False
 
     @property
@@ -60,65 +66,99 @@ class Trainer:
 
     def start(self, seeds: Sequence[int]) -> TrainingState:
         """Freshly initialised members."""
-        return TrainingState.initial(self.recipe, list(seeds), str(self.data_source.device))
+        state = TrainingState.initial(self.recipe, list(seeds), str(self.data_source.device))
+        if self.one_at_a_time:
+            state.extra[STOPPED] = torch.zeros(len(state), dtype=torch.bool)
+        return state
 
     def advance(self, state: TrainingState, stop: int) -> None:
         """Train every member up to ``stop`` optimiser steps, in place."""
-        if self.workers is None:
-            self.engine(self.data_source, state, stop)
-            # a launch returns before the device is done, and the caller takes the time
-            torch.cuda.synchronize(self.data_source.device)
-            return
-        groups = state.split(self._group_size(len(state)))
-        for done in [self.workers.submit(self.engine, self.data_source, group, stop) for group in groups]:
-            done.result()
-        state.step = stop
+        with self._synchronized():
+            if self.workers is None:
+                self.engine(self.data_source, state, stop)
+                return
+            groups = state.split(self._group_size(len(state)))
+            for done in [self.workers.submit(self.engine, self.data_source, group, stop) for group in groups]:
+                done.result()
+            state.step = stop
+
+    @contextmanager
+    def _synchronized(self) -> Iterator[None]:
+        """Let a GPU finish before and after: its streams know nothing of one another, and the caller takes the time."""
+        device = self.data_source.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        yield
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
     def _group_size(self, members: int) -> int:
         """Members that a core trains at once, such that every core gets the same number of groups."""
         max_members = max(1, _GROUP_BYTES // (self.recipe.batch * sources.input_bytes(self.source)))
         if self.few_groups:
             max_members = members
+        elif self.one_at_a_time:
+            return 1
         rounds = -(-members // (max_members * self.threads))
         return -(-members // (rounds * self.threads))
 
-    def measure(self, weights: Tensors) -> dict[str, NDArray[Any]]:
-        """Every measured column of the metadata, ``{column: (M,)}``.
+    @property
+    def first_span(self) -> int:
+        """Steps that are taken at first, when it is not known yet how long one takes."""
+        return 1 if self.one_at_a_time else 8
 
-        Training loss and accuracy are those of the whole training set without augmentation. Which columns there are
-        is for the loss to say.
+    def measure(self, weights: Tensors, limit: int | None = None) -> dict[str, NDArray[Any]]:
+        """Every measured column of the metadata, ``{column: (M,)}``; with a limit, of the first examples of each half.
+
+        Training loss and accuracy are those of the whole training set without augmentation, in float32 whatever the
+        recipe's precision. Which columns there are is for the loss to say.
         """
+        weights = as_stored(weights)
         count = len(next(iter(weights.values())))
-        if self._stacked_outputs() is None:
+        if self._has_buffers:
+            size = 1
+        elif self._stacked_outputs() is None:
             size = max(1, _MEASURED_BYTES // (_MEASURED_EXAMPLES["cpu"] * sources.input_bytes(self.source)))
         else:
             size = _STACKED_MEMBERS[self.data_source.device.type]
         groups = [{name: weights[name][start : start + size] for name in weights} for start in range(0, count, size)]
-        columns_by_group = (
-            list(self.workers.map(self._measure_group, groups))
-            if self.workers
-            else [self._measure_group(g) for g in groups]
-        )
+        with self._synchronized():
+            measure = partial(self._measure_group, limit=limit)
+            columns_by_group = list((self.workers.map if self.workers else map)(measure, groups))
         return {column: np.concatenate([part[column] for part in columns_by_group]) for column in columns_by_group[0]}
 
-    def _measure_group(self, weights: Tensors) -> dict[str, NDArray[Any]]:
-        return losses.get(self.recipe.loss).columns(self._predict(weights, "train"), self._predict(weights, "test"))
+    def _measure_group(self, weights: Tensors, limit: int | None) -> dict[str, NDArray[Any]]:
+        train, test = (self._predict(weights, half, limit) for half in ("train", "test"))
+        return losses.get(self.recipe.loss).columns(train, test)
 
-    def _predict(self, weights: Tensors, half: str) -> losses.MemberOutputs:
+    def _predict(self, weights: Tensors, half: str, limit: int | None) -> losses.MemberOutputs:
         """Outputs by the architecture's own forward function, so that no engine measures its own work."""
         device = self.data_source.device
         outputs, size = self._stacked_outputs(), _MEASURED_EXAMPLES[device.type]
-        if outputs is None:
+        raw, targets = (array[:limit] for array in self.source.half(half))
+        if self._has_buffers:
+            # stacked convolutions are grouped ones, which are slower than one network after another
+            module: Any = archs.get(self.recipe.architecture)()
+            module = module.to(device, memory_format=torch.channels_last).eval()
+            largest = largest_result(self.recipe.architecture, raw.shape[1:])
+            outputs = partial(_one_by_one, module)
+            size = min(size, max(1, _MEASURED_RESULT_BYTES[device.type] // largest))
+        elif outputs is None:
             outputs = _vmapped(archs.get(self.recipe.architecture)().to(device).eval())
         elif device.type == "cpu":
             size = _STACKED_EXAMPLES
-        raw, targets = self.source.half(half)
         batches: list[NDArray[np.float64]] = []
         with torch.inference_mode():
             for start in range(0, len(raw), size):
-                inputs = self.data_source.network_inputs(torch.from_numpy(raw[start : start + size]).to(device))
+                # torch warns of what is read-only, as a memory map is
+                some = torch.from_numpy(np.require(raw[start : start + size], requirements="W"))
+                inputs = self.data_source.network_inputs(some.to(device))
                 batches.append(outputs(weights, inputs).double().cpu().numpy())
         return losses.MemberOutputs(np.concatenate(batches, axis=1), targets)
+
+    @property
+    def _has_buffers(self) -> bool:
+        return any(tensor.kind == "buffer" for tensor in self.recipe.arch.tensors)
 
     def _stacked_outputs(self) -> "archs.StackedOutputs | None":
         return archs.stacked(self.recipe.architecture, self.source.half("test")[0].shape[1:])
@@ -131,9 +171,40 @@ def _vmapped(model: torch.nn.Module) -> "archs.StackedOutputs":
     return torch.func.vmap(outputs, in_dims=(0, None))
 
 
+def _one_by_one(module: torch.nn.Module, weights: Mapping[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+    """The outputs (M, B, K) of every member on the same inputs."""
+    if inputs.ndim == 4:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    members = [{name: tensor[i] for name, tensor in weights.items()} for i in range(len(next(iter(weights.values()))))]
+    return torch.stack([torch.func.functional_call(module, member, (inputs,)) for member in members])
+
+
+@cache
+def largest_result(architecture: str, input_shape: tuple[int, ...]) -> int:
+    """Bytes of the largest output of a module within a network, for one example in float32."""
+    found: list[int] = []
+
+    def note(module: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        found.append(4 * output.numel())
+
+    # tensors of the device "meta" have shapes and no numbers
+    with torch.device("meta"), torch.inference_mode():
+        network = archs.get(architecture)().eval()
+        for module in network.modules():
+            module.register_forward_hook(note)
+        network(torch.empty(1, *input_shape))
+    return max(found)
+
+
 @contextmanager
 def open_trainer(
-    recipe: Recipe, source: Source, *, device: str = "cpu", engine: str | None = None, threads: int | None = None
+    recipe: Recipe,
+    source: Source,
+    *,
+    device: str = "cpu",
+    engine: str | None = None,
+    threads: int | None = None,
+    deterministic: bool = True,
 ) -> Iterator[Trainer]:
     """A trainer on a device.
 
@@ -141,35 +212,63 @@ def open_trainer(
     ----------
     device : ``"cpu"`` or ``"cuda"``.
     engine : a name in ``builders.engines``; by default the fastest for the recipe.
-    threads : on a CPU, by default as many as there are cores for this process. Within, torch runs single-threaded.
+    threads : on a CPU, by default as many as there are cores for this process; within, torch runs single-threaded. On a
+        GPU the streams on which an engine that trains one member at a time has members side by side, by default 1.
+    deterministic : whether a GPU takes the same kernels each time, none of which adds up in an order of its own.
 
     Raises
     ------
     ZooError
-        There is no such device, the engine cannot train the architecture, or it does not fit the data.
+        There is no such device, the engine cannot train the recipe, or the architecture does not fit the data.
     """
     kind = device_kind(device)
-    advance = engines.get(choose_engine(recipe, kind, engine))
+    name = choose_engine(recipe, kind, engine)
+    advance, one_at_a_time = engines.get(name), engines.is_one_at_a_time(name)
+    if kind == "cuda":
+        with _cuda_settings(recipe, deterministic):
+            data_source = sources.data_source(recipe, source, device)
+            _check_shapes(recipe, source)
+            if not one_at_a_time:
+                yield Trainer(data_source, source, advance, None, 1)
+                return
+            count = threads or 1
+            with ThreadPoolExecutor(count, initializer=_take_own_stream, initargs=(device,)) as workers:
+                yield Trainer(data_source, source, advance, workers, count, one_at_a_time)
+        return
     data_source = sources.data_source(recipe, source, device)
     _check_shapes(recipe, source)
-    if kind == "cuda":
-        # TensorFloat-32 keeps 10 bits of the mantissa; convolutions would use it by default.
-        before = torch.backends.cudnn.allow_tf32
-        torch.backends.cudnn.allow_tf32 = False
-        try:
-            yield Trainer(data_source, source, advance, None, 1)
-        finally:
-            torch.backends.cudnn.allow_tf32 = before
-        return
     count = threads or available_cores()
     before_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         # OpenMP has a number of threads for each thread that calls it, so that each worker sets its own
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as workers:
-            yield Trainer(data_source, source, advance, workers, count)
+            yield Trainer(data_source, source, advance, workers, count, one_at_a_time)
     finally:
         torch.set_num_threads(before_threads)
+
+
+@contextmanager
+def _cuda_settings(recipe: Recipe, deterministic: bool) -> Iterator[None]:
+    """The precision of products and convolutions, and kernels that give the same bits each time."""
+    cudnn: Any = torch.backends.cudnn
+    products = torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, products.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    # cuBLAS reads it when it is first used; two workspaces of 4 MiB make its products deterministic (its manual, 2.1.4)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # TensorFloat-32 keeps 10 bits of the mantissa; convolutions would use it by default
+    cudnn.allow_tf32 = products.allow_tf32 = recipe.precision == TF32
+    # a benchmark chooses kernels by measured times, which differ from run to run
+    cudnn.deterministic, cudnn.benchmark = deterministic, not deterministic
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, products.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+
+
+def _take_own_stream(device: str) -> None:
+    """Let this thread's work go to a stream of its own."""
+    torch.cuda.set_stream(torch.cuda.Stream(device))
 
 
 def choose_engine(recipe: Recipe, device: str, engine: str | None = None) -> str:
@@ -182,20 +281,26 @@ def choose_engine(recipe: Recipe, device: str, engine: str | None = None) -> str
     MissingExtraError
         A package that it needs is not installed.
     ZooError
-        It cannot train the architecture on the device.
+        It cannot train the recipe on the device, or no engine can.
     """
     if engine is None:
         return engines.fastest(recipe, device)
     engines.get(engine)
-    if engine not in (usable := engines.usable(recipe, device)):
-        step = "Choose one of them."
-        raise ZooError(Problem(recipe.architecture, "engine", " or ".join(usable), engine, step))
+    if engine not in engines.usable(recipe, device):
+        raise engines.refusal(recipe, device, engine)
     return engine
 
 
-def default_unit_size(source: Source, device: str) -> int:
-    """Members that a unit has unless something else is asked for: 64 where an input has 28x28 pixels, 1024 on a GPU."""
-    return max(1, _UNIT_BYTES[device_kind(device)] // sources.input_bytes(source))
+def default_unit_size(source: Source, device: str, engine: str) -> int:
+    """Members that a unit has unless something else is asked for.
+
+    64 where an input has 28x28 pixels, 1024 on a GPU; of an engine that trains one member at a time as many as are
+    trained side by side.
+    """
+    kind = device_kind(device)
+    if engines.is_one_at_a_time(engine):
+        return available_cores() if kind == "cpu" else 1
+    return max(1, _UNIT_BYTES[kind] // sources.input_bytes(source))
 
 
 def _check_shapes(recipe: Recipe, source: Source) -> None:

@@ -14,6 +14,8 @@ from builders.progress import Progress
 from builders.state import TrainingState
 from builders.train import Trainer
 
+_SAVING_SHARE = 0.01
+"""Of the time that saving states may take."""
 _SPAN_SECONDS = 1.0
 """Steps are taken in spans of about this length: between two the process can be stopped, and progress is shown."""
 
@@ -26,7 +28,8 @@ class UnitTraining(ABC):
     ----------
     build_folder : where states and checkpoints are saved.
     trainer, engine : takes the steps, and the name of its engine.
-    save_seconds : how much work is lost at most when the process is killed.
+    save_seconds : how much work is lost at most when the process is killed; more where saving takes more
+        than 1 % of it.
     should_stop : whether the process was asked to stop.
     counter : of the joules that the device uses.
     """
@@ -101,7 +104,7 @@ class UnitTraining(ABC):
         total = self.build_folder.restore(unit, state)
         progress.resume(state.step * len(state))
         # a guess, until the first span has shown how long a step takes
-        span, saved = 8, time.monotonic()
+        span, saved, interval = self.trainer.first_span, time.monotonic(), self.save_seconds
         for stop in self.stops(unit):
             while state.step < stop:
                 first, end = state.step, min(stop, state.step + span)
@@ -109,10 +112,11 @@ class UnitTraining(ABC):
                 total += used
                 self._report(progress, (end - first) * len(state), used.seconds)
                 span = max(1, round((end - first) * _SPAN_SECONDS / max(used.seconds, 1e-6)))
-                stop_now, now = self.should_stop(), time.monotonic()
-                if stop_now or now - saved >= self.save_seconds:
+                stop_now, began = self.should_stop(), time.monotonic()
+                if stop_now or began - saved >= interval:
                     self.build_folder.save(unit, state, total)
-                    saved = now
+                    saved = time.monotonic()
+                    interval = max(self.save_seconds, (saved - began) / _SAVING_SHARE)
                 if stop_now:
                     raise Interrupted(
                         f"{unit.name}: stopped at step {state.step} and saved. Run the same command to carry on."

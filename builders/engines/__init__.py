@@ -8,6 +8,8 @@ same bits by the algorithms of ``builders.rng`` and ``ckptzoo.loader.permutation
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Protocol
@@ -17,30 +19,104 @@ from numpy.typing import NDArray
 
 from builders.data_source import Feed
 from builders.engines.sgd import GradientStep
-from builders.recipe import Recipe
+from builders.recipe import BFLOAT16, FLOAT32, FLOAT64, TF32, ImageRecipe, Recipe
 from builders.state import TrainingState
 from ckptzoo.errors import MissingExtraError, Problem, UnknownNameError, ZooError
 
 GENERAL = "general"
-_MODULES = {
-    GENERAL: "builders.engines.general",
-    "mlp": "builders.engines.mlp",
-    "optunet": "builders.engines.optunet",
-    "compiled": "builders.engines.compiled",
-    "fused": "builders.engines.fused",
+
+
+@dataclass(frozen=True)
+class _Abilities:
+    """What an engine can train.
+
+    Parameters
+    ----------
+    module : where it is.
+    architectures : a pattern of their names.
+    devices : the kinds of devices that it knows.
+    precisions : of recipes.
+    buffers : whether it trains architectures with buffers, such as BatchNorm's.
+    one_at_a_time : whether it trains members one after another, each as fast as any number of them.
+    dropout, flip, nesterov : whether it drops units, mirrors images, takes Nesterov's steps.
+    package, extra : a package that it needs, and the extra that has it.
+    """
+
+    module: str
+    architectures: str = ".*"
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    precisions: tuple[str, ...] = (FLOAT32, FLOAT64)
+    buffers: bool = False
+    one_at_a_time: bool = False
+    dropout: bool = True
+    flip: bool = True
+    nesterov: bool = True
+    package: str | None = None
+    extra: str = ""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the package that it needs is there, without importing it."""
+        return self.package is None or find_spec(self.package) is not None
+
+    def reasons(self, recipe: Recipe, device: str) -> Iterator[str]:
+        """Why it cannot train a recipe on a kind of device; none where it can."""
+        if not self.is_installed:
+            yield f"needs {self.package}"
+        if not re.fullmatch(self.architectures, recipe.architecture):
+            yield f"trains {self.architectures} alone"
+        elif not self.buffers and any(tensor.kind == "buffer" for tensor in recipe.arch.tensors):
+            yield "trains no architecture with buffers (BatchNorm has some)"
+        if device not in self.devices:
+            yield f"does not train on {device}"
+        if recipe.precision not in self.precisions:
+            yield f"does not train in {recipe.precision}"
+        elif recipe.precision == TF32 and device != "cuda":
+            yield f"has no {TF32} on {device}"
+        if recipe.dropout and not self.dropout:
+            yield "drops no units"
+        if isinstance(recipe, ImageRecipe) and recipe.flip and not self.flip:
+            yield "flips no images"
+        if recipe.nesterov and not self.nesterov:
+            yield "takes no steps of Nesterov's"
+
+
+_SINGLE = partial(_Abilities, precisions=(FLOAT32, TF32, BFLOAT16, FLOAT64), buffers=True, one_at_a_time=True)
+_ENGINES = {
+    "single-compile": _SINGLE("builders.engines.single.compile", devices=("cuda",)),
+    "single-graph": _SINGLE("builders.engines.single.graph", devices=("cuda",)),
+    "single": _SINGLE("builders.engines.single"),
+    GENERAL: _Abilities("builders.engines.general"),
+    "fused": _Abilities(
+        "builders.engines.fused",
+        "optunet",
+        devices=("cuda",),
+        precisions=(FLOAT32,),
+        dropout=False,
+        flip=False,
+        nesterov=False,
+        package="triton",
+        extra="gpu",
+    ),
+    "optunet": _Abilities("builders.engines.optunet", "optunet"),
+    "mlp": _Abilities("builders.engines.mlp", "mlp-.*"),
+    "compiled": _Abilities(
+        "builders.engines.compiled",
+        "optunet",
+        devices=("cpu",),
+        precisions=(FLOAT32,),
+        flip=False,
+        nesterov=False,
+        package="numba",
+        extra="fast",
+    ),
 }
-_ARCHITECTURES = {"fused": "optunet", "optunet": "optunet", "mlp": "mlp-.*", "compiled": "optunet"}
-"""The architectures that an engine can train, a pattern of their names; the general one tries any.
+"""Every engine; schedules are for the recipe to compute, so that each follows any.
 
 A faster engine comes after a slower one. One that was not measured on any device yet comes before those that were, so
-that it is taken only where it is asked for: today that is ``fused``, which is tested on a CPU.
+that it is taken only where it is asked for: today these are ``fused``, which is tested on a CPU, and the two of
+``single`` that are for GPUs alone.
 """
-_DEVICES = {"compiled": ("cpu",), "fused": ("cuda",)}
-"""The kinds of devices that an engine knows, where it does not know all."""
-_WITHOUT_DROPOUT = ("fused",)
-"""The engines that cannot drop units."""
-_EXTRAS = {"compiled": ("numba", "fast"), "fused": ("triton", "gpu")}
-"""The package that an engine needs, and the extra that has it."""
 
 
 class Engine(Protocol):
@@ -61,7 +137,12 @@ class GradientSteps(Protocol):
 
 def names() -> tuple[str, ...]:
     """Every engine."""
-    return tuple(_MODULES)
+    return tuple(_ENGINES)
+
+
+def is_one_at_a_time(name: str) -> bool:
+    """Whether an engine trains members one after another, so that how many there are makes none of them faster."""
+    return _ENGINES[name].one_at_a_time
 
 
 def get(name: str) -> Engine:
@@ -74,17 +155,18 @@ def get(name: str) -> Engine:
     MissingExtraError
         A package that it needs is not installed.
     """
-    if name not in _MODULES:
+    if name not in _ENGINES:
         raise UnknownNameError("builders", "engine", name, names())
-    if not _installed(name):
-        raise MissingExtraError(*_EXTRAS[name])
-    return import_module(_MODULES[name]).advance
+    engine = _ENGINES[name]
+    if engine.package is not None and not engine.is_installed:
+        raise MissingExtraError(engine.package, engine.extra)
+    return import_module(engine.module).advance
 
 
 def gradient_steps(name: str) -> GradientSteps:
     """The function ``gradient_steps`` of an engine; raises as ``get``, and ``ZooError`` where it has none."""
     advance = get(name)
-    steps = getattr(import_module(_MODULES[name]), "gradient_steps", None)
+    steps = getattr(import_module(_ENGINES[name].module), "gradient_steps", None)
     if steps is None:
         expected, step = "one that evaluates single gradients", "Choose another one."
         raise ZooError(Problem(f"engine {name}", "engine", expected, advance.__module__, step))
@@ -94,22 +176,33 @@ def gradient_steps(name: str) -> GradientSteps:
 def usable(recipe: Recipe, device: str = "cpu") -> tuple[str, ...]:
     """The engines that are installed and can train a recipe on a device, the fastest of the measured last."""
     kind = device.partition(":")[0]
-    fit = (
-        name
-        for name, pattern in _ARCHITECTURES.items()
-        if re.fullmatch(pattern, recipe.architecture)
-        and kind in _DEVICES.get(name, (kind,))
-        and not (recipe.dropout and name in _WITHOUT_DROPOUT)
-        and _installed(name)
-    )
-    return (GENERAL, *fit)
+    return tuple(name for name, engine in _ENGINES.items() if not any(engine.reasons(recipe, kind)))
 
 
 def fastest(recipe: Recipe, device: str = "cpu") -> str:
-    """The fastest of the measured engines that are installed and can train a recipe on a device."""
-    return usable(recipe, device)[-1]
+    """The fastest of the measured engines that are installed and can train a recipe on a device.
+
+    Raises
+    ------
+    ZooError
+        There is none; the message says why of every engine that knows the architecture.
+    """
+    if found := usable(recipe, device):
+        return found[-1]
+    raise refusal(recipe, device)
 
 
-def _installed(name: str) -> bool:
-    """Whether the package that an engine needs is there, without importing it."""
-    return name not in _EXTRAS or find_spec(_EXTRAS[name][0]) is not None
+def refusal(recipe: Recipe, device: str, name: str | None = None) -> ZooError:
+    """The error that says why an engine, or none of them, trains a recipe on a device."""
+    kind, found = device.partition(":")[0], usable(recipe, device)
+    if name is not None:
+        got, step = f"{name}, which {' and '.join(_ENGINES[name].reasons(recipe, kind))}", "Choose one of them."
+        return ZooError(Problem(recipe.architecture, "engine", " or ".join(found) or "another one", got, step))
+    reasons = (
+        f"{engine} {' and '.join(abilities.reasons(recipe, kind))}"
+        for engine, abilities in _ENGINES.items()
+        if re.fullmatch(abilities.architectures, recipe.architecture)
+    )
+    step = "Change the recipe, or write an engine for it in builders/engines."
+    expected = f"one that trains {recipe.name} on {kind}"
+    return ZooError(Problem(recipe.architecture, "engine", expected, f"none ({'; '.join(reasons)})", step))

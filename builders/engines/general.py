@@ -36,14 +36,14 @@ def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop
     recipe = data_source.recipe
     model = archs.get(recipe.architecture)().to(data_source.device)
     if any(True for _ in model.buffers()):
-        step = "Write an engine for it in builders/engines."
+        step = "Choose the engine single."
         raise ZooError(Problem(recipe.architecture, "engine", "an architecture without buffers", "one with some", step))
-    scale_head_inputs = _scaled_head(model, recipe) if recipe.dropout else None
+    scaled = scale_head_inputs(model, recipe) if recipe.dropout else None
     mean = losses.get(recipe.loss).mean
 
     def loss(weights: Tensors, inputs: torch.Tensor, targets: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        if scale_head_inputs is not None:
-            scale_head_inputs["scales"] = scales
+        if scaled is not None:
+            scaled["scales"] = scales
         return mean(torch.func.functional_call(model, weights, (inputs,)), targets)
 
     # vmap batches the weights; buffers would be of the one module, hence the check above
@@ -57,7 +57,7 @@ def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop
         yield GradientStep(batch.rate, partial(gradient, batch))
 
 
-def _scaled_head(model: torch.nn.Module, recipe: Recipe) -> dict[str, torch.Tensor]:
+def scale_head_inputs(model: torch.nn.Module, recipe: Recipe) -> dict[str, torch.Tensor]:
     """Let the last linear layer multiply its inputs (B, U) by what a dictionary, which is returned, has as scales."""
     layer = dict(model.named_modules()).get(recipe.head.removesuffix(".weight"))
     if not isinstance(layer, torch.nn.Linear):

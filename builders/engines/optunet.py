@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from builders.data_source import DataSource, Step, steps
 from builders.engines import sgd
 from builders.engines.sgd import GradientStep
-from builders.state import Tensors, TrainingState
+from builders.state import Tensors, TrainingState, dtype_of
 
 # A 4x4 kernel on 28x28 pixels gives 25x25 outputs, of which 3x3 windows use 24x24: these see 27x27 pixels.
 _USED = 27
@@ -35,23 +35,28 @@ class _Workspace:
         self._data_source = data_source
         # indices of 4 bytes, where they reach every pixel, are half as much to write and read
         small = data_source.pixels.numel() < 2**31
-        count, device = members * batch, data_source.device
+        count, device, dtype = members * batch, data_source.device, dtype_of(data_source.recipe)
         self._index = torch.empty(count * _USED**2, dtype=torch.int32 if small else torch.int64, device=device)
         self._raw = torch.empty(count * _USED**2, dtype=torch.uint8, device=device)
-        self._images = torch.empty(count * _USED**2, device=device)
-        self._patches = torch.empty(count * 36 * 64, device=device)
-        self._before = torch.empty(count * 18 * 64, device=device)
+        self._images = torch.empty(count * _USED**2, dtype=dtype, device=device)
+        self._patches = torch.empty(count * 36 * 64, dtype=dtype, device=device)
+        self._before = torch.empty(count * 18 * 64, dtype=dtype, device=device)
         corner = torch.arange(_USED, device=device, dtype=self._index.dtype)
         self._window = (corner[:, None] * data_source.width + corner).reshape(-1, 1)
-        self.matrix1 = torch.zeros(members, 18, 36, device=device)
-        self.matrix2 = torch.zeros(2 * members, 80, 64, device=device)
+        self._mirrored = (corner[:, None] * data_source.width + data_source.crop_shape[1] - 1 - corner).reshape(-1, 1)
+        self.matrix1 = torch.zeros(members, 18, 36, dtype=dtype, device=device)
+        self.matrix2 = torch.zeros(2 * members, 80, 64, dtype=dtype, device=device)
 
-    def patches(self, corners: torch.Tensor) -> torch.Tensor:
+    def patches(self, step: Step) -> torch.Tensor:
         """(M, 36, 64 B): the overlapping 6x6 patches of the crops, 8x8 of them an image."""
+        corners = step.corners
         members, batch = corners.shape
+        window = self._window
+        if step.flips is not None:
+            window = torch.where(step.flips[:, None], self._mirrored, self._window)
         count = members * _USED**2 * batch
         index = self._index[:count].view(members, _USED**2, batch)
-        torch.add(corners.to(index.dtype)[:, None], self._window, out=index)
+        torch.add(corners.to(index.dtype)[:, None], window, out=index)
         raw = torch.index_select(self._data_source.pixels, 0, index.view(-1), out=self._raw[:count])
         images = self._data_source.network_inputs(raw, out=self._images[:count])
         row = _USED * batch
@@ -75,7 +80,7 @@ def gradient_steps(data_source: DataSource, keys: NDArray[np.uint64], start: int
     """See ``builders.engines.gradient_steps``."""
     workspace = _Workspace(len(keys), data_source.recipe.batch, data_source)
     for step in steps(data_source, keys, start, stop):
-        patches = workspace.patches(step.corners)
+        patches = workspace.patches(step)
         yield GradientStep(step.rate, partial(_gradients, patches=patches, step=step, workspace=workspace))
 
 

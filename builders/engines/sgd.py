@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import torch
+
 from builders.recipe import Recipe
 from builders.state import Tensors, TrainingState
 
@@ -31,13 +33,24 @@ def advance(recipe: Recipe, state: TrainingState, steps: Iterable[GradientStep])
 def update(recipe: Recipe, state: TrainingState, gradients: Tensors, rate: float) -> None:
     r"""One step of stochastic gradient descent, in place; the gradients are used up.
 
-    :math:`g \leftarrow g + \lambda w`, :math:`v \leftarrow \mu v + g`, :math:`w \leftarrow w - \eta v`, as
-    ``torch.optim.SGD`` without dampening and without Nesterov's correction.
+    :math:`g \leftarrow g + \lambda w`, then ``direction``'s d, and :math:`w \leftarrow w - \eta d`, as
+    ``torch.optim.SGD`` without dampening.
     """
     for name, gradient in gradients.items():
         weight = state.weights[name]
         if recipe.weight_decay:
             gradient.add_(weight, alpha=recipe.weight_decay)
         if recipe.momentum:
-            gradient = state.momentum[name].mul_(recipe.momentum).add_(gradient)
+            gradient = direction(recipe, state.momentum[name], gradient)
         weight.sub_(gradient, alpha=rate)
+
+
+def direction(recipe: Recipe, velocity: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    r"""Where a step of SGD with momentum goes: :math:`v \leftarrow \mu v + g`, and d = v; with Nesterov's momentum
+    :math:`d = g + \mu v`.
+
+    ``velocity`` changes in place, and the gradient may. As ``torch.optim.SGD`` (Sutskever et al., "On the importance of
+    initialization and momentum in deep learning", ICML 2013, equations 3 and 4, at the point that is looked ahead to).
+    """
+    velocity.mul_(recipe.momentum).add_(gradient)
+    return gradient.add_(velocity, alpha=recipe.momentum) if recipe.nesterov else velocity

@@ -21,7 +21,6 @@ lower bound over N examples, divided by N. With the gradient g of the loss at th
 and both take steps of SGD by the recipe's schedule.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,8 +29,9 @@ import torch
 from numpy.typing import NDArray
 
 from builders import rng
+from builders.engines.sgd import direction
+from builders.posterior.batch_norm import renewed_statistics
 from builders.posterior.method import (
-    WITHOUT_BUFFERS,
     Method,
     StepNormals,
     Surroundings,
@@ -44,7 +44,6 @@ from builders.posterior.method import (
 )
 from builders.recipe import Recipe
 from builders.state import Tensors, TrainingState
-from ckptzoo.errors import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,7 @@ class Bnn(Method):
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
         """See ``Method``."""
-        names, momentum = parameters(self.recipe.arch), self.chain.momentum
+        names = parameters(self.recipe.arch)
         mean, rho = flatten(state.weights, names), state.extra["rho"]
         noise = StepNormals(state.keys, rng.NOISE, mean)
         for step in surroundings.gradient_steps(state, stop):
@@ -113,9 +112,9 @@ class Bnn(Method):
                 products / self.draws_per_step + self.divergence_weight * (deviation / self.prior**2 - 1 / deviation),
             )
             products *= torch.sigmoid(rho)
-            if momentum:
-                slopes = state.extra["mean_momentum"].mul_(momentum).add_(slopes)
-                products = state.extra["rho_momentum"].mul_(momentum).add_(products)
+            if self.chain.momentum:
+                slopes = direction(self.chain, state.extra["mean_momentum"], slopes)
+                products = direction(self.chain, state.extra["rho_momentum"], products)
             mean.sub_(slopes, alpha=step.rate)
             rho.sub_(products, alpha=step.rate)
             state.step += 1
@@ -128,23 +127,20 @@ class Bnn(Method):
         mean = flatten(state.weights, names)
         normals = standard_normals(state.keys, rng.DRAWS, number, mean)
         drawn = mean + torch.nn.functional.softplus(state.extra["rho"]) * normals
-        return {**state.weights, **unflatten(drawn, state.weights, names)}
+        weights = {**state.weights, **unflatten(drawn, state.weights, names)}
+        return renewed_statistics(self.recipe, surroundings.source, weights)
 
-    def gaussian(self, state: TrainingState) -> Tensors | None:
-        """See ``Method``."""
+    def gaussian(self, surroundings: Surroundings, state: TrainingState) -> Tensors | None:
+        """See ``Method``; statistics of BatchNorm are those of the means."""
         names = parameters(self.recipe.arch)
         deviations = unflatten(torch.nn.functional.softplus(state.extra["rho"]), state.weights, names)
-        return {**state.weights, **{f"{name}_std": tensor for name, tensor in deviations.items()}}
+        means = renewed_statistics(self.recipe, surroundings.source, state.weights)
+        return {**means, **{f"{name}_std": tensor for name, tensor in deviations.items()}}
 
     @property
     def divergence_weight(self) -> float:
         """kappa."""
         return self.kl_weight or 1 / self.recipe.train
-
-    def unservable(self) -> Iterator[Problem]:
-        """See ``Method``."""
-        if len(parameters(self.recipe.arch)) < len(self.recipe.arch.tensors):
-            yield self.refusal(*WITHOUT_BUFFERS)
 
     def _initial_rho(self, name: str) -> float:
         arch = self.recipe.arch

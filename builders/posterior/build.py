@@ -22,6 +22,7 @@ from builders.estimate import SECONDS, Estimate, require_at_least, time_measurin
 from builders.posterior.method import Method, Surroundings
 from builders.progress import duration
 from builders.recipe import Recipe
+from builders.sources import Source
 from builders.state import Tensors, TrainingState
 from builders.train import Trainer, choose_engine, default_unit_size, device_kind, open_trainer
 from builders.units import UnitTraining
@@ -206,6 +207,7 @@ def build(
         contents = read_zoo(root, recipe)
         present = _present(contents.raw.metadata, model, found)
         unfinished = build_folder.settle_plan(None, PosteriorPlan)
+        engine_name = engine or (unfinished.engine if unfinished else default_engine)
         wanted = PosteriorPlan(
             model.digest,
             model.prefix,
@@ -214,9 +216,9 @@ def build(
             found.names,
             found.seeds,
             present,
-            unit_size or model.unit_size or default_unit_size(source, device),
+            unit_size or (unfinished.unit_size if unfinished else _unit_size(model, source, device, engine_name)),
             device,
-            engine or (unfinished.engine if unfinished else default_engine),
+            engine_name,
             source.digest,
         )
         lacks = any(count < draws for count in present)
@@ -278,7 +280,7 @@ def estimate(
     source = sources.load(recipe, folder)
     found = _find_modes(model, modes, start)
     engine = choose_engine(model.chain, device_kind(device), engine)
-    together = list(range(min(modes, unit_size or model.unit_size or default_unit_size(source, device))))
+    together = list(range(min(modes, unit_size or _unit_size(model, source, device, engine))))
     keys = rng.member_keys(model.digest, [found.seeds[mode] for mode in together])
     with open_trainer(model.chain, source, device=device, engine=engine) as plain, counter_of(device) as counter:
         surroundings = Surroundings(plain.data_source, source, engine)
@@ -378,6 +380,11 @@ def _present(table: Any, model: Method, modes: FoundModes) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def _unit_size(model: Method, source: Source, device: str, engine: str) -> int:
+    """Modes of a unit where no number is asked for."""
+    return model.unit_size or default_unit_size(source, device, engine)
+
+
 def with_steps(trainer: Trainer, model: Method, surroundings: Surroundings) -> Trainer:
     """The trainer with the steps of a method in place of plain training."""
 
@@ -426,7 +433,7 @@ class _DrawTraining(UnitTraining):
     def at_stop(self, unit: Unit, state: TrainingState, total: Spent) -> None:
         """See ``UnitTraining``."""
         assert isinstance(unit, DrawUnit)
-        gaussian = self.model.gaussian(state) if state.step == self.steps else None
+        gaussian = self.model.gaussian(self.surroundings, state) if state.step == self.steps else None
         if gaussian is not None and not self.build_folder.is_kept(unit, _FIRST_GAUSSIAN):
             now = datetime.now(UTC)
             rows = [

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from builders import rng
 from builders.posterior.method import (
-    WITHOUT_BUFFERS,
     MarkovChain,
     StepNormals,
     Surroundings,
@@ -38,6 +37,7 @@ from builders.posterior.method import (
     unflatten,
 )
 from builders.recipe import Recipe
+from builders.schedules import MILESTONES
 from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem
 
@@ -68,7 +68,15 @@ class CyclicalSghmc(MarkovChain):
     @property
     def chain(self) -> Recipe:
         """The recipe over as many epochs; the step size is not SGD's here."""
-        return derived(self.recipe, epochs=self.epochs, learning_rate=0.0, momentum=0.0, milestones=())
+        return derived(
+            self.recipe,
+            epochs=self.epochs,
+            learning_rate=0.0,
+            momentum=0.0,
+            nesterov=False,
+            schedule=MILESTONES,
+            milestones=(),
+        )
 
     @property
     def cycle_epochs(self) -> int:
@@ -114,8 +122,6 @@ class CyclicalSghmc(MarkovChain):
             yield self.problem_with("epochs", f"a multiple of {self.cycles}, the number of cycles")
         if self.draws_per_cycle > self.cycle_epochs:
             yield self.problem_with("draws_per_cycle", f"at most {self.cycle_epochs}, the epochs of a cycle")
-        if len(parameters(self.recipe.arch)) < len(self.recipe.arch.tensors):
-            yield self.refusal(*WITHOUT_BUFFERS)
 
     def rate_at(self, step: int) -> float:
         """The step size at an optimiser step."""

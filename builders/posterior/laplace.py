@@ -19,7 +19,8 @@ from builders import losses, rng, sources
 from builders.posterior import curvature, gaussian
 from builders.posterior.curvature import TrainingInputs
 from builders.posterior.method import Method, Surroundings, derived, flatten, number, standard_normals
-from builders.recipe import Recipe
+from builders.recipe import FLOAT32, Recipe
+from builders.schedules import MILESTONES
 from builders.state import Tensors, TrainingState
 from ckptzoo import archs
 from ckptzoo.errors import Problem
@@ -45,8 +46,18 @@ class Laplace(Method):
 
     @property
     def chain(self) -> Recipe:
-        """The recipe, whose examples are taken once and as they are."""
-        return derived(self.recipe, epochs=1, crop_pad=0, milestones=(), momentum=0.0)
+        """The recipe, whose examples are taken once and as they are, by networks as zoos hold them."""
+        return derived(
+            self.recipe,
+            epochs=1,
+            crop_pad=0,
+            flip=False,
+            schedule=MILESTONES,
+            milestones=(),
+            momentum=0.0,
+            nesterov=False,
+            precision=FLOAT32,
+        )
 
     @property
     def steps(self) -> int:
@@ -66,7 +77,7 @@ class Laplace(Method):
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
         """See ``Method``."""
-        raw = torch.from_numpy(np.ascontiguousarray(surroundings.source.half("train")[0]))
+        raw = torch.from_numpy(np.require(surroundings.source.half("train")[0], requirements=["C", "W"]))
         inputs = TrainingInputs(raw, surroundings.data_source.network_inputs)
         architecture, loss = self.recipe.architecture, self.recipe.loss
         for mode in range(len(state) if state.step < stop else 0):
@@ -134,7 +145,7 @@ class Laplace(Method):
         """Of the training set without augmentation."""
         recipe, source = self.recipe, surroundings.source
         module, mean, total = archs.get(recipe.architecture)().eval(), losses.get(recipe.loss).mean, 0.0
-        device, targets = surroundings.data_source.device, source.half("train")[1]
+        device, targets = surroundings.data_source.device, np.require(source.half("train")[1], requirements="W")
         module = module.to(device)
         with torch.no_grad():
             for start in range(0, recipe.train, _EXAMPLES):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from builders import engines, rng
 from builders.data_source import Feed
 from builders.engines.sgd import GradientStep
+from builders.posterior.batch_norm import renewed_statistics
 from builders.recipe import FOLDER, Recipe
 from builders.sources import Source
 from builders.state import Tensors, TrainingState
@@ -26,9 +27,7 @@ from ckptzoo.schema.documents import digest_of
 
 SETTINGS = FOLDER / "posterior"
 """The settings of every method, ``<method>.toml``, or ``<method>-<architecture>.toml`` where an architecture has its
-own; each number comes with its source."""
-WITHOUT_BUFFERS = ("one without buffers", "one with some, such as BatchNorm's", "Choose swag or laplace.")
-"""What is said where a method cannot serve an architecture whose buffers training changes."""
+own, or all whose names begin alike, as in ``dropout-resnet18.toml``; each number comes with its source."""
 _STEPS_AT_ONCE, _NUMBERS_AT_ONCE = 16, 2**18
 """Steps whose noise is drawn at once, and numbers that are drawn at once at most."""
 VERSION = 1
@@ -97,8 +96,10 @@ class Method(ABC):
             With every problem found: unknown or missing settings, values that are out of range, an architecture that
             the method cannot serve.
         """
-        own = SETTINGS / f"{cls.name}-{recipe.architecture}.toml"
-        file = Path(path) if path is not None else own if own.is_file() else SETTINGS / f"{cls.name}.toml"
+        family = recipe.architecture.partition("-")[0]
+        names = (f"{cls.name}-{recipe.architecture}", f"{cls.name}-{family}", cls.name)
+        own = next(file for name in names if (file := SETTINGS / f"{name}.toml").is_file())
+        file = own if path is None else Path(path)
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -143,8 +144,7 @@ class Method(ABC):
         else:
             # a state changes in place
             weights = {name: tensor.clone() for name, tensor in weights.items()}
-        momentum = {name: torch.zeros_like(tensor) for name, tensor in weights.items()} if self.chain.momentum else {}
-        return TrainingState(keys, weights, momentum)
+        return TrainingState.of(self.chain, keys, weights)
 
     @abstractmethod
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
@@ -155,7 +155,7 @@ class Method(ABC):
         """Draw ``number`` of every mode: whole checkpoints ``{name: (M, *shape)}``, a function of the mode's key,
         its state and the number."""
 
-    def gaussian(self, state: TrainingState) -> Tensors | None:
+    def gaussian(self, surroundings: Surroundings, state: TrainingState) -> Tensors | None:
         """Means ``T`` and standard deviations ``T_std`` of every parameter, where the method ends with such."""
         return None
 
@@ -237,8 +237,9 @@ class MarkovChain(Method):
         return sorted((steps[item], [item]) for item in numbers)
 
     def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
-        """See ``Method``."""
-        return {name: tensor.clone() for name, tensor in state.weights.items()}
+        """See ``Method``; statistics of BatchNorm are taken anew, because gradients move none."""
+        weights = {name: tensor.clone() for name, tensor in state.weights.items()}
+        return renewed_statistics(self.recipe, surroundings.source, weights)
 
 
 def parameters(arch: Architecture) -> list[str]:

@@ -40,7 +40,6 @@ from numpy.typing import NDArray
 
 from builders import rng
 from builders.posterior.method import (
-    WITHOUT_BUFFERS,
     MarkovChain,
     StepNormals,
     Surroundings,
@@ -53,6 +52,7 @@ from builders.posterior.method import (
     unflatten,
 )
 from builders.recipe import Recipe
+from builders.schedules import MILESTONES
 from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem
 
@@ -102,9 +102,12 @@ class Sghmc(MarkovChain):
             epochs=self.epochs,
             batch=self.batch,
             crop_pad=0,
+            flip=False,
             momentum=0.0,
+            nesterov=False,
             weight_decay=0.0,
             learning_rate=0.0,
+            schedule=MILESTONES,
             milestones=(),
         )
 
@@ -160,8 +163,6 @@ class Sghmc(MarkovChain):
         """See ``Method``."""
         if not self.burn_in < self.first_draw <= self.epochs:
             yield self.problem_with("first_draw", f"an epoch after burn-in, {self.burn_in + 1} to {self.epochs}")
-        if len(parameters(self.recipe.arch)) < len(self.recipe.arch.tensors):
-            yield self.refusal(*WITHOUT_BUFFERS)
 
     def _precisions(self, state: TrainingState, squares: NDArray[np.float64], sizes: NDArray[np.int64]) -> torch.Tensor:
         """(M, T) from their conditionals; each mode and step has a stream of its own."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _MAX_WIDTH = 32_768
 _MAX_LINEAR_LAYERS = 100
 _MAX_RESNET_DEPTH = 200
+_RESNET18_WIDTH = 64
+"""Channels of the first stage where a name does not say them, as published."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class _Family:
     pattern : of a whole name; its groups hold numbers, joined by hyphens.
     module : of ``ckptzoo.archs``; its declaration is next to it, in ``<module>_spec``.
     factory : the class in the module.
-    kind : arguments before the numbers, the same for the whole family.
+    arguments : those before the numbers, the same for the whole family.
     fits : whether the numbers, positive integers of up to 5 digits, make a network.
     stacked : the function in the module that computes the outputs of many members at once, where there is one.
     """
@@ -46,7 +48,7 @@ class _Family:
     pattern: str
     module: str
     factory: str
-    kind: tuple[str, ...]
+    arguments: tuple[str | int, ...]
     fits: Callable[[tuple[int, ...]], bool]
     stacked: str | None = None
 
@@ -60,6 +62,12 @@ def _are_depth_and_classes(numbers: tuple[int, ...]) -> bool:
     return depth % 6 == 2 and 8 <= depth <= _MAX_RESNET_DEPTH and classes <= _MAX_WIDTH
 
 
+def _are_width_and_classes(numbers: tuple[int, ...]) -> bool:
+    # the last stage is eight times as wide; one of width 64 has the shorter name
+    width, classes = numbers
+    return width != _RESNET18_WIDTH and 8 * width <= _MAX_WIDTH and classes <= _MAX_WIDTH
+
+
 _GAUSSIAN = "gaussian-"
 _N = "[1-9][0-9]{0,4}"
 """A positive integer without leading zeros, so that every network has one name."""
@@ -67,7 +75,15 @@ _FAMILIES = (
     _Family("optunet", "optunet", "optunet", "OptuNet", (), _are_widths, "stacked_outputs"),
     _Family("mlp-<in>-<hidden>-...-<out>", f"mlp-({_N}(?:-{_N})+)", "mlp", "MLP", ("relu",), _are_widths),
     _Family("mlp-tanh-<in>-<hidden>-...-<out>", f"mlp-tanh-({_N}(?:-{_N})+)", "mlp", "MLP", ("tanh",), _are_widths),
-    _Family("resnet18-<classes>", f"resnet18-({_N})", "resnet18", "ResNet18", (), _are_widths),
+    _Family("resnet18-<classes>", f"resnet18-({_N})", "resnet18", "ResNet18", (_RESNET18_WIDTH,), _are_widths),
+    _Family(
+        "resnet18-<width>-<classes>",
+        f"resnet18-({_N})-({_N})",
+        "resnet18",
+        "ResNet18",
+        (),
+        _are_width_and_classes,
+    ),
     *(
         _Family(
             f"resnet<6n+2>-{shortcut}-<classes>",
@@ -85,7 +101,8 @@ _FAMILIES = (
 def names() -> tuple[str, ...]:
     """What may be asked for, to be read by people: ``<...>`` is a positive integer.
 
-    At most 32,768 inputs, hidden units or classes, 100 linear layers, and a ResNet of depth 200.
+    At most 32,768 inputs, hidden units, channels or classes, 100 linear layers, and a ResNet of depth 200. A ResNet-18
+    whose first stage has 64 channels is ``resnet18-<classes>``.
     """
     return (*(family.shown for family in _FAMILIES), f"{_GAUSSIAN}<another name>")
 
@@ -113,7 +130,7 @@ def get(name: str) -> "Callable[[], nn.Module]":
         return partial(import_module("ckptzoo.archs.gaussian").Gaussian, get(base))
     family, numbers = _family(name)
     factory = getattr(import_module(f"ckptzoo.archs.{family.module}"), family.factory)
-    return partial(factory, *family.kind, *numbers)
+    return partial(factory, *family.arguments, *numbers)
 
 
 def stacked(name: str, input_shape: tuple[int, ...]) -> "StackedOutputs | None":
@@ -162,14 +179,20 @@ def _declaration(name: str) -> tuple[Architecture, Symmetry]:
         return import_module("ckptzoo.archs.gaussian_spec").declare(name, *_declaration(base))
     family, numbers = _family(name)
     declare = import_module(f"ckptzoo.archs.{family.module}_spec").declare
-    return declare(name, *family.kind, *numbers)
+    return declare(name, *family.arguments, *numbers)
 
 
 def _family(name: str) -> tuple[_Family, tuple[int, ...]]:
     match = _find(name)
     if match is None:
-        raise UnknownNameError("ckptzoo.archs", "architecture", name, names())
+        raise UnknownNameError("ckptzoo.archs", "architecture", name, _proper_name(name) or names())
     return match
+
+
+def _proper_name(name: str) -> tuple[str, ...]:
+    """The one name of a network that was asked for by a longer one, so that every network has one name."""
+    match = re.fullmatch(f"resnet18-{_RESNET18_WIDTH}-({_N})", name)
+    return () if match is None else (f"resnet18-{match[1]}",)
 
 
 def _find(name: object) -> tuple[_Family, tuple[int, ...]] | None:

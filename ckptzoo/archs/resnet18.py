@@ -7,25 +7,26 @@ from torch import nn
 class ResNet18(nn.Module):
     """ResNet-18 for colour images of 32x32 or 64x64 pixels.
 
-    A 3x3 convolution without max-pooling, four stages of two basic blocks with 64, 128, 256 and 512 channels, mean
-    over space, linear. Shortcuts that change the shape are a 1x1 convolution and a BatchNorm. 11.2 million
-    parameters; torchvision's names, PyTorch's default initialisation. Source: arXiv 1512.03385, table 1 and
-    section 4.2.
+    A 3x3 convolution without max-pooling, four stages of two basic blocks with 1, 2, 4 and 8 times ``width`` channels,
+    mean over space, linear. Shortcuts that change the shape are a 1x1 convolution and a BatchNorm. The published width
+    is 64: 11.2 million parameters. torchvision's names, PyTorch's default initialisation. Source: arXiv 1512.03385,
+    table 1 and section 4.2.
 
     Parameters
     ----------
+    width : channels of the first stage.
     classes : number of logits.
     """
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, width: int, classes: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        self.layer1 = nn.Sequential(_Block(64, 64, 1), _Block(64, 64, 1))
-        self.layer2 = nn.Sequential(_Block(64, 128, 2), _Block(128, 128, 1))
-        self.layer3 = nn.Sequential(_Block(128, 256, 2), _Block(256, 256, 1))
-        self.layer4 = nn.Sequential(_Block(256, 512, 2), _Block(512, 512, 1))
-        self.fc = nn.Linear(512, classes)
+        self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = nn.Sequential(_Block(width, width, 1), _Block(width, width, 1))
+        self.layer2 = nn.Sequential(_Block(width, 2 * width, 2), _Block(2 * width, 2 * width, 1))
+        self.layer3 = nn.Sequential(_Block(2 * width, 4 * width, 2), _Block(4 * width, 4 * width, 1))
+        self.layer4 = nn.Sequential(_Block(4 * width, 8 * width, 2), _Block(8 * width, 8 * width, 1))
+        self.fc = nn.Linear(8 * width, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Images (B, 3, H, W), normalised, to logits (B, classes)."""

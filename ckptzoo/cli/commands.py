@@ -359,7 +359,7 @@ def predict(
         list[str],
         typer.Argument(
             metavar="SET...",
-            help="mnist/test, or mnist/test-100 for its first 100 examples; fashion-mnist/test, ...",
+            help="mnist/test, or mnist/test-100 for its first 100 examples; svhn/test, cifar10-c/fog-3, ...",
             show_default=False,
         ),
     ],

@@ -1,17 +1,19 @@
 """Where distances are computed: in numpy, or in torch on the device that holds the weights (``select_backend``).
 
-In numpy they are computed in tiles that stay in the cache, on a few threads.
+In numpy they are computed in tiles that stay in the cache, on a few threads; where Numba is installed, which the extra
+``fast`` brings, and there are enough of them, by ``ckptzoo.measure.distances_compiled``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array, to_device
 from numpy.typing import NDArray
 
-from ckptzoo.measure.panels import Panel, run_tasks
+from ckptzoo.measure.panels import MAX_THREADS, Panel, run_tasks
 
 CHUNK = 256
 """Columns that are taken at a time, and added up before the sum goes on in float64."""
@@ -21,6 +23,13 @@ GROUP = 32
 """Rows of a product. With ``CHUNK`` columns it is small enough for BLAS to compute it on the calling thread."""
 SMALL = 2**22
 """Differences for each thread: with fewer, one thread does all."""
+COMPILED = 2**31
+"""Differences from which on Numba does them where it is installed: numpy takes about a second for fewer, and that is
+what it takes to import Numba and to load what it has compiled."""
+LARGEST = 2.0**500
+"""Sums of squares of smaller numbers stay finite in float64, which ends at 2^1024."""
+LARGEST_SINGLE = 2.0**100
+"""Sums of smaller numbers stay finite in float32, which ends at 2^128."""
 
 Rows = NDArray[Any]
 Values = NDArray[np.float64]
@@ -46,8 +55,13 @@ class ArrayBackend(Protocol):
         """An array brought to numpy."""
         ...
 
-    def add_distances(self, panels: Sequence[Panel], block: Any, single: bool) -> None:
-        """Add the distances in a centred block of float64; absolute ones of float32 where ``single``."""
+    def add_distances(self, panels: Sequence[Panel], x: Any, y: Any, columns: slice, single: bool) -> bool:
+        """Add the distances in some columns, of float32 where ``single`` and it serves.
+
+        Returns
+        -------
+        Whether all elements are finite, and below ``LARGEST`` when centred; if not, nothing is added.
+        """
         ...
 
 
@@ -86,9 +100,20 @@ class NumpyBackend:
         """As in ``ArrayBackend``."""
         return array
 
-    def add_distances(self, panels: Sequence[Panel], block: NDArray[np.float64], single: bool) -> None:
+    def add_distances(
+        self, panels: Sequence[Panel], x: NDArray[Any], y: NDArray[Any], columns: slice, single: bool
+    ) -> bool:
         """As in ``ArrayBackend``."""
-        add_distances(panels, block, single)
+        count, width = len(x) + len(y), x.shape[1]
+        if count * (count - 1) // 2 * width >= COMPILED and find_spec("numba") is not None:
+            from ckptzoo.measure.distances_compiled import add_distances as add_compiled
+
+            return add_compiled(panels, x[:, columns], y[:, columns], np.float32 if single else np.float64, LARGEST)
+        block, largest = _centred(self.block(x, y, columns))
+        if not largest < LARGEST:
+            return False
+        add_distances(panels, block, single and largest < LARGEST_SINGLE)
+        return True
 
 
 @dataclass(frozen=True)
@@ -123,9 +148,13 @@ class TorchBackend:
         """As in ``ArrayBackend``."""
         return np.asarray(to_device(array, "cpu"))
 
-    def add_distances(self, panels: Sequence[Panel], block: Any, single: bool) -> None:
+    def add_distances(self, panels: Sequence[Panel], x: Any, y: Any, columns: slice, single: bool) -> bool:
         """As in ``ArrayBackend``."""
         xp = self.framework
+        block, largest = _centred(self.block(x, y, columns))
+        if not largest < LARGEST:
+            return False
+        single = single and largest < LARGEST_SINGLE
         rows = xp.astype(block, xp.float32 if single else xp.float64, copy=False)
         count, width = rows.shape
         distances = xp.zeros(count * (count - 1) // 2, dtype=xp.float64, device=self.device)
@@ -143,6 +172,7 @@ class TorchBackend:
             # the Gram form of the squares; rounding can leave those of equal rows below 0
             sums -= 2 * (block[panel.start : panel.stop] @ block[panel.start :].T)
             panel.squares[...] += xp.clip(sums, 0)
+        return True
 
 
 def _in_numpy(array: Any) -> NDArray[Any]:
@@ -152,6 +182,13 @@ def _in_numpy(array: Any) -> NDArray[Any]:
     on_host: Any = array.detach().cpu()
     # numpy has no bfloat16; float32 holds every number of two bytes.
     return (on_host.float() if on_host.dtype.itemsize == 2 else on_host).numpy()
+
+
+def _centred(block: Any) -> tuple[Any, float]:
+    """The block with columns of mean 0, in place, and its largest absolute value, or NaN or infinity."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        block -= block.mean(0)
+        return block, float(max(block.max(), -block.min()))
 
 
 def add_distances(panels: Sequence[Panel], block: Values, single: bool) -> None:
@@ -204,7 +241,7 @@ def add_distances(panels: Sequence[Panel], block: Values, single: bool) -> None:
 
         return act
 
-    run_tasks(tasks(), worker, max_threads=max(1, count * count * width // SMALL))
+    run_tasks(tasks(), worker, max_threads=min(MAX_THREADS, max(1, count * count * width // SMALL)))
 
 
 def _chunks(block: Values, dtype: np.dtype[Any]) -> list[Rows]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 ROWS = 128
 """Rows of a panel."""
 MAX_THREADS = 8
-"""numpy keeps no more threads busy: between two calls each needs the interpreter."""
+"""numpy keeps no more threads busy, unlike one long compiled call: between two calls each needs the interpreter."""
 
 _T = TypeVar("_T")
 
@@ -86,7 +86,7 @@ def run_tasks(
                 waiting.clear()
                 raise
 
-    count = min(cores(), max_threads, MAX_THREADS, len(waiting))
+    count = min(cores(), max_threads, len(waiting))
     if count < 2:
         return work()
     with ThreadPoolExecutor(count) as pool:

@@ -23,7 +23,7 @@ from ckptzoo.schema import layout
 from ckptzoo.studies.discrepancy import Discrepancy, mmd
 from ckptzoo.studies.ensemble_scores import RIGHT, SummedPredictions, log_softmax
 from ckptzoo.studies.ensembles import scored_sets
-from ckptzoo.studies.published import PublishedFigure, posterior_figures
+from ckptzoo.studies.published import PublishedFigure, posterior_figures, published_architecture
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import table_of, usable_rows
 from ckptzoo.text import Progress, counted, printable
@@ -170,6 +170,8 @@ class Posteriors(StudyResult):
         that serve as ensembles.
     set, ood : the predictions that are scored, and the sets to be distinguished from it, the first in the main table.
     entries : one mode and several of each method.
+    architecture : the target's.
+    published_of : the architecture of the published figures; another width than the target's is said beside them.
     diverged : draws that diverged, by method; they count as they are.
     seed : of the ensembles.
     """
@@ -184,6 +186,8 @@ class Posteriors(StudyResult):
     set: str
     ood: tuple[str, ...]
     entries: tuple[MethodResult, ...]
+    architecture: str
+    published_of: str
     diverged: dict[str, int]
     seed: int
 
@@ -198,7 +202,7 @@ class Posteriors(StudyResult):
 
     def to_json(self) -> dict[str, Any]:
         """Every figure by name."""
-        names = ("target", "samples", "members", "starts", "ensembles", "set", "seed")
+        names = ("target", "samples", "members", "starts", "ensembles", "set", "seed", "architecture", "published_of")
         return {
             **{name: getattr(self, name) for name in names},
             "ood": list(self.ood),
@@ -240,7 +244,8 @@ class Posteriors(StudyResult):
             rows.append(" & ".join([_latex(entry.label), entry.modes, *cells]) + r" \\")
             if entry.published:
                 cells = [_published(entry.published.get(name), r"$^*$") for name in names]
-                rows.append(" & ".join([r"\quad\footnotesize published", "", *cells]) + r" \\")
+                label = rf"\quad\footnotesize {_latex(self._published_label)}"
+                rows.append(" & ".join([label, "", *cells]) + r" \\")
         body = "\n".join(rows)
         return f"\\begin{{tabular}}{{ll{'r' * len(names)}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
 
@@ -267,8 +272,14 @@ class Posteriors(StudyResult):
             f"{self.starts:,} from which modes were started and {self.ensembles:,} that serve as ensembles left out"
         )
         rows = [("target", f"{self.target}: {counted(self.members, 'member')}; {left_out}"), ("samples", self.samples)]
+        if self.has_published and self.published_of != self.architecture:
+            rows.append(("published", f"figures are those of {self.published_of}; the target is {self.architecture}"))
         rows += [("diverged", f"{counted(count, 'draw')} of {name}") for name, count in self.diverged.items() if count]
         return rows
+
+    @property
+    def _published_label(self) -> str:
+        return "published" if self.published_of == self.architecture else f"of {self.published_of}"
 
     def _table(self, figures: Mapping[str, str]) -> Table:
         table = columns("method", "modes", "draws", *figures.values())
@@ -276,7 +287,9 @@ class Posteriors(StudyResult):
             cells = [_cell(entry.figures.get(name)) for name in figures]
             table.add_row(entry.label, str(entry.mode_count), f"{entry.draws:,}", *cells)
             if any(name in entry.published for name in figures):
-                table.add_row("  published", "", "", *(_published(entry.published.get(name)) for name in figures))
+                table.add_row(
+                    f"  {self._published_label}", "", "", *(_published(entry.published.get(name)) for name in figures)
+                )
                 differences = [entry.difference(name) for name in figures]
                 table.add_row("  difference", "", "", *("" if d is None else f"{d:+.1f}" for d in differences))
         return table
@@ -442,6 +455,8 @@ def posteriors(
         set=own,
         ood=tuple(others),
         entries=tuple(entries),
+        architecture=target.arch.name,
+        published_of=published_architecture(target.arch.name),
         diverged={group.label: sum(bool(row["diverged"]) for row in group.rows) for group in groups},
         seed=seed,
     )
@@ -610,7 +625,7 @@ def _spreads(values: Sequence[Mapping[str, float]]) -> Figures:
 
 def _published_for(target: Zoo) -> dict[tuple[str, str], dict[str, PublishedFigure]]:
     datasets = target.metadata["dataset"].drop_null().unique().to_pylist()
-    return posterior_figures(datasets[0], target.arch.name) if len(datasets) == 1 else {}
+    return posterior_figures(datasets[0], published_architecture(target.arch.name)) if len(datasets) == 1 else {}
 
 
 def _cell(spread: Spread | None, between: str = " ± ") -> str:

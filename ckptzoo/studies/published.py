@@ -1,6 +1,7 @@
 """Figures that papers print, to be shown beside one's own, and which of them cannot be as they are printed."""
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,18 @@ class PublishedFigure:
     printed: float
     read_as: float | None
     doubt: str = ""
+
+
+def published_architecture(architecture: str) -> str:
+    """The architecture whose figures can be shown beside one's own: of a ResNet-18 of any width that of width 64.
+
+    Examples
+    --------
+    >>> published_architecture("resnet18-8-100"), published_architecture("optunet")
+    ('resnet18-100', 'optunet')
+    """
+    found = re.fullmatch(r"resnet18-\d+-(\d+)", architecture)
+    return architecture if found is None else f"resnet18-{found[1]}"
 
 
 @cache

@@ -52,6 +52,7 @@ def _resnet(state: State, blocks: list[int], x: torch.Tensor, head: str, shortcu
     ("name", "blocks", "head", "shortcut", "size"),
     [
         ("resnet18-3", [2, 2, 2, 2], "fc", "downsample", 16),
+        ("resnet18-4-3", [2, 2, 2, 2], "fc", "downsample", 16),
         ("resnet20-conv-3", [3, 3, 3], "linear", "shortcut", 16),
         ("resnet20-pad-3", [3, 3, 3], "linear", "pad", 16),
         ("resnet32-pad-2", [5, 5, 5], "linear", "pad", 8),

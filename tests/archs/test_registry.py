@@ -20,6 +20,8 @@ NAMES = (
     "mlp-784-100-50-10",
     "mlp-tanh-4-3-1",
     "resnet18-7",
+    "resnet18-4-10",
+    "resnet18-1-2",
     "resnet20-conv-10",
     "resnet20-pad-10",
     "resnet8-pad-1",
@@ -44,6 +46,11 @@ ODD = (
     "mlp" + "-2" * 102,
     "resnet18",
     "resnet18-0",
+    "resnet18-0-10",
+    "resnet18-4-0",
+    "resnet18-04-10",
+    "resnet18-4097-10",
+    "resnet18-4-10-2",
     "resnet18-pad-10",
     "resnet2-pad-10",
     "resnet21-pad-10",
@@ -87,6 +94,7 @@ def test_parameters_as_published() -> None:
     sizes = {name: archs.architecture(name).parameters for name in NAMES}
     assert sizes["resnet18-7"] == 11_173_962 - 3 * 513
     assert sizes["resnet20-pad-10"] == 269_722
+    assert archs.architecture("resnet18-100").parameters == 11_220_132
     assert archs.architecture("resnet56-pad-10").parameters == 853_018
 
 
@@ -117,6 +125,22 @@ def test_an_unknown_name_says_which_is_near() -> None:
         archs.get("optunett")
     with pytest.raises(UnknownNameError, match="Did you mean resnet18-<classes>"):
         archs.get("resnet18")
+
+
+def test_a_resnet18_of_width_64_has_one_name() -> None:
+    assert not archs.known("resnet18-64-100") and not archs.known("gaussian-resnet18-64-100")
+    assert archs.known("resnet18-63-100") and archs.known("resnet18-65-100")
+    for look_up in (archs.get, archs.architecture, archs.symmetry):
+        with pytest.raises(UnknownNameError, match=r"expected one of resnet18-100, got .*resnet18-64-100'"):
+            look_up("resnet18-64-100")
+
+
+def test_a_resnet18_has_the_shapes_of_the_published_one_at_any_width() -> None:
+    wide, narrow = archs.architecture("resnet18-10"), archs.architecture("resnet18-4-10")
+    assert wide.names == narrow.names
+    for tensor in wide.tensors:
+        scaled = tuple(size // 16 if size >= 64 else size for size in tensor.shape)
+        assert narrow[tensor.name].shape == scaled and narrow[tensor.name].kind == tensor.kind
 
 
 def test_modules_are_freshly_initialised() -> None:

@@ -53,14 +53,14 @@ def test_tables_of_small_networks(name: str, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet20-conv-4", "resnet20-pad-4", "resnet44-pad-2", "resnet18-3"])
+@pytest.mark.parametrize("name", ["resnet20-conv-4", "resnet20-pad-4", "resnet44-pad-2", "resnet18-3", "resnet18-4-3"])
 def test_tables_of_residual_networks_in_evaluation_mode(name: str) -> None:
     model, weights = _generic(name, 1)
     _stays(name, model.eval(), weights, _images(4), 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet20-conv-4", "resnet20-pad-4", "resnet18-3"])
+@pytest.mark.parametrize("name", ["resnet20-conv-4", "resnet20-pad-4", "resnet18-3", "resnet18-4-3"])
 def test_tables_of_residual_networks_in_training_mode_at_eps_0(name: str) -> None:
     model, weights = _generic(name, 2)
     for module in model.modules():

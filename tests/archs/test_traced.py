@@ -7,7 +7,15 @@ from ckptzoo import archs
 from ckptzoo.schema.symmetry import Like, Symmetry
 from ckptzoo.symmetry import count, trace
 
-NAMES = ("optunet", "mlp-5-4-3-2", "mlp-tanh-5-4-3-2", "resnet20-pad-10", "resnet20-conv-10", "resnet18-10")
+NAMES = (
+    "optunet",
+    "mlp-5-4-3-2",
+    "mlp-tanh-5-4-3-2",
+    "resnet20-pad-10",
+    "resnet20-conv-10",
+    "resnet18-10",
+    "resnet18-4-10",
+)
 
 
 def described(table: Symmetry) -> tuple[set, set]:

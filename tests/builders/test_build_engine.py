@@ -13,6 +13,7 @@ from rich.console import Console
 import builders.build
 import ckptzoo
 from builders import engines
+from builders.__main__ import run
 from builders.build import build
 from builders.checkpointing import WORK_FOLDER, Interrupted
 from builders.recipe import Recipe
@@ -48,3 +49,22 @@ def test_a_build_goes_on_with_the_engine_that_it_was_begun_with(
     assert not (tmp_path / WORK_FOLDER).exists()
     assert build(QUICK, tmp_path, members=3, console=quiet).checkpoints == 1
     assert engine_of(tmp_path) == {"optunet", engines.fastest(QUICK)}
+
+
+def test_another_precision_is_trained_by_an_engine_that_can_and_stored_in_float32(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["digits-optunet", "--members", "2", "--epochs", "1"]
+    assert run(["build", *command, "--precision", "float64", "--to", str(tmp_path)]) == 0
+    first, second = ckptzoo.open(tmp_path).metadata.to_pylist()
+    recipe = Recipe.of("digits-optunet", 1, "float64")
+    assert first["precision"] == second["precision"] == "float64" == json.loads(first["extra"])["precision"]
+    assert first["id"].startswith(f"{recipe.prefix}-000000")
+    assert engine_of(tmp_path) == {"optunet"}
+    assert ckptzoo.open(tmp_path)["fc.weight"][:].dtype == "float32"
+    capsys.readouterr()
+    assert run(["estimate", *command, "--precision", "tf32"]) == 2
+    message = capsys.readouterr().err
+    assert "compiled does not train in tf32" in message and message.count("\n") == 1
+    assert run(["build", *command, "--precision", "float16", "--to", str(tmp_path)]) == 3
+    assert "float16 needs loss scaling, which skips steps" in capsys.readouterr().err

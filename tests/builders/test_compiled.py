@@ -37,7 +37,7 @@ def test_it_is_the_fastest_where_it_is_able() -> None:
 
 def test_without_numba_there_are_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
-    assert engines.usable(DIGITS) == ("general", "optunet")
+    assert engines.usable(DIGITS) == ("single", "general", "optunet")
     assert engines.fastest(DIGITS) == "optunet"
     with pytest.raises(MissingExtraError, match=r"ckptzoo\[fast\]"):
         engines.get("compiled")
@@ -151,6 +151,6 @@ def test_sides_and_rates_are_those_of_the_order_and_the_recipe(epochs: tuple[int
     first, last = epochs
     rule = compiled.sgd_settings(recipe, first * recipe.epoch_steps, last * recipe.epoch_steps)
     assert rule.rates[: last - first].tolist() == pytest.approx(
-        [recipe.schedule.learning_rate_at(epoch) for epoch in range(first, last)]
+        [recipe.rates.learning_rate_at(epoch) for epoch in range(first, last)]
     )
     assert (rng.side(255), rng.side(256), rng.side(257), rng.side(60000)) == (16, 16, 18, 246)

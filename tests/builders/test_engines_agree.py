@@ -9,7 +9,7 @@ from builders.train import open_trainer
 from tests.support.effort import ALL, examples
 
 DIGITS = Recipe.load("digits-optunet")
-MEMBERS = {"general": 4, "optunet": examples(16, 8), "compiled": examples(96, 32)}
+MEMBERS = {"single": 2, "general": 4, "optunet": examples(16, 8), "compiled": examples(96, 32)}
 """As many as each can train in a few seconds."""
 
 
@@ -19,8 +19,8 @@ def test_accuracies_at_the_end_have_one_distribution(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("CKPTZOO_DATA", raising=False)
     source, found = sources.load(DIGITS), dict[str, np.ndarray]()
     for name in engines.usable(DIGITS):
-        if name == "general" and not ALL:
-            continue  # the slowest; its steps are compared with the others' one by one in test_trainer.py
+        if name in ("single", "general") and not ALL:
+            continue  # the slowest; their steps are compared with the others' one by one in test_trainer.py
         with open_trainer(DIGITS, source, engine=name) as trainer:
             state = trainer.start(range(1000, 1000 + MEMBERS[name]))
             trainer.advance(state, DIGITS.steps)

@@ -154,7 +154,10 @@ def test_engines_that_cannot_are_refused_before_anything_is_made(
     zoo = tmp_path / "zoo"
     for command in (["build", "toy", "--members", "2", "--to", str(zoo)], ["estimate", "toy", "--members", "2"]):
         assert run([*command, "--engine", "optunet"]) == 2
-        assert "mlp-2-2-1: engine: expected general or mlp, got optunet. Choose" in capsys.readouterr().err
+        assert (
+            "mlp-2-2-1: engine: expected single or general or mlp, got optunet, which trains optunet alone. Choose"
+            in capsys.readouterr().err
+        )
         assert run([*command, "--engine", "optnet"]) == 2
         assert "Did you mean optunet" in capsys.readouterr().err
     assert not zoo.exists()

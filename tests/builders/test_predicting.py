@@ -66,7 +66,10 @@ def test_a_build_stores_outputs_on_both(recipe: Path, tmp_path: Path, capsys: py
     assert run([*command, "--members", "2", "--predictions"]) == 0
     zoo, made_by = ckptzoo.open(path), Recipe.load(recipe)
     source = data.load(made_by)
-    seen = {"digits/test": data.inputs(made_by, source.test_images), "clothes/test": data.inputs(made_by, images)}
+    seen = {
+        "digits/test": data.inputs(made_by, source.test_images),
+        "clothes/test": data.inputs(made_by, images[:, None]),
+    }
     assert sorted(zoo.predicted) == sorted(seen)
     network = archs.get("optunet")().eval()
     for name, inputs in seen.items():
@@ -110,7 +113,7 @@ def test_the_other_set_may_lie_beside_the_recipes_own(recipe: Path, tmp_path: Pa
     images = others(tmp_path / "data")
     (tmp_path / "data" / "digits").mkdir()
     found = input_sets(Recipe.load(recipe), tmp_path / "data" / "digits")[1]
-    assert np.array_equal(found.inputs, data.inputs(Recipe.load(recipe), images))
+    assert np.array_equal(found.inputs, data.inputs(Recipe.load(recipe), images[:, None]))
     others(tmp_path / "data" / "digits", size=20)
     with pytest.raises(ZooError, match=r"got \(1, 20, 20\)"):
         input_sets(Recipe.load(recipe), tmp_path / "data" / "digits")  # what lies within comes first

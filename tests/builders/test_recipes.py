@@ -14,9 +14,12 @@ import torch
 from builders import data, sources
 from builders import sources as gaussians
 from builders.__main__ import run
+from builders.build import CARDS
 from builders.recipe import FOLDER, GaussianRecipe, Recipe, TableRecipe, names
 from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
-from ckptzoo.hub import test_sets
+from ckptzoo.image_sets.digits import enlarge
+from ckptzoo.image_sets.idx import read_idx
+from ckptzoo.schema.card import Card
 
 REAL = Path(os.environ.get(data.FOLDER_VARIABLE) or Path(__file__).parents[3] / "shared" / "data")
 TINY = dataclasses.replace(Recipe.load("mnist-optunet"), train=7, test=5)
@@ -29,7 +32,7 @@ def test_mnist_is_the_published_recipe() -> None:
     assert (recipe.momentum, recipe.weight_decay, recipe.crop_pad) == (0, 2e-4, 4)
     assert (recipe.mean, recipe.std) == (0.1307, 0.3081)
     assert (recipe.epoch_steps, recipe.steps) == (938, 56_280)
-    assert [recipe.schedule.learning_rate_at(epoch) for epoch in (0, 14, 15, 29, 30, 59)] == [
+    assert [recipe.rates.learning_rate_at(epoch) for epoch in (0, 14, 15, 29, 30, 59)] == [
         0.04,
         0.04,
         0.02,
@@ -44,7 +47,7 @@ def test_the_toy_is_the_papers() -> None:
     assert isinstance(recipe, GaussianRecipe)
     assert (recipe.architecture, recipe.train, recipe.loss) == ("mlp-2-2-1", 2 * 200, "binary-cross-entropy")
     assert (recipe.epochs, recipe.batch, recipe.learning_rate, recipe.steps) == (10, 10, 2.0, 400)
-    assert (recipe.momentum, recipe.weight_decay, recipe.schedule.learning_rate_at(9)) == (0, 0, 2.0)
+    assert (recipe.momentum, recipe.weight_decay, recipe.rates.learning_rate_at(9)) == (0, 0, 2.0)
     assert recipe.facts()["centres"] == ((-2.5, -2.5), (2.5, 2.5))
 
 
@@ -55,6 +58,31 @@ def test_energy_is_split_ninety_to_ten() -> None:
     assert (recipe.train, recipe.test) == (round(0.9 * 768), 768 - round(0.9 * 768))
     assert len(recipe.mean) == len(recipe.std) == 8
     assert recipe.facts()["loss"] == "squared-error"
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "parameters", "training"),
+    [
+        ("cifar100", 100, 11_220_132, (50_000, 75, 391, 80, 0.1, True, 5e-4)),
+        ("cifar10", 10, 11_173_962, (50_000, 75, 391, 80, 0.05, False, 5e-4)),
+        ("tinyimagenet", 200, 11_271_432, (100_000, 200, 782, 32, 0.2, False, 1e-4)),
+    ],
+)
+def test_the_residual_networks_are_the_published_ones(
+    name: str, classes: int, parameters: int, training: tuple[float, ...]
+) -> None:
+    recipe = data.require_images(Recipe.load(f"{name}-resnet18"))
+    last_batch = recipe.train - (recipe.epoch_steps - 1) * recipe.batch
+    optimiser = (recipe.learning_rate, recipe.nesterov, recipe.weight_decay)
+    assert (recipe.train, recipe.epochs, recipe.epoch_steps, last_batch, *optimiser) == training
+    assert (recipe.architecture, recipe.dataset, recipe.test) == (f"resnet18-{classes}", name, 10_000)
+    assert recipe.arch.parameters == parameters and recipe.arch[recipe.head].shape == (classes, 512)
+    assert (recipe.batch, recipe.momentum, recipe.crop_pad, recipe.flip) == (128, 0.9, 4, True)
+    assert (recipe.precision, recipe.dropout, recipe.loss) == ("float32", 0, "cross-entropy")
+    assert all(len(values) == 3 for values in recipe.statistics(3))
+    rates = [recipe.rates.learning_rate_at(epoch) / recipe.learning_rate for epoch in (0, 24, 25, 50, 74)]
+    cosine = [(1 + np.cos(np.pi * epoch / 200)) / 2 for epoch in (0, 24, 25, 50, 74)]
+    assert rates == pytest.approx(cosine if name == "tinyimagenet" else [1, 1, 0.1, 0.01, 0.01])
 
 
 @pytest.mark.parametrize(
@@ -79,10 +107,52 @@ def test_the_facts_of_images_are_those_that_zoos_hold() -> None:
     assert sorted(Recipe.load("toy").facts()) == sorted([*common, "loss", "centres", "data_seed"])
 
 
+def test_keys_that_are_left_out_and_their_defaults_are_one_recipe(tmp_path: Path) -> None:
+    text = (FOLDER / "mnist-optunet.toml").read_text()
+    file = tmp_path / "mnist-optunet.toml"
+    file.write_text(f'{text}\nschedule = "milestones"\nnesterov = false\nprecision = "float32"\nflip = false\n')
+    assert Recipe.load(file) == Recipe.load("mnist-optunet")
+    assert Recipe.load(file).prefix == "mnist-optunet-2cdbd75c"
+    changed = {"schedule": "cosine", "milestones": ()}, {"nesterov": True}, {"precision": "bfloat16"}, {"flip": True}
+    plain = dataclasses.replace(Recipe.load("mnist-optunet"), momentum=0.9)
+    others = [dataclasses.replace(plain, **keys) for keys in changed]
+    assert len({recipe.digest for recipe in (plain, *others)}) == 5
+    for keys, recipe in zip(changed, others, strict=True):
+        (key, value), *_ = keys.items()
+        assert recipe.facts()[key] == value and key not in plain.facts()
+
+
+def test_another_precision_is_another_recipe_and_another_digest() -> None:
+    recipe = Recipe.load("digits-optunet")
+    double = Recipe.of("digits-optunet", precision="float64")
+    assert (double.precision, double.digest != recipe.digest) == ("float64", True)
+    assert Recipe.of(recipe, precision="float32").digest == recipe.digest
+    assert (
+        Recipe.of(recipe, 3, "float64").digest == dataclasses.replace(recipe.shortened(3), precision="float64").digest
+    )
+
+
+def test_a_cosine_follows_the_epochs_of_a_shortened_recipe() -> None:
+    recipe = dataclasses.replace(Recipe.load("digits-optunet"), schedule="cosine", milestones=())
+    assert recipe.rates.learning_rate_at(20) == pytest.approx(0.1)
+    assert recipe.shortened(10).rates.learning_rate_at(5) == pytest.approx(0.1)
+
+
+def test_a_mean_is_one_number_or_one_a_channel() -> None:
+    plain = dataclasses.replace(Recipe.load("digits-optunet"), mean=0.5, std=0.25)
+    colour = dataclasses.replace(plain, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    assert data.require_images(plain).statistics(3) == ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    assert data.require_images(colour).statistics(3) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    with pytest.raises(ZooError, match=r"mean: expected one number, or 1: one a channel of the images, got \(0\.1, "):
+        data.require_images(colour).statistics(1)
+
+
 @pytest.mark.parametrize("name", names())
 def test_every_recipe_loads_and_is_named_after_its_file(name: str) -> None:
     assert Recipe.load(name).name == name
     assert Recipe.load(FOLDER / f"{name}.toml") == Recipe.load(name)
+    card = Card.from_toml(CARDS / name / "card.toml")
+    assert (card.name, card.dataset) == (name, Recipe.load(name).dataset)
 
 
 def test_the_digest_is_of_what_decides_the_weights() -> None:
@@ -145,6 +215,17 @@ def test_every_problem_of_a_recipe_is_listed(tmp_path: Path) -> None:
         ("energy-mlp", {"mean": 0.0}, "mean: expected a list of finite numbers"),
         ("energy-mlp", {"std": (1.0,) * 7}, "std: expected 8 finite numbers above 0, as many as in mean"),
         ("energy-mlp", {"std": (1.0,) * 7 + (0.0,)}, "std: expected 8 finite numbers above 0"),
+        ("mnist-optunet", {"flip": 1}, "flip: expected true or false, got 1"),
+        ("mnist-optunet", {"nesterov": "yes", "momentum": 0.9}, "nesterov: expected true or false, got 'yes'"),
+        ("mnist-optunet", {"nesterov": True}, "nesterov: expected false, because there is no momentum, got True"),
+        ("mnist-optunet", {"schedule": "linear"}, "schedule: expected milestones or cosine, got 'linear'"),
+        ("mnist-optunet", {"schedule": "cosine"}, r"milestones: expected \(\), because the schedule cosine has none"),
+        ("energy-mlp", {"schedule": "cosine", "milestones": (), "warmup": 2}, "warmup: expected 0, because the sched"),
+        ("toy", {"precision": "float16"}, r"one of float32, tf32, bfloat16, float64 \(float16 needs loss scaling"),
+        ("toy", {"precision": "half"}, "precision: expected one of float32, tf32, bfloat16, float64, got 'half'"),
+        ("mnist-optunet", {"mean": (0.1, 0.2)}, "std: expected 2 finite numbers above 0, as many as in mean, got 0.3"),
+        ("mnist-optunet", {"mean": ()}, r"mean: expected a finite number, or a list of one a channel, got \(\)"),
+        ("mnist-optunet", {"std": (0.1,)}, r"std: expected a finite number above 0, as mean is one number, got \(0\.1"),
         ("energy-mlp", {"target_mean": float("nan")}, "target_mean: expected a finite number"),
         ("energy-mlp", {"target_std": 0}, "target_std: expected a finite number above 0"),
     ],
@@ -158,8 +239,8 @@ def test_inputs_that_make_no_sense(name: str, changed: dict[str, object], expect
 def test_the_digits_are_always_the_same() -> None:
     recipe = Recipe.load("digits-optunet")
     found = data.load(recipe)
-    assert found.train_images.shape == (1437, 28, 28)
-    assert found.test_images.shape == (360, 28, 28)
+    assert found.train_images.shape == (1437, 1, 28, 28)
+    assert found.test_images.shape == (360, 1, 28, 28)
     assert found.train_images.dtype == np.uint8
     assert found.classes == 10
     assert found.digest == "sha256:fb518ef501a127d02ee40c192b7c492714f702b81c5e5f68b8d21aec2b4aac70"
@@ -174,9 +255,9 @@ def test_the_digits_are_always_the_same() -> None:
 def test_enlarging_is_bilinear_with_one_rounding() -> None:
     small = np.random.default_rng(0).integers(0, 17, size=(20, 8, 8))
     exact = torch.nn.functional.interpolate(torch.from_numpy(small[:, None]).double(), size=28, mode="bilinear")
-    error = test_sets.enlarge(small, 28, 16) - exact[:, 0].numpy() * 255 / 16
+    error = enlarge(small, 28, 16) - exact[:, 0].numpy() * 255 / 16
     assert np.abs(error).max() <= 0.5 + 1e-9
-    assert np.array_equal(test_sets.enlarge(np.full((1, 8, 8), 16), 28, 16), np.full((1, 28, 28), 255))
+    assert np.array_equal(enlarge(np.full((1, 8, 8), 16), 28, 16), np.full((1, 28, 28), 255))
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
@@ -241,7 +322,7 @@ def test_no_more_is_unpacked_than_is_expected(tmp_path: Path) -> None:
         for _ in range(64):
             file.write(bytes(2**20))
     with pytest.raises(IntegrityError, match="got more"):
-        test_sets.read_idx(tmp_path, "x", (5,))
+        read_idx(tmp_path, "x", (5,))
 
 
 def test_a_datasets_table_gives_the_same_arrays(mnist: Path) -> None:
@@ -250,7 +331,7 @@ def test_a_datasets_table_gives_the_same_arrays(mnist: Path) -> None:
     splits = {
         half: datasets.Dataset.from_dict(
             {
-                "image": list(getattr(direct, f"{half}_images")),
+                "image": list(getattr(direct, f"{half}_images")[:, 0]),
                 "label": getattr(direct, f"{half}_labels").tolist(),
             },
             features=features,
@@ -269,7 +350,7 @@ def test_counts_and_names_that_do_not_fit(mnist: Path) -> None:
         sources.load(dataclasses.replace(Recipe.load("energy-mlp"), dataset="energie"))
     toy = Recipe.load("toy")
     with pytest.raises(ZooError, match="recipe 'toy': inputs: expected images, got one for gaussian data"):
-        data.inputs(toy, np.zeros((1, 28, 28), np.uint8))
+        data.inputs(toy, np.zeros((1, 1, 28, 28), np.uint8))
     assert isinstance(toy, GaussianRecipe)
     assert sources.load(toy).digest == gaussians.load_gaussians(toy).digest
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,12 @@ from builders import data, engines, losses, sources
 from builders import rng as draws
 from builders import sources as gaussians
 from builders.data_source import DataSource, TabularData, steps
-from builders.recipe import GaussianRecipe, Recipe
+from builders.recipe import GaussianRecipe, ImageRecipe, Recipe
 from builders.rng import below, philox, uniform
 from builders.sources import Source
-from builders.state import TrainingState
+from builders.state import TrainingState, as_stored, dtype_of
 from builders.tables import Table
-from builders.train import default_unit_size, open_trainer
+from builders.train import available_cores, choose_engine, default_unit_size, open_trainer
 from ckptzoo import archs
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.measure import predictions
@@ -145,21 +146,30 @@ TORCH_LOSSES = {
 }
 
 
-def crops(recipe: Recipe, source: data.Data, key: np.ndarray, epoch: int, positions: np.ndarray) -> np.ndarray:
+def crops(recipe: ImageRecipe, source: data.Data, key: np.ndarray, epoch: int, positions: np.ndarray) -> np.ndarray:
     """The images that a member meets, cropped one by one."""
     items, pad = draws.order(key, epoch, positions, recipe.train)[0], recipe.crop_pad
     down, right = (part[0] for part in draws.crops(key, epoch, positions, pad))
-    padded = np.pad(source.train_images[items], ((0, 0), (pad, pad), (pad, pad)))
-    cropped = np.stack([image[y : y + 28, x : x + 28] for image, y, x in zip(padded, down, right, strict=True)])
-    return data.inputs(recipe, cropped)
+    flipped = draws.flips(key, epoch, positions)[0] & recipe.flip
+    padded = np.pad(source.train_images[items], ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    cropped = [image[:, y : y + 28, x : x + 28] for image, y, x in zip(padded, down, right, strict=True)]
+    mirrored = [image[..., ::-1] if flip else image for image, flip in zip(cropped, flipped, strict=True)]
+    return (np.stack(mirrored) / 255 - recipe.mean) / recipe.std
 
 
 def plain(recipe: Recipe, source: Source, seed: int, stop: int) -> dict[str, torch.Tensor]:
     """One member by ordinary PyTorch: a module, autograd, torch.optim.SGD."""
-    model = archs.get(recipe.architecture)()
+    dtype = dtype_of(recipe)
+    model = archs.get(recipe.architecture)().to(dtype)
     start = draws.initial_weights(archs.architecture(recipe.architecture), draws.member_keys(recipe.digest, [seed]))
     model.load_state_dict({name: torch.from_numpy(array[0]) for name, array in start.items()})
-    optimiser = torch.optim.SGD(model.parameters(), lr=1.0, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    optimiser = torch.optim.SGD(
+        model.parameters(),
+        lr=1.0,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        nesterov=recipe.nesterov,
+    )
     key = draws.member_keys(recipe.digest, [seed])
     for step in range(stop):
         epoch, number = divmod(step, recipe.epoch_steps)
@@ -167,28 +177,98 @@ def plain(recipe: Recipe, source: Source, seed: int, stop: int) -> dict[str, tor
         positions = np.arange(number * recipe.batch, min((number + 1) * recipe.batch, recipe.train))
         items = draws.order(key, epoch, positions, recipe.train)[0]
         if isinstance(source, data.Data):
-            inputs, targets = crops(recipe, source, key, epoch, positions), source.train_labels[items]
+            inputs = crops(data.require_images(recipe), source, key, epoch, positions)
+            targets = source.train_labels[items]
         else:
             inputs, targets = source.train_inputs[items], source.train_targets[items]
             targets = targets.astype(np.int64) if recipe.loss == "cross-entropy" else targets
         optimiser.zero_grad()
-        TORCH_LOSSES[recipe.loss](model(torch.from_numpy(inputs)), torch.from_numpy(targets)).backward()
+        answers = torch.from_numpy(targets)
+        answers = answers.to(dtype) if answers.is_floating_point() else answers
+        TORCH_LOSSES[recipe.loss](model(torch.from_numpy(inputs).to(dtype)), answers).backward()
         optimiser.step()
     return {name: value.detach() for name, value in model.state_dict().items()}
 
 
-@pytest.mark.parametrize(("kind", "engine"), CASES)
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_an_engine_takes_the_steps_of_torch_optim(kind: str, engine: str, momentum: float) -> None:
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.9, "nesterov": True},
+    "flip": {"flip": True},
+    "float64": {"momentum": 0.9, "nesterov": True, "precision": "float64"},
+}
+
+
+def varied(kind: str, variant: str) -> tuple[Recipe, Source]:
     recipe, source = SOURCES[kind]
-    recipe = dataclasses.replace(recipe, momentum=momentum, learning_rate=0.05, weight_decay=0.01)
+    plain = {"momentum": 0.0, "learning_rate": 0.05, "weight_decay": 0.01}
+    return dataclasses.replace(recipe, **{**plain, **VARIANTS[variant]}), source
+
+
+@pytest.mark.parametrize(
+    ("kind", "variant", "engine"),
+    [
+        (kind, variant, engine)
+        for kind in SOURCES
+        for variant in VARIANTS
+        if kind == "images" or variant != "flip"
+        for engine in engines.usable(varied(kind, variant)[0])
+    ],
+)
+def test_an_engine_takes_the_steps_of_torch_optim(kind: str, variant: str, engine: str) -> None:
+    recipe, source = varied(kind, variant)
     seeds = [3, 11, 5]
     state = TrainingState.initial(recipe, seeds, "cpu")
     engines.get(engine)(sources.data_source(recipe, source, "cpu"), state, 12)
     assert state.step == 12
     for number, seed in enumerate(seeds):
         for name, expected in plain(recipe, source, seed, 12).items():
-            torch.testing.assert_close(state.weights[name][number], expected, rtol=0, atol=2e-5)
+            assert state.weights[name].dtype == expected.dtype
+            tolerance = 1e-12 if variant == "float64" else 2e-5
+            torch.testing.assert_close(state.weights[name][number], expected, rtol=0, atol=tolerance)
+
+
+def test_engines_that_cannot_are_skipped_and_say_why() -> None:
+    def variant(**keys: Any) -> Recipe:
+        return dataclasses.replace(DIGITS, momentum=0.9, **keys)
+
+    for recipe, reason in (
+        (variant(flip=True), "compiled, which flips no images"),
+        (variant(nesterov=True), "compiled, which takes no steps of Nesterov's"),
+        (variant(precision="float64"), "compiled, which does not train in float64"),
+    ):
+        assert engines.usable(recipe) == ("single", "general", "optunet")
+        on_a_gpu = ("single-compile", "single-graph", "single", "general", "optunet")
+        assert engines.usable(recipe, "cuda") == on_a_gpu
+        assert choose_engine(recipe, "cpu") == "optunet"
+        with pytest.raises(
+            ZooError, match=f"optunet: engine: expected single or general or optunet, got {reason}. Choose"
+        ):
+            choose_engine(recipe, "cpu", "compiled")
+    assert "compiled" in engines.usable(variant(schedule="cosine", milestones=()))
+    assert choose_engine(variant(precision="bfloat16"), "cpu") == "single"
+    coarse = variant(precision="tf32", flip=True)
+    message = r"expected one that trains digits-optunet on cpu, got none \(.*general does not train in tf32; .*compiled"
+    with pytest.raises(ZooError, match=message + " does not train in tf32 and flips no images"):
+        choose_engine(coarse, "cpu")
+    residual = dataclasses.replace(SMALL, architecture="resnet18-10")
+    assert choose_engine(residual, "cpu") == "single"
+    with pytest.raises(ZooError, match=r"resnet18-10: engine: .*general, which trains no architecture with buffers"):
+        choose_engine(residual, "cpu", "general")
+
+
+def test_members_in_float64_are_measured_and_stored_in_float32() -> None:
+    recipe, source = varied("images", "float64")
+    with open_trainer(recipe, source) as trainer:
+        state = trainer.start([0, 1])
+        trainer.advance(state, 7)
+        found = trainer.measure(state.weights)
+        stored = as_stored(state.weights)
+        expected = trainer.measure(stored)
+    assert {tensor.dtype for tensor in state.weights.values()} == {torch.float64}
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(values, expected[column]) for column, values in found.items())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -232,7 +312,7 @@ def test_rows_come_as_the_member_draws_them(kind: str) -> None:
     made = list(data_source.batches(keys, 0, 2 * recipe.epoch_steps))
     later = list(data_source.batches(keys[1:], recipe.epoch_steps + 1, 2 * recipe.epoch_steps))
     assert [batch.rate for batch in made] == [
-        recipe.schedule.learning_rate_at(epoch) for epoch in (0, 1) for _ in range(recipe.epoch_steps)
+        recipe.rates.learning_rate_at(epoch) for epoch in (0, 1) for _ in range(recipe.epoch_steps)
     ]
     positions = np.arange(recipe.train)
     for epoch in (0, 1):
@@ -350,8 +430,10 @@ def test_a_thousand_of_the_toy_learn_to_separate() -> None:
 
 
 def test_sizes_go_by_the_bytes_of_an_input() -> None:
-    assert default_unit_size(FEW, "cpu") == 64
-    assert [default_unit_size(SOURCES[kind][1], "cpu") for kind in ("toy", "energy")] == [64 * 784 // 2, 64 * 784 // 8]
+    assert default_unit_size(FEW, "cpu", "optunet") == 64
+    sizes = [default_unit_size(SOURCES[kind][1], "cpu", "mlp") for kind in ("toy", "energy")]
+    assert sizes == [64 * 784 // 2, 64 * 784 // 8]
+    assert default_unit_size(FEW, "cpu", "single") == available_cores(), "as many as are trained side by side"
 
 
 def test_diverged_members_are_kept_and_marked() -> None:
@@ -370,7 +452,7 @@ def test_refusals() -> None:
         engines.get("optunett")
     with pytest.raises(ZooError, match="expected cpu or cuda, got tpu"), open_trainer(SMALL, FEW, device="tpu"):
         pass
-    what = "optunet: engine: expected general or optunet or compiled, got mlp"
+    what = "optunet: engine: expected single or general or optunet or compiled, got mlp"
     with pytest.raises(ZooError, match=what), open_trainer(SMALL, FEW, engine="mlp"):
         pass
     with pytest.raises(UnknownNameError, match="squared-error"):

@@ -15,12 +15,13 @@ from torch import nn
 import ckptzoo
 from builders import posterior
 from builders.recipe import Recipe
+from ckptzoo import image_sets
 from ckptzoo.cli.app import run
-from ckptzoo.hub import card, test_sets
+from ckptzoo.hub import card
 
 ROOT = Path(__file__).parents[2]
 CARDS = ROOT / "cards"
-DATA = Path(os.environ.get(test_sets.FOLDER_VARIABLE) or ROOT.parent / "shared" / "data")
+DATA = Path(os.environ.get(image_sets.FOLDER_VARIABLE) or ROOT.parent / "shared" / "data")
 MEMBERS = CARDS / "mnist-optunet"
 TRAJECTORIES = CARDS / "mnist-optunet-trajectories"
 POSTERIORS = CARDS / "mnist-optunet-posteriors"
@@ -121,7 +122,7 @@ def test_stored_outputs_are_those_of_stock_pytorch(
     exported: Callable[[Path, str, str], OptuNet], variant: str, folder: Path
 ) -> None:
     zoo = ckptzoo.open(folder)
-    outputs, digits = zoo.predictions("digits/test-16"), test_sets.find("digits")
+    outputs, digits = zoo.predictions("digits/test-16"), image_sets.find("digits")
     assert digits is not None
     images = seen(digits.images[:16])
     for row in sample(zoo):
@@ -134,7 +135,7 @@ def test_stored_outputs_are_those_of_stock_pytorch(
 @pytest.mark.parametrize("folder", [MEMBERS, POSTERIORS], ids=["members", "posteriors"])
 def test_accuracies_are_those_of_stock_pytorch(exported: Callable[[Path, str, str], OptuNet], folder: Path) -> None:
     zoo = ckptzoo.open(folder)
-    mnist = test_sets.find("mnist", DATA)
+    mnist = image_sets.find("mnist", DATA)
     assert mnist is not None and len(mnist) == 10_000
     images, labels = seen(mnist.images), torch.from_numpy(mnist.labels)
     for row in sample(zoo):

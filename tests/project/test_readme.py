@@ -135,7 +135,7 @@ def test_the_make_lines_are_targets_and_the_extras_exist():
         assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", STUDIES, ROOT / "docs/hub.md"])
+@pytest.mark.parametrize("page", [ROOT / "README.md", STUDIES, ROOT / "docs/hub.md", ROOT / "docs/image_sets.md"])
 def test_pictures_and_links_exist(page):
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert (page.parent / link).exists(), link

@@ -1,6 +1,7 @@
 """The study of posteriors on planted draws: distances, scores, what is left out, and the published figures beside."""
 
 import csv
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -190,6 +191,26 @@ def test_it_prints_draws_and_writes_tables(
     stored = json.loads((tmp_path / "posteriors.json").read_text())
     assert stored["members"] == found.members and len(stored["entries"]) == 5
     assert r"\bottomrule" in (tmp_path / "posteriors.tex").read_text()
+
+
+def test_figures_of_another_width_say_so(found: Posteriors) -> None:
+    assert published.published_architecture("resnet18-8-100") == "resnet18-100"
+    assert published.published_architecture("resnet18-100") == "resnet18-100"
+    assert published.published_architecture("mlp-8-100") == "mlp-8-100"
+    figures = published.posterior_figures("cifar100", "resnet18-100")
+    entries = tuple(
+        dataclasses.replace(entry, published=figures.get((entry.method, entry.modes), {})) for entry in found.entries
+    )
+    narrow = dataclasses.replace(
+        found, entries=entries, architecture="resnet18-8-100", published_of="resnet18-100", ood=found.ood[:1]
+    )
+    console = Console(width=100, file=io.StringIO(), record=True)
+    narrow.print(console)
+    text = console.export_text()
+    assert "…" not in text
+    assert "figures are those of resnet18-100; the target is resnet18-8-100" in text
+    assert "  of resnet18-100" in text and "of resnet18-100" in narrow.to_latex()
+    assert narrow.to_json()["published_of"] == "resnet18-100"
 
 
 def test_what_is_missing_is_named_with_the_command_that_makes_it(

@@ -71,25 +71,26 @@ def gradient_steps(data_source: DataSource, keys: NDArray[np.uint64], start: int
         return slopes
 
     for step in range(start, stop):
-        yield GradientStep(recipe.schedule.learning_rate_at(step // recipe.epoch_steps), partial(gradient, step))
+        yield GradientStep(recipe.rates.learning_rate_at(step // recipe.epoch_steps), partial(gradient, step))
 
 
 def images(data_source: DataSource) -> Images:
     """The training set as the compiled loop takes it; raises as ``advance`` does."""
     recipe = data_source.recipe
-    size = (data_source.height - 2 * recipe.crop_pad, data_source.width - 2 * recipe.crop_pad)
+    size = data_source.crop_shape
     if data_source.device.type != "cpu" or size != (PITCH, PITCH):
         got = f"{size[0]}x{size[1]} on {data_source.device.type}"
         step = "Choose the engine optunet."
         raise ZooError(Problem("engine compiled", "images", "28x28 pixels on cpu", got, step))
+    (mean,), (std,) = recipe.statistics(1)
     return Images(
         data_source.pixels.numpy(),
         data_source.labels.numpy(),
         data_source.height,
         data_source.width,
         recipe.crop_pad,
-        np.float32(255 * recipe.mean),
-        np.float32(1 / (255 * recipe.std)),
+        np.float32(255 * mean),
+        np.float32(1 / (255 * std)),
     )
 
 
@@ -100,7 +101,7 @@ def sgd_settings(recipe: ImageRecipe, start: int, stop: int) -> SGDSettings:
         recipe.train,
         recipe.batch,
         rng.side(recipe.train),
-        np.array([recipe.schedule.learning_rate_at(epoch) for epoch in epochs], np.float32),
+        np.array([recipe.rates.learning_rate_at(epoch) for epoch in epochs], np.float32),
         np.float32(recipe.weight_decay),
         np.float32(recipe.momentum),
         dropout_threshold(recipe.dropout),

@@ -46,8 +46,9 @@ def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
     _check(data_source)
     lanes, members = _lanes(recipe.batch), len(state)
     weights, momenta = _rows(state.weights), _rows(state.momentum or state.weights)
+    (mean,), (std,) = recipe.statistics(1)
     epochs = range(start // recipe.epoch_steps, stop // recipe.epoch_steps + 1)
-    rates = [recipe.schedule.learning_rate_at(epoch) for epoch in epochs]
+    rates = [recipe.rates.learning_rate_at(epoch) for epoch in epochs]
     with torch.cuda.device_of(data_source.pixels):
         launch: Any = training.train[(members,)]
         launch(
@@ -63,8 +64,8 @@ def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
             torch.empty(members, training.WORDS.value, lanes, dtype=torch.int32, device=device),
             start,
             stop,
-            255 * recipe.mean,
-            1 / (255 * recipe.std),
+            255 * mean,
+            1 / (255 * std),
             **constants(data_source),
             **options(lanes),
         )
@@ -102,7 +103,7 @@ def _lanes(batch: int) -> int:
 
 def _check(data_source: DataSource) -> None:
     recipe, step = data_source.recipe, "Choose the engine optunet."
-    size = (data_source.height - 2 * recipe.crop_pad, data_source.width - 2 * recipe.crop_pad)
+    size = data_source.crop_shape
     interpreted = not isinstance(training.train, triton.JITFunction)
     if size != (_PIXELS, _PIXELS) or not (data_source.device.type == "cuda" or interpreted):
         got = f"{size[0]}x{size[1]} on {data_source.device.type}"

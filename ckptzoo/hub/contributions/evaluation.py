@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo import archs
+from ckptzoo import archs, image_sets
 from ckptzoo.errors import Problem, SpecError, SymmetryError, ZooError, require
-from ckptzoo.hub import test_sets
 from ckptzoo.hub.contributions.report import Check, check_result
 from ckptzoo.hub.contributions.row_checks import parse_extra
 from ckptzoo.hub.contributions.target_zoo import Weights, batches
-from ckptzoo.hub.test_sets import HeldOut
+from ckptzoo.image_sets import ImageSet
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure import predictions
 from ckptzoo.schema.architecture import Architecture
@@ -136,7 +135,7 @@ class Evaluator:
         It does not take the images, or its outputs are no scores of the labels.
     """
 
-    def __init__(self, arch: Architecture, factory: Factory, heldout: HeldOut, evaluation: Evaluation) -> None:
+    def __init__(self, arch: Architecture, factory: Factory, heldout: ImageSet, evaluation: Evaluation) -> None:
         torch = require("torch", "torch")
         self._arch, self._heldout, self._evaluation = arch, heldout, evaluation
         self._torch, self._module = torch, factory().eval()
@@ -206,8 +205,8 @@ class Evaluator:
 
     def _normalized(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """What the network sees of raw pixels, rounded once."""
-        mean, std = (np.array(values).reshape(-1, 1, 1) for values in (self._evaluation.mean, self._evaluation.std))
-        return ((images / 255 - mean) / std).astype(np.float32).reshape(-1, *self._shape)
+        inputs = image_sets.network_inputs(images, self._evaluation.mean, self._evaluation.std)
+        return inputs.reshape(-1, *self._shape)
 
     def _forward(self, state: dict[str, Any], inputs: Any) -> Any:
         try:
@@ -313,7 +312,7 @@ class EvaluatorPool:
     module: str | Factory | None = None
     data: str | Path | None = None
     _evaluators: dict[Evaluation, Evaluator | None] = field(default_factory=dict)
-    _test_sets: dict[str, HeldOut | None] = field(default_factory=dict)
+    _test_sets: dict[str, ImageSet | None] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 
     def measure(self, weights: Weights, evaluation: Evaluation | None) -> list[Figures | None]:
@@ -335,10 +334,10 @@ class EvaluatorPool:
 
     def _make_evaluator(self, evaluation: Evaluation) -> Evaluator | None:
         if evaluation.dataset not in self._test_sets:
-            self._test_sets[evaluation.dataset] = test_sets.find(evaluation.dataset, self.data)
+            self._test_sets[evaluation.dataset] = image_sets.find(evaluation.dataset, self.data)
         test_set = self._test_sets[evaluation.dataset]
         if test_set is None:
-            variable = test_sets.FOLDER_VARIABLE
+            variable = image_sets.FOLDER_VARIABLE
             self._add_reason(
                 f"no test set of {evaluation.dataset} available (--data FOLDER or {variable} names where it is)"
             )

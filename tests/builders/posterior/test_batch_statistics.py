@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ckptzoo
-from builders.posterior import swag
+from builders.posterior import batch_norm
 from ckptzoo.schema.architecture import Architecture, Tensor
 
 COUNT, FEATURES = 1300, 4
@@ -30,8 +30,8 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, np.ndarray]:
         for name, value in state.items()
     )
     recipe = SimpleNamespace(arch=Architecture("perceptron", tensors), architecture="perceptron", train=COUNT)
-    monkeypatch.setattr(swag.archs, "get", lambda name: network)
-    monkeypatch.setattr(swag.sources, "train_inputs", lambda recipe, source, start, stop: inputs[start:stop])
+    monkeypatch.setattr(batch_norm.archs, "get", lambda name: network)
+    monkeypatch.setattr(batch_norm.sources, "train_inputs", lambda recipe, source, start, stop: inputs[start:stop])
     return recipe, inputs
 
 
@@ -41,7 +41,7 @@ def test_statistics_are_those_of_one_pass_over_the_training_set(planted: tuple[A
     members = [network().state_dict() for _ in range(3)]
     weights = {name: torch.stack([member[name] for member in members]) for name in members[0]}
     weights["1.running_mean"] += 7  # of earlier weights: forgotten
-    found = swag.renewed_statistics(recipe, None, weights)  # pyright: ignore[reportArgumentType]
+    found = batch_norm.renewed_statistics(recipe, None, weights)  # pyright: ignore[reportArgumentType]
     batches = np.split(inputs, range(512, COUNT, 512))
     for member in range(3):
         hidden = [
@@ -63,4 +63,4 @@ def test_networks_without_buffers_are_left_alone() -> None:
     arch = ckptzoo.archs.architecture("mlp-2-2-1")
     weights = {tensor.name: torch.zeros(2, *tensor.shape) for tensor in arch.tensors}
     recipe: Any = SimpleNamespace(arch=arch, architecture="mlp-2-2-1", train=10)
-    assert swag.renewed_statistics(recipe, None, weights) is weights  # pyright: ignore[reportArgumentType]
+    assert batch_norm.renewed_statistics(recipe, None, weights) is weights  # pyright: ignore[reportArgumentType]

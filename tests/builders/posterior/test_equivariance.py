@@ -98,8 +98,9 @@ def drawn_by(method: Method, masks: Callable[[Feed], Feed], start: Tensors) -> t
 
 
 @pytest.mark.parametrize("name", posterior.names())
-def test_every_method(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = dataclasses.replace(RECIPE, epochs=3)
+@pytest.mark.parametrize("keys", [{}, {"nesterov": True, "schedule": "cosine", "precision": "float64"}])
+def test_every_method(name: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = dataclasses.replace(RECIPE, epochs=3, **keys)
     method = posterior.get(name).load(recipe, None, SETTINGS[name])
     start = initial(rng.member_keys(method.digest, range(3)))
     _, plain = drawn_by(method, lambda feed: feed, start)

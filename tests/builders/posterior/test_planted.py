@@ -168,7 +168,7 @@ def test_a_variational_network_finds_the_best_gaussian() -> None:
     state = start(method, surroundings, 200)
     method.advance(surroundings, state, 1500)
     precision = CURVATURE.double().numpy() + 1 / 0.7**2
-    gaussian = method.gaussian(state)
+    gaussian = method.gaussian(surroundings, state)
     assert gaussian is not None
     names = list(TOY.arch.names)
     means = np.concatenate([gaussian[name].flatten(1).double().numpy() for name in names], 1)

@@ -8,12 +8,12 @@ from torch import nn
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, ZooError
 from ckptzoo.hub.contributions.evaluation import COLUMNS, Evaluation, Evaluator, evaluation_of, trace_symmetry
-from ckptzoo.hub.test_sets import HeldOut
+from ckptzoo.image_sets import ImageSet
 from ckptzoo.schema.architecture import Architecture
 
 RNG = np.random.default_rng(0)
-COLOUR = HeldOut("c", RNG.integers(0, 256, (40, 3, 32, 32), dtype=np.uint8), RNG.integers(0, 10, 40))
-GREY = HeldOut("g", RNG.integers(0, 256, (30, 1, 28, 28), dtype=np.uint8), RNG.integers(0, 10, 30))
+COLOUR = ImageSet("c", RNG.integers(0, 256, (40, 3, 32, 32), dtype=np.uint8), RNG.integers(0, 10, 40))
+GREY = ImageSet("g", RNG.integers(0, 256, (30, 1, 28, 28), dtype=np.uint8), RNG.integers(0, 10, 30))
 SCALED = Evaluation("c", (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 
 

@@ -1,0 +1,82 @@
+"""Every posterior method of a ResNet with BatchNorm on colour images in real files, from members to draws."""
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import ckptzoo
+from builders import posterior, sources
+from builders.build import build as build_members
+from builders.posterior.batch_norm import renewed_statistics
+from builders.posterior.build import build
+from builders.posterior.dropout import Dropout
+from builders.recipe import Recipe
+from ckptzoo.image_sets import lookup
+from tests.support import image_set_files as made
+
+COLOUR = dataclasses.replace(
+    Recipe.load("cifar10-resnet18"),
+    name="colour",
+    architecture="resnet8-conv-10",
+    train=15,
+    test=4,
+    batch=4,
+    epochs=2,
+    milestones=(1,),
+    ood=None,
+)
+CHANGES: dict[str, dict[str, Any]] = {
+    "dropout": {},
+    "bnn": {},
+    "sghmc": {"epochs": 4, "batch": 8, "burn_in": 1, "first_draw": 3, "every": 1},
+    "csghmc": {"epochs": 4, "cycles": 2, "noisy": 1, "draws_per_cycle": 1, "step_size": 0.01},
+    "swag": {"snapshots": 2, "distance": 1, "ramp": 1},
+    "laplace": {},
+}
+QUIET = Console(file=io.StringIO())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(lookup.KNOWN, "cifar10", made.small("cifar10"))  # type: ignore[arg-type]
+    made.write_binary(tmp_path / "data" / "cifar-10-batches-bin", 10, made.cifar_arrays(10))
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("method", posterior.names())
+def test_draws_are_whole_checkpoints_with_statistics_of_their_own_weights(
+    method: str, folder: Path, tmp_path: Path
+) -> None:
+    start = None
+    if posterior.get(method).starts == "member":
+        start = tmp_path / "members"
+        build_members(COLOUR, start, members=2, folder=folder, console=QUIET)
+        assert set(ckptzoo.open(start).metadata["unit"].to_pylist()) and not ckptzoo.verify(start)
+    options: dict[str, Any] = {"modes": 2, "draws": 2, "start": start, "folder": folder, "changes": CHANGES[method]}
+    built = build(method, COLOUR, tmp_path / "zoo", **options, console=QUIET)
+    assert (built.draws, built.modes) == (4, 2)
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    arch = COLOUR.arch
+    draws = {name: torch.from_numpy(np.array(zoo[name][:])) for name in arch.names}
+    assert all(tensor.isfinite().all() for tensor in draws.values())
+    moved = [name for name in arch.names if not torch.equal(draws[name][0], draws[name][1])]
+    if method in ("dropout", "laplace"):
+        assert set(moved) <= {"linear.weight", "linear.bias"} and moved
+        return
+    assert set(moved) >= {tensor.name for tensor in arch.tensors if tensor.kind != "buffer"}
+    expected = renewed_statistics(COLOUR, sources.load(COLOUR, folder), draws)
+    for tensor in arch.tensors:
+        if tensor.kind == "buffer":
+            torch.testing.assert_close(draws[tensor.name], expected[tensor.name], rtol=1e-5, atol=1e-6)
+
+
+def test_networks_that_begin_alike_share_settings() -> None:
+    for architecture in ("resnet18-100", "resnet18-8-100"):
+        assert Dropout.load(dataclasses.replace(COLOUR, architecture=architecture)).p == 0.5
+    assert Dropout.load(Recipe.load("mnist-optunet")).p == 0.2

@@ -75,15 +75,22 @@ def bytes_of(batch: int) -> int:
 
 
 def _rates(device: str) -> tuple[float, float]:
-    kind = device_kind(device)
-    side = _SIDE[kind]
-    one, two = (torch.rand(side, side, device=device) for _ in range(2))
+    return product_rate(device), copy_rate(device)
+
+
+def product_rate(device: str, dtype: torch.dtype = torch.float32, side: int | None = None) -> float:
+    """Operations a second of a product of square matrices; a multiplication and an addition count as two."""
+    side = side or _SIDE[device_kind(device)]
+    one, two = (torch.rand(side, side, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(one)
-    product = _fastest(lambda: torch.mm(one, two, out=out), device)
-    source = torch.zeros(_COPIED[kind], dtype=torch.uint8, device=device)
+    return 2 * side**3 / _fastest(lambda: torch.mm(one, two, out=out), device)
+
+
+def copy_rate(device: str) -> float:
+    """Bytes a second that a copy within the device's memory reads and writes."""
+    source = torch.zeros(_COPIED[device_kind(device)], dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
-    copied = _fastest(lambda: target.copy_(source), device)
-    return 2 * side**3 / product, 2 * len(source) / copied
+    return 2 * len(source) / _fastest(lambda: target.copy_(source), device)
 
 
 def _fastest(call: Callable[[], object], device: str) -> float:

@@ -64,8 +64,8 @@ def steps(device: str, members: int | None, precision: str) -> Iterator[Step]:
     """Everything, in the order in which it is done; on a CPU with sizes that show that it runs."""
     trial = device == "cpu"
     own = ("-m", "benchmarks.gpu_stages")
-    yield Step("facts", "facts", (*own, "facts"), 40)
-    yield Step("tests", "tests", (*own, "tests"), 90, (*_BASE, "pytest", "hypothesis"))
+    yield Step("facts", "facts", (*own, "facts"), 40, ("torch", "numpy"))
+    yield Step("tests", "tests", (*own, "tests"), 90, ("torch", "numpy", "ml_dtypes", "pytest", "hypothesis"))
     train = ("-m", "benchmarks.train", "--repeats", "1" if trial else "3", "--seconds", "0.05" if trial else "0.4")
     if trial:
         yield Step("optunet-fused", "optunet", (*own, "fused"), 90, (*_BASE, "triton"))

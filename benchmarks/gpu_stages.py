@@ -47,7 +47,7 @@ def measure_facts(job: Job) -> dict[str, Any]:
     """The machine: versions, and the rates of matrix products and copies in each precision."""
     import torch
 
-    from benchmarks.train import machine
+    # nothing of builders, whose packages may be missing
     from benchmarks.train_limits import copy_rate, product_rate
 
     facts: dict[str, Any] = {
@@ -56,7 +56,8 @@ def measure_facts(job: Job) -> dict[str, Any]:
     }
     if job.is_trial:
         torch.set_num_threads(1)
-    facts["machine"] = machine(job.device)
+    facts["gpu"] = None if job.is_trial else torch.cuda.get_device_name(job.device)
+    facts["cores"] = os.cpu_count()
     facts["cuda"], facts["cudnn"] = torch.version.cuda, torch.backends.cudnn.version()
     try:
         listed = subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False, timeout=10).stdout

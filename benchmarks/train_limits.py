@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from builders.train import device_kind
-
 _SIDE = {"cpu": 2048, "cuda": 8192}
 """Of the matrices whose product tells the arithmetic."""
 _COPIED = {"cpu": 2**28, "cuda": 2**32}
@@ -80,7 +78,7 @@ def _rates(device: str) -> tuple[float, float]:
 
 def product_rate(device: str, dtype: torch.dtype = torch.float32, side: int | None = None) -> float:
     """Operations a second of a product of square matrices; a multiplication and an addition count as two."""
-    side = side or _SIDE[device_kind(device)]
+    side = side or _SIDE[_kind(device)]
     one, two = (torch.rand(side, side, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(one)
     return 2 * side**3 / _fastest(lambda: torch.mm(one, two, out=out), device)
@@ -88,9 +86,13 @@ def product_rate(device: str, dtype: torch.dtype = torch.float32, side: int | No
 
 def copy_rate(device: str) -> float:
     """Bytes a second that a copy within the device's memory reads and writes."""
-    source = torch.zeros(_COPIED[device_kind(device)], dtype=torch.uint8, device=device)
+    source = torch.zeros(_COPIED[_kind(device)], dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
     return 2 * len(source) / _fastest(lambda: target.copy_(source), device)
+
+
+def _kind(device: str) -> str:
+    return device.partition(":")[0]
 
 
 def _fastest(call: Callable[[], object], device: str) -> float:
@@ -99,7 +101,7 @@ def _fastest(call: Callable[[], object], device: str) -> float:
     for _ in range(_REPEATS + 1):
         began = time.perf_counter()
         call()
-        if device_kind(device) == "cuda":
+        if _kind(device) == "cuda":
             torch.cuda.synchronize(device)
         found.append(time.perf_counter() - began)
     return min(found[1:])

@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: quickstart posterior-mnist test test-fast test-all lint format bench clean
+.PHONY: quickstart posterior-mnist test test-fast test-all lint format bench gpu clean
 .DEFAULT_GOAL := quickstart
 
 $(READY): pyproject.toml constraints.txt
@@ -50,6 +50,7 @@ format: $(READY)
 bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON in bench-results/
 	@$(PY) benchmarks/layers.py
 	@$(PY) benchmarks/train.py
+	@$(PY) benchmarks/resnet.py
 	@$(PY) benchmarks/posterior.py
 	@$(PY) benchmarks/symmetry.py
 	@$(PY) benchmarks/mass.py
@@ -58,6 +59,12 @@ bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON 
 	@$(PY) benchmarks/pairwise_mi.py
 	@$(PY) benchmarks/predict.py
 	@$(PY) benchmarks/remote.py
+
+MINUTES ?= 8
+OUT ?= bench-results/gpu
+gpu:  ## on a machine with a GPU, with the Python it has: measure, test and train for MINUTES; what is worth most in OUT
+	@$(PYTHON) -m benchmarks.gpu --minutes $(MINUTES) --out $(OUT) $(if $(DATA),--data $(DATA)) \
+		$(if $(STAGES),--stages $(STAGES)) $(if $(WORK),--work $(WORK)) $(if $(FROM),--from $(FROM)) $(GPU_OPTIONS)
 
 clean:
 	@rm -rf $(VENV) zoos bench-results

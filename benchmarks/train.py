@@ -12,7 +12,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -29,10 +29,10 @@ from torch import nn
 from benchmarks.train_limits import Limits, limits
 from builders import data
 from builders.data_source import DataSource, steps
-from builders.engines import GENERAL, usable
+from builders.engines import GENERAL, is_one_at_a_time, usable
 from builders.recipe import Recipe
 from builders.state import TrainingState
-from builders.train import available_cores, device_kind, open_trainer
+from builders.train import available_cores, choose_engine, device_kind, open_trainer
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
 
@@ -102,8 +102,15 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def contenders(recipe: Recipe, source: data.Data, device: str, stack: ExitStack) -> Iterator[Contender]:
-    """Everything that is compared."""
+def contenders(
+    recipe: Recipe,
+    source: data.Data,
+    device: str,
+    stack: ExitStack,
+    chosen: Sequence[str],
+    members: Sequence[int] | None,
+) -> Iterator[Contender]:
+    """Everything that is compared: the plain loop, and the chosen engines with so many members."""
     data_source = DataSource.of(recipe, source, device)
     for threads in sorted({1, available_cores()}) if device_kind(device) == "cpu" else (1,):
 
@@ -126,12 +133,14 @@ def contenders(recipe: Recipe, source: data.Data, device: str, stack: ExitStack)
             return max(pool.map(_plain_held, range(number), [count] * number))
 
         yield Contender(f"plain loops, {number} processes", number, side_by_side)
-    for engine in usable(recipe, device):
-        counts = STACKED_GENERAL if engine == GENERAL else STACKED
+    for engine in chosen:
+        counts = members or (STACKED_GENERAL if engine == GENERAL else STACKED)
+        if is_one_at_a_time(engine):
+            counts = (1,)
         trainer = stack.enter_context(open_trainer(recipe, source, device=device, engine=engine))
-        for members in counts:
+        for together in counts:
 
-            def take(count: int, members: int = members, trainer: Any = trainer) -> float:
+            def take(count: int, members: int = together, trainer: Any = trainer) -> float:
                 state = trainer.start(range(members))
                 began = time.perf_counter()
                 trainer.advance(state, count)
@@ -139,14 +148,14 @@ def contenders(recipe: Recipe, source: data.Data, device: str, stack: ExitStack)
                 return time.perf_counter() - began
 
             name = "torch.func.vmap" if engine == GENERAL else f"engine {engine}"
-            yield Contender(name, members, take)
+            yield Contender(name, together, take)
 
 
-def check(recipe: Recipe, source: data.Data, device: str) -> float:
-    """The largest difference of a weight between the plain loop and any engine after 20 steps."""
+def check(recipe: Recipe, source: data.Data, device: str, chosen: Sequence[str]) -> float:
+    """The largest difference of a weight between the plain loop and any of these engines after 20 steps."""
     _, expected = plain(DataSource.of(recipe, source, device), 3, 20)
     gaps: list[float] = []
-    for engine in usable(recipe, device):
+    for engine in chosen:
         with open_trainer(recipe, source, device=device, engine=engine) as trainer:
             state = trainer.start(range(8))
             trainer.advance(state, 20)
@@ -228,6 +237,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help=f"folder of the data set (default: ${data.FOLDER_VARIABLE})")
     parser.add_argument("--batch", type=int, default=64, help="images a step (64)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--engines", nargs="+", metavar="NAME", help="default: all that can train the recipe there")
+    parser.add_argument("--members", nargs="+", type=int, metavar="N", help="trained at once by an engine")
     parser.add_argument("--repeats", type=int, default=5, help="of each contender (5)")
     parser.add_argument("--seconds", type=float, default=0.7, help="a repeat takes about so long (0.7)")
     parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "train.json", help="where figures go")
@@ -245,12 +256,14 @@ def main() -> None:
     recipe = Recipe.load(chosen.recipe or ("mnist-optunet" if named else "digits-optunet"))
     recipe = dataclasses.replace(recipe, batch=chosen.batch)
     source = data.load(recipe, chosen.data)
-    gap = check(recipe, source, chosen.device)
+    able = usable(recipe, chosen.device)
+    engines = tuple(choose_engine(recipe, chosen.device, name) for name in chosen.engines or able)
+    gap = check(recipe, source, chosen.device, engines)
     if gap > 1e-3:
         raise ZooError(f"benchmark: weights after 20 steps: expected equal to 1e-3, got {gap:.0e} apart. Stop.")
     bounds = limits(recipe.batch, chosen.device)
     with ExitStack() as stack:
-        found = list(contenders(recipe, source, chosen.device, stack))
+        found = list(contenders(recipe, source, chosen.device, stack, engines, chosen.members))
         measure(found, chosen.repeats, chosen.seconds, console)
     facts = machine(chosen.device)
     show(console, found, facts, recipe, gap, bounds)

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from builders.train import device_kind
-
 _SIDE = {"cpu": 2048, "cuda": 8192}
 """Of the matrices whose product tells the arithmetic."""
 _COPIED = {"cpu": 2**28, "cuda": 2**32}
@@ -75,15 +73,26 @@ def bytes_of(batch: int) -> int:
 
 
 def _rates(device: str) -> tuple[float, float]:
-    kind = device_kind(device)
-    side = _SIDE[kind]
-    one, two = (torch.rand(side, side, device=device) for _ in range(2))
+    return product_rate(device), copy_rate(device)
+
+
+def product_rate(device: str, dtype: torch.dtype = torch.float32, side: int | None = None) -> float:
+    """Operations a second of a product of square matrices; a multiplication and an addition count as two."""
+    side = side or _SIDE[_kind(device)]
+    one, two = (torch.rand(side, side, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(one)
-    product = _fastest(lambda: torch.mm(one, two, out=out), device)
-    source = torch.zeros(_COPIED[kind], dtype=torch.uint8, device=device)
+    return 2 * side**3 / _fastest(lambda: torch.mm(one, two, out=out), device)
+
+
+def copy_rate(device: str) -> float:
+    """Bytes a second that a copy within the device's memory reads and writes."""
+    source = torch.zeros(_COPIED[_kind(device)], dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
-    copied = _fastest(lambda: target.copy_(source), device)
-    return 2 * side**3 / product, 2 * len(source) / copied
+    return 2 * len(source) / _fastest(lambda: target.copy_(source), device)
+
+
+def _kind(device: str) -> str:
+    return device.partition(":")[0]
 
 
 def _fastest(call: Callable[[], object], device: str) -> float:
@@ -92,7 +101,7 @@ def _fastest(call: Callable[[], object], device: str) -> float:
     for _ in range(_REPEATS + 1):
         began = time.perf_counter()
         call()
-        if device_kind(device) == "cuda":
+        if _kind(device) == "cuda":
             torch.cuda.synchronize(device)
         found.append(time.perf_counter() - began)
     return min(found[1:])

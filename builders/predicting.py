@@ -102,11 +102,13 @@ def _statistics(images: Images) -> tuple[float | list[float], float | list[float
     return [float(pixels.mean()) for pixels in channels], [float(pixels.std()) for pixels in channels]
 
 
-def predict(zoo: str | Path, sets: Sequence[InputSet], console: Console) -> None:
-    """Store the outputs of every checkpoint on these sets; those that are there stay as they are."""
+def predict(zoo: str | Path, sets: Sequence[InputSet], console: Console, *, device: str = "cpu") -> None:
+    """Store the outputs of every checkpoint on these sets, computed on a device; those that are there stay."""
     for item in sets:
         with bar(f"outputs on {item.name}") as progress:
-            report = derive.predict(zoo, item.inputs, set=item.name, targets=item.targets, progress=progress)
+            report = derive.predict(
+                zoo, item.inputs, set=item.name, targets=item.targets, device=device, progress=progress
+            )
         report.print(console)
     if sets:
         write_page(Path(zoo))

@@ -26,10 +26,13 @@ class Forward:
     arch : an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
     module : the network; by default that of ``ckptzoo.archs``. It is copied.
     vmap : whether stacked checkpoints go through the module also where ``archs.stacked`` has a faster function.
+    device : where outputs are computed.
     """
 
-    def __init__(self, arch: Architecture, module: torch.nn.Module | None = None, *, vmap: bool = False) -> None:
-        self._arch = arch
+    def __init__(
+        self, arch: Architecture, module: torch.nn.Module | None = None, *, vmap: bool = False, device: str = "cpu"
+    ) -> None:
+        self._arch, self._device = arch, device
         self._name = None if module is not None or vmap else arch.forward
         if module is not None:
             template = copy.deepcopy(module).to("meta")
@@ -75,7 +78,8 @@ class Forward:
         size = -(-len(inputs) // -(-len(inputs) // max_size))
         last = np.zeros((size, *inputs.shape[1:]), inputs.dtype)
         last[: len(inputs) - (len(inputs) - 1) // size * size] = inputs[(len(inputs) - 1) // size * size :]
-        return [*torch.from_numpy(inputs).split(size)[:-1], torch.from_numpy(last)]
+        batches = [*torch.from_numpy(inputs).split(size)[:-1], torch.from_numpy(last)]
+        return [batch.to(self._device) for batch in batches]
 
     def outputs(self, weights: Weights, batches: Sequence[torch.Tensor], *, stacked: bool) -> Iterator[torch.Tensor]:
         """Outputs (K, B, features) of K checkpoints for each batch, in the precision of the inputs.
@@ -93,6 +97,7 @@ class Forward:
             # float64 weights beyond float32 become infinities, as a network in float32 would have them
             with np.errstate(over="ignore"):
                 stacked_tensor = torch.from_numpy(np.array(array, None if array.dtype.kind in "iub" else dtype))
+            stacked_tensor = stacked_tensor.to(self._device)
             for name in (tensor.name, *tensor.aliases):
                 state[name] = stacked_tensor
 
@@ -122,6 +127,18 @@ class Forward:
             with torch.device("meta"):
                 self._local.module = self._factory().eval()
         return self._local.module
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Let a GPU convolve in float32, where by default it rounds to TensorFloat-32, which has 10 bits."""
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.allow_tf32
+    cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32 = before
 
 
 @contextmanager

@@ -91,6 +91,7 @@ def predict(
     set: str,
     targets: NDArray[Any] | None = None,
     module: Any = None,
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> Predicted:
     """Evaluate every checkpoint of a zoo on some inputs and store the outputs beside the weights, in float16.
@@ -106,6 +107,7 @@ def predict(
     set : the name of the set, ``<data set>/<split>``, such as ``fashion-mnist/test``; small letters, digits, hyphens.
     targets : (N,) integers from 0, the labels; None where they are not among the network's classes.
     module : the network as a torch module, for one that is not in ``ckptzoo.archs``.
+    device : where outputs are computed, as torch names it.
     progress : called after every stack of checkpoints.
 
     Raises
@@ -125,12 +127,13 @@ def predict(
     """
     began = time.perf_counter()
     contents = read_contents(Folder(path))
-    forward, facts, inputs = _prepared(contents, inputs, set, targets, module)
+    forward, facts, inputs = _prepared(contents, inputs, set, targets, module, device)
     job = _PredictionJob(contents, forward, facts, inputs)
     job.tree.catch_up()
     todo = job.tree.todo()
     if todo:
-        with import_with_torch("forward").one_thread():
+        forward_module = import_with_torch("forward")
+        with forward_module.one_thread(), forward_module.full_precision():
             _predict_parts(job, todo, progress)
     return Predicted(
         set=set,
@@ -146,7 +149,7 @@ def predict(
 
 
 def _prepared(
-    contents: Contents, inputs: NDArray[Any], name: str, targets: NDArray[Any] | None, module: Any
+    contents: Contents, inputs: NDArray[Any], name: str, targets: NDArray[Any] | None, module: Any, device: str
 ) -> tuple[Any, Document, NDArray[np.float32]]:
     """The network, the facts of all parts, and the inputs in float32."""
     arch = contents.architecture
@@ -163,7 +166,7 @@ def _prepared(
         expected = f"(N, {str(arch.input_shape)[1:]}" if arch.input_shape else "(N, ...) with N from 1"
         step = "Pass them as the network takes them."
         raise ZooError(Problem(location, "shape of the inputs", expected, str(single.shape), step))
-    forward = import_with_torch("forward").Forward(arch, module)
+    forward = import_with_torch("forward").Forward(arch, module, device=device)
     classes = forward.features(single.shape[1:])
     text = None if targets is None else _encoded_targets(targets, len(single), classes, location)
     facts: Document = {
@@ -228,7 +231,7 @@ class _PredictionJob:
         beyond = np.zeros(count, np.int64)
         start = 0
         for outputs in self._forward.outputs(weights, self._batches, stacked=self.stack > 1):
-            single = outputs.numpy()[:count, : self._shape[0] - start]  # without what filled up the last batch
+            single = outputs.cpu().numpy()[:count, : self._shape[0] - start]  # without what filled up the last batch
             # float16 ends at 65,504; what is beyond becomes infinite
             with np.errstate(over="ignore"):
                 half = single.astype(DTYPE)

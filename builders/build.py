@@ -70,6 +70,7 @@ def build(
     device: str = "cpu",
     unit_size: int | None = None,
     engine: str | None = None,
+    threads: int | None = None,
     save_seconds: float = SAVE_SECONDS,
     counter: Counter | None = None,
     console: Console | None = None,
@@ -90,6 +91,7 @@ def build(
     unit_size : members trained together; by default that of the unfinished build, else as many as take about 5 minutes
         of an engine that trains one member at a time, else ``builders.train.default_unit_size``.
     engine : a name in ``builders.engines``; by default that of the unfinished build, else the fastest for the recipe.
+    threads : see ``builders.train.open_trainer``; no bit depends on it.
     save_seconds : how much training is lost at most when the process is killed; more where a save takes more than 1 %
         of that.
     counter : of the joules that the device uses; by default NVML's for a CUDA device, and none for a CPU.
@@ -105,7 +107,7 @@ def build(
     console = console or Console()
     steps = recipe.steps_to_keep(keep_steps)
     default_engine = choose_engine(recipe, device_kind(device), engine)
-    require_at_least(members=members, unit_size=unit_size)
+    require_at_least(members=members, unit_size=unit_size, threads=threads)
     require_at_least(0, first_seed=first_seed)
     source = sources.load(recipe, folder)
     root = Path(to).absolute()
@@ -119,7 +121,7 @@ def build(
         if not seeds and unfinished is None:
             return Built(root, None, 0, 0, len(present_seeds), 0, 0.0, ())
         with (
-            open_trainer(recipe, source, device=device, engine=engine_name) as trainer,
+            open_trainer(recipe, source, device=device, engine=engine_name, threads=threads) as trainer,
             counter_of(device) as device_counter,
         ):
             meter = counter or device_counter

@@ -168,6 +168,7 @@ def estimate(
     device: str = "cpu",
     unit_size: int | None = None,
     engine: str | None = None,
+    threads: int | None = None,
     examples: int = 0,
     seconds: float = SECONDS,
 ) -> Estimate:
@@ -175,7 +176,7 @@ def estimate(
 
     Parameters
     ----------
-    recipe, folder, keep_steps, epochs, device, unit_size, engine : as for ``builders.build.build``.
+    recipe, folder, keep_steps, epochs, device, unit_size, engine, threads : as for ``builders.build.build``.
     members : how many are to be added.
     examples : inputs on which the outputs of every checkpoint are stored too, in float16; that is not timed.
     seconds : how long steps are taken; compiling comes before, and measuring after.
@@ -190,14 +191,17 @@ def estimate(
     Nothing is written. Steps are those that a build takes first; a unit's members are measured on the whole data set,
     more and more of them until that takes a second or they are all measured.
     """
-    require_at_least(members=members, unit_size=unit_size)
+    require_at_least(members=members, unit_size=unit_size, threads=threads)
     require_at_least(0, examples=examples)
     recipe = Recipe.of(recipe, epochs)
     checkpoints = len(recipe.steps_to_keep(keep_steps))
     engine_name = choose_engine(recipe, device_kind(device), engine)
     source = sources.load(recipe, folder)
-    seeds = range(min(members, unit_size or default_unit_size(source, device, engine_name)))
-    with open_trainer(recipe, source, device=device, engine=engine_name) as trainer, counter_of(device) as counter:
+    seeds = range(min(members, unit_size or default_unit_size(source, device, engine_name, threads)))
+    with (
+        open_trainer(recipe, source, device=device, engine=engine_name, threads=threads) as trainer,
+        counter_of(device) as counter,
+    ):
         timed = time_steps(trainer, lambda: trainer.start(seeds), recipe.steps, counter, seconds)
         seconds_per_checkpoint = time_measuring(trainer, timed.state)
     return Estimate.of(

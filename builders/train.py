@@ -291,7 +291,7 @@ def choose_engine(recipe: Recipe, device: str, engine: str | None = None) -> str
     return engine
 
 
-def default_unit_size(source: Source, device: str, engine: str) -> int:
+def default_unit_size(source: Source, device: str, engine: str, threads: int | None = None) -> int:
     """Members that a unit has unless something else is asked for.
 
     64 where an input has 28x28 pixels, 1024 on a GPU; of an engine that trains one member at a time as many as are
@@ -299,7 +299,7 @@ def default_unit_size(source: Source, device: str, engine: str) -> int:
     """
     kind = device_kind(device)
     if engines.is_one_at_a_time(engine):
-        return available_cores() if kind == "cpu" else 1
+        return threads or (available_cores() if kind == "cpu" else 1)
     return max(1, _UNIT_BYTES[kind] // sources.input_bytes(source))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -68,3 +69,14 @@ def test_another_precision_is_trained_by_an_engine_that_can_and_stored_in_float3
     assert "compiled does not train in tf32" in message and message.count("\n") == 1
     assert run(["build", *command, "--precision", "float16", "--to", str(tmp_path)]) == 3
     assert "float16 needs loss scaling, which skips steps" in capsys.readouterr().err
+
+
+def test_the_number_of_threads_changes_no_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for threads in ("1", "3"):
+        command = ["build", "toy", "--members", "3", "--epochs", "1", "--engine", "single", "--threads", threads]
+        assert run([*command, "--unit-size", "3", "--to", str(tmp_path / threads)]) == 0
+    one, three = (ckptzoo.open(tmp_path / threads) for threads in ("1", "3"))
+    assert all(np.array_equal(one[name][:], three[name][:]) for name in one.arch.names)
+    capsys.readouterr()
+    assert run(["build", "toy", "--members", "3", "--threads", "0", "--to", str(tmp_path / "none")]) == 2
+    assert "--threads" in capsys.readouterr().err

@@ -40,7 +40,7 @@ PLAIN, STOCK, GRAPH, COMPILE = "plain", "stock", "single-graph", "single-compile
 READY = 8
 """Batches that are ready."""
 Take = Callable[[int], float]
-"""Takes so many optimiser steps of every member and returns the seconds."""
+"""Takes a number of optimiser steps of every member and returns the seconds."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def flop_an_image(architecture: str) -> int:
 
 
 def rates(takes: Sequence[Take], batch: int, streams: Sequence[int], repeats: int, seconds: float) -> list[list[float]]:
-    """Images a second of each, repeats interleaved, each of about so many seconds."""
+    """Images a second of each, repeats interleaved, each of about ``seconds``."""
     counts: list[int] = []
     for take in takes:
         take(3)
@@ -232,7 +232,7 @@ def rates(takes: Sequence[Take], batch: int, streams: Sequence[int], repeats: in
 
 
 class Figures:
-    """The file of figures, written anew after every way."""
+    """The file of figures, written again after every way."""
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
         self.path = path

@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PLAIN = "plain loop"
 STACKED, STACKED_GENERAL = (1, 8, 16, 64, 128), (16, 64)
 Take = Callable[[int], float]
-"""Takes so many optimiser steps of every member and returns the seconds."""
+"""Takes a number of optimiser steps of every member and returns the seconds."""
 
 
 @dataclass
@@ -110,7 +110,7 @@ def contenders(
     chosen: Sequence[str],
     members: Sequence[int] | None,
 ) -> Iterator[Contender]:
-    """Everything that is compared: the plain loop, and the chosen engines with so many members."""
+    """Everything that is compared: the plain loop, and the chosen engines with these numbers of members."""
     data_source = DataSource.of(recipe, source, device)
     for threads in sorted({1, available_cores()}) if device_kind(device) == "cpu" else (1,):
 

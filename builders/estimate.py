@@ -189,7 +189,8 @@ def estimate(
     Notes
     -----
     Nothing is written. Steps are those that a build takes first; a unit's members are measured on the whole data set,
-    more and more of them until that takes a second or they are all measured.
+    more and more of them until that takes a second or they are all measured; of an engine that trains one member at a
+    time, one for each worker, on as many examples as take a second.
     """
     require_at_least(members=members, unit_size=unit_size, threads=threads)
     require_at_least(0, examples=examples)

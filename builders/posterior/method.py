@@ -237,7 +237,7 @@ class MarkovChain(Method):
         return sorted((steps[item], [item]) for item in numbers)
 
     def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
-        """See ``Method``; statistics of BatchNorm are taken anew, because gradients move none."""
+        """See ``Method``; statistics of BatchNorm are computed for each draw, because gradients move none."""
         weights = {name: tensor.clone() for name, tensor in state.weights.items()}
         return renewed_statistics(self.recipe, surroundings.source, weights)
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +71,17 @@ def test_another_precision_is_trained_by_an_engine_that_can_and_stored_in_float3
     assert "compiled does not train in tf32" in message and message.count("\n") == 1
     assert run(["build", *command, "--precision", "float16", "--to", str(tmp_path)]) == 3
     assert "float16 needs loss scaling, which skips steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("steps_per_second", "members"), [(100.0, 30), (10.0, 4), (0.1, 2)])
+def test_units_of_members_trained_one_at_a_time_take_about_five_minutes(
+    steps_per_second: float, members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = SimpleNamespace(steps_per_second=steps_per_second)
+    monkeypatch.setattr(builders.build, "time_steps", lambda *_: timed)
+    trainer: Any = SimpleNamespace(one_at_a_time=True, threads=2, recipe=SimpleNamespace(steps=1000))
+    # members are 0.3 times the steps a second; a multiple of the two that are trained side by side
+    assert builders.build._unit_size(trainer, "single", trainer) == members
 
 
 def test_the_number_of_threads_changes_no_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,8 +70,10 @@ class GraphNetwork(Network):
         with _capturing:
             torch.cuda.synchronize(self.device)
             for _ in range(_WARM_UP):
-                self._take(captured)
-            # gradients are allocated anew in the memory of the graph
+                self.optimizer.zero_grad()
+                self.backward(captured.inputs, captured.targets, captured.scales)
+                self.optimizer.step()
+            # the capture allocates gradients in the memory of the graph
             self.optimizer.zero_grad()
             with torch.cuda.graph(
                 captured.graph, stream=torch.cuda.Stream(self.device), capture_error_mode="thread_local"
@@ -83,11 +85,6 @@ class GraphNetwork(Network):
             for name, tensor in own.items():
                 tensor.copy_(saved[name])
         return captured
-
-    def _take(self, captured: _Captured) -> None:
-        self.optimizer.zero_grad()
-        self.backward(captured.inputs, captured.targets, captured.scales)
-        self.optimizer.step()
 
 
 def advance(data_source: Feed, state: TrainingState, stop: int) -> None:

@@ -10,6 +10,7 @@ in ``--work``; what is worth most of it is packed into OUT after every step, wit
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import signal
@@ -121,6 +122,19 @@ class Day:
         for name in ("results", "figures", "logs"):
             (self.work / name).mkdir(parents=True, exist_ok=True)
         self.out.mkdir(parents=True, exist_ok=True)
+        # steps inherit it, so that a killed call leaves it locked until the step that it ran has saved and ended
+        self.lock = (self.work / "lock").open("ab")
+
+    def wait_for_other_calls(self) -> None:
+        """Take the work folder, from which the step of a call that was killed may still have to go."""
+        end = time.monotonic() + 2 * _SAVING
+        while True:
+            try:
+                return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise SystemExit(f"{self.work}: another call works there. Wait for it, or stop it.") from None
+                time.sleep(0.1)
 
     def say(self, text: str) -> None:
         """Print a line with the time."""
@@ -189,6 +203,7 @@ class Day:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=(self.lock.fileno(),),
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
             status = self.wait(process, seconds)
@@ -259,6 +274,7 @@ class Day:
 
     def spend(self) -> None:
         """Run what is chosen and not finished, until the time is up."""
+        self.wait_for_other_calls()
         self.fetch()
         wanted: tuple[str, ...] = self.chosen.stages
         share = MEASURING_SHARE if set(wanted) & set(TRAINING) else 1.0

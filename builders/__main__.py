@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of
+from ckptzoo.cli.exits import INTERRUPTED, PROBLEMS, USAGE, code_of
 from ckptzoo.errors import MissingExtraError
 from ckptzoo.text import counted
 
@@ -126,6 +126,126 @@ def build(
 
 
 @app.command()
+def plan(
+    recipe: RecipeName,
+    members: Members,
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder; made where there is none.")],
+    data: DataFolder = None,
+    keep_steps: KeepSteps = "",
+    epochs: Epochs = None,
+    precision: Precision = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")] = 0,
+    device: Device = "cpu",
+    engine: Engine = None,
+    threads: Threads = None,
+    unit_size: UnitSize = None,
+) -> None:
+    """Settle what is to be trained, in units, for any number of work processes; nothing is trained.
+
+    With the same arguments as build, which is plan, work and merge in one process.
+    """
+    from builders.recipe import Recipe
+    from builders.shared import plan as settle
+
+    planned = settle(
+        Recipe.of(recipe, epochs, precision),
+        to,
+        members=members,
+        folder=data,
+        keep_steps=_numbers(keep_steps),
+        first_seed=first_seed,
+        device=device,
+        engine=engine,
+        threads=threads,
+        unit_size=unit_size,
+    )
+    units = f"{counted(planned.units, 'unit')} of {counted(planned.unit_size, 'member')}"
+    what = f"{counted(planned.members, 'member')} to train, in {units}" if planned.units else "nothing is left to train"
+    _console().print(f"{to}: {planned.prefix}: {what}.", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def work(
+    recipe: RecipeName,
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder, shared by all.")],
+    unit: Annotated[str | None, typer.Option(metavar="NAME", help="Only this unit; status lists them.")] = None,
+    share: Annotated[str, typer.Option(metavar="I/N", help="Only every N-th unit, from the I-th, from 0.")] = "",
+    duration: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="Stop after 90s, 50m or 8h, when all is saved.")
+    ] = "",
+    data: DataFolder = None,
+    epochs: Epochs = None,
+    precision: Precision = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="By default that of the plan.")] = None,
+    threads: Threads = None,
+    save_every: SaveEvery = 20,
+) -> None:
+    """Train units of a plan that no other process holds; start as many as there are cores, GPUs or machines.
+
+    Stopped or killed at any moment, nothing is lost: others take over. Exits with 1 where units failed.
+    """
+    from builders.recipe import Recipe
+    from builders.shared import work as run_units
+    from ckptzoo.text import parse_share
+
+    console = _console()
+    done = run_units(
+        Recipe.of(recipe, epochs, precision),
+        to,
+        unit=unit,
+        share=parse_share(share) if share else None,
+        seconds=_seconds(duration) if duration else None,
+        folder=data,
+        device=device,
+        threads=threads,
+        save_seconds=save_every,
+        console=console,
+    )
+    line = f"{to}: {counted(done.units, 'unit')} done ({counted(done.members, 'member')}), {done.left:,} left."
+    console.print(line, highlight=False, soft_wrap=True)
+    for name, error in done.failed:
+        console.print(f"{name}: failed: {error}", highlight=False, markup=False, soft_wrap=True)
+    if done.failed:
+        raise typer.Exit(PROBLEMS)
+
+
+@app.command()
+def merge(
+    recipe: RecipeName,
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder.")],
+    epochs: Epochs = None,
+    precision: Precision = None,
+) -> None:
+    """Add the units of a plan that are finished to the zoo; the others stay for the next time."""
+    from builders.recipe import Recipe
+    from builders.shared import merge as add_units
+
+    done = add_units(Recipe.of(recipe, epochs, precision), to)
+    parts = f"{counted(done.checkpoints, 'checkpoint')} of {counted(done.units, 'unit')} in {', '.join(done.parts)}"
+    left = f"; {counted(done.left, 'unit')} are not finished" if done.left else ""
+    _console().print(f"{to}: {parts if done.parts else 'nothing was added'}{left}.", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def status(
+    to: Annotated[Path, typer.Argument(metavar="ZOO", help="The zoo's folder.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Say what of the plans in a zoo's folder is done, running, silent or set aside, and when it will end."""
+    from builders.shared import status as find
+
+    found = find(to)
+    if as_json:
+        print(json.dumps([item.to_json() for item in found], indent=2, allow_nan=False))
+        return
+    console = _console()
+    for item in found:
+        item.print(console)
+    if not found:
+        console.print(f"{to}: nothing is planned; all that was is in the zoo.", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def posterior(
     method: Annotated[
         str, typer.Argument(metavar="METHOD", help="dropout, bnn, sghmc, csghmc, swag or laplace.", show_default=False)
@@ -227,6 +347,10 @@ def estimate(
     threads: Threads = None,
     unit_size: UnitSize = None,
     predictions: Predictions = False,
+    devices: Annotated[int, typer.Option(min=1, help="How many devices such as this one work side by side.")] = 1,
+    price: Annotated[
+        float | None, typer.Option(metavar="NUMBER", min=0, help="Of an hour of a device, in any currency.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say how long a build would take and how large the zoo would be, from a few seconds of its first steps.
@@ -249,6 +373,8 @@ def estimate(
         engine=engine,
         threads=threads,
         examples=sum(len(item.inputs) for item in sets),
+        devices=devices,
+        price=price,
     )
     _print_report(result, as_json)
 
@@ -287,6 +413,30 @@ def predict(
     normalisations = predicting.NORMALISATIONS if all_normalisations else ()
     sets = predicting.input_sets(Recipe.load(recipe), data, normalisations=normalisations)
     predicting.predict(zoo, sets, _console())
+
+
+@app.command("round")
+def round_weights(
+    zoo: Annotated[str, typer.Argument(metavar="ZOO", help="A folder, or an address.", show_default=False)],
+    recipe: RecipeName,
+    to: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="The copy; made where there is none.")],
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="float16 or bfloat16.")] = "float16",
+    where: Annotated[str | None, typer.Option(metavar="CONDITION", help="Only these, such as 'step == 2346'.")] = None,
+    data: DataFolder = None,
+    epochs: Epochs = None,
+    precision: Precision = None,
+    device: Device = "cpu",
+) -> None:
+    """Copy a zoo with weights of half the size, rounded to nearest, and measure the rounded weights.
+
+    Stopped or killed at any moment, the same command carries on; what the copy holds stays.
+    """
+    from builders.recipe import Recipe
+    from builders.rounding import round_weights as run
+
+    wanted = Recipe.of(recipe, epochs, precision)
+    rounded = run(zoo, wanted, to, dtype=dtype, where=where, folder=data, device=device)
+    _console().print(rounded.line(), highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -330,7 +480,7 @@ def inputs(
 
 @app.command()
 def quickstart(
-    members: Annotated[int, typer.Option(min=1, help="How many networks to train.")] = 128,
+    members: Annotated[int, typer.Option(help="How many networks to train, 4 or more.")] = 128,
     to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder.")] = Path("zoos/digits-optunet"),
 ) -> None:
     """Build a zoo of OptuNets on the digits, derive, verify, stream and draw it."""
@@ -369,6 +519,15 @@ def _numbers(text: str) -> list[int]:
         return [int(item) for item in text.split(",") if item.strip()]
     except ValueError:
         raise typer.BadParameter(f"{text!r}: expected steps such as 0,100,938.", param_hint="--keep-steps") from None
+
+
+def _seconds(text: str) -> float:
+    """Seconds of ``90s``, ``50m`` or ``8h``."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    try:
+        return float(text[:-1]) * units[text[-1]]
+    except (KeyError, ValueError):
+        raise typer.BadParameter(f"{text!r}: expected a time such as 90s, 50m or 8h.", param_hint="--for") from None
 
 
 def _settings(items: list[str]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """``build``: trains members of a recipe and adds them to a zoo, in units, resumable at any moment."""
 
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,10 +11,19 @@ from rich.console import Console
 
 import ckptzoo
 from builders import metadata, sources
-from builders.checkpointing import BuildFolder, BuildPlan, Unit, catch_stop_signals, locked_build_folder
+from builders.checkpointing import (
+    BuildFolder,
+    BuildPlan,
+    Interrupted,
+    StopRequested,
+    Unit,
+    catch_stop_signals,
+    locked_build_folder,
+)
 from builders.cost import Spending, spendings
 from builders.energy import Counter, Spent, counter_of
 from builders.estimate import Estimate, require_at_least, time_steps
+from builders.metadata import member_id
 from builders.recipe import Recipe, names
 from builders.state import TrainingState
 from builders.train import Trainer, choose_engine, default_unit_size, device_kind, open_trainer
@@ -21,12 +32,15 @@ from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import Contents, read_contents
+from ckptzoo.format.tree import Tree
 from ckptzoo.hub import card
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARD_TOML
 
 SAVE_SECONDS = 20.0
 """How much training is lost at most when the process is killed."""
+_WAIT_SECONDS = 2.0
+"""How often a build that has nothing left to do looks whether others are done."""
 UNIT_SECONDS = 300.0
 """About how long a unit takes of an engine that trains one member at a time; one member may take longer."""
 CARDS = Path(__file__).parents[1] / "cards"
@@ -111,13 +125,13 @@ def build(
     require_at_least(0, first_seed=first_seed)
     source = sources.load(recipe, folder)
     root = Path(to).absolute()
-    create_zoo(root, recipe, _card(root, recipe))
+    create_zoo(root, recipe, card_of(root, recipe))
     with locked_build_folder(root, recipe.prefix) as build_folder, catch_stop_signals() as should_stop:
         contents = read_zoo(root, recipe)
         unfinished = build_folder.settle_plan(None, BuildPlan)
         engine_name = engine or (unfinished.engine if unfinished else default_engine)
-        present_seeds = _seeds(contents, recipe)
-        seeds = _allot(present_seeds, members, first_seed)
+        present_seeds, taken_seeds = seeds_of(contents, recipe)
+        seeds = allot(present_seeds, members, first_seed, taken_seeds)
         if not seeds and unfinished is None:
             return Built(root, None, 0, 0, len(present_seeds), 0, 0.0, ())
         with (
@@ -125,7 +139,7 @@ def build(
             counter_of(device) as device_counter,
         ):
             meter = counter or device_counter
-            size = unit_size or (unfinished.unit_size if unfinished else _unit_size(trainer, engine_name, meter))
+            size = unit_size or (unfinished.unit_size if unfinished else default_size(trainer, engine_name, meter))
             wanted = BuildPlan(
                 recipe.digest,
                 recipe.prefix,
@@ -140,18 +154,40 @@ def build(
             )
             plan = build_folder.settle_plan(wanted, BuildPlan)
             assert plan is not None
-            present = set(contents.raw.rows["unit"].to_pylist())
-            units = [unit for unit in plan.units if unit.name not in present]
-            job = _MemberTraining(build_folder, trainer, engine_name, save_seconds, should_stop, meter, plan)
+            units = lacking_units(root, contents, recipe, plan)
+            job = MemberTraining(build_folder, trainer, engine_name, save_seconds, should_stop, meter, plan)
             steps_taken, seconds = job.train(units, console)
-        part, count = _merge(root, build_folder, units, steps)
+            while waiting := [unit for unit in units if not job.is_finished(unit)]:
+                more_steps, more_seconds = _wait(job, waiting, should_stop, console)
+                steps_taken, seconds = steps_taken + more_steps, seconds + more_seconds
+        part, count = merge_units(root, build_folder, units, steps)
         build_folder.remove()
     write_page(root)
     added = sum(len(unit.seeds) for unit in units)
     return Built(root, part, count, added, len(present_seeds) + added, steps_taken, seconds, _cost(root, units))
 
 
-def _unit_size(trainer: Trainer, engine: str, counter: Counter) -> int:
+def _wait(
+    job: "MemberTraining", units: Sequence[Unit], should_stop: StopRequested, console: Console
+) -> tuple[int, float]:
+    """Wait for units that other processes hold, and train those that they give up; as ``UnitTraining.train``."""
+    holders = [job.claims.holder(unit.name) for unit in units]
+    if any(holder is None or not holder.alive for holder in holders):
+        return job.train(units, console)
+    if should_stop():
+        raise Interrupted("stopped while other processes train. Run the same command to carry on.")
+    time.sleep(_WAIT_SECONDS)
+    return 0, 0.0
+
+
+def lacking_units(root: Path, contents: Contents, recipe: Recipe, plan: BuildPlan) -> list[Unit]:
+    """The units of a plan that the zoo lacks; raises as ``units_to_build``."""
+    ids = {unit.name: _ids(recipe, unit, plan.keep_steps) for unit in plan.units}
+    lacking = units_to_build(root.name, contents.raw, ids)
+    return [unit for unit in plan.units if unit.name in lacking]
+
+
+def default_size(trainer: Trainer, engine: str, counter: Counter) -> int:
     """Members of a unit: those that take about ``UNIT_SECONDS`` where one at a time is trained, found by some steps."""
     if not trainer.one_at_a_time:
         return default_unit_size(trainer.source, str(trainer.data_source.device), engine)
@@ -172,8 +208,8 @@ def create_zoo(root: Path, recipe: Recipe, card: ckptzoo.Card) -> None:
         ckptzoo.create(root, arch=recipe.arch, card=card, symmetry=archs.symmetry(recipe.architecture))
 
 
-def _card(root: Path, recipe: Recipe) -> ckptzoo.Card:
-    """The published card of the recipe, if it is trained in full, without its pictures, which show another zoo."""
+def card_of(root: Path, recipe: Recipe) -> ckptzoo.Card:
+    """The recipe's published card, if it is trained in full, without its pictures, which show another zoo."""
     path = CARDS / recipe.name / CARD_TOML
     if path.is_file() and recipe.name in names() and Recipe.load(recipe.name).digest == recipe.digest:
         return replace(ckptzoo.Card.from_toml(path), name=root.name, pictures=())
@@ -189,19 +225,62 @@ def read_zoo(root: Path, recipe: Recipe) -> Contents:
     return contents
 
 
-def _seeds(contents: Contents, recipe: Recipe) -> set[int]:
-    """Seeds of the recipe's members in the zoo; retracted ones keep theirs."""
-    table = contents.raw.metadata
-    pairs = zip(table["recipe_digest"].to_pylist(), table["seed"].to_pylist(), strict=True)
-    return {seed for digest, seed in pairs if digest == recipe.digest}
+def seeds_of(contents: Contents, recipe: Recipe) -> tuple[set[int], set[int]]:
+    """Seeds of the recipe's members in the zoo, and seeds whose ids other checkpoints have; retracted ones keep theirs.
+
+    Whoever adds rows to a zoo may write any id and any digest into them, so that a member of the recipe is what has the
+    digest, the seed and the id that go together.
+    """
+    rows = contents.raw.rows.select(["id", "member", "recipe_digest", "seed"])
+    # what only starts like an id of the recipe may still be one of a seed and a step
+    pattern = re.compile(rf"{re.escape(recipe.prefix)}-(\d{{6,12}})(-.*)?")
+    present, taken = set[int](), set[int]()
+    for name, member, digest, seed in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        if digest == recipe.digest and seed is not None and member == member_id(recipe, seed):
+            present.add(seed)
+        else:
+            found = (pattern.fullmatch(text) for text in (name, member) if text is not None)
+            taken.update(int(match[1]) for match in found if match)
+    return present, taken - present
 
 
-def _allot(present: set[int], members: int, first_seed: int) -> tuple[int, ...]:
-    """Seeds that the zoo lacks, as many as it lacks members."""
-    missing = max(0, members - len(present))
-    # as many of these as there are present seeds may be taken, so that enough are left
-    candidates = range(first_seed, first_seed + missing + len(present))
-    return tuple(seed for seed in candidates if seed not in present)[:missing]
+def _ids(recipe: Recipe, unit: Unit, steps: Sequence[int]) -> set[str]:
+    return {f"{member_id(recipe, seed)}-{step:06d}" for seed in unit.seeds for step in steps}
+
+
+def allot(present: set[int], members: int, first_seed: int, taken: Set[int] = frozenset()) -> tuple[int, ...]:
+    """Seeds that the zoo lacks, as many as it lacks members, but for those whose ids are taken."""
+    missing, used = max(0, members - len(present)), present | taken
+    # as many of these as there are used seeds may be left out, so that enough are left
+    candidates = range(first_seed, first_seed + missing + len(used))
+    return tuple(seed for seed in candidates if seed not in used)[:missing]
+
+
+def units_to_build(location: str, raw: Tree, ids_by_unit: Mapping[str, set[str]]) -> set[str]:
+    """The names of the units that a zoo lacks.
+
+    Parameters
+    ----------
+    location : the zoo's name.
+    raw : its raw tree.
+    ids_by_unit : of each unit the ids of all its checkpoints.
+
+    Raises
+    ------
+    IntegrityError
+        Checkpoints of others have some of these ids, or one of these units: what is trained could not be added.
+    """
+    rows = raw.rows.select(["id", "unit"])
+    present: dict[str | None, set[str]] = {}
+    for name, unit in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        present.setdefault(unit, set()).add(name)
+    lacking = {unit for unit, ids in ids_by_unit.items() if present.get(unit) != ids}
+    wanted = lacking.union(*(ids_by_unit[unit] for unit in lacking))
+    if taken := sorted(wanted.intersection({*rows["id"].to_pylist(), *present.keys()})):
+        expected, got = "ids and units that no other checkpoint has", f"{len(taken):,} taken, such as {taken[0]!r}"
+        step = "Build into another folder, or from another --first-seed; ids stay taken when checkpoints are retracted."
+        raise IntegrityError(Problem(location, "what this build would add", expected, got, step))
+    return lacking
 
 
 def _cost(root: Path, units: list[Unit]) -> tuple[Spending, ...]:
@@ -212,7 +291,9 @@ def _cost(root: Path, units: list[Unit]) -> tuple[Spending, ...]:
     return spendings(rows.filter(pc.field("unit").isin([unit.name for unit in units])))
 
 
-def _merge(root: Path, build_folder: BuildFolder, units: list[Unit], steps: tuple[int, ...]) -> tuple[str | None, int]:
+def merge_units(
+    root: Path, build_folder: BuildFolder, units: list[Unit], steps: tuple[int, ...]
+) -> tuple[str | None, int]:
     """Write the checkpoints of the units into the zoo as one part; its last step says whether a member diverged."""
     count = 0
     with ckptzoo.append(root) as writer:
@@ -227,7 +308,7 @@ def _merge(root: Path, build_folder: BuildFolder, units: list[Unit], steps: tupl
 
 
 @dataclass(frozen=True, eq=False)
-class _MemberTraining(UnitTraining):
+class MemberTraining(UnitTraining):
     """The training of a plan's members."""
 
     plan: BuildPlan

@@ -14,12 +14,14 @@ A build's folder is locked while it runs; Ctrl-C and SIGTERM become a question t
 Files are written under another name, flushed and renamed, so each is whole or absent.
 """
 
+import errno
 import fcntl
 import json
 import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
@@ -47,6 +49,8 @@ WORK_FOLDER = ".work"
 Plan = TypeVar("Plan", bound="DataclassInstance")
 """A dataclass whose fields are texts, numbers and tuples of such."""
 Row = dict[str, Any]
+_OLD_SECONDS = 3600.0
+"""No file takes longer to be written."""
 StopRequested = Callable[[], bool]
 """Whether the process was asked to stop."""
 
@@ -180,6 +184,12 @@ class BuildFolder:
         """Remove the saved state of a unit that is finished."""
         self._state(unit).unlink(missing_ok=True)
 
+    def forget(self, unit: Unit) -> None:
+        """Remove all files of a unit that is in the zoo."""
+        for pattern in (f"{unit.name}-*.kept.safetensors", f"{unit.name}.*"):
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Remove the folder, when everything in it is in the zoo; and the one above, when no other build is there."""
         shutil.rmtree(self.folder)
@@ -212,7 +222,8 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
             continue
         try:
             # the kernel unlocks with the process, however that ends (flock(2))
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with _tolerating_no_locks():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(descriptor, 32).decode(errors="replace").strip()
             os.close(descriptor)
@@ -225,13 +236,30 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
     try:
         os.truncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
-        for left in folder.glob(f"{TEMPORARY}*"):
-            left.unlink()
+        _sweep(folder)
         yield BuildFolder(folder)
     finally:
         if folder.exists() and not (folder / "plan.json").exists():
             BuildFolder(folder).remove()
         os.close(descriptor)
+
+
+@contextmanager
+def _tolerating_no_locks() -> Iterator[None]:
+    """Go on where the file system has no locks, as Lustre without ``flock``: claims then keep processes apart."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes were writing; others may be at work here, so only what is old."""
+    for left in folder.glob(f"{TEMPORARY}*"):
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > _OLD_SECONDS:
+                left.unlink()
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:

@@ -1,6 +1,5 @@
 """``cost``: what a zoo cost, device-hours and energy, from its metadata alone."""
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from builders.progress import rate
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.text import counted, printable
 
 _COLUMNS = ["member", "mode", "unit", "step", "recipe", "recipe_digest", "device", "wall_seconds", "extra"]
@@ -160,7 +160,7 @@ def spendings(metadata: pa.Table) -> tuple[Spending, ...]:
     groups: dict[_Key, dict[object, dict[str, Any]]] = {}
     counts: dict[_Key, int] = {}
     for row in metadata.select(_COLUMNS).to_pylist():
-        row["extra"] = _parse_extra(row["extra"])
+        row["extra"] = parse_extra(row["extra"]) or {}
         engine, digest = row["extra"].get("engine"), (row["recipe_digest"] or "").removeprefix("sha256:")[:8]
         recipe = "-".join(part for part in (row["recipe"], digest) if part) or None
         key: _Key = (recipe, row["device"], engine if isinstance(engine, str) else None)
@@ -186,12 +186,3 @@ def _is_amount(value: object) -> bool:
     """Whether an untrusted figure can be added up."""
     # JSON's true is an int for Python, and its parser takes NaN and Infinity
     return isinstance(value, int | float) and value is not True and 0 <= value < math.inf
-
-
-def _parse_extra(extra: str | None) -> dict[str, Any]:
-    try:
-        content = json.loads(extra or "{}")
-    # RecursionError: thousands of brackets, in a row that nobody vouches for
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,9 @@ class Estimate:
     measuring : seconds that the checkpoints' losses and accuracies take; None where unknown.
     joules_per_step : of a member-step; None where unknown.
     output_bytes : of the outputs of one checkpoint that are stored too.
+    unit_members : members of a unit; None where that is not known.
+    devices : how many devices such as this one train units side by side.
+    price : of an hour of one of them, in any currency; None where it is not given.
     """
 
     recipe: str
@@ -61,6 +64,9 @@ class Estimate:
     measuring: float | None = None
     joules_per_step: float | None = None
     output_bytes: int = 0
+    unit_members: int | None = None
+    devices: int = 1
+    price: float | None = None
 
     @classmethod
     def of(
@@ -107,6 +113,30 @@ class Estimate:
         return self.device_hours + (self.measuring or 0.0) / 3600
 
     @property
+    def elapsed_hours(self) -> tuple[float, float]:
+        """The least and the most hours that the devices take together, where each takes the next unit when it is free.
+
+        With the work W of all units on one device and the longest unit p, N devices take at least W / N and at most
+        W / N + (1 - 1 / N) p (Graham, "Bounds for certain multiprocessing anomalies", 1966). Start-up is not counted.
+        """
+        least = self.hours / self.devices
+        unit = self.hours * min(1.0, (self.unit_members or self.members) / self.members)
+        return least, least + (1 - 1 / self.devices) * unit
+
+    @property
+    def money(self) -> tuple[float, float] | None:
+        """What it costs to pay the devices while they train, and to pay all of them to the end at the latest."""
+        return (
+            None if self.price is None else (self.price * self.hours, self.price * self.devices * self.elapsed_hours[1])
+        )
+
+    @property
+    def disk_bytes(self) -> int:
+        """While it is built, about: the zoo, the units' files until they are merged, and the saved states."""
+        states = self.devices * (self.unit_members or self.members) * 2 * self.parameter_bytes
+        return 2 * self.nbytes + states
+
+    @property
     def members_per_device_hour(self) -> float:
         """Trained from beginning to end."""
         return self.members / self.device_hours
@@ -128,6 +158,7 @@ class Estimate:
     def to_json(self) -> dict[str, Any]:
         """Everything by name; what is unknown is None."""
         derived = ("hours", "device_hours", "members_per_device_hour", "kilowatt_hours", "nbytes")
+        derived += ("elapsed_hours", "money", "disk_bytes")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
     def line(self) -> str:
@@ -148,8 +179,13 @@ class Estimate:
             ("speed", f"{rate(self.steps_per_second)} member-steps a second"),
             ("time", f"{duration(3600 * self.hours)} ({self.hours:,.3g} hours{measuring})"),
             ("training", f"{self.device_hours:,.3g} device-hours, {self._hourly} a device-hour"),
-            ("size", f"{size(self.nbytes)}, about"),
+            ("size", f"{size(self.nbytes)}, about; {size(self.disk_bytes)} of disk while it is built"),
         ]
+        if self.devices > 1:
+            least, most = (duration(3600 * hours) for hours in self.elapsed_hours)
+            rows.append((f"on {self.devices:,} devices", f"{least} to {most}"))
+        if (money := self.money) is not None:
+            rows.append(("price", f"{money[0]:,.2f} to {money[1]:,.2f}"))
         if self.output_bytes:
             outputs = size(self.checkpoints * self.output_bytes)
             rows.append(("predictions", f"{outputs} of these; their forward passes are not timed"))
@@ -170,6 +206,8 @@ def estimate(
     engine: str | None = None,
     threads: int | None = None,
     examples: int = 0,
+    devices: int = 1,
+    price: float | None = None,
     seconds: float = SECONDS,
 ) -> Estimate:
     """Train one unit for a few seconds, measure some of it, and report what ``builders.build.build`` would take.
@@ -179,6 +217,7 @@ def estimate(
     recipe, folder, keep_steps, epochs, device, unit_size, engine, threads : as for ``builders.build.build``.
     members : how many are to be added.
     examples : inputs on which the outputs of every checkpoint are stored too, in float16; that is not timed.
+    devices, price : how many devices such as this one work side by side, and what an hour of one costs.
     seconds : how long steps are taken; compiling comes before, and measuring after.
 
     Raises
@@ -192,7 +231,7 @@ def estimate(
     more and more of them until that takes a second or they are all measured; of an engine that trains one member at a
     time, one for each worker, on as many examples as take a second.
     """
-    require_at_least(members=members, unit_size=unit_size, threads=threads)
+    require_at_least(members=members, unit_size=unit_size, threads=threads, devices=devices)
     require_at_least(0, examples=examples)
     recipe = Recipe.of(recipe, epochs)
     checkpoints = len(recipe.steps_to_keep(keep_steps))
@@ -205,7 +244,7 @@ def estimate(
     ):
         timed = time_steps(trainer, lambda: trainer.start(seeds), recipe.steps, counter, seconds)
         seconds_per_checkpoint = time_measuring(trainer, timed.state)
-    return Estimate.of(
+    result = Estimate.of(
         trainer,
         engine_name,
         members,
@@ -215,6 +254,7 @@ def estimate(
         joules_per_step=timed.joules_per_step,
         examples=examples,
     )
+    return replace(result, unit_members=len(seeds), devices=devices, price=price)
 
 
 def require_at_least(minimum: int = 1, **values: int | None) -> None:

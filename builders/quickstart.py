@@ -16,7 +16,7 @@ from builders import data
 from builders.build import build, write_page
 from builders.recipe import Recipe
 from ckptzoo.derive import derive
-from ckptzoo.errors import IntegrityError
+from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.studies import mmd
 from ckptzoo.studies.discrepancy import Discrepancy
 from ckptzoo.studies.marginals import marginals
@@ -25,6 +25,8 @@ from ckptzoo.studies.overview import overview
 RECIPE = "digits-optunet"
 GAUGE = "canonical"
 BATCH = 64
+LEAST_MEMBERS = 4
+"""Two halves of the members are compared, and a sample of MMD needs two."""
 _T = TypeVar("_T")
 
 
@@ -67,9 +69,14 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
 
     Raises
     ------
+    ZooError
+        Fewer than ``LEAST_MEMBERS`` members; nothing is trained.
     IntegrityError
         Verification found problems.
     """
+    if members < LEAST_MEMBERS:
+        expected, step = f"{LEAST_MEMBERS} or more, because two halves are compared", "Choose another number."
+        raise ZooError(Problem("quickstart", "members", expected, str(members), step))
     console = console or Console()
     recipe, root = Recipe.load(RECIPE), Path(to)
     steps = _Steps(console)

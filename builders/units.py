@@ -4,10 +4,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rich.console import Console
 
 from builders.checkpointing import BuildFolder, Interrupted, StopRequested, Unit
+from builders.claims import Claim, Claims
 from builders.energy import Counter, Spent, spent
 from builders.estimate import SECONDS, WARM_UP
 from builders.progress import Progress
@@ -76,7 +78,7 @@ class UnitTraining(ABC):
         """How long the whole will take at a number of member-steps a second."""
 
     def train(self, units: Sequence[Unit], console: Console) -> tuple[int, float]:
-        """Train what is not finished; return the member-steps taken and the seconds they took."""
+        """Train what is not finished, and held by no other process; return the member-steps and the seconds taken."""
         finished = [unit for unit in units if self.is_finished(unit)]
         members = sum(len(unit.seeds) for unit in units)
         ready = sum(len(unit.seeds) for unit in finished)
@@ -94,15 +96,37 @@ class UnitTraining(ABC):
                 # an engine is compiled before the clock starts
                 self.trainer.advance(self.start(remaining[0]), min(WARM_UP, self.steps))
             for unit in remaining:
-                self._train(unit, progress)
-                progress.finish(len(unit.seeds))
+                with self.claims.held(unit.name) as claim:
+                    # another process may have finished it meanwhile
+                    if claim is not None and (self.is_finished(unit) or self._attempt(unit, progress, claim)):
+                        progress.finish(len(unit.seeds))
         return progress.taken, time.monotonic() - started
 
-    def _train(self, unit: Unit, progress: Progress) -> None:
-        """Train one unit from where it was saved to its end."""
+    def failed(self, unit: Unit, step: int, error: Exception) -> None:
+        """What is done when a unit failed: the whole fails, unless a derived class goes on with the others."""
+        raise error
+
+    def _attempt(self, unit: Unit, progress: Progress, claim: Claim) -> bool:
+        """Train a unit; False where it was not finished."""
+        try:
+            return self._train(unit, progress, claim)
+        except Interrupted:
+            raise
+        except Exception as error:  # whatever an engine or a device raises
+            self.failed(unit, claim.progress, error)
+            return False
+
+    @cached_property
+    def claims(self) -> Claims:
+        """Of the units, by all processes that share the folder."""
+        return Claims(self.build_folder.folder)
+
+    def _train(self, unit: Unit, progress: Progress, claim: Claim) -> bool:
+        """Train one unit from where it was saved to its end; False where another process has taken it over."""
         state = self.start(unit)
         total = self.build_folder.restore(unit, state)
         progress.resume(state.step * len(state))
+        claim.progress = state.step
         # a guess, until the first span has shown how long a step takes
         span, saved, interval = self.trainer.first_span, time.monotonic(), self.save_seconds
         for stop in self.stops(unit):
@@ -112,6 +136,9 @@ class UnitTraining(ABC):
                 total += used
                 self._report(progress, (end - first) * len(state), used.seconds)
                 span = max(1, round((end - first) * _SPAN_SECONDS / max(used.seconds, 1e-6)))
+                claim.progress = state.step
+                if claim.lost:
+                    return False
                 stop_now, began = self.should_stop(), time.monotonic()
                 if stop_now or began - saved >= interval:
                     self.build_folder.save(unit, state, total)
@@ -125,6 +152,7 @@ class UnitTraining(ABC):
                 self.at_stop(unit, state, total)
         self.finish(unit)
         self.build_folder.forget_state(unit)
+        return True
 
     def _report(self, progress: Progress, member_steps: int, seconds: float) -> None:
         """Count steps; when there are enough of them to know the speed, report how long the whole will take."""

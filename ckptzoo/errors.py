@@ -75,20 +75,25 @@ class IntegrityError(ZooError):
 
 
 class UnknownNameError(ZooError, KeyError):
-    """No such tensor, variant, column or checkpoint; the message lists the near names."""
+    """No such tensor, variant, column or checkpoint; the message lists the near names.
 
-    def __init__(self, location: str, kind: str, name: str, known: Sequence[str]) -> None:
-        self.location, self.kind, self.name, self.known = location, kind, name, tuple(known)
+    Parameters
+    ----------
+    hint : the next step, where the name is known for something else; by default the near names.
+    """
+
+    def __init__(self, location: str, kind: str, name: str, known: Sequence[str], hint: str | None = None) -> None:
+        self.location, self.kind, self.name, self.known, self.hint = location, kind, name, tuple(known), hint
         self.near = tuple(difflib.get_close_matches(name, self.known, n=3, cutoff=0.4))
         listed = ", ".join(self.known[:12]) + (", ..." if len(self.known) > 12 else "")
-        hint = f"Did you mean {' or '.join(self.near)}?" if self.near else "Choose one of these."
-        super().__init__(Problem(location, f"{kind} {name!r}", f"one of {listed or '(none)'}", repr(name), hint))
+        step = hint or (f"Did you mean {' or '.join(self.near)}?" if self.near else "Choose one of these.")
+        super().__init__(Problem(location, f"{kind} {name!r}", f"one of {listed or '(none)'}", repr(name), step))
 
     def __str__(self) -> str:
         return str(self.problem)  # a KeyError would show the text's repr
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.location, self.kind, self.name, self.known)
+        return type(self), (self.location, self.kind, self.name, self.known, self.hint)
 
 
 class RemoteError(ZooError):

@@ -1,9 +1,13 @@
 """Numbers and untrusted text as people read them, and how long work reports its progress."""
 
+import re
 from collections.abc import Callable
+
+from ckptzoo.errors import Problem, ZooError
 
 Progress = Callable[[int, int], None]
 """Called with how much is done and how much there is, in the units that the function names."""
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*")
 
 
 def size(nbytes: int) -> str:
@@ -14,6 +18,41 @@ def size(nbytes: int) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:,.3g} TB"
+
+
+def parse_size(text: str, *, location: str) -> int:
+    """A size as a person writes it, in bytes.
+
+    >>> parse_size("1.5 kB", location="here"), parse_size("2MiB", location="here")
+    (1500, 2097152)
+
+    Raises
+    ------
+    ZooError
+        It is no size.
+    """
+    matched = _SIZE.fullmatch(text)
+    if matched is None:
+        raise ZooError(Problem(location, "size", "one such as 20GB or 512MiB", repr(text), "Correct it."))
+    return int(float(matched[1]) * (1024 if matched[3] else 1000) ** " kMGT".index(matched[2] or " "))
+
+
+def parse_share(text: str) -> tuple[int, int]:
+    """The I and N of ``I/N``, a share of some work among N: every N-th piece from the I-th, counted from 0.
+
+    >>> parse_share("0/4")
+    (0, 4)
+
+    Raises
+    ------
+    ZooError
+        It is none.
+    """
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        step = "The first of four is 0/4, the last 3/4."
+        raise ZooError(Problem("share", "text", "I/N with I from 0 to N - 1", repr(text)[:80], step))
+    return int(number), int(count)
 
 
 def counted(number: int, noun: str) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import ckptzoo
 from builders import metadata, posterior, rng, sources
-from builders.build import SAVE_SECONDS, create_zoo, read_zoo, write_page
+from builders.build import SAVE_SECONDS, create_zoo, read_zoo, units_to_build, write_page
 from builders.checkpointing import BuildFolder, Interrupted, Unit, catch_stop_signals, locked_build_folder
 from builders.data_source import Feed
 from builders.energy import Counter, Spent, counter_of
@@ -227,8 +227,12 @@ def build(
         plan = build_folder.settle_plan(wanted, PosteriorPlan, ("present",)) if lacks or carries_on else None
         if plan is None:
             return BuiltDraws(root, None, 0, 0, 0, None, 0, 0.0)
-        stored = set(contents.raw.rows["unit"].to_pylist())
-        units = [unit for unit in plan.units if unit.name not in stored]
+        ids = {
+            unit.name: {_draw_id(model, seed, number) for seed in unit.seeds for number in unit.draws}
+            for unit in plan.units
+        }
+        lacking = units_to_build(root.name, contents.raw, ids)
+        units = [unit for unit in plan.units if unit.name in lacking]
         with (
             open_trainer(model.chain, source, device=device, engine=plan.engine) as plain,
             counter_of(device) as device_counter,
@@ -369,8 +373,14 @@ def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Foun
 
 def _present(table: Any, model: Method, modes: FoundModes) -> tuple[int, ...]:
     """How many draws of each mode, from 0 on, the zoo holds; retracted ones count."""
-    columns = zip(*(table[name].to_pylist() for name in ("recipe_digest", "mode", "draw")), strict=True)
-    held = {(mode, draw) for digest, mode, draw in columns if digest == model.digest}
+    names = ("id", "recipe_digest", "mode", "draw", "seed")
+    columns = zip(*(table[name].to_pylist() for name in names), strict=True)
+    # whoever adds rows may write any digest into them; an id that goes with the rest is a draw of the method
+    held = {
+        (mode, draw)
+        for name, digest, mode, draw, seed in columns
+        if digest == model.digest and None not in (draw, seed) and name == _draw_id(model, seed, draw)
+    }
     counts: list[int] = []
     for name in modes.names:
         count = 0
@@ -378,6 +388,10 @@ def _present(table: Any, model: Method, modes: FoundModes) -> tuple[int, ...]:
             count += 1
         counts.append(count)
     return tuple(counts)
+
+
+def _draw_id(model: Method, seed: int, number: int) -> str:
+    return f"{model.prefix}-{seed:06d}-d{number:05d}"
 
 
 def _unit_size(model: Method, source: Source, device: str, engine: str) -> int:
@@ -488,7 +502,7 @@ class _DrawTraining(UnitTraining):
             engine=self.engine,
         )
         for row, mode, seed in zip(rows, self._names(unit), unit.seeds, strict=True):
-            name = f"{self.model.prefix}-{seed:06d}-d{number:05d}"
+            name = _draw_id(self.model, seed, number)
             kept = {key: row["extra"][key] for key in _EXTRA if key in row["extra"]}
             extra = {**self.model.facts(), **kept}
             row |= {"id": name, "member": name, "mode": mode, "draw": number, **self._common(), "extra": extra}

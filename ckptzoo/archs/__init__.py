@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeGuard
 
-from ckptzoo.errors import UnknownNameError
+from ckptzoo.errors import UnknownNameError, require
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 
@@ -125,10 +125,14 @@ def get(name: str) -> "Callable[[], nn.Module]":
     ------
     UnknownNameError
         No such architecture.
+    MissingExtraError
+        torch is not installed.
     """
     if (base := base_of(name)) is not None:
+        require("torch", "torch")
         return partial(import_module("ckptzoo.archs.gaussian").Gaussian, get(base))
     family, numbers = _family(name)
+    require("torch", "torch")
     factory = getattr(import_module(f"ckptzoo.archs.{family.module}"), family.factory)
     return partial(factory, *family.arguments, *numbers)
 
@@ -145,10 +149,13 @@ def stacked(name: str, input_shape: tuple[int, ...]) -> "StackedOutputs | None":
     ------
     UnknownNameError
         No such architecture.
+    MissingExtraError
+        torch is not installed.
     """
     family, _ = _family(name)
     if family.stacked is None or architecture(name).input_shape != tuple(input_shape):
         return None
+    require("torch", "torch")
     return getattr(import_module(f"ckptzoo.archs.{family.module}"), family.stacked)
 
 

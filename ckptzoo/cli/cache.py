@@ -69,9 +69,9 @@ def prune(
     as_json: AsJson = False,
 ) -> None:
     """Remove from the cache what can be fetched again."""
-    from ckptzoo.remote import Pruned, cache_root, parse_size, prunable
+    from ckptzoo.remote import Pruned, cache_root, prunable
     from ckptzoo.remote import prune as remove
-    from ckptzoo.text import counted, size
+    from ckptzoo.text import counted, parse_size, size
 
     if to is None and zoo is None:
         raise typer.BadParameter("expected --to SIZE or --zoo ADDRESS, got neither.")

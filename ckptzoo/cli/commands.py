@@ -12,6 +12,9 @@ import typer
 from ckptzoo.cli.exits import PROBLEMS
 from ckptzoo.cli.options import (
     AsJson,
+    Data,
+    Module,
+    Share,
     VariantName,
     Where,
     ZooAddress,
@@ -25,6 +28,9 @@ from ckptzoo.cli.options import (
     opened,
     print_result,
 )
+
+_MAX_PAIRS = 100
+"""Pairs that dedupe prints."""
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,6 +125,8 @@ def derive(
             help="Real inputs for the check of outputs: a .npy file, or a .npz file with one array, (B, *input_shape).",
         ),
     ] = None,
+    module: Module = None,
+    share: Share = "0/1",
     as_json: AsJson = False,
 ) -> None:
     """Bring every checkpoint into a gauge.
@@ -127,12 +135,22 @@ def derive(
     that was killed is continued by the next from the last part it finished.
     """
     from ckptzoo.derive import derive as derive_variant
-    from ckptzoo.text import counted
+    from ckptzoo.text import counted, parse_share
 
     root = folder(zoo)
     given = None if inputs is None else _inputs(inputs)
+    network = _network(root, module)
     with bar(f"deriving {gauge}") as progress:
-        derived = derive_variant(root, gauge=gauge, store=store, certify=certify, inputs=given, progress=progress)
+        derived = derive_variant(
+            root,
+            gauge=gauge,
+            store=store,
+            certify=certify,
+            inputs=given,
+            module=network,
+            share=parse_share(share),
+            progress=progress,
+        )
     if as_json:
         emit(asdict(derived))
         return
@@ -140,15 +158,17 @@ def derive(
     print(f"{zoo}: {new} derived in {gauge}, {derived.already:,} were there already.")
     if store != "weights" and not derived.checkpoints:
         print("nothing was stored again: parts that are there stay as they are stored.")
-    if given is not None and not derived.checkpoints:
-        print("the inputs were not used: outputs are checked when checkpoints are derived.")
+    if derived.checked_later:
+        print(f"equivalence checks were added to {counted(derived.checked_later, 'checkpoint')} derived before.")
+    elif not derived.checkpoints and given is not None and certify == "auto":
+        print("the inputs were not used: name a rule such as --certify all to check what was derived before.")
     if derived.checkpoints:
         certified = sum(item.checkpoints for item in derived.certified)
         spent = f", {derived.certifying:.1f} s of them for the equivalence checks of {certified:,}" if certified else ""
         print(f"took {derived.seconds:.1f} s{spent}")
         if not derived.certified and certify == "auto":
             print(
-                "no equivalence check: ckptzoo.archs has no forward function for it. Pass one to ckptzoo.derive.derive."
+                "no equivalence check: ckptzoo.archs has no forward function for it; --module FILE.py:NAME gives one."
             )
     for number, what in (
         (derived.untouched, "left as they are: not finite, or not representable in the gauge"),
@@ -176,21 +196,36 @@ def dedupe(
         ),
     ] = None,
     where: Where = None,
+    module: Module = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find checkpoints that are one network, permuted or rescaled.
+    """Find checkpoints that are one network, permuted or rescaled, and members that compute nearly the same.
 
-    Two are the same when their weights agree but for permutations and scales that change no output. Nothing is
-    written; the exit code is 0 whether or not there are any.
+    Two are the same when their weights agree but for permutations and scales that change no output. Two are near when
+    their softmax outputs are nearer than a tenth of the first percentile of distances between independent members:
+    copies that were rounded, shifted or covered with noise. Nothing is written; the exit code is 0 whether or not
+    there are any.
     """
     from ckptzoo.derive import dedupe as find
+    from ckptzoo.derive.near_copies import near_copies
+    from ckptzoo.errors import ZooError
+    from ckptzoo.hub.contributions.evaluation import own_network
     from ckptzoo.text import counted, printable
 
     chosen = opened(zoo, where)
+    network = own_network(chosen.arch, module)
     with bar("comparing") as progress:
-        duplicates = find(chosen, tolerance=tolerance, progress=progress)
+        duplicates = find(chosen, tolerance=tolerance, module=network, progress=progress)
+    near, reason = None, None
+    try:
+        with bar("evaluating") as progress:
+            near = near_copies(chosen, module=network, progress=progress)
+    except ZooError as error:
+        reason = str(error)
     if as_json:
-        emit({"zoo": zoo, **duplicates.to_json()})
+        pairs = None if near is None else [{"ids": pair.ids, "distance": pair.distance} for pair in near.pairs]
+        outputs = {"near": pairs, "threshold": None if near is None else near.threshold, "not_compared": reason}
+        emit({"zoo": zoo, **duplicates.to_json(), "outputs": outputs})
         return
     for ids, identical in zip(duplicates.groups, duplicates.identical, strict=True):
         print(printable(f"{'the same' if identical else 'the same to rounding'}: {', '.join(ids)}"))
@@ -201,6 +236,15 @@ def dedupe(
     if duplicates.skipped:
         shown = ", ".join(duplicates.skipped[:8]) + (", ..." if len(duplicates.skipped) > 8 else "")
         print(printable(f"{len(duplicates.skipped):,} not compared, not finite or with ties unresolved: {shown}"))
+    if near is None:
+        print(printable(f"outputs were not compared: {reason}"))
+        return
+    groups = [frozenset(ids) for ids in duplicates.groups]
+    others = [pair for pair in near.pairs if not any(ids.issuperset(pair.ids) for ids in groups)]
+    for pair in others[:_MAX_PAIRS]:
+        print(printable(f"nearly the same outputs: {pair.ids[0]}, {pair.ids[1]} (distance {pair.distance:.2g})"))
+    within = f"nearer than {near.threshold:.2g}, a tenth of what independent ones are apart"
+    print(f"outputs of {counted(near.compared, 'member')} compared: {counted(len(others), 'pair')} {within}.")
 
 
 def _inputs(path: Path) -> "np.ndarray":
@@ -353,6 +397,16 @@ def _torch(checkpoint: "Checkpoint", zoo: str) -> bytes:
     return data.getvalue()
 
 
+def _network(root: Path, module: str | None) -> Any:
+    """The user's own network; None where none is named."""
+    if module is None:
+        return None
+    import ckptzoo
+    from ckptzoo.hub.contributions.evaluation import own_network
+
+    return own_network(ckptzoo.open(root).arch, module)
+
+
 def predict(
     zoo: ZooFolder,
     sets: Annotated[
@@ -363,28 +417,44 @@ def predict(
             show_default=False,
         ),
     ],
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="The folder of test sets.  [default: CKPTZOO_DATA]", show_default=False),
-    ] = None,
+    data: Data = None,
+    where: Where = None,
+    module: Module = None,
+    share: Share = "0/1",
     as_json: AsJson = False,
 ) -> None:
     """Store what every checkpoint answers on sets of images.
 
     The outputs of all checkpoints, in float16, beside the weights; zoo.predictions("mnist/test") reads them. Pixels are
-    scaled as the zoo's own data set is. What is stored already is left alone: a second call adds what is missing.
+    scaled for each checkpoint as its row says. What is stored already is left alone: a second call adds what is
+    missing. --where takes whole parts, such as those of one contributor.
     """
     import ckptzoo
     from ckptzoo import derive
-    from ckptzoo.hub.inputs import inputs_of
+    from ckptzoo.hub.contributions.inputs import inputs_of
+    from ckptzoo.text import parse_share
 
     root = folder(zoo)
     chosen = ckptzoo.open(root)
+    chosen = chosen if where is None else chosen.where(where)
+    network = _network(root, module)
     results = []
     for name in dict.fromkeys(sets):
-        inputs, targets = inputs_of(chosen, name, data=data)
+        seen = inputs_of(chosen, name, data=data)
         with bar(f"predicting {name}") as progress:
-            results.append(derive.predict(root, inputs, set=name, targets=targets, progress=progress))
+            results.append(
+                derive.predict(
+                    root,
+                    seen.inputs,
+                    set=name,
+                    targets=seen.targets,
+                    others=seen.others,
+                    where=where,
+                    module=network,
+                    share=parse_share(share),
+                    progress=progress,
+                )
+            )
         if not as_json:
             results[-1].print(console())
     if as_json:

@@ -12,6 +12,8 @@ import typer
 from ckptzoo.cli.exits import PROBLEMS, InterruptedCommand
 from ckptzoo.cli.options import (
     AsJson,
+    Data,
+    Module,
     Where,
     ZooAddress,
     ZooFolder,
@@ -33,19 +35,6 @@ _LINE_SECONDS = 5.0
 """Between two lines of progress where the standard error is no terminal."""
 
 Stages = Callable[[str, int, int], None]
-
-Module = Annotated[
-    str | None,
-    typer.Option(
-        "--module",
-        metavar="FILE.py:NAME",
-        help="A file of your own, which is executed here; NAME() makes the network.  [default: that of ckptzoo.archs]",
-    ),
-]
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="FOLDER", help="The folder of test sets.  [default: that of CKPTZOO_DATA]"),
-]
 
 
 def card(
@@ -265,6 +254,15 @@ def pull(
         ),
     ] = None,
     where: Where = None,
+    predictions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--predictions",
+            metavar="SETS",
+            help="Keep the outputs on these sets, mnist/test,fashion-mnist/test, or all.  "
+            "[default: all where nothing else is left out]",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a zoo, or a part of one that is itself a zoo.
@@ -277,7 +275,15 @@ def pull(
 
     try:
         with transfer_bar("pulling") as progress:
-            result = fetch(zoo, output, variants=_split(variant), layers=_split(layers), where=where, progress=progress)
+            result = fetch(
+                zoo,
+                output,
+                variants=_split(variant),
+                layers=_split(layers),
+                where=where,
+                predictions=_split(predictions),
+                progress=progress,
+            )
     except KeyboardInterrupt:
         raise InterruptedCommand("what was fetched is kept; carry on with the same command.") from None
     if as_json:
@@ -288,6 +294,9 @@ def pull(
     print(printable(f"{output}: {counted(result.checkpoints, 'checkpoint')} ({', '.join(result.variants)}) of {zoo}."))
     print(f"{new_parts}; {size(result.fetched)} fetched.")
     print(printable(f"revision {result.revision}"))
+    if result.left_out:
+        step = f"--predictions {','.join(result.left_out)} brings them"
+        print(printable(f"outputs on {', '.join(result.left_out)} were left out; {step}, into another folder."))
 
 
 def _split(names: list[str] | None) -> list[str] | None:
@@ -383,8 +392,9 @@ def contribute(
                 progress=progress,
             )
     except NamesError as error:
-        print("# If these are the same tensors, add this to the card, or to a file for --map:", file=sys.stderr)
-        print(error.proposal, file=sys.stderr)
+        if error.proposals:
+            print("# If these are the same tensors, add this to the card, or to a file for --map:", file=sys.stderr)
+            print(error.tables, file=sys.stderr)
         raise
     print_result(result, as_json)
     if result.status == "refused":
@@ -415,6 +425,18 @@ def review(
     repository: Annotated[str, typer.Argument(metavar="ORG/ZOO", help="The zoo.", show_default=False)],
     number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Of the pull request.", show_default=False)],
     merge: Annotated[bool, typer.Option("--merge", help="Merge it if no check failed.")] = False,
+    derive: Annotated[
+        bool,
+        typer.Option("--derive", help="With --merge: also add the variants and predictions that the zoo has."),
+    ] = False,
+    post: Annotated[bool, typer.Option("--post", help="Write the checks as a comment.")] = False,
+    accept_near_copies: Annotated[
+        bool,
+        typer.Option(
+            "--accept-near-copies",
+            help="You have looked at checkpoints that compute nearly the same, and they are different networks.",
+        ),
+    ] = False,
     module: Module = None,
     data: Data = None,
     as_json: AsJson = False,
@@ -427,8 +449,21 @@ def review(
     from ckptzoo.hub.client.quiet import quietly
     from ckptzoo.hub.contributions.review import review as check_pull_request
 
+    if derive and not merge:
+        raise typer.BadParameter("add --merge: nothing is derived before a merge", param_hint="--derive")
+
     with quietly(), stages() as progress:
-        result = check_pull_request(repository, number, merge=merge, module=module, data=data, progress=progress)
+        result = check_pull_request(
+            repository,
+            number,
+            merge=merge,
+            derive=derive,
+            post=post,
+            accept_near_copies=accept_near_copies,
+            module=module,
+            data=data,
+            progress=progress,
+        )
     print_result(result, as_json)
     if not result.passed:
         raise typer.Exit(PROBLEMS)

@@ -85,6 +85,27 @@ Where = Annotated[
         help='Only checkpoints whose metadata satisfy this, such as "test_accuracy > 0.8 and seed < 500".',
     ),
 ]
+Share = Annotated[
+    str,
+    typer.Option(
+        "--share",
+        metavar="I/N",
+        help="Only every N-th part, from the I-th: 0/4 to 3/4 on four machines that share the folder.",
+        show_default=False,
+    ),
+]
+Module = Annotated[
+    str | None,
+    typer.Option(
+        "--module",
+        metavar="FILE.py:NAME",
+        help="A file of your own, which is executed here; NAME() makes the network.  [default: that of ckptzoo.archs]",
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="FOLDER", help="The folder of test sets.  [default: that of CKPTZOO_DATA]"),
+]
 VariantName = Annotated[
     str | None,
     typer.Option("--variant", metavar="NAME", help="The gauge the weights are in.", autocompletion=complete_variants),
@@ -96,8 +117,11 @@ def console() -> "Console":
     """Where tables go; nothing is coloured, wrapped or cut short where the output is not a terminal."""
     from rich.console import Console
 
-    terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=_UNBOUNDED, color_system=None)
+    # rich would take [text] in the words of others for its own markup, and refuse what is none
+    terminal = Console(markup=False, highlight=False)
+    if terminal.is_terminal:
+        return terminal
+    return Console(width=_UNBOUNDED, color_system=None, markup=False, highlight=False)
 
 
 def emit(value: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """``ckptzoo serve``: the hub's protocol from a folder."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,15 @@ def run(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
     private: Annotated[bool, typer.Option("--private", help="Nothing is readable without a token.")] = False,
     url: Annotated[
-        str | None, typer.Option("--url", help="The address that clients know, where a proxy is in front of it.")
+        str | None,
+        typer.Option("--url", help="The address that clients know, where it is not this machine's own."),
+    ] = None,
+    connections: Annotated[
+        int | None,
+        typer.Option("--connections", min=1, help="How many connections one address may hold; more behind a proxy."),
+    ] = None,
+    quota: Annotated[
+        str | None, typer.Option("--quota", metavar="SIZE", help="What each contributor may send in all: 100GB.")
     ] = None,
     faults: Annotated[
         str | None,
@@ -46,15 +55,22 @@ def run(
         raise typer.BadParameter("expected --root FOLDER, got none.")
     _need_server()
     from ckptzoo.server.app import Application
+    from ckptzoo.server.errors import ServerLimits
     from ckptzoo.server.run import serve as run_server
     from ckptzoo.server.service import Service
     from ckptzoo.server.testing import FaultPlan, layered
+    from ckptzoo.text import parse_size
 
     plan = None if faults is None else FaultPlan.parse(faults)
-    service = Service(root, private=private, url=url)
+    limits = ServerLimits()
+    if connections is not None:
+        limits = replace(limits, connections=connections)
+    if quota is not None:
+        limits = replace(limits, contributor_bytes=parse_size(quota, location="--quota"))
+    service = Service(root, private=private, url=url, limits=limits)
     try:
         app = layered(Application(service), plan=plan, readable=ledger).app if plan or ledger else Application(service)
-        run_server(app, host, port, lambda address: print(f"{root}: serving at {address}", flush=True))
+        run_server(app, host, port, lambda address: print(f"{root}: serving at {address}", flush=True), limits=limits)
     finally:
         service.close()
 

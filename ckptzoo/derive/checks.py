@@ -7,6 +7,7 @@ proves nothing about others. On disk its columns are called ``certificate_random
 """
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
@@ -97,7 +98,11 @@ def check_inputs(
         return {}
     if inputs is not None and (not known or (shape is not None and inputs.shape[1:] != shape) or not len(inputs)):
         expected = f"shape (B, {str(shape)[1:]}" if shape else "a forward function in ckptzoo.archs, or a module"
-        step = "Pass them as the network takes them." if known else "Pass derive(..., module=...) from Python."
+        step = (
+            "Pass them as the network takes them."
+            if known
+            else "Name the network: --module FILE.py:NAME, or derive(..., module=...) from Python."
+        )
         raise ZooError(Problem(arch.name, "real inputs", expected, f"shape {inputs.shape}", step))
     by_name: dict[str, NDArray[Any]] = {}
     if known and shape is not None:
@@ -119,6 +124,52 @@ def import_with_torch(name: str) -> Any:
     return import_module(f"ckptzoo.derive.{name}")
 
 
-def describe_inputs(inputs: NDArray[Any]) -> Document:
-    """The number of inputs, and the sha256 of their float64 bytes."""
-    return {"inputs": len(inputs), "sha256": hashlib.sha256(np.ascontiguousarray(inputs).tobytes()).hexdigest()}
+def check_columns(
+    checker: Any,
+    raw: Mapping[str, NDArray[Any]],
+    derived: Mapping[str, NDArray[Any]],
+    inputs: Mapping[str, NDArray[Any]],
+    precisions: Sequence[Precision | None],
+) -> dict[str, list[Any]]:
+    """The columns of the equivalence checks of K checkpoints: null where none is wanted, or raw outputs are not finite.
+
+    Parameters
+    ----------
+    checker : an ``EquivalenceChecker``.
+    raw, derived : tensor name to (K, *shape).
+    inputs : by name.
+    precisions : of each checkpoint's check; None for no check.
+    """
+    wanted = np.array(precisions, object)
+    differences = {f"certificate_{name}": np.full(len(wanted), np.nan) for name in inputs}
+    for precision in PRECISIONS:
+        if not len(rows := np.flatnonzero(wanted == precision)):
+            continue
+        # without a copy where these are all
+        first, second = (
+            weights if len(rows) == len(wanted) else {name: array[rows] for name, array in weights.items()}
+            for weights in (raw, derived)
+        )
+        for name, values in inputs.items():
+            found = checker.output_differences(first, second, values, precision=precision)
+            differences[f"certificate_{name}"][rows] = found
+    columns = {
+        name: [None if np.isnan(value) else value for value in values.tolist()] for name, values in differences.items()
+    }
+    certified = [
+        precision if any(value is not None for value in values) else None
+        for precision, *values in zip(precisions, *columns.values(), strict=True)
+    ]
+    return {**columns, "certified": certified}
+
+
+def check_facts(inputs: Mapping[str, NDArray[Any]], policy: CheckPolicy) -> Document:
+    """What a part says of its equivalence checks: the number of inputs, the sha256 of their float64 bytes, the policy.
+
+    Nothing where there are no inputs.
+    """
+    described = {
+        name: {"inputs": len(values), "sha256": hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()}
+        for name, values in inputs.items()
+    }
+    return {**described, "rule": policy.to_json()} if described else {}

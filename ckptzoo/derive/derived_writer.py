@@ -1,6 +1,7 @@
 """A derived tree while it is written: one part for every raw part, also where several processes write."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format import table
-from ckptzoo.format.checks import geometry_problems
+from ckptzoo.format.checks import geometry_problems, row_limits
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Arrays, Part, PartWriter
 from ckptzoo.format.reader import Contents, list_trees, read_tree
@@ -83,8 +84,9 @@ class DerivedTreeWriter:
         """Learn which raw parts have been derived, and refuse to mix facts."""
         names = list_trees(Folder(self._root)).get(self._tree, ())
         unseen = tuple(name for name in names if name not in self._seen)
-        tree = read_tree(Folder(self._root), self._tree, unseen, None)
         contents = self._contents
+        limits = row_limits(contents.architecture, contents.symmetry)
+        tree = read_tree(Folder(self._root), self._tree, unseen, None, limits=limits)
         if problems := geometry_problems(contents.files, contents.architecture, contents.symmetry, tree):
             raise IntegrityError(problems)
         for part in tree.parts:
@@ -96,12 +98,17 @@ class DerivedTreeWriter:
         self.derived.update(unit for unit in tree.rows["unit"].unique().to_pylist())
         self._seen.update(unseen)
 
-    def todo(self) -> list[tuple[int, Part]]:
-        """The raw parts that have not been derived, each after the number of its first row."""
+    def todo(self, share: tuple[int, int] = (0, 1)) -> list[tuple[int, Part]]:
+        """The raw parts that have not been derived, each after the number of its first row.
+
+        Parameters
+        ----------
+        share : ``(i, n)`` for every n-th of all raw parts, from the i-th.
+        """
         missing: list[tuple[int, Part]] = []
         start = 0
-        for part in self._contents.raw.parts:
-            if part.rows and part.digest not in self.derived:
+        for number, part in enumerate(self._contents.raw.parts):
+            if part.rows and part.digest not in self.derived and number % share[1] == share[0]:
                 missing.append((start, part))
             start += part.rows
         return missing
@@ -115,15 +122,18 @@ class DerivedTreeWriter:
             A raw part's weights are damaged: nothing is derived from those.
         """
         tree = self._contents.raw
-        for start, raw in parts:
-            if raw.digest in self.derived:
-                continue
-            index = tree.index.filter(pa.array(tree.index["part"].to_numpy() == tree.parts.index(raw)))
-            if problems := damaged(self._root, raw, index):
-                raise IntegrityError(problems)
-            for first in range(0, raw.rows, rows):
-                stop = min(first + rows, raw.rows)
-                yield RowRun(raw, slice(start + first, start + stop), first == 0, stop == raw.rows)
+        with ThreadPoolExecutor(1) as pool:
+            for start, raw in parts:
+                if raw.digest in self.derived:
+                    continue
+                index = tree.index.filter(pa.array(tree.index["part"].to_numpy() == tree.parts.index(raw)))
+                # the first runs are worked on while the bytes are read; without its last run no part appears
+                problems = pool.submit(damaged, self._root, raw, index)
+                for first in range(0, raw.rows, rows):
+                    stop = min(first + rows, raw.rows)
+                    if stop == raw.rows and problems.result():
+                        raise IntegrityError(problems.result())
+                    yield RowRun(raw, slice(start + first, start + stop), first == 0, stop == raw.rows)
 
     def store(self, run: RowRun, arrays: Mapping[str, Arrays], rows: list[Row], facts: Document) -> list[Row]:
         """Write a run; with the last run of a part the part appears, unless another process has written it meanwhile.

@@ -65,7 +65,9 @@ class Duplicates:
         }
 
 
-def dedupe(zoo: Zoo, *, tolerance: float | None = None, progress: Progress | None = None) -> Duplicates:
+def dedupe(
+    zoo: Zoo, *, tolerance: float | None = None, module: Any = None, progress: Progress | None = None
+) -> Duplicates:
     """The checkpoints of a zoo that are one network but for permutations and scales.
 
     Every checkpoint is brought into the ``canonical`` gauge and described by eight numbers that depend on no order of
@@ -79,6 +81,7 @@ def dedupe(zoo: Zoo, *, tolerance: float | None = None, progress: Progress | Non
     tolerance : by default what rounding can do: ``max(4 eps, 8 * 2^-40)`` with the machine epsilon of the coarsest
         precision in which the zoo stores a tensor. 2^-40 is the precision to which the gauge takes scales; without
         scales it does not count.
+    module : the network as a torch module, which is traced where the zoo has no symmetry table.
     progress : called after every batch with the checkpoints that have been described.
 
     Raises
@@ -96,7 +99,7 @@ def dedupe(zoo: Zoo, *, tolerance: float | None = None, progress: Progress | Non
     Memory for six batches of 8 MiB, or of one checkpoint; for 128 MiB of candidates; and 8 numbers a checkpoint.
     Tested in tests/derive/test_dedupe.py.
     """
-    symmetry = symmetry_of(zoo.contents)
+    symmetry = symmetry_of(zoo.contents, module)
     rounding = rounding_tolerance((zoo[name].dtype for name in zoo.arch.names), symmetry)
     if tolerance is None:
         tolerance = rounding

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+import ckptzoo
 from ckptzoo import archs
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.concurrency import BackgroundWriter, in_order
@@ -21,6 +22,7 @@ from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part
 from ckptzoo.format.predictions import DTYPE, LOGITS, encode_targets
 from ckptzoo.format.reader import Contents, read_contents
+from ckptzoo.loader.selection import Filters
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.documents import Document
@@ -90,8 +92,11 @@ def predict(
     *,
     set: str,
     targets: NDArray[Any] | None = None,
+    others: Sequence[tuple[Collection[str], NDArray[Any]]] = (),
+    where: Filters = None,
     module: Any = None,
     device: str = "cpu",
+    share: tuple[int, int] = (0, 1),
     progress: Progress | None = None,
 ) -> Predicted:
     """Evaluate every checkpoint of a zoo on some inputs and store the outputs beside the weights, in float16.
@@ -106,8 +111,11 @@ def predict(
     inputs : (N, *input_shape) float32, as the network takes them.
     set : the name of the set, ``<data set>/<split>``, such as ``fashion-mnist/test``; small letters, digits, hyphens.
     targets : (N,) integers from 0, the labels; None where they are not among the network's classes.
+    others : ids of checkpoints that take the same examples in another form, such as scaled otherwise, and those inputs.
+    where : which checkpoints, as ``Zoo.where`` takes it; all those of a part, or none.
     module : the network as a torch module, for one that is not in ``ckptzoo.archs``.
     device : where outputs are computed, as torch names it.
+    share : as ``ckptzoo.derive.derive`` takes it.
     progress : called after every stack of checkpoints.
 
     Raises
@@ -128,9 +136,12 @@ def predict(
     began = time.perf_counter()
     contents = read_contents(Folder(path))
     forward, facts, inputs = _prepared(contents, inputs, set, targets, module, device)
-    job = _PredictionJob(contents, forward, facts, inputs)
+    forms = [(ids, _checked_inputs(contents, other, inputs.shape)) for ids, other in others]
+    job = _PredictionJob(contents, forward, facts, inputs, forms)
     job.tree.catch_up()
-    todo = job.tree.todo()
+    missing = job.tree.todo(share)
+    todo = missing if where is None else _selected(contents, missing, where)
+    left_out = sum(part.rows for _, part in job.tree.todo()) - sum(part.rows for _, part in todo)
     if todo:
         forward_module = import_with_torch("forward")
         with forward_module.one_thread(), forward_module.full_precision():
@@ -139,7 +150,7 @@ def predict(
         set=set,
         parts=tuple(job.tree.parts),
         checkpoints=job.checkpoints,
-        already=len(contents.raw.rows) - job.checkpoints,
+        already=len(contents.raw.rows) - left_out - job.checkpoints,
         examples=facts["examples"],
         classes=facts["classes"],
         not_finite=job.not_finite,
@@ -159,13 +170,9 @@ def _prepared(
         step = "Call it mnist/test, for example."
         raise ZooError(Problem(location, "name of the set", expected, repr(name), step))
     if module is None and not archs.known(arch.forward):
-        step = "Pass ckptzoo.derive.predict(..., module=...) from Python."
+        step = "Name your own: --module FILE.py:NAME, or predict(..., module=...) from Python."
         raise ZooError(Problem(location, "network", "one of ckptzoo.archs", repr(arch.name), step))
-    single = np.ascontiguousarray(inputs, np.float32)
-    if not single.ndim or not len(single) or (arch.input_shape is not None and single.shape[1:] != arch.input_shape):
-        expected = f"(N, {str(arch.input_shape)[1:]}" if arch.input_shape else "(N, ...) with N from 1"
-        step = "Pass them as the network takes them."
-        raise ZooError(Problem(location, "shape of the inputs", expected, str(single.shape), step))
+    single = _checked_inputs(contents, inputs)
     forward = import_with_torch("forward").Forward(arch, module, device=device)
     classes = forward.features(single.shape[1:])
     text = None if targets is None else _encoded_targets(targets, len(single), classes, location)
@@ -179,6 +186,36 @@ def _prepared(
         "targets": text,
     }
     return forward, facts, single
+
+
+def _checked_inputs(
+    contents: Contents, inputs: NDArray[Any], expected_shape: tuple[int, ...] | None = None
+) -> NDArray[np.float32]:
+    """The inputs in float32, as the network takes them."""
+    shape, single = contents.architecture.input_shape, np.ascontiguousarray(inputs, np.float32)
+    fits = single.ndim and len(single) and (shape is None or single.shape[1:] == shape)
+    if not fits or (expected_shape is not None and single.shape != expected_shape):
+        expected = f"(N, {str(shape)[1:]}" if shape else "(N, ...) with N from 1"
+        location, step = f"{contents.identity.name}: predict", "Pass them as the network takes them."
+        what = "shape of the inputs"
+        raise ZooError(Problem(location, what, str(expected_shape or expected), str(single.shape), step))
+    return single
+
+
+def _selected(contents: Contents, parts: list[tuple[int, Part]], where: Filters) -> list[tuple[int, Part]]:
+    """Those parts all of whose checkpoints match; retracted ones do not count."""
+    zoo = ckptzoo.open(contents.root)
+    chosen, standing = set(zoo.where(where).ids), set(zoo.ids)
+    selected: list[tuple[int, Part]] = []
+    for start, part in parts:
+        ids = standing.intersection(contents.ids.slice(start, part.rows).to_pylist())
+        if ids and ids <= chosen:
+            selected.append((start, part))
+        elif ids & chosen:
+            got = f"{len(ids & chosen)} of {len(ids)} in {part.path}"
+            step = "Choose whole parts: outputs are stored for all checkpoints of one."
+            raise ZooError(Problem(f"{contents.identity.name}: predict", "where", "all of a part or none", got, step))
+    return selected
 
 
 def digest_of_inputs(inputs: NDArray[np.float32]) -> str:
@@ -203,14 +240,25 @@ def _encoded_targets(targets: NDArray[Any], examples: int, classes: int, locatio
 class _PredictionJob:
     """Evaluates runs of checkpoints and stores their outputs."""
 
-    def __init__(self, contents: Contents, forward: Any, facts: Document, inputs: NDArray[np.float32]) -> None:
+    def __init__(
+        self,
+        contents: Contents,
+        forward: Any,
+        facts: Document,
+        inputs: NDArray[np.float32],
+        others: Sequence[tuple[Collection[str], NDArray[np.float32]]],
+    ) -> None:
         self._zoo = Zoo(contents, {}, np.arange(len(contents.raw.rows)))
         self._forward, self._arch = forward, contents.architecture
         self._fast = forward.has_stacked(inputs.shape[1:])
         self.stack = FAST_STACK if self._fast else _stack(self._arch)
         input_bytes = FAST_INPUT_BYTES if self._fast else INPUT_BYTES // self.stack
-        self._batches = forward.batches(inputs, max(1, input_bytes // inputs[0].nbytes))
+        size = max(1, input_bytes // inputs[0].nbytes)
+        self._batches = [forward.batches(each, size) for each in (inputs, *(each for _, each in others))]
+        self._digests = [digest_of_inputs(each) for _, each in others]
         self._ids = contents.ids
+        form_of_id = {name: number for number, (ids, _) in enumerate(others, 1) for name in ids}
+        self._forms = np.array([form_of_id.get(name, 0) for name in self._ids.to_pylist()], np.int64)
         shape = (facts["examples"], facts["classes"])
         sets = {PREDICTIONS: [Tensor(LOGITS, shape, DTYPE)]}
         self.tree = DerivedTreeWriter(contents, predictions_name(facts["set"]), facts, sets, what="predictions")
@@ -225,12 +273,26 @@ class _PredictionJob:
         a matrix product may depend on it. A function of ``archs.stacked`` does so itself.
         """
         count = run.rows.stop - run.rows.start
-        places = np.minimum(np.arange(count if self._fast else self.stack), count - 1)
-        weights = {name: self._zoo[name][run.rows][places] for name in self._arch.names}
+        logits = np.empty((count, *self._shape), DTYPE)
+        beyond = np.zeros(count, np.int64)
+        weights = {name: self._zoo[name][run.rows] for name in self._arch.names}
+        forms = self._forms[run.rows]
+        for form in np.unique(forms):
+            rows = np.flatnonzero(forms == form)
+            logits[rows], beyond[rows] = self._outputs(weights, rows, self._batches[form])
+        return run, logits, beyond
+
+    def _outputs(
+        self, weights: Mapping[str, NDArray[Any]], rows: NDArray[np.int64], batches: Any
+    ) -> tuple[NDArray[np.float16], NDArray[np.int64]]:
+        """(K, N, C) outputs of some rows of stacked weights, and for each the number beyond float16."""
+        count = len(rows)
+        places = rows[np.minimum(np.arange(count if self._fast else self.stack), count - 1)]
+        taken = {name: array[places] for name, array in weights.items()}
         logits = np.empty((count, *self._shape), DTYPE)
         beyond = np.zeros(count, np.int64)
         start = 0
-        for outputs in self._forward.outputs(weights, self._batches, stacked=self.stack > 1):
+        for outputs in self._forward.outputs(taken, batches, stacked=self.stack > 1):
             single = outputs.cpu().numpy()[:count, : self._shape[0] - start]  # without what filled up the last batch
             # float16 ends at 65,504; what is beyond becomes infinite
             with np.errstate(over="ignore"):
@@ -239,7 +301,14 @@ class _PredictionJob:
             logits[:, start : start + single.shape[1]] = half
             beyond += np.count_nonzero(np.isinf(half) & np.isfinite(single), axis=(1, 2))
             start += single.shape[1]
-        return run, logits, beyond
+        return logits, beyond
+
+    def _facts_of(self, run: RowRun) -> Document:
+        """How many rows of the part that begins took other inputs than the tree's, by the digest of those."""
+        forms = self._forms[run.rows.start : run.rows.start + run.raw.rows]
+        counts = {digest: int(np.count_nonzero(forms == form)) for form, digest in enumerate(self._digests, 1)}
+        others = {digest: count for digest, count in counts.items() if count}
+        return {"others": others} if others else {}
 
     def store(self, result: tuple[RowRun, NDArray[np.float16], NDArray[np.int64]]) -> None:
         """Write a run, and count what is in a part when it appears."""
@@ -248,7 +317,8 @@ class _PredictionJob:
         ids = self._ids.slice(run.rows.start, len(logits)).to_pylist()
         rows: list[Row] = [{"id": name, "finite": good} for name, good in zip(ids, finite.tolist(), strict=True)]
         self._waiting = int(beyond.sum()) + (0 if run.first else self._waiting)
-        written = self.tree.store(run, {PREDICTIONS: {LOGITS: logits}}, rows, {})
+        facts = self._facts_of(run) if run.first else {}
+        written = self.tree.store(run, {PREDICTIONS: {LOGITS: logits}}, rows, facts)
         self.checkpoints += len(written)
         self.not_finite += sum(not row["finite"] for row in written)
         self.overflowed += self._waiting if written else 0

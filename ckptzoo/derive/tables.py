@@ -1,36 +1,48 @@
-"""The symmetry table of a zoo: its own, that of its forward function, or one that is declared."""
+"""The symmetry table of a zoo: its own, that of its forward function, one that is traced, or one that is declared."""
 
 from pathlib import Path
+from typing import Any
 
 from ckptzoo import archs
-from ckptzoo.errors import Problem, SymmetryError
+from ckptzoo.errors import Problem, SymmetryError, require
 from ckptzoo.format import durable
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import Contents, read_documents
 from ckptzoo.schema.documents import seal
 from ckptzoo.schema.layout import SYMMETRY
 from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry import trace
 
 
-def symmetry_of(contents: Contents) -> Symmetry:
-    """The zoo's symmetry table, or that of its forward function in ``ckptzoo.archs``.
+def symmetry_of(contents: Contents, module: Any = None) -> Symmetry:
+    """The zoo's symmetry table, or that of its forward function in ``ckptzoo.archs``, or that of a module.
+
+    Parameters
+    ----------
+    module : the network as a torch module, which is traced where neither the zoo nor the registry has a table.
 
     Raises
     ------
     SymmetryError
-        Neither the zoo nor the registry has one.
+        There is none, or the module cannot be traced.
     SpecError
-        The registry's table does not fit the zoo's architecture.
+        The table does not fit the zoo's architecture.
     """
     if contents.symmetry is not None:
         return contents.symmetry
     arch = contents.architecture
-    if not archs.known(arch.forward):
+    if archs.known(arch.forward):
+        symmetry = archs.symmetry(arch.forward)
+    elif module is not None and arch.input_shape is not None:
+        torch = require("torch", "torch")
+        symmetry = trace(module.eval(), torch.zeros(2, *arch.input_shape)).symmetry
+    else:
         path = contents.files.name if contents.files.here is None else str(contents.files.here)
-        step = f"ckptzoo.derive.declare({path!r}, ckptzoo.symmetry.trace(module, inputs).symmetry)"
+        declaration = f"ckptzoo.derive.declare({path!r}, ckptzoo.symmetry.trace(module, inputs).symmetry)"
+        named = "" if arch.input_shape is None else "Name the network, --module FILE.py:NAME, so that it is traced; or "
+        step = f"{named}declare it with {declaration}."
         location, what = f"{contents.files.name}/{SYMMETRY}", f"symmetry table of {arch.name}"
-        raise SymmetryError(Problem(location, what, "one", "none", f"Declare it with {step}."))
-    symmetry = archs.symmetry(arch.forward)
+        raise SymmetryError(Problem(location, what, "one", "none", step[0].upper() + step[1:]))
     symmetry.check(arch)
     return symmetry
 

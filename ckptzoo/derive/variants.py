@@ -15,8 +15,9 @@ from ckptzoo.derive.checks import (
     SMALL_BYTES,
     CheckPolicy,
     Precision,
+    check_columns,
+    check_facts,
     check_inputs,
-    describe_inputs,
     import_with_torch,
 )
 from ckptzoo.derive.concurrency import BackgroundWriter, in_order
@@ -25,14 +26,16 @@ from ckptzoo.derive.tables import declare, symmetry_of
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.format.checks import variant_dtype
 from ckptzoo.format.files import Folder
+from ckptzoo.format.maintenance import add_measured
 from ckptzoo.format.part import Arrays, Part
 from ckptzoo.format.reader import Contents, read_contents
+from ckptzoo.format.tree import places_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Tensor
 from ckptzoo.schema.documents import Document
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry import GAUGES, Canonical, Gauge, GroupElement, canonicalize
+from ckptzoo.symmetry import GAUGES, Gauge, GroupElement, canonicalize
 from ckptzoo.symmetry.fingerprint import fingerprint
 from ckptzoo.text import Progress
 
@@ -72,11 +75,12 @@ class Derived:
     store : what the parts that were written now contain.
     parts : names of the parts that were written, one for each raw part that had none.
     checkpoints : the number derived now.
-    already : the number that the variant had before.
+    already : the number that the variant had before, or that is for others to derive.
     untouched : the number of those derived now that stay as they were: not finite, or not representable in the gauge.
     tied, unresolved : the number of those derived now with ties, and with ties that could not be resolved.
     dead, clamped : the number of those derived now with dead channels, and with filters whose scale was limited.
-    certified : their equivalence checks on sampled inputs, by precision.
+    checked_later : the number of those derived before that were checked for equivalence now.
+    certified : the equivalence checks on sampled inputs that were made now, by precision.
     seconds, certifying : what it took, and about how much of that went into the checks.
     """
 
@@ -91,6 +95,7 @@ class Derived:
     unresolved: int
     dead: int
     clamped: int
+    checked_later: int
     certified: tuple[EquivalenceReport, ...]
     seconds: float
     certifying: float
@@ -118,6 +123,10 @@ class Tally:
         for name in ("tied", "unresolved", "dead", "clamped"):
             column = "ties" if name == "tied" else name
             self.counts[name] += sum(bool(row[column]) for row in rows)
+        self.add_checks(rows)
+
+    def add_checks(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Count the equivalence checks of rows."""
         reports = dict(self.certified)
         for precision in PRECISIONS:
             checked = [row for row in rows if row.get("certified") == precision]
@@ -270,7 +279,9 @@ class VariantJob:
             # only a complete gauge gives the same weights for every copy of a network
             columns["fingerprint"] = fingerprint(canonical)
         solved = time.perf_counter()
-        columns |= self._check(batch, canonical)
+        if self._inputs:
+            weights = batch.weights, canonical.weights
+            columns |= check_columns(self._checker, *weights, self._inputs, batch.precisions)
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         for row in rows:
             # such a row has the raw weights and the identity (docs/format.md): what the gauge found does not apply
@@ -283,42 +294,88 @@ class VariantJob:
 
     def store(self, result: BatchResult) -> None:
         """Write a batch; with the last one of a part the part appears."""
-        facts = {"certificate": self._check_facts()}  # "certificate" is the word on disk, docs/format.md
+        # "certificate" is the word on disk, docs/format.md
+        facts = {"certificate": check_facts(self._inputs, self._policy)}
         self.tally.add(self.tree.store(result.batch.run, result.arrays, result.rows, facts))
 
-    def _check_facts(self) -> Document:
-        """The inputs of the equivalence checks and the policy; nothing where there are none."""
-        inputs = {name: describe_inputs(values) for name, values in self._inputs.items()}
-        return {**inputs, "rule": self._policy.to_json()} if inputs else {}
 
-    def _check(self, batch: RowBatch, canonical: Canonical) -> dict[str, Sequence[Any]]:
-        """The columns of the equivalence checks: null where the policy has none, or raw outputs are not finite."""
-        if not self._inputs:
-            return {}
-        precisions = np.array(batch.precisions, object)
-        differences = {f"certificate_{name}": np.full(len(precisions), np.nan) for name in self._inputs}
-        for precision in PRECISIONS:
-            if not len(rows := np.flatnonzero(precisions == precision)):
-                continue
-            raw, derived = (_take(weights, rows) for weights in (batch.weights, canonical.weights))
-            for name, inputs in self._inputs.items():
-                values = self._checker.output_differences(raw, derived, inputs, precision=precision)
-                differences[f"certificate_{name}"][rows] = values
-        columns = {
-            name: [None if np.isnan(value) else value for value in values.tolist()]
-            for name, values in differences.items()
-        }
-        certified = [
-            precision if any(value is not None for value in values) else None
-            for precision, *values in zip(batch.precisions, *columns.values(), strict=True)
+class MissingChecks:
+    """The equivalence checks that checkpoints of a variant lack, because they were derived without.
+
+    Parameters
+    ----------
+    contents : of the zoo, all of it derived.
+    gauge : the variant.
+    inputs, policy, module : as of ``VariantJob``.
+    """
+
+    def __init__(
+        self, contents: Contents, gauge: str, inputs: Mapping[str, NDArray[Any]], policy: CheckPolicy, module: Any
+    ) -> None:
+        self._zoo, self._gauge = Zoo(contents, {}, np.arange(len(contents.raw.rows))), gauge
+        self._inputs, self._policy, self._module = inputs, policy, module
+        self._checker: Any = None
+
+    def make(self, tally: Tally, share: tuple[int, int], progress: Progress | None) -> int:
+        """Make them and store those of each part when it is done; returns the number of checkpoints."""
+        contents = self._zoo.contents
+        parts = list(_starts(contents.derived(self._gauge).parts))[share[0] :: share[1]]
+        todo = [(part, *self._missing(part, start)) for part, start in parts]
+        total, done = sum(len(rows) for _, rows, _ in todo), 0
+        if not total:
+            return 0
+        self._checker = import_with_torch("output_differences").EquivalenceChecker(contents.architecture, self._module)
+        step = max(1, min(BATCH_ROWS, BATCH_BYTES // contents.architecture.nbytes))
+        facts = {"certificate": check_facts(self._inputs, self._policy)}
+        for part, rows, precisions in todo:
+            batches = ((rows[at : at + step], precisions[at : at + step]) for at in range(0, len(rows), step))
+            made: list[Row] = []
+            with closing(in_order(self._check, batches)) as results:
+                for checked in results:
+                    made += [{**row, "unit": part.digest} for row in checked if row["certified"] is not None]
+                    done += len(checked)
+                    if progress is not None:
+                        progress(done, total)
+            add_measured(contents.root, made, facts)
+            tally.add_checks(made)
+        return total
+
+    def _missing(self, part: Part, start: int) -> tuple[NDArray[np.int64], list[Precision | None]]:
+        """The rows of the zoo that are a part's checkpoints without a check that the policy wants, with its precision.
+
+        Checks in another precision are left as they are.
+        """
+        contents = self._zoo.contents
+        tree = contents.derived(self._gauge)
+        figures = [f"certificate_{name}" for name in self._inputs]
+        table = contents.columns(tree, ["id", "certified", *figures]).slice(start, part.rows)
+        rows = places_of(table["id"], contents.ids)
+        finite = contents.raw.rows["finite"].fill_null(False).to_numpy()[rows]
+        wanted = self._policy.precisions(finite)
+        made = table["certified"].to_pylist()
+        complete = zip(*(table[name].is_valid().to_pylist() for name in figures), strict=True)
+        missing = [
+            at
+            for at, (precision, before, has) in enumerate(zip(wanted, made, complete, strict=True))
+            if precision is not None and (before is None or (before == precision and not all(has)))
         ]
-        return {**columns, "certified": certified}
+        return rows[missing], [wanted[at] for at in missing]
+
+    def _check(self, batch: tuple[NDArray[np.int64], list[Precision | None]]) -> list[Row]:
+        rows, precisions = batch
+        zoo = self._zoo.take(rows)
+        names = zoo.arch.names
+        raw, derived = ({name: zoo[name, variant][:] for name in names} for variant in (layout.RAW, self._gauge))
+        columns = {"id": zoo.ids, **check_columns(self._checker, raw, derived, self._inputs, precisions)}
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def _take(weights: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> Mapping[str, NDArray[Any]]:
-    """Rows of stacked weights, without a copy where these are all."""
-    whole = len(rows) == len(next(iter(weights.values())))
-    return weights if whole else {name: array[rows] for name, array in weights.items()}
+def _starts(parts: Sequence[Part]) -> Iterator[tuple[Part, int]]:
+    """Parts of a tree, each with the number of its first row."""
+    start = 0
+    for part in parts:
+        yield part, start
+        start += part.rows
 
 
 def derive(
@@ -329,13 +386,15 @@ def derive(
     certify: str = "auto",
     inputs: NDArray[Any] | None = None,
     module: Any = None,
+    share: tuple[int, int] = (0, 1),
     progress: Progress | None = None,
 ) -> Derived:
     """Bring every checkpoint of a zoo into a gauge and write the variant beside the raw weights.
 
     ``variant = cast(apply(g, raw))``: weights at least float32, g with permutations in int32 and scales in float64.
     Each raw part gives one derived part; what was derived before is left alone, so a second call adds nothing and
-    a killed one is carried on from the last part that it finished.
+    a killed one is carried on from the last part that it finished. Checks that checkpoints derived before lack are
+    added where they are asked for by ``"all"`` or ``"sample"``: as figures measured later, beside the variant.
 
     Parameters
     ----------
@@ -350,7 +409,10 @@ def derive(
         sample. Checkpoints that are not finite are not checked.
     inputs : (B, *input_shape) real inputs for the check, as the network takes them, beside 8 random ones where the
         zoo's architecture has an input shape.
-    module : the network as a torch module, for the check of one that is not in ``ckptzoo.archs``.
+    module : the network as a torch module, for the check of one that is not in ``ckptzoo.archs``; where the zoo has no
+        symmetry table the module is traced for one.
+    share : ``(i, n)`` for every n-th of the raw parts that are not derived, from the i-th, so that n processes or
+        machines that share the folder derive a zoo together; the parts have the same digests.
     progress : called after every batch.
 
     Raises
@@ -378,22 +440,28 @@ def derive(
             raise UnknownNameError("derive", kind, name, known)
     began = time.perf_counter()
     contents = read_contents(Folder(path))
-    symmetry, policy = symmetry_of(contents), CheckPolicy.of(certify, contents.architecture)
+    symmetry, policy = symmetry_of(contents, module), CheckPolicy.of(certify, contents.architecture)
     checked = check_inputs(contents.architecture, policy, inputs, module=module)
     if certify in ("all", "sample") and not checked:
         expected, got = "a forward function and inputs", "a network that is not in ckptzoo.archs"
-        step = "Pass derive(..., module=..., inputs=...) from Python, or check none."
+        step = "Name the network and inputs: --module FILE.py:NAME and --inputs FILE, or check none."
         raise ZooError(Problem(contents.identity.name, "equivalence check", expected, got, step))
-    job = VariantJob(contents, symmetry, GAUGES[gauge], checked, policy, module, weights=store == "weights")
+    # with the table, which the zoo has once the first part appears
+    declared = replace(contents, symmetry=symmetry)
+    job = VariantJob(declared, symmetry, GAUGES[gauge], checked, policy, module, weights=store == "weights")
     job.tree.catch_up()
-    todo = job.tree.todo()
-    share = 0.0
-    if todo:
-        with import_with_torch("forward").one_thread() if checked else nullcontext():
+    todo = job.tree.todo(share)
+    adds_checks = bool(checked) and certify in ("all", "sample")
+    checks_share, checked_later = 0.0, 0
+    with import_with_torch("forward").one_thread() if checked and (todo or adds_checks) else nullcontext():
+        if todo:
             job.prepare()
             if contents.symmetry is None:
                 declare(contents.root, symmetry)
-            share = _derive_parts(job, todo, progress)
+            checks_share = _derive_parts(job, todo, progress)
+        if adds_checks:
+            later = MissingChecks(read_contents(Folder(path)), gauge, checked, policy, module)
+            checked_later = later.make(job.tally, share, progress)
     seconds, tally = time.perf_counter() - began, job.tally
     return Derived(
         gauge=gauge,
@@ -403,9 +471,10 @@ def derive(
         checkpoints=tally.checkpoints,
         already=len(contents.raw.rows) - tally.checkpoints,
         **tally.counts,
+        checked_later=checked_later,
         certified=tuple(tally.certified.values()),
         seconds=seconds,
-        certifying=seconds * share,
+        certifying=seconds * checks_share,
     )
 
 

@@ -4,23 +4,67 @@ No shard is read. ``ckptzoo.format.verify`` reads them.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ckptzoo.errors import Problem
+from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.files import Files
 from ckptzoo.format.header import CODES
 from ckptzoo.format.part import Part
 from ckptzoo.format.predictions import input_problems, prediction_problems
+from ckptzoo.format.table import FREE_ROWS
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.schema.architecture import ITEMSIZE, Architecture, name_problem
 from ckptzoo.schema.documents import REFETCH, Document
-from ckptzoo.schema.layout import ELEMENT, INDEX, PREDICTIONS, RAW, SHARD_NAME, SYMMETRY, predictions_name
+from ckptzoo.schema.layout import ELEMENT, INDEX, PREDICTIONS, RAW, SET_ASIDE, SHARD_NAME, SYMMETRY, predictions_name
 from ckptzoo.schema.symmetry import Symmetry
 
 Kind = tuple[str, tuple[int, ...]]
 """The dtype and the shape of one tensor in one checkpoint."""
+
+
+MAX_PROBLEMS = 100
+"""Problems of one part, and of a zoo, that are looked for; there may be millions."""
+
+
+class RowLimits(NamedTuple):
+    """What a part may hold for each of its checkpoints; from the architecture, before anything is decoded.
+
+    Parameters
+    ----------
+    blocks : index rows at most, in a part of any kind.
+    nbytes : bytes of shards at least, in a raw part that has weights.
+    """
+
+    blocks: int
+    nbytes: int
+
+
+def row_limits(arch: Architecture, symmetry: Symmetry | None) -> RowLimits:
+    """The limits of every part of a zoo.
+
+    Each tensor of a checkpoint is in one block and one shard: those of the architecture, those of the group element,
+    two a group, and the outputs, in shards of at most two stems.
+    """
+    groups = 0 if symmetry is None else len(symmetry.groups)
+    # without its table a zoo may hold the elements of groups of which nothing is known, at most two a tensor's axis
+    axes = sum(len(tensor.shape) for tensor in arch.tensors) if symmetry is None else 0
+    return RowLimits(len(arch.tensors) + 2 * (groups + axes) + 3, arch.nbytes)
+
+
+def require_bytes(files: Files, part: Part, index: pa.Table, bytes_a_row: int) -> None:
+    """Raise IntegrityError where the shards of a large raw part are too small for its checkpoints.
+
+    Asked before the part's rows are decoded: Parquet packs rows that nobody has weights for into next to nothing.
+    """
+    if part.rows <= FREE_ROWS or part.facts.get("kind") != RAW or part.facts.get("bare") is True:
+        return
+    held = sum(files.size(f"{part.path}/{file}") or 0 for file in index["file"].unique().to_pylist())
+    if part.rows * bytes_a_row > held:
+        location, expected = f"{files.name}/{part.path}/{INDEX}", f"{held // bytes_a_row} in shards of {held} bytes"
+        raise IntegrityError(Problem(location, "checkpoints", expected, str(part.rows), REFETCH))
 
 
 def variant_dtype(dtype: str) -> str:
@@ -81,7 +125,7 @@ def origin_problems(files: Files, raw: Tree, tree: Tree) -> Iterator[Problem]:
         promised = str(part.facts.get("raw"))
         others = {raw.parts[number].digest for number in numbers[numbers >= 0].tolist()} - {promised}
         if others:
-            step = "Remove the part and derive it again."
+            step = f"{SET_ASIDE} Then derive it again."
             yield Problem(f"{files.name}/{part.path}", "raw part of its rows", promised, min(others), step)
 
 
@@ -123,6 +167,8 @@ def _of_part(
         *(columns[name] for name in ("file", "tensor", "row_start", "row_stop", "offset", "nbytes", "dtype", "shape")),
         strict=True,
     ):
+        if len(problems) >= MAX_PROBLEMS:
+            break
         if not (name := SHARD_NAME.fullmatch(file)):
             wrong(INDEX, "name of a shard", "<stem>-<number>.safetensors", repr(file))
             continue
@@ -173,6 +219,7 @@ def _of_part(
     folders = {
         "raw": "parts",
         "retracted": "derived/retracted",
+        "measured": "derived/measured",
         "variant": f"derived/{part.facts.get('gauge')}",
         "predictions": f"derived/{predictions_name(str(part.facts.get('set')))}",
     }

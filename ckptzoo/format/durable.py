@@ -1,9 +1,11 @@
 """Files and folders that appear whole or not at all, and the lock that a zoo's writers share."""
 
+import errno
 import fcntl
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,36 @@ from ckptzoo.errors import Problem, ZooError
 
 TEMPORARY = ".ckptzoo-tmp-"
 """How the names of unfinished files and folders begin; a name that begins with a dot is no part of a zoo."""
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""A full disk, and a used-up quota."""
+_MAKE_ROOM = "Make room there, or choose a folder on another disk, and repeat."
+
+
+def regular(path: str, flags: int) -> int:
+    """An opener for ``open`` that refuses what is no regular file, such as a pipe, which would make a reader wait."""
+    # O_NONBLOCK changes nothing for regular files; opening a pipe for reading would wait for a writer without it
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return descriptor
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give errors of writing to ``path`` its name, which write and fsync leave out, and say what to do of a full disk.
+
+    Files under temporary names are removed after an error, so that the name is that of what was to be there.
+    """
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in DISK_FULL
+        if error.errno is None or (error.filename is not None and not full):
+            raise
+        text = os.strerror(error.errno)
+        raise OSError(error.errno, f"{text}. {_MAKE_ROOM}" if full else text, str(path)) from error
 
 
 def sync(path: Path) -> None:
@@ -31,20 +63,23 @@ def write_file(path: Path, data: bytes) -> None:
     ------
     ZooError
         There is no such folder.
+    OSError
+        The disk is full, or cannot be written; ``filename`` is the path.
     """
     if not path.parent.is_dir():
         raise ZooError(Problem(str(path.parent), "folder", f"one to write {path.name} to", "none", "Make it first."))
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        # rename(2) replaces a file in one step, within one file system
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync(path.parent)
+    with naming(path):
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            # rename(2) replaces a file in one step, within one file system
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(path.parent)
 
 
 @contextmanager

@@ -133,7 +133,7 @@ def read_header(text: bytes, *, file_size: int, location: str) -> tuple[Entry, .
             wrong("tensor name", "letters, digits, _ : + - in dotted words", got)
         elif not isinstance(item, dict) or set(cast(dict[str, Any], item)) != {"dtype", "shape", "data_offsets"}:
             wrong(f"tensor {name!r}", "the fields dtype, shape, data_offsets", item)
-        elif item["dtype"] not in _NAMES:
+        elif not isinstance(item["dtype"], str) or item["dtype"] not in _NAMES:
             wrong(f"dtype of {name!r}", "one of " + ", ".join(_NAMES), item["dtype"])
         elif not _natural(item["shape"]) or len(item["shape"]) > 32:
             wrong(f"shape of {name!r}", "at most 32 integers from 0", item["shape"])

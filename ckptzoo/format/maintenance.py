@@ -1,31 +1,32 @@
-"""Work on a zoo that adds no checkpoints: compacting and listing it, and retracting checkpoints.
+"""Work on a zoo that adds no checkpoints: compacting and listing it, retracting checkpoints, adding figures.
 
 ``listing.json`` says which files a zoo has, for web servers that cannot list. It is a sealed document, as
 docs/format.md describes those, with::
 
     {"digest": "sha256:...", "files": {"<name>": [<size>, "<hex sha256>" or null], ...}, "version": 1}
 
-It names every file of the zoo but itself and names that begin with a dot; the sha256 is null where it is not known, and
-for what may change: README.md, card.toml and the pictures. Parts are only ever added, so an old listing stays right.
+It names every file of the zoo but itself, and no other file of the folder; the sha256 is null where it is not known,
+and for what may change: README.md, card.toml and the pictures. Parts are only ever added, so an old listing stays
+right.
 """
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ckptzoo.errors import UnknownNameError
 from ckptzoo.format import durable, snapshot, table
-from ckptzoo.format.files import Folder
-from ckptzoo.format.part import PartWriter
-from ckptzoo.format.reader import list_trees, read_contents, read_documents, read_tree
+from ckptzoo.format.files import Folder, leads_outside
+from ckptzoo.format.part import Part, PartWriter
+from ckptzoo.format.reader import read_contents, read_trees
 from ckptzoo.format.tree import Tree
-from ckptzoo.schema.card import may_change
-from ckptzoo.schema.documents import seal
-from ckptzoo.schema.layout import DERIVED, RETRACTED, SNAPSHOTS
-from ckptzoo.schema.metadata import RETRACTED_COLUMNS
+from ckptzoo.schema import layout
+from ckptzoo.schema.card import CARDS, may_change
+from ckptzoo.schema.documents import Document, seal
+from ckptzoo.schema.metadata import KINDS
 
 LISTING = "listing.json"
 VERSION = 1
@@ -48,18 +49,46 @@ def describe(root: Path, known: Mapping[str, str], *, without: Collection[str] =
 
     Notes
     -----
-    Reads every file that is not known.
+    Names the files of the zoo and no others, and reads every one whose digest is not known.
     """
-    files = {path.relative_to(root).as_posix(): path for path in _files(root)}
-    named = sorted((name, path) for name, path in files.items() if name not in without)
+    left_out = {LISTING, *without}
+    named: list[tuple[str, Path]] = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(folder, file) for file in files):
+            name = path.relative_to(root).as_posix()
+            is_own = path.is_file() and leads_outside(path, root) is None
+            if belongs_to_zoo(name) and name not in left_out and is_own:
+                named.append((name, path))
+    named.sort()
     return encode({name: (path.stat().st_size, _digest(name, path, known)) for name, path in named})
 
 
-def _files(root: Path) -> Iterator[Path]:
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = (Path(folder, name) for name in files if not name.startswith("."))
-        yield from (path for path in paths if path != root / LISTING)
+def belongs_to_zoo(name: str) -> bool:
+    """Whether a file with this path in a zoo's folder is part of the zoo, by its name.
+
+    >>> belongs_to_zoo("parts/000001-9f2c41aa/raw-00.safetensors"), belongs_to_zoo("notes.txt")
+    (True, False)
+    """
+    *folders, last = name.split("/")
+    match folders:
+        case []:
+            return last in (*layout.DOCUMENTS, *CARDS, LISTING)
+        case [layout.SNAPSHOTS]:
+            return layout.SNAPSHOT_NAME.fullmatch(last) is not None
+        case [layout.PICTURES, *_]:
+            return not last.startswith(".")
+        case [layout.PARTS, part]:
+            return layout.PART_NAME.fullmatch(part) is not None and _in_part(last)
+        case [layout.DERIVED, tree, part]:
+            names_fit = layout.DERIVED_NAME.fullmatch(tree) and layout.PART_NAME.fullmatch(part)
+            return names_fit is not None and _in_part(last)
+        case _:
+            return False
+
+
+def _in_part(file: str) -> bool:
+    return file in (layout.METADATA, layout.INDEX) or layout.SHARD_NAME.fullmatch(file) is not None
 
 
 def _digest(name: str, path: Path, known: Mapping[str, str]) -> str | None:
@@ -94,8 +123,7 @@ def compact(path: str | Path) -> Path | None:
     """
     root = Path(path).absolute()
     files = Folder(root)
-    read_documents(files)
-    trees = {tree: read_tree(files, tree, names, None) for tree, names in list_trees(files).items() if names}
+    trees = read_trees(files)
     if not trees:
         return None
     name, data = snapshot.encode(trees)
@@ -104,7 +132,7 @@ def compact(path: str | Path) -> Path | None:
     durable.write_file(target, data)
     # the first 6 digits of a snapshot's name are the number of parts it covers
     older = [name for name in snapshot.listed(files) if name != target.name and name[:6] <= target.name[:6]]
-    replaced = {f"{SNAPSHOTS}/{name}" for name in older}
+    replaced = {f"{layout.SNAPSHOTS}/{name}" for name in older}
     listing = describe(root, _shards(trees.values()), without=replaced)
     durable.write_file(root / LISTING, listing)  # before they are removed, so that it never names a missing one
     for name in replaced:
@@ -152,19 +180,41 @@ def retract(path: str | Path, ids: Sequence[str], *, reason: str, contributor: s
     if not new:
         return 0
     now = datetime.now(UTC)
-    rows: list[dict[str, Any]] = [
-        {"id": name, "reason": reason, "contributor": contributor, "created": now} for name in new
-    ]
-    part = PartWriter(
-        root / DERIVED / RETRACTED,
-        sets={},
-        schema=table.schema_of(RETRACTED_COLUMNS),
-        facts={"kind": "retracted"},
-    )
+    rows = [{"id": name, "reason": reason, "contributor": contributor, "created": now} for name in new]
+    _add_rows(root, layout.RETRACTED, rows, {})
+    return len(rows)
+
+
+def add_measured(path: str | Path, rows: Sequence[Mapping[str, Any]], facts: Document) -> Part | None:
+    """Add figures that were measured when their checkpoints were in the zoo already.
+
+    The loader shows them where the rows of their checkpoints have none.
+
+    Parameters
+    ----------
+    path : the zoo's folder.
+    rows : with ``id``, ``unit`` (digest of the part, raw or of a variant, whose row lacks them), ``by`` and figures of
+        ``ckptzoo.schema.metadata.FIGURES``; the time is now.
+    facts : of the part, besides its kind.
+
+    Returns
+    -------
+    The part; None where there are no rows.
+    """
+    if not rows:
+        return None
+    now = datetime.now(UTC)
+    dated = [{**row, "created": now} for row in rows]
+    return _add_rows(Path(path).absolute(), layout.MEASURED, dated, facts)
+
+
+def _add_rows(root: Path, kind: str, rows: Sequence[dict[str, Any]], facts: Document) -> Part:
+    """Add a part without shards, in the tree of its kind's name."""
+    schema = table.schema_of(KINDS[kind])
+    part = PartWriter(root / layout.DERIVED / kind, sets={}, schema=schema, facts={"kind": kind, **facts})
     try:
         part.add({}, rows)
-        part.commit(root, refuse=lambda _: None)
+        return part.commit(root, refuse=lambda _: None)
     except BaseException:  # KeyboardInterrupt too: nothing of the part stays
         part.discard()
         raise
-    return len(rows)

@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
-from ckptzoo.format.durable import Staging, locked
+from ckptzoo.format.durable import Staging, locked, naming
 from ckptzoo.format.files import Files
 from ckptzoo.format.shard import Block, ShardWriter
 from ckptzoo.schema.architecture import Tensor
 from ckptzoo.schema.documents import REFETCH, Document, digest_of
-from ckptzoo.schema.layout import INDEX, METADATA, PART_NAME, part_name, shard_name
+from ckptzoo.schema.layout import INDEX, METADATA, next_sequence, part_name, shard_name
 from ckptzoo.schema.metadata import KINDS, LEAST
 
 # The hub recommends files of at most 20 GB, and fewer than 100,000 of them in a repository.
@@ -70,6 +70,13 @@ class PartWriter:
     facts : recorded in the index's footer and covered by the digest.
     shard_bytes : target size of a shard.
     rows : the largest number of rows that will come, where it is known; then no tensor has to be moved at the end.
+
+    Raises
+    ------
+    ZooError
+        The tree has a part with the last sequence number; nothing is written.
+    OSError
+        From any method: the disk is full, or cannot be written; ``filename`` is the tree.
     """
 
     def __init__(
@@ -85,7 +92,9 @@ class PartWriter:
         self._tree, self._sets, self._schema, self._facts = tree, sets, schema, facts
         self._capacity = {stem: rows_a_shard(tensors, shard_bytes) for stem, tensors in sets.items()}
         self._max_rows = rows
-        self._staging = Staging(tree)
+        self._next_sequence()
+        with naming(tree):
+            self._staging = Staging(tree)
         self._open: dict[str, ShardWriter] = {}
         self._shards = dict.fromkeys(sets, 0)
         self._blocks: list[Block] = []
@@ -93,15 +102,16 @@ class PartWriter:
 
     def add(self, arrays: Mapping[str, Arrays], rows: Sequence[dict[str, Any]]) -> None:
         """Append rows; ``arrays[stem][name]`` has shape ``(len(rows), *shape)`` and its tensor's dtype."""
-        for stem, stacked in arrays.items():
-            done = 0
-            while done < len(rows):
-                shard = self._open.get(stem) or self._next(stem)
-                count = min(shard.room, len(rows) - done)
-                shard.write({name: array[done : done + count] for name, array in stacked.items()}, count)
-                done += count
-                if not shard.room:
-                    self._close(stem)
+        with naming(self._tree):
+            for stem, stacked in arrays.items():
+                done = 0
+                while done < len(rows):
+                    shard = self._open.get(stem) or self._next(stem)
+                    count = min(shard.room, len(rows) - done)
+                    shard.write({name: array[done : done + count] for name, array in stacked.items()}, count)
+                    done += count
+                    if not shard.room:
+                        self._close(stem)
         self.rows.extend(rows)
 
     def commit(self, root: Path, *, refuse: Callable[[list[dict[str, Any]]], None]) -> Part:
@@ -109,22 +119,23 @@ class PartWriter:
 
         ``refuse`` is called under the zoo's lock with the rows and raises if they must not go in.
         """
-        for stem in list(self._open):
-            self._close(stem)
+        with naming(self._tree):
+            for stem in list(self._open):
+                self._close(stem)
         blocks = sorted(self._blocks, key=lambda block: block.file)
         index = table.table_of([asdict(block) for block in blocks], table.INDEX_SCHEMA, location=str(self._tree))
         metadata = table.table_of(self.rows, self._schema, location=str(self._tree))
         digest = part_digest(metadata, index, self._facts)
         rows_file = table.encode([metadata], {"version": 1}, sealed=True)
         footer = {"version": 1, "digest": digest, "rows": len(metadata), "facts": self._facts}
-        (self._staging.path / METADATA).write_bytes(rows_file)
-        (self._staging.path / INDEX).write_bytes(table.encode([index], footer, sealed=True))
+        with naming(self._tree):
+            (self._staging.path / METADATA).write_bytes(rows_file)
+            (self._staging.path / INDEX).write_bytes(table.encode([index], footer, sealed=True))
         with locked(root):  # so that two writers never take one sequence number
             refuse(self.rows)
-            names = (PART_NAME.fullmatch(path.name) for path in self._tree.iterdir())
-            sequence = max((int(name[1]) for name in names if name is not None), default=0) + 1
-            name = part_name(sequence, digest)
-            self._staging.publish(self._tree / name)
+            name = part_name(self._next_sequence(), digest)
+            with naming(self._tree):
+                self._staging.publish(self._tree / name)
         tree = self._tree.relative_to(root).as_posix()
         return Part(tree, name, len(self.rows), digest, self._facts)
 
@@ -133,6 +144,10 @@ class PartWriter:
         for shard in self._open.values():
             shard.close()
         self._staging.discard()
+
+    def _next_sequence(self) -> int:
+        names = [path.name for path in self._tree.iterdir()] if self._tree.is_dir() else []
+        return next_sequence(names, location=f"{self._tree.parent.name}/{self._tree.name}")
 
     def _next(self, stem: str) -> ShardWriter:
         path, capacity = self._staging.path / shard_name(stem, self._shards[stem]), self._capacity[stem]
@@ -169,12 +184,29 @@ def read_part(files: Files, tree: str, name: str) -> tuple[Part, pa.Table]:
     return decode_index(files.read(path), tree, name, location=f"{files.name}/{path}")
 
 
-def decode_index(data: bytes, tree: str, name: str, *, location: str) -> tuple[Part, pa.Table]:
-    """A part's facts and its index from the bytes of ``index.parquet``."""
+def decode_index(
+    data: bytes, tree: str, name: str, *, location: str, blocks_a_row: int | None = None
+) -> tuple[Part, pa.Table]:
+    """A part's facts and its index from the bytes of ``index.parquet``.
+
+    Parameters
+    ----------
+    blocks_a_row : index rows for one checkpoint at most, where the architecture is known; see ``checks.RowLimits``.
+
+    Raises
+    ------
+    IntegrityError
+        It is damaged, or has more rows than a sound index of its size or of its part; these are not decoded.
+    """
     table.check_seal(data, location=location)
     file, footer = table.open_table(data, location=location)
-    index = table.read_table(file, table.INDEX_SCHEMA, location=location)
-    return part_of(tree, name, footer, location=location), index
+    part = part_of(tree, name, footer, location=location)
+    # Parquet packs equal rows by their number; rows of different blocks have different digests, of 32 bytes each
+    limit = table.FREE_ROWS + len(data)
+    if blocks_a_row is not None:
+        limit = min(limit, part.rows * blocks_a_row)
+    table.check_count(file, limit, location=location)
+    return part, table.read_table(data, file, table.INDEX_SCHEMA, location=location)
 
 
 def part_of(tree: str, name: str, footer: Document, *, location: str) -> Part:
@@ -227,7 +259,9 @@ def decode_rows(data: bytes, part: Part, *, location: str) -> pa.Table:
     kind = kind_of(part, location=location.removesuffix(f"/{METADATA}"))
     table.check_seal(data, location=location)
     file, _ = table.open_table(data, location=location)
-    rows = table.read_table(file, table.schema_of(KINDS[kind]), location=location, least=LEAST[kind])
+    # ids differ, so that no compression stores one in less than a bit
+    table.check_count(file, min(part.rows, table.FREE_ROWS + 8 * len(data)), location=location)
+    rows = table.read_table(data, file, table.schema_of(KINDS[kind]), location=location, least=LEAST[kind])
     if len(rows) != part.rows:
         raise IntegrityError(Problem(location, "rows", str(part.rows), str(len(rows)), REFETCH))
     return rows

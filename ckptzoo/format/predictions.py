@@ -12,7 +12,7 @@ from ckptzoo.format.files import Files
 from ckptzoo.format.part import Part
 from ckptzoo.format.tree import Tree
 from ckptzoo.schema.documents import REFETCH, Document
-from ckptzoo.schema.layout import INDEX, PREDICTIONS, SET_NAME
+from ckptzoo.schema.layout import INDEX, PREDICTIONS, SET_ASIDE, SET_NAME
 
 LOGITS = "logits"
 """The tensor of a part: (K, examples, classes)."""
@@ -111,5 +111,5 @@ def input_problems(files: Files, tree: Tree) -> Iterator[Problem]:
     for part in tree.parts[1:]:
         for fact in SHARED:
             if (got := part.facts.get(fact)) != first.get(fact):
-                location, step = f"{files.name}/{part.path}/{INDEX}", "Remove the part and predict it again."
+                location, step = f"{files.name}/{part.path}/{INDEX}", f"{SET_ASIDE} Then predict it again."
                 yield Problem(location, fact, repr(first.get(fact))[:80], repr(got)[:80], step)

@@ -1,25 +1,37 @@
 """What a zoo's folder holds, read and checked cheaply: every byte that opening reads, and every file's size."""
 
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
-from ckptzoo.format import snapshot
-from ckptzoo.format.checks import geometry_problems
+from ckptzoo.format import snapshot, table
+from ckptzoo.format.checks import RowLimits, geometry_problems, require_bytes, row_limits
 from ckptzoo.format.files import Files
 from ckptzoo.format.part import Part, decode_index, decode_rows, filled_rows
 from ckptzoo.format.snapshot import Snapshot
-from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Tree, empty_tree
+from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Tree, empty_tree, places_of
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.documents import REFETCH, Document, Identity, unseal
+from ckptzoo.schema.documents import REFETCH, Document, Identity, canonical, unseal
+from ckptzoo.schema.metadata import FIGURES
 from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.text import counted
 
 MAX_DOCUMENT = 64 * 2**20
 """Bytes of a sealed document that are read at most."""
+_MAX_REVISIONS = 2**20
+"""Revisions with which one that is asked for is compared, the newest ones (about 2 s)."""
+_MAX_TREE = table.MAX_TABLE
+"""Bytes in memory of the indices of a tree's parts, and of their rows."""
+_TOGETHER = 64 * 2**20
+"""Bytes of tables that are read before the first of them is checked, unless one alone has more."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +70,9 @@ class Contents:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Names of derived trees that are not predictions."""
-        return tuple(name for name in self.derived_parts if layout.set_name(name) is None)
+        """Names of derived trees that are not predictions, nor figures that were measured later."""
+        names = (name for name in self.derived_parts if layout.set_name(name) is None)
+        return tuple(name for name in names if name != layout.MEASURED)
 
     @cached_property
     def ids(self) -> pa.ChunkedArray:
@@ -73,9 +86,41 @@ class Contents:
             raise UnknownNameError(self.files.name, "variant", name, [layout.RAW, *self.variants])
         if name not in self._trees:
             tree = f"{layout.DERIVED}/{name}"
-            self._trees[name] = read_tree(self.files, tree, self.derived_parts[name], self.snapshot)
+            limits = row_limits(self.architecture, self.symmetry)
+            self._trees[name] = read_tree(self.files, tree, self.derived_parts[name], self.snapshot, limits=limits)
             _require_none(geometry_problems(self.files, self.architecture, self.symmetry, self._trees[name]))
         return self._trees[name]
+
+    @property
+    def measured(self) -> Tree:
+        """The figures that were measured when their checkpoints were in the zoo already."""
+        if layout.MEASURED not in self.derived_parts:
+            return empty_tree(layout.MEASURED)
+        return self.derived(layout.MEASURED)
+
+    def columns(self, tree: Tree, names: Sequence[str]) -> pa.Table:
+        """Some columns of a tree's rows; figures that rows lack are those that were measured later, the last of each.
+
+        Parameters
+        ----------
+        tree : of raw parts, or of a variant.
+        """
+        rows = tree.rows.select(names)
+        figures = [name for name in names if name in FIGURES]
+        if not figures or layout.MEASURED not in self.derived_parts:
+            return rows
+        later = self.measured.rows.select(["id", "unit", *figures])
+        digests = pa.array([part.digest for part in tree.parts], pa.string())
+        later = later.filter(pc.call_function("is_in", [later["unit"]], pc.SetLookupOptions(digests)))
+        places = places_of(later["id"], tree.rows["id"])
+        for name in figures:
+            values = rows[name].to_pylist()
+            missing = {at for at, value in enumerate(values) if value is None}
+            for at, value in zip(places.tolist(), later[name].to_pylist(), strict=True):
+                if value is not None and at in missing:
+                    values[at] = value
+            rows = rows.set_column(names.index(name), rows.schema.field(name), pa.array(values, rows[name].type))
+        return rows
 
     def kind(self, name: str) -> str | None:
         """What the parts under ``derived/<name>`` are; from a snapshot's footer where one covers them."""
@@ -83,27 +128,80 @@ class Contents:
         return self.derived(name).kind if kind is None else kind
 
 
-def read_contents(files: Files) -> Contents:
-    """Read a zoo.
+def read_contents(files: Files, revision: str | None = None) -> Contents:
+    """Read a zoo, or the first parts and tombstones of it that a revision names.
 
     Raises
     ------
     IntegrityError
         With what is wrong, as far as it can be seen without reading the shards, and of a remote zoo without reading
         all rows.
+    ZooError
+        No first parts and tombstones have this revision; the message names the nearest that some have.
     """
     identity, architecture, symmetry = read_documents(files)
-    trees = list_trees(files)
+    trees, limits = list_trees(files), row_limits(architecture, symmetry)
     newest = snapshot.newest(files, trees)
-    raw = read_tree(files, layout.PARTS, trees.pop(layout.PARTS, ()), newest)
-    tombstones = trees.pop(f"{layout.DERIVED}/{layout.RETRACTED}", ())
-    retracted = read_tree(files, f"{layout.DERIVED}/{layout.RETRACTED}", tombstones, newest)
+    raw = read_tree(files, layout.PARTS, trees.pop(layout.PARTS, ()), newest, limits=limits)
+    tombstones = trees.pop(gone := f"{layout.DERIVED}/{layout.RETRACTED}", ())
+    retracted = read_tree(files, gone, tombstones, newest, limits=limits)
+    if revision is not None:
+        parts, tombs = _counts_at(files, revision, raw, retracted)
+        if (parts, tombs) != (len(raw.parts), len(retracted.parts)):
+            first, early = ([part.name for part in tree.parts] for tree in (raw, retracted))
+            raw = read_tree(files, layout.PARTS, tuple(first[:parts]), newest, limits=limits)
+            retracted = read_tree(files, gone, tuple(early[:tombs]), newest, limits=limits)
     _require_none(geometry_problems(files, architecture, symmetry, raw))
     derived = {tree.removeprefix(f"{layout.DERIVED}/"): names for tree, names in trees.items()}
     contents = Contents(files, identity, architecture, symmetry, raw, retracted, derived, newest)
     if files.here is not None:
         _ = contents.ids  # checked at once where reading them costs no request
     return contents
+
+
+def _counts_at(files: Files, revision: str, raw: Tree, retracted: Tree) -> tuple[int, int]:
+    """How many parts and tombstones a zoo had at a revision; of several that fit, the newest.
+
+    Notes
+    -----
+    A revision is the sha256 of a JSON list, so that the hash of what a list begins with serves all that begin so: the
+    time is that of parts times tombstones, and bounded.
+    """
+    digests, tombstones = ([canonical(part.digest) for part in tree.parts] for tree in (raw, retracted))
+    if revision == snapshot.revision_of(part.digest for tree in (raw, retracted) for part in tree.parts):
+        return len(digests), len(tombstones)  # that is asked for most
+    # where there are many of both, as many of the newest of each
+    tried_parts = min(len(digests) + 1, _MAX_REVISIONS // min(len(tombstones) + 1, math.isqrt(_MAX_REVISIONS)))
+    tried_tombs = min(len(tombstones) + 1, _MAX_REVISIONS // tried_parts)
+    first_parts, first_tombs = len(digests) + 1 - tried_parts, len(tombstones) + 1 - tried_tombs
+    nearest, shared, counts = "", -1, (0, 0)
+    of_parts = hashlib.sha256(b"[" + b",".join(digests[:first_parts]))
+    for parts in range(first_parts, len(digests) + 1):
+        if parts > first_parts:
+            of_parts.update(digests[parts - 1] if parts == 1 else b"," + digests[parts - 1])
+        of_both = of_parts.copy()
+        of_both.update((b"," if parts and first_tombs else b"") + b",".join(tombstones[:first_tombs]))
+        for tombs in range(first_tombs, len(tombstones) + 1):
+            if tombs > first_tombs:
+                of_both.update(tombstones[tombs - 1] if parts + tombs == 1 else b"," + tombstones[tombs - 1])
+            whole = of_both.copy()
+            whole.update(b"]")
+            found = f"sha256:{whole.hexdigest()}"
+            if not found.startswith(revision[: max(shared, 0)]):
+                continue
+            same = _shared_length(found, revision)
+            if (same, tombs, parts) > (shared, *counts[::-1]):
+                nearest, shared, counts = found, same, (parts, tombs)
+    if nearest == revision:
+        return counts
+    held = f"{counted(counts[0], 'part')} and {counted(counts[1], 'part')} of tombstones"
+    step = f"The nearest is {nearest}, of the first {held}. Where parts were lost or came between, no revision is left."
+    raise ZooError(Problem(files.name, "revision", "one that its first parts have", repr(revision)[:90], step))
+
+
+def _shared_length(one: str, other: str) -> int:
+    """How many first characters are the same."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def read_documents(files: Files) -> tuple[Identity, Architecture, Symmetry | None]:
@@ -150,27 +248,32 @@ def _parts(files: Files, folder: str) -> tuple[str, ...]:
     return tuple(name for name in files.listed(folder) if layout.PART_NAME.fullmatch(name))
 
 
-def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot | None) -> Tree:
+def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot | None, *, limits: RowLimits) -> Tree:
     """Read a tree's parts, from the snapshot where it has them.
 
     Parameters
     ----------
     tree : ``parts`` or ``derived/<name>``.
     names : of the parts, in order.
+    known : a snapshot.
+    limits : of the zoo's parts, so that nothing with more rows is decoded.
     """
     parts, rows, indices = list[Part](), list[LazyTable](), list[LazyTable]()
     # of use where it covers the first parts; later ones come from their folders
     if known is not None and known.parts.get(tree) == names[: len(known.parts.get(tree, ()))] != ():
-        covered = known.tree(tree)
+        covered = known.tree(tree, blocks_a_row=limits.blocks)
         parts, rows, indices = list(covered.parts), [covered.rows], [covered.blocks]
-    later = names[len(parts) :]
-    paths = [f"{tree}/{name}/{file}" for name in later for file in (layout.INDEX, layout.METADATA)]
-    data = dict(zip(paths, files.read_many(paths), strict=True))
-    for name in later:
-        path = f"{tree}/{name}"
-        location = f"{files.name}/{path}"
-        part, index = decode_index(data[f"{path}/{layout.INDEX}"], tree, name, location=f"{location}/{layout.INDEX}")
-        stored = decode_rows(data[f"{path}/{layout.METADATA}"], part, location=f"{location}/{layout.METADATA}")
+    sizes: dict[str, int] = {layout.INDEX: 0, layout.METADATA: 0}
+    for name, index_data, metadata in _tables(files, tree, names[len(parts) :]):
+        location = f"{files.name}/{tree}/{name}"
+        part, index = decode_index(
+            index_data, tree, name, location=f"{location}/{layout.INDEX}", blocks_a_row=limits.blocks
+        )
+        require_bytes(files, part, index, limits.nbytes)
+        stored = decode_rows(metadata, part, location=f"{location}/{layout.METADATA}")
+        for file, decoded in ((layout.INDEX, index), (layout.METADATA, stored)):
+            sizes[file] += decoded.get_total_buffer_size()
+            _require_room(f"{files.name}/{tree}", f"size in memory of every {file}", sizes[file], _MAX_TREE)
         rows.append(LazyTable.of(filled_rows(stored, part, location=location)))
         numbers = pa.repeat(pa.scalar(len(parts), pa.int32()), len(index))
         indices.append(LazyTable.of(index.append_column(INDEX_SCHEMA.field("part"), numbers)))
@@ -184,10 +287,41 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
     return Tree(tuple(parts), LazyTable.joined(rows), LazyTable.joined(indices))
 
 
+def _tables(files: Files, tree: str, names: tuple[str, ...]) -> Iterator[tuple[str, bytes, bytes]]:
+    """Names of parts with their indices and their rows; some are read together, the next when these were checked."""
+    paths = {name: [f"{tree}/{name}/{file}" for file in (layout.INDEX, layout.METADATA)] for name in names}
+    sizes = {name: sum(files.size(path) or 0 for path in paths[name]) for name in names}
+    _require_room(f"{files.name}/{tree}", "size of all tables", sum(sizes.values()), table.MAX_FILE)
+    first = 0
+    while first < len(names):
+        last, nbytes = first + 1, sizes[names[first]]
+        while last < len(names) and (nbytes := nbytes + sizes[names[last]]) <= _TOGETHER:
+            last += 1
+        group = names[first:last]
+        data = files.read_many([path for name in group for path in paths[name]])
+        yield from zip(group, data[::2], data[1::2], strict=True)
+        first = last
+
+
+def _require_room(location: str, what: str, nbytes: int, limit: int) -> None:
+    """Raise IntegrityError where a tree's tables take more bytes together than a limit."""
+    if nbytes > limit:
+        step = "Split the zoo into several, or ask whoever publishes it to."
+        raise IntegrityError(Problem(location, what, f"at most {limit} bytes", str(nbytes), step))
+
+
+def read_trees(files: Files, known: Snapshot | None = None) -> dict[str, Tree]:
+    """Every tree that has parts, by its path; from the snapshot where it has them."""
+    _, architecture, symmetry = read_documents(files)
+    limits = row_limits(architecture, symmetry)
+    named = list_trees(files).items()
+    return {tree: read_tree(files, tree, names, known, limits=limits) for tree, names in named if names}
+
+
 def duplicate_problems(files: Files, raw: Tree) -> list[Problem]:
     """Checkpoint ids that are repeated, and units that were written by two parts."""
     problems: list[Problem] = []
-    step = "Remove the part that came later."
+    step = layout.SET_ASIDE
     ids = raw.rows["id"]
     if len(ids.unique()) != len(ids):
         counts = ids.combine_chunks().value_counts()

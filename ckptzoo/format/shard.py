@@ -119,7 +119,7 @@ class ShardMap:
 
     def __init__(self, path: str | Path, *, nbytes: int) -> None:
         try:
-            file = os.open(path, os.O_RDONLY)
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe is refused by its size below
         except OSError as error:
             expected, got = f"{nbytes} readable bytes", error.strerror or "none"
             raise IntegrityError(Problem(str(path), "file", expected, got, _STEP)) from error

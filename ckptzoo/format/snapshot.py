@@ -98,8 +98,14 @@ class Snapshot:
         """What the parts of a tree are; None for a tree that it does not cover."""
         return str(self._trees[tree]["kind"]) if tree in self._trees else None
 
-    def tree(self, name: str) -> Tree:
-        """Rows and index of one tree."""
+    def tree(self, name: str, *, blocks_a_row: int | None = None) -> Tree:
+        """Rows and index of one tree.
+
+        Parameters
+        ----------
+        blocks_a_row : index rows for one checkpoint at most, where the architecture is known; with more, it is refused
+            before they are decoded.
+        """
         item = self._trees[name]
         parts = tuple(
             part_of(
@@ -118,6 +124,13 @@ class Snapshot:
             raise IntegrityError(
                 Problem(self.location, f"rows of {name}", "those of its parts", str(len(rows)), REFETCH)
             )
+        # as in decode_index: rows of different blocks have different digests, of 32 bytes each
+        limit = table.FREE_ROWS + self._size
+        if blocks_a_row is not None:
+            limit = min(limit, len(rows) * blocks_a_row)
+        if len(index) > limit:
+            expected = f"at most {limit}"
+            raise IntegrityError(Problem(self.location, f"index rows of {name}", expected, str(len(index)), _STEP))
         return Tree(parts, rows, index)
 
     def check(self) -> None:
@@ -146,11 +159,11 @@ class Snapshot:
         file = self._opened()
         try:
             count = file.metadata.row_group(group).num_rows
-        except (IndexError, OSError, TypeError) as error:
+            stored = set(file.schema_arrow.names)
+        except (*table.UNREADABLE, IndexError, TypeError) as error:
             raise IntegrityError(
                 Problem(self.location, "row groups", "those of its trees", str(group), _STEP)
             ) from error
-        stored = set(file.schema_arrow.names)
         own = [name for name in schema.names if prefix + name in stored]
         known = pa.schema(list(schema)[: max(least, len(own))])
         return LazyTable(schema, [(count, partial(self._columns, group, prefix, schema, known))])
@@ -163,9 +176,11 @@ class Snapshot:
         try:
             file = self._opened()
             prefixed = [prefix + name for name in own]
-            stored = table.read_bounded(file, location=self.location, group=group, columns=prefixed).select(prefixed)
+            data = self._contents()
+            stored = table.read_bounded(data, file, location=self.location, group=group, columns=prefixed)
+            stored = stored.select(prefixed)
             stored = stored.rename_columns(own).cast(fields)
-        except (pa.ArrowException, KeyError, ValueError, OSError) as error:
+        except (*table.UNREADABLE, KeyError) as error:
             problem = Problem(self.location, "table", "the columns of docs/format.md", str(error)[:160], REFETCH)
             raise IntegrityError(problem) from error
         count = file.metadata.row_group(group).num_rows

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError, UnknownNameError
+from ckptzoo.format.durable import regular
 from ckptzoo.schema.documents import REFETCH, Document, parse
 from ckptzoo.schema.metadata import COLUMNS, Column
 
@@ -22,10 +24,17 @@ KEY = b"ckptzoo"
 """Of our JSON object among the Parquet file's own key-value metadata."""
 MAX_FILE = 2**30
 """Bytes of a file that are read into memory at most."""
-MAX_TABLE = 4 * 2**30
+MAX_TABLE = 2**30
 """Bytes of a table in memory at most."""
-_PIECE = 2**28
-"""Bytes of a piece of a table whose size in memory is not known beforehand, about."""
+_FREE_BYTES, _MAX_RATIO = 16 * 2**20, 256
+"""A file of n bytes may unpack to 16 MiB + 256 n: rows compress well, but a text of 400 MB in 20 kB is an attack."""
+FREE_ROWS = 2**16
+"""Rows that any file may have."""
+UNREADABLE = (pa.ArrowException, OSError, ValueError, RuntimeError)
+"""What pyarrow raises for damaged Parquet; RuntimeError for the exceptions of the C++ library that it does not know,
+where it reads the facts of a column."""
+_FIRST_TIME, _LAST_TIME = -62_135_596_800_000_000, 253_402_300_800_000_000
+"""The beginnings of the years 1 and 10000 in microseconds since 1970: Python has no times outside."""
 _MARK = b'"seal":"'
 _BLANK = b"0" * 64
 """Replaces the seal's own digits while the seal is computed."""
@@ -141,7 +150,7 @@ def check_seal(data: bytes, *, location: str) -> None:
 def read_bytes(path: Path, *, location: str, max_bytes: int = MAX_FILE) -> bytes:
     """A whole file, its size bounded before it is read; a missing file is an IntegrityError."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             data = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
     except OSError as error:
         raise IntegrityError(Problem(location, "file", "a readable file", error.strerror or "none", REFETCH)) from error
@@ -159,16 +168,28 @@ def open_table(data: bytes | bytearray, *, location: str) -> tuple[pq.ParquetFil
             thrift_string_size_limit=_THRIFT_STRINGS,
             thrift_container_size_limit=_THRIFT_ITEMS,
         )
-        total = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        sizes = [each.total_byte_size for each in groups]
+        least, total = min((*sizes, *(each.num_rows for each in groups)), default=0), sum(sizes)
         raw = (file.metadata.metadata or {}).get(KEY, b"")
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise IntegrityError(Problem(location, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
-    if not 0 <= total <= MAX_TABLE:
-        raise IntegrityError(Problem(location, "size of the table", f"at most {MAX_TABLE} bytes", str(total), REFETCH))
+    limit = min(MAX_TABLE, _FREE_BYTES + _MAX_RATIO * len(data))
+    if least < 0 or total > limit:
+        got = str(least if least < 0 else total)
+        raise IntegrityError(Problem(location, "size of the table", f"0 to {limit} bytes", got, REFETCH))
     return file, parse(raw, location=f"{location} (footer)")
 
 
-def read_table(file: pq.ParquetFile, schema: pa.Schema, *, location: str, least: int | None = None) -> pa.Table:
+def check_count(file: pq.ParquetFile, limit: int, *, location: str) -> None:
+    """Raise IntegrityError where a table has more rows than a limit; from the footer alone, nothing is decoded."""
+    if not 0 <= (rows := file.metadata.num_rows) <= limit:
+        raise IntegrityError(Problem(location, "rows of the table", f"at most {limit}", str(rows), REFETCH))
+
+
+def read_table(
+    data: bytes | bytearray, file: pq.ParquetFile, schema: pa.Schema, *, location: str, least: int | None = None
+) -> pa.Table:
     """The whole table with the columns that it has: those of the schema, or at least its first ``least``."""
     try:
         stored = file.schema_arrow
@@ -177,18 +198,28 @@ def read_table(file: pq.ParquetFile, schema: pa.Schema, *, location: str, least:
             step = "Upgrade ckptzoo to read it." if newer else REFETCH
             got = _difference(stored, schema)
             raise IntegrityError(Problem(location, "columns", "those of docs/format.md", got, step))
-        return read_bounded(file, location=location).replace_schema_metadata(None).combine_chunks()
-    except (pa.ArrowException, OSError, ValueError) as error:
+        return read_bounded(data, file, location=location).replace_schema_metadata(None).combine_chunks()
+    except UNREADABLE as error:
         raise IntegrityError(Problem(location, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
 
 
 def read_bounded(
-    file: pq.ParquetFile, *, location: str, group: int | None = None, columns: list[str] | None = None
+    data: bytes | bytearray,
+    file: pq.ParquetFile,
+    *,
+    location: str,
+    group: int | None = None,
+    columns: list[str] | None = None,
 ) -> pa.Table:
     """Some columns of a table, or of one row group of it, whose size in memory is bounded.
 
-    Parquet packs equal values by their number, so a few kilobytes may hold any number of rows: where the table might
-    be larger than ``MAX_TABLE``, it is read in pieces, and no further.
+    Parquet packs equal values by their number, so a few kilobytes may hold any number of rows of any length: where
+    the table might be large, its texts are read as they are packed, each once, and measured before they are copied
+    to every row.
+
+    Parameters
+    ----------
+    data, file : the bytes of the file, and what ``open_table`` made of them.
 
     Raises
     ------
@@ -196,25 +227,44 @@ def read_bounded(
         It is too large.
     """
     groups = list(range(file.num_row_groups)) if group is None else [group]
-    names = set(file.schema_arrow.names if columns is None else columns)
-    worst = longest = 0
-    for number in groups:
-        for position in range(file.metadata.num_columns):
-            chunk = file.metadata.row_group(number).column(position)
-            if chunk.path_in_schema.partition(".")[0] in names:
-                # no string is longer than its chunk; no other value of ours is longer than a digest
-                each = chunk.total_uncompressed_size if chunk.physical_type == "BYTE_ARRAY" else 32
-                worst, longest = worst + chunk.num_values * each, max(longest, each)
+    # Facts of single columns are not asked for: where they contradict one another, the C++ library throws an exception
+    # that pyarrow (26) does not catch there, and the process ends. While reading it does.
+    facts = [file.metadata.row_group(number) for number in groups]
+    # no text is longer than its group; no other value of ours is longer than a digest
+    worst = sum(each.num_rows * (each.total_byte_size + 32 * each.num_columns) for each in facts)
     if worst <= MAX_TABLE:
-        return file.read_row_groups(groups, columns=columns, use_threads=False)
-    pieces: list[pa.RecordBatch] = []
-    total, rows = 0, max(1, min(2**16, _PIECE // max(1, longest)))
-    for piece in file.iter_batches(batch_size=rows, row_groups=groups, columns=columns, use_threads=False):
-        total += piece.nbytes
-        if total > MAX_TABLE:
-            raise IntegrityError(Problem(location, "size of the table", f"at most {MAX_TABLE} bytes", "more", REFETCH))
-        pieces.append(piece)
-    return pa.Table.from_batches(pieces, file.schema_arrow if columns is None else None)
+        return _validated(file.read_row_groups(groups, columns=columns, use_threads=False))
+    stored = file.schema_arrow
+    packed_file = pq.ParquetFile(
+        pa.BufferReader(data),
+        page_checksum_verification=True,
+        read_dictionary=[field.name for field in stored if pa.types.is_string(field.type)],
+        thrift_string_size_limit=_THRIFT_STRINGS,
+        thrift_container_size_limit=_THRIFT_ITEMS,
+    )
+    packed = _validated(packed_file.read_row_groups(groups, columns=columns, use_threads=False))
+    if (nbytes := sum(map(_unpacked_bytes, packed.columns))) > MAX_TABLE:
+        raise IntegrityError(Problem(location, "size of the table", f"at most {MAX_TABLE} bytes", str(nbytes), REFETCH))
+    return packed.cast(pa.schema([stored.field(name) for name in packed.column_names]))
+
+
+def _validated(table: pa.Table) -> pa.Table:
+    """The table; ArrowInvalid where a text is not UTF-8, or a time is none of Python's: its reader asks neither."""
+    table.validate(full=True)
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_timestamp(column.type):
+            ends = pc.call_function("min_max", [column.cast(pa.int64())]).as_py()
+            if any(value is not None and not _FIRST_TIME <= value < _LAST_TIME for value in ends.values()):
+                raise pa.ArrowInvalid(f"{name} outside of the years 1 to 9999")
+    return table
+
+
+def _unpacked_bytes(column: pa.ChunkedArray) -> int:
+    """Bytes of a column once every text is in every row that has it."""
+    if not pa.types.is_dictionary(column.type):
+        return column.nbytes
+    lengths = (pc.call_function("binary_length", [chunk.dictionary]).take(chunk.indices) for chunk in column.chunks)
+    return sum(pc.call_function("sum", [each.cast(pa.int64())]).as_py() or 0 for each in lengths) + 4 * len(column)
 
 
 def has_columns(stored: pa.Schema, schema: pa.Schema, least: int | None = None) -> bool:

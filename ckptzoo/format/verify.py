@@ -1,8 +1,9 @@
 """Everything that can be wrong with a zoo, found and reported at once."""
 
 import hashlib
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.format import snapshot
-from ckptzoo.format.checks import geometry_problems, origin_problems
-from ckptzoo.format.files import Files, Folder
+from ckptzoo.format.checks import MAX_PROBLEMS, RowLimits, geometry_problems, origin_problems, row_limits
+from ckptzoo.format.durable import regular
+from ckptzoo.format.files import DEREFERENCE, Files, Folder, leads_outside
 from ckptzoo.format.header import Entry, header_length, read_header
-from ckptzoo.format.maintenance import LISTING
+from ckptzoo.format.maintenance import LISTING, belongs_to_zoo
 from ckptzoo.format.part import Part, part_digest, stored_rows
 from ckptzoo.format.predictions import input_problems
 from ckptzoo.format.reader import duplicate_problems, list_trees, read_documents, read_tree
@@ -22,6 +24,7 @@ from ckptzoo.format.tree import LazyTable, Tree, empty_tree
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import may_change
 from ckptzoo.schema.documents import REFETCH, unseal
+from ckptzoo.schema.metadata import extra_problems
 from ckptzoo.text import Progress
 
 _CHUNK = 8 * 2**20
@@ -29,12 +32,13 @@ _CHUNK = 8 * 2**20
 
 
 def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = None) -> list[Problem]:
-    """Every problem found in a zoo; an empty list is a sound zoo.
+    """The problems of a zoo, up to 100 of them; an empty list is a sound zoo.
 
     Parameters
     ----------
     path : the zoo's folder.
-    deep : also read every shard and recompute every digest; otherwise only what opening reads.
+    deep : also read every shard, recompute every digest, and name other files and links out of the folder; otherwise
+        only what opening reads.
     progress : called as bytes are read.
 
     Notes
@@ -42,18 +46,29 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
     A flipped byte anywhere but in the card and its pictures is found. Deep verification reads every byte of the shards
     twice (whole files and blocks), in bounded memory, on all cores. Tested in ``tests/refuse``.
     """
-    root = Path(path).absolute()
+    found = _found(Path(path).absolute(), deep, progress)
+    problems = list(itertools.islice(found, MAX_PROBLEMS))
+    if next(found, None) is not None:
+        step = "Correct these, then verify again."
+        problems.append(Problem(Path(path).name, "problems", f"at most {MAX_PROBLEMS} in a report", "more", step))
+    found.close()
+    return problems
+
+
+def _found(root: Path, deep: bool, progress: Progress | None) -> Generator[Problem]:
     files = Folder(root)
     try:
         _, arch, symmetry = read_documents(files)
     except (IntegrityError, SpecError) as error:
-        return list(error.problems)
-    problems = list(_strays(root))
+        yield from error.problems
+        return
+    yield from _strays(root)
+    limits = row_limits(arch, symmetry)
     trees: dict[str, Tree] = {}
     read: list[tuple[Part, pa.Table]] = []
     sound: list[tuple[Part, pa.Table]] = []
     for tree, names in list_trees(files).items():
-        readable = _readable(files, tree, names, problems)
+        readable = yield from _readable(files, tree, names, limits)
         trees[tree] = readable
         for number, part in enumerate(readable.parts):
             index = readable.index.filter(pa.array(readable.index["part"].to_numpy() == number))
@@ -61,38 +76,65 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
             zeros = pa.repeat(pa.scalar(0, pa.int32()), len(index))
             single = Tree((part,), readable.rows, LazyTable.of(own.append_column("part", zeros)))
             part_problems = geometry_problems(files, arch, symmetry, single)
-            problems += part_problems
+            yield from part_problems
             read.append((part, index))
             if not part_problems:
                 sound.append((part, own))
     raw = trees.get(layout.PARTS, empty_tree())
-    problems += duplicate_problems(files, raw)
-    problems += [problem for tree in trees.values() for problem in input_problems(files, tree)]
-    problems += _unrelated(files, raw, trees)
-    problems += _snapshots(files, trees, deep=deep)
-    problems += _listing(files)
+    yield from duplicate_problems(files, raw)
+    yield from _extras(files, raw)
+    for tree in trees.values():
+        yield from input_problems(files, tree)
+    yield from _unrelated(files, raw, trees)
+    yield from _snapshots(files, trees, limits.blocks, deep=deep)
+    yield from _listing(files)
     if deep:
-        problems += _digests(files, sound)
-        problems += _headers(root, read)
-        problems += _shards(root, sound, progress)
-    return problems
+        yield from _foreign(root)
+        yield from _digests(files, sound)
+        yield from _headers(root, read)
+        yield from _shards(root, sound, progress)
 
 
-def _readable(files: Files, tree: str, names: tuple[str, ...], problems: list[Problem]) -> Tree:
+def _readable(files: Files, tree: str, names: tuple[str, ...], limits: RowLimits) -> Generator[Problem, None, Tree]:
     """The tree of those parts that can be read; the others' problems are noted."""
     readable: list[str] = []
     for name in names:
         try:
-            read_tree(files, tree, (name,), None)
+            read_tree(files, tree, (name,), None, limits=limits)
         except IntegrityError as error:
-            problems += error.problems
+            yield from error.problems
         else:
             readable.append(name)
     try:
-        return read_tree(files, tree, tuple(readable), None)
+        return read_tree(files, tree, tuple(readable), None, limits=limits)
     except IntegrityError as error:
-        problems += error.problems
+        yield from error.problems
         return empty_tree()
+
+
+def _extras(files: Files, raw: Tree) -> Iterator[Problem]:
+    """Parts with rows whose ``extra`` is no JSON object that every reader can use."""
+    first, texts = 0, raw.rows["extra"]
+    for part in raw.parts:
+        own = texts.slice(first, part.rows).unique().to_pylist()
+        yield from extra_problems(own, location=f"{files.name}/{part.path}/{layout.METADATA}")
+        first += part.rows
+
+
+def _foreign(root: Path) -> Iterator[Problem]:
+    """What lies beside the zoo's own folders and is no part of it, and links out of the folder; not hidden ones."""
+    for path in sorted(root.iterdir()):
+        trees = (layout.PARTS, layout.DERIVED, layout.SNAPSHOTS, layout.PICTURES)
+        known = path.name in trees if path.is_dir() else belongs_to_zoo(path.name)
+        if not known and not path.name.startswith("."):
+            advice = "Move it out of the zoo's folder, or let its name begin with a dot."
+            yield Problem(root.name, "a file or folder", "those that docs/format.md names", repr(path.name), advice)
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(folder, name) for name in sorted([*folders, *names]) if not name.startswith(".")):
+            if path.is_symlink() and (target := leads_outside(path, root)) is not None:
+                location = f"{root.name}/{path.relative_to(root).as_posix()}"
+                yield Problem(location, "file", "one in the zoo's folder", f"a link to {target}", DEREFERENCE)
 
 
 def _strays(root: Path) -> Iterator[Problem]:
@@ -109,7 +151,10 @@ def _strays(root: Path) -> Iterator[Problem]:
             if path.name.startswith("."):
                 continue
             if not layout.PART_NAME.fullmatch(path.name) or not path.is_dir():
-                yield Problem(location, "a part", "<6 digits>-<8 hex>", repr(path.name), step)
+                # such as the part that came behind the number 999999: readers do not see it, and it may be sealed
+                renamed = "Keep it: it may be a part that was renamed. Give it 6 digits and the first 8 of its digest."
+                advice = renamed if (path / layout.INDEX).exists() else step
+                yield Problem(location, "a part", "<6 digits>-<8 hex>", repr(path.name), advice)
                 continue
             for file in sorted(path.iterdir()):
                 if file.name not in files and not layout.SHARD_NAME.fullmatch(file.name):
@@ -141,14 +186,14 @@ def _unrelated(files: Folder, raw: Tree, trees: dict[str, Tree]) -> Iterator[Pro
         unknown = [id for id in own.to_pylist() if id not in ids]
         if len(unknown):
             got = f"{len(unknown)} others, such as {unknown[0]!r}"
-            yield Problem(location, "ids", "checkpoints of this zoo", got, "Remove the part.")
-        if name != f"{layout.DERIVED}/{layout.RETRACTED}" and len(own.unique()) != len(own):
-            yield Problem(location, "ids", "each id once", "some twice", "Remove the part that came later.")
+            yield Problem(location, "ids", "checkpoints of this zoo", got, layout.SET_ASIDE)
+        if tree.kind not in layout.ROWS_ALONE and len(own.unique()) != len(own):
+            yield Problem(location, "ids", "each id once", "some twice", layout.SET_ASIDE)
         if tree.kind in ("variant", layout.PREDICTIONS):
             yield from origin_problems(files, raw, tree)
 
 
-def _snapshots(files: Folder, trees: dict[str, Tree], *, deep: bool) -> Iterator[Problem]:
+def _snapshots(files: Folder, trees: dict[str, Tree], limit: int, *, deep: bool) -> Iterator[Problem]:
     step = "Remove it and run ckptzoo compact --index."
     for name in snapshot.listed(files):
         location = f"{files.name}/{layout.SNAPSHOTS}/{name}"
@@ -164,7 +209,7 @@ def _snapshots(files: Folder, trees: dict[str, Tree], *, deep: bool) -> Iterator
                     lost = f"Restore {tree}/{missing[0]} from a copy. Only if it was meant to go, remove the snapshot."
                     yield Problem(location, f"parts of {tree}", "parts that are there", got, lost)
                 elif deep and parts == names[: len(parts)]:
-                    copied, actual = opened.tree(tree), trees[tree]
+                    copied, actual = opened.tree(tree, blocks_a_row=limit), trees[tree]
                     rows = sum(part.rows for part in copied.parts)
                     index = actual.index.filter(pa.array(actual.index["part"].to_numpy() < len(parts)))
                     same = copied.parts == actual.parts[: len(parts)] and copied.index.equals(index)
@@ -231,7 +276,7 @@ def _headers(root: Path, read: list[tuple[Part, pa.Table]]) -> Iterator[Problem]
 
 def _header(path: Path, location: str) -> tuple[Entry, ...]:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             size = os.fstat(file.fileno()).st_size
             length = header_length(file.read(8), file_size=size, location=location)
             return read_header(file.read(length), file_size=size, location=location)
@@ -239,23 +284,22 @@ def _header(path: Path, location: str) -> tuple[Entry, ...]:
         raise IntegrityError(Problem(location, "file", "a readable file", error.strerror or "none", REFETCH)) from error
 
 
-def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress | None) -> list[Problem]:
+def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress | None) -> Iterator[Problem]:
     """The sha256 of every shard and of every block."""
     tasks = [(part, row) for part, index in sound for row in index.to_pylist()]
     total, done = sum(row["nbytes"] for _, row in tasks), 0
-    problems: list[Problem] = []
     # hashlib lets go of the interpreter while it works, so that threads use every core
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
             for (_, row), wrong in zip(tasks, pool.map(lambda task: _digest_problems(root, *task), tasks), strict=True):
-                problems += wrong
+                yield from wrong
                 done += row["nbytes"]
                 if progress is not None:
                     progress(done, total)
-        except BaseException:  # Ctrl-C: leaving the pool would wait for every shard that is still to be read
+        # Ctrl-C, or enough problems: leaving the pool would wait for every shard that is still to be read
+        except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return problems
 
 
 def damaged(root: Path, part: Part, index: pa.Table) -> list[Problem]:
@@ -269,7 +313,7 @@ def _digest_problems(root: Path, part: Part, row: dict[str, Any]) -> list[Proble
     location = f"{root.name}/{part.path}/{row['file']}"
     digest, offset, left = hashlib.sha256(), row["offset"], row["nbytes"]
     try:
-        with (root / part.path / row["file"]).open("rb", buffering=0) as file:
+        with open(root / part.path / row["file"], "rb", buffering=0, opener=regular) as file:
             while left and (data := os.pread(file.fileno(), min(_CHUNK, left), offset)):
                 digest.update(data)
                 offset, left = offset + len(data), left - len(data)

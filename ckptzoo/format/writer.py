@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.format import table
-from ckptzoo.format.durable import Staging
+from ckptzoo.format.checks import row_limits
+from ckptzoo.format.durable import Staging, naming
 from ckptzoo.format.files import Folder
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.format.part import SHARD_BYTES, Arrays, PartWriter
@@ -68,16 +69,18 @@ def create(
     if symmetry is not None:
         symmetry.check(arch)
     identity = Identity(card.name, arch.digest, None if symmetry is None else symmetry.digest)
-    staging = Staging(root.parent)
+    with naming(root):
+        staging = Staging(root.parent)
     try:
         files = {layout.ZOO: seal(identity.to_json()), layout.ARCHITECTURE: seal(arch.to_json())}
         if symmetry is not None:
             files[layout.SYMMETRY] = seal(symmetry.to_json())
         files[CARD_TOML] = card.to_toml().encode()
         files[layout.README] = first_readme(card, arch).encode()
-        for name, data in files.items():
-            (staging.path / name).write_bytes(data)
-        staging.publish(root)
+        with naming(root):
+            for name, data in files.items():
+                (staging.path / name).write_bytes(data)
+            staging.publish(root)
     except BaseException:  # KeyboardInterrupt too: no half-made zoo stays
         staging.discard()
         raise
@@ -229,7 +232,7 @@ class Writer:
         new = tuple(name for name in trees[layout.PARTS] if name not in self._seen_parts)
         # a snapshot covers the first parts, so it helps only where none was read yet
         known = None if self._seen_parts else newest(files, trees)
-        tree = read_tree(files, layout.PARTS, new, known)
+        tree = read_tree(files, layout.PARTS, new, known, limits=row_limits(self.arch, None))
         for column, taken in self._taken.items():
             taken.update(name for name in tree.rows[column].to_pylist() if name is not None)
         self._seen_parts.update(new)

@@ -7,7 +7,6 @@
     search          find zoos by the tags of their cards
     contributions/  bring checkpoints to somebody's zoo by a pull request, and review one
     card/           the README.md of a zoo
-    inputs          images of a test set as a zoo's networks take them
     untrusted/      read files of weights from others as data
     client/         the hub's protocol, with retries
 """

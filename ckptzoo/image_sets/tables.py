@@ -116,7 +116,8 @@ def read_parquet(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
                     yield batch.column(layout.image).to_pylist(), batch.column(layout.label).to_pylist()
 
         return _image_set(known, layout, split, rows(), names, where)
-    except (OSError, pa.ArrowException) as error:
+    # pyarrow raises RuntimeError for exceptions of the C++ library that it does not know
+    except (OSError, RuntimeError, pa.ArrowException) as error:
         raise file_error(where, "file", "a Parquet file", first_line(error), known.step) from error
 
 

@@ -49,6 +49,11 @@ class Checkpoint(Mapping[str, Any]):
 
         They share the file's pages until they are written to, and writing to them never reaches the file or
         another reader.
+
+        Raises
+        ------
+        MissingExtraError
+            torch is not installed.
         """
         torch = import_torch()
         self._prefetch()
@@ -66,6 +71,8 @@ class Checkpoint(Mapping[str, Any]):
         ------
         ZooError
             The architecture names no forward function in ``ckptzoo.archs``.
+        MissingExtraError
+            torch is not installed.
         """
         if self.arch.forward is None:
             step = "Build the model yourself and call model.load_state_dict(checkpoint.state_dict())."

@@ -1,12 +1,6 @@
-"""Some checkpoints of an opened zoo: the filters that choose them, and their rows in every variant.
+"""Some checkpoints of an opened zoo: their metadata, and their rows in every variant."""
 
-A filter is a condition on the metadata as pyarrow and ``datasets`` take it, a pyarrow expression, or text from a
-command line.
-"""
-
-import ast
-import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,13 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.checkpoint import Checkpoint
+from ckptzoo.loader.filters import Filters, columns_in, expression, kept, unfit
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.remote_files import RemoteFiles
@@ -28,130 +22,6 @@ from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.loader.stream import Source
 from ckptzoo.loader.variant import Variant
 from ckptzoo.schema import layout
-
-Filters = Any
-"""``[("a", ">", 1)]`` (all hold), ``[[...], [...]]`` (any list holds), or a ``pyarrow.compute.Expression``."""
-
-_COMPARE = {
-    ast.Eq: lambda a, b: a == b,
-    ast.NotEq: lambda a, b: a != b,
-    ast.Lt: lambda a, b: a < b,
-    ast.LtE: lambda a, b: a <= b,
-    ast.Gt: lambda a, b: a > b,
-    ast.GtE: lambda a, b: a >= b,
-}
-_PYTHON_WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
-"""What SQL and JSON call Python's constants."""
-_MAX_CONDITION = 10_000
-_STEP = "Write, for example, test_accuracy > 0.8 and seed < 500."
-
-
-def expression(filters: Filters, columns: list[str]) -> pc.Expression:
-    """Any accepted form as one expression over known columns.
-
-    Raises
-    ------
-    UnknownNameError
-        A column that the metadata lacks.
-    ZooError
-        The filters do not have an accepted form.
-    """
-    if isinstance(filters, pc.Expression):
-        return filters
-    if isinstance(filters, str):
-        return parse(filters, columns)
-    # pyarrow refuses an empty list as malformed
-    if filters == []:
-        return pc.scalar(True)
-    try:
-        for item in filters:
-            for name, *_ in [item] if isinstance(item, tuple) else item:
-                _known_column(name, columns)
-        return pq.filters_to_expression(filters)
-    except (TypeError, ValueError) as error:
-        problem = Problem("where", "filters", "[(column, operator, value), ...]", repr(filters), _STEP)
-        raise ZooError(problem) from error
-
-
-def columns_in(condition: pc.Expression, columns: list[str]) -> list[str]:
-    """The columns that a condition may read: those whose names are in its text, which pyarrow gives no list of."""
-    words = set(re.findall(r"\w+", str(condition)))
-    return [name for name in columns if name in words]
-
-
-def parse(text: str, columns: list[str]) -> pc.Expression:
-    """A condition in Python's syntax: columns, numbers, strings, comparisons, ``in``, and, or, not. Never evaluated."""
-    if len(text) > _MAX_CONDITION:
-        raise ZooError(Problem("where", "condition", f"at most {_MAX_CONDITION:,} characters", str(len(text)), _STEP))
-    try:
-        return _condition(ast.parse(text.strip(), mode="eval").body, columns)
-    # the parser raises MemoryError or RecursionError where brackets are nested too deep for it
-    except (SyntaxError, RecursionError, MemoryError, ValueError, pa.ArrowException) as error:
-        step = "Compare with ==." if re.search(r"[^=!<>]=[^=]", text) else _STEP
-        raise ZooError(Problem("where", repr(text[:200]), "a condition", str(error), step)) from error
-
-
-def _condition(node: ast.expr, columns: list[str]) -> pc.Expression:
-    match node:
-        case ast.BoolOp(op=op, values=values):
-            terms = [_condition(value, columns) for value in values]
-            combined = terms[0]
-            for term in terms[1:]:
-                # pyarrow overloads & and |; "and" would ask an expression for its truth, which it has none of
-                combined = combined & term if isinstance(op, ast.And) else combined | term
-            return combined
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return ~_condition(operand, columns)
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            operands = [left, *others]
-            combined = None
-            for a, op, b in zip(operands, ops, others, strict=False):  # 0 < a < 1 is 0 < a and a < 1
-                term = _comparison(a, op, b, columns)
-                combined = term if combined is None else combined & term
-            assert combined is not None
-            return combined
-        case ast.Name(id=name):
-            return pc.field(_known_column(name, columns))
-    raise ZooError(Problem("where", repr(ast.unparse(node)), "a comparison", type(node).__name__, _STEP))
-
-
-def _comparison(a: ast.expr, op: ast.cmpop, b: ast.expr, columns: list[str]) -> pc.Expression:
-    if isinstance(op, ast.In | ast.NotIn) and isinstance(b, ast.List | ast.Tuple):
-        values = [_constant(item) for item in b.elts]
-        among = _operand(a, columns).isin(values)
-        return among if isinstance(op, ast.In) else ~among
-    if isinstance(op, ast.Is | ast.IsNot) and isinstance(b, ast.Constant) and b.value is None:
-        missing = _operand(a, columns).is_null()
-        return missing if isinstance(op, ast.Is) else ~missing
-    if type(op) not in _COMPARE:
-        step = "To find missing values write: seed is None."
-        raise ZooError(Problem("where", repr(ast.unparse(a)), "< <= == != >= > or in", type(op).__name__, step))
-    return _COMPARE[type(op)](_operand(a, columns), _operand(b, columns))
-
-
-def _operand(node: ast.expr, columns: list[str]) -> pc.Expression:
-    if isinstance(node, ast.Name):
-        return pc.field(_known_column(node.id, columns))
-    return pc.scalar(_constant(node))
-
-
-def _constant(node: ast.expr) -> Any:
-    # Python's grammar has no negative numbers: -1 is a minus before the constant 1
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_constant(node.operand)
-    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool):
-        return node.value
-    problem = Problem("where", repr(ast.unparse(node)), "a column, a number or a string", "another thing", _STEP)
-    raise ZooError(problem)
-
-
-def _known_column(name: str, columns: list[str]) -> str:
-    if name not in columns:
-        if (word := _PYTHON_WORDS.get(name.lower())) is not None:
-            example = "seed is None" if word == "None" else f"diverged == {word}"
-            raise ZooError(Problem("where", repr(name), word, name, f"Write, for example, {example}."))
-        raise UnknownNameError("where", "column", name, columns)
-    return name
 
 
 @dataclass(frozen=True)
@@ -213,7 +83,7 @@ class Selection:
         _ = self.contents.ids  # raises where ids are repeated; of a remote zoo nothing has read them before
         missing = [name for name in names if name not in self._columns]
         if missing:
-            table = self.contents.raw.rows.select(missing)
+            table = self.contents.columns(self.contents.raw, missing)
             everything = np.array_equal(self.rows, np.arange(len(table)))
             own = table if everything else table.take(pa.array(self.rows))
             self._columns.update(zip(missing, own.columns, strict=True))
@@ -239,17 +109,18 @@ class Selection:
         return self.gauges if bare else (layout.RAW, *self.gauges)
 
     def matching(self, filters: Filters) -> NDArray[np.int64]:
-        """The positions of the checkpoints whose metadata satisfy a condition."""
-        known = self.contents.raw.rows.schema.names
-        condition = expression(filters, known)
+        """The positions of the checkpoints whose metadata satisfy a condition, or that a mask keeps."""
+        if (positions := kept(filters, len(self.rows))) is not None:
+            return positions
+        schema = self.contents.raw.rows.schema
+        condition = expression(filters, schema)
         try:
-            numbered = self.columns(columns_in(condition, known) or ["id"]).append_column(
+            numbered = self.columns(columns_in(condition, schema.names) or ["id"]).append_column(
                 "__row", pa.array(np.arange(len(self.rows)))
             )
             return numbered.filter(condition)["__row"].to_numpy()
         except pa.ArrowException as error:
-            problem = Problem(self.name, "where", "a condition on the columns", str(error), _STEP)
-            raise ZooError(problem) from error
+            raise unfit(condition, error, schema) from error
 
     def last_steps(self) -> NDArray[np.int64]:
         """The position of each member's checkpoint of the last step, in order."""
@@ -327,8 +198,8 @@ class Selection:
         opened, rows = self.variant_rows(variant)
         return {name: StackedTensor(reader, rows, name=name) for name, reader in opened.group_element().items()}
 
-    def source(self, names: Sequence[str], variant: str) -> Source:
-        """What a stream of these tensors and layers reads; everything where there are no names."""
+    def source(self, names: Sequence[str], variant: str, columns: Sequence[str] = ()) -> Source:
+        """What a stream of these tensors, layers and columns reads; all tensors where there are no names."""
         opened, rows = self.variant_rows(variant)
         arch = self.contents.architecture
         wanted: list[str] = []
@@ -337,11 +208,27 @@ class Selection:
         readers = {name: opened.reader(name) for name in wanted or arch.names}
         files = self.contents.files
         prefetch = files.prefetch if isinstance(files, RemoteFiles) else None
-        return Source(readers, rows, self.ids.combine_chunks(), self.contents.revision, self.name, prefetch)
+        asked = self._asked(columns, readers) if columns else None
+        return Source(readers, rows, self.ids.combine_chunks(), self.contents.revision, self.name, prefetch, asked)
+
+    def _asked(self, names: Sequence[str], tensors: Collection[str]) -> pa.Table:
+        """Columns that go along with these tensors."""
+        names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+        known = self.contents.raw.rows.schema.names
+        for name in names:
+            if name not in known:
+                raise UnknownNameError(self.name, "column", name, known)
+            if name in tensors:
+                step = "Leave one of them out, and read the column from zoo.metadata."
+                raise ZooError(Problem(self.name, f"column {name!r}", "another name than a tensor's", "both", step))
+        return self.columns(names).combine_chunks()
 
     def checkpoint(self, id: str, variant: str) -> Checkpoint:
         """One checkpoint by its id."""
-        position = self._position(id)
+        return self.checkpoint_at(self._position(id), variant)
+
+    def checkpoint_at(self, position: int, variant: str) -> Checkpoint:
+        """One checkpoint by its position, from 0."""
         opened, rows = self.variant_rows(variant)
         row, maps = rows[position : position + 1], ShardMaps()
 
@@ -361,15 +248,31 @@ class Selection:
             if name == tensor.name or name in tensor.aliases:
                 return tensor.name
         known = [other for tensor in arch.tensors for other in (tensor.name, *tensor.aliases)]
-        raise UnknownNameError(self.name, "tensor", name, arch.layers.get(name, known))
+        raise UnknownNameError(self.name, "tensor", name, arch.layers.get(name, known), self._other_use(name))
+
+    def _other_use(self, name: str) -> str | None:
+        """What to write where the name of a tensor is expected and this is the name of something else."""
+        arch = self.contents.architecture
+        tensor = next(iter(arch.layers.get(name, arch.names)), "")
+        if name in arch.layers:
+            return f"{name!r} is a layer: read its tensors by their names, or stream them all: zoo.stream({name!r})."
+        if name in self.names:
+            return f"{name!r} is a variant: write zoo[{tensor!r}, {name!r}]."
+        if name in self.contents.raw.rows.schema.names:
+            return f"{name!r} is a column: write zoo.metadata[{name!r}]."
+        # the ids of a zoo on another machine are not fetched for this
+        at_hand = self.contents.files.here is not None or "id" in self._columns
+        if at_hand and self.ids.index(name).as_py() >= 0:
+            return f"{name!r} is a checkpoint: write zoo.checkpoint({name!r})."
+        return None
 
     def _require_all(self, rows: NDArray[np.int64], what: str, name: str, command: str) -> None:
         """Raise where some of these checkpoints lack what is derived; ``command`` with the zoo's folder makes it."""
         if missing := int((rows < 0).sum()):
             here = self.contents.files.here
             run = "" if here is None else f", or run ckptzoo {command.format(here)}"
-            expected, got = f"all {len(rows)} checkpoints", str(len(rows) - missing)
-            step = f"Take those with zoo.having({name!r}){run}."
+            expected, got = f"all {len(rows):,} checkpoints", f"{len(rows) - missing:,} ({missing:,} without it)"
+            step = f"Take those that have it with zoo.having({name!r}){run}."
             raise ZooError(Problem(self.name, f"{what} {name!r}", expected, got, step))
 
     def _position(self, id: str) -> int:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -166,14 +166,18 @@ class Batch:
     ids : the checkpoints' ids, in order.
     tensors : numpy arrays (read-only where they are views of the file), or torch tensors.
     state : resuming from it continues right behind this batch (and, with ranks, behind its whole round).
+    columns : the metadata columns that the stream was asked for: arrays ``(len(ids),)`` of numbers, or torch tensors,
+        and lists of strings and times; see ``Zoo.stream``.
     """
 
     ids: tuple[str, ...]
     tensors: dict[str, Any]
     state: State
+    columns: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __getitem__(self, name: str) -> Any:
-        return self.tensors[name]
+        """A tensor, or a column."""
+        return self.tensors[name] if name in self.tensors else self.columns[name]
 
     def __len__(self) -> int:
         """Checkpoints in the batch."""
@@ -181,7 +185,15 @@ class Batch:
 
     def pin_memory(self) -> "Batch":
         """The same batch in pinned memory; a DataLoader calls it."""
-        return Batch(self.ids, {name: tensor.pin_memory() for name, tensor in self.tensors.items()}, self.state)
+        return self.with_arrays(lambda tensor: tensor.pin_memory())
+
+    def with_arrays(self, convert: Callable[[Any], Any]) -> "Batch":
+        """The same batch with every array, those of columns too, as ``convert`` makes it; lists stay."""
+        tensors = {name: convert(array) for name, array in self.tensors.items()}
+        columns = self.columns and {
+            name: values if isinstance(values, list) else convert(values) for name, values in self.columns.items()
+        }
+        return Batch(self.ids, tensors, self.state, columns)
 
 
 @dataclass(frozen=True)
@@ -195,6 +207,7 @@ class Source:
     ids : their checkpoints' ids.
     revision, location : of the zoo.
     prefetch : fetches blocks of a zoo on another machine ahead; None for one on this.
+    columns : of the metadata, (N,) rows, which go along with the tensors.
     """
 
     readers: dict[str, TensorReader]
@@ -203,6 +216,7 @@ class Source:
     revision: str
     location: str
     prefetch: Callable[[Iterable[Span]], None] | None = None
+    columns: pa.Table | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -275,6 +289,11 @@ class Stream:
             "position": 0,
         }
         self._state = self._start
+        self._columns = (
+            {}
+            if source.columns is None
+            else {name: _values(source.columns[name]) for name in source.columns.column_names}
+        )
 
     def __len__(self) -> int:
         """Batches in the next iteration, as this reader sees it."""
@@ -320,7 +339,14 @@ class Stream:
         source = self._source
         tree_rows = source.rows[rows]
         tensors = {name: reader.gather(tree_rows) for name, reader in source.readers.items()}
-        return Batch(tuple(source.ids.take(pa.array(rows)).to_pylist()), tensors, state)
+        ids = tuple(source.ids.take(pa.array(rows)).to_pylist())
+        if not self._columns:
+            return Batch(ids, tensors, state)
+        columns = {
+            name: values[rows] if isinstance(values, np.ndarray) else values.take(pa.array(rows)).to_pylist()
+            for name, values in self._columns.items()
+        }
+        return Batch(ids, tensors, state, columns)
 
     def state_dict(self) -> State:
         """The position behind the last batch that was handed out."""
@@ -332,12 +358,15 @@ class Stream:
         Raises
         ------
         StateError
-            The state belongs to other rows, tensors or another order than this stream's.
+            The state belongs to other rows, tensors or another order than this stream's. Where the zoo has grown since,
+            the message says how to open it as it was: ``ckptzoo.open(path, revision=state["revision"])``.
         """
         for name in ("revision", "plan"):
             if state.get(name) != self._start[name]:
                 what, got = f"{name} of the saved state", str(state.get(name))
                 step = "Open the same zoo, select and stream the same rows and tensors."
+                if name == "revision":
+                    step = f"Open the zoo as it was, ckptzoo.open(..., revision={got!r}), and stream the same of it."
                 raise StateError(Problem(self._source.location, what, str(self._start[name]), got, step))
         position, epoch = state.get("position"), state.get("epoch")
         fits = type(position) is int and type(epoch) is int and 0 <= position < max(1, len(self._source.rows))
@@ -375,6 +404,14 @@ def prepared(
             yield rows
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _values(column: pa.ChunkedArray) -> NDArray[Any] | pa.Array:
+    """A column as an array of numbers, with NaN where one is missing; strings and times as they are."""
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        return column.combine_chunks()
+    return (column.cast(pa.float64()) if column.null_count else column).to_numpy()
 
 
 def _digest(rows: NDArray[np.int64]) -> str:

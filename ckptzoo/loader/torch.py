@@ -1,16 +1,17 @@
-"""Batches for torch and for Hugging Face datasets: tensors on a device, a dataset for DataLoader and ranks."""
+"""Batches for torch: tensors on a device, a dataset for DataLoader and ranks."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 import torch.distributed
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
-from ckptzoo.errors import require
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.loader.stream import Batch, ReaderShard, Remainder, Shuffle, Source, State, Stream
 
@@ -18,10 +19,6 @@ _BFLOAT16 = numpy_dtype("bfloat16")
 """A dtype that torch.from_numpy does not take, because numpy has it from ml_dtypes."""
 _SHARED = ("seed", "epoch", "position")
 """The fields of a dataset's state that can change; they are in memory that its workers share."""
-_EXAMPLE_ROWS = 64
-"""Checkpoints that ``iterable`` reads at a time, at most."""
-_EXAMPLE_BYTES = 64 * 2**20
-"""Bytes that it reads at a time, at most, or one checkpoint."""
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
@@ -68,15 +65,14 @@ class TorchStream:
         self._start = self._state = self._stream.state_dict()
 
     def _moved(self, batch: Batch) -> Batch:
-        tensors: dict[str, Any] = {}
-        for name, array in batch.tensors.items():
-            tensor = owned(array)
-            if self._device.type == "cuda":
-                # torch copies asynchronously from pinned memory alone
-                tensors[name] = tensor.pin_memory().to(self._device, non_blocking=True)
-            else:
-                tensors[name] = tensor.to(self._device)
-        return Batch(batch.ids, tensors, batch.state)
+        return batch.with_arrays(self._tensor)
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        tensor = owned(array)
+        if self._device.type == "cuda":
+            # torch copies asynchronously from pinned memory alone
+            return tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor.to(self._device)
 
     def state_dict(self) -> State:
         """The position behind the last batch that was handed out."""
@@ -93,8 +89,23 @@ class TorchStream:
         self._start = self._state = self._stream.state_dict()
 
 
+def _refuse_to_collate(batches: list[Batch], **_: Any) -> NoReturn:
+    """What DataLoader calls to make one batch of several, where it was not told that the dataset makes batches."""
+    step = "Write DataLoader(dataset, batch_size=None), and the size in zoo.to_torch(..., batch_size=...)."
+    got = f"one that puts {len(batches)} batches of up to {len(batches[0])} checkpoints together"
+    raise ZooError(
+        Problem("to_torch", "DataLoader", "one with batch_size=None, as the dataset gives batches", got, step)
+    )
+
+
+# without an entry of its own, a Batch is a type that torch cannot put together, and the error does not say what to do
+default_collate_fn_map[Batch] = _refuse_to_collate
+
+
 class ZooDataset(IterableDataset[Batch]):
     """A zoo's batches for ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=...)``.
+
+    A DataLoader with a ``batch_size`` would make batches of batches; it raises ZooError, which says what to write.
 
     The workers of a rank share its batches, the ranks of ``torch.distributed`` share the zoo, and the order is that
     of ``Zoo.stream`` whatever their number. Use ``batch.state`` to resume: workers run ahead of what was used.
@@ -150,7 +161,7 @@ class ZooDataset(IterableDataset[Batch]):
         stream = Stream(self._source, **self._options, shard=shard)
         stream.load_state_dict(self.state_dict())
         for batch in stream:
-            yield Batch(batch.ids, {name: owned(array) for name, array in batch.tensors.items()}, batch.state)
+            yield batch.with_arrays(owned)
 
     def state_dict(self) -> State:
         """Where the next iteration starts."""
@@ -166,28 +177,3 @@ class ZooDataset(IterableDataset[Batch]):
         """Start the next iteration at the beginning of this epoch."""
         self._stream.set_epoch(epoch)
         self._share()
-
-
-def iterable(source: Source, *, shards: int) -> Any:
-    """A ``datasets.IterableDataset`` with one example a checkpoint, in this number of shards, at most one a checkpoint.
-
-    Raises
-    ------
-    MissingExtraError
-        ``datasets`` is not installed.
-    """
-    datasets = require("datasets", "hub")
-    cuts = np.linspace(0, len(source.rows), max(1, min(shards, len(source.rows))) + 1).astype(int)
-    spans = list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
-    # datasets makes its shards of the lists among these arguments, and every worker gets some of the spans
-    return datasets.IterableDataset.from_generator(_examples, gen_kwargs={"spans": spans, "source": source})
-
-
-def _examples(spans: list[tuple[int, int]], source: Source) -> Iterator[dict[str, Any]]:
-    step = max(1, min(_EXAMPLE_ROWS, _EXAMPLE_BYTES // max(1, source.row_bytes)))
-    for first, stop in spans:
-        for start in range(first, stop, step):
-            rows = slice(start, min(start + step, stop))
-            arrays = {name: reader.gather(source.rows[rows]) for name, reader in source.readers.items()}
-            for position, id in enumerate(source.ids[rows].to_pylist()):
-                yield {"id": id, **{name: array[position] for name, array in arrays.items()}}

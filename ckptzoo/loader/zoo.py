@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +14,12 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
+from ckptzoo.loader.datasets import iterable
+from ckptzoo.loader.filters import Filters
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.remote_files import RemoteFiles
-from ckptzoo.loader.selection import Filters, Selection, left_out, standing
+from ckptzoo.loader.selection import Selection, left_out, standing
 from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.loader.stream import Batch, ReaderShard, Remainder, Shuffle, Source, Stream
 from ckptzoo.loader.variant import Variant
@@ -25,13 +27,19 @@ from ckptzoo.remote import open_remote
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.text import counted
+from ckptzoo.text import counted, shortened
 
 BATCH_BYTES = 64 * 2**20
 """The largest batch of ``Zoo.batches`` by default, in bytes of its tensors."""
 
 
-def open(address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None) -> "Zoo":
+def open(
+    address: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    endpoint: str | None = None,
+    token: str | None = None,
+) -> "Zoo":
     """Open a zoo: a folder on this machine, a dataset repository on a hub, or a folder behind a web server.
 
     Parameters
@@ -39,6 +47,9 @@ def open(address: str | os.PathLike[str], *, endpoint: str | None = None, token:
     address : a folder, ``org/zoo``, ``hf://datasets/org/zoo@revision``, ``https://host/path/zoo`` (any server with
         ranges; ``ckptzoo compact`` writes the listing it needs) or an fsspec address such as ``s3://bucket/zoo``.
         A folder that exists wins over a repository of the same name.
+    revision : ``zoo.revision``, or the ``"revision"`` of a stream's state: the zoo as it was then, without the
+        parts and tombstones that came behind it. A stream's state continues there exactly. Variants and predictions
+        that were derived since are there. By default the zoo as it is now.
     endpoint, token : of the hub, if they are not those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``). The
         token stays in this process; others that the zoo is sent to use huggingface_hub's.
 
@@ -50,6 +61,8 @@ def open(address: str | os.PathLike[str], *, endpoint: str | None = None, token:
         Another machine gives no answer for longer than the retry policy allows.
     IntegrityError
         It is not a zoo, or what can be seen without reading the shards is wrong.
+    ZooError
+        It has no such revision; the message names the nearest.
 
     Notes
     -----
@@ -58,7 +71,7 @@ def open(address: str | os.PathLike[str], *, endpoint: str | None = None, token:
     ``refresh`` alone. Retracted checkpoints are left out, with a warning. The number of requests and of bytes is
     tested in ``tests/loader/test_remote_files.py``.
     """
-    contents = read_contents(_files(address, endpoint, token))
+    contents = read_contents(_files(address, endpoint, token), revision)
     rows = standing(contents)
     if note := left_out(contents, rows):
         warnings.warn(f"{contents.files.name}: {note}; zoo.retracted lists them.", UserWarning, stacklevel=2)
@@ -75,8 +88,9 @@ class Zoo:
     """Many checkpoints of one architecture, as they were when the zoo was opened, or a selection of them.
 
     ``zoo["conv1.weight"]`` is the tensor of every checkpoint, ``(N, *shape)``, read when indexed;
-    ``zoo["conv1.weight", "first-weight"]`` the same in another gauge. Selections (``where``, ``take``,
-    ``last_steps``) are Zoos too and share what was read. A Zoo can be pickled and sent to another process.
+    ``zoo["conv1.weight", "first-weight"]`` the same in another gauge. ``zoo[3]`` and iteration give checkpoints as
+    trained, ``id in zoo`` asks for one by its id. Selections (``where``, ``take``, ``last_steps``, ``zoo[10:20]``) are
+    Zoos too and share what was read. A Zoo can be pickled and sent to another process.
     """
 
     def __init__(self, contents: Contents, variants: dict[str, Variant], rows: NDArray[np.int64]) -> None:
@@ -127,7 +141,7 @@ class Zoo:
 
     @property
     def revision(self) -> str:
-        """Digest of the ordered list of parts at opening."""
+        """Digest of the ordered list of parts and tombstones at opening; ``ckptzoo.open`` takes it."""
         return self._contents.revision
 
     @property
@@ -144,6 +158,14 @@ class Zoo:
     def retracted(self) -> pa.Table:
         """The tombstones: id, reason, contributor, created."""
         return self._contents.retracted.metadata
+
+    @property
+    def measured(self) -> pa.Table:
+        """Figures that were measured when their checkpoints were in the zoo already: id, by whom, when, and which.
+
+        ``metadata`` and ``variant_metadata`` have them where rows had none.
+        """
+        return self._contents.measured.metadata
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -184,14 +206,24 @@ class Zoo:
 
         Parameters
         ----------
-        filters : ``[("test_accuracy", ">", 0.8), ("seed", "<", 500)]`` as pyarrow and datasets take them, a
-            ``pyarrow.compute`` expression, or text such as ``"test_accuracy > 0.8 and seed < 500"``, which is parsed
-            and never evaluated.
+        filters : ``[("test_accuracy", ">", 0.8), ("seed", "<", 500)]``, of which all hold, or a list of such lists, of
+            which any holds; a ``pyarrow.compute`` expression; text such as ``"test_accuracy > 0.8 and seed < 500"``,
+            which is parsed and never evaluated; ``{"dataset": "mnist", "seed": [3, 4]}``, the value or the values that
+            columns are to have; or a mask, ``(N,)`` booleans. ``None`` stands for a missing value, and a text such as
+            ``"2024-01-31"`` for a time where the column holds times, of UTC where it names no other zone.
 
         Raises
         ------
         UnknownNameError
             No such column.
+        ZooError
+            The filters have another form, compare a column with a value of another type, or are a mask of another
+            length; the message shows how to write it.
+
+        Examples
+        --------
+        >>> zoo.where({"seed": [3, 4]}).ids == zoo.where("seed in [3, 4]").ids  # doctest: +SKIP
+        True
         """
         return self.take(self._selection.matching(filters))
 
@@ -217,8 +249,66 @@ class Zoo:
         """Each member's checkpoint of the last step, in zoo order."""
         return self.take(self._selection.last_steps())
 
-    def __getitem__(self, key: str | tuple[str, str]) -> StackedTensor:
-        return self._selection.stacked(*((key, layout.RAW) if isinstance(key, str) else key))
+    @overload
+    def __getitem__(self, key: str | tuple[str, str]) -> StackedTensor: ...
+    @overload
+    def __getitem__(self, key: int | np.integer[Any]) -> Checkpoint: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[int] | NDArray[Any]) -> "Zoo": ...
+    def __getitem__(self, key: Any) -> "StackedTensor | Checkpoint | Zoo":
+        """A tensor of every checkpoint, one checkpoint, or some of them.
+
+        Parameters
+        ----------
+        key : a tensor's name, for its stack as trained, or a tensor's name and a variant's; an integer, for the
+            checkpoint at that position, as trained; a slice, integers or a mask, for a selection as ``take`` gives it.
+
+        Raises
+        ------
+        UnknownNameError
+            No such tensor, or no such variant.
+        IndexError
+            No checkpoint has this position.
+        """
+        match key:
+            case str():
+                return self._selection.stacked(key, layout.RAW)
+            case (str() as name, str() as variant):
+                return self._selection.stacked(name, variant)
+            case bool():  # an int, too
+                pass
+            case int() | np.integer():
+                return self._selection.checkpoint_at(self._place(int(key)), layout.RAW)
+            case slice() | list() | range() | np.ndarray():
+                return self.take(key)
+        expected = "a tensor's name, a tensor's and a variant's, or positions"
+        first = next(iter(self.arch.names))
+        step = f"Write, for example, zoo[{first!r}], zoo[{first!r}, 'canonical'], zoo[3] or zoo[10:20]."
+        if isinstance(key, tuple) and key and isinstance(key[0], str):
+            step = f"Write zoo[{key[0]!r}][...] to index the tensor."
+        raise ZooError(Problem(self.name, "index", expected, shortened(repr(key), 80), step))
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        """Every checkpoint as trained, one by one; ``stream`` and ``batches`` read many at a time, which is faster."""
+        return (self._selection.checkpoint_at(position, layout.RAW) for position in range(len(self)))
+
+    def __contains__(self, item: object) -> bool:
+        """Whether a checkpoint of this id is among these; of a checkpoint, its own id."""
+        id = item.id if isinstance(item, Checkpoint) else item
+        if not isinstance(id, str):
+            return False
+        found = self._selection.ids.index(id).as_py() >= 0
+        if not found and id in self.arch:
+            step = f"Write {id!r} in zoo.arch to ask for a tensor."
+            raise ZooError(Problem(self.name, f"{id!r} in zoo", "a checkpoint's id", "a tensor's name", step))
+        return found
+
+    def _place(self, index: int) -> int:
+        """A position from 0, of one that may count from the end."""
+        count = len(self)
+        if not -count <= index < count:
+            raise IndexError(f"{self.name}: position: expected {-count} to {count - 1}, got {index}.")
+        return index % count
 
     def group_element(self, variant: str) -> dict[str, StackedTensor]:
         """The group element g of a variant, with variant = g . raw: ``{"<group>.perm": (N, n), ...}``."""
@@ -227,12 +317,13 @@ class Zoo:
     def variant_metadata(self, variant: str) -> pa.Table:
         """A variant's own rows (ties, margins, certificates), one per checkpoint, in zoo order."""
         opened, rows = self._selection.variant_rows(variant)
-        return opened.tree.metadata.take(pa.array(rows))
+        return self._contents.columns(opened.tree, opened.tree.rows.schema.names).take(pa.array(rows))
 
     def stream(
         self,
         *names: str,
         variant: str = layout.RAW,
+        columns: Sequence[str] = (),
         batch_size: int = 256,
         shuffle: Shuffle = False,
         seed: int = 0,
@@ -247,6 +338,10 @@ class Zoo:
         ----------
         names : tensors, or layers for all their tensors; none for everything.
         variant : the gauge.
+        columns : of the metadata, whose values come with each batch, ``batch["test_accuracy"]``: numbers and truth
+            values as arrays of int64, float64 or bool, strings and times (of UTC) as lists. A missing value is NaN
+            or None; integers and truth values are float64 (integers exact up to 2**53) where the zoo or selection
+            lacks one. They change neither order nor state: a stream with other columns continues from it.
         batch_size : checkpoints a batch.
         shuffle : False; True (blocks across the zoo, then rows within a window of blocks: bounded memory and
             requests); or ``"global"``.
@@ -258,8 +353,14 @@ class Zoo:
         Returns
         -------
         Stream, or TorchStream where a device is given: an iterable of Batch.
+
+        Examples
+        --------
+        >>> batch = next(iter(zoo.stream("conv1", columns=["test_accuracy"], batch_size=4)))  # doctest: +SKIP
+        >>> batch["conv1.weight"].shape, batch["test_accuracy"].shape  # doctest: +SKIP
+        ((4, 2, 1, 4, 4), (4,))
         """
-        source = self._source(names, variant)
+        source = self._source(names, variant, columns)
         shard = ReaderShard(rank, world_size)
         stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, remainder=remainder, shard=shard)
         return stream if device is None else import_torch().TorchStream(stream, device)
@@ -287,6 +388,7 @@ class Zoo:
         self,
         *names: str,
         variant: str = layout.RAW,
+        columns: Sequence[str] = (),
         batch_size: int = 256,
         shuffle: Shuffle = False,
         seed: int = 0,
@@ -296,9 +398,12 @@ class Zoo:
     ) -> Any:
         """An IterableDataset of Batch for ``DataLoader(dataset, batch_size=None, num_workers=...)``.
 
+        Its batches have ``batch_size`` checkpoints; a DataLoader with a batch size of its own raises ZooError.
+
         Parameters
         ----------
-        names, variant, batch_size, shuffle, seed, remainder : as in ``stream``.
+        names, variant, columns, batch_size, shuffle, seed, remainder : as in ``stream``, and columns of numbers are
+            torch tensors.
         rank, world_size : by default those of ``torch.distributed`` where it is initialised, else one rank.
 
         Notes
@@ -307,7 +412,7 @@ class Zoo:
         ``DistributedSampler``. Workers of a DataLoader with ``persistent_workers=True`` see it too.
         """
         return import_torch().ZooDataset(
-            self._source(names, variant),
+            self._source(names, variant, columns),
             batch_size=batch_size,
             shuffle=shuffle,
             seed=seed,
@@ -316,15 +421,23 @@ class Zoo:
             world_size=world_size,
         )
 
-    def to_datasets(self, *names: str, variant: str = layout.RAW, shards: int = 16) -> Any:
-        """A ``datasets.IterableDataset`` of ``{"id": ..., name: array}``, one example a checkpoint.
+    def to_datasets(self, *names: str, variant: str = layout.RAW, columns: Sequence[str] = (), shards: int = 16) -> Any:
+        """A ``datasets.IterableDataset`` of ``{"id": ..., name: array, column: value}``, one example a checkpoint.
+
+        Its ``features`` say the dtype and shape of every tensor and the type of every column.
 
         Parameters
         ----------
-        names, variant : as in ``stream``.
+        names, variant : as in ``stream``. bfloat16 comes as float32, because ``datasets`` does not have it.
+        columns : of the metadata; missing values are None.
         shards : pieces that ``datasets`` may hand to workers or nodes.
+
+        Raises
+        ------
+        MissingExtraError
+            ``datasets`` is not installed.
         """
-        return import_torch().iterable(self._source(names, variant), shards=shards)
+        return iterable(self._source(names, variant, columns), shards=shards)
 
     def checkpoint(self, id: str, *, variant: str = layout.RAW) -> Checkpoint:
         """One checkpoint by its id.
@@ -368,11 +481,11 @@ class Zoo:
         return stacked if device is None else {name: tensor.to(device) for name, tensor in stacked.items()}
 
     def refresh(self) -> "Zoo":
-        """The zoo as it is now, parts that came since it was opened included; a selection is not carried over."""
+        """The zoo as it is now, also where it was opened at a revision; a selection is not carried over."""
         files = self._contents.files
         if isinstance(files, RemoteFiles):
             return open(files.address, endpoint=files.endpoint, token=files.token)
         return open(self.path)
 
-    def _source(self, names: Sequence[str], variant: str) -> Source:
-        return self._selection.source(names, variant)
+    def _source(self, names: Sequence[str], variant: str, columns: Sequence[str] = ()) -> Source:
+        return self._selection.source(names, variant, columns)

@@ -6,7 +6,7 @@ each checked against its digest. It knows nothing of what the files hold.
 
 from ckptzoo.errors import AbsentError, OfflineError, RemoteError
 from ckptzoo.remote.address import candidates
-from ckptzoo.remote.cache import CacheEntry, Pruned, cache_limit, cache_root, cached_zoos, parse_size, prunable, prune
+from ckptzoo.remote.cache import CacheEntry, Pruned, cache_limit, cache_root, cached_zoos, prunable, prune
 from ckptzoo.remote.remote import Remote, open_remote
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "cached_zoos",
     "candidates",
     "open_remote",
-    "parse_size",
     "prunable",
     "prune",
 ]

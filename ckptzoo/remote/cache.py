@@ -1,7 +1,7 @@
 """Blocks and files that were fetched once, on disk under their digests; ``ckptzoo cache ls`` and ``prune``.
 
     <root>/<zoo>/address.json              the zoo's address
-    <root>/<zoo>/revisions/<name>.json     which commit a revision was, and the files it holds
+    <root>/<zoo>/revisions/<name>.json     which commit a revision was, and the files it holds; sealed
     <root>/<zoo>/blobs/<2 hex>/<digest>    bytes
 
 Every file appears by one rename, and a blob is compared with its name whenever it is read, so a process that dies, a
@@ -17,15 +17,19 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ckptzoo.errors import Problem, UnknownNameError, ZooError
-from ckptzoo.remote.stores import FileEntry
+from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
+from ckptzoo.format import table
+from ckptzoo.format.durable import regular
+from ckptzoo.remote.stores import FileEntry, listed
+from ckptzoo.schema.documents import MAX_BYTES, Document, seal, unseal
+from ckptzoo.text import parse_size
 
 DEFAULT_LIMIT = 32 * 2**30
 """Bytes."""
@@ -39,8 +43,9 @@ TEMPORARY = ".tmp-"
 """How the names of files begin that are being written."""
 GONE = "gone"
 """The name of a file that marks a zoo which cannot be fetched any more."""
-_DIGEST = re.compile(r"(sha256|git)-[0-9a-f]{40,64}")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*")
+_MAX_ADDRESS = 2**16
+"""Bytes of ``address.json``."""
+_DIGEST = re.compile(r"(sha256|git):[0-9a-f]{40,64}")
 _TRUE = ("1", "on", "yes", "true")
 """In small letters; the values that huggingface_hub takes as true."""
 
@@ -62,23 +67,6 @@ def cache_limit(environment: Mapping[str, str] = os.environ) -> int:
 def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether ``$CKPTZOO_OFFLINE`` or ``$HF_HUB_OFFLINE`` says that the network is not to be used."""
     return any(environment.get(name, "").lower() in _TRUE for name in ("CKPTZOO_OFFLINE", "HF_HUB_OFFLINE"))
-
-
-def parse_size(text: str, *, location: str) -> int:
-    """A size as a person writes it, in bytes.
-
-    >>> parse_size("1.5 kB", location="here"), parse_size("2MiB", location="here")
-    (1500, 2097152)
-
-    Raises
-    ------
-    ZooError
-        It is no size.
-    """
-    matched = _SIZE.fullmatch(text)
-    if matched is None:
-        raise ZooError(Problem(location, "size", "one such as 20GB or 512MiB", repr(text), "Correct it."))
-    return int(float(matched[1]) * (1024 if matched[3] else 1000) ** " kMGT".index(matched[2] or " "))
 
 
 @dataclass(frozen=True)
@@ -113,7 +101,7 @@ class Cache:
         """The bytes of a digest (``sha256:<hex>`` or ``git:<hex>``), or None; a damaged blob is removed."""
         path = self._path(digest)
         try:
-            with path.open("rb") as file:
+            with open(path, "rb", opener=regular) as file:
                 data, used = file.read(), os.fstat(file.fileno()).st_mtime
         except OSError:
             return None
@@ -149,17 +137,21 @@ class Cache:
             return
         entries = {entry.name: [entry.size, entry.digest] for entry in record.entries.values()}
         content = {"asked": asked, "revision": record.revision, "entries": entries, "saved": time.time()}
+        if len(data := seal(content)) > MAX_BYTES:
+            return  # it would not be read
         self._put(self.folder / "address.json", json.dumps({"address": self.address}).encode())
         for name in {asked, record.revision}:
-            self._put(self._revision(name), json.dumps(content).encode())
+            self._put(self._revision(name), data)
 
     def remembered(self, asked: str) -> RevisionRecord | None:
-        """What a revision was when it was last looked up, or None."""
+        """What a revision was when it was last looked up, or None; what is damaged counts as not there."""
         try:
-            content: Any = json.loads(self._revision(asked).read_bytes())
-            entries = {name: FileEntry(name, *facts) for name, facts in content["entries"].items()}
-            return RevisionRecord(str(content["revision"]), entries)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            content = _sealed(self._revision(asked))
+            if asked not in (content["asked"], content["revision"]):
+                return None  # another revision's file under this name
+            entries = [_entry(name, facts) for name, facts in content["entries"].items()]
+            return RevisionRecord(_text(content["revision"]), listed(entries, location=self.address))
+        except (IntegrityError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
     def mark_gone(self) -> None:
@@ -171,9 +163,7 @@ class Cache:
         return self.folder / "revisions" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
 
     def _path(self, digest: str) -> Path:
-        name = digest.replace(":", "-")
-        if not _DIGEST.fullmatch(name):
-            raise ValueError(f"not a digest: {digest[:80]!r}")
+        name = _checked_digest(digest).replace(":", "-")
         return self.folder / "blobs" / name.partition("-")[2][:2] / name
 
     def _put(self, path: Path, data: bytes | memoryview) -> None:
@@ -207,7 +197,7 @@ class Cache:
             return
         try:
             _make_folder(self.root, self.root)
-            with (self.root / ".lock").open("ab") as lock:
+            with open(self.root / ".lock", "ab", opener=regular) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 blobs = sorted(blobs_of(self.root, with_gone=False), key=lambda blob: (blob.used, blob.path))
                 total = sum(blob.nbytes for blob in blobs_of(self.root)) + nbytes
@@ -255,15 +245,16 @@ def blobs_of(root: Path, *, with_gone: bool = True) -> Iterator[Blob]:
             continue
         for path in folder.glob("blobs/*/*"):
             with contextlib.suppress(OSError):
-                if not path.name.startswith(TEMPORARY):
-                    facts = path.stat()
+                facts = path.lstat()
+                # nothing here makes folders, links and pipes, and what they lead to is not the cache's
+                if not path.name.startswith(TEMPORARY) and stat.S_ISREG(facts.st_mode):
                     yield Blob(path, facts.st_size, facts.st_mtime)
 
 
 def sweep(root: Path) -> None:
     """Remove files that were left half written by processes that died; those being written are locked."""
     for leftover in root.glob(f"*/**/{TEMPORARY}*"):
-        with contextlib.suppress(OSError), leftover.open("rb") as file:
+        with contextlib.suppress(OSError), open(leftover, "rb", opener=regular) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             leftover.unlink(missing_ok=True)
 
@@ -373,17 +364,46 @@ def _revisions(folder: Path) -> tuple[tuple[str, str], ...]:
     latest: dict[str, tuple[float, str]] = {}
     for path in sorted((folder / "revisions").glob("*.json")):
         try:
-            content = json.loads(path.read_bytes())
-            revision, asked, saved = str(content["revision"]), str(content["asked"]), float(content["saved"])
-        except (OSError, ValueError, KeyError, TypeError):
+            content = _sealed(path)
+            revision, asked, saved = _text(content["revision"]), _text(content["asked"]), float(content["saved"])
+        except (IntegrityError, ValueError, KeyError, TypeError, OverflowError):
             continue
         latest[revision] = max(latest.get(revision, (0.0, "")), (saved, asked))
     newest = sorted(latest.items(), key=lambda item: (-item[1][0], item[0]))
     return tuple((revision, asked) for revision, (_, asked) in newest)
 
 
+def _entry(name: str, facts: object) -> FileEntry:
+    """A file of a revision, as ``Cache.remember`` writes it; ValueError for anything else."""
+    match facts:
+        case [int(size), None] if not isinstance(size, bool):
+            return FileEntry(name, size)
+        case [int(size), str(digest)] if not isinstance(size, bool):
+            return FileEntry(name, size, _checked_digest(digest))
+    raise ValueError(f"{facts!r}"[:80])
+
+
+def _checked_digest(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError(f"not a digest: {digest[:80]!r}")
+    return digest
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"not a text: {value!r}"[:80])
+    return value
+
+
+def _sealed(path: Path) -> Document:
+    """The content of a sealed document of the cache; IntegrityError where it is missing, too large or damaged."""
+    content, _ = unseal(table.read_bytes(path, location=str(path), max_bytes=MAX_BYTES), location=str(path))
+    return content
+
+
 def _address(folder: Path) -> str:
     try:
-        return str(json.loads((folder / "address.json").read_bytes())["address"])
-    except (OSError, ValueError, KeyError, TypeError):
+        data = table.read_bytes(folder / "address.json", location=folder.name, max_bytes=_MAX_ADDRESS)
+        return str(json.loads(data)["address"])
+    except (IntegrityError, ValueError, KeyError, TypeError, RecursionError):
         return folder.name

@@ -169,10 +169,11 @@ def read_listing(
 
     info, _ = read(f"{api}/revision/{quote(place.revision, safe='')}?blobs=true")
     try:
-        commit, siblings = str(info["sha"]), list[Any](info["siblings"])
+        # without siblings: too many for one answer
+        commit, siblings = str(info["sha"]), info.get("siblings")
         if not _COMMIT.fullmatch(commit):
             raise ValueError(f"commit {commit[:80]!r}")
-        if all("size" in item for item in siblings):
+        if siblings is not None and all("size" in item for item in siblings):
             entries = [_entry(item["rfilename"], item, item.get("blobId")) for item in siblings]
         else:
             tree = _pages(read, f"{api}/tree/{commit}?recursive=true")

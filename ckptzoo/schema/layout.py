@@ -1,7 +1,10 @@
 """Names of the files and folders of a zoo, and which names are accepted in untrusted zoos."""
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from ckptzoo.errors import Problem, ZooError
 
 FORMAT = "ckptzoo"
 VERSION = 1
@@ -25,11 +28,19 @@ ELEMENT = "g"
 """The stem of the shards that hold a variant's group element."""
 RETRACTED = "retracted"
 """The derived tree of tombstones."""
+MEASURED = "measured"
+"""The derived tree of figures that were measured later."""
+ROWS_ALONE = (RETRACTED, MEASURED)
+"""Derived trees without shards, in which a checkpoint may have several rows."""
 PREDICTIONS = "predictions"
 """How the names of derived trees of predictions begin; also the stem of their shards."""
 
 PART_NAME = re.compile(r"(\d{6})-([0-9a-f]{8})")
 """Sequence number and the beginning of the digest; see ``part_name``."""
+MAX_SEQUENCE = 999_999
+"""The last sequence number: names of seven digits are no names of parts, and no reader finds them."""
+SET_ASIDE = "Move the part that should not be there out of the zoo, and keep it until you know that it is wrong."
+"""What to do with parts that contradict one another: which of them is wrong, their bytes do not say."""
 SHARD_NAME = re.compile(r"([a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?)-(\d{2,6})\.safetensors")
 SNAPSHOT_NAME = re.compile(r"(\d{6})-(?:([1-9]\d{0,9})-)?([0-9a-f]{64})\.parquet")
 """Parts covered, bytes of the tail (none in those whose digest is the whole file's), sha256 of the tail."""
@@ -51,6 +62,24 @@ def set_name(tree: str) -> str | None:
     """
     inputs = tree.removeprefix(f"{PREDICTIONS}-").replace("--", "/")
     return inputs if SET_NAME.fullmatch(inputs) and predictions_name(inputs) == tree else None
+
+
+def next_sequence(names: Iterable[str], *, location: str) -> int:
+    """The number of the part behind those of these names, 1 for the first; names of anything else are left out.
+
+    >>> next_sequence(["000003-9f2c41aa", "README.md"], location="parts")
+    4
+
+    Raises
+    ------
+    ZooError
+        There is a part with the last number.
+    """
+    last = max((name for name in names if PART_NAME.fullmatch(name)), default="000000")
+    if (sequence := int(last[:6]) + 1) > MAX_SEQUENCE:
+        step = f"Give {last} the number behind the part before it; its digest does not cover its number."
+        raise ZooError(Problem(location, "number of the next part", f"at most {MAX_SEQUENCE}", str(sequence), step))
+    return sequence
 
 
 def part_name(sequence: int, digest: str) -> str:

@@ -1,13 +1,17 @@
 """The columns of a part's rows: fixed, typed schemas, so that all parts of all zoos fit together."""
 
+import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, cast
 
 from ckptzoo.errors import Problem
 
 MAX_ID = 200
 """Characters of a checkpoint's id."""
+MAX_EXTRA, MAX_NESTING = 2**20, 32
+"""Characters of a row's ``extra``, and how deep its brackets are nested."""
 
 
 @dataclass(frozen=True)
@@ -91,22 +95,42 @@ PREDICTION_COLUMNS = (
 )  # fmt: skip
 """Every column of the ``metadata.parquet`` of predictions."""
 
+MEASURED_COLUMNS = (
+    Column("id", "string", "the checkpoint"),
+    Column("unit", "string", "digest of the part, raw or of a variant, whose row lacks what was measured"),
+    Column("by", "string", "who measured it"),
+    Column("created", "timestamp", "when, UTC"),
+    Column("test_loss", "float64", "as in a raw part"),
+    Column("test_accuracy", "float64", "as in a raw part"),
+    Column("test_nll", "float64", "as in a raw part"),
+    Column("test_brier", "float64", "as in a raw part"),
+    Column("test_ece", "float64", "as in a raw part"),
+    Column("certificate_random", "float64", "as in a variant's part"),
+    Column("certificate_real", "float64", "as in a variant's part"),
+    Column("certified", "string", "as in a variant's part"),
+)  # fmt: skip
+"""Every column of figures that were measured when their checkpoints were in the zoo already."""
+
+FIGURES = tuple(column.name for column in MEASURED_COLUMNS[4:])
+"""The columns that fill those of other parts."""
+
 KINDS = {
     "raw": COLUMNS,
     "variant": VARIANT_COLUMNS,
     "retracted": RETRACTED_COLUMNS,
     "predictions": PREDICTION_COLUMNS,
+    "measured": MEASURED_COLUMNS,
 }
 """What a part can be, and the columns of its rows. Columns are only ever added at the end."""
 
-LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3}
+LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3, "measured": 12}
 """The number of its kind's columns that every file has: those of the first release; others may be lacking, and null."""
 
 
 def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Iterator[Problem]:
     """Values that have their column's type and still make no sense.
 
-    Odd ids, accuracies outside 0 to 1, negative numbers of draws, draws of no method.
+    Odd ids, accuracies outside 0 to 1, negative numbers of draws, draws of no method, ``extra`` that is no JSON object.
     """
     ids: list[str] = [row["id"] for row in rows]
     odd = [name for name in ids if not name.isprintable() or " " in name or not 1 <= len(name) <= MAX_ID]
@@ -127,6 +151,56 @@ def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Itera
     if lacking := [row["id"] for row in rows if lacks_method(row)]:
         got = f"none in {len(lacking)} rows with a mode or a draw, such as {lacking[0]!r}"
         yield Problem(location, "column 'method'", "the method that the row is a draw of", got, "Name the method.")
+    yield from extra_problems([row.get("extra") for row in rows], location=location)
+
+
+def extra_problems(texts: Sequence[object], *, location: str) -> Iterator[Problem]:
+    """Values of the column ``extra`` that ``parse_extra`` does not take; null is none of them."""
+    odd = [text for text in dict.fromkeys(texts) if text is not None and parse_extra(text) is None]
+    if odd:
+        expected = f"JSON objects of finite numbers and texts, nested at most {MAX_NESTING} deep"
+        got = f"{len(odd)} others, such as {str(odd[0])[:80]!r}"
+        yield Problem(location, "column 'extra'", expected, got, "Correct the rows.")
+
+
+def parse_extra(text: object) -> dict[str, Any] | None:
+    """The object in the column ``extra``; None where it is none that every reader can use.
+
+    It is JSON as the standard has it, without NaN; numbers are finite in double precision, integers have 64 bits,
+    brackets are nested at most 32 deep, and texts can be encoded. Rows are written by anybody, and their readers
+    calculate with the numbers and print the texts.
+
+    >>> parse_extra('{"lr": 0.1}')
+    {'lr': 0.1}
+    >>> parse_extra('{"lr": NaN}') is None
+    True
+    """
+    if not isinstance(text, str) or len(text) > MAX_EXTRA:
+        return None
+    try:
+        content = json.loads(text, parse_constant=_refuse_constant)
+        if not text.isascii() or "\\u" in text:
+            # an escape may be one half of a surrogate pair
+            json.dumps(content, ensure_ascii=False).encode()
+    # RecursionError: thousands of brackets
+    except (ValueError, RecursionError):
+        return None
+    return cast(dict[str, Any], content) if isinstance(content, dict) and _is_bounded(content, MAX_NESTING) else None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _is_bounded(value: Any, depth: int) -> bool:
+    """Whether a value of JSON is nested at most so deep, and its numbers are finite or have 64 bits."""
+    if isinstance(value, dict):
+        value = list(cast(dict[str, Any], value).values())
+    if isinstance(value, list):
+        return depth > 0 and all(_is_bounded(item, depth - 1) for item in cast(list[Any], value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, int) or -(2**63) <= value < 2**64
 
 
 def lacks_method(row: Mapping[str, Any]) -> bool:

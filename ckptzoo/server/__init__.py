@@ -2,16 +2,18 @@
 
 ::
 
-    run        a server on a port: in the foreground, or in a thread
-    testing    layers around the application: a log of the requests, injected faults
-    app        raw path -> route -> access -> handler; errors -> answers
-    routes/    the handlers, one topic of the protocol per file
-    request    the authorized request that handlers get
-    responses  files and ranges of them, the front matter of a README.md
-    errors     refusals, and how much a client may ask for
-    names      which names of repositories, branches and files are accepted
-    service    the open folder: store, signer, limits
-    store/     blobs in files; folders, commits, refs and discussions in SQLite; no HTTP
+    run          a server on a port: in the foreground, or in a thread
+    connections  how long a client may take to send, and how many connections it may hold
+    testing      layers around the application: a log of the requests, injected faults
+    app          raw path -> route -> access -> handler; errors -> answers
+    routes/      the handlers, one topic of the protocol per file
+    request      the authorized request that handlers get
+    responses    files and ranges of them, the front matter of a README.md
+    errors       refusals, and how much a client may ask for
+    names        which names of repositories, branches and files are accepted
+    service      the open folder: store, signer, limits
+    quotas       how much contributors may take up
+    store/       blobs in files; folders, commits, refs and discussions in SQLite; no HTTP
 
 The unmodified ``huggingface_hub`` and ``datasets`` work against it with ``HF_ENDPOINT`` and ``HF_HUB_DISABLE_XET=1``.
 """

@@ -5,14 +5,15 @@ import inspect
 import logging
 import re
 import sqlite3
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
 
-from anyio import to_thread
+from anyio import CancelScope, CapacityLimiter, Semaphore, move_on_after, to_thread
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ckptzoo.server.connections import network_of
 from ckptzoo.server.errors import Refusal, no_repository
 from ckptzoo.server.names import KINDS, checked_id, decoded
 from ckptzoo.server.request import AuthorizedRequest
@@ -24,6 +25,7 @@ from ckptzoo.server.routes import (
     uploads,
 )
 from ckptzoo.server.service import Service
+from ckptzoo.server.shares import Share, Shares
 from ckptzoo.server.store import repositories as stored
 from ckptzoo.server.store.tokens import Caller, identify
 
@@ -32,6 +34,12 @@ Handler = Callable[[AuthorizedRequest], Response] | Callable[[AuthorizedRequest]
 _log = logging.getLogger("ckptzoo.server")
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """A full disk, a used-up quota, and the limit on the size of one file (``RLIMIT_FSIZE``)."""
+_THREADS = {"authorize": 4, "read": 24, "list": 4, "write": 16, "costly": 2}
+"""Threads of handlers that block. Those that write wait for one another, and for other processes; those that may
+compute for long, or list all files of a revision, have few: with threads of their own, none keeps the readers waiting.
+No handler delays the check of tokens."""
+_PIECE_BYTES = 2**18
+"""Longer answers are sent in pieces, each once the connection's buffer has room."""
 _MAX_HEADER = 1000
 """Characters of the message in a header."""
 _PIECES = {
@@ -46,38 +54,43 @@ _PIECES = {
 
 @dataclass(frozen=True)
 class Route:
-    """A method, the pattern of its raw paths, the role that it needs (None: whoever may read), and its handler."""
+    """A method, the pattern of its raw paths, the role that it needs (None: whoever may read), handler and threads."""
 
     method: str
     pattern: re.Pattern[str]
     role: str | None
     handler: Handler
+    threads: str
 
 
-def _route(method: str, path: str, role: str | None, handler: Handler) -> Route:
+def _route(method: str, path: str, role: str | None, handler: Handler, threads: str = "") -> Route:
     def pattern_of(piece: re.Match[str]) -> str:
         return _PIECES.get(piece[1], f"(?P<{piece[1]}>[^/]+)")
 
-    return Route(method, re.compile(re.sub(r"\{(\w+)\}", pattern_of, path)), role, handler)
+    default = "read" if method == "GET" else "write"
+
+    return Route(method, re.compile(re.sub(r"\{(\w+)\}", pattern_of, path)), role, handler, threads or default)
 
 
 _REPO = "/api/{kind}/{id}"
 ROUTES = (
     _route("GET", "/api/whoami-v2", "read", repositories.whoami),
-    _route("POST", "/api/validate-yaml", None, repositories.validate_yaml),
+    _route("GET", "/api/settings/repositories", "read", repositories.owned, "costly"),
+    _route("GET", "/api/organizations/{namespace}/settings/repositories", "read", repositories.owned, "costly"),
+    _route("POST", "/api/validate-yaml", None, repositories.validate_yaml, "costly"),
     _route("POST", "/api/repos/create", "write", repositories.create),
     _route("DELETE", "/api/repos/delete", "write", repositories.delete),
     _route("POST", "/api/repos/move", "write", repositories.move),
-    _route("GET", "/api/{kind}", None, repositories.listing),
-    _route("GET", _REPO, None, repositories.info),
-    _route("GET", _REPO + "/revision/{revision}", None, repositories.info),
+    _route("GET", "/api/{kind}", None, repositories.listing, "costly"),
+    _route("GET", _REPO, None, repositories.info, "list"),
+    _route("GET", _REPO + "/revision/{revision}", None, repositories.info, "list"),
     _route("PUT", _REPO + "/settings", "write", repositories.settings),
     _route("GET", _REPO + "/auth-check", None, repositories.auth_check),
     _route("GET", _REPO + "/auth-check/write", "write", repositories.auth_check),
     _route("GET", _REPO + "/tree/{revision}", None, content.tree),
     _route("GET", _REPO + "/tree/{revision}/{path}", None, content.tree),
-    _route("POST", _REPO + "/paths-info/{revision}", None, content.paths_info),
-    _route("POST", _REPO + "/preupload/{revision}", "contribute", uploads.preupload),
+    _route("POST", _REPO + "/paths-info/{revision}", None, content.paths_info, "read"),
+    _route("POST", _REPO + "/preupload/{revision}", "contribute", uploads.preupload, "read"),
     _route("POST", _REPO + "/commit/{revision}", "contribute", commits.commit),
     _route("GET", _REPO + "/refs", None, repositories.refs),
     _route("GET", _REPO + "/commits/{revision}", None, repositories.commits),
@@ -88,7 +101,7 @@ ROUTES = (
     _route("POST", _REPO + "/super-squash/{name}", "write", repositories.super_squash),
     _route("GET", _REPO + "/discussions", None, discussions.listing),
     _route("POST", _REPO + "/discussions", "contribute", discussions.create),
-    _route("GET", _REPO + "/discussions/{number}", None, discussions.details),
+    _route("GET", _REPO + "/discussions/{number}", None, discussions.details, "costly"),
     _route("POST", _REPO + "/discussions/{number}/comment", "contribute", discussions.comment),
     _route("POST", _REPO + "/discussions/{number}/comment/{comment}/edit", "contribute", discussions.edit_comment),
     _route("POST", _REPO + "/discussions/{number}/comment/{comment}/hide", "contribute", discussions.hide_comment),
@@ -97,13 +110,15 @@ ROUTES = (
     _route("POST", _REPO + "/discussions/{number}/merge", "write", discussions.merge_pull),
     _route("GET", "/{prefix}{id}/resolve/{revision}/{path}", None, content.resolve),
     _route("POST", r"/{prefix}{id}\.git/info/lfs/objects/batch", "contribute", uploads.batch),
-    _route("POST", r"/{prefix}{id}\.git/info/lfs/verify", "contribute", uploads.verify),
+    _route("POST", r"/{prefix}{id}\.git/info/lfs/verify", "contribute", uploads.verify, "read"),
     _route("GET", "/_blobs/{sha256}", None, content.blob),
     _route("PUT", "/_uploads/{sha256}", None, uploads.receive),
     _route("PUT", "/_uploads/{sha256}/part", None, uploads.receive_part),
     _route("POST", "/_uploads/{sha256}/join", None, uploads.join),
 )
 """Every call that the server answers. Addresses below ``/_`` are signed, and need no token."""
+_EXPANDING = frozenset({content.tree, content.paths_info})
+"""Handlers that compute for long where they are asked for the last commit of each entry."""
 
 
 class Application:
@@ -117,18 +132,37 @@ class Application:
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self._threads = {name: CapacityLimiter(count) for name, count in _THREADS.items()}
+        self._authorizing = Semaphore(_THREADS["authorize"])
+        limits = service.limits
+        self._costly = Shares("long computations", limits.costly_requests)
+        self._memory = Shares("memory", limits.address_bytes, limits.held_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
+        with self._memory.of(_address(request)) as memory:
+            await self._respond(request, memory, send)
+
+    async def _respond(self, request: Request, memory: Share, send: Send) -> None:
+        """Answer one request, or say what was wrong with it."""
+        scope, receive = request.scope, request.receive
         try:
-            response = await self._answer(request)
+            response = await self._answer(request, memory)
+            if not isinstance(response, StreamingResponse) and len(response.body) > _PIECE_BYTES:
+                memory.take(len(response.body))
+                response = _in_pieces(response)
         except ClientDisconnect:
             return
         except Refusal as refusal:
             await self._drain(request)
             response = _error_response(refusal)
         except (OSError, sqlite3.OperationalError) as error:
+            if "locked" in str(error) and isinstance(error, sqlite3.OperationalError):  # SQLITE_BUSY
+                await self._drain(request)
+                message = "Another process has locked the database. Try again."
+                await _error_response(Refusal(503, message, headers={"Retry-After": "5"}))(scope, receive, send)
+                return
             # SQLite says "database or disk is full" (SQLITE_FULL), without an errno.
             full = "full" in str(error) if isinstance(error, sqlite3.OperationalError) else error.errno in _DISK_FULL
             await self._drain(request)
@@ -142,7 +176,7 @@ class Application:
             response = _error_response(Refusal(500, "The server made a mistake."))
         await response(scope, receive, send)
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: Request, memory: Share) -> Response:
         # any byte is a character of latin-1; what is not UTF-8 is refused when a piece is decoded
         raw = request.scope["raw_path"].decode("latin-1")
         method = "GET" if request.method == "HEAD" else request.method
@@ -152,23 +186,62 @@ class Application:
             raise Refusal(405, "Method not allowed.") if matches else Refusal(404, "There is nothing at this address.")
         route, match = allowed[0]
         pieces = match.groupdict()
+        threads = self._threads[route.threads]
+        # before the body is read, so that nobody sends much without a token
+        async with self._authorizing:
+            # while it waited: Connections says so
+            if request.scope.get("state", {}).get("gone"):
+                raise ClientDisconnect
+            limiter = self._threads["authorize"]
+            caller, repository = await to_thread.run_sync(self._authorize, request, route, pieces, limiter=limiter)
+        limits, body = self.service.limits, b""
         # the handlers that are coroutines read their body as it arrives; the others block, and run in a thread
-        body = b"" if inspect.iscoroutinefunction(route.handler) else await self._body(request)
-        caller, repository = await to_thread.run_sync(self._authorize, request, route, pieces)
-        authorized = AuthorizedRequest(self.service, request, pieces, caller, repository, body)
+        if not inspect.iscoroutinefunction(route.handler):
+            is_small = caller is None or route.handler is content.paths_info
+            body = await self._body(request, limits.small_json_bytes if is_small else limits.json_bytes, memory)
+        authorized = AuthorizedRequest(self.service, request, pieces, caller, repository, threads, memory, body)
         if inspect.iscoroutinefunction(route.handler):
             return await route.handler(authorized)
-        response = await to_thread.run_sync(route.handler, authorized)
+        if route.threads == "write":
+            response = await authorized.in_thread(route.handler, authorized)
+        elif route.threads != "costly" and not (route.handler in _EXPANDING and authorized.expands):
+            response = await self._watched(route.handler, authorized)
+        else:
+            with self._costly.of(_address(request)) as share:
+                share.take(1)
+                costly = replace(authorized, threads=self._threads["costly"])
+                response = await self._watched(route.handler, costly)
         assert isinstance(response, Response)
         return response
 
-    async def _body(self, request: Request) -> bytes:
-        limit, body = self.service.limits.json_bytes, bytearray()
-        async for data in request.stream():
-            body += data
-            if len(body) > limit:
-                raise Refusal(413, f"Body: expected at most {limit} bytes.")
-        return bytes(body)
+    async def _watched(self, handler: Handler, authorized: AuthorizedRequest) -> object:
+        """Call a handler for as long as its client is there."""
+        state = authorized.http_request.scope.setdefault("state", {})
+        with CancelScope() as scope:
+
+            def leave() -> None:
+                # at once where the request waits for a thread, else as its handler notices
+                authorized.gone.set()
+                scope.cancel()
+
+            # Connections calls it; a task that waits for the disconnection would cost as much as a small answer
+            state["on_gone"] = leave
+            try:
+                return await authorized.in_thread(handler, authorized)
+            finally:
+                del state["on_gone"]
+        raise ClientDisconnect
+
+    async def _body(self, request: Request, limit: int, memory: Share) -> bytes:
+        body, seconds = bytearray(), self.service.limits.json_seconds
+        with move_on_after(seconds):
+            async for data in request.stream():
+                memory.take(len(data))
+                body += data
+                if len(body) > limit:
+                    raise Refusal(413, f"Body: expected at most {limit} bytes.")
+            return bytes(body)
+        raise Refusal(408, f"Body: expected all of it within {seconds:g} s.")
 
     def _authorize(
         self, request: Request, route: Route, pieces: dict[str, str]
@@ -200,12 +273,28 @@ class Application:
         """Read the rest of a refused body, because clients read the answer only after they have sent everything."""
         remaining = self.service.limits.drain_bytes
         try:
-            async for data in request.stream():
-                remaining -= len(data)
-                if remaining < 0:
-                    return
+            with move_on_after(self.service.limits.body_seconds):
+                async for data in request.stream():
+                    remaining -= len(data)
+                    if remaining < 0:
+                        return
         except (RuntimeError, ClientDisconnect):  # the handler has read the body, or the client has gone away
             return
+
+
+def _address(request: Request) -> str:
+    return network_of("" if request.client is None else request.client.host)
+
+
+def _in_pieces(response: Response) -> Response:
+    """The same answer as one that is sent only as fast as the client reads it."""
+    body = bytes(response.body)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), _PIECE_BYTES):
+            yield body[start : start + _PIECE_BYTES]
+
+    return StreamingResponse(pieces(), response.status_code, response.headers)
 
 
 def _unauthorized(message: str) -> Refusal:

@@ -15,6 +15,8 @@ _BRANCH = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/+-]{0,198}[A-Za-z0-9_+-])?")
 _WINDOWS_DEVICE = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")
 _MAX_PATH, _MAX_PART = 1024, 255
 """Bytes; 255 is the limit of the usual file systems for one name."""
+_MAX_LEVELS = 32
+"""Every level of a path is a folder that a commit stores anew."""
 
 
 def decoded(raw: str) -> str:
@@ -73,6 +75,8 @@ def _problem(path: str) -> str | None:
         return f"over {_MAX_PATH} bytes"
     if any(ord(letter) < 32 or 127 <= ord(letter) < 160 or letter in "\\:" for letter in path):
         return "a control character, a backslash or a colon"
+    if path.count("/") >= _MAX_LEVELS:
+        return f"over {_MAX_LEVELS} levels"
     for part in path.split("/"):
         # a folder .GIT is git's own where case does not count (CVE-2014-9390)
         if part in ("", ".", "..") or part.lower() == ".git":

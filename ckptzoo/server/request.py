@@ -2,21 +2,29 @@
 
 import json
 import re
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import parse_qs
 
+from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.names import decoded
 from ckptzoo.server.service import Service
+from ckptzoo.server.shares import Share
 from ckptzoo.server.store.repositories import Repository
 from ckptzoo.server.store.tokens import Caller
 
-_HOST = re.compile(r"[A-Za-z0-9.-]+(?::\d+)?|\[[0-9a-fA-F:]+\](?::\d+)?")
+Result = TypeVar("Result")
+_HOST = re.compile(r"([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::\d+)?")
 """A name or an IPv4 address, or an IPv6 address in brackets, with or without a port (RFC 3986, section 3.2.2)."""
+_OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", socket.gethostname().lower()})
+"""Names that mean the machine that the server runs on."""
 _MAX_SHOWN = 100
 """Characters of untrusted text in a message."""
 
@@ -31,6 +39,8 @@ class AuthorizedRequest:
     caller : None without a token.
     found_repository : None for paths that name no repository.
     body : empty for handlers that read it as it arrives.
+    threads : those that its blocking work is done in.
+    memory : what the request holds of it.
     """
 
     service: Service
@@ -38,7 +48,14 @@ class AuthorizedRequest:
     raw_pieces: Mapping[str, str]
     caller: Caller | None
     found_repository: Repository | None
+    threads: CapacityLimiter
+    memory: Share
     body: bytes = field(default=b"", repr=False)
+
+    @cached_property
+    def gone(self) -> threading.Event:
+        """Set once the client has gone away, for handlers that are watched."""
+        return threading.Event()
 
     @property
     def repository(self) -> Repository:
@@ -57,22 +74,36 @@ class AuthorizedRequest:
         """The query; of a repeated name the last value."""
         return self.http_request.query_params
 
-    @property
+    @cached_property
     def origin(self) -> str:
         """The address under which the client reaches the server, without a final slash."""
         if self.service.url is not None:
             return self.service.url.rstrip("/")
-        # The header goes into addresses that are sent to clients, so it has to be a plain name.
+        # The header goes into addresses that files are sent to, so it has to name this machine and no other.
         host = self.http_request.headers.get("host", "")
-        if not _HOST.fullmatch(host):
+        match = _HOST.fullmatch(host)
+        if match is None:
             raise Refusal(400, f"Host: expected a name and a port, got {host[:_MAX_SHOWN]!r}.")
+        address = (self.http_request.scope.get("server") or ("",))[0]
+        if match[1].lower() not in {*_OWN_NAMES, address, f"[{address}]"}:
+            step = "Start it with --url where clients know it by another name."
+            raise Refusal(421, f"Host: expected a name of the server's machine, got {host[:_MAX_SHOWN]!r}. {step}")
         return f"{self.http_request.url.scheme}://{host}"
 
-    @property
+    @cached_property
     def address(self) -> str:
         """The address of the repository's page."""
         prefix = "" if self.repository.kind == "model" else f"{self.repository.kind}s/"
         return f"{self.origin}/{prefix}{self.repository.name}"
+
+    @property
+    def contributor(self) -> str:
+        """The caller's name where it has a quota, empty for those who may write."""
+        return "" if self.may("write") else self.user
+
+    async def in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function that blocks."""
+        return await to_thread.run_sync(function, *arguments, limiter=self.threads)
 
     def may(self, role: str) -> bool:
         """Whether the caller has at least this role."""
@@ -93,38 +124,79 @@ class AuthorizedRequest:
         """Whether the query switches something on."""
         return self.query.get(name, "").lower() in ("1", "true")
 
+    @property
+    def expands(self) -> bool:
+        """Whether the last commit of each entry is asked for, in the query or the body."""
+        values = self.form.get("expand") if self.http_request.method == "POST" else None
+        return (values or [self.query.get("expand", "")])[0].lower() in ("1", "true")
+
     def query_number(self, name: str, default: int, limit: int) -> int:
         """A number of the query, brought between 1 and ``limit``."""
         text = self.query.get(name, str(default))
         return min(max(int(text), 1), limit) if re.fullmatch(r"\d{1,9}", text) else default
 
+    def page(self) -> int:
+        """The page that the query asks for, from 0."""
+        text = self.query.get("p", "")
+        return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
+
     def json(self) -> dict[str, Any]:
         """The body as a JSON object."""
         try:
-            # json raises RecursionError where brackets are nested too deep
-            value = json.loads(self.body or b"{}")
-        except (ValueError, RecursionError):
-            raise Refusal(400, "Body: expected JSON, got something else.") from None
+            value = parsed_json(self.body or b"{}")
+        except ValueError as error:
+            raise Refusal(400, f"Body: expected JSON, got something else ({error!s:.{_MAX_SHOWN}}).") from None
         if value is None:
             return {}
         if not isinstance(value, dict):
             raise Refusal(400, f"Body: expected a JSON object, got {type(value).__name__}.")
         return value
 
+    @cached_property
     def form(self) -> dict[str, list[str]]:
         """The body as a form, or as the JSON object that some clients send instead."""
         if self.http_request.headers.get("content-type", "").startswith("application/json"):
-            return {
-                name: [item if isinstance(item, str) else json.dumps(item) for item in value]
-                if isinstance(value, list)
-                else [str(value)]
-                for name, value in self.json().items()
-            }
+            return {name: self._texts(name, value) for name, value in self.json().items()}
         try:
             # max_num_fields is checked before anything is parsed
             return parse_qs(self.body.decode(), errors="strict", max_num_fields=self.service.limits.batch_files + 10)
         except ValueError:
             raise Refusal(400, "Body: expected a form of bounded size in UTF-8.") from None
+
+    def _texts(self, name: str, value: Any) -> list[str]:
+        """A value of a JSON object as a form has it: text, a number or a boolean, or a list of them."""
+        items, limit = value if isinstance(value, list) else [value], self.service.limits.batch_files
+        if len(items) > limit:
+            raise Refusal(413, f"{name:.{_MAX_SHOWN}}: expected at most {limit}, got {len(items)}.")
+        if not all(isinstance(item, str | int) for item in items):
+            raise Refusal(400, f"{name:.{_MAX_SHOWN}}: expected strings.")
+        return [str(item) for item in items]
+
+
+def parsed_json(data: bytes) -> Any:
+    r"""What JSON in UTF-8 stands for.
+
+    Raises
+    ------
+    ValueError
+        It is not JSON, is nested too deep, or holds what cannot be written again: NaN, infinities, lone surrogates
+        (``"\ud800"``), which are no characters and which no answer could hold.
+    """
+    try:
+        # given bytes, json.loads would guess the encoding and let surrogates pass
+        value = json.loads(data.decode(), parse_constant=_refuse_constant)
+        # a surrogate can only have been written as an escape
+        if b"\\u" in data:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise ValueError("not Unicode") from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def text_of(body: Mapping[str, Any], name: str, default: str | None = None) -> str:

@@ -1,5 +1,6 @@
 """A stored file or a range of it as a response, and the front matter of a README.md as the hub shows it."""
 
+import json
 import re
 from collections.abc import AsyncGenerator, Mapping
 from datetime import date
@@ -18,8 +19,12 @@ _CHUNK_BYTES = 2**20
 """A file is sent this many bytes at a time."""
 # 18 digits stay below 2**63
 _RANGE = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*")
-MAX_FRONT_MATTER = 2**18
-"""How much of a README.md is searched for its front matter, in bytes."""
+MAX_FRONT_MATTER = 2**16
+"""How much of a README.md is searched for its front matter, in bytes; those of ckptzoo's pages are below 3,000."""
+_MAX_YAML_EVENTS, _MAX_YAML_DEPTH = 10_000, 32
+"""Values and brackets of a front matter: parsing takes about 10 us each, and nesting takes stack."""
+_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The loader of libyaml, which is ten times as fast; PyYAML may be built without it."""
 _MAX_TAGS = 100
 _FRONT_MATTER = re.compile(r"\A\s*---\r?\n(.*?)(?:\r?\n)?---(?:\r?\n|\Z)", re.DOTALL)
 
@@ -113,23 +118,41 @@ def front_matter(text: str) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        It is not a plain YAML mapping. References (``*name``) are refused, because a short text may stand for a huge
-        one with them.
+        It is not a plain YAML mapping of bounded size that JSON can express.
     """
     match = _FRONT_MATTER.match(text[:MAX_FRONT_MATTER])
     if match is None:
+        if len(text) > MAX_FRONT_MATTER and text.lstrip().startswith("---"):
+            raise ValueError(f"expected front matter within {MAX_FRONT_MATTER} bytes, got more")
         return {}
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(match[1], Loader=yaml.SafeLoader)):
-            raise ValueError("expected plain YAML, got a reference")
-        content = yaml.safe_load(match[1])
-    except (yaml.YAMLError, RecursionError) as error:
+        _check_plain(match[1])
+        content = yaml.load(match[1], Loader=_YAML)
+    # PyYAML raises OverflowError for a number such as 1:1:1.0 with many places to base 60
+    except (yaml.YAMLError, RecursionError, OverflowError) as error:
         raise ValueError(str(error)) from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ValueError(f"expected a mapping, got {type(content).__name__}")
-    return {str(name): _as_json(value) for name, value in content.items()}
+    named = {str(name): _as_json(value) for name, value in content.items()}
+    # raises ValueError for what no answer can be written with: lone surrogates, integers of more than 4,300 digits
+    json.dumps(named, ensure_ascii=False, allow_nan=False).encode()
+    return named
+
+
+def _check_plain(text: str) -> None:
+    """Refuse references (``*name``), with which a short text stands for a huge one, tags (``!!name``), and too much."""
+    depth = 0
+    for number, event in enumerate(yaml.parse(text, Loader=_YAML)):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("expected plain YAML, got a reference")
+        if getattr(event, "tag", None) is not None:
+            raise ValueError(f"expected plain YAML, got a tag, {event.tag:.100}")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if number > _MAX_YAML_EVENTS or depth > _MAX_YAML_DEPTH:
+            limits = f"{_MAX_YAML_EVENTS} values in {_MAX_YAML_DEPTH} levels"
+            raise ValueError(f"expected at most {limits}, got more")
 
 
 def tags(content: dict[str, Any]) -> list[str]:

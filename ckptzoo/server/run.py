@@ -1,6 +1,7 @@
 """A server on a port: in the foreground, or in a thread for as long as a ``with`` block lasts."""
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -9,16 +10,37 @@ from types import TracebackType
 import uvicorn
 from starlette.types import ASGIApp
 
+from ckptzoo.server.connections import Connections
+from ckptzoo.server.errors import ServerLimits
+
 _START_SECONDS = 10.0
 """How long a server in a thread may take to start."""
 
 
-def _server(app: ASGIApp) -> uvicorn.Server:
+_SWITCH_SECONDS = 0.0005
+"""How long a thread computes while another one waits. The event loop waits so long after every call of a socket while
+diffs or front matter are computed; with Python's 5 ms, small answers beside six of those take ten times as long."""
+
+
+class _Server(uvicorn.Server):
+    """Calls ``ready`` when it answers; from then on it ends cleanly by a signal."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See ``uvicorn.Server``, which takes care of signals before it calls this."""
+        await super().startup(sockets=sockets)
+        self._ready()
+
+
+def _server(app: ASGIApp, limits: ServerLimits | None, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
     """One process, HTTP/1.1. Idle connections are kept for longer than clients reuse them."""
-    return uvicorn.Server(
+    return _Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http=Connections(limits or ServerLimits()),  # pyright: ignore[reportArgumentType]
             ws="none",
             loop="asyncio",
             # the application has no startup and no shutdown events
@@ -29,7 +51,8 @@ def _server(app: ASGIApp) -> uvicorn.Server:
             timeout_keep_alive=75,  # uvicorn's default is 5 s
             # without a bound uvicorn waits for open connections for ever
             timeout_graceful_shutdown=5,
-        )
+        ),
+        ready,
     )
 
 
@@ -43,19 +66,24 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
     return bound, f"http://{shown}:{bound.getsockname()[1]}"
 
 
-def serve(app: ASGIApp, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Serve until interrupted; ``ready`` is called with the address once the port is open."""
+def serve(
+    app: ASGIApp, host: str, port: int, ready: Callable[[str], None], *, limits: ServerLimits | None = None
+) -> None:
+    """Serve until interrupted; ``ready`` is called with the address once requests are answered.
+
+    It sets the switch interval of the whole process.
+    """
     bound, url = listen(host, port)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     with bound:
-        ready(url)
-        _server(app).run(sockets=[bound])
+        _server(app, limits, lambda: ready(url)).run(sockets=[bound])
 
 
 class Serving:
     """``with Serving(app) as url``: a server on a free loopback port, in a thread."""
 
-    def __init__(self, app: ASGIApp, *, port: int = 0) -> None:
-        self._server = _server(app)
+    def __init__(self, app: ASGIApp, *, port: int = 0, limits: ServerLimits | None = None) -> None:
+        self._server = _server(app, limits)
         self._socket, self.url = listen("127.0.0.1", port)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
 

@@ -12,8 +12,10 @@ from urllib.parse import urlencode
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.server.errors import Refusal, ServerLimits
+from ckptzoo.server.quotas import Quotas
 from ckptzoo.server.store.blobs import Blobs
 from ckptzoo.server.store.database import Database
+from ckptzoo.server.store.migrations import migrate
 from ckptzoo.server.store.repositories import ATTRIBUTES
 
 
@@ -82,7 +84,8 @@ class Service:
     root : the folder; made where there is none.
     private : nothing is readable without a token, whatever a repository says.
     limits : how much a client may ask for.
-    url : the address under which clients reach the server; without it, the one that each names in its request.
+    url : the address under which clients reach the server; without it, the one that each names in its request, which
+        has to be an address or the name of this machine.
     blobs_url : the address that large files are served from; another origin, as the hub has it, or the same.
     clock : the time in seconds since 1970, for signed addresses.
 
@@ -113,9 +116,15 @@ class Service:
             os.close(self._lock)
             step = "Stop it, or serve another folder."
             raise ZooError(Problem(str(root), "server", "none", "one that is running", step)) from None
-        self.blobs = Blobs(self.root)
-        self.blobs.add(ATTRIBUTES)
-        self.database = database_of(self.root)
+        try:
+            self.blobs = Blobs(self.root)
+            self.blobs.add(ATTRIBUTES)
+            self.database = database_of(self.root)
+            migrate(self.database, self.blobs)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self.quotas = Quotas(self.database, self.limits)
         self.signer = Signer(self._key(), self.limits.address_seconds, clock)
 
     def _key(self) -> bytes:

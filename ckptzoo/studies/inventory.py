@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from ckptzoo.console import columns, facts
-from ckptzoo.format.tree import Tree
+from ckptzoo.format.reader import Contents
+from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.loader.selection import MethodDraws, draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
@@ -22,6 +24,8 @@ from ckptzoo.text import counted, printable, size
 
 ORIGIN = ("recipe", "dataset", "precision", "license", "contributor")
 """Columns whose distinct values say where the checkpoints come from."""
+ON_THE_PAGE = ("license", "contributor")
+"""Those of which the zoo's page says what holds for rows without a value."""
 _MAX_VALUES = 4
 """Distinct values of a column that are printed."""
 _WHOLE = "of the whole zoo"
@@ -29,12 +33,12 @@ _WHOLE = "of the whole zoo"
 
 @dataclass(frozen=True)
 class VariantSummary:
-    """One variant of a whole zoo.
+    """One variant of a whole zoo, the retracted checkpoints left out.
 
     Parameters
     ----------
     name : ``raw``, or the gauge's name.
-    nbytes : of its shards, the group elements included.
+    nbytes : of its shards, the group elements and the retracted checkpoints included.
     certificate_random, certificate_real : largest over the checkpoints; None where none was measured.
     """
 
@@ -48,12 +52,13 @@ class VariantSummary:
 
 @dataclass(frozen=True)
 class PredictionSummary:
-    """Outputs of a whole zoo on a set of inputs.
+    """Outputs of a whole zoo on a set of inputs, those of retracted checkpoints left out.
 
     Parameters
     ----------
     set : such as ``mnist/test``.
     labelled : whether the labels are stored too.
+    nbytes : of its shards, the retracted checkpoints included.
     """
 
     set: str
@@ -77,6 +82,8 @@ class Inventory:
     checkpoint_bytes : raw weights of one checkpoint.
     test_accuracy : of each member's last step, where it is finite and did not diverge; None where none was measured.
     told : distinct values of the columns in ``ORIGIN``, with the number of checkpoints that have each.
+    untold : the number of checkpoints without a value, for the columns of ``told``; what holds for them where licence
+        or contributor is lacking, the zoo's page says.
     groups : the symmetries of each group of channels; none where the zoo has no symmetry table.
     draws : of the selection, for each approximate posterior.
     """
@@ -96,8 +103,9 @@ class Inventory:
     variants: tuple[VariantSummary, ...]
     predictions: tuple[PredictionSummary, ...]
     test_accuracy: Spread | None
-    # this name is a key of ckptzoo info --json
+    # these names are keys of ckptzoo info --json
     told: dict[str, dict[str, int]]
+    untold: dict[str, int]
     groups: tuple[GroupCounts, ...] = ()
     draws: tuple[MethodDraws, ...] = ()
 
@@ -160,10 +168,20 @@ class Inventory:
             text = f"mean {spread.mean:.2%}, sd {spread.sd:.2%}, {spread.least:.2%} to {spread.most:.2%}"
             members = f"{counted(spread.count, 'member')} at their last step"
             rows.append(("test accuracy", f"{text} ({members if several else counted(spread.count, 'checkpoint')})"))
-        for column, values in self.told.items():
-            shown = [f"{value} ({count:,})" if len(values) > 1 else value for value, count in values.items()]
-            rows.append((column, ", ".join([*shown[:_MAX_VALUES], *(["..."] if len(shown) > _MAX_VALUES else [])])))
+        rows += [(column, self._values(column)) for column in self.told]
         return rows
+
+    def _values(self, column: str) -> str:
+        """The values of a column as they are printed, with how many checkpoints have each."""
+        values, untold = list(self.told[column].items()), self.untold[column]
+        if len(values) == 1 and not untold:
+            return values[0][0]
+        shown = [f"{value} ({count:,})" for value, count in values[:_MAX_VALUES]]
+        if left := values[_MAX_VALUES:]:
+            shown.append(f"{len(left):,} more ({sum(count for _, count in left):,})")
+        if untold:
+            shown.append(f"{'as on the page of the zoo' if column in ON_THE_PAGE else 'not stated'} ({untold:,})")
+        return ", ".join(shown)
 
     @property
     def _selected(self) -> bool:
@@ -214,8 +232,11 @@ def inventory(zoo: Zoo) -> Inventory:
     last = zoo.last_steps().metadata
     accuracy = last["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
     layers = {layer: {name: arch[name].shape for name in names} for layer, names in arch.layers.items()}
-    variants = [_variant(layout.RAW, contents.raw)]
-    variants += [_variant(name, contents.derived(name)) for name in zoo.variants if name != layout.RAW]
+    retracted = contents.retracted.rows
+    gone = retracted["id"] if len(retracted) else None
+    variants = [_variant(contents, layout.RAW, contents.raw, gone)]
+    variants += [_variant(contents, name, contents.derived(name), gone) for name in zoo.variants if name != layout.RAW]
+    told = {column: counts for column in ORIGIN if (counts := _counts(table[column]))}
     return Inventory(
         name=zoo.name,
         path=zoo.address,
@@ -231,9 +252,10 @@ def inventory(zoo: Zoo) -> Inventory:
         diverged=int(flags(table, "diverged").sum()),
         not_finite=int((~flags(table, "finite", missing=True)).sum()),
         variants=tuple(variants),
-        predictions=tuple(_predicted(name, contents.derived(predictions_name(name))) for name in zoo.predicted),
+        predictions=tuple(_predicted(name, contents.derived(predictions_name(name)), gone) for name in zoo.predicted),
         test_accuracy=Spread.of(accuracy[usable_rows(last)]),
-        told={column: counts for column in ORIGIN if (counts := _counts(table[column]))},
+        told=told,
+        untold={column: len(table) - sum(counts.values()) for column, counts in told.items()},
         groups=() if contents.symmetry is None else counts_by_group(contents.symmetry),
         draws=draws_by_method(table),
     )
@@ -244,18 +266,24 @@ def _drawn(item: MethodDraws) -> str:
     return f"{item.method}: {item.draws:,}{around}"
 
 
-def _variant(name: str, tree: Tree) -> VariantSummary:
+def _variant(contents: Contents, name: str, tree: Tree, gone: pa.ChunkedArray | None) -> VariantSummary:
+    kept = _standing(tree, gone)
     largest = [
-        _largest(tree.rows.select([column]), column) if name != layout.RAW else None
+        _largest(contents.columns(tree, [column])[column].filter(kept)) if name != layout.RAW else None
         for column in ("certificate_random", "certificate_real")
     ]
-    return VariantSummary(name, len(tree.rows), len(tree.parts), _nbytes(tree), *largest)
+    return VariantSummary(name, int(kept.sum()), len(tree.parts), _nbytes(tree), *largest)
 
 
-def _predicted(name: str, tree: Tree) -> PredictionSummary:
+def _predicted(name: str, tree: Tree, gone: pa.ChunkedArray | None) -> PredictionSummary:
     stored = tree.parts[0].facts  # the same in every part
-    shape = stored["examples"], stored["classes"]
-    return PredictionSummary(name, len(tree.rows), *shape, stored["targets"] is not None, _nbytes(tree))
+    shape, count = (stored["examples"], stored["classes"]), int(_standing(tree, gone).sum())
+    return PredictionSummary(name, count, *shape, stored["targets"] is not None, _nbytes(tree))
+
+
+def _standing(tree: Tree, gone: pa.ChunkedArray | None) -> NDArray[np.bool_]:
+    """(N,) the rows whose checkpoints were not retracted; ids are read only where something was."""
+    return np.ones(len(tree.rows), bool) if gone is None else places_of(tree.rows["id"], gone) < 0
 
 
 def _nbytes(tree: Tree) -> int:
@@ -264,8 +292,8 @@ def _nbytes(tree: Tree) -> int:
     return sum(index.filter(index["tensor"].is_null())["nbytes"].to_pylist())
 
 
-def _largest(table: pa.Table, column: str) -> float | None:
-    measured = table[column].drop_null().to_numpy()
+def _largest(column: pa.ChunkedArray) -> float | None:
+    measured = column.drop_null().to_numpy()
     return float(measured.max()) if len(measured) else None
 
 

@@ -220,7 +220,9 @@ class Permutations(StudyResult):
             shares = [f"{item.changed:.0%} from {item.first:,} to {item.second:,}" for item in items]
             if len(shares) > 2:
                 most = max(range(len(items)), key=lambda index: items[index].changed)
-                shares = [shares[0], f"at most {shares[most]}", f"in the end {shares[-1]}"]
+                at_most = [f"at most {shares[most]}"]
+                between = at_most if 0 < most < len(shares) - 1 else []
+                shares = [*(shares[:1] if most else at_most), *between, f"in the end {shares[-1]}"]
             lines.append(f"Orders of {printable(label)} that changed at all: {', '.join(shares)}.")
         normal = Counter(item.than_normal for item in self.movements)
         if known := number - normal[UNKNOWN]:

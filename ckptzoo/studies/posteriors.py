@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,12 +19,13 @@ from ckptzoo.format import durable
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import average_precision, fpr
 from ckptzoo.schema import layout
+from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.discrepancy import Discrepancy, mmd
 from ckptzoo.studies.ensemble_scores import RIGHT, SummedPredictions, log_softmax
 from ckptzoo.studies.ensembles import scored_sets
 from ckptzoo.studies.published import PublishedFigure, posterior_figures, published_architecture
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import table_of, usable_rows
+from ckptzoo.studies.shared.selection import table_of, thinned, usable_rows
 from ckptzoo.text import Progress, counted, printable
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ DETECTION = {
     "oodmi": "OODMI",
 }
 """What an out-of-distribution set gives; the score is the doubt, or mutual information."""
+MAX_LAYERS = 8
+"""Layers of which the distances of every method are printed, evenly spaced; all are in the JSON file."""
 _CSV_COLUMNS = (
     *("method", "modes", "mode_count", "draws", "figure", "mean", "sd", "replicates"),
     *("published", "read_as", "difference", "doubt"),
@@ -265,7 +267,11 @@ class Posteriors(StudyResult):
             yield "\nhow the figures depend on the out-of-distribution set and on the score, in hundredths"
             yield self._detection_table()
         yield "\nwhat removing symmetries does: 100 MMD², median of twenty kernels (spread, in units of the target's)"
-        yield self._removal_table()
+        names = [*next((layers for entry in self.entries for layers in entry.layers.values()), {})]
+        shown, left_out = thinned(names, MAX_LAYERS)
+        yield self._removal_table(shown)
+        if left_out:
+            yield f"{counted(left_out, 'more layer')} not shown"
 
     def _facts(self) -> list[tuple[str, str]]:
         left_out = (
@@ -312,14 +318,13 @@ class Posteriors(StudyResult):
                 table.add_row(entry.label, str(entry.mode_count), printable(name), *cells)
         return table
 
-    def _removal_table(self) -> Table:
+    def _removal_table(self, layers: Sequence[str]) -> Table:
         families = {
             family: title for family, title in _FAMILY_TITLES.items() if any(family in e.layers for e in self.entries)
         }
         table = columns("method", "modes", "layer", *families.values())
         for entry in self.entries:
-            layers = next(iter(entry.layers.values()), {})
-            for layer in layers:
+            for layer in layers if entry.layers else ():
                 found = [entry.layers[family][layer] for family in families]
                 cells = [
                     f"{item.median:.2f} ({'-' if item.spread is None else f'{item.spread:.2f}'})" for item in found
@@ -522,11 +527,7 @@ def _label(method: str, rows: list[dict[str, Any]], groups: list[list[dict[str, 
 
 def _settings(row: dict[str, Any]) -> dict[str, float]:
     """The numbers among the settings that a row tells in ``extra``; none where it does not."""
-    try:
-        settings = json.loads(row["extra"] or "{}").get("settings", {})
-    # rows are written by anybody
-    except (ValueError, AttributeError):
-        return {}
+    settings = (parse_extra(row["extra"]) or {}).get("settings")
     numbers = settings.items() if isinstance(settings, dict) else ()
     return {name: value for name, value in numbers if name.isidentifier() and isinstance(value, int | float)}
 

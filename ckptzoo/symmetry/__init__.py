@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ckptzoo.errors import require
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.counts import Counts, GroupCounts, count, counts_by_group, orbits
 from ckptzoo.symmetry.element import GroupElement
@@ -62,6 +63,8 @@ def trace(module: "torch.nn.Module", example_input: "torch.Tensor") -> "Traced":
     SymmetryError
         There is no rule for an operation, and the message names it and its line; the operations
         depend on the input's numbers; or random elements of the table's group change the outputs by more than 1e-9.
+    MissingExtraError
+        torch is not installed.
 
     Notes
     -----
@@ -70,6 +73,7 @@ def trace(module: "torch.nn.Module", example_input: "torch.Tensor") -> "Traced":
     and the notes say so. Milliseconds for small networks, about a second for a ResNet-18 on images of 32x32 pixels,
     most of it six forward passes. Tested in tests/symmetry/tracing.
     """
+    require("torch", "torch")
     from ckptzoo.symmetry.tracing.trace import trace_module as of_module
 
     return of_module(module, example_input)

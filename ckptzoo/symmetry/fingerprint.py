@@ -125,7 +125,9 @@ def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[s
     weights = {name: to_numpy(array) for name, array in canonical.weights.items()}
     shapes = ";".join(f"{name}{array.shape[1:]}" for name, array in sorted(weights.items()))
     sketched = np.zeros((len(usable), SUMS))
-    if usable.any():
+    if usable.all():
+        sketched = sketch(weights)
+    elif usable.any():
         sketched[usable] = sketch({name: array[usable] for name, array in weights.items()})
     with np.errstate(over="ignore"):
         cells = np.round(sketched / precision).astype(np.int64)

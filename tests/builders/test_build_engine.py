@@ -81,7 +81,7 @@ def test_units_of_members_trained_one_at_a_time_take_about_five_minutes(
     monkeypatch.setattr(builders.build, "time_steps", lambda *_: timed)
     trainer: Any = SimpleNamespace(one_at_a_time=True, threads=2, recipe=SimpleNamespace(steps=1000))
     # members are 0.3 times the steps a second; a multiple of the two that are trained side by side
-    assert builders.build._unit_size(trainer, "single", trainer) == members
+    assert builders.build.default_size(trainer, "single", trainer) == members
 
 
 def test_the_number_of_threads_changes_no_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

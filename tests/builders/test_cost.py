@@ -12,7 +12,7 @@ from rich.console import Console
 
 import ckptzoo
 from builders.__main__ import run
-from builders.cost import Spending, _parse_extra, cost
+from builders.cost import Spending, cost
 from builders.energy import Spent
 from builders.metadata import rows
 from builders.posterior import build as posterior_build
@@ -68,6 +68,7 @@ def test_the_last_checkpoint_of_each_member_counts(tmp_path: Path) -> None:
     assert [item.members for item in cost(zoo.where("member == 'c'")).spendings] == [1]
 
 
+@pytest.mark.usefixtures("any_rows")
 def test_untrusted_figures_are_added_only_if_they_are_numbers(tmp_path: Path) -> None:
     odd: list[Any] = ["[1]", "{", '{"energy_joules": NaN}', '{"energy_joules": -3}', '{"energy_joules": "much"}']
     odd += ['{"energy_joules": true, "engine": 7}', '{"energy_joules": 36}']
@@ -138,7 +139,3 @@ def test_draws_of_a_chain_are_paid_for_once(tmp_path: Path) -> None:
     assert (found.members, found.checkpoints, found.member_steps) == (2, 10, 2 * 6 * 2)
     assert found.recipe is not None
     assert found.recipe.startswith("toy-sghmc-")
-
-
-def test_an_odd_extra_column_is_no_reason_to_fail() -> None:
-    assert _parse_extra("[" * 100_000) == _parse_extra("{") == _parse_extra("[]") == {}

@@ -177,14 +177,14 @@ def test_members_do_not_depend_on_their_unit(tmp_path: Path) -> None:
 
 def test_killed_between_publishing_and_cleaning_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "zoo"
-    publish: Callable[..., Any] = builders.build._merge
+    publish: Callable[..., Any] = builders.build.merge_units
 
     def publish_and_die(*arguments: Any) -> None:
         publish(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(builders.build, "_merge", publish_and_die)
+        broken.setattr(builders.build, "merge_units", publish_and_die)
         with pytest.raises(KeyboardInterrupt):
             quick(path)
     assert (path / WORK_FOLDER).exists()
@@ -208,7 +208,7 @@ def test_another_build_cannot_join_or_change_an_unfinished_one(tmp_path: Path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(builders.build, "_merge", die)
+        broken.setattr(builders.build, "merge_units", die)
         with pytest.raises(KeyboardInterrupt):
             quick(path)
     with pytest.raises(ZooError, match=r"expected members 4, unit_size 64, got members 6, unit_size 2\. Carry it on"):

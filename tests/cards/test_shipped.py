@@ -25,6 +25,7 @@ DATA = Path(os.environ.get(image_sets.FOLDER_VARIABLE) or ROOT.parent / "shared"
 MEMBERS = CARDS / "mnist-optunet"
 TRAJECTORIES = CARDS / "mnist-optunet-trajectories"
 POSTERIORS = CARDS / "mnist-optunet-posteriors"
+NARROW = CARDS / "cifar100-resnet18-w8"
 LAST = 56_280
 SAMPLE = 5
 
@@ -43,15 +44,51 @@ class OptuNet(nn.Module):
         return self.fc(torch.relu(self.conv2(pooled)).mean((2, 3)))
 
 
+class Block(nn.Module):
+    """A basic block, with a 1x1 convolution where its shape changes."""
+
+    def __init__(self, reads: int, writes: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(reads, writes, 3, stride, 1, bias=False), nn.BatchNorm2d(writes)
+        self.conv2, self.bn2 = nn.Conv2d(writes, writes, 3, 1, 1, bias=False), nn.BatchNorm2d(writes)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1:
+            self.downsample = nn.Sequential(nn.Conv2d(reads, writes, 1, stride, bias=False), nn.BatchNorm2d(writes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))) + self.downsample(x))
+
+
+class NarrowResNet18(nn.Module):
+    """The network as anybody would write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8)
+        for number, (reads, writes) in enumerate([(8, 8), (8, 16), (16, 32), (32, 64)], 1):
+            first = Block(reads, writes, 1 if number == 1 else 2)
+            setattr(self, f"layer{number}", nn.Sequential(first, Block(writes, writes, 1)))
+        self.fc = nn.Linear(64, 100)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.bn1(self.conv1(images)))
+        for number in range(1, 5):
+            x = getattr(self, f"layer{number}")(x)
+        return self.fc(x.mean((2, 3)))
+
+
+NETWORKS: dict[Path, type[nn.Module]] = {MEMBERS: OptuNet, POSTERIORS: OptuNet, NARROW: NarrowResNet18}
+
+
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str, str], OptuNet]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str, str], nn.Module]:
     """A checkpoint of a zoo by its id, by way of a file that ``ckptzoo export`` wrote."""
     folder = tmp_path_factory.mktemp("exported")
 
-    def load(zoo: Path, name: str, variant: str) -> OptuNet:
+    def load(zoo: Path, name: str, variant: str) -> nn.Module:
         file = folder / f"{name}-{variant}.safetensors"
         assert run(["export", str(zoo), name, "--variant", variant, "-o", str(file)]) == 0
-        model = OptuNet().eval()
+        model = NETWORKS[zoo]().eval()
         model.load_state_dict(load_file(file))
         return model
 
@@ -100,6 +137,24 @@ def test_draws_are_sound_complete_and_small() -> None:
             assert {*draws.metadata["mode"].to_pylist()} <= {*ckptzoo.open(MEMBERS).metadata["member"].to_pylist()}
 
 
+def test_narrow_resnets_are_sound_complete_small_and_in_half_precision() -> None:
+    assert ckptzoo.verify(NARROW) == []
+    assert card.write(NARROW, check=True).changes == (), f"ckptzoo card cards/{NARROW.name}"
+    assert sum(path.stat().st_size for path in NARROW.rglob("*")) < 6_000_000
+    zoo, recipe = ckptzoo.open(NARROW), Recipe.load(NARROW.name)
+    rows = zoo.metadata
+    assert {*zip(rows["seed"].to_pylist(), rows["step"].to_pylist(), strict=True)} == {
+        *((seed, 2346) for seed in range(8)),
+        *((seed, step) for seed in range(2) for step in (0, 391, 1173)),
+    }
+    assert rows["recipe_digest"].unique().to_pylist() == [recipe.digest] and recipe.steps == 2346
+    assert {tensor.dtype for tensor in zoo.arch.tensors} == {"float16", "int64"}
+    assert zoo.variants == ("raw", "canonical") and all(rows["finite"].to_pylist())
+    assert not any("+" in commit for commit in rows["commit"].unique().to_pylist())
+    assert {json.loads(text)["rounded_from"] for text in rows["extra"].to_pylist()} == {"float32"}
+    assert len({*zoo.variant_metadata("canonical")["fingerprint"].to_pylist()}) == len(zoo)
+
+
 def test_draws_of_dropout_share_all_but_the_last_layer() -> None:
     draws = ckptzoo.open(POSTERIORS).where("method == 'dropout' and seed == 0")
     conv1, conv2, last = (np.asarray(draws[name]) for name in ("conv1.weight", "conv2.weight", "fc.weight"))
@@ -119,7 +174,7 @@ def test_trajectories_end_in_the_members_of_the_other_zoo() -> None:
 @pytest.mark.parametrize("folder", [MEMBERS, POSTERIORS], ids=["members", "posteriors"])
 @pytest.mark.parametrize("variant", ["raw", "canonical"])
 def test_stored_outputs_are_those_of_stock_pytorch(
-    exported: Callable[[Path, str, str], OptuNet], variant: str, folder: Path
+    exported: Callable[[Path, str, str], nn.Module], variant: str, folder: Path
 ) -> None:
     zoo = ckptzoo.open(folder)
     outputs, digits = zoo.predictions("digits/test-16"), image_sets.find("digits")
@@ -133,15 +188,57 @@ def test_stored_outputs_are_those_of_stock_pytorch(
 
 @pytest.mark.skipif(not (DATA / "mnist").is_dir(), reason="MNIST is not at hand")
 @pytest.mark.parametrize("folder", [MEMBERS, POSTERIORS], ids=["members", "posteriors"])
-def test_accuracies_are_those_of_stock_pytorch(exported: Callable[[Path, str, str], OptuNet], folder: Path) -> None:
-    zoo = ckptzoo.open(folder)
+def test_accuracies_are_those_of_stock_pytorch(exported: Callable[[Path, str, str], nn.Module], folder: Path) -> None:
     mnist = image_sets.find("mnist", DATA)
     assert mnist is not None and len(mnist) == 10_000
-    images, labels = seen(mnist.images), torch.from_numpy(mnist.labels)
+    for row in sample(ckptzoo.open(folder)):
+        assert_accuracy(folder, row, exported, seen(mnist.images), mnist.labels)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (DATA / "cifar100").is_dir(), reason="CIFAR-100 is not at hand")
+def test_accuracies_of_narrow_resnets_are_those_of_stock_pytorch(
+    exported: Callable[[Path, str, str], nn.Module],
+) -> None:
+    cifar = image_sets.find("cifar100", DATA)
+    assert cifar is not None and len(cifar) == 10_000
+    zoo, images = ckptzoo.open(NARROW), coloured(cifar.images)
+    assert_accuracy(NARROW, zoo.metadata["step"].to_pylist().index(2346), exported, images, cifar.labels)
+
+
+@pytest.mark.skipif(not (DATA / "cifar100").is_dir(), reason="CIFAR-100 is not at hand")
+@pytest.mark.parametrize("variant", ["raw", "canonical"])
+def test_stored_outputs_of_narrow_resnets_are_those_of_stock_pytorch(
+    exported: Callable[[Path, str, str], nn.Module], variant: str
+) -> None:
+    zoo, cifar = ckptzoo.open(NARROW), image_sets.find("cifar100", DATA)
+    assert cifar is not None
+    outputs = zoo.predictions("cifar100/test-64")
+    np.testing.assert_array_equal(outputs.targets, cifar.labels[:64])
     for row in sample(zoo):
         with torch.inference_mode():
-            right = (exported(folder, zoo.ids[row], "raw")(images).argmax(1) == labels).sum().item()
-        assert abs(right - 10_000 * zoo.metadata["test_accuracy"][row].as_py()) <= 1, "a tie may fall either way"
+            found = exported(NARROW, zoo.ids[row], variant)(coloured(cifar.images[:64])).numpy()
+        np.testing.assert_allclose(outputs.logits[row], found, rtol=2**-10, atol=2e-3)
+
+
+def coloured(images: np.ndarray) -> torch.Tensor:
+    mean, std = (
+        np.array(channels).reshape(3, 1, 1) for channels in ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
+    )
+    return torch.from_numpy(((images / 255 - mean) / std).astype(np.float32))
+
+
+def assert_accuracy(
+    folder: Path, row: int, exported: Callable[[Path, str, str], nn.Module], images: torch.Tensor, labels: np.ndarray
+) -> None:
+    """The stored test accuracy of a checkpoint is that of the exported network, but for a tie that fell otherwise."""
+    zoo, right = ckptzoo.open(folder), 0
+    network = exported(folder, zoo.ids[row], "raw")
+    for start in range(0, len(images), 1000):
+        with torch.inference_mode():
+            found = network(images[start : start + 1000]).argmax(1).numpy()
+        right += int((found == labels[start : start + 1000]).sum())
+    assert abs(right - len(images) * zoo.metadata["test_accuracy"][row].as_py()) <= 1
 
 
 def test_the_rows_tell_how_they_were_trained() -> None:

@@ -70,7 +70,10 @@ def test_a_folder_that_is_no_zoo(cli: Any, tmp_path: Path) -> None:
         (("info", "ZOO", "--where", "test_acuracy > 1"), "Did you mean test_accuracy"),
         (("info", "ZOO", "--where", "__import__('os').system('true')"), "expected a comparison"),
         (("info", "ZOO", "--where", "seed <"), "expected a condition"),
-        (("info", "ZOO", "--where", "seed == 'a'"), "where"),
+        (
+            ("info", "ZOO", "--where", "seed == 'a'"),
+            "expected a number to compare the column 'seed' (int64) with, got the string 'a'",
+        ),
         (("derive", "ZOO", "--gauge", "first-wait"), "Did you mean first-weight?"),
     ],
 )

@@ -3,6 +3,7 @@
 import gzip
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import numpy as np
 import pytest
 
 import ckptzoo
-from ckptzoo.hub.inputs import inputs_of
+from ckptzoo.derive.predictions import digest_of_inputs
+from ckptzoo.hub.contributions.inputs import inputs_of
 from tests.support.derived_zoos import ARCH, TABLE, weights_of
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (2, 12, 28, 28), dtype=np.uint8)
 LABELS = RNG.integers(0, 10, 12)
-EXTRA = {"mean": 0.3, "std": 0.5}
+EXTRA, OTHER = {"mean": 0.3, "std": 0.5}, {"mean": 0.0, "std": 1.0}
 
 
 def idx(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
@@ -25,6 +27,11 @@ def idx(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
     for name, array in (("images-idx3", images), ("labels-idx1", labels.astype(np.uint8))):
         head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
         (folder / f"t10k-{name}-ubyte.gz").write_bytes(gzip.compress(head + array.tobytes()))
+
+
+def scaled(extra: dict[str, float]) -> np.ndarray:
+    """The images of the first set as networks take them."""
+    return ((PIXELS[0][:, None] / 255 - extra["mean"]) / extra["std"]).astype(np.float32)
 
 
 @pytest.fixture
@@ -96,8 +103,14 @@ def test_a_few_examples_from_a_folder(cli: Any, data: Path, tmp_path: Path, monk
         ("svhn/test", (), "mnist", "expected its files on this machine, got none in"),
         ("colours/test", (), "mnist", "shape of the inputs"),
         ("mnist/test", ({"mean": [0.1, 0.2, 0.3], "std": 1},), "mnist", "images of 3 channels, as the networks take"),
-        ("mnist/test", ({},), "mnist", "expected one for all rows, got no row that says it"),
-        ("mnist/test", (EXTRA, {"mean": 0.1, "std": 1}), "mnist", "got 2 kinds, such as mnist, mean 0.1"),
+        ("mnist/test", ({},), "mnist", "scaling of the pixels: expected one in the rows, got no row that says it"),
+        ("mnist/test", (EXTRA, OTHER, {}), "mnist", "got 2 kinds, and 2 rows that say nothing, such as 'net-02'"),
+        (
+            "mnist/test",
+            (EXTRA, {**OTHER, "dataset": "svhn"}),
+            "mnist",
+            "data set: expected one for all rows, got mnist",
+        ),
         ("mnist/test", (), None, "got no row that says it"),
     ],
 )
@@ -110,9 +123,78 @@ def test_what_cannot_be_shown_is_refused(
 
 
 def test_rows_that_say_nothing_follow_those_that_do(data: Path, tmp_path: Path) -> None:
-    inputs, labels = inputs_of(ckptzoo.open(zoo_of(tmp_path / "zoo", EXTRA, {})), "mnist/test-4")
-    assert inputs.shape == (4, 1, 28, 28) and inputs.dtype == np.float32 and labels is not None
-    assert np.array_equal(inputs, ((PIXELS[0, :4, None] / 255 - 0.3) / 0.5).astype(np.float32))
+    seen = inputs_of(ckptzoo.open(zoo_of(tmp_path / "zoo", EXTRA, {})), "mnist/test-4")
+    assert seen.inputs.shape == (4, 1, 28, 28) and seen.inputs.dtype == np.float32 and seen.targets is not None
+    assert np.array_equal(seen.inputs, scaled(EXTRA)[:4]) and seen.others == ()
+
+
+def test_each_row_sees_pixels_scaled_as_it_says(cli: Any, data: Path, tmp_path: Path) -> None:
+    """A part that was contributed with another scaling is shown the same images in its own."""
+    import torch
+
+    path = zoo_of(tmp_path / "zoo")
+    assert cli("predict", path, "mnist/test").code == 0
+    with ckptzoo.append(path) as writer:
+        extras = [{"evaluation": {"dataset": "mnist", **OTHER}}, EXTRA, {"evaluation": {"dataset": "mnist", **OTHER}}]
+        rows = [{"id": f"ada/{at}", "unit": f"ada{at}", "extra": json.dumps(extra)} for at, extra in enumerate(extras)]
+        writer.add(weights_of(3, 7), [{**row, "dataset": "mnist", "contributor": "ada"} for row in rows])
+    (found,) = cli("predict", path, "mnist/test", "--json").json["sets"]
+    assert (found["checkpoints"], found["already"]) == (3, 6)
+    zoo = ckptzoo.open(path)
+    held = zoo.predictions("mnist/test")
+    for row, extra in enumerate([EXTRA] * 6 + [OTHER, EXTRA, OTHER]):
+        with torch.no_grad():
+            expected = zoo.checkpoint(zoo.ids[row]).model()(torch.from_numpy(scaled(extra))).numpy()
+        np.testing.assert_allclose(held.logits[row], expected, rtol=2e-3, atol=1e-3)
+    facts = [part.facts.get("others") for part in zoo.contents.derived("predictions-mnist--test").parts]
+    assert facts == [None, None, {digest_of_inputs(scaled(OTHER)): 2}]
+    assert cli("verify", path).code == 0
+
+
+def test_parts_are_chosen_by_what_their_rows_say(cli: Any, data: Path, tmp_path: Path) -> None:
+    path = zoo_of(tmp_path / "zoo", {})
+    with ckptzoo.append(path) as writer:
+        row = {"id": "ada/1", "unit": "a", "dataset": "mnist", "contributor": "ada", "extra": json.dumps(OTHER)}
+        writer.add(weights_of(1, 7), [row])
+        writer.commit()
+        writer.add(
+            weights_of(1, 8), [{**row, "id": "net-x", "unit": "b", "contributor": "bob", "extra": json.dumps(EXTRA)}]
+        )
+    refused = cli("predict", path, "mnist/test")
+    assert refused.code == 2 and "got 2 kinds, and 6 rows that say nothing, such as 'net-00'. Choose" in refused.line
+    (found,) = cli("predict", path, "mnist/test", "--where", "contributor == 'ada'", "--json").json["sets"]
+    assert (found["checkpoints"], found["already"]) == (1, 0)
+    zoo = ckptzoo.open(path).having("mnist/test")
+    assert zoo.ids == ["ada/1"]
+    part = cli("predict", path, "mnist/test", "--where", "id in ['net-00', 'ada/1']")
+    assert part.code == 2 and "Choose" in part.line
+
+
+NETWORK = """
+import ckptzoo
+def made():
+    return ckptzoo.archs.get("optunet")()
+"""
+
+
+def test_a_network_of_ones_own(cli: Any, data: Path, tmp_path: Path) -> None:
+    """For zoos whose forward function ckptzoo.archs does not know, derive and predict take --module."""
+    known, path = zoo_of(tmp_path / "known"), tmp_path / "zoo"
+    arch = replace(ARCH, name="mine", forward="mine")
+    with ckptzoo.create(path, arch=arch, symmetry=TABLE) as writer:
+        rows = [{"id": f"net-{at}", "dataset": "mnist", "extra": json.dumps(EXTRA)} for at in range(3)]
+        writer.add(weights_of(3, 0), rows)
+    (tmp_path / "net.py").write_text(NETWORK)
+    module = ("--module", f"{tmp_path / 'net.py'}:made")
+    refused = cli("predict", path, "mnist/test")
+    assert refused.code == 2 and "--module FILE.py:NAME" in refused.line
+    assert "--module FILE.py:NAME" in cli("derive", path, "--certify", "all").line
+    assert cli("predict", path, "mnist/test", *module).code == 0
+    derived = cli("derive", path, "--certify", "all", *module, "--json").json
+    assert [item["checkpoints"] for item in derived["certified"]] == [3]
+    assert cli("predict", known, "mnist/test").code == 0
+    same = (ckptzoo.open(zoo).predictions("mnist/test").logits[:3] for zoo in (path, known))
+    np.testing.assert_allclose(*same, rtol=2e-3, atol=1e-3)
 
 
 def test_every_command_takes_a_zoo_with_predictions(cli: Any, data: Path, tmp_path: Path) -> None:

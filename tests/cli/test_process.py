@@ -84,6 +84,14 @@ def test_ctrl_c_between_write_and_rename_leaves_the_old_file(optunets: Any, tmp_
     assert [file.name for file in target.parent.iterdir()] == [target.name] and target.read_bytes() == b"old"
 
 
+def test_the_end_of_a_batch_job_is_ctrl_c(optunets: Any, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "one.safetensors"
+    target.parent.mkdir()
+    ended = process("-c", INTERRUPTED.replace("SIGINT", "SIGTERM"), 1, "export", optunets[0], "net-000", "-o", target)
+    assert ended.returncode == 130 and ended.stderr == "ckptzoo: interrupted: nothing is left half-written.\n"
+    assert list(target.parent.iterdir()) == []
+
+
 def test_ctrl_c_at_any_moment_leaves_no_half(tmp_path: Path) -> None:
     arch = ckptzoo.Architecture("wide", (ckptzoo.Tensor("w", (16, 1024, 1024)),))
     with ckptzoo.create(tmp_path / "wide", arch=arch) as writer:

@@ -91,7 +91,8 @@ def test_every_part_has_its_own_sample(tmp_path: Path, monkeypatch: pytest.Monke
     certified = ckptzoo.open(path).variant_metadata("canonical")["certified"].to_pylist()
     assert [at for at, precision in enumerate(certified) if precision] == [0, 3, 6, 7, 8]
     fill(path, (1,), start=2)
-    assert derive(path, certify="all").certified[0].checkpoints == 1
+    every = derive(path, certify="all")
+    assert (every.checkpoints, every.checked_later, every.certified[0].checkpoints) == (1, 4, 5)
     parts = ckptzoo.open(path).contents.derived("canonical").parts
     assert [part.facts["certificate"]["rule"]["every"] for part in parts] == [None, None, "float64"]
 

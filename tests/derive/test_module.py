@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 import ckptzoo
-from ckptzoo.derive import declare, derive
-from ckptzoo.errors import ZooError
+from ckptzoo.derive import declare, dedupe, derive
+from ckptzoo.errors import SymmetryError, ZooError
+from ckptzoo.hub.pull import pull
+from ckptzoo.studies.symmetries import symmetries
 from ckptzoo.symmetry import canonicalize, count, trace
 
 INPUTS = np.random.default_rng(0).standard_normal((5, 3, 6, 6))
@@ -47,7 +49,7 @@ def test_another_module_is_caught_before_anything_is_written(zoo: Path) -> None:
 
 def test_checks_that_cannot_be_made_are_refused_where_they_are_asked_for(zoo: Path) -> None:
     for certify in ("all", "sample"):
-        with pytest.raises(ZooError, match=r"module=\.\.\., inputs=\.\.\."):
+        with pytest.raises(ZooError, match=r"--module FILE\.py:NAME and --inputs FILE"):
             derive(zoo, certify=certify)
     with pytest.raises(ZooError, match="or a module"):
         derive(zoo, inputs=INPUTS)
@@ -65,3 +67,33 @@ def test_what_trace_found_names_the_network() -> None:
         canonicalize({**weights, "0.weight": weights["0.weight"].long()}, traced)
     with pytest.raises(ZooError, match=r"got Sequential. Find a module's table with ckptzoo.symmetry.trace"):
         canonicalize(weights, network())  # type: ignore[arg-type]
+
+
+def test_a_module_is_traced_for_a_table(tmp_path: Path) -> None:
+    """Of a zoo without one whose forward function nobody knows, for variants and for copies."""
+    traced = trace(network(), torch.randn(2, 3, 6, 6)).symmetry
+    arch = ckptzoo.Architecture.of(network().state_dict(), name="mine", input_shape=(3, 6, 6))
+    with ckptzoo.create(tmp_path / "mine", arch=arch) as writer:
+        for number in range(3):
+            writer.add(network().state_dict(), {"id": f"net-{number}"})
+    for call in (lambda: derive(tmp_path / "mine"), lambda: dedupe(ckptzoo.open(tmp_path / "mine"))):
+        with pytest.raises(
+            SymmetryError, match=r"Name the network, --module FILE\.py:NAME, so that it is traced; or decl"
+        ):
+            call()
+    with pytest.raises(
+        SymmetryError, match=r"derive .*/mine --module FILE\.py:NAME, which traces your network; or declare"
+    ):
+        symmetries(ckptzoo.open(tmp_path / "mine"))
+    assert dedupe(ckptzoo.open(tmp_path / "mine"), module=network()).groups == ()
+    assert ckptzoo.open(tmp_path / "mine").symmetry is None
+    (found,) = derive(tmp_path / "mine", module=network()).certified
+    assert found.checkpoints == 3 and found.random is not None and found.random < 1e-5
+    assert ckptzoo.open(tmp_path / "mine").symmetry == traced
+
+
+def test_some_layers_alone_have_no_table(zoo: Path, tmp_path: Path) -> None:
+    derive(zoo, certify="none")
+    pull(zoo, tmp_path / "layers", variants=["canonical"], layers=["0"])
+    with pytest.raises(SymmetryError, match=r"Some layers alone have none: pull mine without --layers\."):
+        symmetries(ckptzoo.open(tmp_path / "layers"))

@@ -14,6 +14,7 @@ from torch import nn
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.derive import Predicted, concurrency, derive, predict, predictions
+from ckptzoo.derive.derived_writer import DerivedTreeWriter
 from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.schema.architecture import Architecture
 from tests.support.derived_zoos import ARCH, files_of, fill, inputs_of, weights_of, written, zoo_of
@@ -319,8 +320,13 @@ def test_memory_of_a_core_is_a_stack_and_its_outputs(tmp_path: Path, monkeypatch
     assert all(batch * 4 * 28 * 28 <= predictions.FAST_INPUT_BYTES for _, batch, *_ in sizes)
 
 
+@pytest.mark.parametrize("at_a_time", [1, 100])
 @pytest.mark.parametrize("gauge", [None, "canonical"])
-def test_nothing_is_derived_from_damaged_weights(tmp_path: Path, gauge: str | None) -> None:
+def test_nothing_is_derived_from_damaged_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gauge: str | None, at_a_time: int
+) -> None:
+    runs = DerivedTreeWriter.runs
+    monkeypatch.setattr(DerivedTreeWriter, "runs", lambda self, parts, rows: runs(self, parts, at_a_time))
     path = zoo_of(tmp_path / "zoo")
     *_, second = sorted((path / "parts").iterdir())
     shard = second / "raw-00.safetensors"
@@ -330,6 +336,7 @@ def test_nothing_is_derived_from_damaged_weights(tmp_path: Path, gauge: str | No
     with pytest.raises(IntegrityError, match=rf"{second.name}/raw-00.safetensors: sha256 of the whole file"):
         predict(path, INPUTS, set="mnist/test") if gauge is None else derive(path, gauge=gauge)
     assert all(str(second.name) in str(problem) for problem in ckptzoo.verify(path)), "what is derived is sound"
+    assert len(list((path / "derived").glob("*/0*"))) <= 1, "the first part"
 
 
 def test_predictions_that_were_cut_short_are_not_taken_for_whole(tmp_path: Path) -> None:

@@ -193,3 +193,11 @@ def test_torch_is_imported_only_for_checks_and_its_absence_is_reported(tmp_path:
     process = run(code, str(path))
     _, errors = process.communicate()
     assert process.returncode == 0, errors
+
+
+def test_elements_of_several_parts_without_a_table_in_the_zoo(tmp_path: Path) -> None:
+    ckptzoo.create(path := tmp_path / "zoo", arch=ARCH)
+    fill(path, (2, 1, 1))
+    done = derive(path, store="element", certify="none")
+    assert (len(done.parts), done.checkpoints) == (3, 4) and ckptzoo.verify(path) == []
+    assert len(ckptzoo.open(path)["fc.weight", "canonical"][:]) == 4

@@ -1,12 +1,18 @@
 """Files that appear whole or not at all."""
 
+import errno
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import ckptzoo
 from builders.__main__ import run
+from ckptzoo.cli.app import run as command
 from ckptzoo.errors import ZooError
 from ckptzoo.format.durable import write_file
+from tests.faults.disks import disk
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -14,6 +20,51 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
         write_file(tmp_path / "file", data)
         assert (tmp_path / "file").read_bytes() == data
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+ROOM = r"No space left on device\. Make room there, or choose a folder on another disk, and repeat\."
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    arch = ckptzoo.Architecture("wide", (ckptzoo.Tensor("w", (1000,)),))
+    with disk(tmp_path / "disk", 100_000) as place:
+        with pytest.raises(OSError, match=ROOM) as caught:
+            write_file(place.path / "file", bytes(200_000))
+        assert caught.value.filename == str(place.path / "file") and list(place.path.iterdir()) == []
+        zoo = place.path / "zoo"
+        with ckptzoo.create(zoo, arch=arch) as writer:
+            writer.add({"w": np.zeros((2, 1000), "float32")}, [{"id": "a"}, {"id": "b"}])
+        with pytest.raises(OSError, match=ROOM) as caught, ckptzoo.append(zoo) as writer:
+            writer.add({"w": np.ones((50, 1000), "float32")}, [{"id": f"c{at}"} for at in range(50)])
+        assert caught.value.filename == str(zoo / "parts") and ckptzoo.verify(zoo) == []
+        (place.path / "rest").write_bytes(bytes(place.free))
+        with pytest.raises(OSError, match=ROOM) as caught:
+            ckptzoo.create(place.path / "other", arch=arch)
+        assert caught.value.filename == str(place.path / "other") and not (place.path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "step"), [(errno.ENOSPC, " Make room"), (errno.EDQUOT, " Make room"), (errno.EIO, "")]
+)
+def test_an_error_without_a_file_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, step: str
+) -> None:
+    with ckptzoo.create(tmp_path / "zoo", arch=ckptzoo.Architecture("one", (ckptzoo.Tensor("w", (1,)),))) as writer:
+        writer.add({"w": np.zeros((1, 1), "float32")}, [{"id": "a"}])
+
+    def fsync(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    target = tmp_path / "a.safetensors"
+    assert command(["export", str(tmp_path / "zoo"), "a", "-o", str(target)]) == 4
+    said = capsys.readouterr().err
+    assert (
+        said.startswith(f"ckptzoo: error: {target}: {os.strerror(number)}") and (step in said) and not target.exists()
+    )
+    with pytest.raises(OSError, match=os.strerror(number)) as caught, ckptzoo.append(tmp_path / "zoo") as writer:
+        writer.add({"w": np.zeros((1, 1), "float32")}, [{"id": "b"}])
+    assert caught.value.filename == str(tmp_path / "zoo" / "parts")
 
 
 def test_a_folder_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

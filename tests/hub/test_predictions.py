@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import ckptzoo
-from ckptzoo.derive import predict
-from ckptzoo.errors import HubError
+from ckptzoo.derive import derive, predict
+from ckptzoo.errors import HubError, UnknownNameError
 from ckptzoo.hub.pull import pull
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import ARCH, assert_same_except_generated, downloaded, files_of, grown, pushed, zoo_of
@@ -53,6 +53,40 @@ def test_a_part_of_a_zoo_leaves_them_behind_and_can_be_predicted_again(server: H
     theirs = whole.take([whole.ids.index(name) for name in again.ids]).predictions("mnist/test")
     np.testing.assert_array_equal(np.asarray(again.logits), np.asarray(theirs.logits))
     assert ckptzoo.verify(tmp_path / "few") == []
+
+
+def test_a_part_of_a_zoo_keeps_those_that_are_named(server: Hosted, tmp_path: Path) -> None:
+    path = zoo_of(tmp_path / "zoo", (3, 2))
+    whole = predicted(path)
+    predict(path, -INPUTS, set="other/test", others=[({"m0-0", "m0-2"}, 2 * INPUTS)])
+    derive(path, certify="none")
+    pushed(server, path)
+    asked = {"few": {"where": "test_accuracy > 0.905"}, "layers": {"variants": ["canonical"], "layers": ["conv1"]}}
+    asked |= {"mirror": {"variants": ["raw"]}}
+    for name, options in asked.items():
+        result = pull(ZOO, tmp_path / name, endpoint=server.url, predictions=["mnist/test"], **options)
+        assert (result.predicted, result.left_out) == (("mnist/test",), ("other/test",))
+        assert ckptzoo.verify(tmp_path / name) == []
+        got = ckptzoo.open(tmp_path / name)
+        theirs = whole.take([whole.ids.index(id) for id in got.ids]).predictions("mnist/test")
+        own = got.predictions("mnist/test")
+        np.testing.assert_array_equal(np.asarray(own.logits), np.asarray(theirs.logits))
+        np.testing.assert_array_equal(own.targets, np.arange(9))
+    with pytest.raises(UnknownNameError, match="all"):
+        pull(ZOO, tmp_path / "wrong", endpoint=server.url, predictions=["mnist/train"], where="seed < 1")
+    every = pull(ZOO, tmp_path / "every", endpoint=server.url, predictions="all", where="seed < 1")
+    assert every.predicted == ("mnist/test", "other/test") and every.left_out == ()
+    parts = ckptzoo.open(tmp_path / "every").contents.derived("predictions-other--test").parts
+    assert [part.facts.get("others") for part in parts] == [dict.fromkeys(whole_others(path)), None]
+    assert ckptzoo.verify(tmp_path / "every") == []
+    again = pull(ZOO, tmp_path / "every", endpoint=server.url, predictions="all", where="seed < 1")
+    assert again.parts == () and again.there == 8
+    everything = pull(ZOO, tmp_path / "whole", endpoint=server.url, predictions="all")
+    assert everything.left_out == () and ckptzoo.open(tmp_path / "whole").predicted == ("mnist/test", "other/test")
+
+
+def whole_others(path: Path) -> dict[str, int]:
+    return ckptzoo.open(path).contents.derived("predictions-other--test").parts[0].facts["others"]
 
 
 def test_checkpoints_that_somebody_else_predicted_meanwhile_are_refused(server: Hosted, tmp_path: Path) -> None:

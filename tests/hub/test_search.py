@@ -31,7 +31,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
         "lab/nets": {name: data for name, data in files_of(path).items() if name == "README.md"},
         "lab/odd": {
             "README.md": b"---\nlicense:\n- mit\n- cc-by-4.0\ntags:\n- ckptzoo\n- 'arch:resnet18'\n"
-            b'- "dataset:\\u001b[31mcifar100"\n'
+            b'- "dataset:\\u001b[31mcifar100"\n- "dataset:[/x]"\n'
             b"ckptzoo:\n  checkpoints: many\n---\n# odd\n"
         },
         "lab/pictures": {"README.md": b"---\ntags:\n- arch:optunet\n---\n# no zoo\n"},

@@ -15,7 +15,7 @@ from builders.predicting import NORMALISATIONS, input_sets
 from builders.recipe import Recipe
 from ckptzoo import archs, image_sets
 from ckptzoo.hub.contributions.evaluation import EvaluatorPool, evaluations
-from ckptzoo.hub.inputs import inputs_of
+from ckptzoo.hub.contributions.inputs import inputs_of
 from ckptzoo.image_sets import lookup
 from tests.support import image_set_files as made
 
@@ -79,10 +79,10 @@ def test_recipes_predictions_and_measurements_see_the_same_images(folders: list[
     writer.add(weights, [{"id": f"net-{row}", "dataset": "cifar10", "extra": extra} for row in range(2)])
     writer.commit()
     zoo = ckptzoo.open(tmp_path / "zoo")
-    inputs, labels = inputs_of(zoo, "cifar10/test", data=folders[1])
-    assert np.array_equal(inputs, expected) and labels is not None and np.array_equal(labels, source.test_labels)
-    other, none = inputs_of(zoo, "svhn/test-3", data=folders[1])
-    assert other.shape == (3, 3, 32, 32) and none is None
+    own, other = (inputs_of(zoo, name, data=folders[1]) for name in ("cifar10/test", "svhn/test-3"))
+    assert np.array_equal(own.inputs, expected)
+    assert own.targets is not None and np.array_equal(own.targets, source.test_labels)
+    assert other.inputs.shape == (3, 3, 32, 32) and other.targets is None
 
     network = archs.get(name)().eval()
     network.load_state_dict(zoo.checkpoint("net-1").state_dict())

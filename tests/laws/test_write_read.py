@@ -51,20 +51,21 @@ def test_identity_bit_for_bit(tmp_path_factory, found, batches, rows_a_shard):
 
 
 @settings(max_examples=40, deadline=None)
-@given(kind=st.sampled_from(sorted(KINDS)), count=st.integers(0, 5), data=st.data())
-def test_a_table_with_fewer_columns_is_read_with_nulls(kind, count, data):
+@given(kind=st.sampled_from(sorted(KINDS)), count=st.integers(0, 5), drawn=st.data())
+def test_a_table_with_fewer_columns_is_read_with_nulls(kind, count, drawn):
     schema = table.schema_of(KINDS[kind])
-    held = data.draw(st.integers(LEAST[kind], len(schema)))
+    held = drawn.draw(st.integers(LEAST[kind], len(schema)))
     rows = table.table_of([{"id": str(at)} for at in range(count)], schema, location="here").select(range(held))
-    file, _ = table.open_table(table.encode([rows], {"version": 1}, sealed=True), location="here")
-    read = table.read_table(file, schema, location="here", least=LEAST[kind])
+    data = table.encode([rows], {"version": 1}, sealed=True)
+    file, _ = table.open_table(data, location="here")
+    read = table.read_table(data, file, schema, location="here", least=LEAST[kind])
     assert read.equals(rows) and table.plain(read) == table.plain(rows)
     full = table.filled(read, schema)
     assert full.schema.equals(schema) and full.select(range(held)).equals(rows)
     assert all(full[at].null_count == count for at in range(held, len(schema)))
     if held < len(schema):
         with pytest.raises(IntegrityError, match="no column"):
-            table.read_table(file, schema, location="here")
+            table.read_table(data, file, schema, location="here")
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -130,11 +130,11 @@ def test_streams_ensembles_and_checkpoints_are_the_same(server, tmp_path, shuffl
     near, far = ckptzoo.open(path), ckptzoo.open("lab/zoo", endpoint=server.url)
     far = copy.deepcopy(far)  # as it arrives in another process
     for a, b in zip(
-        near.stream("conv1", batch_size=9, shuffle=shuffle, seed=3, remainder="keep"),
-        far.stream("conv1", batch_size=9, shuffle=shuffle, seed=3, remainder="keep"),
+        near.stream("conv1", columns=["seed"], batch_size=9, shuffle=shuffle, seed=3, remainder="keep"),
+        far.stream("conv1", columns=["seed"], batch_size=9, shuffle=shuffle, seed=3, remainder="keep"),
         strict=True,
     ):
-        assert a.ids == b.ids and a.state == b.state
+        assert a.ids == b.ids and a.state == b.state and np.array_equal(a["seed"], b["seed"], equal_nan=True)
         assert all(a[name].tobytes() == b[name].tobytes() for name in a.tensors)
     assert {name: array.tobytes() for name, array in near.checkpoint("m1-7").items()} == {
         name: array.tobytes() for name, array in far.checkpoint("m1-7").items()
@@ -299,3 +299,29 @@ def test_wrong_bytes_are_never_handed_out(server, tmp_path):
         np.asarray(zoo["conv1.weight"])
     server.faults.plan = FaultPlan()
     assert np.asarray(zoo["conv1.weight"]).tobytes() == np.asarray(ckptzoo.open(path)["conv1.weight"]).tobytes()
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_state_continues_at_its_revision_of_a_zoo_that_grew(server: Hosted, tmp_path: Path, indexed: bool) -> None:
+    path = zoo_of(tmp_path / "zoo", (4, 3))
+    upload(server, path)
+
+    def stream(zoo: ckptzoo.Zoo) -> Any:
+        return zoo.stream("conv1", batch_size=2, shuffle="global", seed=3, remainder="keep")
+
+    before = list(stream(ckptzoo.open("lab/zoo", endpoint=server.url)))
+    grown(path, (2,), start=7)
+    if indexed:
+        ckptzoo.compact(path)
+    upload(server, path)
+    state = before[1].state
+    earlier = ckptzoo.open("lab/zoo", endpoint=server.url, revision=state["revision"])
+    assert (len(earlier), len(earlier.refresh()), len(copy.deepcopy(earlier))) == (7, 9, 7)
+    resumed = stream(earlier)
+    resumed.load_state_dict(state)
+    after = list(resumed)
+    assert [batch.ids for batch in after] == [batch.ids for batch in before[2:]]
+    for old, new in zip(before[2:], after, strict=True):
+        np.testing.assert_array_equal(old["conv1.weight"], new["conv1.weight"])
+    with pytest.raises(ZooError, match=r"The nearest is sha256:.* of the first . parts"):
+        ckptzoo.open("lab/zoo", endpoint=server.url, revision="sha256:0")

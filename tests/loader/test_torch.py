@@ -7,12 +7,46 @@ from torch.utils.data import DataLoader
 
 import ckptzoo
 from ckptzoo.errors import ZooError
+from tests.support.derived_zoos import run, zoo_of
 from tests.support.effort import ALL
 
 
 @pytest.fixture
 def zoo(make_zoo):
     return ckptzoo.open(make_zoo((9, 4))[0])
+
+
+def test_what_needs_torch_says_how_to_install_it(tmp_path):
+    program = """
+import sys
+sys.modules["torch"] = None
+import ckptzoo
+from ckptzoo import archs
+from ckptzoo.errors import MissingExtraError
+from ckptzoo.symmetry import trace
+zoo = ckptzoo.open(sys.argv[1])
+checkpoint = zoo[0]
+for work in (
+    checkpoint.model,
+    checkpoint.state_dict,
+    zoo.ensemble,
+    zoo.to_torch,
+    lambda: zoo.stream(device="cpu"),
+    lambda: trace(None, None),
+    lambda: archs.get("optunet"),
+    lambda: archs.get("gaussian-optunet"),
+    lambda: archs.stacked("optunet", (1, 28, 28)),
+):
+    try:
+        work()
+    except MissingExtraError as error:
+        assert str(error) == "torch is not installed. Install it with: pip install 'ckptzoo[torch]'."
+    else:
+        raise SystemExit("no error")
+"""
+    process = run(program, str(zoo_of(tmp_path / "zoo", (1,))))
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
 
 
 def ids_of(batches):

@@ -1,18 +1,38 @@
 """The loader's API, as its user meets it."""
 
+import re
+from datetime import UTC, date, datetime
+
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ckptzoo
 from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
 from ckptzoo.format.writer import Writer
 from tests.conftest import MIXED, rows_of, weights_of
+from tests.support.effort import examples
 
 
 @pytest.fixture
 def zoo(make_zoo):
     return ckptzoo.open(make_zoo((6, 4, 7))[0])
+
+
+_INTERNAL = re.compile(r"BinOp|BoolOp|IfExp|Constant|kernel|Function|FieldRef|<unknown>|line \d")
+"""Classes of Python's parser and functions of Arrow, which are no words of a user."""
+
+
+@pytest.fixture(scope="module")
+def kept_zoo(tmp_path_factory):
+    """Seventeen checkpoints in one part, for tests that only read."""
+    path = tmp_path_factory.mktemp("kept") / "zoo"
+    with ckptzoo.create(path, arch=MIXED) as writer:
+        writer.add(weights_of(MIXED, 17), rows_of(17))
+    return ckptzoo.open(path)
 
 
 @pytest.fixture
@@ -90,6 +110,102 @@ def test_selections(zoo, full):
     assert zoo.where([]).ids == zoo.ids and len(zoo.where("seed > 99")) == 0
 
 
+def test_positions_give_checkpoints_and_selections(zoo, full):
+    assert zoo[3].id == "m00003" and zoo[-1].id == "m00016" and zoo[np.int64(2)].id == "m00002"
+    assert zoo[3].variant == "raw" and np.array_equal(zoo[3]["conv.weight"], full["conv.weight"][3])
+    assert zoo.where("seed > 10")[0].id == "m00011"
+    assert zoo[2:5].ids == zoo.ids[2:5] and zoo[::-5].ids == zoo.ids[::-5] and zoo[[4, 1]].ids == ["m00004", "m00001"]
+    assert zoo[np.arange(17) < 2].ids == ["m00000", "m00001"] and zoo[range(2)].ids == ["m00000", "m00001"]
+    for position in (17, -18):
+        with pytest.raises(IndexError, match=f"zoo: position: expected -17 to 16, got {position}"):
+            zoo[position]
+
+
+def test_iteration_gives_every_checkpoint_in_order(zoo, full):
+    some = zoo[[5, 3]]
+    assert [checkpoint.id for checkpoint in some] == ["m00005", "m00003"]
+    assert all(np.array_equal(item["conv.weight"], full["conv.weight"][item.row["seed"]]) for item in zoo)
+    assert list(zoo[:0]) == []
+
+
+def test_membership_is_that_of_ids(zoo):
+    assert "m00003" in zoo and "m00099" not in zoo and 3 not in zoo and None not in zoo
+    assert "m00003" not in zoo[5:] and zoo[7] in zoo and zoo[7] not in zoo[:3]
+    with pytest.raises(ZooError, match=r"'conv.weight' in zoo: expected a checkpoint's id, got a tensor's name"):
+        assert "conv.weight" in zoo
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("norm", r"'norm' is a layer: read its tensors by their names, or stream them all: zoo.stream\('norm'\)"),
+        ("raw", r"'raw' is a variant: write zoo\['conv.weight', 'raw'\]"),
+        ("seed", r"'seed' is a column: write zoo.metadata\['seed'\]"),
+        ("m00003", r"'m00003' is a checkpoint: write zoo.checkpoint\('m00003'\)"),
+        (("conv.weight", 0), r"expected a tensor's name, .* Write zoo\['conv.weight'\]\[...\] to index"),
+        (("conv.weight", "raw", "raw"), r"expected a tensor's name"),
+        (None, r"got None. Write, for example, zoo\['conv.weight'\]"),
+        (1.5, "got 1.5"),
+        (True, "got True"),
+    ],
+)
+def test_other_keys_are_explained(kept_zoo, key, message):
+    with pytest.raises(ZooError, match=message):
+        kept_zoo[key]
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"seed": [4, 5], "diverged": None},
+        {"seed": np.array([4, 5, 5])},
+        {"seed": {4, 5}, "id": ["m00004", "m00005", "x"]},
+        [("seed", "in", range(4, 6))],
+        [("seed", ">=", np.int64(4)), ("seed", "<", 5.5)],
+        [("seed", "in", [4.0, 5.0, 4.5, 10**30])],
+        [("diverged", "==", None), ("seed", "in", [4, 5])],
+        [[("seed", "=", 4)], [("seed", "=", 5)]],
+        [("seed", "not in", [*range(4), *range(6, 17)])],
+        np.isin(np.arange(17), [4, 5]),
+        [at in (4, 5) for at in range(17)],
+        pc.is_in(pa.chunked_array([range(9), range(9, 17)]), pa.array([4, 5])),
+        pa.array([None, None, None, None, True, True, *[False] * 11]),
+        "(seed > 3) & (seed < 6)",
+        "(seed == 4) | (seed == 5)",
+        "(seed > 3) & ~(seed >= 6)",
+        "diverged == None and seed in {4, 5}",
+        "3 < seed <= 5 and seed < 999999999999999999999999 and test_accuracy < 99999999999999999999999",
+        "created != '2024-01-31' or seed in (4, 5)",
+    ],
+)
+def test_every_form_of_a_filter(kept_zoo, filters):
+    assert kept_zoo.where(filters).ids == ["m00004", "m00005"]
+
+
+def test_one_term_and_no_terms(zoo):
+    assert zoo.where(("seed", "==", 3)).ids == zoo.where({"seed": 3}).ids == ["m00003"]
+    assert zoo.where({}).ids == zoo.where([]).ids == zoo.ids and len(zoo[:0].where(np.zeros(0, bool))) == 0
+
+
+def test_times_are_compared_with_dates(tmp_path):
+    days = [datetime(2024, 1, day, 12, tzinfo=UTC) for day in (1, 2, 3)]
+    rows = [{"id": f"day-{at}", "created": day} for at, day in enumerate(days)]
+    with ckptzoo.create(tmp_path / "zoo", arch=MIXED) as writer:
+        writer.add(weights_of(MIXED, 4), [*rows, {"id": "unknown"}])
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    for filters in (
+        "created >= '2024-01-02'",
+        "created > '2024-01-02T13:30+02:00'",
+        [("created", ">", date(2024, 1, 2))],
+        [("created", ">=", days[1])],
+        "created in ['2024-01-02 12:00', '2024-01-03 12:00']",
+    ):
+        assert zoo.where(filters).ids == ["day-1", "day-2"]
+    assert zoo.where("created is None").ids == ["unknown"]
+    with pytest.raises(ZooError, match=r"expected a date to compare the column 'created' .* got the string 'spring'"):
+        zoo.where("created > 'spring'")
+
+
 def draws_zoo(path):
     """One part a mode: four draws of SWAG, then three of Laplace; and two independent members before them."""
     weights, start = weights_of(MIXED, 16), 0
@@ -147,9 +263,42 @@ def test_draws_that_make_no_sense_are_refused(tmp_path, row, message):
         ("seed + 1 > 2", "expected a column, a number or a string"),
         ("seed > (lambda: 1)()", "expected a column"),
         ("seed >", "expected a condition"),
-        ("seed > 'three'", "where"),
+        ("seed > 'three'", r"expected a number to compare the column 'seed' \(int64\) with, got the string 'three'"),
+        ("seed in [1, 'a']", "expected a number to compare the column 'seed'.* got the string 'a'"),
+        ([("seed", "==", "x")], "expected a number .* got the string 'x'. Write, for example, seed == 3"),
+        ({"seed": "x"}, "expected a number .* got the string 'x'"),
+        ({"sed": 3}, "Did you mean seed"),
+        ({3: 3}, "filters: expected a condition as text"),
+        ("id > 3", "expected a string to compare the column 'id'"),
+        ("diverged == 1", "expected True or False .* got the number 1. Write, for example, diverged == False"),
+        ("seed > test_accuracy and id > seed", "expected a string .* got the column 'seed'"),
+        ("seed", r"expected a comparison, got the column 'seed' \(int64\) alone. Write, for example, seed == 3"),
+        ("not id", "got the column 'id'"),
+        ("seed > 1 & seed < 3", r"got arithmetic. Write and, or and not, or brackets round each comparison"),
+        ("seed > 1 && seed < 3", "Write and, or and not"),
+        ("-seed > 1", "'-seed': expected a column, a number or a string, got arithmetic"),
+        ("seed < -'x'", "got arithmetic"),
+        ("seed == [1]", "got a list"),
+        ("seed is 3", "expected == or !=, got is"),
+        ("seed in 3", r"expected a list behind in, got the number 3. Write, for example, seed in \[1, 2\]"),
+        ("3 in [3]", "expected a column before in"),
+        ([("seed", "in", 3)], "expected a list behind in"),
+        ("seed > None", "To find missing values write: seed is None"),
+        ("3 == 3", "expected a comparison with a column"),
+        ("id.startswith('m')", "expected a comparison, got a call"),
+        ("", "expected a condition, got nothing"),
+        ("seed > (1", "expected a condition, got '.' was never closed"),
+        (3, "expected a condition as text"),
+        (len, "got a function. Write, for example, zoo.where"),
+        ([("seed", 3)], "expected a condition as text"),
+        ([True] * 5, r"mask: expected booleans of shape \(17,\), one a checkpoint, got bool of shape \(5,\)"),
+        (np.arange(5), r"got int64 of shape \(5,\). Positions are taken with zoo.take\(positions\)"),
+        ([3, 1], "Positions are taken with zoo.take"),
+        (pc.field("sed") > 3, "Did you mean seed"),
+        (pc.field("seed") == "x", r"expression: expected a condition that fits the columns' types"),
+        (pc.field("seed") + 1, r"of the column 'seed' \(int64\)"),
         ([("sed", ">", 1)], "Did you mean seed"),
-        ([("seed", "~", 1)], "filters"),
+        ([("seed", "~", 1)], "filters: expected one of ==, .* got '~'"),
         ("(" * 5000 + "seed" + ")" * 4999, "expected"),
         ("x" * 20000, "at most 10,000 characters"),
         ("seed = 3", "Compare with =="),
@@ -157,9 +306,81 @@ def test_draws_that_make_no_sense_are_refused(tmp_path, row, message):
         ("diverged == false", "Write, for example, diverged == False"),
     ],
 )
-def test_conditions_that_are_refused(zoo, condition, message):
-    with pytest.raises(ZooError, match=message):
-        zoo.where(condition)
+def test_conditions_that_are_refused(kept_zoo, condition, message):
+    with pytest.raises(ZooError, match=message) as caught:
+        kept_zoo.where(condition)
+    assert not _INTERNAL.search(str(caught.value))
+
+
+numbers = st.integers(-3, 20) | st.sampled_from([0.035, 5.5, 1e300, 10**30, -(10**30), 10**400])
+operands = st.sampled_from(["seed", "test_accuracy", "step"])
+symbols = st.sampled_from(["<", "<=", "==", "!=", ">", ">="])
+comparisons = st.one_of(
+    st.builds("{} {} {}".format, operands, symbols, numbers | operands),
+    st.builds("{} {} {} {} {}".format, numbers, symbols, operands, symbols, numbers),
+    st.builds("{} {} {}".format, operands, st.sampled_from(["in", "not in"]), st.lists(numbers, max_size=4)),
+    st.builds("id {} 'm{:05}'".format, symbols, st.integers(0, 20)),
+)
+conditions = st.recursive(
+    comparisons,
+    lambda inner: (
+        st.builds("({} {} {})".format, inner, st.sampled_from(["and", "or"]), inner)
+        | st.builds("(not {})".format, inner)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=examples(1000), deadline=None)
+@given(conditions)
+def test_conditions_mean_what_they_mean_in_python(kept_zoo, condition):
+    rows = kept_zoo.metadata.select(["id", "seed", "test_accuracy", "step"]).to_pylist()
+    expected = [row["id"] for row in rows if eval(condition, {}, row)]
+    assert kept_zoo.where(condition).ids == expected
+
+
+@settings(max_examples=examples(1000), deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "seed",
+                "id",
+                "created",
+                "diverged",
+                "3",
+                "'a'",
+                "None",
+                "True",
+                "(",
+                ")",
+                "[",
+                "]",
+                ",",
+                ".",
+                "+",
+                "-",
+                "~",
+                "&",
+                "and",
+                "or",
+                "not",
+                "in",
+                "is",
+                "<",
+                "==",
+                "{}",
+                ":",
+                "*",
+            ]
+        )
+    )
+)
+def test_any_text_is_a_condition_or_is_explained(kept_zoo, words):
+    try:
+        kept_zoo.where(" ".join(words))
+    except ZooError as error:
+        assert not _INTERNAL.search(str(error))
 
 
 def test_unknown_names_list_the_near_ones(zoo):
@@ -318,3 +539,21 @@ def test_a_permutation_of_all_checkpoints_permutes_their_metadata(zoo, full):
     assert np.array_equal(np.asarray(again["conv.weight"]), full["conv.weight"][order])
     assert np.array_equal(again.checkpoint("m00003")["conv.weight"], full["conv.weight"][3])
     assert [name for batch in again.stream("flag", batch_size=5) for name in batch.ids] == again.ids
+
+
+@pytest.mark.parametrize("digits", ["9223372036854775808", "1" + "0" * 30, "1_" + "0" * 30, "9" * 4000, "1e999"])
+def test_numbers_beyond_a_column_are_written_out(make_zoo, digits):
+    """Seeds are 64-bit integers; the condition is a text, as of ``--where``."""
+    zoo = ckptzoo.open(make_zoo((4,))[0])
+    assert len(zoo.where(f"seed > {digits}")) == len(zoo.where(f"seed == {digits}")) == 0
+    assert len(zoo.where(f"seed < {digits}")) == len(zoo.where(f"seed != -{digits}")) == 4
+    assert zoo.where(f"-{digits} < seed <= 1 or test_accuracy > {digits}").ids == zoo.ids[:2]
+    assert zoo.where(f"seed in [{digits}, 3]").ids == zoo.ids[3:]
+    with pytest.raises(ZooError, match="expected a column, a number or a string, got arithmetic"):
+        zoo.where("seed > 10**30")
+
+
+def test_numbers_of_thousands_of_digits_are_refused(make_zoo):
+    """Python reads no decimal number of more than 4,300 digits."""
+    with pytest.raises(ZooError, match="expected a condition"):
+        ckptzoo.open(make_zoo((4,))[0]).where("seed > " + "9" * 5000)

@@ -63,6 +63,21 @@ def test_a_killed_call_carries_on_where_it_was_and_from_what_was_brought_back(tm
     assert build(recipe, zoo, members=9).held == 9
 
 
+def test_a_call_waits_for_the_step_of_a_killed_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    work = tmp_path / "out.work"
+    work.mkdir()
+    # the step of a killed call, which saves for 3 seconds
+    holds = "import fcntl, sys, time; file = open(sys.argv[1], 'ab'); fcntl.flock(file, fcntl.LOCK_EX)"
+    holds += "; print('held', flush=True); time.sleep(3)"
+    with subprocess.Popen([sys.executable, "-c", holds, str(work / "lock")], stdout=subprocess.PIPE) as step:
+        assert step.stdout is not None
+        assert step.stdout.readline() == b"held\n"
+        subprocess.run(command(out, "--device", "cpu", "--stages", "facts"), cwd=ROOT, check=True)
+        assert step.poll() is not None
+    assert results(out)["facts"]["status"] == "finished"
+
+
 def test_without_a_gpu_it_says_what_it_skipped(tmp_path: Path) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run(

@@ -80,22 +80,17 @@ def test_python_blocks_about_studies_run(few):
     run([sys.executable, "-W", "error", "-c", IN_TURN, *STUDY_PROGRAMS], few)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        line
-        for kind, text in BLOCKS
-        for line in text.splitlines()
-        if kind == "sh" and text != WALK and line.startswith(("ckptzoo", "python -m builders"))
-    ],
-)
-def test_shell_lines_run(few, line, monkeypatch):
+@pytest.mark.parametrize("block", [text for kind, text in BLOCKS if kind == "sh" and text != WALK])
+def test_shell_lines_run(few, block, monkeypatch):
     """In this process, which has imported torch already; the walk below starts the programs themselves."""
     monkeypatch.chdir(few)
     monkeypatch.setitem(estimate.__kwdefaults__, "seconds", 0.2)  # of training, for `python -m builders estimate`
-    words = shlex.split(line)
-    code = ckptzoo_command(words[1:]) if words[0] == "ckptzoo" else builders_command(words[3:])
-    assert code == 0
+    for line in block.splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["ckptzoo"]:
+            assert ckptzoo_command(words[1:]) == 0, line
+        elif words[:3] == ["python", "-m", "builders"]:
+            assert builders_command(words[3:]) == 0, line
 
 
 def test_the_walk_over_a_hub(tmp_path):
@@ -123,7 +118,7 @@ def test_the_walk_over_a_hub(tmp_path):
         "Merged:",
     ):
         assert said in done.stdout, f"{said}\n{done.stdout}\n{done.stderr}"
-    assert "'id': 'ada', 'license': 'cc-by-4.0'" in done.stdout
+    assert "'id': 'ada/ada', 'license': 'cc-by-4.0', 'test_accuracy': 0." in done.stdout
     assert ckptzoo.verify(tmp_path / "zoos/layers") == []
 
 

@@ -1,12 +1,15 @@
 """What must be found: every flipped byte, and every lie, each with file, what, expected, got and the next step."""
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ckptzoo
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
@@ -16,6 +19,7 @@ from ckptzoo.format.header import CODES, lay_out
 from ckptzoo.format.part import part_digest, read_part, read_rows
 from ckptzoo.schema.documents import canonical, digest_of, seal
 from ckptzoo.schema.layout import part_name
+from ckptzoo.schema.metadata import parse_extra
 from tests.conftest import MIXED, rows_of, weights_of
 from tests.support.effort import ALL
 
@@ -263,6 +267,54 @@ def test_strays_are_found_and_hidden_files_left_alone(sound):
     assert len(found(sound, "raw-01", "notes.txt", "latest", "old.parquet", "Bad Name")) == 5
 
 
+def test_other_files_of_the_folder_are_named_and_not_listed(sound):
+    listed = (ckptzoo.compact(sound), (sound / "listing.json").read_bytes())[1]
+    (sound / "weights.pt").write_bytes(b"not of the zoo")
+    (sound / "notes").mkdir()
+    (sound / "notes" / "figures.txt").write_text("")
+    os.mkfifo(sound / "pipe")
+    (sound / "pictures").mkdir()
+    os.mkfifo(sound / "pictures" / "pipe.png")
+    (sound / ".env").write_text("hidden")
+    found(sound, "'notes'", "'pipe'", "'weights.pt'")
+    assert len(ckptzoo.verify(sound)) == 3
+    ckptzoo.compact(sound)
+    assert (sound / "listing.json").read_bytes() == listed
+
+
+def test_links_out_of_the_folder_are_named(sound, tmp_path):
+    secret = tmp_path / "elsewhere"
+    secret.mkdir()
+    (secret / "key").write_text("secret")
+    (sound / "README.md").unlink(missing_ok=True)
+    (sound / "README.md").symlink_to(secret / "key")
+    (sound / "pictures").symlink_to(secret)
+    shard = next((sound / "parts").glob("000001-*")) / "raw-00.safetensors"
+    shard.rename(secret / "shard")
+    shard.symlink_to(secret / "shard")
+    found(
+        sound, f"README.md: file: expected one in the zoo's folder, got a link to {secret / 'key'}", "cp --dereference"
+    )
+    assert len(ckptzoo.verify(sound)) == 3
+    ckptzoo.compact(sound)
+    listed = json.loads((sound / "listing.json").read_bytes())["files"]
+    assert not any("README" in name or "pictures" in name or str(shard.relative_to(sound)) == name for name in listed)
+
+
+def test_the_links_of_a_hub_cache_are_sound(sound, tmp_path):
+    """As huggingface_hub keeps them: snapshots/<commit>/<file> leads to blobs/<digest>."""
+    repository = tmp_path / "datasets--lab--zoo"
+    (repository / "blobs").mkdir(parents=True)
+    snapshot = repository / "snapshots" / "0123abc"
+    for number, file in enumerate(sorted(path for path in sound.rglob("*") if path.is_file())):
+        blob = repository / "blobs" / f"{number:040x}"
+        file.rename(blob)
+        link = snapshot / file.relative_to(sound)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(blob)
+    assert ckptzoo.verify(snapshot) == []
+
+
 def test_a_snapshot_that_lies_is_found_and_one_that_is_broken_is_not_used(sound):
     name = next((sound / "snapshots").iterdir()).name
     lying = sound / "snapshots" / name
@@ -397,3 +449,55 @@ def test_codes_are_those_of_safetensors():
     assert {tensor.name: CODES[tensor.dtype] for tensor in MIXED.tensors} == {
         name: item["dtype"] for name, item in named.items() if name != "__metadata__"
     }
+
+
+ODD_EXTRAS = [
+    "",
+    "{",
+    "[]",
+    "3",
+    '{"a": NaN}',
+    '{"a": -Infinity}',
+    '{"a": 1e999}',
+    '{"a": [18446744073709551616]}',
+    '{"a": ' + "9" * 4000 + "}",
+    '{"a": ' + "9" * 5000 + "}",
+    '{"a": "\\ud800"}',
+    '{"\\udc00\\ud800": 1}',
+    '{"a": ' + "[" * 32 + "]" * 32 + "}",
+    '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    '{"a": "' + "x" * 2**20 + '"}',
+]
+
+
+@pytest.mark.parametrize("text", ODD_EXTRAS, ids=lambda text: text[:24])
+def test_an_extra_that_readers_could_not_use(make_zoo, monkeypatch, text):
+    """Writers refuse it, ``verify`` names it, and the zoo opens."""
+    path, _ = make_zoo((4, 3))
+    assert parse_extra(text) is None
+    with ckptzoo.append(path) as writer:
+        with pytest.raises(SpecError, match="column 'extra': expected JSON objects of finite numbers and texts"):
+            writer.add(weights_of(MIXED, 1), rows_of(1, 7, extra=text))
+        monkeypatch.setattr("ckptzoo.format.writer.value_problems", lambda rows, *, location: ())
+        writer.add(weights_of(MIXED, 2), [*rows_of(1, 7, extra=text), *rows_of(1, 8, extra='{"fine": 1}')])
+    (problem,) = found(path, "000003-", "metadata.parquet: column 'extra': expected JSON objects", "got 1 others")
+    assert len(str(problem)) < 400 and len(ckptzoo.open(path)) == 9
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**63), 2**64 - 1)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=10,
+    ),
+    st.booleans(),
+)
+def test_objects_of_json_are_read_as_they_are(value, ascii_only):
+    deep = {"a": json.loads("[" * 31 + "]" * 31)}
+    assert parse_extra(json.dumps(deep)) == deep
+    assert parse_extra(json.dumps({"value": value}, ensure_ascii=ascii_only)) == {"value": value}
+    assert parse_extra(None) is parse_extra(5) is None

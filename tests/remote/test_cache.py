@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import random
 import signal
@@ -24,11 +25,12 @@ from ckptzoo.remote.cache import (
     cached_zoos,
     is_offline,
     is_right,
-    parse_size,
     prune,
     sweep,
 )
 from ckptzoo.remote.stores import FileEntry
+from ckptzoo.schema.documents import seal
+from ckptzoo.text import parse_size
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -138,7 +140,7 @@ def test_what_cannot_be_fetched_again_stays(cache: Path) -> None:
 
 def test_revisions_are_remembered(cache: Path) -> None:
     of = Cache(cache, "zoo", limit=MIB)
-    found = RevisionRecord("c" * 40, {"a": FileEntry("a", 3, "sha256:00"), "b": FileEntry("b", 0)})
+    found = RevisionRecord("c" * 40, {"a": FileEntry("a", 3, digest_of(b"abc")), "b": FileEntry("b", 0)})
     assert of.remembered("main") is None
     of.remember("main", found)
     assert of.remembered("main") == of.remembered("c" * 40) == found
@@ -293,3 +295,94 @@ def test_sizes_as_people_write_them() -> None:
     for text in ("", "-1", "1X", "many", "1 2"):
         with pytest.raises(ZooError, match="size"):
             parse_size(text, location="x")
+
+
+@pytest.mark.parametrize("damage", ["entry", "digit", "deep", "moved", "old", "name"])
+def test_a_damaged_revision_is_as_good_as_none(cache: Path, damage: str) -> None:
+    """A pinned revision is read from the cache alone, so that a lost entry would be a lost checkpoint."""
+    of = Cache(cache, "org/zoo", limit=2**20)
+    found = RevisionRecord("c" * 40, {name: FileEntry(name, 12, "sha256:" + "a" * 64) for name in ("one", "two")})
+    of.remember("main", found)
+    paths = sorted((of.folder / "revisions").iterdir())
+    data = paths[0].read_bytes()
+    content = json.loads(data)
+    broken = {
+        "entry": lambda: json.dumps(content | {"entries": {"one": [12, None]}}).encode(),
+        "digit": lambda: data.replace(b'[12,"sha256:aa', b'[12,"sha256:ba', 1),
+        "deep": lambda: b"[" * 100_000,
+        "moved": lambda: seal({k: v for k, v in content.items() if k != "digest"} | {"asked": "x", "revision": "y"}),
+        "old": lambda: json.dumps({k: v for k, v in content.items() if k != "digest"}).encode(),
+        "name": lambda: seal({"asked": "main", "revision": "c" * 40, "entries": {"../x": [1, None]}, "saved": 1.0}),
+    }[damage]()
+    assert broken != data
+    for path in paths:
+        path.write_bytes(broken)
+    assert of.remembered("main") is None and of.remembered("c" * 40) is None
+    assert len(cached_zoos(cache)) == 1
+    of.remember("main", found)
+    assert of.remembered("main") == of.remembered("c" * 40) == found
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        [12, 5],
+        [12, "sha256:a"],
+        [12, "../../etc/passwd"],
+        [12, ["sha256:" + "a" * 64]],
+        ["12", None],
+        [12.5, None],
+        [True, None],
+        [12],
+        [12, None, None],
+        "ab",
+        None,
+    ],
+)
+def test_a_sealed_revision_of_other_types_is_as_good_as_none(cache: Path, facts: object) -> None:
+    """Whoever can write to the cache can seal a record anew."""
+    of = Cache(cache, "zoo", limit=MIB)
+    found = RevisionRecord("c" * 40, {"a": FileEntry("a", 12)})
+    of.remember("main", found)
+    content = {"asked": "main", "revision": "c" * 40, "entries": {"a": [12, None]}, "saved": 10**400}
+    for path in (of.folder / "revisions").iterdir():
+        path.write_bytes(seal(content))
+    assert of.remembered("main") == found and cached_zoos(cache)[0].revisions == ()
+    for odd in ({"entries": {"a": facts}}, {"revision": 5}, {"revision": ["c"]}, {"entries": [12]}):
+        for path in (of.folder / "revisions").iterdir():
+            path.write_bytes(seal({**content, **odd, "saved": 1.0}))
+        assert of.remembered("main") is None, odd
+        assert (cached_zoos(cache)[0].revisions == ()) == ("revision" in odd)
+
+
+@pytest.mark.parametrize("name", ["blobs/aa/.tmp-0", "address.json", "gone", "revisions/x.json", "../.lock"])
+def test_pipes_in_a_shared_cache_stop_nobody(cache: Path, name: str) -> None:
+    """Opening a pipe would wait for its writer."""
+    of = Cache(cache, "zoo", limit=2000)
+    of.write(digest_of(blob(1)), blob(1))
+    pipe = of.folder / name
+    pipe.parent.mkdir(parents=True, exist_ok=True)
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    of = Cache(cache, "zoo", limit=2000)
+    of.remember("main", RevisionRecord("c" * 40, {}))
+    for seed in range(2, 6):
+        of.write(digest_of(blob(seed)), blob(seed))
+    assert of.read(digest_of(blob(5))) == blob(5)
+    assert len(cached_zoos(cache)) == 1 and prune(cache, before=0.0).files == 0
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
+def test_what_is_no_file_does_not_keep_the_cache_from_its_limit(cache: Path, tmp_path: Path, kind: str) -> None:
+    of = Cache(cache, "zoo", limit=3000)
+    path = of._path(digest_of(blob(1)))
+    path.parent.mkdir(parents=True)
+    (tmp_path / "own").write_bytes(blob(1) * 9)
+    {"folder": path.mkdir, "link": lambda: path.symlink_to(tmp_path / "own"), "pipe": lambda: os.mkfifo(path)}[kind]()
+    os.utime(path, (0, 0), follow_symlinks=False)
+    for seed in range(2, 12):
+        of.write(digest_of(blob(seed)), blob(seed))
+    kept = [seed for seed in range(2, 12) if of.holds(digest_of(blob(seed)))]
+    assert kept and kept[-1] == 11 and sum(item.nbytes for item in blobs_of(cache)) <= 3000
+    assert of.read(digest_of(blob(1))) is None and (tmp_path / "own").read_bytes() == blob(1) * 9
+    assert prune(cache, max_bytes=0).files == len(kept)

@@ -191,7 +191,7 @@ def test_several_files_at_once_and_spans(static: Served, files: Files, quick: Re
 def test_a_folder_is_described_as_it_is(files: Files, tmp_path: Path) -> None:
     root = write(files, tmp_path / "zoo")
     data = describe(root, {})
-    assert data == listing_of(files)
+    assert data == listing_of({name: data for name, data in files.items() if name[:4] in ("zoo.", "part")})
     (root / LISTING).write_bytes(data)
     assert describe(root, {}) == data
     claimed = "0" * 64

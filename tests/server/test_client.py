@@ -1,6 +1,7 @@
 """The unmodified client library, call by call."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,11 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from tests.support.hosted import ZOO, Hosted
+from ckptzoo.hub.client import Client
+from ckptzoo.remote.address import HubAddress
+from ckptzoo.remote.hub_store import HubStore
+from ckptzoo.remote.retry import RetryPolicy
+from tests.support.hosted import SMALL, ZOO, Hosted, hosted
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning", "ignore:Hidden comments:UserWarning")
 SET = {"repo_id": ZOO, "repo_type": "dataset"}
@@ -76,6 +81,21 @@ def test_files_small_large_and_in_parts_come_back(zoo: Hosted) -> None:
     assert info.siblings is not None
     sizes = {found.rfilename: found.size for found in info.siblings}
     assert sizes.pop(".gitattributes") and sizes == {path: len(data) for path, data in files.items()}
+
+
+def test_files_too_many_for_one_answer_are_listed_by_pages(tmp_path: Path) -> None:
+    files = {f"{name}/{at:03}.txt": b"x" for name in "ab" for at in range(60)}
+    with hosted(tmp_path / "served", limits=replace(SMALL, listed_bytes=5000)) as server:
+        server.api().create_repo(ZOO, repo_type="dataset")
+        oid = put(server, files)
+        info = server.api(None).dataset_info(ZOO, files_metadata=True)
+        assert info.siblings is None and info.sha == oid
+        snapshot = Path(server.api(None).snapshot_download(**SET))
+        assert {path: (snapshot / path).read_bytes() for path in files} == files
+        expected = {".gitattributes", *files}
+        assert Client(server.url).files(ZOO).keys() == expected
+        opened = HubStore.opened(HubAddress(ZOO), retry_policy=RetryPolicy(), endpoint=server.url)
+        assert opened.entries.keys() == expected - {".gitattributes"}
 
 
 def test_repositories_are_found_by_the_tags_of_their_cards(zoo: Hosted) -> None:
@@ -255,7 +275,9 @@ def test_discussions(zoo: Hosted) -> None:
     edited = stranger.edit_discussion_comment(**SET, discussion_num=2, comment_id=comment.id, new_content="two")
     assert edited.content == "two" and edited.edited
     with pytest.raises(HfHubHTTPError, match="stranger"):
-        api.hide_discussion_comment(**SET, discussion_num=2, comment_id=comment.id)
+        api.edit_discussion_comment(**SET, discussion_num=2, comment_id=comment.id, new_content="three")
+    other = stranger.comment_discussion(**SET, discussion_num=2, comment="other")
+    assert api.hide_discussion_comment(**SET, discussion_num=2, comment_id=other.id).hidden
     assert stranger.hide_discussion_comment(**SET, discussion_num=2, comment_id=comment.id).hidden
     assert api.change_discussion_status(**SET, discussion_num=2, new_status="closed").new_status == "closed"
     with pytest.raises(HfHubHTTPError, match="draft"):

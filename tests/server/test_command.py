@@ -46,6 +46,15 @@ def test_tokens_are_made_and_revoked_while_it_runs(tmp_path: Path) -> None:
     assert exit_code(run_serve()) == 2
 
 
+def test_it_loads_no_library_of_arrays_or_tables(tmp_path: Path) -> None:
+    """They would double its memory."""
+    with server_process(tmp_path) as (process, url):
+        assert ask(f"{url}/api/datasets")[0] == 200
+        loaded = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "libpython" in loaded or "python" in loaded
+    assert not any(library in loaded for library in ("pyarrow", "numpy", "torch"))
+
+
 def exit_code(done: subprocess.CompletedProcess[str]) -> int:
     assert done.stdout == ""
     return done.returncode

@@ -33,6 +33,12 @@ def test_usual_paths_are_accepted(path: str) -> None:
     assert checked_path(path) == path
 
 
+def test_paths_have_so_many_levels() -> None:
+    assert checked_path("a/" * 31 + "b") == "a/" * 31 + "b"
+    with pytest.raises(Refusal, match="32 levels"):
+        checked_path("a/" * 32 + "b")
+
+
 @given(st.text(alphabet="ab.-_/ %A9", max_size=20))
 def test_an_accepted_repository_is_one_for_the_client(name: str) -> None:
     from huggingface_hub.errors import HFValidationError

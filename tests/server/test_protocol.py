@@ -6,6 +6,7 @@ import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,26 @@ def test_ranges(filled: Hosted, name: str, data: bytes) -> None:
         assert (found.status, found.headers["content-range"]) == (416, f"bytes */{size}"), header
 
 
+def test_repositories_of_a_namespace(server: Hosted) -> None:
+    assert ask(server, "GET", "/api/settings/repositories").json() == []
+    api = server.api()
+    for name, kind, private in ((ZOO, "dataset", False), ("lab/net", "model", True), ("else/zoo", "dataset", False)):
+        api.create_repo(name, repo_type=kind, private=private)
+    push(server, FILES)
+    own = {item["id"]: item for item in ask(server, "GET", "/api/settings/repositories").json()}
+    assert own == {item.id: {**own[item.id], "storage": item.storage} for item in api.list_user_repos()}
+    assert own[ZOO]["storage"] == ask(server, "GET", f"/api/datasets/{ZOO}").json()["usedStorage"] > 0
+    assert {name: (item["type"], item["visibility"]) for name, item in own.items()} == {
+        ZOO: ("dataset", "public"),
+        "lab/net": ("model", "private"),
+    }
+    assert sum(item["storagePercent"] for item in own.values()) == pytest.approx(100)
+    assert [item.id for item in api.list_user_repos(namespace="else")] == ["else/zoo"]
+    assert list(api.list_user_repos(namespace="nobody")) == []
+    for path in ("/api/settings/repositories", "/api/organizations/lab/settings/repositories"):
+        assert ask(server, "GET", path, role=None).status == 401
+
+
 def test_head_tells_what_get_sends(filled: Hosted) -> None:
     oid = filled.request_log.acknowledged[0].oid
     for name, data in FILES.items():
@@ -97,7 +118,8 @@ def test_a_changed_address_is_refused(filled: Hosted) -> None:
     assert ask(filled, "GET", address, role=None).body == DATA
     path, query = address.split("?")
     fields = query.split("&")
-    assert sorted(field.split("=")[0] for field in fields) == ["commit", "expires", "name", "signature"]
+    names = ["commit", "expires", "member", "name", "repository", "signature"]
+    assert sorted(field.split("=")[0] for field in fields) == names
     for at, field in enumerate(fields):
         last = "1" if field[-1] != "1" else "2"
         changed = [*fields[:at], field[:-1] + last, *fields[at + 1 :]]
@@ -176,9 +198,43 @@ def test_parts_have_to_be_all_there(zoo: Hosted) -> None:
     assert list((zoo.root / "incoming").iterdir()) == []
 
 
+def batch_of(server: Hosted, sha256: str, size: int, repo: str = ZOO) -> dict[str, Any]:
+    """What the server says to one large file."""
+    asked = {"operation": "upload", "transfers": ["multipart"], "objects": [{"oid": sha256, "size": size}]}
+    (item,) = ask(server, "POST", f"/datasets/{repo}.git/info/lfs/objects/batch", asked).json()["objects"]
+    return item
+
+
+def test_a_digest_alone_gives_no_content_and_no_size(zoo: Hosted) -> None:
+    """What another repository has: its parts are required, and its size is that of its bytes."""
+    push(zoo, FILES)
+    other, sha256 = "lab/other", hashlib.sha256(DATA).hexdigest()
+    zoo.api().create_repo(other, repo_type="dataset")
+    upload = batch_of(zoo, sha256, 150_000, other)["actions"]["upload"]
+    parts = [{"partNumber": number, "etag": "0" * 64} for number in (1, 2, 3)]
+    assert ask(zoo, "POST", upload["href"], {"oid": sha256, "parts": parts}, role=None).status == 400
+    etags = [ask(zoo, "PUT", upload["header"][f"{at}"], bytes(65_536)[: 150_000 - 65_536 * (at - 1)]).headers["etag"]
+             for at in (1, 2, 3)]  # fmt: skip
+    parts = [{"partNumber": number, "etag": etag} for number, etag in enumerate(etags, 1)]
+    assert ask(zoo, "POST", upload["href"], {"oid": sha256, "parts": parts}, role=None).status == 422
+    header = {"key": "header", "value": {"summary": "x"}}
+    line = {"key": "lfsFile", "value": {"path": "a.safetensors", "algo": "sha256", "oid": sha256}}
+    assert ask(zoo, "POST", f"/api/datasets/{other}/commit/main", commit_body(header, line)).status == 400
+
+
+def test_a_known_content_has_one_size(filled: Hosted) -> None:
+    sha256 = hashlib.sha256(DATA).hexdigest()
+    assert "actions" not in batch_of(filled, sha256, len(DATA)) and "error" not in batch_of(filled, sha256, len(DATA))
+    assert batch_of(filled, sha256, 68_000_000)["error"]["code"] == 422
+    header = {"key": "header", "value": {"summary": "x"}}
+    line = {"key": "lfsFile", "value": {"path": "a.safetensors", "algo": "sha256", "oid": sha256, "size": 68_000_000}}
+    refused = ask(filled, "POST", f"/api/datasets/{ZOO}/commit/main", commit_body(header, line))
+    assert refused.status == 400 and f"expected {len(DATA)} bytes" in refused.json()["error"]
+
+
 BAD_PATHS = (
     "../up", "a/../../up", "/etc/passwd", "a//b", "./a", "a/.", "", "a\\b", "a\0b", "a\nb", ".git/config", "C:x", "nul", "a. ",
-    "a" * 256, "/".join(["a" * 100] * 11), "\ud800",
+    "a" * 256, "/".join(["a" * 100] * 11),
 )  # fmt: skip
 
 
@@ -194,14 +250,52 @@ def test_bad_file_names_are_refused_in_commits(filled: Hosted, path: str) -> Non
     assert ask(filled, "POST", f"/api/datasets/{ZOO}/preupload/main", body).status == 400
 
 
+SURROGATES = (
+    rb'"\ud800"',
+    rb'"a\udfffb"',
+    b'"\xed\xa0\x80"',
+    rb'["\udc00"]',
+    rb'{"\ud800": 1}',
+    b"NaN",
+    b"-Infinity",
+    b'"\xff"',
+)
+
+
+@pytest.mark.parametrize("value", SURROGATES, ids=range(len(SURROGATES)))
+def test_what_no_answer_could_hold_is_refused(zoo: Hosted, value: bytes) -> None:
+    header = {"key": "header", "value": {"summary": "x"}}
+    line = {"key": "file", "value": {"path": "a.txt", "content": "a"}}
+    base = f"/api/datasets/{ZOO}"
+    assert ask(zoo, "POST", f"{base}/commit/main?create_pr=1", commit_body(header, line)).status == 200
+    bodies = {
+        "discussions": b'{"title": "abc", "description": %s}',
+        "discussions/1/comment": b'{"comment": %s}',
+        "discussions/1/title": b'{"title": "abc", "x": %s}',
+        "commit/main": b'{"key": "header", "value": {"summary": "x", "description": %s}}',
+        "preupload/main": b'{"files": [{"path": "a", "size": 1, "sample": %s}]}',
+    }
+    for path, body in bodies.items():
+        assert ask(zoo, "POST", f"{base}/{path}", body % value, role="contribute").status == 400, path
+    assert ask(zoo, "GET", f"{base}/discussions/1").status == 200
+    assert ask(zoo, "GET", f"{base}/discussions").status == 200
+
+
+def test_characters_of_every_plane_are_kept(zoo: Hosted) -> None:
+    body = rb'{"title": "\ud83d\ude00 \u00e4bc", "description": "\\ud800"}'
+    assert ask(zoo, "POST", f"/api/datasets/{ZOO}/discussions", body, role="contribute").status == 200
+    found = ask(zoo, "GET", f"/api/datasets/{ZOO}/discussions/1").json()
+    assert found["title"] == "\U0001f600 \xe4bc" and found["events"][0]["data"]["latest"]["raw"] == "\\ud800"
+
+
 def test_deep_folders(zoo: Hosted) -> None:
-    deep = "/".join(["d"] * 512)
+    deep = "/".join(["d"] * 32)
     push(zoo, {deep: b"1"})
     assert ask(zoo, "GET", f"{RESOLVE}/{deep}").body == b"1"
     push(zoo, {"d/x": b"2"})
     names = [item["rfilename"] for item in ask(zoo, "GET", f"/api/datasets/{ZOO}").json()["siblings"]]
     assert names == [".gitattributes", deep, "d/x"]
-    assert len(ask(zoo, "GET", f"/api/datasets/{ZOO}/tree/main?recursive=true").json()) == 50
+    assert len(ask(zoo, "GET", f"/api/datasets/{ZOO}/tree/main?recursive=true").json()) == 34
 
 
 def test_no_address_leads_out_of_a_repository(zoo: Hosted) -> None:
@@ -297,3 +391,80 @@ def test_every_change_needs_its_role(zoo: Hosted) -> None:
                          ("POST", "/api/repos/create"), ("POST", f"/datasets/{ZOO}.git/info/lfs/objects/batch")):  # fmt: skip
         assert ask(zoo, method, path, {}, role=None).status == 401, path
         assert ask(zoo, method, path, {}, role="read").status == 403, path
+
+
+def test_a_merge_takes_what_was_reviewed_alone(zoo: Hosted) -> None:
+    """A commit that arrives between the review and the merge, to the pull request or to its target, is not merged."""
+    base = f"/api/datasets/{ZOO}"
+
+    def commit(path: str, revision: str, role: str = "contribute") -> str:
+        lines = commit_body(
+            {"key": "header", "value": {"summary": "x"}}, {"key": "file", "value": {"path": path, "content": path}}
+        )
+        answer = ask(zoo, "POST", f"{base}/commit/{revision}", lines, role=role)
+        assert answer.status == 200
+        return answer.json()["commitOid"]
+
+    def merged(**body: str) -> Answer:
+        return ask(zoo, "POST", f"{base}/discussions/1/merge", body)
+
+    reviewed, main = commit("a.txt", "main?create_pr=1"), ask(zoo, "GET", base).json()["sha"]
+    later = commit("b.txt", "refs%2Fpr%2F1")
+    refused = merged(expectedHead=reviewed, expectedTarget=main)
+    assert refused.status == 412 and later in refused.json()["error"]
+    moved = commit("c.txt", "main", "write")
+    assert merged(expectedHead=later, expectedTarget=main).status == 412
+    assert merged(expectedHead="x" * 10_000).status == 412 and merged(expectedHead="").status == 412
+    assert ask(zoo, "GET", f"{base}/discussions/1").json()["status"] == "open"
+    assert ask(zoo, "GET", base).json()["sha"] == moved
+    done = merged(expectedHead=later, expectedTarget=moved).json()
+    assert (done["head"], done["target"]) == (later, moved)
+    names = [item["rfilename"] for item in ask(zoo, "GET", base).json()["siblings"]]
+    assert names == [".gitattributes", "a.txt", "b.txt", "c.txt"]
+
+
+def test_a_pull_request_has_a_branch_as_target(zoo: Hosted) -> None:
+    base = f"/api/datasets/{ZOO}"
+    lines = commit_body(
+        {"key": "header", "value": {"summary": "x"}}, {"key": "file", "value": {"path": "a", "content": "a"}}
+    )
+    assert ask(zoo, "POST", f"{base}/commit/main?create_pr=1", lines, role="contribute").status == 200
+    refused = ask(zoo, "POST", f"{base}/commit/refs%2Fpr%2F1?create_pr=1", lines, role="contribute")
+    assert refused.status == 400 and "a branch" in refused.json()["error"]
+    with zoo.service.database.writing() as connection:
+        connection.execute("UPDATE discussions SET target = 'refs/pr/1'")  # as an earlier version let one be opened
+    refused = ask(zoo, "POST", f"{base}/discussions/1/merge", {})
+    assert refused.status == 400 and "a branch" in refused.json()["error"]
+
+
+def test_pages_have_plain_numbers(filled: Hosted) -> None:
+    for page in ("%C2%B2", "%D9%A1", "x", "-1", "1" * 30):
+        for path in (f"commits/main?p={page}", f"discussions?p={page}"):
+            assert ask(filled, "GET", f"/api/datasets/{ZOO}/{path}").status == 200, path
+    assert ask(filled, "GET", f"/api/datasets/{ZOO}/commits/main?p=1").json() == []
+
+
+def test_stored_bytes_are_the_servers_alone(filled: Hosted) -> None:
+    paths = [path for name in ("blobs", "incoming") for path in (filled.root / name).rglob("*")]
+    assert len([path for path in paths if path.is_file()]) >= len(FILES)
+    for path in (filled.root / "blobs", filled.root / "incoming", *(path for path in paths if path.is_file())):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_addresses_name_this_machine_alone(zoo: Hosted, tmp_path: Path) -> None:
+    push(zoo, FILES)
+    port = zoo.url.rpartition(":")[2]
+    asked = {"operation": "upload", "objects": [{"oid": "0" * 64, "size": 1}]}
+    batch = f"/datasets/{ZOO}.git/info/lfs/objects/batch"
+    for host in (f"127.0.0.1:{port}", "localhost:9", "LOCALHOST", socket.gethostname()):
+        (item,) = ask(zoo, "POST", batch, asked, Host=host).json()["objects"]
+        assert item["actions"]["upload"]["href"].startswith(f"http://{host}/_uploads/")
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.2", "127.0.0.1.evil.example", "[::2]"):
+        for method, path, body in (("POST", batch, asked), ("GET", f"{RESOLVE}/large.safetensors", None)):
+            refused = ask(zoo, method, path, body, Host=host)
+            assert refused.status == 421 and "--url" in refused.json()["error"], host
+        assert ask(zoo, "GET", f"{RESOLVE}/small.txt", Host=host).body == FILES["small.txt"]
+    with hosted(tmp_path / "named", url="https://zoos.example/") as server:
+        assert ask(server, "POST", "/api/repos/create", {"name": "zoo", "type": "dataset"}).status == 200
+        (item,) = ask(server, "POST", batch, asked, Host="evil.example").json()["objects"]
+        assert item["actions"]["upload"]["href"].startswith("https://zoos.example/_uploads/")

@@ -37,6 +37,8 @@ def test_the_command_line(server: Hosted, tmp_path: Path) -> None:
         server, tmp_path, hf, "download", "lab/cli", "--repo-type", "dataset", "--local-dir", "down", role="read"
     )
     assert (tmp_path / "down" / "a.safetensors").read_bytes() == bytes(range(256)) * 500
+    listed = json.loads(run_client(server, tmp_path, hf, "repos", "list", "--json"))
+    assert [(item["id"], item["type"], item["visibility"]) for item in listed] == [("lab/cli", "dataset", "public")]
 
 
 DATASETS = """

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 from rich.console import Console
 
 import ckptzoo
+from ckptzoo.derive import derive, predict
 from ckptzoo.hub.card.contents import mean_of
 from ckptzoo.studies.inventory import inventory
 from ckptzoo.studies.shared.result import Spread
 from ckptzoo.text import counted, printable, size
+from tests.support.derived_zoos import zoo_of
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 
@@ -44,6 +47,23 @@ def test_retracted_checkpoints_are_not_counted(perceptrons: Make) -> None:
     found = inventory(zoo.where("seed > 10"))
     assert (found.checkpoints, found.total, found.retracted) == (9, 18, 2)
     assert "9 of 18 (9 members, 2 retracted and left out)" in printed(zoo.where("seed > 10"))
+    assert [(item.name, item.checkpoints) for item in found.variants] == [("raw", 18), ("first-weight", 18)]
+
+
+def test_outputs_and_certificates_of_retracted_checkpoints_are_not_counted(tmp_path: Path) -> None:
+    path = zoo_of(tmp_path / "zoo", (4, 3))
+    derive(path)
+    predict(path, np.random.default_rng(0).normal(size=(5, 1, 28, 28)), set="noise/test")
+    whole = inventory(ckptzoo.open(path))
+    certificates = ckptzoo.open(path).variant_metadata("canonical")["certificate_random"].to_numpy()
+    worst = int(certificates.argmax())
+    ckptzoo.retract(path, [ckptzoo.open(path).ids[worst]], reason="a test")
+    with pytest.warns(UserWarning, match="retracted"):
+        found = inventory(ckptzoo.open(path))
+    assert [item.checkpoints for item in (*whole.variants, *whole.predictions)] == [7, 7, 7]
+    assert [item.checkpoints for item in (*found.variants, *found.predictions)] == [6, 6, 6]
+    assert found.variants[1].certificate_random == np.delete(certificates, worst).max()
+    assert found.nbytes == whole.nbytes
 
 
 def test_checkpoints_and_members_are_told_apart(perceptrons: Make) -> None:
@@ -107,7 +127,24 @@ def test_distinct_values_come_most_frequent_first(perceptrons: Make) -> None:
     assert list(told["recipe"].items()) == [("r2", 4), ("r1", 3), ("r0", 2)]
     assert told["license"] == {"MIT": 9} and "dataset" not in told
     text = printed(zoo)
-    assert "r2 (4), r1 (3), r0 (2)" in text and "c3 (1), ..." in text
+    assert "r2 (4), r1 (3), r0 (2)" in text and "c3 (1), 5 more (5)" in text
+
+
+def test_rows_without_a_licence_are_counted(perceptrons: Make) -> None:
+    stated = {"license": "cc-by-4.0", "contributor": "Ada", "recipe": "hers"}
+    zoo, _ = perceptrons(12, rows=lambda at: stated if at > 9 else {}, gauge=False)
+    found = inventory(zoo)
+    assert found.told["license"] == {"cc-by-4.0": 2} and found.untold == {
+        "recipe": 10,
+        "license": 10,
+        "contributor": 10,
+    }
+    assert found.to_json()["untold"]["license"] == 10
+    lines = [" ".join(line.split()) for line in printed(zoo).splitlines()]
+    assert "license cc-by-4.0 (2), as on the page of the zoo (10)" in lines
+    assert "contributor Ada (2), as on the page of the zoo (10)" in lines
+    assert "recipe hers (2), not stated (10)" in lines
+    assert "license cc-by-4.0" in [" ".join(line.split()) for line in printed(zoo.where("seed > 9")).splitlines()]
 
 
 def test_an_empty_zoo_has_an_inventory(perceptrons: Make) -> None:

@@ -193,6 +193,20 @@ def test_it_prints_draws_and_writes_tables(
     assert r"\bottomrule" in (tmp_path / "posteriors.tex").read_text()
 
 
+def test_of_many_layers_some_are_printed(found: Posteriors, monkeypatch: pytest.MonkeyPatch) -> None:
+    def text() -> str:
+        console = Console(width=100, file=io.StringIO(), record=True)
+        found.print(console)
+        return console.export_text()
+
+    layers = [*found.entries[0].layers["mmd"]]
+    whole = text().partition("what removing symmetries does")[2]
+    assert all(f" {layer} " in whole for layer in layers) and "not shown" not in whole
+    monkeypatch.setattr("ckptzoo.studies.posteriors.MAX_LAYERS", 1)
+    some = text().partition("what removing symmetries does")[2]
+    assert sum(f" {layer} " in some for layer in layers) == 1 and f"{len(layers) - 1} more layer" in some
+
+
 def test_figures_of_another_width_say_so(found: Posteriors) -> None:
     assert published.published_architecture("resnet18-8-100") == "resnet18-100"
     assert published.published_architecture("resnet18-100") == "resnet18-100"
@@ -232,6 +246,34 @@ def test_what_is_missing_is_named_with_the_command_that_makes_it(
     refused("ckptzoo predict .*bare", zoos=(target, ckptzoo.open(bare)))
     predict(bare, INPUTS, set="own/test", targets=TARGETS)
     refused("ckptzoo derive .*bare --gauge unit-norm", zoos=(target, ckptzoo.open(bare)))
+
+
+@pytest.mark.usefixtures("any_rows")
+def test_settings_that_are_no_numbers_tell_nothing_apart(tmp_path: Path) -> None:
+    """Rows are written by anybody: figures beyond double precision, thousands of brackets, text that is no JSON."""
+    from ckptzoo.studies import posteriors as module
+
+    odd = [
+        "9" * 401,
+        "[" * 3000 + "]" * 3000,
+        "[" * 40 + "]" * 40,
+        "NaN",
+        "1e999",
+        "2e400",
+        '"\\ud800"',
+        "true",
+        "{",
+        "",
+    ]
+    with ckptzoo.create(tmp_path / "zoo", arch=ARCH) as writer:
+        for at, value in enumerate(["1", "2", *odd]):
+            row = {"id": f"{at}", "method": "bnn", "mode": "m0", "draw": 0, "recipe_digest": f"sha256:{at:08d}"}
+            writer.add(weights(1, at), [{**row, "extra": f'{{"settings": {{"width": {value}}}}}'}])
+    labels = [group.label for group in module._groups(ckptzoo.open(tmp_path / "zoo"))]
+    assert labels[0].startswith("bnn width=1") and labels[1] == "bnn width=2" and len(set(labels)) == len(odd) + 2
+    assert [label for label in labels if "width" not in label] == [
+        f"bnn {at:08d}" for at in range(2, len(odd) + 2) if odd[at - 2] != "true"
+    ]
 
 
 def test_settings_tell_the_draws_of_one_method_apart(tmp_path: Path) -> None:

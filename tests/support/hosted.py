@@ -50,7 +50,7 @@ def hosted(
             users = {"read": "reader", "contribute": "stranger", "write": "lab"}
             tokens = {role: make_token(connection, user, role) for role, user in users.items()}
         app = layered(Application(service), plan=plan, readable=True)
-        with Serving(app.app, port=port) as url:
+        with Serving(app.app, port=port, limits=limits) as url:
             yield Hosted(url, root, service, app.request_log, app.faults, tokens)
     finally:
         service.close()

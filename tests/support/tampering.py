@@ -12,6 +12,7 @@ import ckptzoo
 from ckptzoo.format import table
 from ckptzoo.format.part import PartWriter
 from ckptzoo.hub.contributions.contribute import contribute
+from ckptzoo.hub.contributions.duplicates import units
 from ckptzoo.hub.contributions.review import Review, review
 from ckptzoo.hub.push import push
 from ckptzoo.schema.architecture import Tensor
@@ -33,12 +34,20 @@ class Tamper:
     def part(self, *seeds: int, **row: Any) -> Files:
         """The files of a part as ``contribute`` makes them, or with rows and weights that are given."""
         if row:
-            return self.written(weights_of(1, 50), [{"id": "x", "license": "mit", **row}])
+            weights = weights_of(1, 50)
+            (unit,) = units(weights)
+            return self.written(weights, [{"id": "stranger/x", "unit": unit, "license": "mit", **row}])
         if seeds in self._made:
             return dict(self._made[seeds])
         files = [saved(self.folder / f"net{seed}.safetensors", state_of(seed)) for seed in seeds or (50,)]
         made = contribute(
-            files, to=ZOO, card=card_of(self.folder), data=self.data, dry_run=True, endpoint=self.server.url
+            files,
+            to=ZOO,
+            card=card_of(self.folder),
+            data=self.data,
+            dry_run=True,
+            endpoint=self.server.url,
+            token=self.server.tokens["contribute"],
         )
         assert made.folder is not None
         found = {f"{made.part}/{path.name}": path.read_bytes() for path in sorted((made.folder / made.part).iterdir())}
@@ -47,15 +56,20 @@ class Tamper:
         return dict(found)
 
     def written(
-        self, weights: dict[str, np.ndarray], rows: list[dict[str, Any]], tensors: Sequence[Tensor] = ARCH.tensors
+        self,
+        weights: dict[str, np.ndarray],
+        rows: list[dict[str, Any]],
+        tensors: Sequence[Tensor] = ARCH.tensors,
+        number: int = 3,
+        **facts: object,
     ) -> Files:
         """The files of a part with these rows, none of which is checked."""
         root = self.folder / f"scratch{len(list(self.folder.iterdir()))}"
         sets = {"raw": tensors}
-        writer = PartWriter(root / "parts", sets=sets, schema=table.METADATA_SCHEMA, facts={"kind": "raw"})
+        writer = PartWriter(root / "parts", sets=sets, schema=table.METADATA_SCHEMA, facts={"kind": "raw", **facts})
         writer.add({"raw": weights}, [{"finite": True, "member": row.get("id"), **row} for row in rows])
         part = writer.commit(root, refuse=lambda _: None)
-        name = f"parts/000009{part.name[6:]}"
+        name = f"parts/{number:06d}{part.name[6:]}"
         return {f"{name}/{path.name}": path.read_bytes() for path in sorted((root / "parts" / part.name).iterdir())}
 
     def propose(self, files: Files, role: str = "contribute") -> int:

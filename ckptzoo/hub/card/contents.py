@@ -148,7 +148,7 @@ def variants(zoo: Zoo) -> str:
 
 def _variant(zoo: Zoo, name: str) -> Sequence[str]:
     tree = zoo.contents.derived(name)
-    rows = tree.rows.select(("gauged", "unresolved", *_DIFFERENCE_COLUMNS))
+    rows = zoo.contents.columns(tree, ("gauged", "unresolved", *_DIFFERENCE_COLUMNS))
     rows = rows.filter(pa.array(places_of(tree.rows["id"], zoo.metadata["id"]) >= 0))
     versions = sorted({str(part.facts.get("version")) for part in tree.parts})
     stored = StoredBytes.of(tree)

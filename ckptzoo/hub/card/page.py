@@ -19,7 +19,7 @@ from ckptzoo.hub.card.pictures import pictures_section
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import Card
-from ckptzoo.schema.metadata import COLUMNS
+from ckptzoo.schema.metadata import COLUMNS, parse_extra
 from ckptzoo.schema.readme import MARK, METADATA, config_of, front_matter, plain
 from ckptzoo.text import counted
 
@@ -203,12 +203,8 @@ def _shared_settings(rows: pa.Table) -> list[str]:
 
 def _entries(text: str | None) -> dict[str, str]:
     """The entries of a JSON object in untrusted text, each as JSON; none where it is no object."""
-    try:
-        value = json.loads(text or "")
-        entries = value.items() if isinstance(value, dict) else ()
-        return {name: json.dumps(entry) for name, entry in entries if entry is not None}
-    except (ValueError, RecursionError):  # deeply nested brackets exhaust the parser's stack
-        return {}
+    entries = parse_extra(text) or {}
+    return {name: json.dumps(entry) for name, entry in entries.items() if entry is not None}
 
 
 def licence(card: Card, rows: pa.Table) -> str:

@@ -166,11 +166,41 @@ class PullRequests:
 
         return self._hub.ask(call, self._hub.address(repo), f"discussion {number}")
 
-    def merge(self, repo: str, number: int, comment: str | None = None) -> str | None:
-        """Merge a pull request; returns the commit where the hub says which."""
+    def merge(
+        self,
+        repo: str,
+        number: int,
+        comment: str | None = None,
+        *,
+        expected_head: str | None = None,
+        expected_target: str | None = None,
+    ) -> str | None:
+        """Merge a pull request; returns the commit where the hub says which.
+
+        Parameters
+        ----------
+        expected_head, expected_target : the last commits of the pull request and of its target. ``ckptzoo serve``
+            refuses to merge others; huggingface.co takes none.
+
+        Raises
+        ------
+        RaceError
+            One of them has moved on; nothing was merged.
+        """
 
         def call() -> Discussion:
-            self._hub.api.merge_pull_request(repo, number, comment=comment, repo_type=DATASET)
+            if self._hub.public:
+                self._hub.api.merge_pull_request(repo, number, comment=comment, repo_type=DATASET)
+            else:
+                from huggingface_hub import get_session
+                from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+                # as merge_pull_request asks, which takes no expected commits
+                url = f"{self._hub.endpoint}/api/{DATASET}s/{repo}/discussions/{number}/merge"
+                body = {"comment": comment, "expectedHead": expected_head, "expectedTarget": expected_target}
+                told = {name: text for name, text in body.items() if text is not None}
+                headers = build_hf_headers(token=self._hub.api.token)
+                hf_raise_for_status(get_session().post(url, headers=headers, json=told))
             return self.read(repo, number)
 
         def find_merged() -> Discussion | None:
@@ -227,13 +257,17 @@ class Client(Connection):
         self.ask(call, self.address(repo), "new repository", needs=WRITE)
 
     def listing(self, repo: str, revision: str = MAIN) -> Listing:
-        """The commit that a revision is, and its files, by one request; ``NotThereError`` where there is none."""
+        """The commit that a revision is, and its files, by one request, or by pages; ``NotThereError``: no such one."""
 
         def call() -> Listing:
             info = self.api.dataset_info(repo, revision=revision, files_metadata=True)
-            if not info.sha or info.siblings is None:
+            if not info.sha:
                 raise ValueError("no commit")  # which classify_error makes a HubError
-            files = {item.rfilename: repo_file_of(item) for item in info.siblings}
+            if info.siblings is not None:
+                files = {item.rfilename: repo_file_of(item) for item in info.siblings}
+            else:  # too many for one answer
+                pages = self.api.list_repo_tree(repo, revision=info.sha, repo_type=DATASET, recursive=True)
+                files = {item.path: repo_file_of(item) for item in pages if hasattr(item, "size")}
             return Listing(info.sha, files, info.private)
 
         return self.ask(call, self.address(repo), f"revision {revision}")

@@ -21,7 +21,7 @@ from ckptzoo.format.part import Part
 from ckptzoo.hub.client import Client, Listing
 from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.hub.contributions import new_zoo, result
-from ckptzoo.hub.contributions.duplicates import digests
+from ckptzoo.hub.contributions.duplicates import units
 from ckptzoo.hub.contributions.evaluation import (
     EVALUATION_KEY,
     Evaluation,
@@ -30,9 +30,11 @@ from ckptzoo.hub.contributions.evaluation import (
     Figures,
     evaluation_of,
     evaluation_of_recipe,
+    output_differences,
 )
 from ckptzoo.hub.contributions.ingest import IngestedBatch, Ingestor
-from ckptzoo.hub.contributions.matching import NamesError
+from ckptzoo.hub.contributions.matching import NamesError, names_table
+from ckptzoo.hub.contributions.open_requests import check_open_requests
 from ckptzoo.hub.contributions.result import Contribution
 from ckptzoo.hub.contributions.run_checks import StageProgress, run_checks
 from ckptzoo.hub.contributions.submission import Row, Submission
@@ -42,10 +44,10 @@ from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 
-UNIT = "weights"
-"""How the unit of a contributed checkpoint begins, before the digest of its weights."""
 MAX_PROBLEMS = 200
 """Problems that an error lists."""
+SAME_OUTPUTS = 1e-4
+"""Below this two networks have the same outputs but for the order of sums, as a share of the largest output."""
 
 
 @dataclass
@@ -96,8 +98,8 @@ def build_part(
             if ingestor.problems:
                 continue
             _measure(batch, ingestor.submission, target, evaluators, built.measured)
-            for row, digest in zip(batch.rows, digests(dict(batch.weights)), strict=True):
-                row["unit"] = f"{UNIT}-{digest[:40]}"
+            for row, unit in zip(batch.rows, units(dict(batch.weights)), strict=True):
+                row["unit"] = unit
             writer.add(batch.weights, batch.rows)
         if ingestor.problems:
             writer.discard()
@@ -210,6 +212,8 @@ def contribute(
         if submission.zoo is None:
             raise new_zoo.missing_zoo_error(repo)
         return _publish_new_zoo(repo, ingestor, paths, module, data, new, dry_run, client, token, progress)
+    # ids of a zoo's builders have no slash, so that no contribution takes one that its owner will want
+    ingestor.namespace = _namespace(client, submission, dry_run=dry_run)
     target = TargetZoo(open_target(client, repo, listing))
     folder = Path(tempfile.mkdtemp(prefix="ckptzoo-contribution-")) / target.zoo.name
     keep = False
@@ -223,6 +227,19 @@ def contribute(
     finally:
         if not keep:
             shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+def _namespace(client: Client, submission: Submission, *, dry_run: bool) -> str:
+    """What ids and members begin with, before a slash: the account's name, which reviews ask for.
+
+    A dry run without a token has the name of the card instead.
+    """
+    try:
+        return client.whoami().name.lower()
+    except HubError:
+        if not dry_run:
+            raise
+        return submission.namespace
 
 
 def _build_and_check(
@@ -243,8 +260,7 @@ def _build_and_check(
     reading = None if progress is None else partial(progress, "reading")
     built = build_part(folder, ingestor, paths, arch, target, evaluators, reading)
     if ingestor.problems:
-        problems = ingestor.problems[:MAX_PROBLEMS]
-        raise NamesError(problems, ingestor.proposal) if ingestor.proposal else SpecError(problems)
+        raise misfit(ingestor, arch, module)
     if built.part is None:
         raise SpecError(Problem(repo, "files", "checkpoints", "none", "Name some files."))
     if target is not None:
@@ -266,6 +282,24 @@ def _build_and_check(
     )
 
 
+def misfit(ingestor: Ingestor, arch: Architecture, module: str | Factory | None) -> SpecError:
+    """What is wrong with files that do not fit; of the tables of names, that with which the outputs stay the same."""
+    problems = ingestor.problems[:MAX_PROBLEMS]
+    if ingestor.misnamed is None:
+        return SpecError(problems)
+    state, proposals = ingestor.misnamed
+    differences = None if module is None else output_differences(arch, module, state, proposals)
+    if differences is None:
+        return NamesError(problems, proposals)
+    right = [names for names, difference in zip(proposals, differences, strict=True) if difference < SAME_OUTPUTS]
+    got = ", ".join(f"{difference:.2g}" for difference in differences)
+    step = f"Add this table to contribution.toml, and leave --module out:\n{names_table(right[0])}" if right else ""
+    step = step or "Write a table [names] by hand, or bring the files to a zoo of their own architecture."
+    what = "largest difference from the outputs of the module, by table of names"
+    outputs = Problem("contribution", what, f"one below {SAME_OUTPUTS:g}", got, step)
+    return NamesError([outputs, *problems], right or proposals)
+
+
 def _with_status(
     contribution: Contribution, client: Client, repo: str, target: TargetZoo, listing: Listing
 ) -> Contribution:
@@ -285,7 +319,9 @@ def _with_status(
             is_same_part = name not in listing.files and name.endswith(f"-{own_part.digest[7:15]}/{layout.INDEX}")
             if is_same_part and stored.size == (contribution.folder / contribution.part / layout.INDEX).stat().st_size:
                 return replace(contribution, status="open", number=item.number, url=item.url)
-    return contribution
+    check = check_open_requests(client, repo, ckptzoo.open(contribution.folder), target)
+    checked = replace(contribution, checks=(*contribution.checks, check))
+    return checked if checked.passed else replace(checked, status="refused")
 
 
 def _only_part(contribution: Contribution) -> Part:
@@ -333,18 +369,22 @@ def _publish_new_zoo(
     folder = Path(new if new is not None else repo.rpartition("/")[2]).absolute()
     if dry_run and new is None:
         folder = Path(tempfile.mkdtemp(prefix="ckptzoo-contribution-")) / folder.name
-    new_zoo.check_folder(folder, repo)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # beside the folder, because rename(2) works within one file system alone
-    with tempfile.TemporaryDirectory(prefix=".ckptzoo-contribution-", dir=folder.parent) as temporary:
-        new_folder = Path(temporary, folder.name)
-        new_zoo.create_zoo(new_folder, ingestor.submission, ingestor, paths, module)
-        contribution = replace(
-            _build_and_check(new_folder, ingestor, paths, module, data, None, repo, progress), folder=folder
-        )
-        if not contribution.passed:
-            return replace(contribution, status="refused", folder=None)
-        new_zoo.install_zoo(new_folder, folder, repo)
+    try:
+        new_zoo.check_folder(folder, repo)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # beside the folder, because rename(2) works within one file system alone
+        with tempfile.TemporaryDirectory(prefix=".ckptzoo-contribution-", dir=folder.parent) as temporary:
+            new_folder = Path(temporary, folder.name)
+            notes = new_zoo.create_zoo(new_folder, ingestor.submission, ingestor, paths, module)
+            contribution = _build_and_check(new_folder, ingestor, paths, module, data, None, repo, progress)
+            contribution = replace(contribution, folder=folder, notes=(*notes, *contribution.notes))
+            if not contribution.passed:
+                return replace(contribution, status="refused", folder=None)
+            new_zoo.install_zoo(new_folder, folder, repo)
+    finally:
+        # a temporary folder that was made for it, unless the zoo is in it now
+        if dry_run and new is None and not folder.exists():
+            shutil.rmtree(folder.parent)
     if dry_run:
         return contribution
     uploading = None if progress is None else partial(progress, "uploading")

@@ -215,6 +215,11 @@ def _describe(batches: Iterable[tuple[list[str], Weights]], table: Symmetry | No
             yield _Described(name, exact[row], prints[row], sketches.get(row))
 
 
+def units(weights: Weights) -> list[str]:
+    """The units of K contributed checkpoints, by the digests of their weights: no other weights have the same."""
+    return [f"weights-{digest[:40]}" for digest in digests(weights)]
+
+
 def digests(weights: Weights) -> list[str]:
     """The sha256 of each of K checkpoints' tensors in order, from stacked weights (K, *shape)."""
     K = len(next(iter(weights.values())))

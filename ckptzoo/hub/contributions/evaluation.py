@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from ckptzoo import archs, image_sets
 from ckptzoo.errors import Problem, SpecError, SymmetryError, ZooError, require
+from ckptzoo.hub.contributions.matching import COUNTER, State
 from ckptzoo.hub.contributions.report import Check, check_result
-from ckptzoo.hub.contributions.row_checks import parse_extra
 from ckptzoo.hub.contributions.target_zoo import Weights, batches
 from ckptzoo.image_sets import ImageSet
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure import predictions
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import trace
 from ckptzoo.text import Progress, counted
@@ -214,8 +215,14 @@ class Evaluator:
             scores = self._torch.func.functional_call(self._module, state, (inputs,), tie_weights=False)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             got = f"{type(error).__name__}: {error}"[:300]
-            what = f"inputs {tuple(inputs.shape)}"
-            raise ZooError(Problem(self._arch.name, what, "a network that takes them", got, _STEP)) from error
+            what, step = f"inputs {tuple(inputs.shape)}", _STEP
+            if self._arch.input_shape is None:
+                flat = int(np.prod(inputs.shape[1:]))
+                step = (
+                    f"A new zoo says what its networks take: input_shape = [{flat}], if that is it, in the table [zoo] "
+                    "of contribution.toml. In a zoo that does not, NAME() of --module FILE.py:NAME has to reshape them."
+                )
+            raise ZooError(Problem(self._arch.name, what, "a network that takes them", got, step)) from error
         classes = int(self._heldout.labels.max()) + 1
         if not isinstance(scores, self._torch.Tensor) or scores.ndim != 2 or scores.shape[1] < classes:
             got = tuple(scores.shape) if isinstance(scores, self._torch.Tensor) else type(scores).__name__
@@ -258,29 +265,84 @@ def network_factory(arch: Architecture, module: str | Factory | None) -> Factory
     return archs.get(arch.forward)
 
 
-def trace_symmetry(arch: Architecture, factory: Factory) -> Symmetry | None:
-    """The table of symmetries of your own network, verified on its outputs; None where it cannot be traced.
+def own_network(arch: Architecture, module: str | Factory | None) -> "nn.Module | None":
+    """The network that the user names; None where none is named. See ``network_factory``."""
+    factory = None if module is None else network_factory(arch, module)
+    return None if factory is None else factory()
+
+
+def output_differences(
+    arch: Architecture, module: str | Factory, state: State, proposals: Sequence[Mapping[str, str]]
+) -> list[float] | None:
+    """How far the zoo's network, with the tensors of a file under other names, is from the file's own network.
+
+    Parameters
+    ----------
+    module : makes the file's own network, whose tensors have the file's names.
+    state : the tensors of the file.
+    proposals : tables of old names and new ones.
+
+    Returns
+    -------
+    For each table the largest difference of outputs on 64 random inputs, as a share of the largest output; None where
+    the zoo's forward function or the shape of its inputs is not known, or the module has other tensors than the file.
+    """
+    torch = require("torch", "torch")
+    factory, zoo_factory = network_factory(arch, module), network_factory(arch, None)
+    if factory is None or zoo_factory is None or arch.input_shape is None:
+        return None
+    own = factory().eval()
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items() if array.dtype.kind in "fiub"}
+    shapes = {name: tuple(value.shape) for name, value in own.state_dict().items() if not name.endswith(COUNTER)}
+    if any(name not in tensors or tuple(tensors[name].shape) != shape for name, shape in shapes.items()):
+        return None
+    inputs = torch.randn(64, *arch.input_shape, generator=torch.Generator().manual_seed(0))
+
+    def outputs(network: Any, values: Mapping[str, Any]) -> Any:
+        return torch.func.functional_call(network, dict(values), (inputs,), tie_weights=False).double()
+
+    differences: list[float] = []
+    with torch.inference_mode():
+        expected = outputs(own, {name: value for name, value in tensors.items() if name in own.state_dict()})
+        for names in proposals:
+            network = zoo_factory().eval()
+            renamed = {names.get(old, old): value for old, value in tensors.items()}
+            found = outputs(network, {name: value for name, value in renamed.items() if name in network.state_dict()})
+            same_shape = found.shape == expected.shape
+            difference = float((found - expected).abs().max() / expected.abs().max()) if same_shape else math.inf
+            differences.append(difference)
+    return differences
+
+
+def trace_symmetry(arch: Architecture, factory: Factory) -> tuple[Symmetry | None, str]:
+    """The table of symmetries of your own network, verified on its outputs; None where it cannot be traced, and why.
 
     Needs the shape of an input in the architecture, and a network that has the architecture's tensors.
     """
     torch = require("torch", "torch")
     if arch.input_shape is None:
-        return None
+        return None, "the shape of an input is not known (input_shape in the table [zoo] of contribution.toml gives it)"
     try:
         traced = trace(factory().eval(), torch.zeros(2, *arch.input_shape))
         traced.symmetry.check(arch)
-    except (SymmetryError, SpecError):
-        return None
+    except (SymmetryError, SpecError) as error:
+        return None, str(error)
     traced_shapes, zoo_shapes = (
         {tensor.name: tensor.shape for tensor in architecture.tensors} for architecture in (traced.architecture, arch)
     )
-    return traced.symmetry if traced_shapes == zoo_shapes else None
+    if traced_shapes != zoo_shapes:
+        return None, "the module has other tensors than the file"
+    return traced.symmetry, ""
 
 
 def _load_factory(text: str) -> Factory:
     path, colon, name = text.rpartition(":")
-    if not colon or not path.endswith(".py") or not Path(path).is_file():
-        raise ZooError(Problem(text, "module", "FILE.py:NAME", "no such file", _STEP))
+    if not colon or not name:
+        file, step = text.removesuffix(":"), "NAME is the class or function in it that makes the network"
+        raise ZooError(Problem(text, "module", "FILE.py:NAME", "no NAME", f"Write --module {file}:NAME; {step}."))
+    if not path.endswith(".py") or not Path(path).is_file():
+        got = "no such file" if path.endswith(".py") else f"{path!r}, which does not end in .py"
+        raise ZooError(Problem(text, "module", "FILE.py:NAME", got, _STEP))
     spec = importlib.util.spec_from_file_location(f"ckptzoo_user_{Path(path).stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -326,7 +388,8 @@ class EvaluatorPool:
 
     def _evaluator(self, evaluation: Evaluation | None) -> Evaluator | None:
         if evaluation is None:
-            self._add_reason("no row or card says which test set and which scaling of its pixels")
+            table = "a table [evaluation] in contribution.toml, with dataset, mean and std, says it"
+            self._add_reason(f"no row or card says which test set and which scaling of its pixels ({table})")
             return None
         if evaluation not in self._evaluators:
             self._evaluators[evaluation] = self._make_evaluator(evaluation)
@@ -338,8 +401,11 @@ class EvaluatorPool:
         test_set = self._test_sets[evaluation.dataset]
         if test_set is None:
             variable = image_sets.FOLDER_VARIABLE
+            names = ("digits", *image_sets.KNOWN)
+            is_known = evaluation.dataset.lower().rpartition("/")[2] in names
+            known = "" if is_known else f"; ckptzoo knows {', '.join(names)}"
             self._add_reason(
-                f"no test set of {evaluation.dataset} available (--data FOLDER or {variable} names where it is)"
+                f"no test set of {evaluation.dataset} available (--data FOLDER or {variable} names where it is{known})"
             )
             return None
         factory = network_factory(self.arch, self.module)

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 import ckptzoo
 from ckptzoo.errors import Problem, SpecError
-from ckptzoo.hub.contributions.matching import fit
-from ckptzoo.hub.contributions.row_checks import parse_extra
+from ckptzoo.hub.contributions.file_names import own_columns
+from ckptzoo.hub.contributions.matching import NamesError, State, fit
 from ckptzoo.hub.contributions.submission import CheckpointDescription, Row, Submission
 from ckptzoo.hub.contributions.target_zoo import batches
 from ckptzoo.hub.untrusted import StateDict, read_all
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.metadata import MAX_ID
+from ckptzoo.schema.metadata import MAX_ID, parse_extra
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,16 @@ class Ingestor:
     ----------
     submission : what the contributor says.
     names : old to new names, for all files.
+    namespace : what ids and members begin with, before a slash; None where they stay as they are.
     problems : what is wrong with files that do not fit.
-    proposal : a table ``[names]`` that would make the first of them fit; empty where there is none.
+    misnamed : the first state dict whose names do not fit, and the tables that may be right; None where all fit.
     """
 
     submission: Submission
     names: Mapping[str, str]
+    namespace: str | None = None
     problems: list[Problem] = field(default_factory=list)
-    proposal: str = ""
+    misnamed: tuple[State, tuple[Mapping[str, str], ...]] | None = None
     _used_descriptions: set[str] = field(default_factory=set)
     _digests: dict[Path, str] = field(default_factory=dict)
 
@@ -66,16 +68,25 @@ class Ingestor:
             if (path / layout.ZOO).is_file():
                 yield from self._ingest_zoo(path, arch)
         for path, state in self.read_states([path for path in paths if not (path / layout.ZOO).is_file()]):
+            pattern = self.submission.pattern
+            if pattern is not None and pattern.columns(path.name) is None:
+                step = "Rename it, correct the pattern, or bring it in a contribution of its own."
+                self.problems.append(Problem(path.name, "name", pattern.text, "another form", step))
+                continue
             try:
                 yield self.fit_state(path, state, arch)
             except SpecError as error:
-                self.proposal = self.proposal or getattr(error, "proposal", "")
-                self.problems += error.problems
+                self._note(error, with_aliases(state))
         for item in self.submission.checkpoints:
             if item.file not in self._used_descriptions:
                 step = "Correct its name, or bring the file."
                 location = "contribution: checkpoint"
                 self.problems.append(Problem(location, "file", "one of the files", repr(item.file)[:120], step))
+
+    def _note(self, error: SpecError, state: State) -> None:
+        self.problems += error.problems
+        if self.misnamed is None and isinstance(error, NamesError) and error.proposals:
+            self.misnamed = state, error.proposals
 
     def read_states(self, paths: Sequence[Path]) -> Iterator[tuple[Path, StateDict]]:
         """The state dicts of files; files that cannot be read are problems."""
@@ -112,8 +123,7 @@ class Ingestor:
             try:
                 fitted = fit(weights, arch, self.names, cast=self.submission.cast, location=zoo.name)
             except SpecError as error:
-                self.proposal = self.proposal or getattr(error, "proposal", "")
-                self.problems += error.problems
+                self._note(error, weights)
                 return
             sources = tuple(f"{path.name}#{name}" for name in ids)
             origin = {"zoo": zoo.name}
@@ -121,13 +131,16 @@ class Ingestor:
             yield IngestedBatch(sources, fitted.weights, filled, fitted.notes)
 
     def _row(self, source: str, zoo_row: Row, origin: Row, *, count: int = 1) -> Row:
-        """A row: what the contributor says of the checkpoint or of its file, else the zoo's row, else the defaults."""
-        submission = self.submission
-        described = _description_of(submission, source) or _description_of(submission, source.partition("#")[0])
+        """A row: what the contributor says of the checkpoint or of its file, else what the file's name says, else the
+        zoo's row, else the defaults, else the file's own entries.
+        """
+        submission, file = self.submission, source.partition("#")[0]
+        described = _description_of(submission, source) or _description_of(submission, file)
+        values: Row = (submission.pattern.columns(file) if submission.pattern is not None else None) or {}
         if described is not None:
             self._used_descriptions.add(described.file)
-        values = dict(described.values) if described is not None else {}
-        if described is not None and count > 1 and described.file != source:
+            values |= described.values
+        if count > 1 and (described is None or described.file != source):
             for key in ("id", "member"):
                 if key in values:
                     values[key] = f"{values[key]}-{source.rpartition('#')[2]}"
@@ -135,13 +148,25 @@ class Ingestor:
                 values["draw"] += int(source.rpartition("#")[2])
         # A checkpoint's unit is the digest of its weights in the zoo that it goes to; the writer finds what is finite.
         from_zoo = {key: value for key, value in zoo_row.items() if value is not None and key not in ("unit", "finite")}
-        row = {**submission.defaults, **from_zoo, **values}
+        own = own_columns(origin.get("facts", {}))
+        row = {**own, **submission.defaults, **from_zoo, **values}
         row.setdefault("id", id_from_source(source))
         extras = [submission.defaults.get("extra"), parse_extra(from_zoo.get("extra")), values.get("extra"), origin]
         if submission.training:
             extras.append({"training": submission.training})
+        if self.namespace is not None:
+            extras.append({"contributed_as": self._move_into_namespace(row, self.namespace)})
         row["extra"] = {key: value for extra in extras for key, value in (extra or {}).items()}
         return row
+
+    @staticmethod
+    def _move_into_namespace(row: Row, namespace: str) -> Row:
+        """Give a row an id and a member that no builder of the zoo's owner allots; returns those that it had."""
+        before = {key: row[key] for key in ("id", "member") if row.get(key) is not None}
+        for key, name in before.items():
+            # those of a zoo whose checkpoints the same contributor brought to another zoo have theirs already
+            row[key] = name if name.startswith(f"{namespace}/") else f"{namespace}/{name}"
+        return before
 
 
 def _description_of(submission: Submission, source: str) -> CheckpointDescription | None:

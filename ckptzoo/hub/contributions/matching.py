@@ -1,11 +1,12 @@
 """``fit``: brings an untrusted state dict to the names, shapes and dtypes of a zoo, or reports why it does not fit.
 
-Names are changed by a table, then by prefixes that all of them share. Where they still do not fit, ``nearest_names``
-proposes a table: a one-to-one assignment by similar names and equal shapes.
+Names are changed by a table, then by prefixes that all of them share. Where they still do not fit, ``proposed_names``
+proposes a table: by the order of the tensors, and a one-to-one assignment by similar names and equal shapes.
 """
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,27 @@ COUNTER = "num_batches_tracked"
 WRAPPERS = ("module", "_orig_mod")
 """Words that ``torch.nn.DataParallel`` and ``torch.compile`` put into names, anywhere."""
 State = Mapping[str, NDArray[Any]]
+
+
+def proposed_names(given: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> list[dict[str, str]]:
+    """The tables of names that may be right, the likeliest first; none changes a name to itself.
+
+    The first is by order, where both sides have the same shapes in order: what shifts the numbers in names, such as a
+    layer of dropout, leaves the order, and may give a tensor's name to another of its shape. The second is by similar
+    names, where that is another one.
+
+    Parameters
+    ----------
+    given, wanted : names and shapes, in order, without counters of BatchNorm.
+    """
+    proposals: list[dict[str, str]] = []
+    if list(given.values()) == list(wanted.values()):
+        proposals.append(dict(zip(given, wanted, strict=True)))
+    unchanged = {name for name, shape in wanted.items() if given.get(name) == shape}
+    rest = ({name: side[name] for name in side if name not in unchanged} for side in (given, wanted))
+    proposals.append({**{name: name for name in given if name in unchanged}, **nearest_names(*rest)})
+    changes = [{old: new for old, new in names.items() if old != new} for names in proposals]
+    return [names for number, names in enumerate(changes) if names and names not in changes[:number]]
 
 
 def nearest_names(given: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> dict[str, str]:
@@ -113,15 +135,22 @@ def toml_string(text: str) -> str:
 
 
 class NamesError(SpecError):
-    """Names do not fit; ``proposal`` is a table ``[names]`` for contribution.toml with the nearest ones."""
+    """Names do not fit; ``proposals`` are old names to new ones that may be right, the likeliest first."""
 
-    def __init__(self, problems: Problem | Sequence[Problem], proposal: str) -> None:
+    def __init__(self, problems: Problem | Sequence[Problem], proposals: Sequence[Mapping[str, str]]) -> None:
         super().__init__(problems)
-        self.proposal = proposal
+        self.proposals = tuple(proposals)
+
+    @property
+    def tables(self) -> str:
+        """The first table for contribution.toml, and the others as comments."""
+        first, *others = map(names_table, self.proposals)
+        lines = [line for table in others for line in ("Or, by similar names:", *table.splitlines())]
+        return "\n".join([first, *(f"# {line}" for line in lines)])
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        # pickle would call the class with args alone, which lack the proposal
-        return type(self), (self.problems, self.proposal)
+        # pickle would call the class with args alone, which lack the proposals
+        return type(self), (self.problems, self.proposals)
 
 
 def match_names(
@@ -170,14 +199,9 @@ def _names_error(
 ) -> NamesError:
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith(COUNTER)}
     wanted = {item.name: item.shape for item in arch.tensors if not item.name.endswith(COUNTER)}
-    unchanged = {name for name, shape in wanted.items() if shapes.get(name) == shape}
-    proposal = nearest_names(
-        *({name: side[name] for name in side if name not in unchanged} for side in (shapes, wanted))
-    )
-    table = names_table(proposal) if proposal else ""
-    step = (
-        f"If these are the same tensors, add to contribution.toml:\n{table}" if table else _next_step(unknown, missing)
-    )
+    proposals = proposed_names(shapes, wanted)
+    in_order = list(shapes.values()) == list(wanted.values())
+    step = _proposal_step(proposals, shapes, in_order=in_order) if proposals else _next_step(unknown, missing)
     expected = f"those of {arch.name}: {_first_names(arch.names)}"
     parts = [f"{_first_names(unknown)} instead of {_first_names(missing)}" if unknown and missing else ""]
     parts += [f"also {_first_names(unknown)}" if unknown and not missing else ""]
@@ -185,7 +209,26 @@ def _names_error(
     parts += [f"several for {_first_names(repeated)}" if repeated else ""]
     got = "; ".join(item for item in parts if item)
     names_problem = [Problem(location, "names of the tensors", expected, got, step)] if got else []
-    return NamesError([*problems, *names_problem], table)
+    return NamesError([*problems, *names_problem], proposals)
+
+
+def _proposal_step(proposals: Sequence[Mapping[str, str]], shapes: Mapping[str, Shape], *, in_order: bool) -> str:
+    """What to add to contribution.toml, and where it may be wrong."""
+    first, *others = map(names_table, proposals)
+    if others:
+        commented = "\n".join(f"# {line}" for line in others[0].splitlines())
+        return (
+            "Tensors of equal shapes can be matched in two ways; add the right one to contribution.toml. With --module "
+            "FILE.py:NAME of the network that the file came with, its outputs tell which one that is.\n# By the order "
+            f"of the tensors:\n{first}\n# By similar names:\n{commented}"
+        )
+    step = f"If these are the same tensors, add to contribution.toml:\n{first}"
+    counts = Counter(shapes.values())
+    if not in_order and (uncertain := [old for old in proposals[0] if counts[shapes[old]] > 1]):
+        return (
+            f"{step}\n# The order differs, and other tensors have the shapes of {_first_names(uncertain)}: check them."
+        )
+    return step
 
 
 def _next_step(unknown: list[str], missing: list[str]) -> str:

@@ -21,8 +21,8 @@ _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 def create_zoo(
     folder: Path, submission: Submission, ingestor: Ingestor, paths: list[Path], module: str | Factory | None
-) -> Architecture:
-    """Make a zoo without checkpoints for the architecture of the first file.
+) -> tuple[str, ...]:
+    """Make a zoo without checkpoints for the architecture of the first file; returns notes for whoever makes it.
 
     Parameters
     ----------
@@ -37,8 +37,10 @@ def create_zoo(
     """
     assert submission.zoo is not None
     arch, symmetry = _architecture(submission.zoo, ingestor, paths)
+    notes: tuple[str, ...] = ()
     if symmetry is None and (factory := network_factory(arch, module)) is not None:
-        symmetry = trace_symmetry(arch, factory)
+        symmetry, reason = trace_symmetry(arch, factory)
+        notes = () if symmetry is not None else (f"the zoo has no symmetry table: {reason}",)
     new_zoo = submission.zoo
     card = Card(
         name=new_zoo.name,
@@ -50,7 +52,7 @@ def create_zoo(
         tags=new_zoo.tags,
     )
     ckptzoo.create(folder, arch=arch, card=card, symmetry=symmetry)
-    return arch
+    return notes
 
 
 def _architecture(new_zoo: NewZoo, ingestor: Ingestor, paths: list[Path]) -> tuple[Architecture, Symmetry | None]:

@@ -14,6 +14,8 @@ from ckptzoo.text import printable, shortened
 
 MAX_DETAIL = 200
 """Characters of a detail where the output is no terminal, which would fold it."""
+MAX_TEXT = 60_000
+"""Characters of a description or a comment; ``ckptzoo.server`` cuts texts at 65,536."""
 MAX_ROWS = 50
 """Checkpoints that a table lists."""
 _HEADER = ("checkpoint", "claimed", "stated", "measured", "finite", "copy of")
@@ -64,6 +66,13 @@ def checks_table(checks: Sequence[Check], *, limit: int | None = None) -> Table:
         detail = printable(check.detail)
         table.add_row(check.name, check.outcome, detail if limit is None else shortened(detail, limit))
     return table
+
+
+def checks_markdown(checks: Sequence[Check]) -> str:
+    """The checks as a table in Markdown; untrusted text is in code spans."""
+    outcomes = {"passed": "passed", "failed": "**failed**", "not done": "*not done*"}
+    rows = [(check.name, outcomes[check.outcome], markdown.code(check.detail, limit=400)) for check in checks]
+    return markdown.table(("check", "outcome", "detail"), rows)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,15 @@ from rich.console import Console
 
 from ckptzoo.console import say
 from ckptzoo.hub.card.markdown import code, table
-from ckptzoo.hub.contributions.report import Check, CheckpointSummary, failures, print_report, summaries_markdown
+from ckptzoo.hub.contributions.report import (
+    MAX_TEXT,
+    Check,
+    CheckpointSummary,
+    checks_markdown,
+    failures,
+    print_report,
+    summaries_markdown,
+)
 from ckptzoo.hub.contributions.submission import Submission
 from ckptzoo.text import counted, excerpt, shortened, size
 
@@ -95,9 +103,8 @@ class Contribution:
         }[self.status]
 
 
-# a hub takes titles of up to 200 characters; ckptzoo.server cuts texts at 65,536
+# a hub takes titles of up to 200 characters
 MAX_TITLE = 120
-MAX_TEXT = 60_000
 _MAX_REMARKS = 20
 _FIGURES_NOTE = (
     "*claimed* is what the contributor says; *stated* was measured by the program that made the part, and is in "
@@ -144,13 +151,7 @@ def description(contribution: Contribution, submission: Submission) -> str:
         "",
         "## Checks",
         "",
-        table(
-            ("check", "outcome", "detail"),
-            [
-                (check.name, _outcome_markdown(check.outcome), code(check.detail, limit=400))
-                for check in contribution.checks
-            ],
-        ),
+        checks_markdown(contribution.checks),
         "",
     ]
     for heading, texts in (("Notes", contribution.notes), ("Left out of the files", contribution.left_out)):
@@ -175,7 +176,3 @@ def description(contribution: Contribution, submission: Submission) -> str:
         _AFTERWARDS,
     ]
     return shortened("\n".join(lines), MAX_TEXT)
-
-
-def _outcome_markdown(outcome: str) -> str:
-    return {"passed": "passed", "failed": "**failed**", "not done": "*not done*"}[outcome]

@@ -17,17 +17,31 @@ from rich.console import Console
 
 from ckptzoo.console import say
 from ckptzoo.errors import HubError, Problem, ZooError
+from ckptzoo.format.durable import naming
+from ckptzoo.hub.card.markdown import code
 from ckptzoo.hub.client import Client, Discussion, Listing, RepoFile
-from ckptzoo.hub.client.retry import HubRetryPolicy
-from ckptzoo.hub.contributions.evaluation import EvaluatorPool, Factory
-from ckptzoo.hub.contributions.report import Check, CheckpointSummary, check_result, failures, print_report
+from ckptzoo.hub.client.retry import HubRetryPolicy, RaceError
+from ckptzoo.hub.contributions.completion import complete
+from ckptzoo.hub.contributions.evaluation import EvaluatorPool, Factory, own_network
+from ckptzoo.hub.contributions.near_copies import check_near_copies
+from ckptzoo.hub.contributions.open_requests import check_open_requests
+from ckptzoo.hub.contributions.report import (
+    MAX_TEXT,
+    Check,
+    CheckpointSummary,
+    check_result,
+    checks_markdown,
+    failures,
+    print_report,
+    summaries_markdown,
+)
+from ckptzoo.hub.contributions.row_checks import check_author
 from ckptzoo.hub.contributions.run_checks import CheckReport, StageProgress, run_checks
 from ckptzoo.hub.contributions.target_zoo import TargetZoo, open_target, write_documents
-from ckptzoo.hub.push import refresh
 from ckptzoo.remote import open_remote
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
-from ckptzoo.text import counted, excerpt, size
+from ckptzoo.text import counted, excerpt, shortened, size
 
 MAX_BYTES = 64 * 2**30
 """Of new parts that are fetched."""
@@ -103,18 +117,31 @@ class Review:
             "notes": list(self.notes),
         }
 
+    @property
+    def verdict(self) -> str:
+        """How many checks failed and were not done, in a sentence."""
+        failed = failures(self.checks)
+        undone = sum(check.outcome == "not done" for check in self.checks)
+        undone_note = f"; {counted(undone, 'check')} not done" if undone else ""
+        outcome = f"{counted(len(failed), 'check')} of {len(self.checks)} failed" if failed else "nothing failed"
+        return f"{outcome}{undone_note}."
+
+    def markdown(self) -> str:
+        """The commits that were reviewed, the verdict, every checkpoint and every check; a comment, with its marks."""
+        of_parts = f", {size(self.nbytes)} of new parts" if self.parts else ""
+        head, main = (code(commit or "") for commit in (self.head, self.main))
+        lines = [f"Reviewed {head} against main at {main}{of_parts}: {self.verdict}", ""]
+        lines += [summaries_markdown(self.entries), ""] if self.entries else []
+        return shortened("\n".join([*lines, checks_markdown(self.checks)]), MAX_TEXT).strip()
+
     def print(self, console: Console | None = None) -> None:
         """Print it as tables on a rich console, by default the standard output."""
         out = console or Console()
         title = f"{self.repository} pull request {self.number}: {self.title} (by {self.author}, {self.status})"
         say(out, title, *([self.url] if self.url else []), "")
         print_report(out, self.entries, self.checks)
-        failed = failures(self.checks)
-        undone = sum(check.outcome == "not done" for check in self.checks)
-        undone_note = f"; {counted(undone, 'check')} not done" if undone else ""
-        verdict = f"nothing failed{undone_note}." + ("" if self.merged is None else f" Merged: {self.merged}.")
-        if failed:
-            verdict = f"{counted(len(failed), 'check')} of {len(self.checks)} failed{undone_note}. Nothing was merged."
+        merged = "" if self.merged is None else f" Merged: {self.merged}."
+        verdict = f"{self.verdict}{merged if self.passed else ' Nothing was merged.'}"
         say(out, verdict, *(f"note: {note}" for note in self.notes))
 
 
@@ -176,10 +203,22 @@ class Changes:
         return check_result("sizes", wrong, size(self.nbytes))
 
     def check_order(self) -> Check:
-        """Say where the new parts come in the zoo's order; any place is right."""
-        parts = sorted(name.split("/")[1] for name in self.main.files if name.startswith("parts/") and "/" in name[6:])
+        """Check that the new parts have the next numbers, of the zoo as it is or as it was at their first commit."""
+        parts = _parts_of(self.main)
+        try:
+            first, behind = (layout.next_sequence(known, location="parts") for known in (_parts_of(self.base), parts))
+        except ZooError as error:
+            return check_result("order", [str(error)], "")
+        final = min(behind + len(self.parts) - 1, layout.MAX_SEQUENCE)
+        wrong = [
+            f"{part} is none of the next parts, which are numbered {first:06d} to {final:06d}"
+            for part in self.parts
+            if not first <= int(part[:6]) <= final
+        ]
+        if wrong:
+            return check_result("order", wrong, "")
         # part names begin with six digits, so that their order as texts is that of the numbers
-        last = max((part for part in parts if layout.PART_NAME.fullmatch(part)), default="")
+        last = max(parts, default="")
         before = [part for part in self.parts if part < last]
         position = (
             f"{before[0]} comes before {last}, which was added meanwhile"
@@ -187,6 +226,12 @@ class Changes:
             else "after the parts that are there"
         )
         return Check("order", "passed", position)
+
+
+def _parts_of(listing: Listing) -> list[str]:
+    """Names of the raw parts in a listing."""
+    folders = (name.split("/")[1] for name in listing.files if name.startswith("parts/") and "/" in name[6:])
+    return sorted({part for part in folders if layout.PART_NAME.fullmatch(part)})
 
 
 def compare(client: Client, repo: str, number: int) -> Changes:
@@ -236,7 +281,7 @@ def fetch(
         for _ in range(2):
             # The hub lists large files by sha256, and the others by git's own digest of a blob.
             sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % stored.size, usedforsecurity=False)
-            with path.open("wb") as file:
+            with naming(path), path.open("wb") as file:
                 for start in range(0, stored.size, _PIECE_BYTES):
                     data = remote.span(name, start, min(start + _PIECE_BYTES, stored.size))
                     for consume in (file.write, sha256.update, git.update):
@@ -254,6 +299,9 @@ def review(
     number: int,
     *,
     merge: bool = False,
+    derive: bool = False,
+    post: bool = False,
+    accept_near_copies: bool = False,
     module: str | Factory | None = None,
     data: str | Path | None = None,
     max_bytes: int = MAX_BYTES,
@@ -265,17 +313,23 @@ def review(
     """Check what a pull request adds to a zoo, and merge it where nothing is wrong.
 
     It may add new parts and nothing else. These are fetched at the pull request's last commit and checked against the
-    zoo as it is now: seals and digests, names, shapes and dtypes, finiteness, ids and units, copies (permuted and
-    rescaled ones too), licences, figures, and accuracies, which are measured again where the test set and the forward
-    function are available. Nothing that the contributor said of these checks is used, and nothing that they sent is
-    executed.
+    zoo as it is now: seals and digests, names, shapes and dtypes, finiteness, ids and units, the author's name before
+    them, copies (permuted and rescaled ones too, those that compute nearly the same, and those of other pull requests),
+    licences, figures, and accuracies, which are measured again where the test set and the forward function are
+    available. Nothing that the contributor said of these checks is used, and nothing that they sent is executed.
 
     Parameters
     ----------
     address : ``org/zoo``.
     number : of the pull request.
-    merge : merge it if no check failed, and if neither it nor the zoo has moved on meanwhile; then bring the zoo's page
-        and its snapshot up to date in a commit of their own. Where that cannot be done a note says why.
+    merge : merge it if no check failed, and if neither it nor the zoo has moved on meanwhile; then, in a commit of its
+        own, add the figures that were measured of rows that have none, and bring the zoo's page and its snapshot up to
+        date. Where that cannot be done a note says why.
+    derive : with ``merge``: that commit also has every variant and every set of predictions that the zoo has, of the
+        new checkpoints, so that readers always find a whole zoo.
+    post : write the checks as a comment that names the commits, unless there is one that says the same.
+    accept_near_copies : checkpoints that compute nearly the same as others are different networks all the same; you
+        have looked at those that the check named.
     module : ``FILE.py:NAME`` of your own that makes the network; by default that of ``ckptzoo.archs``.
     data : folder of test sets; by default that of ``CKPTZOO_DATA``.
     max_bytes : of the new parts; a larger contribution fails, and is not fetched.
@@ -304,19 +358,48 @@ def review(
     sizes = changes.check_sizes(max_bytes)
     checks = [_check_conflicts(discussion), changes.check(), sizes, changes.check_order()]
     report = CheckReport(())
-    if changes.parts and sizes.outcome == "passed":
-        report = _check_parts(client, repo, changes, target, EvaluatorPool(target.zoo.arch, module, data), progress)
-    result = replace(
-        result,
-        base=changes.base.commit,
-        head=changes.head.commit,
-        main=changes.main.commit,
-        parts=changes.parts,
-        nbytes=changes.nbytes,
-        entries=report.entries,
-        checks=(*checks, *report.checks),
-    )
-    return _merge(result, client, changes) if merge and result.passed else result
+    with tempfile.TemporaryDirectory(prefix="ckptzoo-review-") as temporary:
+        folder, network = Path(temporary, "zoo"), own_network(target.zoo.arch, module)
+        if changes.parts and sizes.outcome == "passed":
+            evaluators = EvaluatorPool(target.zoo.arch, module, data)
+            report = _check_parts(client, result, changes, target, folder, evaluators, progress)
+            if report.zoo is not None:
+                near = check_near_copies(
+                    report.zoo,
+                    target,
+                    without={entry.id for entry in report.entries if entry.copy is not None},
+                    network=network,
+                    data=data,
+                    accepted=accept_near_copies,
+                    progress=None if progress is None else partial(progress, "comparing"),
+                )
+                report = replace(report, checks=(*report.checks, near))
+        result = replace(
+            result,
+            base=changes.base.commit,
+            head=changes.head.commit,
+            main=changes.main.commit,
+            parts=changes.parts,
+            nbytes=changes.nbytes,
+            entries=report.entries,
+            checks=(*checks, *report.checks),
+        )
+        comment = result.markdown()
+        if post and comment not in {item.text.strip() for item in discussion.comments}:
+            client.pull_requests.comment(repo, number, comment)
+        if not (merge and result.passed):
+            return result
+        result = _merge(result, client, changes)
+        if result.merged is None:
+            return result
+        try:
+            notes = complete(
+                client, repo, folder, report.measured, derives=derive, network=network, data=data, progress=progress
+            )
+        except (ZooError, OSError) as error:  # OSError: the disk is full
+            step = f"Bring them up to date with ckptzoo card {repo}."
+            notes = (f"merged, but the page and the snapshot are as they were: {error} {step}",)
+    return replace(result, notes=notes)
 
 
 def _check_conflicts(discussion: Discussion) -> Check:
@@ -328,22 +411,26 @@ def _check_conflicts(discussion: Discussion) -> Check:
 
 def _check_parts(
     client: Client,
-    repo: str,
+    result: Review,
     changes: Changes,
     target: TargetZoo,
+    folder: Path,
     evaluators: EvaluatorPool,
     progress: StageProgress | None,
 ) -> CheckReport:
-    """Fetch the new parts into a temporary folder and make every check of them."""
-    with tempfile.TemporaryDirectory(prefix="ckptzoo-review-") as temporary:
-        folder = write_documents(target, Path(temporary, "zoo"))
-        fetch(client, repo, changes, folder, None if progress is None else partial(progress, "fetching"))
-        report = run_checks(folder, target, evaluators, progress=progress)
-    return replace(report, zoo=None)
+    """Fetch the new parts into a folder and make every check of them alone."""
+    write_documents(target, folder)
+    fetch(client, result.repository, changes, folder, None if progress is None else partial(progress, "fetching"))
+    report = run_checks(folder, target, evaluators, progress=progress)
+    if report.zoo is None:
+        return report
+    author = check_author(report.zoo, result.author)
+    requests = check_open_requests(client, result.repository, report.zoo, target, number=result.number)
+    return replace(report, checks=(author, *report.checks, requests))
 
 
 def _merge(result: Review, client: Client, changes: Changes) -> Review:
-    """Merge what was reviewed, and compare it with what was merged."""
+    """Merge what was reviewed, and compare the files that are there then with those before and those reviewed."""
     revision = f"refs/pr/{result.number}"
     moved = [
         what
@@ -357,20 +444,18 @@ def _merge(result: Review, client: Client, changes: Changes) -> Review:
         detail = f"{' and '.join(moved)} moved on during the review; review it again"
         return replace(result, checks=(*result.checks, Check("merged", "failed", detail)))
     comment = f"Reviewed at {result.head}: {len(result.checks)} checks, none failed."
-    commit = client.pull_requests.merge(result.repository, result.number, comment)
-    merged_files = client.files(result.repository)
-    wrong = sorted(name for name, stored in changes.files.items() if merged_files.get(name) != stored)
-    if wrong:
-        step = f"Look at the commits of the zoo: what was merged is not what was reviewed at {result.head}."
-        location = client.address(result.repository)
-        raise HubError(Problem(location, wrong[0], "the file that was reviewed", "another, or none", step))
-    return replace(result, merged=commit or "yes", notes=_refresh_page(client, result.repository))
-
-
-def _refresh_page(client: Client, repo: str) -> tuple[str, ...]:
-    """Bring page and snapshot up to date; returns notes on what could not be done."""
+    expected = {"expected_head": result.head, "expected_target": result.main}
     try:
-        return refresh(client, repo).notes
-    except ZooError as error:
-        step = f"Bring them up to date with ckptzoo card {repo}."
-        return (f"merged, but the page and the snapshot are as they were: {error} {step}",)
+        commit = client.pull_requests.merge(result.repository, result.number, comment, **expected)
+    except RaceError:
+        detail = "the pull request or the zoo moved on during the review; review it again"
+        return replace(result, checks=(*result.checks, Check("merged", "failed", detail)))
+    merged, reviewed = client.files(result.repository), {**changes.main.files, **changes.files}
+    # a commit may arrive behind the look at the heads: nothing but what was reviewed may be there
+    wrong = sorted(name for name in merged.keys() | reviewed.keys() if merged.get(name) != reviewed.get(name))
+    if wrong:
+        step = f"Look at the commits of the zoo: it is not {result.main} with what was reviewed at {result.head}."
+        got = "a file that is neither reviewed nor was there" if wrong[0] not in reviewed else "another file, or none"
+        what = f"{excerpt(wrong[0], 120)} behind the merge"
+        raise HubError(Problem(client.address(result.repository), what, "what was reviewed, or was there", got, step))
+    return replace(result, merged=commit or "yes")

@@ -1,18 +1,18 @@
 """Checks of a contribution's metadata rows: ids, licences, values, and whether the weights are finite as they say."""
 
 import difflib
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from ckptzoo.hub.contributions.duplicates import units
 from ckptzoo.hub.contributions.report import Check, check_result
 from ckptzoo.hub.contributions.target_zoo import TargetZoo, batches
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.schema.metadata import lacks_method, value_problems
+from ckptzoo.schema.metadata import lacks_method, parse_extra, value_problems
 from ckptzoo.schema.readme import LICENSES
 from ckptzoo.text import counted
 
@@ -27,11 +27,14 @@ _SEPARATORS = re.compile(r"[()\s]+")
 _VERSION_SUFFIX = re.compile(r"(-only|-or-later|\+)$")
 """What may follow the name of a licence that has several versions."""
 
+NAMESPACED = re.compile(r"[a-z0-9._-]+/\S+")
+"""An id or a member of a contributed checkpoint: the contributor's account in small letters, and a name."""
+
 Row = dict[str, Any]
 
 
 def check_ids(submitted: Zoo, target: TargetZoo | None) -> Check:
-    """Check that ids are well formed and different, and that no id or unit is in the zoo already."""
+    """Check that ids are well formed and different, and are none that the zoo has or its owner's builders may allot."""
     rows = submitted.metadata.select(["id", "unit", "member"]).to_pylist()
     wrong = [f"{problem.what}: {problem.got}" for problem in value_problems(rows, location="rows")]
     names = [row["id"] for row in rows]
@@ -39,9 +42,40 @@ def check_ids(submitted: Zoo, target: TargetZoo | None) -> Check:
     wrong += [f"{name} is there twice" for name in repeated]
     if target is not None:
         wrong += [f"{name} is in the zoo already" for name in names if name in target.ids]
+        # no builder writes a slash into an id, or a digest of weights into a unit
+        wrong += [
+            f"{name} lacks the contributor's name and a slash at its beginning"
+            for name in dict.fromkeys(name for row in rows for name in (row["id"], row["member"]))
+            if not NAMESPACED.fullmatch(name or "")
+        ]
+        expected_units = (unit for _, weights in batches(submitted) for unit in units(weights))
+        wrong += [
+            f"{row['id']}: the unit is {row['unit']!r}, by the weights {unit!r}"
+            for row, unit in zip(rows, expected_units, strict=True)
+            if row["unit"] != unit
+        ]
         known_units = sorted({row["unit"] for row in rows if row["unit"] in target.units})
         wrong += [f"the unit {name!r} is in the zoo already" for name in known_units]
     return check_result("ids", wrong, f"{counted(len(names), 'new id')}")
+
+
+def check_author(submitted: Zoo, author: str) -> Check:
+    """Check that ids and members begin with the name of the account that opened the pull request.
+
+    Hubs do not tell names apart by the size of their letters: ids have the small ones. The column ``contributor`` is a
+    text of the contributor's own, and reported as that.
+    """
+    rows = submitted.metadata.select(["id", "member", "contributor"]).to_pylist()
+    names = dict.fromkeys(str(name) for row in rows for name in (row["id"], row["member"]))
+    prefix = f"{author.lower()}/"
+    wrong = [name for name in names if not name.startswith(prefix)]
+    if wrong:
+        more = f" and {len(wrong) - 3:,} more" if len(wrong) > 3 else ""
+        listed = f"{', '.join(wrong[:3])}{more}"
+        detail = f"expected ids and members that begin with {prefix}, the author of the pull request, got {listed}"
+        return Check("author", "failed", f"{detail}; if the author may speak for them, merge it by hand")
+    credited = sorted({str(row["contributor"]) for row in rows})
+    return Check("author", "passed", f"{prefix}, for {', '.join(credited[:3])}{', ...' if len(credited) > 3 else ''}")
 
 
 def check_finite(submitted: Zoo) -> Check:
@@ -137,7 +171,7 @@ def _value_problems(row: Row) -> Iterator[str]:
         if isinstance(value, bool) or value is None:
             continue
         if isinstance(value, str) and name == "extra":
-            if parse_extra(value) is None:
+            if len(value) > MAX_EXTRA or parse_extra(value) is None:
                 yield "extra is no small JSON object"
         elif isinstance(value, str):
             if len(value) > MAX_TEXT or not value.isprintable():
@@ -153,15 +187,3 @@ def _value_problems(row: Row) -> Iterator[str]:
             # NaN, which differs from itself, is the figure of a diverged checkpoint
             if not fits and not (value != value and row.get("diverged") is True):
                 yield f"{name} is {value}"
-
-
-def parse_extra(text: object) -> Mapping[str, Any] | None:
-    """The object in the column ``extra``; None where it is no JSON object, or too long."""
-    if not isinstance(text, str) or len(text) > MAX_EXTRA:
-        return None
-    try:
-        # json raises RecursionError where brackets are nested too deep
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None

@@ -1,11 +1,14 @@
 """``run_checks``: every check of a contribution, from the bytes of its parts in a folder."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import ckptzoo
+from ckptzoo.format.files import Folder
+from ckptzoo.format.reader import read_trees
+from ckptzoo.format.tree import empty_tree
 from ckptzoo.hub.contributions import row_checks
 from ckptzoo.hub.contributions.duplicates import copies
 from ckptzoo.hub.contributions.evaluation import (
@@ -19,10 +22,12 @@ from ckptzoo.hub.contributions.evaluation import (
 from ckptzoo.hub.contributions.report import Check, CheckpointSummary, check_result, summarize
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema import layout
+from ckptzoo.text import excerpt
 
 StageProgress = Callable[[str, int, int], None]
-"""Called with the stage (``reading``, ``fetching``, ``measuring``, ``uploading``), how much of it is done, and how much
-there is."""
+"""Called with the stage (``reading``, ``fetching``, ``measuring``, ``deriving ...``, ``predicting ...``,
+``uploading``), how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,13 @@ class CheckReport:
     checks : in order; where the bytes are damaged, that check alone.
     entries : the checkpoints.
     zoo : they alone, opened; None where the bytes are damaged.
+    measured : figures by id.
     """
 
     checks: tuple[Check, ...]
     entries: tuple[CheckpointSummary, ...] = ()
     zoo: Zoo | None = None
+    measured: Mapping[str, Figures] = field(default_factory=dict)
 
 
 def check_bytes(folder: Path) -> Check:
@@ -47,6 +54,11 @@ def check_bytes(folder: Path) -> Check:
     wrong = [
         f"{problem.location}: {problem.what}: expected {problem.expected}, got {problem.got}" for problem in problems
     ]
+    if not wrong:
+        # other facts would be printed on the owner's page, or say that a part has no weights
+        parts = read_trees(Folder(folder)).get(layout.PARTS, empty_tree()).parts
+        odd = [part for part in parts if part.facts != {"kind": layout.RAW}]
+        wrong = [f"{part.path}: facts: expected the kind raw alone, got {excerpt(part.facts, 80)}" for part in odd]
     return check_result("bytes", wrong, "seals, digests, names, shapes and dtypes are right")
 
 
@@ -91,4 +103,4 @@ def run_checks(
         measuring = None if progress is None else partial(progress, "measuring")
         measured = measure_zoo(zoo, evaluators, evaluations_by_row, measuring)
     checks = (byte_check, *row_results, duplicates.check(), check_accuracy(zoo, measured, evaluators))
-    return CheckReport(checks, summarize(zoo, measured, duplicates.found), zoo)
+    return CheckReport(checks, summarize(zoo, measured, duplicates.found), zoo, measured)

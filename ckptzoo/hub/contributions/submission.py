@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 from ckptzoo.errors import Problem, SpecError
 from ckptzoo.hub.contributions.evaluation import Evaluation, finite_numbers
+from ckptzoo.hub.contributions.file_names import FilePattern
 from ckptzoo.hub.contributions.row_checks import is_licence
 from ckptzoo.schema.metadata import COLUMNS
 
@@ -24,8 +26,10 @@ DEFAULTS = tuple(spec.name for spec in COLUMNS if spec.name not in (*MEASURED, *
 """Columns that may be given for all checkpoints at the top of the file."""
 OF_CHECKPOINT = ("file", "id", *_OF_ONE, *DEFAULTS)
 """Keys of a ``[[checkpoint]]``."""
+_MAX_NAMESPACE = 40
+"""Characters of a contributor's name that ids begin with."""
 _TABLES = ("names", "evaluation", "zoo", "checkpoint")
-TOP = (*DEFAULTS, "training", "cast", *_TABLES)
+TOP = (*DEFAULTS, "training", "cast", "pattern", *_TABLES)
 """Keys of the file."""
 OF_ZOO = ("name", "architecture", "forward", "input_shape", "summary", "authors", "citation", "tags")
 _TYPES = {column.name: column.type for column in COLUMNS}
@@ -87,6 +91,7 @@ class Submission:
     defaults : columns of every row: ``contributor``, ``license``, ``source``, ``dataset``, ``recipe`` and others.
     training : how they were trained, in free text.
     cast : whether values may be rounded to the zoo's precision.
+    pattern : how the files are named; None where their names say nothing.
     names : old name to new one; each ``*`` is the same text in both.
     evaluation : the test set and the scaling of its pixels.
     zoo : of a new zoo.
@@ -96,6 +101,7 @@ class Submission:
     defaults: Row
     training: str = ""
     cast: bool = False
+    pattern: FilePattern | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     zoo: NewZoo | None = None
@@ -105,6 +111,12 @@ class Submission:
     def license(self) -> str:
         """The licence of checkpoints that name no other."""
         return self.defaults["license"]
+
+    @property
+    def namespace(self) -> str:
+        """What ids of the contributor's checkpoints begin with, before a slash: the name in small letters."""
+        letters = re.sub(r"[^a-z0-9]+", "-", self.defaults["contributor"].lower()).strip("-")
+        return letters[:_MAX_NAMESPACE].rstrip("-") or "contributor"
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Submission":
@@ -132,6 +144,7 @@ class Submission:
             defaults={key: _typed(key, content[key]) for key in DEFAULTS if key in content},
             training=content.get("training", ""),
             cast=content.get("cast", False),
+            pattern=FilePattern.parse(content["pattern"]) if "pattern" in content else None,
             names=dict(content.get("names", {})),
             evaluation=None if evaluation is None else _evaluation(evaluation, dataset),
             zoo=None if zoo is None else _new_zoo(zoo),
@@ -155,6 +168,8 @@ def _problems(content: Mapping[str, Any], location: str) -> Iterator[Problem]:
     for key, kind, expected in (("training", str, "a text"), ("cast", bool, "true or false")):
         if not isinstance(content.get(key, kind()), kind):
             yield Problem(location, key, expected, repr(content[key]), _STEP)
+    if "pattern" in content:
+        yield from _pattern_problems(location, content["pattern"])
     yield from _names_problems(location, content.get("names", {}))
     yield from _evaluation_problems(location, content.get("evaluation"), content.get("dataset", ""))
     yield from _zoo_problems(location, content.get("zoo"))
@@ -228,6 +243,17 @@ def _not_json(value: Any) -> Iterator[Any]:
     # TOML has dates, inf and nan, which JSON has not; None is what a mapping in Python may hold
     elif not isinstance(value, str | bool | int) and not (isinstance(value, float) and math.isfinite(value)):
         yield value if value is not None else "null"
+
+
+def _pattern_problems(location: str, text: Any) -> Iterator[Problem]:
+    expected = "a text such as {member}-checkpoint-{epoch}.pt"
+    if not isinstance(text, str):
+        yield Problem(location, "pattern", expected, repr(text)[:80], _STEP)
+        return
+    try:
+        FilePattern.parse(text)
+    except ValueError as error:
+        yield Problem(location, "pattern", expected, f"{text[:80]!r}: {error}", _STEP)
 
 
 def _names_problems(location: str, names: Any) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import ckptzoo
 from ckptzoo import archs
+from ckptzoo.format.durable import naming
 from ckptzoo.format.reader import Contents
 from ckptzoo.hub.client import Client, Listing
 from ckptzoo.loader.zoo import Zoo
@@ -55,8 +56,8 @@ class TargetZoo:
 
     @property
     def next_sequence(self) -> int:
-        """The number of the next part."""
-        return int(self.parts[-1][:6]) + 1 if self.parts else 1
+        """The number of the next part; ZooError where there is none."""
+        return layout.next_sequence(self.parts, location=f"{self.zoo.address}/{layout.PARTS}")
 
     @property
     def symmetry(self) -> Symmetry | None:
@@ -116,5 +117,7 @@ def write_documents(target: TargetZoo, folder: Path) -> Path:
     folder.mkdir(parents=True)
     for name in (layout.ZOO, layout.ARCHITECTURE, layout.SYMMETRY):
         if files.size(name) is not None:
-            (folder / name).write_bytes(files.read(name, max_bytes=MAX_DOCUMENT))
+            data = files.read(name, max_bytes=MAX_DOCUMENT)
+            with naming(folder / name):
+                (folder / name).write_bytes(data)
     return folder

@@ -1,13 +1,13 @@
 """``pull``, and ``Pulled``, what it reports."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptzoo.format.files import Folder
-from ckptzoo.format.reader import read_contents
+from ckptzoo.format.reader import Contents, list_trees, read_contents
 from ckptzoo.hub.pull.mirror import mirror
 from ckptzoo.hub.pull.selection import PullSelection
 from ckptzoo.hub.pull.subset import extract
@@ -32,6 +32,8 @@ class Pulled:
     parts : the parts that this call brought, as paths from the zoo's folder.
     there : how many parts were there already.
     fetched : bytes that were fetched, without what was read to open the zoo.
+    predicted : the sets of inputs whose outputs the folder holds.
+    left_out : the sets of inputs whose outputs the zoo holds, and the folder does not.
     """
 
     address: str
@@ -42,6 +44,8 @@ class Pulled:
     parts: tuple[str, ...]
     there: int
     fetched: int
+    predicted: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def to_json(self) -> Document:
         """The same as JSON."""
@@ -54,6 +58,8 @@ class Pulled:
             "parts": list(self.parts),
             "there": self.there,
             "fetched": self.fetched,
+            "predicted": list(self.predicted),
+            "left_out": list(self.left_out),
         }
 
 
@@ -64,6 +70,7 @@ def pull(
     variants: Sequence[str] | None = None,
     layers: Sequence[str] | None = None,
     where: Any = None,
+    predictions: Sequence[str] | None = None,
     endpoint: str | None = None,
     token: str | None = None,
     progress: Progress | None = None,
@@ -82,6 +89,8 @@ def pull(
     layers : modules and tensors, as ``Zoo.stream`` takes them; all without. The result then has no forward function
         and no table of symmetries, and its variants hold weights and no group elements.
     where : a condition on the metadata, as ``Zoo.where`` takes it. Retracted checkpoints are left out.
+    predictions : sets of inputs such as ``mnist/test`` whose stored outputs are kept, or ``"all"``. Without, all of
+        them where nothing else is left out, and else none.
     endpoint, token : of the hub; by default those of huggingface_hub. The token is stored nowhere.
     progress : called with the bytes that this call has put in place, and the bytes that it has to bring in all.
 
@@ -111,7 +120,7 @@ def pull(
     --------
     >>> pull("org/zoo", "few", layers=["fc"], where="test_accuracy > 0.9")  # doctest: +SKIP
     """
-    selection, root = PullSelection.of(variants, layers, where), Path(folder).absolute()
+    selection, root = PullSelection.of(variants, layers, where, predictions), Path(folder).absolute()
     remote = open_remote(address, endpoint=endpoint, token=token)
     files = RemoteFiles(remote, os.fspath(address), endpoint, token)
     fetch = mirror if selection.includes_raw and layers is None and where is None else extract
@@ -128,4 +137,14 @@ def pull(
         tuple(parts),
         already,
         fetched_bytes,
+        *(tuple(sorted(names)) for names in _sets(list_trees(files), contents)),
     )
+
+
+def _sets(trees: Iterable[str], contents: Contents) -> tuple[set[str], set[str]]:
+    """The sets of inputs whose outputs the folder holds, and those of the zoo that were left out."""
+    here, there = (
+        {name for tree in names if (name := layout.set_name(tree.removeprefix(f"{layout.DERIVED}/"))) is not None}
+        for names in (contents.derived_parts, trees)
+    )
+    return here, there - here

@@ -16,7 +16,7 @@ from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format.durable import TEMPORARY, sync, write_file
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part
-from ckptzoo.format.reader import list_trees, read_tree
+from ckptzoo.format.reader import read_trees
 from ckptzoo.format.tree import Tree, empty_tree
 from ckptzoo.hub.pull.selection import describe
 from ckptzoo.remote.cache import Cache
@@ -152,7 +152,7 @@ def explain_disk_full(root: Path, nbytes: int) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _DISK_FULL and error.filename != str(root):  # else it is explained already
-            raise _disk_full(root, nbytes, error.strerror or "none", error.errno) from error
+            raise _disk_full(root, nbytes, os.strerror(error.errno), error.errno) from error
         raise
 
 
@@ -183,9 +183,7 @@ class PulledParts:
     def __init__(self, root: Path) -> None:
         files = Folder(root)
         self._root = root
-        self.trees: dict[str, Tree] = {
-            name: read_tree(files, name, parts, None) for name, parts in list_trees(files).items() if parts
-        }
+        self.trees: dict[str, Tree] = read_trees(files)
         self._ids = {name: set(tree.rows["id"].to_pylist()) for name, tree in self.trees.items()}
         self.sources: dict[tuple[str, str], Part] = {}
         for name, tree in self.trees.items():
@@ -211,8 +209,7 @@ class PulledParts:
         """
         known = self._ids.setdefault(tree, set())
         ids = {str(row["id"]) for row in rows}
-        # The same checkpoint may be retracted in several parts.
-        if tree != _RETRACTED_TREE and (repeated := sorted(ids & known)):
+        if tree.removeprefix(f"{DERIVED}/") not in layout.ROWS_ALONE and (repeated := sorted(ids & known)):
             got = f"{len(repeated)} that this folder has from elsewhere, such as {repeated[0]!r}"
             step = "Pull into another folder."
             raise ZooError(Problem(f"{self._root}/{tree}", "checkpoints", "new ones", got, step))

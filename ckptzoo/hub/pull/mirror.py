@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import snapshot, table
-from ckptzoo.format.checks import geometry_problems
+from ckptzoo.format.checks import geometry_problems, require_bytes, row_limits
 from ckptzoo.format.durable import locked, sync, write_file
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.header import lay_out
@@ -50,7 +50,7 @@ _CHUNK_BYTES = 8 * 2**20
 """Files are hashed, and bytes outside of blocks fetched, this many at a time."""
 _STAT_BLOCK = 512
 """The unit of ``os.stat_result.st_blocks`` in bytes, whatever the file system's block size."""
-_RETRACTED_TREE = f"{layout.DERIVED}/{layout.RETRACTED}"
+_ROWS_ALONE = tuple(f"{layout.DERIVED}/{name}" for name in layout.ROWS_ALONE)
 _STEP = "Repeat the pull; if that does not help, tell whoever publishes the zoo."
 
 
@@ -60,9 +60,12 @@ def mirror(
     """Copy what the folder lacks; returns the parts that came, how many were there, and the bytes fetched."""
     identity, _, _ = read_documents(files)
     trees = list_trees(files)
-    known = [name.partition("/")[2] for name in trees if name not in (layout.PARTS, _RETRACTED_TREE)]
-    gauges = selection.gauges(known, location=files.name)
-    wanted_trees = [layout.PARTS, _RETRACTED_TREE, *(f"{layout.DERIVED}/{gauge}" for gauge in gauges)]
+    known = [name.partition("/")[2] for name in trees if name not in (layout.PARTS, *_ROWS_ALONE)]
+    named = {name: layout.set_name(name) for name in known}
+    gauges = selection.gauges([name for name in known if named[name] is None], location=files.name)
+    sets = selection.sets([inputs for inputs in named.values() if inputs is not None], location=files.name)
+    derived = (*gauges, *map(layout.predictions_name, sets))
+    wanted_trees = [layout.PARTS, *_ROWS_ALONE, *(f"{layout.DERIVED}/{name}" for name in derived)]
     documents, card_files = read_existing(files, layout.DOCUMENTS), read_card_files(files)
     listing = read_existing(files, (LISTING,)) if selection.is_everything else {}
     stored_selection = {**selection.to_json(), "zoo": digest_of(identity.to_json())}
@@ -102,7 +105,8 @@ def grouped(remote: Remote, paths: Iterable[str]) -> Iterator[list[str]]:
     group: list[str] = []
     total = 0
     for path in paths:
-        nbytes = shard_bytes(remote, [path])
+        tables = (remote.entries.get(f"{path}/{name}") for name in (INDEX, METADATA))
+        nbytes = shard_bytes(remote, [path]) + sum(entry.size for entry in tables if entry is not None)
         if group and (total + nbytes > FETCH_BYTES or len(group) == FETCH_PARTS):
             yield group
             group, total = [], 0
@@ -264,7 +268,9 @@ class PartCopier:
         """A part, its rows and its index, where both tables and the sizes of its shards agree."""
         tree, _, name = path.rpartition("/")
         location = f"{self._files.name}/{path}"
-        part, index = decode_index(index_bytes, tree, name, location=f"{location}/{INDEX}")
+        limits = row_limits(self._arch, self._symmetry)
+        part, index = decode_index(index_bytes, tree, name, location=f"{location}/{INDEX}", blocks_a_row=limits.blocks)
+        require_bytes(self._files, part, index, limits.nbytes)
         rows = decode_rows(metadata, part, location=f"{location}/{METADATA}")
         if (digest := part_digest(rows, index, part.facts)) != part.digest:
             raise IntegrityError(Problem(location, "digest of the part", part.digest, digest, _STEP))

@@ -11,7 +11,7 @@ from ckptzoo.format.durable import write_file
 from ckptzoo.hub.card import card_of, readme
 from ckptzoo.hub.card.markdown import code
 from ckptzoo.hub.card.pictures import read_pictures
-from ckptzoo.hub.pull.selection import PullSelection
+from ckptzoo.hub.pull.selection import OPTIONS, PullSelection
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.zoo import open
 from ckptzoo.remote import Remote
@@ -86,7 +86,7 @@ def subset_readme(root: Path, original: bytes, remote: Remote, selection: Docume
         text, remark = original.decode("utf-8", "replace"), " What follows describes the whole."
     options = [
         f"{name} {code(', '.join(value) if isinstance(value, list) else str(value), escape=False)}"
-        for name in ("variants", "layers", "where")
+        for name in OPTIONS
         if (value := selection.get(name)) is not None
     ]
     address = Path(remote.name).name if isinstance(remote.store, FolderStore) else remote.name

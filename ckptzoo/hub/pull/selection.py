@@ -11,6 +11,11 @@ from ckptzoo.schema.documents import Document
 from ckptzoo.schema.layout import RAW
 from ckptzoo.text import Progress
 
+ALL = "all"
+"""Every set of predictions."""
+OPTIONS = ("variants", "layers", "where", "predictions")
+"""Of a selection, in its JSON."""
+
 
 @dataclass(frozen=True)
 class PullSelection:
@@ -21,14 +26,22 @@ class PullSelection:
     variants : ``raw`` and gauges, sorted.
     layers : modules and tensors, sorted.
     where : a condition on the metadata, as ``Zoo.where`` takes it.
+    predictions : sets of inputs, sorted; ``("all",)`` selects all of them, and None all if all else is selected.
     """
 
     variants: tuple[str, ...] | None = None
     layers: tuple[str, ...] | None = None
     where: Any = None
+    predictions: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, variants: Sequence[str] | None, layers: Sequence[str] | None, where: Any) -> "PullSelection":
+    def of(
+        cls,
+        variants: Sequence[str] | None,
+        layers: Sequence[str] | None,
+        where: Any,
+        predictions: Sequence[str] | None = None,
+    ) -> "PullSelection":
         """From the arguments of ``pull``.
 
         Raises
@@ -36,7 +49,14 @@ class PullSelection:
         ZooError
             An empty list of variants or layers was given.
         """
-        return cls(_sorted_names("variants", variants), _sorted_names("layers", layers), where)
+        names = (
+            _sorted_names(what, given)
+            for what, given in (("variants", variants), ("layers", layers), ("predictions", predictions))
+        )
+        selected_variants, selected_layers, selected_sets = names
+        if selected_sets == (ALL,) and all(part is None for part in (variants, layers, where)):
+            selected_sets = None
+        return cls(selected_variants, selected_layers, where, selected_sets)
 
     @property
     def includes_raw(self) -> bool:
@@ -46,7 +66,8 @@ class PullSelection:
     @property
     def is_everything(self) -> bool:
         """Whether nothing is left out."""
-        return self.variants is None and self.layers is None and self.where is None
+        # a condition may be a pyarrow expression, whose == makes another
+        return all(part is None for part in (self.variants, self.layers, self.where, self.predictions))
 
     def gauges(self, known: Sequence[str], *, location: str) -> tuple[str, ...]:
         """The selected ones among the gauges that the zoo has.
@@ -60,6 +81,23 @@ class PullSelection:
             if name != RAW and name not in known:
                 raise UnknownNameError(location, "variant", name, (RAW, *known))
         return tuple(name for name in known if self.variants is None or name in self.variants)
+
+    def sets(self, known: Sequence[str], *, location: str) -> tuple[str, ...]:
+        """The selected ones among the sets of inputs on which the zoo stores outputs.
+
+        Raises
+        ------
+        UnknownNameError
+            The zoo has no such set.
+        """
+        if self.predictions is None:
+            return tuple(known) if self.is_everything else ()
+        if self.predictions == (ALL,):
+            return tuple(known)
+        for name in self.predictions:
+            if name not in known:
+                raise UnknownNameError(location, "set of predictions", name, (*known, ALL))
+        return self.predictions
 
     def tensors(self, arch: Architecture, *, location: str) -> tuple[Tensor, ...]:
         """The selected tensors, in the architecture's order; names mean what they mean to ``Zoo.stream``.
@@ -88,7 +126,9 @@ class PullSelection:
         """As it is stored beside what was pulled; a condition that is not text is stored as its ``repr``."""
         where = self.where if self.where is None or isinstance(self.where, str) else repr(self.where)
         variants, layers = (None if names is None else list(names) for names in (self.variants, self.layers))
-        return {"variants": variants, "layers": layers, "where": where}
+        # as it was before sets could be selected, so that an earlier pull is carried on
+        sets = {} if self.predictions is None else {"predictions": list(self.predictions)}
+        return {"variants": variants, "layers": layers, "where": where, **sets}
 
 
 def describe(selection: Document) -> str:
@@ -99,7 +139,7 @@ def describe(selection: Document) -> str:
     """
     options = [
         f"{name} {', '.join(value) if isinstance(value, list) else value}"
-        for name in ("variants", "layers", "where")
+        for name in OPTIONS
         if (value := selection.get(name)) is not None
     ]
     return "; ".join(options) or "everything"

@@ -16,8 +16,9 @@ from ckptzoo.format import table
 from ckptzoo.format.checks import variant_dtype
 from ckptzoo.format.durable import write_file
 from ckptzoo.format.part import Part, PartWriter
+from ckptzoo.format.predictions import DTYPE, LOGITS
 from ckptzoo.format.reader import read_contents
-from ckptzoo.format.tree import places_of
+from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.hub.pull.destination import (
     BlockCache,
     PulledParts,
@@ -33,7 +34,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.documents import Document, Identity, digest_of, seal
-from ckptzoo.schema.metadata import COLUMNS, RETRACTED_COLUMNS, VARIANT_COLUMNS
+from ckptzoo.schema.metadata import KINDS, RETRACTED_COLUMNS
 from ckptzoo.text import Progress
 
 BATCH_BYTES = 64 * 2**20
@@ -112,14 +113,15 @@ class PartSubset:
     tree : where it goes.
     source : the part that it is made from.
     places : (K,) int64, the positions of its checkpoints among those that were selected.
-    weights, element : the tensors that it stores of the weights, and of the group element.
+    weights, element, outputs : the tensors that it stores of the weights, of the group element, and of predictions.
     """
 
     tree: str
     source: Part
     places: NDArray[np.int64]
-    weights: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...] = ()
     element: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
 
     @property
     def variant(self) -> str:
@@ -127,9 +129,14 @@ class PartSubset:
         return layout.RAW if self.tree == layout.PARTS else self.tree.removeprefix(f"{layout.DERIVED}/")
 
     @property
+    def inputs(self) -> str | None:
+        """The set of inputs of predictions."""
+        return layout.set_name(self.variant)
+
+    @property
     def nbytes(self) -> int:
         """Of what it stores."""
-        return len(self.places) * sum(tensor.nbytes for tensor in (*self.weights, *self.element))
+        return len(self.places) * sum(tensor.nbytes for tensor in (*self.weights, *self.element, *self.outputs))
 
 
 class SubsetWriter:
@@ -155,6 +162,7 @@ class SubsetWriter:
 
     def __init__(self, zoo: Zoo, selection: PullSelection) -> None:
         self._gauges = selection.gauges(zoo.gauges, location=zoo.address)
+        self._sets = selection.sets(zoo.predicted, location=zoo.address)
         zoo = zoo if selection.includes_raw else _only_derived(zoo, self._gauges)
         self._zoo, self._contents = zoo, zoo.contents
         tensors = selection.tensors(zoo.arch, location=zoo.address)
@@ -182,24 +190,29 @@ class SubsetWriter:
         """
         zoo = self._zoo.take(subset.places)
         facts: Document = {**subset.source.facts, "pulled": {"zoo": zoo.name, "part": subset.source.digest}}
+        kind = str(subset.source.facts["kind"])
         if raw is None:
-            rows, columns = zoo.metadata, COLUMNS
+            rows = zoo.metadata
             if not subset.weights:
                 facts["bare"] = True
         else:
-            rows, columns = zoo.variant_metadata(subset.variant), VARIANT_COLUMNS
+            rows = _derived_rows(zoo, subset)
             rows = rows.set_column(
                 rows.schema.get_field_index("unit"), "unit", pa.array([raw] * len(rows), pa.string())
             )
             facts["raw"] = raw
+            if "others" in facts and len(subset.places) < subset.source.rows:
+                # rows do not say which inputs they took
+                facts["others"] = dict.fromkeys(facts["others"])
         stems: dict[str, Sequence[Tensor]] = {}
         if subset.element:
             stems[layout.ELEMENT] = subset.element
         if subset.weights:
             stems[subset.variant] = subset.weights
-        writer = PartWriter(
-            root / subset.tree, sets=stems, schema=table.schema_of(columns), facts=facts, rows=len(subset.places)
-        )
+        if subset.outputs:
+            stems[layout.PREDICTIONS] = subset.outputs
+        schema = table.schema_of(KINDS[kind])
+        writer = PartWriter(root / subset.tree, sets=stems, schema=schema, facts=facts, rows=len(subset.places))
         try:
             start, checkpoint_bytes = 0, subset.nbytes // len(subset.places)
             for arrays, count in _batches(zoo, subset):
@@ -218,6 +231,7 @@ class SubsetWriter:
         selected = places_of(pa.chunked_array([pa.array(self._zoo.ids, pa.string())]), ids)
         starts = np.cumsum([0, *(part.rows for part in contents.raw.parts)])
         derived = [subset for gauge in self._gauges for subset in self._variant_subsets(gauge)]
+        predicted = [subset for name in self._sets for subset in self._prediction_subsets(name)]
         groups: list[list[PartSubset]] = []
         for start, source in zip(starts.tolist(), contents.raw.parts, strict=False):
             places = np.flatnonzero((selected >= start) & (selected < start + source.rows))
@@ -229,25 +243,38 @@ class SubsetWriter:
                 ]
                 stores_raw = self._includes_raw and source.facts.get("bare") is not True
                 raw = PartSubset(layout.PARTS, source, places, self.arch.tensors if stores_raw else ())
-                groups.append([raw, *of_variants])
+                of_sets = [subset for subset in predicted if subset.source.facts.get("raw") == source.digest]
+                groups.append([raw, *of_variants, *of_sets])
         return groups
 
-    def _variant_subsets(self, gauge: str) -> Iterator[PartSubset]:
-        """The parts of a variant that hold selected checkpoints, with the tensors that the zoo stores for them."""
-        tree = self._contents.derived(gauge)
+    def _selected_places(self, tree: Tree) -> Iterator[tuple[int, Part, NDArray[np.int64]]]:
+        """The parts of a derived tree that hold selected checkpoints, with their numbers and where those are."""
         places = places_of(tree.rows["id"], pa.chunked_array([pa.array(self._zoo.ids, pa.string())]))
-        outline = tree.outline.select(["part", "file", "tensor", "dtype", "shape"]).to_pylist()
         start = 0
         for number, part in enumerate(tree.parts):
             part_places = places[start : start + part.rows]
             start += part.rows
+            if len(part_places := part_places[part_places >= 0]):  # -1: the checkpoint was not selected
+                yield number, part, part_places
+
+    def _prediction_subsets(self, inputs: str) -> Iterator[PartSubset]:
+        """The parts of predictions that hold selected checkpoints."""
+        tree = self._contents.derived(layout.predictions_name(inputs))
+        for _, part, places in self._selected_places(tree):
+            logits = Tensor(LOGITS, (part.facts["examples"], part.facts["classes"]), DTYPE)
+            yield PartSubset(part.tree, part, places, outputs=(logits,))
+
+    def _variant_subsets(self, gauge: str) -> Iterator[PartSubset]:
+        """The parts of a variant that hold selected checkpoints, with the tensors that the zoo stores for them."""
+        tree = self._contents.derived(gauge)
+        outline = tree.outline.select(["part", "file", "tensor", "dtype", "shape"]).to_pylist()
+        for number, part, part_places in self._selected_places(tree):
             stored: dict[str, dict[str, Tensor]] = {}  # by stem and name; one name is in several shards
             for row in (row for row in outline if row["part"] == number and row["tensor"] is not None):
                 tensor = Tensor(row["tensor"], tuple(row["shape"][1:]), row["dtype"])
                 stored.setdefault(row["file"].rpartition("-")[0], {}).setdefault(tensor.name, tensor)
-            if len(part_places := part_places[part_places >= 0]):  # -1: the checkpoint was not selected
-                weights, element = (tuple(stored.get(stem, {}).values()) for stem in (gauge, layout.ELEMENT))
-                yield PartSubset(f"{layout.DERIVED}/{gauge}", part, part_places, weights, element)
+            weights, element = (tuple(stored.get(stem, {}).values()) for stem in (gauge, layout.ELEMENT))
+            yield PartSubset(f"{layout.DERIVED}/{gauge}", part, part_places, weights, element)
 
     def _with_stored_tensors(self, subset: PartSubset, raw: Part) -> PartSubset:
         """What a variant's part stores here: weights wherever they cannot be computed from raw ones beside them."""
@@ -269,6 +296,14 @@ def _only_derived(zoo: Zoo, gauges: Sequence[str]) -> Zoo:
     return zoo.take(is_derived)
 
 
+def _derived_rows(zoo: Zoo, subset: PartSubset) -> pa.Table:
+    """The rows of a variant or of predictions."""
+    if subset.inputs is None:
+        return zoo.variant_metadata(subset.variant)
+    tree = zoo.contents.derived(subset.variant)
+    return tree.metadata.take(pa.array(places_of(pa.chunked_array([pa.array(zoo.ids)]), tree.rows["id"])))
+
+
 def _batches(zoo: Zoo, subset: PartSubset) -> Iterator[tuple[dict[str, Mapping[str, Any]], int]]:
     """The arrays of a part, some checkpoints at a time, and how many."""
     count = len(subset.places)
@@ -276,6 +311,7 @@ def _batches(zoo: Zoo, subset: PartSubset) -> Iterator[tuple[dict[str, Mapping[s
     element = zoo.group_element(subset.variant) if subset.element else {}
     names = [tensor.name for tensor in subset.weights]
     stream = iter(zoo.stream(*names, variant=subset.variant, batch_size=step)) if names else None
+    outputs = zoo.predictions(subset.inputs).logits if subset.inputs is not None else None
     with ThreadPoolExecutor(_ELEMENT_THREADS, "ckptzoo-element") as pool:
         for start in range(0, count, step):
             rows = slice(start, min(start + step, count))
@@ -287,6 +323,8 @@ def _batches(zoo: Zoo, subset: PartSubset) -> Iterator[tuple[dict[str, Mapping[s
                 }
             if stream is not None:
                 arrays[subset.variant] = next(stream).tensors
+            if outputs is not None:
+                arrays[layout.PREDICTIONS] = {LOGITS: np.asarray(outputs[rows])}
             yield arrays, rows.stop - start
 
 

@@ -10,6 +10,6 @@
 """
 
 from ckptzoo.hub.push.api import Planned, Pushed, plan, push
-from ckptzoo.hub.push.refresh import Refreshed, refresh, rewrite
+from ckptzoo.hub.push.refresh import Refreshed, rewrite
 
-__all__ = ["Planned", "Pushed", "Refreshed", "plan", "push", "refresh", "rewrite"]
+__all__ = ["Planned", "Pushed", "Refreshed", "plan", "push", "rewrite"]

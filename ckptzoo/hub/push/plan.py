@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from ckptzoo.errors import HubError, Problem
 from ckptzoo.format import snapshot as snapshot_format
 from ckptzoo.format.predictions import SHARED
-from ckptzoo.format.reader import list_trees, read_tree
+from ckptzoo.format.reader import list_trees, read_trees
 from ckptzoo.format.tree import Tree
 from ckptzoo.hub.client.models import Listing, RepoFile
 from ckptzoo.hub.client.stored_files import LocalFile, is_stored
@@ -24,7 +24,6 @@ MAX_FILES = 100
 """Files of one commit; a part that has more is a commit of its own, because half of it would not be a valid zoo."""
 _ALLOWED_BEFORE = frozenset({".gitattributes", ".gitignore", layout.README})
 """What a repository may hold before it is a zoo: what hubs and people put into a new one."""
-_RETRACTED_TREE = f"{layout.DERIVED}/{layout.RETRACTED}"
 _SHARED_FACTS = ("gauge", "version", "symmetry", *SHARED)
 """Facts in which all parts of a derived tree agree, those that it has."""
 _MAX_SHOWN_IDS = 3
@@ -149,9 +148,7 @@ def is_committed(batch: CommitBatch, listing: Listing) -> bool:
 def merged_trees(repository: RepositoryFiles, listing: Listing, parts: Iterable[LocalPart]) -> dict[str, Tree]:
     """Rows and indices of a commit together with parts of this machine, which are read here."""
     files = merged_files(repository, listing, parts)
-    part_names = {tree: names for tree, names in list_trees(files).items() if names}
-    snapshot = snapshot_format.newest(files, part_names)
-    return {tree: read_tree(files, tree, names, snapshot) for tree, names in part_names.items()}
+    return read_trees(files, snapshot_format.newest(files, list_trees(files)))
 
 
 def merged_files(
@@ -166,6 +163,7 @@ def merged_files(
     """
     local = {name: file.path for name, file in (others or {}).items()}
     for part in parts:
+        local |= {name: part.root / name for name in layout.DOCUMENTS if (part.root / name).is_file()}
         local |= {name: file.path for name, file in part.files.items()}
     remote_parts = (name for name in listing.files if name.endswith(f"/{layout.INDEX}") and name not in local)
     if next(remote_parts, None) is None:
@@ -179,12 +177,9 @@ def snapshot_batch(repository: RepositoryFiles, listing: Listing, parts: list[Lo
     stored = listing.files
     old = _snapshots_in(stored)
     count = len(_parts_in(stored) | {part.path for part in parts})
-    if any(_parts_covered(name) == count for name in old) and count == len(_parts_in(stored)):
+    if count == 0 or (any(_parts_covered(name) == count for name in old) and count == len(_parts_in(stored))):
         return CommitBatch()
-    trees = merged_trees(repository, listing, parts)
-    if not trees:
-        return CommitBatch()
-    name, data = snapshot_format.encode(trees)
+    name, data = snapshot_format.encode(merged_trees(repository, listing, parts))
     if is_stored(data, stored.get(name)):
         return CommitBatch()
     return CommitBatch.of({name: data}, tuple(other for other in old if other != name))
@@ -318,11 +313,9 @@ def _check_clashes(location: str, trees: dict[str, Tree], parts: Sequence[LocalP
 def _clashes(location: str, trees: dict[str, Tree], part: LocalPart) -> Iterator[Problem]:
     tree = trees[part.part.tree]
     # Units are those of raw parts: a variant's column of that name holds the digest of its raw part.
-    # The same checkpoint may be retracted in several parts.
-    columns = {
-        layout.PARTS: {"id": "checkpoints", "unit": "units"},
-        _RETRACTED_TREE: {},
-    }.get(part.part.tree, {"id": "checkpoints"})
+    columns = {"id": "checkpoints", "unit": "units"} if part.part.tree == layout.PARTS else {"id": "checkpoints"}
+    if part.part.tree.removeprefix(f"{layout.DERIVED}/") in layout.ROWS_ALONE:
+        columns = {}
     for column, what in columns.items():
         own = part.rows[column]
         both = own.filter(pc.call_function("is_in", [own], pc.SetLookupOptions(tree.rows[column].combine_chunks())))

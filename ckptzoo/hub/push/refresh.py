@@ -10,7 +10,7 @@ from ckptzoo.hub.card import card_in
 from ckptzoo.hub.client import Client, HubRetryPolicy, Listing, RaceError
 from ckptzoo.hub.client.stored_files import is_stored
 from ckptzoo.hub.push.api import MAX_RACES
-from ckptzoo.hub.push.page import Page, page_of, page_or_note
+from ckptzoo.hub.push.page import Page, page_of
 from ckptzoo.hub.push.plan import CommitBatch, merged_files, snapshot_batch
 from ckptzoo.hub.push.sources import RepositoryFiles
 from ckptzoo.remote.address import repository
@@ -68,25 +68,14 @@ def rewrite(
         The hub refuses or gives no answer.
     """
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
-    return _Refresh(client, repo, card, strict=True).carry_out(check=check)
-
-
-def refresh(client: Client, repo: str) -> Refreshed:
-    """As ``rewrite``, for a repository that was just written to; where no page can be made a note says why.
-
-    Raises
-    ------
-    HubError
-        The hub refuses or gives no answer.
-    """
-    return _Refresh(client, repo, None, strict=False).carry_out(check=False)
+    return _Refresh(client, repo, card).carry_out(check=check)
 
 
 class _Refresh:
-    """One refresh of one repository; ``strict`` where it is an error that the page cannot be made."""
+    """One refresh of one repository."""
 
-    def __init__(self, client: Client, repo: str, card: Card | None, *, strict: bool) -> None:
-        self._client, self._repo, self._card, self._strict = client, repo, card, strict
+    def __init__(self, client: Client, repo: str, card: Card | None) -> None:
+        self._client, self._repo, self._card = client, repo, card
         self._repository = RepositoryFiles(client, repo)
 
     def carry_out(self, *, check: bool) -> Refreshed:
@@ -112,10 +101,7 @@ class _Refresh:
     def _compare(self, listing: Listing) -> tuple[CommitBatch, Page, tuple[str, ...]]:
         """What a commit lacks, its page as it should be, and how that differs from the one that is there."""
         files = merged_files(self._repository, listing, [])
-        if self._strict:
-            page = page_of(files, self._repo, self._card or card_in(files))
-        else:
-            page = page_or_note(files, self._repo, local_card=False)
+        page = page_of(files, self._repo, self._card or card_in(files))
         generated = {} if self._card is None else {CARD_TOML: self._card.to_toml().encode()}
         if page.data is not None:
             generated[layout.README] = page.data

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
-from ckptzoo.format.files import Folder, check_span, folders_of
+from ckptzoo.format.files import DEREFERENCE, Folder, check_span, folders_of, leads_outside
 from ckptzoo.format.part import Part, read_part, read_rows
 from ckptzoo.hub.card import card_in
 from ckptzoo.hub.card.pictures import check_pictures
@@ -92,17 +92,15 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
 
 def links_outside(zoo: LocalZoo) -> list[Problem]:
     """Files that would be published but are elsewhere, behind a link: an untrusted zoo may point to anything."""
-    root = zoo.root.resolve()
     files = [
         *zoo.documents.values(),
         *zoo.card_files.values(),
         *(file for part in zoo.parts for file in part.files.values()),
     ]
-    step = "Put a copy of it there, as cp --dereference makes one."
     return [
-        Problem(str(file.path), "file", "one in the zoo's folder", f"a link to {target}", step)
+        Problem(str(file.path), "file", "one in the zoo's folder", f"a link to {target}", DEREFERENCE)
         for file in files
-        if not (target := file.path.resolve()).is_relative_to(root)
+        if (target := leads_outside(file.path, zoo.root)) is not None
     ]
 
 

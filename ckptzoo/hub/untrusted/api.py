@@ -95,6 +95,8 @@ def _read_file(path: Path, supervisor: Supervisor, limits: Limits) -> list[State
             got = "a file that changed while it was read"
             reject(location, "file", "the same bytes all the time", got, "Read it again.")
         return states
+    except OSError as error:  # of files of the kernel, such as /proc/self/mem, which call themselves regular
+        reject(location, "file", "a file that can be read", error.strerror or type(error).__name__, _STEP)
     finally:
         os.close(descriptor)
 

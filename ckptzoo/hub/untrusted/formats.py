@@ -103,8 +103,6 @@ def _describe_content(head: bytes) -> str:
     return "unknown bytes"
 
 
-_ALWAYS_ALLOWED = 64 * 2**20
-"""Bytes to which any archive may unpack, however small it is."""
 _LOCAL, _ENTRY, _END, _END64 = 30, 46, 22, 76
 """Bytes in a zip archive: a member's header, its entry in the directory (both without its name), the record at the end,
 and what is before that in zip64 (a record of 56 bytes and a locator of 20)."""
@@ -159,7 +157,7 @@ def check_archive(file: IO[bytes], *, location: str, limits: Limits) -> CheckedA
     allowed = limits.tensor_bytes + limits.pickle_bytes
     if unpacked > allowed:
         reject(location, "archive", f"at most {allowed} bytes unpacked", f"{unpacked} bytes declared")
-    if unpacked > max(_ALWAYS_ALLOWED, limits.expansion * size):
+    if unpacked > max(limits.always_allowed, limits.expansion * size):
         got = f"{unpacked} bytes declared in a file of {size}"
         reject(location, "archive", f"at most {limits.expansion} times its size unpacked", got)
     file_format, folder = _format_and_folder(names, location=location)

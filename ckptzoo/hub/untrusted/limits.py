@@ -22,10 +22,12 @@ class Limits:
     pickle_bytes: int = 256 * 2**20
     """The pickle that holds the names and shapes, without the weights."""
     expansion: int = 200
-    """An archive that unpacks to more than 64 MiB may not be this many times smaller packed."""
+    """What becomes more than ``always_allowed`` bytes may not take this many times less in the file."""
     memory_bytes: int = 12 * 2**30
     """Address space of the reading process, above what its libraries take."""
     cpu_seconds: int = 300
     """Processor time of the reading process."""
     seconds: float = 600
     """Time on the wall until the reading process is killed."""
+    always_allowed: int = 64 * 2**20
+    """What may be unpacked or written out of any file."""

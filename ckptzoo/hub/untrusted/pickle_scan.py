@@ -361,3 +361,8 @@ def _reject_unsuitable(scan: PickleScan) -> None:
     if total > limits.tensor_bytes:
         got = f"{total} bytes from their shapes"
         reject(location, "tensors", f"at most {limits.tensor_bytes} bytes written out", got)
+    # a stride of 0 shows one number many times
+    stored = sum(storage.nbytes for storage in scan.storages.values())
+    if total > max(limits.always_allowed, limits.expansion * stored):
+        got = f"{total} bytes from their shapes, of {stored} stored"
+        reject(location, "tensors", f"at most {limits.expansion} times their storages written out", got)

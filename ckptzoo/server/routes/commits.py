@@ -1,24 +1,27 @@
 """One commit: its lines are read and its small files stored as they arrive, the rest is done in one transaction."""
 
 import base64
-import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from anyio import to_thread
+from anyio import CancelScope
 from starlette.responses import JSONResponse, Response
 
 from ckptzoo.server.errors import Refusal, no_entry
 from ckptzoo.server.names import checked_path
-from ckptzoo.server.request import AuthorizedRequest, digest_of, text_of
+from ckptzoo.server.request import AuthorizedRequest, digest_of, integer_of, parsed_json, text_of
+from ckptzoo.server.routes.discussions import charge
 from ckptzoo.server.store import repositories
 from ckptzoo.server.store.commits import PULLS, Commit, History
+from ckptzoo.server.store.database import ROW_BYTES
 from ckptzoo.server.store.discussions import Discussions, StoredDiscussion
-from ckptzoo.server.store.git_objects import Changes, File, Trees
+from ckptzoo.server.store.git_objects import Changes, File, Trees, is_pointer
 
 _MAX_TITLE, _MAX_PULL_TITLE, _MAX_DESCRIPTION = 1000, 200, 65536
 """Characters; what is longer is cut."""
+_UNKNOWN_SIZE = -1
+"""The size of a large file until it is looked up."""
 
 
 @dataclass
@@ -29,16 +32,32 @@ class _Proposal:
     description: str = ""
     parent: str | None = None
     operations: list[tuple[str, str, File | None]] = field(default_factory=list)
+    stored_bytes: int = 0
 
 
 async def commit(request: AuthorizedRequest) -> Response:
     """Make a commit on a branch or a pull request, or open a pull request with it."""
     proposal = _Proposal()
-    async for line in _lines(request):
-        await to_thread.run_sync(_add_line, request, proposal, line)
-    if proposal.title is None:
-        raise Refusal(400, "Commit: expected a header line, got none.")
-    return await to_thread.run_sync(_commit, request, proposal)
+    try:
+        async for line in _lines(request):
+            await request.in_thread(_add_line, request, proposal, line)
+        if proposal.title is None:
+            raise Refusal(400, "Commit: expected a header line, got none.")
+        return await request.in_thread(_commit, request, proposal)
+    finally:
+        if proposal.stored_bytes and request.contributor:
+            with CancelScope(shield=True):  # also where the client goes away
+                await request.in_thread(_charge, request, proposal)
+
+
+def _charge(request: AuthorizedRequest, proposal: _Proposal) -> None:
+    """Count the small files that were stored, whether the commit was made or not."""
+    quotas = request.service.quotas
+    try:
+        with request.service.database.writing() as connection:
+            quotas.charge(connection, request.contributor, proposal.stored_bytes)
+    finally:
+        quotas.end(request.contributor, proposal.stored_bytes)
 
 
 async def _lines(request: AuthorizedRequest) -> AsyncIterator[bytes]:
@@ -46,6 +65,8 @@ async def _lines(request: AuthorizedRequest) -> AsyncIterator[bytes]:
     limits, unfinished, total = request.service.limits, bytearray(), 0
     async for data in request.http_request.stream():
         total += len(data)
+        # while a line is incomplete; bytes of complete ones go on to the disk
+        request.memory.hold(len(unfinished) + len(data))
         unfinished += data
         lines: list[bytearray] = []
         # splitting only where a line ends keeps a long line linear in its length
@@ -63,10 +84,10 @@ async def _lines(request: AuthorizedRequest) -> AsyncIterator[bytes]:
 def _add_line(request: AuthorizedRequest, proposal: _Proposal, line: bytes) -> None:
     """Check one line and add it to the proposal; a small file in it is stored."""
     try:
-        item = json.loads(line)
+        item = parsed_json(line)
         key, value = item["key"], item["value"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise Refusal(400, "Commit: expected lines of JSON with a key and a value.") from None
+    except (ValueError, KeyError, TypeError):
+        raise Refusal(400, "Commit: expected lines of JSON in Unicode with a key and a value.") from None
     if not isinstance(value, dict):
         raise Refusal(400, "Commit: expected an object as value.")
     if key == "header":
@@ -74,22 +95,26 @@ def _add_line(request: AuthorizedRequest, proposal: _Proposal, line: bytes) -> N
         proposal.description = text_of(value, "description", "")[:_MAX_DESCRIPTION]
         proposal.parent = value.get("parentCommit") and text_of(value, "parentCommit")
         return
-    if len(proposal.operations) >= request.service.limits.commit_files:
-        raise Refusal(413, f"Commit: expected at most {request.service.limits.commit_files} operations.")
+    limits = request.service.limits
+    limit = limits.contributor_files if request.contributor else limits.commit_files
+    if len(proposal.operations) >= limit:
+        raise Refusal(413, f"Commit: expected at most {limit} operations.")
     path = text_of(value, "path")
     # huggingface_hub ends the path of a folder with a slash
     checked_path(path.rstrip("/") if key == "deletedFolder" else path)
     file: File | None = None
     if key == "file":
-        file = _store_small(request, value)
+        file = _store_small(request, proposal, value)
     elif key == "lfsFile":
-        file = File.apart(digest_of(value, "oid"), -1)  # its size is looked up when the commit is made
+        # without a size, that of the bytes, which is looked up when the commit is made
+        size = integer_of(value, "size") if value.get("size") is not None else _UNKNOWN_SIZE
+        file = File.apart(digest_of(value, "oid"), size)
     elif key not in ("deletedFile", "deletedFolder"):
         raise Refusal(400, f"Commit: expected file, lfsFile, deletedFile or deletedFolder, got {str(key)[:100]!r}.")
     proposal.operations.append((str(key), path.rstrip("/"), file))
 
 
-def _store_small(request: AuthorizedRequest, value: dict[str, Any]) -> File:
+def _store_small(request: AuthorizedRequest, proposal: _Proposal, value: dict[str, Any]) -> File:
     """Store the bytes of a small file; a commit that fails leaves a blob that no tree names."""
     content = text_of(value, "content")
     try:
@@ -97,6 +122,11 @@ def _store_small(request: AuthorizedRequest, value: dict[str, Any]) -> File:
         data = base64.b64decode(content, validate=True) if value.get("encoding") == "base64" else content.encode()
     except ValueError:
         raise Refusal(400, "content: expected base64 or text.") from None
+    if is_pointer(data):
+        step = "Send the file that it stands for; git lfs pull fetches it."
+        raise Refusal(400, f"{text_of(value, 'path')}: expected a file, got the text of a Git LFS pointer. {step}")
+    request.service.quotas.take(request.contributor, len(data))
+    proposal.stored_bytes += len(data)
     request.service.blobs.add(data)
     return File.small(data)
 
@@ -104,13 +134,16 @@ def _store_small(request: AuthorizedRequest, value: dict[str, Any]) -> File:
 def _commit(request: AuthorizedRequest, proposal: _Proposal) -> Response:
     revision, new_pull = request.piece("revision"), request.is_set("create_pr")
     with request.service.database.writing() as connection:
-        history, trees = History(connection, request.repository.id), Trees(connection)
+        history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
         discussions = Discussions(connection, request.repository.id)
         ref = history.writable(revision)
         head = history.resolve(ref)
-        base = history.resolve(proposal.parent) if new_pull and proposal.parent else head
+        base = _base(history, head, proposal.parent) if new_pull and proposal.parent else head
         pull = None
         if new_pull:
+            request.service.quotas.check_discussions(connection, request.contributor)
+            if ref.startswith(PULLS):
+                raise Refusal(400, f"Pull request: expected a branch as target, got {ref}.")
             pull = discussions.create(
                 title=(proposal.title or "")[:_MAX_PULL_TITLE],
                 author=request.user,
@@ -130,11 +163,21 @@ def _commit(request: AuthorizedRequest, proposal: _Proposal) -> Response:
         history.point(ref if pull is None else pull.ref, oid)
         if pull is not None:
             discussions.note(pull.number, "commit", author, {"subject": title, "oid": oid})
+            commit_bytes = ROW_BYTES + len(proposal.description.encode())
+            charge(request, connection, discussions, pull.number, trees.written_bytes + commit_bytes)
     # the keys that huggingface_hub reads are commitOid, commitUrl and pullRequestUrl
     content = {"success": True, "commitOid": oid, "commitUrl": f"{request.address}/commit/{oid}", "hookOutput": ""}
     if new_pull and pull is not None:
         content["pullRequestUrl"] = f"{request.address}/discussions/{pull.number}"
     return JSONResponse(content)
+
+
+def _base(history: History, head: Commit, parent: str) -> Commit:
+    """The commit that a new pull request starts from, which its target has to have."""
+    base = history.resolve(parent)
+    if not history.reaches(head.oid, base.oid):
+        raise Refusal(412, f"Expected a parent that the target has, such as {head.oid}, got {base.oid}.")
+    return base
 
 
 def _check_access(request: AuthorizedRequest, pull: StoredDiscussion | None) -> None:
@@ -147,8 +190,12 @@ def _check_access(request: AuthorizedRequest, pull: StoredDiscussion | None) -> 
 
 def _changes(request: AuthorizedRequest, proposal: _Proposal, base: Commit, trees: Trees) -> Changes:
     changes: Changes = {}
+    deleted_folders: set[str] = set()
     for key, path, file in proposal.operations:
         if key == "deletedFolder":
+            if path in deleted_folders:
+                continue
+            deleted_folders.add(path)
             node = trees.find(base.tree, path)
             if node is None or not node.folder:
                 raise no_entry(path)
@@ -161,15 +208,17 @@ def _changes(request: AuthorizedRequest, proposal: _Proposal, base: Commit, tree
         else:
             assert file is not None
             if file.large:
-                file = _given_file(request, file.sha256, path, trees)
+                file = _given_file(request, file, path, trees)
             trees.add_file(file)
             changes[path] = file.oid
     return changes
 
 
-def _given_file(request: AuthorizedRequest, sha256: str, path: str, trees: Trees) -> File:
-    """A large file, which must have been uploaded to this repository."""
-    size = repositories.given(trees.connection, request.repository.id, sha256)
+def _given_file(request: AuthorizedRequest, named: File, path: str, trees: Trees) -> File:
+    """A large file, which must have been uploaded to this repository and have the size that the client says."""
+    size = repositories.given(trees.connection, request.repository.id, named.sha256)
     if size is None:
-        raise Refusal(400, f"{path}: expected content that was uploaded to this repository, {sha256} was not.")
-    return File.apart(sha256, size)
+        raise Refusal(400, f"{path}: expected content that was uploaded to this repository, {named.sha256} was not.")
+    if named.size not in (_UNKNOWN_SIZE, size):
+        raise Refusal(400, f"{path}: expected {size} bytes, as was uploaded, got {named.size}.")
+    return File.apart(named.sha256, size)

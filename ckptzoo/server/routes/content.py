@@ -1,7 +1,8 @@
 """What a repository holds: its folders, what is known of paths, the bytes of files."""
 
 import base64
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -11,6 +12,7 @@ from ckptzoo.server.errors import Refusal, no_entry
 from ckptzoo.server.names import checked_path, decoded
 from ckptzoo.server.request import AuthorizedRequest
 from ckptzoo.server.responses import file_response
+from ckptzoo.server.store import repositories
 from ckptzoo.server.store.commits import Commit, History
 from ckptzoo.server.store.git_objects import Node, Trees, position
 
@@ -20,12 +22,12 @@ def tree(request: AuthorizedRequest) -> Response:
     path = request.piece("path")
     if path:
         checked_path(path)
-    expand, recursive = request.is_set("expand"), request.is_set("recursive")
+    expand, recursive = request.expands, request.is_set("recursive")
     limits = request.service.limits
     size = request.query_number("limit", limits.page, limits.page)
     size = min(size, limits.small_page) if expand else size
     with request.service.database.reading() as connection:
-        history, trees = History(connection, request.repository.id), Trees(connection)
+        history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
         commit = history.resolve(request.piece("revision"))
         root = trees.find(commit.tree, path)
         if root is None or not root.folder:
@@ -37,7 +39,8 @@ def tree(request: AuthorizedRequest) -> Response:
                 has_more = True
                 break
             page.append(item)
-        content = _entries(page, trees, history, commit if expand else None)
+        last = _last_commits(request, [path for path, _ in page], trees, history, commit) if expand else {}
+        content = _entries(page, trees, last)
     headers = {"X-Repo-Commit": commit.oid}
     if has_more:
         cursor = base64.urlsafe_b64encode(position(*page[-1])).decode()
@@ -51,17 +54,18 @@ def tree(request: AuthorizedRequest) -> Response:
 
 def paths_info(request: AuthorizedRequest) -> Response:
     """What is known of some paths; those that do not exist are left out."""
-    form = request.form()
+    form = request.form
     paths = form.get("paths", [])
     if len(paths) > request.service.limits.batch_files:
         raise Refusal(413, f"paths: expected at most {request.service.limits.batch_files}, got {len(paths)}.")
     with request.service.database.reading() as connection:
-        history, trees = History(connection, request.repository.id), Trees(connection)
+        history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
         commit = history.resolve(request.piece("revision"))
         nodes = [(path, trees.find(commit.tree, path)) for path in dict.fromkeys(paths) if path]
-        expand = form.get("expand", [""])[0].lower() in ("1", "true")
         existing = [(path, node) for path, node in nodes if node is not None]
-        content = _entries(existing, trees, history, commit if expand else None)
+        found = [path for path, _ in existing]
+        last = _last_commits(request, found, trees, history, commit) if request.expands else {}
+        content = _entries(existing, trees, last)
     return JSONResponse(content, headers={"X-Repo-Commit": commit.oid})
 
 
@@ -70,7 +74,7 @@ def resolve(request: AuthorizedRequest) -> Response:
     revision, path = request.piece("revision"), checked_path(request.piece("path"))
     service = request.service
     with service.database.reading() as connection:
-        history, trees = History(connection, request.repository.id), Trees(connection)
+        history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
         commit = history.resolve(revision)
         node = trees.find(commit.tree, path)
         # huggingface_hub names the snapshot folder by it, and refuses a file without it
@@ -82,7 +86,9 @@ def resolve(request: AuthorizedRequest) -> Response:
         # Never as HTML or the like, whatever the file's ending.
         text = "text/plain; charset=utf-8"
         return file_response(request.http_request, service.blobs.path(file.sha256), file.oid, headers, text)
-    fields = {"commit": commit.oid, "name": path.split("/")[-1]}
+    fields = {"commit": commit.oid, "name": path.split("/")[-1], "repository": request.repository.id}
+    if request.caller is not None:
+        fields["member"] = 1
     query = service.signer.query(f"read {file.sha256}", fields)
     target = f"{service.blobs_url or request.origin}/_blobs/{file.sha256}?{query}"
     # Clients read digest and size off the redirect, before they follow it.
@@ -94,6 +100,10 @@ def blob(request: AuthorizedRequest) -> Response:
     """The bytes of a large file, for whoever has its signed address."""
     sha256 = request.raw_pieces["sha256"]
     fields = request.service.signer.check(f"read {sha256}", request.query)
+    with request.service.database.reading() as connection:
+        repository = repositories.by_id(connection, int(fields["repository"]))
+    if repository is None or (repository.private and "member" not in fields):
+        raise Refusal(403, "The address is no longer good: its repository was hidden or removed.")
     path = request.service.blobs.path(sha256)
     headers = {
         "X-Repo-Commit": fields["commit"],
@@ -112,17 +122,14 @@ def _cursor(text: str) -> bytes:
         raise Refusal(400, "cursor: expected one that the server gave.") from None
 
 
-def _entries(
-    items: Iterable[tuple[str, Node]], trees: Trees, history: History, expand: Commit | None
-) -> list[dict[str, Any]]:
-    items = list(items)
-    last = {} if expand is None else _last_commits([path for path, _ in items], trees, history, expand)
+def _entries(items: Sequence[tuple[str, Node]], trees: Trees, last: Mapping[str, Commit]) -> list[dict[str, Any]]:
     content: list[dict[str, Any]] = []
+    files = trees.files(node.oid for _, node in items if not node.folder)
     for path, node in items:
         if node.folder:
             entry: dict[str, Any] = {"type": "directory", "oid": node.oid, "size": 0, "path": path}
         else:
-            file = trees.file(node.oid)
+            file = files[node.oid]
             entry = {"type": "file", "oid": file.oid, "size": file.size, "path": path}
             if file.large:
                 entry["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": file.pointer_size}
@@ -133,17 +140,19 @@ def _entries(
     return content
 
 
-def _last_commits(paths: Iterable[str], trees: Trees, history: History, head: Commit) -> dict[str, Commit]:
-    """For each path, the last commit that changed it, back along the first parents."""
+def _last_commits(
+    request: AuthorizedRequest, paths: Iterable[str], trees: Trees, history: History, head: Commit
+) -> dict[str, Commit]:
+    """For each path, the last commit that changed it, back along the first parents; those found in time."""
     last: dict[str, Commit] = {}
     remaining, commit = set(paths), head
-    while remaining:
+    end = time.monotonic() + request.service.limits.expand_seconds
+    while remaining and time.monotonic() < end and not request.gone.is_set():
         parent = next(iter(history.parents(commit.oid)), None)
         before = None if parent is None else history.commit(parent)
-        for path in sorted(remaining):
-            if before is None or trees.find(before.tree, path) != trees.find(commit.tree, path):
-                last[path] = commit
-                remaining.discard(path)
+        changed = list(trees.differing(None if before is None else before.tree, commit.tree, remaining))
+        last.update(dict.fromkeys(changed, commit))
+        remaining.difference_update(changed)
         if before is None:
             break
         commit = before

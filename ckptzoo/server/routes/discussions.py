@@ -1,5 +1,6 @@
 """Discussions and pull requests: list, open, comment, change, merge."""
 
+import sqlite3
 from dataclasses import asdict
 from typing import Any
 
@@ -7,13 +8,15 @@ from starlette.responses import JSONResponse, Response
 
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.request import AuthorizedRequest, text_of
-from ckptzoo.server.store.commits import MAIN, History, diff, merge
+from ckptzoo.server.store.commits import MAIN, PULLS, History, diff, merge
 from ckptzoo.server.store.discussions import CHANGEABLE, Discussions, Event, StoredDiscussion
 from ckptzoo.server.store.git_objects import Trees
 
 _MAX_TEXT = 65536
 """Characters of a description or a comment."""
-_SHOWN_CONFLICTS = 20
+_SHOWN_CONFLICTS, _SHOWN_OID = 20, 40
+_MERGE_SECONDS = 2.0
+"""How long conflicts are looked for before anybody merges."""
 
 
 def listing(request: AuthorizedRequest) -> Response:
@@ -28,7 +31,7 @@ def listing(request: AuthorizedRequest) -> Response:
         and query.get("status", "all") in ("all", "closed" if item.status in ("closed", "merged") else "open")
         and query.get("author", item.author) == item.author
     ]
-    start = (min(int(query["p"]), 10**9) if query.get("p", "").isdigit() else 0) * size
+    start = request.page() * size
     page = [_summary(request, item) for item in matching[start : start + size]]
     # huggingface_hub asks for pages until start and their lengths reach count
     return JSONResponse({"discussions": page, "count": len(matching), "start": start, "numClosedDiscussions": 0})
@@ -39,6 +42,7 @@ def create(request: AuthorizedRequest) -> Response:
     body = request.json()
     title, text = _title(body), text_of(body, "description", "")[:_MAX_TEXT]
     with request.service.database.writing() as connection:
+        request.service.quotas.check_discussions(connection, request.contributor)
         discussions = Discussions(connection, request.repository.id)
         if body.get("pullRequest"):
             history = History(connection, request.repository.id)
@@ -50,6 +54,7 @@ def create(request: AuthorizedRequest) -> Response:
             history.point(discussion.ref, base)
         else:
             discussion = discussions.create(title=title, author=request.user, description=text)
+        charge(request, connection, discussions, discussion.number)
     return JSONResponse({"num": discussion.number, "url": f"{request.address}/discussions/{discussion.number}"})
 
 
@@ -61,17 +66,25 @@ def details(request: AuthorizedRequest) -> Response:
         events = [_event(item) for item in discussions.events(discussion.number)]
         content = {**_summary(request, discussion), "events": events}
         if discussion.target is not None and discussion.base is not None:
-            history, trees = History(connection, request.repository.id), Trees(connection)
+            history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
             base, proposed = history.resolve(discussion.base).tree, history.resolve(discussion.ref).tree
-            conflicts: tuple[str, ...] = ()
+            conflicts: list[str] | bool = []
             if discussion.status in ("draft", "open"):
-                conflicts = merge(trees, base, history.resolve(discussion.target).tree, proposed).conflicts
+                conflicts = _conflicts(trees, base, history.resolve(discussion.target).tree, proposed)
             merged = {} if discussion.merged is None else {"mergeCommitId": discussion.merged}
             changes = {"base": discussion.target, **merged}
-            content.update(changes=changes, filesWithConflicts=list(conflicts))
+            content.update(changes=changes, filesWithConflicts=conflicts)
             if request.is_set("diff"):
-                content["diff"] = diff(trees, request.service.blobs, base, proposed)
+                content["diff"] = diff(trees, request.service.blobs, base, proposed, is_abandoned=request.gone.is_set)
     return JSONResponse(content)
+
+
+def _conflicts(trees: Trees, base: str, target: str, proposed: str) -> list[str] | bool:
+    """The files with conflicts; True, as the hub has it, where it would take too long to find them."""
+    try:
+        return list(merge(trees, base, target, proposed, seconds=_MERGE_SECONDS).conflicts)
+    except Refusal:
+        return True
 
 
 def comment(request: AuthorizedRequest) -> Response:
@@ -79,7 +92,9 @@ def comment(request: AuthorizedRequest) -> Response:
     text = text_of(request.json(), "comment")[:_MAX_TEXT]
     with request.service.database.writing() as connection:
         discussions = Discussions(connection, request.repository.id)
-        event = discussions.comment(discussions.get(request.path_number("number")).number, request.user, text)
+        number = discussions.get(request.path_number("number")).number
+        event = discussions.comment(number, request.user, text)
+        charge(request, connection, discussions, number)
     return JSONResponse({"newMessage": _event(event)})
 
 
@@ -89,7 +104,7 @@ def edit_comment(request: AuthorizedRequest) -> Response:
 
 
 def hide_comment(request: AuthorizedRequest) -> Response:
-    """Hide a comment of the caller's own."""
+    """Hide a comment: callers that may write any, others their own."""
     return _edited(request, None)
 
 
@@ -98,7 +113,9 @@ def rename(request: AuthorizedRequest) -> Response:
     title = _title(request.json())
     with request.service.database.writing() as connection:
         discussions = Discussions(connection, request.repository.id)
-        event = discussions.rename(_editable(request, discussions), request.user, title)
+        discussion = _editable(request, discussions)
+        event = discussions.rename(discussion, request.user, title)
+        charge(request, connection, discussions, discussion.number)
     return JSONResponse({"newTitle": _event(event)})
 
 
@@ -113,22 +130,39 @@ def change_status(request: AuthorizedRequest) -> Response:
         discussion = _editable(request, discussions)
         if discussion.status == "merged":
             raise Refusal(400, f"Pull request {discussion.number}: expected one that is not merged.")
+        if discussion.status == "closed" and status != "closed":
+            request.service.quotas.check_discussions(connection, request.contributor)
         if text:
             discussions.comment(discussion.number, request.user, text)
         event = discussions.set_status(discussion.number, request.user, status)
+        if status != "closed":  # a full one may be closed
+            charge(request, connection, discussions, discussion.number)
     return JSONResponse({"newStatus": _event(event)})
 
 
 def merge_pull(request: AuthorizedRequest) -> Response:
-    """Merge a pull request into its target, as one commit with two parents."""
-    text = text_of(request.json(), "comment", "")[:_MAX_TEXT]
+    """Merge a pull request into its target, as one commit with two parents.
+
+    A body may name the commits that were reviewed: ``expectedHead``, the last one of the pull request, and
+    ``expectedTarget``, that of its target. Where one has moved, nothing is merged (412). The hub knows neither; the
+    answer repeats them as ``head`` and ``target``, so that clients can tell.
+    """
+    body = request.json()
+    text = text_of(body, "comment", "")[:_MAX_TEXT]
     with request.service.database.writing() as connection:
         discussions = Discussions(connection, request.repository.id)
-        history, trees = History(connection, request.repository.id), Trees(connection)
+        history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
         pull = discussions.get(request.path_number("number"))
         if pull.target is None or pull.base is None or pull.status != "open":
             raise Refusal(400, f"Pull request {pull.number}: expected an open one, it is {pull.status}.")
+        if pull.target.startswith(PULLS):
+            raise Refusal(400, f"Pull request {pull.number}: expected a branch as target, got {pull.target}.")
         head, proposed = history.resolve(pull.target), history.resolve(pull.ref)
+        for name, commit in (("expectedHead", proposed), ("expectedTarget", head)):
+            expected = text_of(body, name, commit.oid)
+            if expected != commit.oid:
+                message = f"A commit has happened since. {name}: expected {commit.oid}, got {expected[:_SHOWN_OID]}."
+                raise Refusal(412, f"Pull request {pull.number}: {message}")
         merged = merge(trees, history.resolve(pull.base).tree, head.tree, proposed.tree)
         if merged.conflicts:
             shown = ", ".join(merged.conflicts[:_SHOWN_CONFLICTS])
@@ -142,7 +176,30 @@ def merge_pull(request: AuthorizedRequest) -> Response:
             discussions.comment(pull.number, request.user, text)
         discussions.set_merged(pull.number, oid)
         discussions.set_status(pull.number, request.user, "merged")
-    return JSONResponse({"mergeCommitId": oid})
+    return JSONResponse({"mergeCommitId": oid, "head": proposed.oid, "target": head.oid})
+
+
+def charge(
+    request: AuthorizedRequest,
+    connection: sqlite3.Connection,
+    discussions: Discussions,
+    number: int,
+    more_bytes: int = 0,
+) -> None:
+    """Charge a contributor for what was written, before the transaction ends.
+
+    Raises
+    ------
+    Refusal
+        With status 413: it is more than a discussion or the contributor's quota has room for.
+    """
+    if not request.contributor:
+        return
+    limit, size = request.service.limits.discussion_bytes, discussions.size(number, request.user)
+    if size > limit:
+        expected = f"expected at most {limit} bytes of {request.user}, got {size}"
+        raise Refusal(413, f"Discussion {number}: {expected}. Open another one.")
+    request.service.quotas.charge_rows(connection, request.contributor, discussions.written_bytes + more_bytes)
 
 
 def _title(body: dict[str, Any]) -> str:
@@ -156,7 +213,12 @@ def _title(body: dict[str, Any]) -> str:
 def _edited(request: AuthorizedRequest, text: str | None) -> Response:
     with request.service.database.writing() as connection:
         discussions = Discussions(connection, request.repository.id)
-        event = discussions.edit(request.path_number("number"), request.piece("comment"), request.user, text)
+        number, versions = request.path_number("number"), request.service.limits.comment_versions
+        moderates = text is None and request.may("write")
+        event = discussions.edit(
+            number, request.piece("comment"), request.user, text, versions=versions, moderates=moderates
+        )
+        charge(request, connection, discussions, number)
     return JSONResponse({"updatedComment": _event(event)})
 
 

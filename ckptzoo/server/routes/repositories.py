@@ -18,6 +18,8 @@ from ckptzoo.server.store.repositories import Repository
 
 _MAX_NUMBER = 10**9
 """The largest page or offset that a query may ask for."""
+_LISTED_BYTES = 100
+"""About what the answer about a revision says of a file besides its path."""
 
 
 def create(request: AuthorizedRequest) -> Response:
@@ -88,7 +90,7 @@ def listing(request: AuthorizedRequest) -> Response:
                 continue
             if not all(word in repository.name.lower() for word in words):
                 continue
-            history, trees = History(connection, repository.id), Trees(connection)
+            history, trees = History(connection, repository.id), Trees(connection, repository.id)
             description = _describe(request, repository, history.resolve(MAIN), trees)
             if required_tags <= set(description["tags"]):
                 matching.append(description)
@@ -103,18 +105,52 @@ def listing(request: AuthorizedRequest) -> Response:
     return JSONResponse(matching[start : start + limit], headers=headers)
 
 
-def info(request: AuthorizedRequest) -> Response:
-    """What a repository is at a revision, and the names of all its files."""
+def owned(request: AuthorizedRequest) -> Response:
+    """The repositories of an organisation, or of the caller, with the bytes of their files on the main branch."""
+    namespace = request.piece("namespace") or request.user
+    found: list[dict[str, Any]] = []
     with request.service.database.reading() as connection:
-        history, trees = History(connection, request.repository.id), Trees(connection)
+        for kind in KINDS.values():
+            for repository in repositories.listed(connection, kind):
+                if repository.name.split("/")[0] != namespace:
+                    continue
+                commit = History(connection, repository.id).resolve(MAIN)
+                trees = Trees(connection, repository.id)
+                oids = [node.oid for _, node in trees.walk(commit.tree) if not node.folder]
+                sizes = {oid: file.size for oid, file in trees.files(oids).items()}
+                content = {
+                    "id": repository.name,
+                    "type": kind,
+                    "updatedAt": commit.date,
+                    "visibility": "private" if repository.private else "public",
+                    "storage": sum(sizes[oid] for oid in oids),
+                }
+                found.append(content)
+    total = sum(item["storage"] for item in found)
+    for item in found:
+        item["storagePercent"] = 100 * item["storage"] / total if total else 0.0
+    return JSONResponse(found)
+
+
+def info(request: AuthorizedRequest) -> Response:
+    """What a repository is at a revision, and the names of all its files, unless there are very many."""
+    with request.service.database.reading() as connection:
+        history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
         commit = history.resolve(request.piece("revision") or MAIN)
         content = _describe(request, request.repository, commit, trees)
+        oid_of_path: dict[str, str] = {}
+        room = request.service.limits.listed_bytes
+        for path, node in trees.walk(commit.tree):
+            room -= len(path) + _LISTED_BYTES
+            if room < 0:
+                return JSONResponse(content)
+            if not node.folder:
+                oid_of_path[path] = node.oid
         siblings: list[dict[str, Any]] = []
         used_bytes = 0
-        for path, node in trees.walk(commit.tree):
-            if node.folder:
-                continue
-            file = trees.file(node.oid)
+        files = trees.files(oid_of_path.values())
+        for path, oid in oid_of_path.items():
+            file = files[oid]
             used_bytes += file.size
             sibling: dict[str, Any] = {"rfilename": path}
             if request.is_set("blobs"):
@@ -195,9 +231,7 @@ def refs(request: AuthorizedRequest) -> Response:
 
 def commits(request: AuthorizedRequest) -> Response:
     """A page of the commits before a revision, the last first."""
-    size, page = request.service.limits.small_page, 0
-    if request.query.get("p", "").isdigit():
-        page = min(int(request.query["p"]), _MAX_NUMBER)
+    size, page = request.service.limits.small_page, request.page()
     with request.service.database.reading() as connection:
         history = History(connection, request.repository.id)
         head = history.resolve(request.piece("revision"))

@@ -3,14 +3,16 @@
 import base64
 import codecs
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
 from typing import Any
 
-from anyio import to_thread
 from starlette.responses import JSONResponse, Response
 
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.names import checked_path
+from ckptzoo.server.quotas import over_quota
 from ckptzoo.server.request import AuthorizedRequest, digest_of, integer_of, list_of, text_of
 from ckptzoo.server.store import repositories
 from ckptzoo.server.store.blobs import Arriving
@@ -27,7 +29,7 @@ def preupload(request: AuthorizedRequest) -> Response:
     """For each file: whether it is sent within the commit or apart (LFS), and what is at its path already."""
     body = request.json()
     with request.service.database.reading() as connection:
-        trees = Trees(connection)
+        trees = Trees(connection, request.repository.id)
         commit = History(connection, request.repository.id).resolve(request.piece("revision"))
         answer: list[dict[str, Any]] = []
         for file in list_of(body, "files", request.service.limits.batch_files):
@@ -71,20 +73,26 @@ def batch(request: AuthorizedRequest) -> Response:
     objects = list_of(body, "objects", limits.batch_files)
     request.service.blobs.sweep(limits.address_seconds)
     # a transfer that huggingface_hub offers beside the basic one of Git LFS
-    in_parts = "multipart" in (body.get("transfers") or ())
+    transfers = body.get("transfers")
+    in_parts = isinstance(transfers, list) and "multipart" in transfers
     files = [(digest_of(item, "oid"), integer_of(item, "size")) for item in objects]
     with request.service.database.reading() as connection:
         given = {sha256: repositories.given(connection, request.repository.id, sha256) for sha256, _ in files}
     answer: list[dict[str, Any]] = []
-    for sha256, size in files:
+    room = request.service.quotas.room(request.contributor)
+    step = _part_bytes(request, [size for sha256, size in set(files) if given[sha256] is None])
+    for sha256, size in dict.fromkeys(files):
         entry: dict[str, Any] = {"oid": sha256, "size": size}
-        parts = -(-size // limits.part_bytes)
+        parts = -(-size // step)
         if size > limits.file_bytes or parts > limits.parts:
             entry["error"] = {"code": 413, "message": f"size: expected at most {limits.file_bytes}, got {size}."}
+        elif given[sha256] is not None and given[sha256] != size:
+            entry["error"] = {"code": 422, "message": f"size: expected {given[sha256]}, got {size}."}
+        elif given[sha256] is None and room is not None and size > room:
+            entry["error"] = {"code": 413, "message": over_quota(request.contributor, room, size).message}
         elif given[sha256] is None:
-            upload = (
-                _in_parts(request, sha256, size, parts) if in_parts and parts > 1 else _whole(request, sha256, size)
-            )
+            room = None if room is None else room - size
+            upload = _in_parts(request, sha256, size, step) if in_parts and parts > 1 else _whole(request, sha256, size)
             verify = f"{request.address}.git/info/lfs/verify"
             entry["actions"] = {"upload": upload, "verify": {"href": verify}}
             entry["authenticated"] = True
@@ -94,23 +102,34 @@ def batch(request: AuthorizedRequest) -> Response:
     return JSONResponse({"transfer": transfer, "objects": answer}, media_type=_LFS)
 
 
+def _part_bytes(request: AuthorizedRequest, sizes: list[int]) -> int:
+    """The size of parts with which all files of one answer together have a bounded number of them."""
+    limits = request.service.limits
+    large = [size for size in sizes if size > limits.part_bytes]
+    # every file has one part more than size / step at the most
+    return max(limits.part_bytes, -(-sum(large) // max(limits.batch_parts - len(large), 1)))
+
+
 def _header(entry: dict[str, Any]) -> dict[str, str]:
     return entry.get("actions", {}).get("upload", {}).get("header", {})
 
 
 def _whole(request: AuthorizedRequest, sha256: str, size: int) -> dict[str, Any]:
-    query = request.service.signer.query(f"write {sha256}", {"repository": request.repository.id, "size": size})
+    fields = {"repository": request.repository.id, "size": size, "contributor": request.contributor}
+    query = request.service.signer.query(f"write {sha256}", fields)
     return {"href": f"{request.origin}/_uploads/{sha256}?{query}"}
 
 
-def _in_parts(request: AuthorizedRequest, sha256: str, size: int, parts: int) -> dict[str, Any]:
+def _in_parts(request: AuthorizedRequest, sha256: str, size: int, step: int) -> dict[str, Any]:
     """Addresses for every part, in the headers that huggingface_hub reads; all but the last have the same size."""
     # huggingface_hub reads chunk_size, and takes every header whose name is a number for the address of that part;
     # it refuses any other count of them than size / chunk_size, rounded up
-    step, upload = request.service.limits.part_bytes, request.service.blobs.begin_upload()
+    limit, parts = request.service.limits.contributor_uploads, -(-size // step)
+    upload = request.service.blobs.begin_upload(request.contributor, limit)
     header = {"chunk_size": str(step)}
     for number in range(1, parts + 1):
         fields = {"upload": upload, "number": number, "size": min(step, size - (number - 1) * step)}
+        fields["contributor"] = request.contributor
         query = request.service.signer.query(f"part {sha256}", fields)
         header[str(number)] = f"{request.origin}/_uploads/{sha256}/part?{query}"
     fields = {"upload": upload, "parts": parts, "repository": request.repository.id, "size": size}
@@ -122,17 +141,19 @@ async def receive(request: AuthorizedRequest) -> Response:
     """Receive a whole file; 200 is answered once it is on the disk and is what was announced."""
     sha256, service = request.raw_pieces["sha256"], request.service
     fields = service.signer.check(f"write {sha256}", request.query)
-    size = int(fields["size"])
-    arriving = await to_thread.run_sync(service.blobs.arrive, size)
-    await _receive_body(request, arriving, size)
+    size, contributor = int(fields["size"]), fields.get("contributor", "")
 
-    def keep() -> None:
+    def keep(arriving: Arriving) -> None:
         """Put the bytes in place and give them to the repository."""
         service.blobs.keep(arriving, sha256, size)
         with service.database.writing() as connection:
             repositories.give(connection, int(fields["repository"]), sha256, size)
+            service.quotas.charge(connection, contributor, size)
 
-    await to_thread.run_sync(keep)
+    async with _within_quota(request, contributor, size):
+        arriving = await request.in_thread(service.blobs.arrive, size)
+        await _receive_body(request, arriving, size)
+        await request.in_thread(keep, arriving)
     return Response(headers={"ETag": f'"{sha256}"'})
 
 
@@ -140,11 +161,31 @@ async def receive_part(request: AuthorizedRequest) -> Response:
     """Receive one part of a file."""
     service = request.service
     fields = service.signer.check(f"part {request.raw_pieces['sha256']}", request.query)
-    size = int(fields["size"])
-    arriving = await to_thread.run_sync(service.blobs.arrive_part, fields["upload"], size)
-    await _receive_body(request, arriving, size)
-    etag = await to_thread.run_sync(service.blobs.keep_part, arriving, int(fields["number"]), size)
+    size, contributor = int(fields["size"]), fields.get("contributor", "")
+
+    def keep(arriving: Arriving) -> str:
+        etag = service.blobs.keep_part(arriving, int(fields["number"]), size)
+        if contributor:
+            with service.database.writing() as connection:
+                service.quotas.charge(connection, contributor, size)
+        return etag
+
+    async with _within_quota(request, contributor, size):
+        arriving = await request.in_thread(service.blobs.arrive_part, fields["upload"], size)
+        await _receive_body(request, arriving, size)
+        etag = await request.in_thread(keep, arriving)
     return Response(headers={"ETag": f'"{etag}"'})
+
+
+@asynccontextmanager
+async def _within_quota(request: AuthorizedRequest, contributor: str, size: int) -> AsyncIterator[None]:
+    """Count the bytes while they arrive."""
+    quotas = request.service.quotas
+    await request.in_thread(quotas.take, contributor, size)
+    try:
+        yield
+    finally:
+        quotas.end(contributor, size)
 
 
 async def _receive_body(request: AuthorizedRequest, arriving: Arriving, size: int) -> None:
@@ -157,9 +198,9 @@ async def _receive_body(request: AuthorizedRequest, arriving: Arriving, size: in
         async for data in request.http_request.stream():
             buffer += data
             if len(buffer) >= _CHUNK_BYTES:
-                await to_thread.run_sync(arriving.write, bytes(buffer))
+                await request.in_thread(arriving.write, bytes(buffer))
                 buffer.clear()
-        await to_thread.run_sync(arriving.write, bytes(buffer))
+        await request.in_thread(arriving.write, bytes(buffer))
     # the client went away, the disk is full, or the server ends and cancels the task
     except BaseException:
         arriving.discard()
@@ -176,9 +217,14 @@ def join(request: AuthorizedRequest) -> Response:
     if digest_of(body, "oid") != sha256 or sorted(etags) != list(range(1, int(fields["parts"]) + 1)):
         raise Refusal(400, f"parts: expected 1 to {fields['parts']} of {sha256}.")
     ordered = [digest_of({"etag": etags[number]}, "etag") for number in sorted(etags)]
-    service.blobs.join(fields["upload"], ordered, sha256, size)
-    with service.database.writing() as connection:
-        repositories.give(connection, int(fields["repository"]), sha256, size)
+    repository = int(fields["repository"])
+    with service.database.reading() as connection:
+        is_given = repositories.given(connection, repository, sha256) == size
+    # a client whose answer was lost asks again, when the parts have been joined and removed
+    if not is_given:
+        service.blobs.join(fields["upload"], ordered, sha256, size)
+        with service.database.writing() as connection:
+            repositories.give(connection, repository, sha256, size)
     return JSONResponse({"success": True}, media_type=_LFS)
 
 

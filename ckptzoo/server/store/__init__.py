@@ -4,9 +4,11 @@
 
     blobs         bytes in files named by their sha256
     database      the tables; reads side by side, writes one after the other
+    migrations    databases of earlier versions
     git_objects   ids as git computes them; folders and files
     commits       commits, refs, three-way merges and diffs
     repositories  repositories, and which contents each was given
     discussions   discussions, pull requests and their events
+    usage         what contributors have taken up
     tokens        who may read, contribute and write
 """

@@ -4,6 +4,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,8 @@ class Arriving:
     def __init__(self, path: Path, limit: int) -> None:
         self.path, self.size, self._limit = path, 0, limit
         self._digest = hashlib.sha256()
-        self._file = path.open("xb")
+        # closed to other users of the machine: repositories may be private
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
     def write(self, data: bytes) -> None:
         """Append; more bytes than were announced are refused."""
@@ -73,8 +75,14 @@ class Blobs:
         self._blobs, self._incoming = root / "blobs", root / "incoming"
         for first in range(256):
             (self._blobs / f"{first:02x}").mkdir(parents=True, exist_ok=True)
+        self._uploads: dict[str, tuple[str, float]] = {}
+        """Uploads in parts that are under way, the oldest first: the contributor, and when they began."""
+        self._lock = threading.Lock()
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._incoming.mkdir()
+        # an earlier version let other users of the machine read them
+        for folder in (self._blobs, self._incoming):
+            folder.chmod(0o700)
         sync(self._blobs)
         sync(root)
 
@@ -118,17 +126,30 @@ class Blobs:
                 arriving.discard()
         return sha256
 
-    def begin_upload(self) -> str:
-        """Begin an upload in parts; returns its id."""
+    def begin_upload(self, contributor: str = "", limit: int = 0) -> str:
+        """Begin an upload in parts; returns its id. Where a contributor has ``limit`` of them, the oldest ends."""
         upload = secrets.token_hex(16)
-        (self._incoming / f"parts-{upload}").mkdir()
+        with self._lock:
+            begun = [name for name, (owner, _) in self._uploads.items() if contributor and owner == contributor]
+            for name in begun[: max(len(begun) + 1 - limit, 0)]:
+                self._end_upload(name)
+            self._uploads[upload] = contributor, time.time()
         return upload
+
+    def _end_upload(self, upload: str) -> None:
+        self._uploads.pop(upload, None)
+        shutil.rmtree(self._folder(upload), ignore_errors=True)
+
+    def _folder(self, upload: str) -> Path:
+        return self._incoming / f"parts-{upload}"
 
     def arrive_part(self, upload: str, limit: int) -> Arriving:
         """Begin a part of at most ``limit`` bytes."""
-        folder = self._incoming / f"parts-{upload}"
-        if not folder.is_dir():
-            raise Refusal(404, "Upload: expected one under way, got one that ended. Start it again.")
+        folder = self._folder(upload)
+        with self._lock:
+            if upload not in self._uploads:
+                raise Refusal(404, "Upload: expected one under way, got one that ended. Start it again.")
+            folder.mkdir(exist_ok=True)
         return Arriving(folder / secrets.token_hex(16), limit)
 
     def keep_part(self, arriving: Arriving, number: int, size: int) -> str:
@@ -143,11 +164,11 @@ class Blobs:
             arriving.discard()
 
     def join(self, upload: str, etags: list[str], sha256: str, size: int) -> None:
-        """Make the blob from all parts of an upload, in order; may be repeated."""
-        folder = self._incoming / f"parts-{upload}"
-        if self.path(sha256).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            return
+        """Make the blob from all parts of an upload, in order.
+
+        A blob that is stored already is no reason to leave parts out: whoever knows its digest alone may not have it.
+        """
+        folder = self._folder(upload)
         paths = [folder / f"{number}-{etag}" for number, etag in enumerate(etags, 1)]
         missing = [number for number, path in enumerate(paths, 1) if not path.is_file()]
         if missing:
@@ -160,16 +181,16 @@ class Blobs:
             self.keep(arriving, sha256, size)
         finally:
             arriving.discard()
-        shutil.rmtree(folder, ignore_errors=True)
+        with self._lock:
+            self._end_upload(upload)
 
     def sweep(self, seconds: float) -> None:
         """Remove uploads in parts to which nothing was added for ``seconds``."""
-        for folder in self._incoming.glob("parts-*"):
-            try:
-                if folder.stat().st_mtime < time.time() - seconds:
-                    shutil.rmtree(folder, ignore_errors=True)
-            except FileNotFoundError:  # it was joined meanwhile
-                continue
+        with self._lock:
+            for upload, (_, begun) in list(self._uploads.items()):
+                folder = self._folder(upload)
+                if (folder.stat().st_mtime if folder.is_dir() else begun) < time.time() - seconds:
+                    self._end_upload(upload)
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

@@ -1,8 +1,11 @@
 """Commits, the refs that point to them, three-way merges and diffs."""
 
 import difflib
+import json
+import re
 import sqlite3
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -17,7 +20,19 @@ _REACHED = """WITH RECURSIVE reached (oid) AS (
     SELECT ? UNION SELECT p.parent FROM reached r JOIN parents p ON p.child = r.oid)"""
 """A commit and everything before it."""
 _MAX_TEXT, _MAX_DIFF = 2**18, 2**22
-"""Bytes of a file that is shown in a diff, and characters of a diff."""
+"""Bytes of a file that is shown in a diff, and of a diff as JSON."""
+_MAX_COMPARISONS = 100_000
+"""Product of the numbers of lines on both sides up to which difflib, quadratic in it and worse, looks for common lines
+(about 0.3 s at the most)."""
+_TOO_LONG = "The diff is too long to be shown whole.\n"
+_CONTEXT = 3
+"""Lines around a change that a diff shows."""
+_HUNK = re.compile(r"^@@ -(\d+)((?:,\d+)?) \+(\d+)")
+"""The head of a hunk; every other line of a diff's body begins with a space, a plus or a minus."""
+_DIFF_SECONDS = 2.0
+"""How long a diff may take."""
+_MERGE_SECONDS = 30.0
+"""How long other writers wait for a merge."""
 
 
 def now() -> str:
@@ -132,6 +147,11 @@ class History:
             raise Refusal(409, f"Reference already exists: {name}")
         self.point(name, oid)
 
+    def reaches(self, head: str, oid: str) -> bool:
+        """Whether a commit is another one or comes before it."""
+        query = f"{_REACHED} SELECT 1 FROM reached WHERE oid = ?"
+        return self._connection.execute(query, (head, oid)).fetchone() is not None
+
     def parents(self, oid: str) -> list[str]:
         """The commits that a commit follows; the first is the one that it was made on."""
         rows = self._connection.execute("SELECT parent FROM parents WHERE child = ? ORDER BY position", (oid,))
@@ -164,27 +184,53 @@ class Merge:
     conflicts: tuple[str, ...]
 
 
-def merge(trees: Trees, base: str, target: str, proposed: str) -> Merge:
+def merge(trees: Trees, base: str, target: str, proposed: str, *, seconds: float = _MERGE_SECONDS) -> Merge:
     """Merge three ways, file by file: what ``proposed`` changed since ``base`` is applied to ``target``.
 
     Parameters
     ----------
     base, target, proposed : ids of folders.
+    seconds : how long it may take.
+
+    Raises
+    ------
+    Refusal
+        With status 413: it takes longer.
 
     Notes
     -----
     Contents are never mixed: a file that both sides changed, and not to the same, is a conflict.
     """
-    ours, theirs = trees.difference(base, target), trees.difference(base, proposed)
+    end = time.monotonic() + seconds
+    ours, theirs = trees.difference(base, target, end=end), trees.difference(base, proposed, end=end)
     conflicts = [path for path in theirs if path in ours and ours[path] != theirs[path]]
     return Merge({path: after for path, (_, after) in theirs.items()}, tuple(conflicts))
 
 
-def diff(trees: Trees, blobs: Blobs, before: str, after: str) -> str:
-    """The unified diff between two folders; large files are shown as their pointers, and a long diff is cut."""
+def diff(
+    trees: Trees,
+    blobs: Blobs,
+    before: str,
+    after: str,
+    *,
+    seconds: float = _DIFF_SECONDS,
+    is_abandoned: Callable[[], bool] = lambda: False,
+) -> str:
+    """The unified diff between two folders; large files are shown as their pointers, and a long diff is cut.
+
+    Parameters
+    ----------
+    before, after : ids of the folders.
+    seconds : after this long it is cut.
+    is_abandoned : asked between files; where true, the diff is cut.
+    """
     parts: list[str] = []
-    size = 0
-    for path, oids in trees.difference(before, after).items():
+    size, end = 0, time.monotonic() + seconds
+    try:
+        difference = trees.difference(before, after, end=end)
+    except Refusal:
+        return _TOO_LONG
+    for path, oids in difference.items():
         texts = [_text(trees, blobs, oid) for oid in oids]
         head = f"diff --git a/{path} b/{path}\n"
         if oids[0] is None:
@@ -195,15 +241,37 @@ def diff(trees: Trees, blobs: Blobs, before: str, after: str) -> str:
             body = f"Binary files a/{path} and b/{path} differ\n"
         else:
             names = ["/dev/null" if oid is None else f"{side}/{path}" for side, oid in zip("ab", oids, strict=True)]
-            old, new = texts[0].splitlines(), texts[1].splitlines()
-            lines = difflib.unified_diff(old, new, names[0], names[1], lineterm="")
-            body = "".join(f"{line}\n" for line in lines)
-        parts.append(head + body)
-        size += len(parts[-1])
-        if size > _MAX_DIFF:
-            parts.append("The diff is too long to be shown whole.\n")
+            body = _unified(texts[0].splitlines(), texts[1].splitlines(), names)
+        # as JSON, in which it is sent: line ends take two bytes there, control characters six
+        size += len(json.dumps(head + body, ensure_ascii=False).encode()) - 2
+        if size <= _MAX_DIFF:
+            parts.append(head + body)
+        if size > _MAX_DIFF or time.monotonic() > end or is_abandoned():
+            parts.append(_TOO_LONG)
             break
     return "".join(parts)
+
+
+def _unified(old: list[str], new: list[str], names: Sequence[str]) -> str:
+    """The unified diff of two texts: what difflib finds, or one change where it would look for too long."""
+    least = min(len(old), len(new))
+    start = next((at for at in range(least) if old[at] != new[at]), least)
+    end = next((at for at in range(least - start) if old[-1 - at] != new[-1 - at]), least - start)
+    removed, added = old[start : len(old) - end], new[start : len(new) - end]
+    if len(removed) * len(added) <= _MAX_COMPARISONS:
+        # difflib gets what differs with the context that it shows, and numbers lines from there
+        first, after = max(start - _CONTEXT, 0), max(end - _CONTEXT, 0)
+        parts = old[first : len(old) - after], new[first : len(new) - after]
+        lines = difflib.unified_diff(*parts, *names, n=_CONTEXT, lineterm="")
+        return "".join(f"{_HUNK.sub(lambda match: _shifted(match, first), line)}\n" for line in lines)
+    # as git writes a hunk without context: line numbers from 1, and how many lines of each side
+    spans = f"@@ -{start + 1},{len(removed)} +{start + 1},{len(added)} @@"
+    lines = [f"--- {names[0]}", f"+++ {names[1]}", spans, *(f"-{line}" for line in removed)]
+    return "".join(f"{line}\n" for line in (*lines, *(f"+{line}" for line in added)))
+
+
+def _shifted(hunk: re.Match[str], lines: int) -> str:
+    return f"@@ -{int(hunk[1]) + lines}{hunk[2]} +{int(hunk[3]) + lines}"
 
 
 def _text(trees: Trees, blobs: Blobs, oid: str | None) -> str | None:

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ckptzoo.errors import Problem, ZooError
+
+VERSION = 1
+"""Of the tables, in ``PRAGMA user_version``; ``migrations`` brings older databases to it."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS tokens (
@@ -15,7 +19,8 @@ CREATE TABLE IF NOT EXISTS repositories (
     id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, name TEXT NOT NULL, private INTEGER NOT NULL,
     created TEXT NOT NULL, UNIQUE (kind, name)) STRICT;
 CREATE TABLE IF NOT EXISTS files (
-    oid TEXT PRIMARY KEY, size INTEGER NOT NULL, sha256 TEXT NOT NULL, large INTEGER NOT NULL) STRICT;
+    oid TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL, large INTEGER NOT NULL,
+    PRIMARY KEY (oid, large)) STRICT;
 CREATE TABLE IF NOT EXISTS trees (oid TEXT PRIMARY KEY, content BLOB NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS commits (
     oid TEXT PRIMARY KEY, tree TEXT NOT NULL REFERENCES trees, author TEXT NOT NULL, date TEXT NOT NULL,
@@ -41,8 +46,11 @@ CREATE TABLE IF NOT EXISTS events (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, repository INTEGER NOT NULL,
     number INTEGER NOT NULL, type TEXT NOT NULL, author TEXT NOT NULL, created TEXT NOT NULL, data TEXT NOT NULL,
     FOREIGN KEY (repository, number) REFERENCES discussions ON DELETE CASCADE) STRICT;
+CREATE TABLE IF NOT EXISTS usage (user TEXT PRIMARY KEY, bytes INTEGER NOT NULL) STRICT;
 CREATE INDEX IF NOT EXISTS events_of ON events (repository, number);
 """
+ROW_BYTES = 256
+"""About what a row of ids, names and times takes up, with its entries in indices."""
 _BUSY_SECONDS = 30.0
 """How long SQLite waits for another process, such as ``ckptzoo serve token``, to end its transaction."""
 
@@ -57,13 +65,28 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._idle: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
+        self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
+        self._writers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
         self._writer = threading.Lock()
         # SQLite gives the log beside it the same mode; tokens and the signing key are in them
         path.touch(mode=0o600)
         connection = self._connect()
-        connection.executescript(_SCHEMA)
-        self._idle.put(connection)
+        self._make_tables(connection)
+        self._writers.put(connection)
+
+    def _make_tables(self, connection: sqlite3.Connection) -> None:
+        """Make the tables that are not there; an older database keeps the version that it has."""
+        connection.execute("BEGIN IMMEDIATE")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > VERSION:
+            connection.close()
+            step = "Install the version of ckptzoo that made it, or a newer one."
+            raise ZooError(Problem(str(self._path), "tables", f"version {VERSION} or older", f"{version}", step))
+        if connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0:
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        for statement in _SCHEMA.split(";"):
+            connection.execute(statement)
+        connection.execute("COMMIT")
 
     def _connect(self) -> sqlite3.Connection:
         # isolation_level=None: sqlite3 begins no transactions of its own; a connection serves one thread at a time
@@ -75,11 +98,13 @@ class Database:
         return connection
 
     @contextmanager
-    def _borrowed(self, begin: str) -> Iterator[sqlite3.Connection]:
+    def _borrowed(self, idle: queue.LifoQueue[sqlite3.Connection], begin: str) -> Iterator[sqlite3.Connection]:
         try:
-            connection = self._idle.get_nowait()
+            connection = idle.get_nowait()
         except queue.Empty:
             connection = self._connect()
+            if idle is self._readers:
+                connection.execute("PRAGMA query_only = ON")
         try:
             connection.execute(begin)
             yield connection
@@ -87,22 +112,23 @@ class Database:
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            self._idle.put(connection)
+            idle.put(connection)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """A connection that sees the state of one moment, whatever is written meanwhile."""
-        with self._borrowed("BEGIN") as connection:
+        with self._borrowed(self._readers, "BEGIN") as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """The only connection that writes; everything is committed at the end, or nothing where it raises."""
         # IMMEDIATE takes the write lock at once: a transaction that reads first could find the database changed.
-        with self._writer, self._borrowed("BEGIN IMMEDIATE") as connection:
+        with self._writer, self._borrowed(self._writers, "BEGIN IMMEDIATE") as connection:
             yield connection
 
     def close(self) -> None:
         """Close every connection."""
-        while not self._idle.empty():
-            self._idle.get_nowait().close()
+        for idle in (self._readers, self._writers):
+            while not idle.empty():
+                idle.get_nowait().close()

@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.store.commits import MAIN, PULLS, now
+from ckptzoo.server.store.database import ROW_BYTES
 
 CHANGEABLE = ("draft", "open", "closed")
 """The statuses that a request may set; ``merged`` is set by merging alone."""
@@ -49,10 +50,14 @@ class Event:
 
 
 class Discussions:
-    """The discussions of one repository, for as long as one transaction lasts."""
+    """The discussions of one repository, for as long as one transaction lasts.
+
+    ``written_bytes`` is what its rows take up that were added or changed.
+    """
 
     def __init__(self, connection: sqlite3.Connection, repository: int) -> None:
         self._connection, self._repository = connection, repository
+        self.written_bytes = 0
 
     def create(
         self,
@@ -68,6 +73,7 @@ class Discussions:
         number = self.count() + 1
         row = (self._repository, number, title, author, now(), status, None if base is None else target, base)
         self._connection.execute("INSERT INTO discussions VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
+        self.written_bytes += ROW_BYTES
         if description:
             self.comment(number, author, description)
         return self.get(number)
@@ -98,7 +104,7 @@ class Discussions:
     def note(self, number: int, type: str, author: str, data: dict[str, Any]) -> Event:
         """Add an event."""
         event = Event(secrets.token_hex(12), type, author, now(), data)
-        row = (event.id, self._repository, number, type, author, event.created, json.dumps(data))
+        row = (event.id, self._repository, number, type, author, event.created, self._text(data))
         columns = "(id, repository, number, type, author, created, data)"
         self._connection.execute(f"INSERT INTO events {columns} VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         return event
@@ -110,20 +116,40 @@ class Discussions:
             number, "comment", author, {"edited": False, "hidden": False, "latest": latest, "history": [latest]}
         )
 
-    def edit(self, number: int, id: str, author: str, text: str | None) -> Event:
-        """Change a comment of the author's own; without a text it is hidden."""
+    def edit(
+        self, number: int, id: str, author: str, text: str | None, *, versions: int, moderates: bool = False
+    ) -> Event:
+        """Change a comment; without a text it is hidden.
+
+        Parameters
+        ----------
+        versions : so many are kept, the first one among them.
+        moderates : the comment may be another author's.
+        """
         query = "SELECT * FROM events WHERE repository = ? AND number = ? AND id = ? AND type = 'comment'"
         row = self._connection.execute(query, (self._repository, number, id)).fetchone()
         if row is None:
             raise Refusal(404, f"Comment not found: {id}")
         event = _event(row)
-        if event.author != author:
+        if event.author != author and not moderates:
             raise Refusal(403, f"Comment: expected one by {author}, got one by {event.author}.")
         latest = {"raw": text or "", "html": "", "updatedAt": now(), "author": {"name": author}}
         event.data.update(latest=latest, edited=text is not None, hidden=text is None)
-        event.data["history"].append(latest)
-        self._connection.execute("UPDATE events SET data = ? WHERE id = ?", (json.dumps(event.data), id))
+        first, *others = event.data["history"]
+        event.data["history"] = [first, *[*others, latest][-max(versions - 1, 1) :]]
+        self._connection.execute("UPDATE events SET data = ? WHERE id = ?", (self._text(event.data), id))
         return event
+
+    def size(self, number: int, author: str) -> int:
+        """What an author's events in a discussion take up, in bytes."""
+        query = """SELECT COALESCE(SUM(LENGTH(CAST(data AS BLOB)) + ?), 0) AS n FROM events
+            WHERE repository = ? AND number = ? AND author = ?"""
+        return self._connection.execute(query, (ROW_BYTES, self._repository, number, author)).fetchone()["n"]
+
+    def _text(self, data: dict[str, Any]) -> str:
+        text = json.dumps(data, ensure_ascii=False)
+        self.written_bytes += ROW_BYTES + len(text.encode())
+        return text
 
     def rename(self, discussion: StoredDiscussion, author: str, title: str) -> Event:
         """Give a discussion another title."""

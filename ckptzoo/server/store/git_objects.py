@@ -1,15 +1,26 @@
 """Files, folders and commits with the ids that git gives them; folders are read, listed, changed and compared."""
 
 import hashlib
+import math
+import re
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ckptzoo.server.errors import Refusal
+from ckptzoo.server.store.database import ROW_BYTES
 
 _FOLDER, _FILE = "40000", "100644"
 """The modes of git's tree entries."""
 _SHA1_BYTES = 20
+_QUERY_IDS = 500
+"""Files that one query asks for; older versions of SQLite take at most 999 variables."""
+_POINTER_BYTES = 1024
+"""A pointer is shorter than this, by the Git LFS specification."""
+_POINTER = re.compile(rb"\s*version https?://(?:git-lfs|hawser)\.github\.com/spec/")
+_POINTER_OID = re.compile(rb"^oid sha256:([0-9a-f]{64})\s*$", re.MULTILINE)
+_POINTER_SIZE = re.compile(rb"^size (\d{1,18})\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,26 @@ def object_id(kind: str, content: bytes) -> str:
 def pointer(sha256: str, size: int) -> bytes:
     """The text that stands for a large file, by the Git LFS specification."""
     return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+
+
+def is_pointer(content: bytes) -> bool:
+    """Whether clients of Git LFS would take these bytes for a pointer, whatever the version and the line ends."""
+    return (
+        len(content) < _POINTER_BYTES
+        and _POINTER.match(content) is not None
+        and _POINTER_OID.search(content) is not None
+        and _POINTER_SIZE.search(content) is not None
+    )
+
+
+def pointer_file(content: bytes) -> "File | None":
+    """The large file whose pointer these bytes are, exactly as ``pointer`` writes it; None for other bytes."""
+    if not is_pointer(content):
+        return None
+    sha256, size = _POINTER_OID.search(content), _POINTER_SIZE.search(content)
+    assert sha256 is not None and size is not None
+    file = File.apart(sha256[1].decode(), int(size[1]))
+    return file if pointer(file.sha256, file.size) == content else None
 
 
 def sort_key(name: str, node: Node) -> bytes:
@@ -93,11 +124,22 @@ class File:
 
 
 class Trees:
-    """The folders and files of every repository, for as long as one transaction lasts."""
+    """The folders of every repository and the files of one, for as long as one transaction lasts.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection = connection
+    ``written_bytes`` is what its new rows take up.
+
+    Notes
+    -----
+    In a folder git names a large file by the id of its pointer, which a small file with the pointer's text would have,
+    too. Commits refuse such a text (``is_pointer``). Where an earlier version took one, the id stands for the large
+    file in repositories that were given its bytes, and for the text in all others, so that nobody gets by a digest
+    what he was not given.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, repository: int) -> None:
+        self.connection, self._repository = connection, repository
         self._nodes: dict[str, dict[str, Node]] = {}
+        self.written_bytes = 0
 
     def nodes(self, oid: str | None) -> dict[str, Node]:
         """The entries of one folder; None is an empty one."""
@@ -112,18 +154,37 @@ class Trees:
         """Store a folder; returns its id."""
         content = tree_content(nodes)
         oid = object_id("tree", content)
-        self.connection.execute("INSERT OR IGNORE INTO trees VALUES (?, ?)", (oid, content))
+        inserted = self.connection.execute("INSERT OR IGNORE INTO trees VALUES (?, ?)", (oid, content))
+        self.written_bytes += inserted.rowcount * (ROW_BYTES + len(content))
         return oid
 
     def file(self, oid: str) -> File:
         """What is known of a file."""
-        row = self.connection.execute("SELECT * FROM files WHERE oid = ?", (oid,)).fetchone()
-        return File(row["oid"], row["size"], row["sha256"], bool(row["large"]))
+        return self.files([oid])[oid]
+
+    def files(self, oids: Iterable[str]) -> dict[str, File]:
+        """What is known of each of some files."""
+        found: dict[str, File] = {}
+        wanted = list(dict.fromkeys(oids))
+        for start in range(0, len(wanted), _QUERY_IDS):
+            some = wanted[start : start + _QUERY_IDS]
+            query = f"""SELECT f.oid, f.size, f.sha256, f.large, c.size IS NOT NULL FROM files f LEFT JOIN contents c
+                ON f.large AND c.repository = ? AND c.sha256 = f.sha256 AND c.size = f.size
+                WHERE f.oid IN ({", ".join("?" * len(some))})"""
+            for oid, size, sha256, large, given in self.connection.execute(query, (self._repository, *some)):
+                if given:
+                    found[oid] = File(oid, size, sha256, True)
+                elif not large:
+                    found.setdefault(oid, File(oid, size, sha256, False))
+                elif oid not in found:
+                    found[oid] = File.small(pointer(sha256, size))
+        return found
 
     def add_file(self, file: File) -> None:
         """Store what is known of a file."""
         row = (file.oid, file.size, file.sha256, int(file.large))
-        self.connection.execute("INSERT OR IGNORE INTO files VALUES (?, ?, ?, ?)", row)
+        inserted = self.connection.execute("INSERT OR IGNORE INTO files VALUES (?, ?, ?, ?)", row)
+        self.written_bytes += inserted.rowcount * ROW_BYTES
 
     def find(self, root: str, path: str) -> Node | None:
         """What has this path below a folder; the empty path is the folder itself."""
@@ -189,12 +250,40 @@ class Trees:
             nodes[path] = Node(oid, False)
         return self.add(nodes)
 
+    def differing(self, before: str | None, after: str | None, paths: Iterable[str]) -> Iterator[str]:
+        """Those of some paths, of files or folders, that are not the same below two folders."""
+        if before == after:
+            return
+        old, new = self.nodes(before), self.nodes(after)
+        below: dict[str, list[str]] = {}
+        for path in paths:
+            first, _, path_below = path.partition("/")
+            if old.get(first) == new.get(first):
+                continue
+            if path_below:
+                below.setdefault(first, []).append(path_below)
+            else:
+                yield path
+        for name, inner in below.items():
+            was, now = (
+                node.oid if (node := entries.get(name)) is not None and node.folder else None for entries in (old, new)
+            )
+            yield from (f"{name}/{path}" for path in self.differing(was, now, inner))
+
     def difference(
-        self, before: str | None, after: str | None, prefix: str = ""
+        self, before: str | None, after: str | None, prefix: str = "", *, end: float = math.inf
     ) -> dict[str, tuple[str | None, str | None]]:
-        """Paths of the files that differ between two folders, with their ids before and after."""
+        """Paths of the files that differ between two folders, with their ids before and after.
+
+        Raises
+        ------
+        Refusal
+            With status 413: it is later than ``end``, by ``time.monotonic()``.
+        """
         if before == after:
             return {}
+        if time.monotonic() > end:
+            raise Refusal(413, "Difference: expected fewer changes, these take too long to compare.")
         old, new = self.nodes(before), self.nodes(after)
         changed: dict[str, tuple[str | None, str | None]] = {}
         for name in sorted({*old, *new}):
@@ -204,7 +293,7 @@ class Trees:
             path = prefix + name
             if (old_node is not None and old_node.folder) or (new_node is not None and new_node.folder):
                 inner = [node.oid if node is not None and node.folder else None for node in (old_node, new_node)]
-                changed.update(self.difference(inner[0], inner[1], f"{path}/"))
+                changed.update(self.difference(inner[0], inner[1], f"{path}/", end=end))
             files = [None if node is None or node.folder else node.oid for node in (old_node, new_node)]
             if files != [None, None]:
                 changed[path] = (files[0], files[1])

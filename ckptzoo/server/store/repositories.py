@@ -34,6 +34,12 @@ def find(connection: sqlite3.Connection, kind: str, name: str) -> Repository | N
     return None if row is None else _repository(row)
 
 
+def by_id(connection: sqlite3.Connection, id: int) -> Repository | None:
+    """The repository that has this number."""
+    row = connection.execute("SELECT * FROM repositories WHERE id = ?", (id,)).fetchone()
+    return None if row is None else _repository(row)
+
+
 def listed(connection: sqlite3.Connection, kind: str) -> list[Repository]:
     """Every repository of a kind, the newest first."""
     rows = connection.execute("SELECT * FROM repositories WHERE kind = ? ORDER BY id DESC", (kind,))
@@ -48,7 +54,7 @@ def create(connection: sqlite3.Connection, kind: str, name: str, *, private: boo
     connection.execute("INSERT INTO repositories (kind, name, private, created) VALUES (?, ?, ?, ?)", row)
     repository = find(connection, kind, name)
     assert repository is not None
-    trees, history = Trees(connection), History(connection, repository.id)
+    trees, history = Trees(connection, repository.id), History(connection, repository.id)
     file = File.small(ATTRIBUTES)
     trees.add_file(file)
     tree = trees.add({".gitattributes": Node(file.oid, False)})

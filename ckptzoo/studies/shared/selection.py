@@ -101,7 +101,7 @@ def table_of(zoo: Zoo, variant: str) -> Symmetry:
     command = f"{'Run' if folder else 'Pull the zoo, then run'} ckptzoo derive {folder or 'FOLDER'} --gauge {variant}."
     if zoo.symmetry is None:
         # derive takes the table of a registered architecture by itself; others have to be declared first
-        step = command if archs.known(zoo.arch.forward) else f"{_declare(zoo)} {command}"
+        step = command if archs.known(zoo.arch.forward) else _declare(zoo)
         raise SymmetryError(Problem(zoo.name, "symmetry table", "one", "none", step))
     if variant not in derived:
         raise ZooError(Problem(zoo.name, "variants", f"{variant!r} among them", ", ".join(zoo.variants), command))
@@ -138,4 +138,9 @@ def predict_command(zoo: Zoo, *others: str) -> str:
 
 
 def _declare(zoo: Zoo) -> str:
-    return f"Declare one with ckptzoo.derive.declare({str(zoo.contents.files.here or 'FOLDER')!r}, table)."
+    pulled = [part.facts["pulled"] for part in zoo.contents.raw.parts if isinstance(part.facts.get("pulled"), dict)]
+    if pulled:  # with all layers its table would be here
+        return f"Some layers alone have none: pull {pulled[0].get('zoo')} without --layers."
+    folder = str(zoo.contents.files.here or "FOLDER")
+    traced = f"Run ckptzoo derive {folder} --module FILE.py:NAME, which traces your network"
+    return f"{traced}; or declare one with ckptzoo.derive.declare({folder!r}, table)."

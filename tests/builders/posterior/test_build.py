@@ -28,7 +28,7 @@ from ckptzoo import archs
 from ckptzoo.errors import SpecError, UnknownNameError, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
-from ckptzoo.hub.inputs import inputs_of
+from ckptzoo.hub.contributions.inputs import inputs_of
 from tests.support.effort import ALL
 
 ROOT = Path(__file__).parents[3]
@@ -92,10 +92,10 @@ def test_draws_are_checkpoints_that_say_what_they_are(method: str, members: Path
 
 def test_draws_tell_how_pixels_are_scaled(tmp_path: Path) -> None:
     build("dropout", DIGITS, tmp_path / "zoo", modes=1, draws=2, console=QUIET)
-    found, labels = inputs_of(ckptzoo.open(tmp_path / "zoo"), "digits/test-5")
+    found = inputs_of(ckptzoo.open(tmp_path / "zoo"), "digits/test-5")
     expected = sources.test_inputs(DIGITS, sources.load(DIGITS), 5)
-    np.testing.assert_array_equal(found, expected)
-    assert labels is not None and len(labels) == 5
+    np.testing.assert_array_equal(found.inputs, expected)
+    assert found.targets is not None and len(found.targets) == 5 and found.others == ()
 
 
 @pytest.mark.parametrize("method", posterior.names())

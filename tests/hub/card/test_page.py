@@ -85,6 +85,7 @@ def test_each_member_counts_once(tmp_path: Path) -> None:
     assert "test loss 0.5 on average" in text and "Each member's last step (3 checkpoints)." in text
 
 
+@pytest.mark.usefixtures("any_rows")
 def test_recipes_and_what_they_share(tmp_path: Path) -> None:
     extra = {"lr": 0.1, "other": None, "long": "x" * 99, "dataset": "mnist"}
     rows: list[dict[str, Any]] = [
@@ -99,10 +100,11 @@ def test_recipes_and_what_they_share(tmp_path: Path) -> None:
         for at in range(3)
     ]
     rows += [{"id": "b", "recipe": "adam", "extra": "no JSON {"}, {"id": "c", "extra": "[" * 9000}]
+    rows += [{"id": "d", "recipe": "adam", "extra": '{"half \\ud800": "\\udc00"}'}]  # which no file can have in UTF-8
     text = sections(readme(zoo_with(tmp_path / "zoo", rows), Card("zoo", training="By *hand*.\r\n\r\nTwice.")))
     found = text["How they were trained"]
     assert found.startswith("By *hand*.\n\nTwice.\n\n| recipe |")
-    assert "| `sgd` |  | 3 | 2.5 | 0 to 2 | `float32` |  |  |" in found and "| `adam` |  | 1 |" in found
+    assert "| `sgd` |  | 3 | 2.5 | 0 to 2 | `float32` |  |  |" in found and "| `adam` |  | 2 |" in found
     assert found.endswith("Settings of `sgd`: `lr = 0.1`.")
 
 

@@ -69,6 +69,10 @@ def test_networks_and_images_that_do_not_fit() -> None:
     few = archs.architecture("mlp-784-3")
     with pytest.raises(ZooError, match="scores of labels"):
         Evaluator(few, archs.get("mlp-784-3"), GREY, Evaluation("g")).columns(weights_of(archs.get("mlp-784-3")()))
+    silent = Architecture("mine", archs.architecture("mlp-784-10").tensors)
+    with pytest.raises(ZooError, match=r"input_shape = \[784\], if that is it, in the table \[zoo\]"):
+        flat = archs.get("mlp-784-10")
+        Evaluator(silent, flat, GREY, Evaluation("g")).columns(weights_of(flat()))
 
 
 def test_what_rows_say_of_their_evaluation() -> None:
@@ -84,7 +88,28 @@ def test_what_rows_say_of_their_evaluation() -> None:
 def test_symmetries_of_a_network_of_ones_own() -> None:
     module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
     arch = Architecture.of(module.state_dict(), name="own", input_shape=(6,))
-    found = trace_symmetry(arch, lambda: module)
+    found, reason = trace_symmetry(arch, lambda: module)
     assert found is not None and [(group.n, group.scale) for group in found.groups] == [(4, "positive")]
-    assert trace_symmetry(Architecture.of(module.state_dict(), name="own"), lambda: module) is None
-    assert trace_symmetry(arch, lambda: nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2))) is None
+    assert reason == ""
+    none, reason = trace_symmetry(Architecture.of(module.state_dict(), name="own"), lambda: module)
+    assert none is None and "input_shape in the table [zoo] of contribution.toml" in reason
+    none, reason = trace_symmetry(arch, lambda: nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2)))
+    assert none is None and "other tensors" in reason
+
+
+class Sorted(nn.Module):
+    """A network with an operation whose symmetries are not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Sort what is hidden."""
+        return self.last(self.first(x).sort(-1).values)
+
+
+def test_why_no_table_was_traced_is_said_with_operation_and_line() -> None:
+    arch = Architecture.of(Sorted().state_dict(), name="own", input_shape=(6,))
+    none, reason = trace_symmetry(arch, Sorted)
+    assert none is None and "sort" in reason and "test_evaluation.py" in reason

@@ -58,4 +58,4 @@ def test_every_fault(server: Hosted, make_zoo: Callable[..., Path], tmp_path: Pa
     assert met
     assert [item.num for item in server.api().get_repo_discussions(ZOO, repo_type="dataset")] == [1]
     down = downloaded(server, tmp_path)
-    assert ckptzoo.verify(down) == [] and ckptzoo.open(down).ids == ["m0-0", "m0-1", "one"]
+    assert ckptzoo.verify(down) == [] and ckptzoo.open(down).ids == ["m0-0", "m0-1", "stranger/one"]

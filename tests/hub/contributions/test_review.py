@@ -11,6 +11,7 @@ from huggingface_hub import CommitOperationAdd
 import ckptzoo
 from ckptzoo.errors import HubError, ZooError
 from ckptzoo.hub.client import HubRetryPolicy
+from ckptzoo.hub.client.client import PullRequests
 from ckptzoo.hub.contributions.review import review
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import assert_generated_page, downloaded, files_of, inject_faults
@@ -26,6 +27,22 @@ def test_a_sound_part_is_merged(tamper: Tamper) -> None:
     found = tamper.review(tamper.propose(tamper.part(50, 51)))
     assert found.merged is not None and len(found.entries) == 2 and found.nbytes > 0
     assert found.head != found.base == found.main
+
+
+def test_the_checks_become_a_comment(tamper: Tamper) -> None:
+    number = tamper.propose(tamper.part(50))
+    found = tamper.review(number, merge=False, post=True)
+
+    def texts() -> list[str]:
+        details = tamper.server.api().get_discussion_details(ZOO, number, repo_type="dataset")
+        return [event.content for event in details.events if event.type == "comment"]
+
+    text = texts()[-1]
+    assert text.startswith(f"Reviewed `{found.head}` against main at `{found.main}`, ") and found.verdict in text
+    assert "`stranger/net50`" in text and all(f"| {check.name} | " in text for check in found.checks)
+    before = len(texts())
+    assert tamper.review(number, post=True).merged is not None
+    assert len([other for other in texts() if other == text]) == 1 and len(texts()) == before + 1  # that of the merge
 
 
 def test_a_merge_brings_page_and_snapshot_up_to_date(tamper: Tamper, tmp_path: Path) -> None:
@@ -54,7 +71,7 @@ def test_a_page_that_cannot_be_made_does_not_undo_a_merge(
     found.print()
     assert "note: merged, but" in capsys.readouterr().out and found.to_json()["notes"]
     assert files_of(downloaded(tamper.server, tmp_path))["README.md"] == page
-    assert ckptzoo.open(ZOO, endpoint=tamper.server.url).ids[-1] == "net50"
+    assert ckptzoo.open(ZOO, endpoint=tamper.server.url).ids[-1] == "stranger/net50"
 
 
 def test_the_pull_request_moves_on_during_the_review(tamper: Tamper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +98,35 @@ def test_the_pull_request_moves_on_during_the_review(tamper: Tamper, monkeypatch
     assert not again.passed and "zoo.json is changed" in again.checks[1].detail
 
 
+@pytest.mark.parametrize("target", ["the pull request", "the zoo"])
+@pytest.mark.parametrize("name", ["parts/000009-01234567/raw-00.safetensors", "zoo.json", "more.txt"])
+@pytest.mark.parametrize("expects", [True, False], ids=["own server", "hub without expected commits"])
+def test_a_commit_that_arrives_behind_the_last_look(
+    tamper: Tamper, monkeypatch: pytest.MonkeyPatch, target: str, name: str, expects: bool
+) -> None:
+    number = tamper.propose(tamper.part())
+    merge = PullRequests.merge
+
+    def late(own: PullRequests, repo: str, number: int, comment: str | None = None, **expected: Any) -> Any:
+        tamper.server.api("write").create_commit(
+            ZOO,
+            [CommitOperationAdd(name, b"{}")],
+            commit_message="More",
+            repo_type="dataset",
+            revision=f"refs/pr/{number}" if target == "the pull request" else "main",
+        )
+        return merge(own, repo, number, comment, **(expected if expects else {}))
+
+    monkeypatch.setattr(PullRequests, "merge", late)
+    if expects:
+        found = tamper.review(number)
+        assert found.merged is None and "moved on during the review" in found.checks[-1].detail
+        assert tamper.server.api().get_discussion_details(ZOO, number, repo_type="dataset").status == "open"
+    else:
+        with pytest.raises(HubError, match=rf"{name} behind the merge: expected what was reviewed"):
+            tamper.review(number)
+
+
 def test_two_pull_requests_with_one_number(tamper: Tamper) -> None:
     """Both may be merged, one after the other; the same checkpoints twice may not."""
     one, two = tamper.part(50), tamper.part(51)
@@ -92,7 +138,7 @@ def test_two_pull_requests_with_one_number(tamper: Tamper) -> None:
     third = tamper.review(numbers[2])
     assert third.merged is None and not third.passed
     zoo = ckptzoo.open(ZOO, endpoint=tamper.server.url)
-    assert sorted(zoo.ids[5:]) == ["net50", "net51"]
+    assert sorted(zoo.ids[5:]) == ["stranger/net50", "stranger/net51"]
 
 
 def test_what_cannot_be_reviewed(tamper: Tamper) -> None:

@@ -7,14 +7,17 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import ckptzoo
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.pull import pull
+from ckptzoo.hub.pull import mirror, pull
 from ckptzoo.hub.pull.destination import PULL_FOLDER, require_disk_space
 from ckptzoo.remote import AbsentError
+from ckptzoo.remote.stores import FileEntry
 from tests.hub.pull.conftest import verified
 from tests.support.hub_zoos import files_of
 
@@ -88,7 +91,7 @@ def test_too_little_room_is_said_before_anything_is_fetched(tmp_path: Path) -> N
 FULL = """
 import resource, signal, sys
 sys.path.insert(0, {root!r})
-from ckptzoo.hub.pull import pull
+from ckptzoo.hub.pull import mirror, pull
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (6_000_000, 6_000_000))  # every file ends here, as on a full disk
 try:
@@ -119,3 +122,11 @@ def test_a_damaged_selection_file_is_written_again(derived: Path, tmp_path: Path
     assert pull(derived, tmp_path / "got").parts == ()
     with pytest.raises(ZooError, match="expected everything, got layers fc"):
         pull(derived, tmp_path / "got", layers=["fc"])
+
+
+def test_parts_with_large_tables_are_not_fetched_together() -> None:
+    sizes = {"parts/000001-0/raw-00.safetensors": 10, "parts/000002-0/index.parquet": mirror.FETCH_BYTES - 20}
+    sizes |= {"parts/000003-0/metadata.parquet": 5, "parts/000004-0/index.parquet": 6}
+    remote: Any = SimpleNamespace(entries={name: FileEntry(name, size, None) for name, size in sizes.items()})
+    groups = list(mirror.grouped(remote, [name.rpartition("/")[0] for name in sizes]))
+    assert [[path[11] for path in group] for group in groups] == [["1", "2", "3"], ["4"]]

@@ -299,9 +299,10 @@ def test_inputs_that_are_no_plain_files(tmp_path: Path) -> None:
     (tmp_path / "loop.pt").symlink_to(tmp_path / "loop.pt")
     (tmp_path / "gone.pt").symlink_to(tmp_path / "nothing.pt")
     (tmp_path / "secret.pt").symlink_to("/etc/passwd")
+    (tmp_path / "memory.npz").symlink_to("/proc/self/mem")
     (good,) = written(tmp_path, {"good.pt": saved({"w": torch.ones(2)})})
     (tmp_path / "link.pt").symlink_to(good)
-    names = ["pipe.pt", "folder.pt", "null.pt", "zero.npz", "loop.pt", "gone.pt", "secret.pt", "a\0b.pt"]
+    names = ["pipe.pt", "folder.pt", "null.pt", "zero.npz", "loop.pt", "gone.pt", "secret.pt", "memory.npz", "a\0b.pt"]
     got = [
         "a named pipe",
         "a folder",
@@ -310,6 +311,7 @@ def test_inputs_that_are_no_plain_files(tmp_path: Path) -> None:
         "symbolic links",
         "No such file",
         "unknown bytes",
+        "Input/output error",
         "null",
     ]
     for made, words in zip(read_all([tmp_path / name for name in names]), got, strict=True):

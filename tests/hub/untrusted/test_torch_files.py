@@ -72,6 +72,18 @@ def test_tensors_of_every_kind(tmp_path: Path) -> None:
     assert found.aliases == {}
 
 
+def test_one_number_shown_many_times_is_refused(tmp_path: Path) -> None:
+    """512 MiB from four bytes; a small one is read as it is."""
+    for name, shape in (("large.pt", (2**13, 2**14)), ("small.pt", (2**10, 2**10))):
+        torch.save({"w": torch.ones(1).expand(shape)}, tmp_path / name)
+    assert (tmp_path / "large.pt").stat().st_size < 10_000
+    large, small = read_all([tmp_path / "large.pt", tmp_path / "small.pt"])
+    assert "at most 200 times their storages written out, got 536870912 bytes from their shapes, of 4 stored" in str(
+        large.error
+    )
+    assert small.error is None and small.states[0].tensors["w"].sum() == 2**20
+
+
 def test_dtypes_that_the_old_format_cannot_hold(tmp_path: Path) -> None:
     tensors = {name: torch.arange(5).to(getattr(torch, name)) for name in NEW}
     (found,) = read(written(tmp_path, {"new.pt": saved(tensors)})[0])

@@ -64,7 +64,7 @@ def test_folders_and_commits_have_the_ids_that_git_gives_them(tmp_path: Path) ->
 
     database = Database(tmp_path / "db")
     with database.writing() as connection:
-        trees = Trees(connection)
+        trees = Trees(connection, 0)
         for data in FILES.values():
             trees.add_file(File.small(data))
         ours = trees.changed(None, {name: File.small(data).oid for name, data in FILES.items()})

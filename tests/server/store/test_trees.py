@@ -23,7 +23,7 @@ files = st.dictionaries(st.sampled_from(PATHS), st.sampled_from([b"", b"1", b"22
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trees]:
     database = Database(Path(tmp_path_factory.mktemp("trees")) / "db")
     with database.writing() as connection:
-        yield Trees(connection)
+        yield Trees(connection, 0)
     database.close()
 
 

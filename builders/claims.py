@@ -1,0 +1,235 @@
+"""Claims: files by which processes on any machines that share a folder agree on who does which piece of work.
+
+A claim saves work and decides nothing: two processes may do one piece, where one was taken for dead, and then whoever
+renames a result first has made it. So claims need no lock of the file system, which some cluster file systems do not
+have (Lustre without ``flock``: ENOSYS) and some only pretend to (NFS with ``local_lock``).
+
+::
+
+    <name>.claim-000001      who works on it: host, process, how far. Made with O_EXCL, so one process makes it
+    <name>.claim-000002      who took it over, when no sign of life came from the first for some time
+
+The highest number counts, and who takes over removes those below. A holder writes into its file now and then; the time
+of that is compared with the time of a file that was just written to the same folder, both by the clock of the file
+system, so that clocks that differ between machines do not matter.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptzoo.format.durable import TEMPORARY
+
+HEARTBEAT_SECONDS = 15.0
+"""How often a holder gives a sign of life."""
+STALE_SECONDS = 180.0
+"""How long there is none before others take over: several times what a busy file server may keep a write waiting."""
+_NAME = re.compile(r"(?P<name>.+)\.claim-(?P<number>\d{6})")
+_MAX_CONTENT = 4096
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a claim.
+
+    Parameters
+    ----------
+    host, process : where.
+    progress : how far, in optimiser steps.
+    age : seconds since the last sign of life, by the clock of the file system.
+    alive : whether the claim counts: a sign of life came lately, and the process is not known to have ended.
+    """
+
+    host: str
+    process: int
+    progress: int
+    age: float
+    alive: bool
+
+
+class Claim:
+    """A claim that this process holds.
+
+    Attributes
+    ----------
+    lost : whether another process has taken over; checked with every sign of life.
+    taken_over : whether it was taken over from a holder that ended without giving it up.
+    progress : optimiser steps taken; told with the next sign of life.
+    """
+
+    def __init__(self, claims: "Claims", path: Path) -> None:
+        self.lost, self.progress = False, 0
+        self.taken_over = not path.name.endswith("000001")
+        self._claims, self._path = claims, path
+
+    def tell(self) -> None:
+        """Give a sign of life, and see whether another process took over."""
+        name = _claimed(self._path)
+        self.lost = self._claims.newest(name) != self._path
+        if not self.lost:
+            # the file is closed at once: NFS sends writes when a file is closed
+            with contextlib.suppress(OSError), self._path.open("r+b") as file:
+                file.write(_content(self.progress))
+
+
+class Claims:
+    """The claims of a folder.
+
+    Parameters
+    ----------
+    folder : shared by all who work.
+    heartbeat, stale : seconds; see ``HEARTBEAT_SECONDS`` and ``STALE_SECONDS``.
+    """
+
+    def __init__(self, folder: Path, *, heartbeat: float = HEARTBEAT_SECONDS, stale: float = STALE_SECONDS) -> None:
+        self._folder, self._heartbeat, self._stale = folder, heartbeat, stale
+
+    @contextmanager
+    def held(self, name: str) -> Iterator[Claim | None]:
+        """Claim a piece of work until the end of the block; None where another process holds it."""
+        path = self._take(name)
+        if path is None:
+            yield None
+            return
+        claim, ended = Claim(self, path), threading.Event()
+        thread = threading.Thread(target=self._beat, args=(claim, ended), name=f"claim {name}", daemon=True)
+        thread.start()
+        try:
+            yield claim
+        finally:
+            ended.set()
+            thread.join()
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def holder(self, name: str) -> Holder | None:
+        """Who holds a claim; None where nobody does, or it is given up at this moment."""
+        path = self.newest(name)
+        return None if path is None else self._holder(path, self._now())
+
+    def holders(self) -> dict[str, Holder]:
+        """Who holds what, of all claims of the folder."""
+        newest: dict[str, int] = {}
+        for match in self._listed():
+            newest[match["name"]] = max(newest.get(match["name"], 0), int(match["number"]))
+        now = self._now()
+        found = {name: self._holder(self._path(name, number), now) for name, number in newest.items()}
+        return {name: holder for name, holder in found.items() if holder is not None}
+
+    def newest(self, name: str) -> Path | None:
+        """The file of a claim that counts."""
+        numbers = [int(match["number"]) for match in self._listed() if match["name"] == name]
+        return self._path(name, max(numbers)) if numbers else None
+
+    def _take(self, name: str) -> Path | None:
+        newest = self.newest(name)
+        number = 1
+        if newest is not None:
+            holder = self._holder(newest, self._now())
+            if holder is not None and holder.alive:
+                return None
+            number = int(newest.name[-6:]) + 1
+        path = self._path(name, number)
+        try:
+            # O_EXCL: of those who try, one makes the file, on NFS too (version 3 and later)
+            with path.open("xb") as file:
+                file.write(_content(0))
+        except FileExistsError:
+            return None
+        for match in self._listed():
+            if match["name"] == name and int(match["number"]) < number:
+                self._path(name, int(match["number"])).unlink(missing_ok=True)
+        return path
+
+    def _beat(self, claim: Claim, ended: threading.Event) -> None:
+        while not ended.wait(self._heartbeat) and not claim.lost:
+            claim.tell()
+
+    def _holder(self, path: Path, now: float) -> Holder | None:
+        try:
+            told, data = path.stat().st_mtime, path.read_bytes()[:_MAX_CONTENT]
+        except FileNotFoundError:
+            return None
+        content = _parsed(data)
+        age = now - told
+        alive = age < self._stale and not _has_ended(content)
+        host, process, progress = (content.get(key) for key in ("host", "process", "progress"))
+        return Holder(
+            host if isinstance(host, str) else "unknown",
+            process if isinstance(process, int) else 0,
+            progress if isinstance(progress, int) else 0,
+            age,
+            alive,
+        )
+
+    def _now(self) -> float:
+        """The time of the file system's clock."""
+        path = self._folder / f"{TEMPORARY}{secrets.token_hex(8)}"
+        try:
+            path.write_bytes(b"")
+            return path.stat().st_mtime
+        except OSError:  # a folder that cannot be written to is looked at by status all the same
+            return time.time()
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _listed(self) -> Iterator["re.Match[str]"]:
+        for path in self._folder.iterdir():
+            if (match := _NAME.fullmatch(path.name)) is not None:
+                yield match
+
+    def _path(self, name: str, number: int) -> Path:
+        return self._folder / f"{name}.claim-{number:06d}"
+
+
+def _claimed(path: Path) -> str:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return match["name"]
+
+
+def _content(progress: int) -> bytes:
+    """What a claim's file holds, in a fixed number of bytes, so that a later write replaces an earlier one whole."""
+    own = {"host": socket.gethostname(), "process": os.getpid(), "space": _process_space(), "progress": progress}
+    return json.dumps(own).encode()[:511].ljust(511) + b"\n"
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(data)
+    except ValueError:  # it is being written
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _process_space() -> str:
+    """Names this boot of this machine and its numbers of processes, which containers have of their own; or nothing."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return ""
+
+
+def _has_ended(content: dict[str, Any]) -> bool:
+    """Whether a holder on this machine is known to have ended; of others nothing is known."""
+    process, space = content.get("process"), content.get("space")
+    if not isinstance(process, int) or process <= 0 or not space or space != _process_space():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,535 @@
+"""``plan``, ``work``, ``merge`` and ``status``: one build by any number of processes that share the zoo's folder.
+
+::
+
+    plan      settles once what is built, in units          ZOO/.work/<recipe>/plan.json
+    work      trains units that nobody else holds           <unit>.claim-*, <unit>.state..., <unit>-<step>.kept...
+    merge     adds finished units to the zoo                ZOO/parts/..., and the units' files go
+    status    what is done, running, silent, set aside
+
+``build`` is all of it in one process. No verb needs a lock of the file system: see ``builders.claims``.
+"""
+
+import json
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from builders import sources
+from builders.build import (
+    SAVE_SECONDS,
+    MemberTraining,
+    allot,
+    card_of,
+    create_zoo,
+    default_size,
+    lacking_units,
+    merge_units,
+    read_zoo,
+    seeds_of,
+    write_page,
+)
+from builders.checkpointing import (
+    WORK_FOLDER,
+    BuildFolder,
+    BuildPlan,
+    Interrupted,
+    Unit,
+    catch_stop_signals,
+    locked_build_folder,
+)
+from builders.claims import Claims, Holder
+from builders.energy import counter_of
+from builders.estimate import require_at_least
+from builders.progress import duration
+from builders.recipe import Recipe
+from builders.train import choose_engine, device_kind, open_trainer
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.format.durable import write_file
+from ckptzoo.format.files import Folder
+from ckptzoo.format.reader import read_contents
+from ckptzoo.schema.documents import unseal
+from ckptzoo.text import counted
+
+MERGE = "merge"
+"""The name of the claim of a merge."""
+ATTEMPTS = 5
+"""How often a unit may end without progress before it is set aside."""
+MAX_PART_BYTES = 32 * 2**30
+"""Weights of a part that a merge writes, or one unit."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is planned.
+
+    Parameters
+    ----------
+    zoo : its folder.
+    prefix : how the ids begin; the build's name.
+    units, members : to be trained; none where the zoo holds them all.
+    unit_size : members a unit.
+    """
+
+    zoo: Path
+    prefix: str
+    units: int
+    members: int
+    unit_size: int
+
+
+@dataclass(frozen=True)
+class Worked:
+    """What one ``work`` did.
+
+    Parameters
+    ----------
+    units, members : that it finished.
+    left : units that are not finished: held by others, failed, or not reached in the time.
+    failed : of these the ones that failed here, with the error.
+    member_steps, seconds : optimiser steps of all members taken by this process, and the time they took.
+    """
+
+    units: int
+    members: int
+    left: int
+    failed: tuple[tuple[str, str], ...]
+    member_steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What one ``merge`` did.
+
+    Parameters
+    ----------
+    parts : their names.
+    units, checkpoints : that were added.
+    left : units of the plan that are not finished.
+    """
+
+    parts: tuple[str, ...]
+    units: int
+    checkpoints: int
+    left: int
+
+
+@dataclass(frozen=True)
+class UnitStatus:
+    """One unit.
+
+    Parameters
+    ----------
+    name, members : its name, and how many members it has.
+    state : ``merged``, ``finished``, ``running``, ``silent`` (held by a process that gives no sign of life, which
+        others take over), ``set aside`` (it failed too often), or ``waiting``.
+    holder : who holds it.
+    attempts : how often it ended without progress.
+    """
+
+    name: str
+    members: int
+    state: str
+    holder: Holder | None
+    attempts: int
+
+
+@dataclass(frozen=True)
+class BuildStatus:
+    """One build.
+
+    Parameters
+    ----------
+    prefix : its name.
+    units : all of it, in order.
+    steps : optimiser steps of a unit.
+    seconds : since it was planned.
+    """
+
+    prefix: str
+    units: tuple[UnitStatus, ...]
+    steps: int
+    seconds: float
+
+    def count(self, *states: str) -> int:
+        """How many members are in these states."""
+        return sum(unit.members for unit in self.units if unit.state in states)
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """How long the rest takes at the pace since it was planned; None where nothing is finished."""
+        done = self.count("merged", "finished")
+        started = sum(
+            unit.members * unit.holder.progress / self.steps
+            for unit in self.units
+            if unit.holder is not None and unit.state in ("running", "silent")
+        )
+        rest = sum(unit.members for unit in self.units) - done - started
+        return None if done + started == 0 else self.seconds * rest / (done + started)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON-ready values."""
+        return {
+            "build": self.prefix,
+            "seconds": self.seconds,
+            "remaining_seconds": self.remaining_seconds,
+            "units": [asdict(unit) for unit in self.units],
+        }
+
+    def print(self, console: Console) -> None:
+        """Print counts, and a table of what is not merged, finished or waiting."""
+        members = sum(unit.members for unit in self.units)
+        counts = ", ".join(
+            f"{counted(number, 'member')} {state}"
+            for state in ("merged", "finished", "running", "silent", "set aside", "waiting")
+            if (number := self.count(state))
+        )
+        rest = self.remaining_seconds
+        left = "" if not rest else f"; {duration(rest)} left at this pace"
+        console.print(f"{self.prefix}: {members:,} members in {counted(len(self.units), 'unit')}: {counts}{left}.")
+        table = Table(box=None, pad_edge=False)
+        for column in ("unit", "state", "where", "step", "last sign", "attempts"):
+            table.add_column(column)
+        for unit in self.units:
+            if unit.state not in ("merged", "finished", "waiting"):
+                holder = unit.holder
+                where = ("", "", "") if holder is None else _where(holder, self.steps)
+                table.add_row(unit.name, unit.state, *where, str(unit.attempts or ""))
+        if table.row_count:
+            console.print(table)
+
+
+def _where(holder: Holder, steps: int) -> tuple[str, str, str]:
+    return f"{holder.host} process {holder.process}", f"{holder.progress:,} of {steps:,}", f"{holder.age:.0f} s ago"
+
+
+def plan(
+    recipe: Recipe | str | Path,
+    to: str | Path,
+    *,
+    members: int,
+    folder: str | Path | None = None,
+    keep_steps: Sequence[int] = (),
+    epochs: int | None = None,
+    first_seed: int = 0,
+    device: str = "cpu",
+    unit_size: int | None = None,
+    engine: str | None = None,
+    threads: int | None = None,
+) -> Planned:
+    """Settle what is built, as ``builders.build.build`` does with the same arguments; nothing is trained.
+
+    Called again it finds the plan that is there.
+
+    Raises
+    ------
+    ZooError
+        The arguments do not fit each other, the zoo, or an unfinished build there.
+    """
+    recipe = Recipe.of(recipe, epochs)
+    steps = recipe.steps_to_keep(keep_steps)
+    default_engine = choose_engine(recipe, device_kind(device), engine)
+    require_at_least(members=members, unit_size=unit_size, threads=threads)
+    require_at_least(0, first_seed=first_seed)
+    source = sources.load(recipe, folder)
+    root = Path(to).absolute()
+    create_zoo(root, recipe, card_of(root, recipe))
+    with locked_build_folder(root, recipe.prefix) as build_folder:
+        contents = read_zoo(root, recipe)
+        unfinished = build_folder.settle_plan(None, BuildPlan)
+        engine_name = engine or (unfinished.engine if unfinished else default_engine)
+        present, taken = seeds_of(contents, recipe)
+        seeds = allot(present, members, first_seed, taken)
+        if not seeds and unfinished is None:
+            return Planned(root, recipe.prefix, 0, 0, 0)
+        size = unit_size or (unfinished.unit_size if unfinished else None)
+        if size is None:
+            with (
+                open_trainer(recipe, source, device=device, engine=engine_name, threads=threads) as trainer,
+                counter_of(device) as counter,
+            ):
+                size = default_size(trainer, engine_name, counter)
+        wanted = BuildPlan(
+            recipe.digest,
+            recipe.prefix,
+            members,
+            seeds,
+            size,
+            steps,
+            device,
+            engine_name,
+            source.digest,
+            first_seed,
+        )
+        settled = build_folder.settle_plan(wanted, BuildPlan)
+        assert settled is not None
+        units = lacking_units(root, contents, recipe, settled)
+    return Planned(root, recipe.prefix, len(units), sum(len(unit.seeds) for unit in units), settled.unit_size)
+
+
+def work(
+    recipe: Recipe | str | Path,
+    to: str | Path,
+    *,
+    unit: str | None = None,
+    share: tuple[int, int] | None = None,
+    seconds: float | None = None,
+    folder: str | Path | None = None,
+    epochs: int | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    save_seconds: float = SAVE_SECONDS,
+    console: Console | None = None,
+) -> Worked:
+    """Train units of a plan that no other process holds; any number of processes may do so at once.
+
+    Parameters
+    ----------
+    recipe, epochs : those of the plan.
+    to : the zoo's folder, which all processes share.
+    unit : the name of one unit; by default all.
+    share : ``(i, n)`` for every n-th unit, from the i-th, counted from 0.
+    seconds : stop after these, when the state is saved; another ``work`` carries on.
+    device : by default the plan's.
+    folder, threads, save_seconds : as for ``builders.build.build``.
+
+    Raises
+    ------
+    Interrupted
+        On Ctrl-C or SIGTERM, after the state was saved.
+    ZooError
+        There is no plan, it is another recipe's, or of other data; or there is no such unit.
+
+    Notes
+    -----
+    A unit whose process gives no sign of life for three minutes is taken over from its last saved state. One that
+    fails is left to the next ``work``; after five times without progress it is set aside, until its file
+    ``.failures.json`` is removed. Its log has the tracebacks.
+    """
+    recipe = Recipe.of(recipe, epochs)
+    console = console or Console()
+    source = sources.load(recipe, folder)
+    root = Path(to).absolute()
+    build_folder, settled = _settled(root, recipe)
+    if settled.dataset_digest != source.digest:
+        step = "Name the folder of the data that it was planned with by --data."
+        raise ZooError(Problem(str(root), "data of the plan", settled.dataset_digest, source.digest, step))
+    end = None if seconds is None else time.monotonic() + seconds
+    where = device or settled.device
+    with (
+        catch_stop_signals() as asked,
+        open_trainer(recipe, source, device=where, engine=settled.engine, threads=threads) as trainer,
+        counter_of(where) as counter,
+    ):
+
+        def should_stop() -> bool:
+            return asked() or (end is not None and time.monotonic() >= end)
+
+        job = _SharedTraining(build_folder, trainer, settled.engine, save_seconds, should_stop, counter, settled)
+        wanted = _chosen(settled.units, unit, share, location=str(root))
+        lacking = lacking_units(root, read_zoo(root, recipe), recipe, settled)
+        todo = [item for item in wanted if item in lacking and not job.is_finished(item)]
+        todo = [item for item in todo if len(_failures(build_folder, item.name)) < ATTEMPTS]
+        taken, spent = 0, 0.0
+        try:
+            taken, spent = job.train(todo, console)
+        except Interrupted:
+            if asked():
+                raise
+        except ZooError:
+            # another process has merged the last units and removed the folder
+            if build_folder.folder.exists():
+                raise
+    done = [item for item in todo if item.name in job.finished_here]
+    left = [item for item in wanted if item in lacking and not (item in done or job.is_finished(item))]
+    if not build_folder.folder.exists():
+        left = []
+    members = sum(len(item.seeds) for item in done)
+    return Worked(len(done), members, len(left), tuple(job.failures_here.items()), taken, spent)
+
+
+def merge(recipe: Recipe | str | Path, to: str | Path, *, epochs: int | None = None) -> Merged:
+    """Add the units that are finished to the zoo, in parts of at most 32 GiB, and remove their files.
+
+    Killed at any moment, the next call carries on; nothing is added twice.
+
+    Raises
+    ------
+    ZooError
+        There is no plan, or another process merges.
+    """
+    recipe = Recipe.of(recipe, epochs)
+    root = Path(to).absolute()
+    build_folder, settled = _settled(root, recipe)
+    parts: list[str] = []
+    count = checkpoints = 0
+    with _one_merge(build_folder, root):
+        units = lacking_units(root, read_zoo(root, recipe), recipe, settled)
+        lacking = {unit.name for unit in units}
+        # of a process that was killed behind a part
+        for unit in settled.units:
+            if unit.name not in lacking:
+                build_folder.forget(unit)
+        ready = [unit for unit in units if build_folder.is_kept(unit, settled.keep_steps[-1])]
+        for group in _groups(ready, recipe.arch.nbytes * len(settled.keep_steps)):
+            part, added = merge_units(root, build_folder, group, settled.keep_steps)
+            if part is not None:
+                parts.append(part)
+            count, checkpoints = count + len(group), checkpoints + added
+            for unit in group:
+                build_folder.forget(unit)
+        left = len(units) - len(ready)
+        if not left:
+            build_folder.remove()
+    if parts:
+        write_page(root)
+    return Merged(tuple(parts), count, checkpoints, left)
+
+
+def status(to: str | Path) -> tuple[BuildStatus, ...]:
+    """What the builds in a zoo's folder have done.
+
+    Raises
+    ------
+    ZooError
+        There is no such folder, or a plan cannot be read.
+    """
+    root = Path(to).absolute()
+    if not root.is_dir():
+        raise ZooError(Problem(str(root), "a zoo", "a folder", "nothing", "Plan a build there first."))
+    plans = sorted((root / WORK_FOLDER).glob("*/plan.json"))
+    return tuple(found for path in plans if (found := _status_of(root, path)) is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class _SharedTraining(MemberTraining):
+    """The training of units beside other processes: one that fails stops no other."""
+
+    failures_here: dict[str, str] = field(default_factory=dict)
+    finished_here: set[str] = field(default_factory=set)
+
+    def finish(self, unit: Unit) -> None:
+        """See ``UnitTraining``."""
+        self.finished_here.add(unit.name)
+        _failures_path(self.build_folder, unit.name).unlink(missing_ok=True)
+
+    def failed(self, unit: Unit, step: int, error: Exception) -> None:
+        """Note the failure, and go on."""
+        if not self.build_folder.folder.exists():
+            raise error
+        self.failures_here[unit.name] = f"{type(error).__name__}: {error}"
+        note_failure(self.build_folder, unit.name, step, error)
+
+
+def note_failure(build_folder: BuildFolder, unit: str, step: int, error: Exception) -> None:
+    """Count a failure of a unit, with its traceback in the unit's log."""
+    text = "".join(traceback.format_exception(error))
+    with (build_folder.folder / f"{unit}.log").open("a") as log:
+        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} at step {step}\n{text}\n")
+    # those at an earlier step do not count: it has made progress since
+    before = [item for item in _failures(build_folder, unit) if item.get("step") == step]
+    noted = [*before, {"step": step, "error": f"{type(error).__name__}: {error}"[:500]}]
+    write_file(_failures_path(build_folder, unit), json.dumps(noted).encode())
+
+
+def _failures_path(build_folder: BuildFolder, unit: str) -> Path:
+    return build_folder.folder / f"{unit}.failures.json"
+
+
+def _failures(build_folder: BuildFolder, unit: str) -> list[dict[str, Any]]:
+    try:
+        noted = json.loads(_failures_path(build_folder, unit).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return []
+    return [item for item in noted if isinstance(item, dict)] if isinstance(noted, list) else []
+
+
+def _settled(root: Path, recipe: Recipe) -> tuple[BuildFolder, BuildPlan]:
+    """The plan of a recipe in a zoo's folder."""
+    build_folder = BuildFolder(root / WORK_FOLDER / recipe.prefix)
+    settled = build_folder.settle_plan(None, BuildPlan) if build_folder.folder.is_dir() else None
+    if settled is None:
+        step = f"Plan it first: python -m builders plan {recipe.name} --members N --to {root}."
+        raise ZooError(Problem(str(root), f"plan of {recipe.prefix}", "one", "none", step))
+    return build_folder, settled
+
+
+def _chosen(units: Sequence[Unit], name: str | None, share: tuple[int, int] | None, *, location: str) -> list[Unit]:
+    """The units that were asked for."""
+    if name is not None:
+        chosen = [unit for unit in units if unit.name == name]
+        if not chosen:
+            got, step = f"none; there are {units[0].name} to {units[-1].name}", "python -m builders status lists them."
+            raise ZooError(Problem(location, f"unit {name!r}", "one of the plan", got, step))
+        return chosen
+    if share is None:
+        return list(units)
+    number, count = share
+    if not 0 <= number < count:
+        step = "The first of four is 0/4, the last 3/4."
+        raise ZooError(Problem(location, "share", "I/N with I from 0 to N - 1", f"{number}/{count}", step))
+    return list(units)[number::count]
+
+
+@contextmanager
+def _one_merge(build_folder: BuildFolder, root: Path) -> Iterator[None]:
+    claims = Claims(build_folder.folder)
+    with claims.held(MERGE) as claim:
+        if claim is None:
+            holder = claims.holder(MERGE)
+            got = "another" if holder is None else f"process {holder.process} on {holder.host}"
+            raise ZooError(Problem(str(root), "merge", "no other one at work", got, "Wait for it to end, or stop it."))
+        yield
+
+
+def _groups(units: Sequence[Unit], member_bytes: int) -> Iterator[list[Unit]]:
+    """Units in groups of at most ``MAX_PART_BYTES``, or one."""
+    group: list[Unit] = []
+    for unit in units:
+        members = sum(len(item.seeds) for item in group) + len(unit.seeds)
+        if group and members * member_bytes > MAX_PART_BYTES:
+            yield group
+            group = []
+        group.append(unit)
+    if group:
+        yield group
+
+
+def _status_of(root: Path, path: Path) -> BuildStatus | None:
+    """The status of one plan; None of one of draws, or of a build that ended at this moment."""
+    build_folder = BuildFolder(path.parent)
+    try:
+        content, _ = unseal(path.read_bytes(), location=str(path))
+        if "unit_size" not in content or "seeds" not in content or "keep_steps" not in content:
+            return None
+        settled = build_folder.settle_plan(None, BuildPlan)
+        names = {item.name for item in build_folder.folder.iterdir()}
+        holders = Claims(build_folder.folder).holders()
+        seconds = max(0.0, time.time() - path.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+    assert settled is not None
+    merged = set(read_contents(Folder(root)).raw.rows["unit"].to_pylist())
+    last = settled.keep_steps[-1]
+    units: list[UnitStatus] = []
+    for unit in settled.units:
+        holder = holders.get(unit.name)
+        attempts = len(_failures(build_folder, unit.name)) if f"{unit.name}.failures.json" in names else 0
+        if unit.name in merged:
+            state = "merged"
+        elif f"{unit.name}-{last:06d}.kept.safetensors" in names:
+            state = "finished"
+        elif holder is not None:
+            state = "running" if holder.alive else "silent"
+        else:
+            state = "set aside" if attempts >= ATTEMPTS else "waiting"
+        units.append(UnitStatus(unit.name, len(unit.seeds), state, holder, attempts))
+    return BuildStatus(settled.prefix, tuple(units), last, seconds)

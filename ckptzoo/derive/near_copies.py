@@ -1,0 +1,269 @@
+"""Checkpoints that compute nearly the same: copies that were rounded, shifted or covered with noise. Needs torch."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo import archs
+from ckptzoo.derive.checks import import_with_torch
+from ckptzoo.derive.concurrency import in_order
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.stream import Batch
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.text import Progress
+
+INPUTS = 64
+"""Standard normal inputs, the same for every checkpoint."""
+LEAST_MEMBERS = 8
+"""Independent members without which nothing is known of how far apart they are."""
+MAX_MEMBERS = 1024
+"""Members whose distances are measured, spread evenly over the zoo."""
+SHARE = 0.1
+"""Pairs nearer than this share of the first percentile of distances between independent members are reported.
+
+In ``cards/mnist-optunet`` the percentile is 0.227 and the nearest two of 2,048 members are at 0.034; of copies rounded
+to float16 the farthest is at 0.003 from its original, of copies with noise of 1e-4 at 0.002, of 1e-3 at 0.021.
+"""
+_BATCH_BYTES = 8 * 2**20
+"""Weights that are evaluated at a time, or one checkpoint."""
+_STACK, _STACK_BYTES = 64, 2**20
+"""Checkpoints that go through the network at once, at most, and their weights, or one checkpoint."""
+_PAIRS_AT_A_TIME = 2**22
+
+
+@dataclass(frozen=True)
+class NearPair:
+    """Two checkpoints with nearly the same outputs.
+
+    Parameters
+    ----------
+    ids : of both.
+    distance : of their outputs, from 0 to 1 (``points``).
+    """
+
+    ids: tuple[str, str]
+    distance: float
+
+
+@dataclass(frozen=True)
+class NearCopies:
+    """What ``near_copies`` found.
+
+    Parameters
+    ----------
+    pairs : the nearest first.
+    threshold : the distance below which pairs are reported.
+    compared : the number of checkpoints.
+    """
+
+    pairs: tuple[NearPair, ...]
+    threshold: float
+    compared: int
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Checkpoints by their outputs.
+
+    Parameters
+    ----------
+    ids : of N checkpoints.
+    origins : (N,) what they stem from; those with one origin are not independent.
+    values : (N, D) float64, so that Euclidean distances are those of the outputs; NaN for outputs that are not finite.
+    """
+
+    ids: tuple[str, ...]
+    origins: NDArray[Any]
+    values: NDArray[np.float64]
+
+    def threshold(self) -> float | None:
+        """A tenth of the first percentile of distances between independent checkpoints; None where these are too few.
+
+        One checkpoint of each origin counts, the last one. Of those nearer than a tenth of the median the first counts,
+        or copies would make copies seem independent.
+        """
+        _, last = np.unique(self.origins[::-1], return_index=True)
+        rows = np.sort(len(self.origins) - 1 - last)
+        rows = rows[np.isfinite(self.values[rows]).all(axis=1)]
+        if len(rows) < LEAST_MEMBERS:
+            return None
+        spread = np.linspace(0, len(rows) - 1, min(len(rows), MAX_MEMBERS)).round().astype(np.int64)
+        values = self.values[rows[spread]]
+        distances = np.sqrt(_squares(values, values))
+        below = np.triu(distances < SHARE * np.median(distances[np.triu_indices(len(values), 1)]), 1)
+        distances = distances[np.ix_(*2 * [~below.any(axis=0)])]
+        return SHARE * float(np.quantile(distances[np.triu_indices(len(distances), 1)], 0.01))
+
+    def near(self, others: "Points", threshold: float) -> list[NearPair]:
+        """Pairs of one of these and one of others that are nearer than a threshold and of different origins.
+
+        Each pair once where the others are these.
+        """
+        pairs: list[NearPair] = []
+        step = max(1, _PAIRS_AT_A_TIME // max(1, len(others.ids)))
+        for start in range(0, len(self.ids), step):
+            some = slice(start, start + step)
+            # the squares are rounded at 1e-16 of 1, so distances below 1e-8 are not told apart, which is enough here
+            close = _squares(self.values[some], others.values) < threshold**2
+            close &= self.origins[some, None] != others.origins[None, :]
+            for row, other in zip(*np.nonzero(close), strict=True):
+                if others is self and other <= start + row:
+                    continue
+                distance = float(np.linalg.norm(self.values[start + row] - others.values[other]))
+                pairs.append(NearPair((self.ids[start + row], others.ids[other]), distance))
+        return sorted(pairs, key=lambda pair: (pair.distance, pair.ids))
+
+
+def near_copies(zoo: Zoo, *, module: Any = None, progress: Progress | None = None) -> NearCopies:
+    """The members of a zoo whose outputs are nearer to one another than those of independent members are.
+
+    A copy that was rounded to float16, whose softmax was shifted, or that has a little noise on its weights is another
+    network for ``dedupe``, but answers nearly the same on any inputs: here on 64 standard normal ones. The distance
+    of two checkpoints is that of ``points``. Reported is what is nearer than a tenth of the first percentile of all
+    distances; who looks at a pair decides whether it is a copy.
+
+    Parameters
+    ----------
+    zoo : a zoo, or a selection of it, of at least 8 members; the last step of each counts.
+    module : the network as a torch module, for one that is not in ``ckptzoo.archs``.
+    progress : called after every batch with the checkpoints that have been evaluated.
+
+    Raises
+    ------
+    ZooError
+        No forward function is known, or no input shape; or there are fewer than 8 members.
+    MissingExtraError
+        torch is not installed.
+
+    Notes
+    -----
+    64 forward passes a checkpoint and one read of the weights; 8 bytes times 64 times the number of outputs for each
+    checkpoint. Pairs of one member, or of draws around one mode, are not compared. Tested in
+    tests/derive/test_near_copies.py.
+
+    Examples
+    --------
+    >>> near_copies(ckptzoo.open("cards/mnist-optunet")).pairs  # doctest: +SKIP
+    ()
+    """
+    members = zoo.last_steps()
+    found = points(members, seeded_inputs(zoo.arch), module=module, progress=progress)
+    threshold = found.threshold()
+    if threshold is None:
+        step = "Compare them with dedupe, which needs no others."
+        got = str(len(set(found.origins.tolist())))
+        raise ZooError(Problem(zoo.name, "independent members", f"at least {LEAST_MEMBERS}", got, step))
+    return NearCopies(tuple(found.near(found, threshold)), threshold, len(members))
+
+
+def seeded_inputs(arch: Architecture) -> NDArray[np.float32]:
+    """(64, *input_shape) standard normal inputs, always the same.
+
+    Raises
+    ------
+    ZooError
+        The architecture has no input shape.
+    """
+    if arch.input_shape is None:
+        step = "Nothing can be evaluated without it; the zoo's architecture.json would have to say it."
+        raise ZooError(Problem(arch.name, "input shape", "one", "none", step))
+    generator = np.random.default_rng(np.random.SeedSequence(0))
+    return generator.standard_normal((INPUTS, *arch.input_shape)).astype(np.float32)
+
+
+def points(
+    zoo: Zoo,
+    inputs: NDArray[np.float32],
+    others: Sequence[tuple[Collection[str], NDArray[np.float32]]] = (),
+    *,
+    module: Any = None,
+    progress: Progress | None = None,
+) -> Points:
+    """Evaluate checkpoints and place them so that distances are those of their outputs.
+
+    The distance of two checkpoints with class probabilities p and q, softmaxes of their outputs, is
+
+        d = sqrt(mean_b (1/2) sum_c (sqrt(p_bc) - sqrt(q_bc))^2)
+
+    over inputs b and classes c: the root of the mean squared Hellinger distance, from 0 to 1. A shift of all outputs
+    of an input by one number leaves it alone.
+
+    Parameters
+    ----------
+    inputs : (B, *input_shape), as the networks take them.
+    others : ids of checkpoints that take the same inputs in another form, and those.
+    module, progress : as ``near_copies`` takes them.
+    """
+    if module is None and not archs.known(zoo.arch.forward):
+        step = "Name your own: --module FILE.py:NAME, or module=... from Python."
+        raise ZooError(Problem(zoo.name, "network", "one of ckptzoo.archs", repr(zoo.arch.name), step))
+    forward_module = import_with_torch("forward")
+    forward = forward_module.Forward(zoo.arch, module)
+    stack = max(1, min(_STACK, _STACK_BYTES // zoo.arch.nbytes))
+
+    def evaluate(batch: Batch, seen: NDArray[np.float32]) -> NDArray[np.float64]:
+        weights = {name: np.asarray(batch[name]) for name in zoo.arch.names}
+        outputs: list[NDArray[np.float64]] = []
+        for start in range(0, len(batch.ids), stack):
+            some = {name: array[start : start + stack] for name, array in weights.items()}
+            parts = forward.outputs(some, forward.batches(seen, INPUTS), stacked=stack > 1)
+            values = np.concatenate([part.double().numpy() for part in parts], axis=1)
+            outputs.append(values[:, : len(seen)])
+        return _placed(np.concatenate(outputs))
+
+    ids, rows_of = zoo.ids, {name: row for row, name in enumerate(zoo.ids)}
+    forms = [(sorted(rows_of[name] for name in named if name in rows_of), seen) for named, seen in others]
+    other_rows = {row for rows, _ in forms for row in rows}
+    forms.insert(0, ([row for row in range(len(ids)) if row not in other_rows], inputs))
+    values: NDArray[np.float64] | None = None
+    done = 0
+    with forward_module.one_thread():
+        for rows, seen in forms:
+            start = 0
+            batches = zoo.take(np.array(rows, np.int64)).batches(max_bytes=_BATCH_BYTES) if rows else iter(())
+            for found in in_order(lambda batch, seen=seen: evaluate(batch, seen), batches):
+                values = np.full((len(ids), found.shape[1]), np.nan) if values is None else values
+                values[rows[start : start + len(found)]] = found
+                start, done = start + len(found), done + len(found)
+                if progress is not None:
+                    progress(done, len(ids))
+    return Points(tuple(ids), origins(zoo), np.zeros((len(ids), 0)) if values is None else values)
+
+
+def stored_points(zoo: Zoo, logits: Iterator[tuple[slice, NDArray[Any]]], examples: int) -> Points:
+    """As ``points``, of stored outputs.
+
+    Parameters
+    ----------
+    logits : places of checkpoints in the zoo, and their outputs (K, examples, classes).
+    """
+    values: NDArray[np.float64] | None = None
+    for places, outputs in logits:
+        found = _placed(np.asarray(outputs[:, :examples], np.float64))
+        values = np.full((len(zoo), found.shape[1]), np.nan) if values is None else values
+        values[places] = found
+    return Points(tuple(zoo.ids), origins(zoo), np.zeros((len(zoo), 0)) if values is None else values)
+
+
+def origins(zoo: Zoo) -> NDArray[Any]:
+    """(N,) what each checkpoint stems from: the mode that a draw is taken around, else the member."""
+    table = zoo.metadata.select(["id", "member", "mode"]).to_pylist()
+    return np.array([row["mode"] or row["member"] or row["id"] for row in table], object)
+
+
+def _placed(outputs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(K, B * C) roots of the softmax of outputs (K, B, C), divided by the root of 2 B."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        exponentials = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+        probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return np.sqrt(probabilities).reshape(len(outputs), -1) / np.sqrt(2 * outputs.shape[1])
+
+
+def _squares(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(N, M) squared distances of rows."""
+    norms = [np.square(values).sum(axis=1) for values in (first, second)]
+    return np.maximum(norms[0][:, None] + norms[1][None, :] - 2 * first @ second.T, 0)

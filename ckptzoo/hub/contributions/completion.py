@@ -1,0 +1,142 @@
+"""What a merged contribution leaves to do: figures that its review measured, its variants and predictions, the page."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ckptzoo.derive import derive, predict
+from ckptzoo.errors import ZooError
+from ckptzoo.format.files import Folder
+from ckptzoo.format.maintenance import add_measured
+from ckptzoo.format.reader import read_contents
+from ckptzoo.hub.client import Client
+from ckptzoo.hub.contributions.evaluation import COLUMNS, Figures
+from ckptzoo.hub.contributions.inputs import inputs_of
+from ckptzoo.hub.contributions.run_checks import StageProgress
+from ckptzoo.hub.contributions.target_zoo import open_target
+from ckptzoo.hub.push import push
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema import layout
+from ckptzoo.symmetry import GAUGES
+from ckptzoo.text import Progress
+
+
+def complete(
+    client: Client,
+    repo: str,
+    folder: Path,
+    measured: Mapping[str, Figures],
+    *,
+    derives: bool,
+    network: Any = None,
+    data: str | Path | None = None,
+    progress: StageProgress | None = None,
+) -> tuple[str, ...]:
+    """Publish what follows from parts that were merged, with the zoo's page and snapshot.
+
+    Parameters
+    ----------
+    repo : the zoo, as it is after the merge.
+    folder : a zoo of its documents and the merged parts alone; what follows from them is written into it.
+    measured : figures by id, for those rows that have no accuracy.
+    derives : whether the new checkpoints get every variant and every set of predictions that the zoo has.
+    network : as a torch module, for one that is not in ``ckptzoo.archs``.
+    data : folder of test sets.
+    progress : called with the stage, how much of it is done, and how much there is.
+
+    Returns
+    -------
+    Notes on what could not be done, each with what to do.
+
+    Raises
+    ------
+    ZooError
+        Nothing could be published; the merge stands.
+    """
+    zoo = open_target(client, repo, client.listing(repo))
+    _add_figures(folder, measured, client.whoami().name)
+    notes: list[str] = []
+    if derives:
+        steps: list[tuple[str, str, Callable[[Any, Progress | None], None]]] = [
+            *(("deriving", gauge, partial(_derive, zoo, folder, gauge)) for gauge in zoo.gauges),
+            *(("predicting", inputs, partial(_predict, zoo, folder, inputs, data)) for inputs in zoo.predicted),
+        ]
+        for stage, name, make in steps:
+            try:
+                make(network, None if progress is None else partial(progress, f"{stage} {name}"))
+            except ZooError as error:
+                notes.append(f"merged, but {name} was not made for the new checkpoints: {error}")
+    _renumber(folder, zoo)
+    pushed = push(
+        folder,
+        repo,
+        endpoint=client.endpoint,
+        token=client.token,
+        retry_policy=client.retry_policy,
+        progress=None if progress is None else partial(progress, "uploading"),
+    )
+    return (*notes, *pushed.notes)
+
+
+def _add_figures(folder: Path, measured: Mapping[str, Figures], by: str) -> None:
+    """Store the figures of rows that have no accuracy."""
+    contents = read_contents(Folder(folder))
+    accuracies = contents.raw.rows["test_accuracy"].to_pylist()
+    units = [part.digest for part in contents.raw.parts for _ in range(part.rows)]
+    rows: list[dict[str, Any]] = [
+        {"id": name, "unit": unit, "by": by, **_finite(measured[name])}
+        for name, unit, accuracy in zip(contents.ids.to_pylist(), units, accuracies, strict=True)
+        if accuracy is None and name in measured
+    ]
+    add_measured(folder, rows, {})
+
+
+def _finite(figures: Figures) -> dict[str, float]:
+    """The figures that are numbers: those of networks whose outputs are not finite are none."""
+    return {column: figures[column] for column in COLUMNS if math.isfinite(figures[column])}
+
+
+def _derive(zoo: Zoo, folder: Path, gauge: str, network: Any, progress: Progress | None) -> None:
+    """Derive the parts in a folder as the zoo's other parts are."""
+    tree = zoo.contents.derived(gauge)
+    version, ours = tree.parts[-1].facts.get("version"), GAUGES.get(gauge)
+    if ours is None or ours.version != version:
+        raise ZooError(f"the zoo has version {version} of this gauge. Derive the zoo in its folder, and push it.")
+    shards = map(layout.SHARD_NAME.fullmatch, tree.outline["file"].unique().to_pylist())
+    store = "weights" if any(shard is not None and shard[1] == gauge for shard in shards) else "element"
+    derive(folder, gauge=gauge, store=store, module=network, progress=progress)
+
+
+def _predict(
+    zoo: Zoo, folder: Path, inputs: str, data: str | Path | None, network: Any, progress: Progress | None
+) -> None:
+    """Evaluate the parts in a folder on a set of inputs, scaled as the zoo's rows say."""
+    added = read_contents(Folder(folder)).ids.to_pylist()
+    seen = inputs_of(zoo.where(("id", "in", added)), inputs, data=data)
+    predict(
+        folder,
+        seen.inputs,
+        set=inputs,
+        targets=seen.targets,
+        others=seen.others,
+        module=network,
+        progress=progress,
+    )
+
+
+def _renumber(folder: Path, zoo: Zoo) -> None:
+    """Give the derived parts in a folder the numbers behind those of the zoo; digests do not cover numbers."""
+    for path in _trees(folder):
+        known = list(zoo.contents.derived_parts.get(path.name, ()))
+        for part in sorted(path.iterdir()):
+            number = layout.next_sequence(known, location=f"{layout.DERIVED}/{path.name}")
+            renamed = f"{number:06d}{part.name[6:]}"
+            part.rename(path / renamed)
+            known.append(renamed)
+
+
+def _trees(folder: Path) -> Iterator[Path]:
+    derived = folder / layout.DERIVED
+    yield from sorted(derived.iterdir()) if derived.is_dir() else ()

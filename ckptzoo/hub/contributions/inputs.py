@@ -1,0 +1,117 @@
+"""The images of a test set as the networks of a zoo take them: scaled and shaped as in their training."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo import image_sets
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.hub.contributions.evaluation import Evaluation, evaluation_of
+from ckptzoo.image_sets import ImageSet
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.metadata import parse_extra
+from ckptzoo.text import counted
+
+
+@dataclass(frozen=True)
+class ZooInputs:
+    """The images of a set as the networks of a zoo take them.
+
+    Parameters
+    ----------
+    inputs : (N, *input_shape) float32, scaled as the first row of the zoo that says how.
+    targets : (N,) labels; None for another data set than that of the networks, corrupted or not.
+    others : for each other scaling that rows name, their ids, and the same images scaled so.
+    """
+
+    inputs: NDArray[np.float32]
+    targets: NDArray[np.int64] | None
+    others: tuple[tuple[frozenset[str], NDArray[np.float32]], ...] = ()
+
+
+def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInputs:
+    """The images of a set, scaled for each checkpoint as those that it was trained on, and their labels.
+
+    Rows that do not say how pixels are scaled follow those of their recipe, or all others where these agree.
+
+    Parameters
+    ----------
+    zoo : its rows say how pixels are scaled; a selection of those that matter.
+    name : the set, ``<data set>/test``, such as ``mnist/test``, ``cifar100/test`` or ``digits/test``;
+        ``svhn/test-10000`` for its first 10,000 examples; ``cifar100-c/fog-3`` for images under a corruption, with its
+        severity.
+    data : where test sets are, as ``ckptzoo.image_sets.find`` takes it.
+
+    Raises
+    ------
+    ZooError
+        There is no such set on this machine, no row says how pixels are scaled, rows differ in it and some do not say
+        it, or rows were trained on different data sets.
+    """
+    first, ids_of_others = _evaluations(zoo)
+    test_set = image_sets.find_named(name, data)
+    what, dataset = f"set of inputs {name!r}", name.partition("/")[0]
+    if test_set is None:
+        folder = image_sets.folder_of(data)
+        got = "no folder to look in" if folder is None else f"none in {folder} nor in {folder / dataset}"
+        step = f"Name the folder that holds it with --data or {image_sets.FOLDER_VARIABLE}."
+        raise ZooError(Problem(zoo.name, what, "its files on this machine", got, step))
+    others = tuple((ids, _scaled(zoo, what, test_set, evaluation)) for evaluation, ids in ids_of_others.items())
+    # corrupted images have the labels of the others
+    is_own_dataset = first.dataset == dataset.removesuffix("-c")
+    return ZooInputs(_scaled(zoo, what, test_set, first), test_set.labels if is_own_dataset else None, others)
+
+
+def _scaled(zoo: Zoo, what: str, test_set: ImageSet, evaluation: Evaluation) -> NDArray[np.float32]:
+    channels = test_set.images.shape[1]
+    expected_channels = max(len(evaluation.mean), len(evaluation.std))
+    if expected_channels not in (1, channels):  # one number is for all channels
+        expected = f"images of {expected_channels} channels, as the networks take"
+        raise ZooError(Problem(zoo.name, what, expected, str(channels), "Choose another set."))
+    inputs = test_set.normalized(evaluation.mean, evaluation.std)
+    shape = zoo.arch.input_shape
+    fits = shape is not None and np.prod(shape) == np.prod(inputs.shape[1:])
+    return inputs.reshape(-1, *shape) if shape is not None and fits else inputs
+
+
+def _dataset(evaluation: Evaluation) -> str:
+    return evaluation.dataset.lower().rpartition("/")[2]
+
+
+def _evaluations(zoo: Zoo) -> tuple[Evaluation, Mapping[Evaluation, frozenset[str]]]:
+    """How the pixels of the first row that says it are scaled, and the ids of the rows with each other scaling.
+
+    Of all checkpoints of the zoo, so that the first is the same for every selection.
+    """
+    columns = zoo.contents.raw.rows.select(["id", "dataset", "extra", "recipe"]).to_pylist()
+    found = (evaluation_of(parse_extra(row["extra"]) or {}, row["dataset"]) for row in columns)
+    # ylecun/mnist and mnist are one data set
+    stated = [None if item is None else replace(item, dataset=_dataset(item)) for item in found]
+    by_recipe: dict[str | None, set[Evaluation]] = {}
+    for row, evaluation in zip(columns, stated, strict=True):
+        if evaluation is not None:
+            by_recipe.setdefault(row["recipe"], set()).add(evaluation)
+    kinds = list(dict.fromkeys(evaluation for evaluation in stated if evaluation is not None))
+    where = "Choose others with --where, or scale the images yourself and call ckptzoo.derive.predict."
+    if not kinds:
+        raise ZooError(Problem(zoo.name, "scaling of the pixels", "one in the rows", "no row that says it", where))
+    chosen, ids_of = set(zoo.ids), dict[Evaluation, set[str]]()
+    silent: list[str] = []
+    for row, evaluation in zip(columns, stated, strict=True):
+        if evaluation is None:
+            followed = by_recipe.get(row["recipe"], set()) if row["recipe"] is not None else set[Evaluation]()
+            (evaluation,) = followed if len(followed) == 1 else kinds if len(kinds) == 1 else (None,)
+        if evaluation is not None:
+            ids_of.setdefault(evaluation, set()).add(row["id"])
+        elif row["id"] in chosen:
+            silent.append(row["id"])
+    if silent:
+        got = f"{len(kinds)} kinds, and {counted(len(silent), 'row')} that say nothing, such as {silent[0]!r}"
+        raise ZooError(Problem(zoo.name, "scaling of the pixels", "one in every row", got, where))
+    used = [evaluation for evaluation in kinds if not chosen.isdisjoint(ids_of[evaluation])]
+    if len(datasets := {evaluation.dataset for evaluation in used}) > 1:
+        raise ZooError(Problem(zoo.name, "data set", "one for all rows", " and ".join(sorted(datasets)), where))
+    return kinds[0], {evaluation: frozenset(ids_of[evaluation]) for evaluation in kinds[1:]}

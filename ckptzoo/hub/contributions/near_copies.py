@@ -1,0 +1,134 @@
+"""Whether a contributed checkpoint computes nearly what one of the zoo does: a copy that was rounded or has noise."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.derive.near_copies import INPUTS, LEAST_MEMBERS, NearPair, points, seeded_inputs, stored_points
+from ckptzoo.errors import ZooError
+from ckptzoo.hub.contributions.inputs import ZooInputs, inputs_of
+from ckptzoo.hub.contributions.report import Check
+from ckptzoo.hub.contributions.target_zoo import COMPARED_BYTES, TargetZoo
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.layout import predictions_name
+from ckptzoo.text import Progress, size
+
+NAME = "near copies"
+MAX_CANDIDATES = 8
+"""Checkpoints of a large zoo that are evaluated for each contributed one, the nearest by their stored outputs."""
+_SHOWN = 4
+
+
+def check_near_copies(
+    zoo: Zoo,
+    target: TargetZoo,
+    *,
+    without: Collection[str] = (),
+    network: Any = None,
+    data: str | Path | None = None,
+    accepted: bool = False,
+    progress: Progress | None = None,
+) -> Check:
+    """Contributed checkpoints do not compute nearly the same as others, of the contribution or of the zoo.
+
+    How near is said by the distances between independent members of the zoo (``ckptzoo.derive.near_copies``). A small
+    zoo is evaluated from its weights; of a large one the outputs that it stores say which checkpoints may be near, and
+    their weights decide, on the same inputs.
+
+    Parameters
+    ----------
+    zoo : what is contributed.
+    target : the zoo that it is contributed to.
+    without : contributed checkpoints that are known to be copies.
+    network : as a torch module; by default that of ``ckptzoo.archs``.
+    data : folder of test sets.
+    accepted : whether somebody has looked at the pairs and takes them for different networks.
+
+    Returns
+    -------
+    A check that names the pairs; not done where nothing can be compared.
+    """
+    kept = zoo.take(np.array([row for row, name in enumerate(zoo.ids) if name not in without], np.int64))
+    try:
+        if target.small:
+            inputs = seeded_inputs(zoo.arch)
+            theirs = points(target.zoo, inputs, module=network, progress=progress)
+            mine = points(kept, inputs, module=network)
+            threshold = theirs.threshold()
+            pairs = [] if threshold is None else [*mine.near(mine, threshold), *mine.near(theirs, threshold)]
+        else:
+            threshold, pairs = _by_stored_outputs(kept, target.zoo, network, data)
+    except ZooError as error:
+        return Check(NAME, "not done", str(error))
+    if threshold is None:
+        return Check(NAME, "not done", f"the zoo has fewer than {LEAST_MEMBERS} independent members to compare with")
+    if not pairs:
+        return Check(NAME, "passed", f"none nearer than {threshold:.3g}, a tenth of what independent members are apart")
+    shown = "; ".join(f"{pair.ids[0]} and {pair.ids[1]}: {pair.distance:.2g}" for pair in pairs[:_SHOWN])
+    more = f"; and {len(pairs) - _SHOWN:,} more" if len(pairs) > _SHOWN else ""
+    said = f"outputs nearer than {threshold:.2g}, a tenth of what independent members are apart: {shown}{more}"
+    step = "Look at them; merge with --accept-near-copies if these are different networks."
+    return Check(NAME, "passed", f"accepted: {said}") if accepted else Check(NAME, "failed", f"{said}. {step}")
+
+
+def _by_stored_outputs(
+    mine: Zoo, theirs: Zoo, network: Any, data: str | Path | None
+) -> tuple[float | None, list[NearPair]]:
+    """The threshold and the pairs below it, where a zoo is too large to be evaluated.
+
+    Raises
+    ------
+    ZooError
+        It stores no outputs on inputs that are on this machine.
+    """
+    name, seen = _stored_set(mine, theirs, data)
+    kept = theirs.having(name)
+    outputs = kept.predictions(name)
+
+    def logits() -> Iterator[tuple[slice, NDArray[Any]]]:
+        start = 0
+        for batch in outputs.stream(remainder="keep"):
+            yield slice(start, start + len(batch.ids)), batch["logits"]
+            start += len(batch.ids)
+
+    stored = stored_points(kept, logits(), INPUTS)
+    threshold = stored.threshold()
+    if threshold is None:
+        return None, []
+    inputs, others = seen.inputs[:INPUTS], [(ids, scaled[:INPUTS]) for ids, scaled in seen.others]
+    own = points(mine, inputs, others, module=network)
+    # outputs are stored in float16, which moves a checkpoint by less than the threshold
+    candidates: dict[str, list[str]] = {}
+    for pair in own.near(stored, 2 * threshold):
+        nearest = candidates.setdefault(pair.ids[0], [])
+        if len(nearest) < MAX_CANDIDATES:
+            nearest.append(pair.ids[1])
+    pairs = own.near(own, threshold)
+    chosen = kept.where(("id", "in", sorted({name for names in candidates.values() for name in names})))
+    if len(chosen):
+        scaled = inputs_of(chosen, name, data=data)
+        shown = [(ids, images[:INPUTS]) for ids, images in scaled.others]
+        pairs += own.near(points(chosen, scaled.inputs[:INPUTS], shown, module=network), threshold)
+    return threshold, sorted(pairs, key=lambda pair: (pair.distance, pair.ids))
+
+
+def _stored_set(mine: Zoo, theirs: Zoo, data: str | Path | None) -> tuple[str, ZooInputs]:
+    """A set of which the zoo stores few bytes of outputs, and its inputs as the contributed checkpoints take them."""
+    reasons: list[str] = []
+    for name in theirs.predicted:
+        facts = theirs.contents.derived(predictions_name(name)).parts[0].facts
+        nbytes = 2 * len(theirs) * facts["examples"] * facts["classes"]
+        if nbytes > COMPARED_BYTES:
+            reasons.append(f"its outputs on {name} have {size(nbytes)}")
+            continue
+        try:
+            return name, inputs_of(mine, name, data=data)
+        except ZooError as error:
+            reasons.append(str(error))
+    nbytes = len(theirs) * theirs.arch.nbytes
+    why = "; ".join(reasons) or "it stores no outputs"
+    step = "Store outputs on a small set, such as mnist/test-64, with ckptzoo predict."
+    raise ZooError(f"the zoo has {size(nbytes)} of weights, too many to evaluate, and {why}. {step}")

@@ -1,0 +1,406 @@
+"""Which checkpoints a condition on their metadata keeps: text, tuples, equalities, a pyarrow expression, or a mask.
+
+Every form but pyarrow's own is checked against the columns' types before anything is read, so that errors speak of
+columns and values.
+"""
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.text import excerpt
+
+Filters = Any
+"""What ``Zoo.where`` takes."""
+
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_SYMBOLS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Is: "is",
+    ast.IsNot: "is not",
+    ast.In: "in",
+    ast.NotIn: "not in",
+}
+_OPERATORS = (*_COMPARE, "in", "not in")
+"""Those of ``(column, operator, value)``; ``=`` is ``==``, as in pyarrow."""
+_PYTHON_WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
+"""What SQL and JSON call Python's constants."""
+_MAX_CONDITION = 10_000
+_STEP = "Write, for example, test_accuracy > 0.8 and seed < 500."
+_LISTED = "Write, for example, seed in [1, 2]."
+_AND = "Write and, or and not, or brackets round each comparison: (seed > 1) & (seed < 3)."
+
+_EXAMPLES = {
+    "number": "seed == 3",
+    "text": "dataset == 'name'",
+    "truth": "diverged == False",
+    "time": "created >= '2024-01-31'",
+}
+"""A comparison of every kind of column."""
+_VALUES = {"number": "a number", "text": "a string", "truth": "True or False", "time": "a date"}
+
+
+@dataclass(frozen=True)
+class _Column:
+    name: str
+    type: pa.DataType
+
+    @property
+    def kind(self) -> str:
+        """One of ``_EXAMPLES``."""
+        if pa.types.is_timestamp(self.type):
+            return "time"
+        if pa.types.is_boolean(self.type):
+            return "truth"
+        return "text" if pa.types.is_string(self.type) else "number"
+
+    @property
+    def field(self) -> pc.Expression:
+        """The column's values."""
+        return pc.field(self.name)
+
+    def example(self) -> str:
+        """A condition on this column that is right."""
+        _, rest = _EXAMPLES[self.kind].split(" ", 1)
+        return f"{self.name} {'> 0.8' if pa.types.is_floating(self.type) else rest}"
+
+    def __str__(self) -> str:
+        return f"the column {self.name!r} ({self.type})"
+
+
+def expression(filters: Filters, schema: pa.Schema) -> pc.Expression:
+    """Any accepted form but a mask as one expression over the columns of a schema.
+
+    Raises
+    ------
+    UnknownNameError
+        A column that the metadata lacks.
+    ZooError
+        The filters do not have an accepted form, or compare a column with a value of another type.
+    """
+    if isinstance(filters, pc.Expression):
+        return filters
+    if isinstance(filters, str):
+        return parse(filters, schema)
+    if isinstance(filters, Mapping):
+        return _all(_equality(name, value, schema) for name, value in filters.items())
+    if isinstance(filters, tuple) and filters and isinstance(filters[0], str):
+        filters = [filters]
+    if isinstance(filters, list | tuple):
+        if all(isinstance(item, tuple) for item in filters):
+            return _all(_term(item, schema) for item in filters)
+        if all(isinstance(item, list) for item in filters):
+            return reduce(operator.or_, (_all(_term(term, schema) for term in terms) for terms in filters))
+    raise _malformed(filters)
+
+
+def kept(filters: Filters, count: int) -> NDArray[np.int64] | None:
+    """The positions that a mask keeps; None where the filters are no mask.
+
+    Parameters
+    ----------
+    filters : a list of booleans, or an array of numpy, pyarrow, pandas or torch; nulls are False.
+    count : checkpoints that the mask must be of.
+
+    Raises
+    ------
+    ZooError
+        An array of anything else, or a mask of another length.
+    """
+    if isinstance(filters, pa.Array | pa.ChunkedArray) and pa.types.is_boolean(filters.type):
+        filters = np.asarray(filters.fill_null(False))
+    listed = isinstance(filters, list | tuple) and len(filters) > 0
+    if listed and all(isinstance(item, bool | int | np.bool_ | np.integer) for item in filters):
+        filters = np.asarray(filters)
+    if not hasattr(filters, "__array__"):
+        return None
+    mask = np.asarray(filters)
+    if mask.dtype != bool or mask.shape != (count,):
+        got = f"{mask.dtype} of shape {mask.shape}"
+        step = f"Make it of all {count:,} of them."
+        if np.issubdtype(mask.dtype, np.integer):
+            step = "Positions are taken with zoo.take(positions)."
+        raise ZooError(Problem("where", "mask", f"booleans of shape ({count},), one a checkpoint", got, step))
+    return np.flatnonzero(mask)
+
+
+def columns_in(condition: pc.Expression, columns: list[str]) -> list[str]:
+    """The columns that a condition may read: those whose names are in its text, which pyarrow gives no list of."""
+    words = set(re.findall(r"\w+", str(condition)))
+    return [name for name in columns if name in words]
+
+
+def unfit(condition: pc.Expression, error: pa.ArrowException, schema: pa.Schema) -> ZooError:
+    """The error to raise where pyarrow cannot evaluate an expression that a user made."""
+    if (absent := re.search(r"FieldRef\.Name\((\w+)\)", str(error))) is not None:
+        return UnknownNameError("where", "column", absent[1], schema.names)
+    used = [str(_Column(name, schema.field(name).type)) for name in columns_in(condition, schema.names)]
+    got = f"{excerpt(condition)} of {', '.join(used) or 'no column'}"
+    return ZooError(Problem("where", "expression", "a condition that fits the columns' types", got, _STEP))
+
+
+def parse(text: str, schema: pa.Schema) -> pc.Expression:
+    """A condition in Python's syntax: columns, numbers, strings, comparisons, ``in``, and, or, not. Never evaluated."""
+    if len(text) > _MAX_CONDITION:
+        raise ZooError(Problem("where", "condition", f"at most {_MAX_CONDITION:,} characters", str(len(text)), _STEP))
+    try:
+        return _condition(ast.parse(text.strip(), mode="eval").body, schema)
+    except SyntaxError as error:
+        step = "Compare with ==." if re.search(r"[^=!<>]=[^=]", text) else _STEP
+        if "&&" in text or "||" in text:
+            step = _AND
+        got = error.msg if text.strip() else "nothing"
+        raise ZooError(Problem("where", repr(text[:200]), "a condition", got, step)) from error
+    # the parser raises MemoryError or RecursionError where brackets are nested too deep for it, and ValueError for
+    # null bytes
+    except (RecursionError, MemoryError) as error:
+        raise ZooError(Problem("where", repr(text[:200]), "a condition", "too many brackets", _STEP)) from error
+    except ValueError as error:
+        raise ZooError(Problem("where", repr(text[:200]), "a condition", str(error), _STEP)) from error
+
+
+def _condition(node: ast.expr, schema: pa.Schema) -> pc.Expression:
+    match node:
+        case ast.BoolOp(op=op, values=values):
+            terms = [_condition(value, schema) for value in values]
+            # pyarrow overloads & and |; "and" would ask an expression for its truth, which it has none of
+            return reduce(operator.and_ if isinstance(op, ast.And) else operator.or_, terms)
+        case ast.BinOp(left=left, op=ast.BitAnd() | ast.BitOr() as op, right=right):
+            terms = [_condition(left, schema), _condition(right, schema)]
+            return reduce(operator.and_ if isinstance(op, ast.BitAnd) else operator.or_, terms)
+        case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=operand):
+            return ~_condition(operand, schema)
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            pairs = zip([left, *others], ops, others, strict=False)  # 0 < a < 1 is 0 < a and a < 1
+            return reduce(operator.and_, [_comparison(a, _SYMBOLS[type(op)], b, schema) for a, op, b in pairs])
+        case ast.Name(id=name):
+            column = _column(name, schema)
+            if column.kind != "truth":
+                step = f"Write, for example, {column.example()}."
+                raise ZooError(Problem("where", repr(name), "a comparison", f"{column} alone", step))
+            return column.field
+    step = _AND if isinstance(node, ast.BinOp) else _STEP
+    raise ZooError(Problem("where", repr(ast.unparse(node)), "a comparison", _described(node), step))
+
+
+def _comparison(a: ast.expr, symbol: str, b: ast.expr, schema: pa.Schema) -> pc.Expression:
+    shown = f"{ast.unparse(a)} {symbol} {ast.unparse(b)}"
+    if symbol in ("in", "not in"):
+        column = _operand(a, schema)
+        if not isinstance(column, _Column):
+            raise ZooError(Problem("where", repr(shown), f"a column before {symbol}", _described(a), _LISTED))
+        if not isinstance(b, ast.List | ast.Tuple | ast.Set):
+            raise ZooError(Problem("where", repr(shown), f"a list behind {symbol}", _described(b), _LISTED))
+        return _among(column, [_constant(item) for item in b.elts], symbol, shown)
+    if symbol in ("is", "is not"):
+        if not (isinstance(b, ast.Constant) and b.value is None):
+            step = "Compare values with == or !=; to find missing ones write: seed is None."
+            raise ZooError(Problem("where", repr(shown), "== or !=", symbol, step))
+        symbol = "==" if symbol == "is" else "!="
+    return _compared(_operand(a, schema), symbol, _operand(b, schema), shown)
+
+
+def _operand(node: ast.expr, schema: pa.Schema) -> Any:
+    """A column, or the value of a constant."""
+    return _column(node.id, schema) if isinstance(node, ast.Name) else _constant(node)
+
+
+def _constant(node: ast.expr) -> Any:
+    # Python's grammar has no negative numbers: -1 is a minus before the constant 1
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        value = node.operand.value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return -value
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
+        return node.value
+    mixed = isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr)
+    expected = "a column, a number or a string"
+    raise ZooError(Problem("where", repr(ast.unparse(node)), expected, _described(node), _AND if mixed else _STEP))
+
+
+def _described(node: ast.expr) -> str:
+    """What a part of a condition is, in words."""
+    match node:
+        case ast.Constant(value=value):
+            return _spoken(value)
+        case ast.Name(id=name):
+            return f"the column {name!r}"
+        case ast.UnaryOp() | ast.BinOp():
+            return "arithmetic"
+        case ast.Call():
+            return "a call"
+        case ast.List() | ast.Tuple() | ast.Set():
+            return "a list"
+        case ast.Compare() | ast.BoolOp():
+            return "a comparison"
+    return "something else"
+
+
+def _spoken(value: Any) -> str:
+    """A constant in words."""
+    if value is None or isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str):
+        return f"the string {excerpt(repr(value), 80)}"
+    return f"the number {value}" if isinstance(value, int | float) else f"a {type(value).__name__}"
+
+
+def _term(term: Any, schema: pa.Schema) -> pc.Expression:
+    """One ``(column, operator, value)``."""
+    if not (isinstance(term, tuple) and len(term) == 3 and isinstance(term[0], str)):
+        raise _malformed(term)
+    name, symbol, value = term
+    column, symbol = _column(name, schema), "==" if symbol == "=" else symbol
+    shown = f"{name} {symbol} {excerpt(repr(value), 80)}"
+    if symbol not in _OPERATORS:
+        step = f"Write, for example, [({name!r}, '==', ...)]."
+        raise ZooError(
+            Problem("where", "operator of the filters", f"one of {', '.join(_OPERATORS)}", repr(symbol), step)
+        )
+    value = _plain(value)
+    if symbol not in ("in", "not in"):
+        return _compared(column, symbol, value, shown)
+    if not isinstance(value, list):
+        raise ZooError(Problem("where", repr(shown), f"a list behind {symbol}", _spoken(value), _LISTED))
+    return _among(column, value, symbol, shown)
+
+
+def _equality(name: Any, value: Any, schema: pa.Schema) -> pc.Expression:
+    """A column and the value, or the list of values, that it is to have."""
+    if not isinstance(name, str):
+        raise _malformed({name: value})
+    return _term((name, "in" if isinstance(_plain(value), list) else "==", value), schema)
+
+
+def _plain(value: Any) -> Any:
+    """A value as Python's own: a list of them for arrays and sets, numbers for numpy's scalars."""
+    if isinstance(value, set | frozenset | tuple | range):
+        value = list(value)
+    elif isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, pa.Scalar):
+        value = value.as_py()
+    elif isinstance(value, pa.Array | pa.ChunkedArray):
+        value = value.to_pylist()
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _column(name: str, schema: pa.Schema) -> _Column:
+    if name not in schema.names:
+        if (word := _PYTHON_WORDS.get(name.lower())) is not None:
+            example = "seed is None" if word == "None" else f"diverged == {word}"
+            raise ZooError(Problem("where", repr(name), word, name, f"Write, for example, {example}."))
+        raise UnknownNameError("where", "column", name, schema.names)
+    return _Column(name, schema.field(name).type)
+
+
+def _compared(a: Any, symbol: str, b: Any, shown: str) -> pc.Expression:
+    """Two columns, or a column and a value, compared; None asks for missing values."""
+    if isinstance(a, _Column) and isinstance(b, _Column):
+        if a.kind != b.kind:
+            step = f"Write, for example, {a.example()}."
+            raise ZooError(Problem("where", repr(shown), f"{_VALUES[a.kind]} to compare {a} with", str(b), step))
+        return _COMPARE[symbol](a.field, b.field)
+    if isinstance(a, _Column):
+        if b is None:
+            return _missing(a, symbol, shown)
+        return _COMPARE[symbol](a.field, pc.scalar(_fitting(a, b, shown)))
+    if isinstance(b, _Column):
+        if a is None:
+            return _missing(b, symbol, shown)
+        return _COMPARE[symbol](pc.scalar(_fitting(b, a, shown)), b.field)
+    raise ZooError(Problem("where", repr(shown), "a comparison with a column", "none", _STEP))
+
+
+def _missing(column: _Column, symbol: str, shown: str) -> pc.Expression:
+    if symbol not in ("==", "!="):
+        step = f"To find missing values write: {column.name} is None."
+        raise ZooError(Problem("where", repr(shown), f"a value to compare {column} with", "None", step))
+    return column.field.is_null() if symbol == "==" else column.field.is_valid()
+
+
+def _among(column: _Column, values: Sequence[Any], symbol: str, shown: str) -> pc.Expression:
+    fitting = [_fitting(column, value, shown) for value in values if value is not None]
+    if pa.types.is_integer(column.type):
+        # pyarrow converts the list to the column's type, and a fraction or a number beyond 64 bits is in no row
+        fitting = [int(value) for value in fitting if math.isfinite(value) and value == int(value)]
+        fitting = [value for value in fitting if -(2**63) <= value < 2**63]
+    elif pa.types.is_floating(column.type):
+        fitting = [float(value) for value in fitting]
+    found = column.field.isin(pa.array(fitting, column.type))
+    if None in values:
+        found = found | column.field.is_null()
+    return found if symbol == "in" else ~found
+
+
+def _fitting(column: _Column, value: Any, shown: str) -> Any:
+    """A value that a column can be compared with."""
+    truth = isinstance(value, bool)
+    if column.kind == "number" and isinstance(value, int | float) and not truth:
+        # pyarrow has no integers beyond 64 bits, and compares none beyond 53 with floats
+        exact = pa.types.is_integer(column.type) and -(2**63) <= value < 2**63
+        return value if exact else _as_float(value)
+    if (column.kind == "text" and isinstance(value, str)) or (column.kind == "truth" and truth):
+        return value
+    if column.kind == "time" and (moment := _moment(value)) is not None:
+        return pa.scalar(moment, column.type)
+    step = f"Write, for example, {column.example()}."
+    raise ZooError(
+        Problem("where", repr(shown), f"{_VALUES[column.kind]} to compare {column} with", _spoken(value), step)
+    )
+
+
+def _as_float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _moment(value: Any) -> datetime | None:
+    """A point in time, of UTC where it names no other zone; None where the value is none."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+    elif isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime.combine(value, time())
+    if not isinstance(value, datetime):
+        return None
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value
+
+
+def _all(conditions: Iterable[pc.Expression]) -> pc.Expression:
+    return reduce(operator.and_, conditions, pc.scalar(True))
+
+
+def _malformed(filters: Any) -> ZooError:
+    forms = "a condition as text, (column, operator, value), {column: value} or a mask"
+    got = "a function" if callable(filters) else excerpt(repr(filters))
+    step = "Write, for example, zoo.where(\"test_accuracy > 0.8 and seed < 500\") or zoo.where({'seed': 3})."
+    return ZooError(Problem("where", "filters", forms, got, step))

@@ -1,0 +1,72 @@
+"""What all callers share, such as memory and threads, is bounded for each address, so that one leaves room for others.
+
+Used on the event loop alone, and therefore without a lock.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ckptzoo.server.errors import Refusal
+
+
+class Shares:
+    """A resource, of which each address may hold so much, and all together so much.
+
+    Parameters
+    ----------
+    name : for the message of a refusal.
+    each : what one address may hold.
+    total : what all may hold, None for any amount.
+    """
+
+    def __init__(self, name: str, each: int, total: int | None = None) -> None:
+        self._name, self._each, self._total = name, each, total
+        self._held: Counter[str] = Counter()
+
+    @property
+    def held(self) -> int:
+        """What all hold."""
+        return self._held.total()
+
+    @contextmanager
+    def of(self, address: str) -> "Iterator[Share]":
+        """A share of one request, which is given back at the end."""
+        share = Share(self, address)
+        try:
+            yield share
+        finally:
+            self._held[address] -= share.size
+            if self._held[address] <= 0:
+                del self._held[address]
+
+    def take(self, address: str, size: int) -> None:
+        """Hold so much more; see ``Share.take``."""
+        is_full = self._total is not None and self.held + size > self._total
+        if is_full or self._held[address] + size > self._each:
+            raise Refusal(503, f"Too many requests at once ({self._name}). Try again.", headers={"Retry-After": "1"})
+        self._held[address] += size
+
+
+class Share:
+    """What one request holds of a resource."""
+
+    def __init__(self, shares: Shares, address: str) -> None:
+        self._shares, self._address = shares, address
+        self.size = 0
+
+    def take(self, size: int) -> None:
+        """Hold so much more.
+
+        Raises
+        ------
+        Refusal
+            With status 503 and Retry-After: the address, or all together, would hold too much.
+        """
+        self._shares.take(self._address, size)
+        self.size += size
+
+    def hold(self, size: int) -> None:
+        """Hold at least so much from now on; see ``take``."""
+        if size > self.size:
+            self.take(size - self.size)

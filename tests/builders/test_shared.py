@@ -1,0 +1,249 @@
+"""One build by several processes: plan, work, merge and status."""
+
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import builders.shared
+import ckptzoo
+from builders.__main__ import run
+from builders.build import build
+from builders.checkpointing import WORK_FOLDER, Interrupted
+from builders.recipe import Recipe
+from builders.shared import BuildStatus, merge, plan, status, work
+from builders.state import TrainingState
+from builders.train import Trainer
+from ckptzoo.errors import ZooError
+from tests.support.effort import ALL
+
+TOY = Recipe.load("toy").shortened(2)
+QUIET = Console(file=io.StringIO())
+COMMAND = """
+import sys
+from builders.__main__ import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def planned(path: Path, members: int = 12, **options: Any) -> Any:
+    return plan(TOY, path, members=members, unit_size=2, keep_steps=(1,), **options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> ckptzoo.Zoo:
+    """12 members built by one process."""
+    path = tmp_path_factory.mktemp("whole") / "zoo"
+    build(TOY, path, members=12, unit_size=2, keep_steps=(1,), console=QUIET)
+    return ckptzoo.open(path)
+
+
+def assert_same(path: Path, whole: ckptzoo.Zoo) -> None:
+    """The same checkpoints, bit for bit, in any order of parts."""
+    assert ckptzoo.verify(path) == []
+    zoo = ckptzoo.open(path)
+    assert sorted(zoo.ids) == sorted(whole.ids)
+    order = np.array([zoo.ids.index(name) for name in whole.ids])
+    for name in whole.arch.names:
+        assert np.asarray(zoo[name])[order].tobytes() == np.asarray(whole[name]).tobytes()
+
+
+def the_status(path: Path) -> BuildStatus:
+    (found,) = status(path)
+    return found
+
+
+def test_the_verbs_together_are_a_build(tmp_path: Path, whole: ckptzoo.Zoo) -> None:
+    path = tmp_path / "zoo"
+    found = planned(path)
+    assert (found.units, found.members, found.unit_size) == (6, 12, 2)
+    before = (path / WORK_FOLDER / TOY.prefix / "plan.json").read_bytes()
+    assert planned(path) == found and (path / WORK_FOLDER / TOY.prefix / "plan.json").read_bytes() == before
+    assert {unit.state for unit in the_status(path).units} == {"waiting"}
+    first = work(TOY, path, share=(1, 3), console=QUIET)
+    assert (first.units, first.members, first.left) == (2, 4, 0)
+    name = the_status(path).units[0].name
+    one = work(TOY, path, unit=name, console=QUIET)
+    assert (one.units, one.left) == (1, 0)
+    added = merge(TOY, path)
+    assert (added.units, added.checkpoints, added.left) == (3, 12, 3) and len(added.parts) == 1
+    assert [unit.state for unit in the_status(path).units] == 2 * ["merged"] + 2 * ["waiting"] + ["merged", "waiting"]
+    assert merge(TOY, path).parts == ()
+    assert work(TOY, path, console=QUIET).units == 3
+    last = merge(TOY, path)
+    assert (last.units, last.left) == (3, 0) and not (path / WORK_FOLDER).exists() and status(path) == ()
+    assert_same(path, whole)
+    assert planned(path).units == 0
+    with pytest.raises(ZooError, match="Plan it first: python -m builders plan toy --members N"):
+        merge(TOY, path)
+
+
+def test_build_carries_on_what_was_planned(tmp_path: Path, whole: ckptzoo.Zoo) -> None:
+    path = tmp_path / "zoo"
+    planned(path)
+    work(TOY, path, share=(0, 2), console=QUIET)
+    build(TOY, path, members=12, unit_size=2, keep_steps=(1,), console=QUIET)
+    assert_same(path, whole)
+
+
+def worker(path: Path, *more: str) -> "subprocess.Popen[bytes]":
+    arguments = ["work", "toy", "--to", str(path), "--save-every", "0.1", *more]
+    return subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20 if ALL else 1))
+def test_workers_that_are_killed_lose_nothing(tmp_path: Path, seed: int) -> None:
+    """Five kills of two workers in the middle of their units; every unit is done once, with the bits of a build."""
+    toy, path, rng = Recipe.load("toy"), tmp_path / "zoo", random.Random(seed)
+    build(toy, tmp_path / "whole", members=12, unit_size=2, console=QUIET)
+    plan(toy, path, members=12, unit_size=2)
+    workers = [worker(path), worker(path)]
+    for _ in range(5):
+        # in the middle of a unit, unless there is none left
+        running: set[int] = set()
+        while not running and any(process.poll() is None for process in workers):
+            holders = [unit.holder for unit in the_status(path).units if unit.state == "running"]
+            held = {holder.process for holder in holders if holder is not None}
+            running = {at for at, process in enumerate(workers) if process.pid in held}
+            time.sleep(rng.uniform(0.0, 0.2))
+        if not running:
+            break
+        victim = rng.choice(sorted(running))
+        workers[victim].kill()
+        workers[victim].wait(60)
+        workers[victim] = worker(path)
+    assert {process.wait(240) for process in workers} == {0}
+    done = work(toy, path, console=QUIET)
+    assert done.left == 0
+    added = merge(toy, path)
+    assert (added.units, added.checkpoints, added.left) == (6, 12, 0)
+    assert_same(path, ckptzoo.open(tmp_path / "whole"))
+
+
+def test_a_unit_that_fails_stops_no_other_and_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "zoo"
+    planned(path)
+    bad = the_status(path).units[2].name
+    advance = Trainer.advance
+
+    def failing(self: Trainer, state: TrainingState, stop: int) -> None:
+        if state.step and int(state.keys[0]) == int(first_key):
+            raise RuntimeError("out of memory")
+        advance(self, state, stop)
+
+    from builders import rng
+
+    (first_key,) = rng.member_keys(TOY.digest, [4])
+    with monkeypatch.context() as broken:
+        broken.setattr(Trainer, "advance", failing)
+        done = work(TOY, path, console=QUIET)
+        assert (done.units, done.left) == (5, 1) and dict(done.failed) == {bad: "RuntimeError: out of memory"}
+        for _ in range(4):
+            assert run(["work", "toy", "--epochs", "2", "--to", str(path)]) == 1
+        assert f"{bad}: failed: RuntimeError: out of memory" in capsys.readouterr().out
+    assert "RuntimeError: out of memory" in (path / WORK_FOLDER / TOY.prefix / f"{bad}.log").read_text()
+    unit = the_status(path).units[2]
+    assert (unit.state, unit.attempts) == ("set aside", 5)
+    assert work(TOY, path, console=QUIET).left == 1  # not tried any more
+    assert run(["status", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "10 members finished, 2 members set aside" in shown and bad in shown
+    added = merge(TOY, path)
+    assert (added.units, added.left) == (5, 1)
+    (path / WORK_FOLDER / TOY.prefix / f"{bad}.failures.json").unlink()
+    assert work(TOY, path, console=QUIET).units == 1
+    assert merge(TOY, path).left == 0
+
+
+def test_time_is_up(tmp_path: Path) -> None:
+    """What was reached is saved, and the next one carries on from there."""
+    path = tmp_path / "zoo"
+    planned(path)
+    done = work(TOY, path, seconds=0.0, console=QUIET)
+    assert (done.units, done.left) == (0, 6)
+    assert len(list((path / WORK_FOLDER / TOY.prefix).glob("*.state.safetensors"))) == 1
+    assert not list((path / WORK_FOLDER / TOY.prefix).glob("*.claim-*"))
+    assert work(TOY, path, seconds=600.0, console=QUIET).left == 0
+
+
+def test_a_merge_that_was_killed_adds_nothing_twice(
+    tmp_path: Path, whole: ckptzoo.Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "zoo"
+    planned(path)
+    work(TOY, path, share=(0, 2), console=QUIET)
+
+    def die(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(builders.shared.BuildFolder, "forget", die)
+        with pytest.raises(KeyboardInterrupt):
+            merge(TOY, path)
+    assert len(ckptzoo.open(path)) == 12
+    again = merge(TOY, path)
+    assert (again.units, again.left) == (0, 3)
+    assert not list((path / WORK_FOLDER / TOY.prefix).glob("*.kept.safetensors"))
+    work(TOY, path, console=QUIET)
+    assert merge(TOY, path).left == 0
+    assert_same(path, whole)
+
+
+def test_parts_have_a_limit(tmp_path: Path, whole: ckptzoo.Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "zoo"
+    planned(path)
+    work(TOY, path, console=QUIET)
+    monkeypatch.setattr(
+        builders.shared, "MAX_PART_BYTES", 4 * 2 * TOY.arch.nbytes
+    )  # two units of two members, two steps
+    assert len(merge(TOY, path).parts) == 3
+    assert_same(path, whole)
+
+
+def test_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "zoo"
+    planned(path)
+    with pytest.raises(ZooError, match="expected one of the plan, got none; there are toy-"):
+        work(TOY, path, unit="toy-7", console=QUIET)
+    for share in ((3, 3), (-1, 2)):
+        with pytest.raises(ZooError, match="I/N with I from 0 to N - 1"):
+            work(TOY, path, share=share, console=QUIET)
+    with pytest.raises(ZooError, match="Plan it first"):
+        work("toy", path, console=QUIET)  # of all its epochs
+    for wrong in (["--share", "1"], ["--for", "long"], ["--for", "5d"]):
+        assert run(["work", "toy", "--epochs", "2", "--to", str(path), *wrong]) == 2
+    plan_file = path / WORK_FOLDER / TOY.prefix / "plan.json"
+    plan_file.write_bytes(plan_file.read_bytes().replace(b'"members":12', b'"members":13'))
+    with pytest.raises(ZooError, match="digest"):
+        work(TOY, path, console=QUIET)
+    with pytest.raises(ZooError, match="expected a folder, got nothing"):
+        status(tmp_path / "nowhere")
+
+
+def test_a_stop_is_for_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "zoo"
+    planned(path)
+    advance, sent = Trainer.advance, list[bool]()
+
+    def stopping(self: Trainer, state: TrainingState, stop: int) -> None:
+        advance(self, state, stop)
+        if not sent:  # a second one would end this process
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "advance", stopping)
+    with pytest.raises(Interrupted):
+        work(TOY, path, console=QUIET)
+    assert not list((path / WORK_FOLDER / TOY.prefix).glob("*.claim-*"))

@@ -201,7 +201,13 @@ def _claimed(path: Path) -> str:
 
 def _content(progress: int) -> bytes:
     """What a claim's file holds, in a fixed number of bytes, so that a later write replaces an earlier one whole."""
-    own = {"host": socket.gethostname(), "process": os.getpid(), "space": _process_space(), "progress": progress}
+    own = {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "started": _started(os.getpid()),
+        "space": _process_space(),
+        "progress": progress,
+    }
     return json.dumps(own).encode()[:511].ljust(511) + b"\n"
 
 
@@ -230,6 +236,21 @@ def _has_ended(content: dict[str, Any]) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return True
-    except OSError:
-        return False
-    return False
+    except OSError:  # it is another user's
+        pass
+    started = _started(process)
+    return started is not None and started != content.get("started")
+
+
+def _started(process: int) -> int | None:
+    """When a process of this machine started, in clock ticks since boot; 0 where it ended, None where that is hidden.
+
+    A number is given to another process later, and a process that was killed keeps its number until its parent asks
+    how it ended (state Z), which some parents never do.
+    """
+    try:
+        # proc(5): number (name) state ..., with the start as field 22; the name may hold blanks and brackets
+        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:  # not Linux, or another user's under hidepid
+        return None
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])

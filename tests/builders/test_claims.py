@@ -1,5 +1,6 @@
 """Who works on what, where processes share a folder and nothing else."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -86,6 +87,25 @@ def test_a_holder_elsewhere_is_taken_over_when_it_is_silent(tmp_path: Path, monk
                 assert again is None
 
 
+def test_a_holder_whose_parent_has_not_asked_how_it_ended_is_taken_over_too(tmp_path: Path) -> None:
+    """It keeps its process number, as a zombie, for as long as the parent lives."""
+    code = "import os, sys; from pathlib import Path; from builders.claims import Claims; Claims(Path(sys.argv[1]))._take('u')"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        holder = Claims(tmp_path).holder("u")
+        assert holder is not None and holder.process == process.pid and not holder.alive
+
+
+def test_a_process_that_was_given_the_number_of_a_holder_is_not_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("builders.claims._started", lambda process: 1)
+        Claims(tmp_path)._take("u")
+    holder = Claims(tmp_path).holder("u")
+    assert holder is not None and holder.process == os.getpid() and not holder.alive
+
+
 @pytest.mark.parametrize("hours", [-30, 30])
 def test_clocks_of_machines_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: float) -> None:
     with Claims(tmp_path).held("u"):
@@ -106,22 +126,23 @@ def test_a_claim_that_is_being_written_counts(tmp_path: Path) -> None:
 
 def test_several_processes_share_the_work(tmp_path: Path) -> None:
     """Nobody is taken for dead, so every unit is done once."""
-    workers = [worker(tmp_path, name, 60) for name in "abc"]
-    assert [process.wait(60) for process in workers] == [0, 0, 0]
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(worker(tmp_path, name, 60)) for name in "abc"]
+        assert [process.wait(60) for process in workers] == [0, 0, 0]
     for unit in range(20):
         assert len([name for name in "abc" if (tmp_path / f"{name}-{unit}").exists()]) == 1
     assert not list(tmp_path.glob("*.claim-*"))
 
 
 def test_processes_that_are_killed_leave_nothing_undone(tmp_path: Path) -> None:
-    workers = [worker(tmp_path, name, 60) for name in "abc"]
-    while not (tmp_path / "done-5").exists():
-        time.sleep(0.005)
-    workers[0].kill()
-    while not (tmp_path / "done-12").exists():
-        time.sleep(0.005)
-    workers[1].kill()
-    assert workers[2].wait(60) == 0
-    assert all((tmp_path / f"done-{unit}").exists() for unit in range(20))
-    for process in workers[:2]:
-        process.wait()
+    """A claim that was made and not yet written when its holder was killed counts for three seconds here."""
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(worker(tmp_path, name, 3)) for name in "abc"]
+        stack.callback(lambda: [process.kill() for process in workers])
+        for process, done in [(workers[0], "done-5"), (workers[1], "done-12")]:
+            while not (tmp_path / done).exists():
+                assert any(each.poll() is None for each in workers)
+                time.sleep(0.005)
+            process.kill()
+        assert workers[2].wait(60) == 0
+        assert all((tmp_path / f"done-{unit}").exists() for unit in range(20))

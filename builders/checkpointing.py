@@ -145,13 +145,22 @@ class BuildFolder:
                 raise ZooError(Problem(str(self.folder), "unfinished build", expected, got, step))
         return plan
 
+    def write(self, name: str, data: bytes) -> None:
+        """Write one of the files of units; each is whole or absent."""
+        write_file(self.folder / name, data)
+
+    def saved_file(self, unit: Unit) -> Path | None:
+        """The file with the unit's saved state, if there is one."""
+        path = self._state(unit)
+        return path if path.exists() else None
+
     def save(self, unit: Unit, state: TrainingState, spent: Spent) -> None:
         """Replace the unit's saved state."""
         arrays = {f"weights/{name}": _array(tensor) for name, tensor in state.weights.items()}
         arrays |= {f"momentum/{name}": _array(tensor) for name, tensor in state.momentum.items()}
         arrays |= {f"extra/{name}": _array(tensor) for name, tensor in state.extra.items()}
         facts = {"step": str(state.step), "seconds": repr(spent.seconds), "joules": json.dumps(spent.joules)}
-        write_file(self._state(unit), save(arrays, metadata=facts))
+        self.write(self._state(unit).name, save(arrays, metadata=facts))
 
     def restore(self, unit: Unit, state: TrainingState) -> Spent:
         """Bring a fresh state to where the unit was saved, if it was; return what it took to get there."""
@@ -168,7 +177,7 @@ class BuildFolder:
     def keep(self, unit: Unit, number: int, weights: Tensors, rows: list[Row]) -> None:
         """Store checkpoints of a unit, with their rows: those of a step, or of a draw."""
         arrays = {name: _array(tensor) for name, tensor in as_stored(weights).items()}
-        write_file(self._kept(unit, number), save(arrays, metadata={"rows": json.dumps(rows, default=_iso)}))
+        self.write(self._kept(unit, number).name, save(arrays, metadata={"rows": json.dumps(rows, default=_iso)}))
 
     def read_kept(self, unit: Unit, number: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
         """Read checkpoints back."""

@@ -10,10 +10,8 @@
 ``build`` is all of it in one process. No verb needs a lock of the file system: see ``builders.claims``.
 """
 
-import json
 import time
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -48,11 +46,11 @@ from builders.checkpointing import (
 from builders.claims import Claims, Holder
 from builders.energy import counter_of
 from builders.estimate import require_at_least
+from builders.failures import ATTEMPTS, failures_of, forget_failures, note_failure
 from builders.progress import duration
 from builders.recipe import Recipe
 from builders.train import choose_engine, device_kind, open_trainer
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.format.durable import write_file
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
 from ckptzoo.schema.documents import unseal
@@ -60,8 +58,6 @@ from ckptzoo.text import counted
 
 MERGE = "merge"
 """The name of the claim of a merge."""
-ATTEMPTS = 5
-"""How often a unit may end without progress before it is set aside."""
 MAX_PART_BYTES = 32 * 2**30
 """Weights of a part that a merge writes, or one unit."""
 
@@ -314,46 +310,33 @@ def work(
     fails is left to the next ``work``; after five times without progress it is set aside, until its file
     ``.failures.json`` is removed. Its log has the tracebacks.
     """
-    recipe = Recipe.of(recipe, epochs)
     console = console or Console()
-    source = sources.load(recipe, folder)
-    root = Path(to).absolute()
-    build_folder, settled = _settled(root, recipe)
-    if settled.dataset_digest != source.digest:
-        step = "Name the folder of the data that it was planned with by --data."
-        raise ZooError(Problem(str(root), "data of the plan", settled.dataset_digest, source.digest, step))
+    order = WorkOrder.of(Recipe.of(recipe, epochs), to, folder, unit=unit, share=share)
     end = None if seconds is None else time.monotonic() + seconds
-    where = device or settled.device
+    where = device or order.plan.device
     with (
         catch_stop_signals() as asked,
-        open_trainer(recipe, source, device=where, engine=settled.engine, threads=threads) as trainer,
+        open_trainer(order.recipe, order.source, device=where, engine=order.plan.engine, threads=threads) as trainer,
         counter_of(where) as counter,
     ):
 
         def should_stop() -> bool:
             return asked() or (end is not None and time.monotonic() >= end)
 
-        job = _SharedTraining(build_folder, trainer, settled.engine, save_seconds, should_stop, counter, settled)
-        wanted = _chosen(settled.units, unit, share, location=str(root))
-        lacking = lacking_units(root, read_zoo(root, recipe), recipe, settled)
-        todo = [item for item in wanted if item in lacking and not job.is_finished(item)]
-        todo = [item for item in todo if len(_failures(build_folder, item.name)) < ATTEMPTS]
+        job = _SharedTraining(
+            order.build_folder, trainer, order.plan.engine, save_seconds, should_stop, counter, order.plan
+        )
         taken, spent = 0, 0.0
         try:
-            taken, spent = job.train(todo, console)
+            taken, spent = job.train(order.units, console)
         except Interrupted:
             if asked():
                 raise
         except ZooError:
             # another process has merged the last units and removed the folder
-            if build_folder.folder.exists():
+            if order.build_folder.folder.exists():
                 raise
-    done = [item for item in todo if item.name in job.finished_here]
-    left = [item for item in wanted if item in lacking and not (item in done or job.is_finished(item))]
-    if not build_folder.folder.exists():
-        left = []
-    members = sum(len(item.seeds) for item in done)
-    return Worked(len(done), members, len(left), tuple(job.failures_here.items()), taken, spent)
+    return order.worked(job.finished_here, job.failures_here, taken, spent)
 
 
 def merge(recipe: Recipe | str | Path, to: str | Path, *, epochs: int | None = None) -> Merged:
@@ -410,6 +393,67 @@ def status(to: str | Path) -> tuple[BuildStatus, ...]:
 
 
 @dataclass(frozen=True, eq=False)
+class WorkOrder:
+    """The units of a plan that a ``work`` is to train.
+
+    Parameters
+    ----------
+    recipe, source : what is trained on which data.
+    build_folder, plan : where, and what was planned.
+    lacking : units that the zoo lacks, of those that were asked for.
+    units : of these the ones that are neither finished nor set aside.
+    """
+
+    recipe: Recipe
+    source: sources.Source
+    build_folder: BuildFolder
+    plan: BuildPlan
+    lacking: tuple[Unit, ...]
+    units: tuple[Unit, ...]
+
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        to: str | Path,
+        folder: str | Path | None,
+        *,
+        unit: str | None,
+        share: tuple[int, int] | None,
+    ) -> "WorkOrder":
+        """Find them; parameters and errors are those of ``work``."""
+        source = sources.load(recipe, folder)
+        root = Path(to).absolute()
+        build_folder, plan = _settled(root, recipe)
+        if plan.dataset_digest != source.digest:
+            step = "Name the folder of the data that it was planned with by --data."
+            raise ZooError(Problem(str(root), "data of the plan", plan.dataset_digest, source.digest, step))
+        wanted = _chosen(plan.units, unit, share, location=str(root))
+        absent = lacking_units(root, read_zoo(root, recipe), recipe, plan)
+        lacking = tuple(item for item in wanted if item in absent)
+        units = tuple(
+            item
+            for item in lacking
+            if not build_folder.is_kept(item, plan.keep_steps[-1])
+            and len(failures_of(build_folder, item.name)) < ATTEMPTS
+        )
+        return cls(recipe, source, build_folder, plan, lacking, units)
+
+    def is_finished(self, unit: Unit) -> bool:
+        """Whether everything of a unit is stored."""
+        return self.build_folder.is_kept(unit, self.plan.keep_steps[-1])
+
+    def worked(self, finished: Collection[str], failed: Mapping[str, str], member_steps: int, seconds: float) -> Worked:
+        """What was done: names of the units that were finished here, and of those that failed here with the error."""
+        done = [item for item in self.units if item.name in finished]
+        left = [item for item in self.lacking if not (item in done or self.is_finished(item))]
+        if not self.build_folder.folder.exists():
+            left = []
+        members = sum(len(item.seeds) for item in done)
+        return Worked(len(done), members, len(left), tuple(failed.items()), member_steps, seconds)
+
+
+@dataclass(frozen=True, eq=False)
 class _SharedTraining(MemberTraining):
     """The training of units beside other processes: one that fails stops no other."""
 
@@ -419,7 +463,7 @@ class _SharedTraining(MemberTraining):
     def finish(self, unit: Unit) -> None:
         """See ``UnitTraining``."""
         self.finished_here.add(unit.name)
-        _failures_path(self.build_folder, unit.name).unlink(missing_ok=True)
+        forget_failures(self.build_folder, unit.name)
 
     def failed(self, unit: Unit, step: int, error: Exception) -> None:
         """Note the failure, and go on."""
@@ -427,29 +471,6 @@ class _SharedTraining(MemberTraining):
             raise error
         self.failures_here[unit.name] = f"{type(error).__name__}: {error}"
         note_failure(self.build_folder, unit.name, step, error)
-
-
-def note_failure(build_folder: BuildFolder, unit: str, step: int, error: Exception) -> None:
-    """Count a failure of a unit, with its traceback in the unit's log."""
-    text = "".join(traceback.format_exception(error))
-    with (build_folder.folder / f"{unit}.log").open("a") as log:
-        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} at step {step}\n{text}\n")
-    # those at an earlier step do not count: it has made progress since
-    before = [item for item in _failures(build_folder, unit) if item.get("step") == step]
-    noted = [*before, {"step": step, "error": f"{type(error).__name__}: {error}"[:500]}]
-    write_file(_failures_path(build_folder, unit), json.dumps(noted).encode())
-
-
-def _failures_path(build_folder: BuildFolder, unit: str) -> Path:
-    return build_folder.folder / f"{unit}.failures.json"
-
-
-def _failures(build_folder: BuildFolder, unit: str) -> list[dict[str, Any]]:
-    try:
-        noted = json.loads(_failures_path(build_folder, unit).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return []
-    return [item for item in noted if isinstance(item, dict)] if isinstance(noted, list) else []
 
 
 def _settled(root: Path, recipe: Recipe) -> tuple[BuildFolder, BuildPlan]:
@@ -522,7 +543,7 @@ def _status_of(root: Path, path: Path) -> BuildStatus | None:
     units: list[UnitStatus] = []
     for unit in settled.units:
         holder = holders.get(unit.name)
-        attempts = len(_failures(build_folder, unit.name)) if f"{unit.name}.failures.json" in names else 0
+        attempts = len(failures_of(build_folder, unit.name)) if f"{unit.name}.failures.json" in names else 0
         if unit.name in merged:
             state = "merged"
         elif f"{unit.name}-{last:06d}.kept.safetensors" in names:

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,22 @@ _SAVING_SHARE = 0.01
 """Of the time that saving states may take."""
 _SPAN_SECONDS = 1.0
 """Steps are taken in spans of about this length: between two the process can be stopped, and progress is shown."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Steps of a unit that were just taken.
+
+    Parameters
+    ----------
+    step : optimiser steps of the unit so far.
+    member_steps : optimiser steps of all members together, since the last time.
+    seconds : that they took.
+    """
+
+    step: int
+    member_steps: int
+    seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,10 +139,27 @@ class UnitTraining(ABC):
 
     def _train(self, unit: Unit, progress: Progress, claim: Claim) -> bool:
         """Train one unit from where it was saved to its end; False where another process has taken it over."""
+        spans = self.proceed(unit)
+        progress.resume(next(spans).member_steps)
+        for taken in spans:
+            claim.progress = taken.step
+            if taken.member_steps:
+                self._report(progress, taken.member_steps, taken.seconds)
+            if claim.lost:
+                return False
+        return True
+
+    def proceed(self, unit: Unit) -> Iterator[Taken]:
+        """Train one unit from where it was saved to its end.
+
+        Yields
+        ------
+        First the steps that were taken before the last save. Then those of every span; and none where the state was
+        just saved, or checkpoints stored. What a caller does behind a save counts as time of that save.
+        """
         state = self.start(unit)
         total = self.build_folder.restore(unit, state)
-        progress.resume(state.step * len(state))
-        claim.progress = state.step
+        yield Taken(state.step, state.step * len(state), 0.0)
         # a guess, until the first span has shown how long a step takes
         span, saved, interval = self.trainer.first_span, time.monotonic(), self.save_seconds
         for stop in self.stops(unit):
@@ -134,14 +167,12 @@ class UnitTraining(ABC):
                 first, end = state.step, min(stop, state.step + span)
                 used = spent(lambda end=end: self.trainer.advance(state, end), self.counter)
                 total += used
-                self._report(progress, (end - first) * len(state), used.seconds)
+                yield Taken(state.step, (end - first) * len(state), used.seconds)
                 span = max(1, round((end - first) * _SPAN_SECONDS / max(used.seconds, 1e-6)))
-                claim.progress = state.step
-                if claim.lost:
-                    return False
                 stop_now, began = self.should_stop(), time.monotonic()
                 if stop_now or began - saved >= interval:
                     self.build_folder.save(unit, state, total)
+                    yield Taken(state.step, 0, 0.0)
                     saved = time.monotonic()
                     interval = max(self.save_seconds, (saved - began) / _SAVING_SHARE)
                 if stop_now:
@@ -150,9 +181,9 @@ class UnitTraining(ABC):
                     )
             if state.step == stop:
                 self.at_stop(unit, state, total)
+                yield Taken(state.step, 0, 0.0)
         self.finish(unit)
         self.build_folder.forget_state(unit)
-        return True
 
     def _report(self, progress: Progress, member_steps: int, seconds: float) -> None:
         """Count steps; when there are enough of them to know the speed, report how long the whole will take."""

@@ -1,0 +1,154 @@
+"""Training of one unit far from the zoo's folder: what ``builders.ray_work`` runs as a task of Ray.
+
+A task has no file in common with the process that submitted it: it gets the unit's last saved state, and yields the
+files that it would have written.
+"""
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import builders
+import ckptzoo
+from builders.build import MemberTraining
+from builders.checkpointing import BuildFolder, BuildPlan, Unit
+from builders.energy import counter_of
+from builders.recipe import Recipe
+from builders.sources import Source
+from builders.train import open_trainer
+
+SIGN_SECONDS = 5.0
+"""At least so often a task yields something, whatever it is at."""
+_REPORT_SECONDS = 1.0
+"""At most so often it yields only how far it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class UnitTask:
+    """What a task is to train.
+
+    Parameters
+    ----------
+    recipe, plan, unit : which members, and what is kept of them.
+    state : the content of the file with the unit's saved state; None where it begins.
+    state_name : the name of that file.
+    kept : steps whose checkpoints are stored already.
+    device, threads, save_seconds : as for ``builders.shared.work``.
+    """
+
+    recipe: Recipe
+    plan: BuildPlan
+    unit: Unit
+    state: bytes | None
+    state_name: str
+    kept: frozenset[int]
+    device: str
+    threads: int
+    save_seconds: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a task yields.
+
+    Parameters
+    ----------
+    step : optimiser steps of the unit so far.
+    member_steps : optimiser steps of all members together, since the last report; in the first one those that were
+        taken before.
+    seconds : that they took.
+    files : ``{name: content}``, to be written in this order.
+    """
+
+    step: int
+    member_steps: int
+    seconds: float
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+@cache
+def code_version() -> str:
+    """What the bits of weights depend on: the code, torch and numpy."""
+    total = hashlib.sha256()
+    for package in (builders, ckptzoo):
+        root = Path(str(package.__file__)).parent
+        for path in sorted(root.rglob("*.py")):
+            total.update(f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    versions = f"torch {torch.__version__}, numpy {np.__version__}"
+    return f"ckptzoo {ckptzoo.__version__} of code {total.hexdigest()[:12]}, {versions}"
+
+
+def train_unit(task: UnitTask, source: Source) -> Iterator[str | Report]:
+    """Train a unit from its saved state to its end.
+
+    Yields
+    ------
+    First ``code_version()``, then reports. One with nothing new comes where nothing else has come for some seconds.
+    """
+    yield code_version()
+    reports, step = _reports(task, source), 0
+    # another thread trains, so that this one can give signs of life in the middle of a long step
+    with ThreadPoolExecutor(1) as thread:
+        while True:
+            coming: Future[Report | None] = thread.submit(next, reports, None)
+            while not wait([coming], timeout=SIGN_SECONDS).done:
+                yield Report(step, 0, 0.0)
+            report = coming.result()
+            if report is None:
+                return
+            step = report.step
+            yield report
+
+
+def _reports(task: UnitTask, source: Source) -> Iterator[Report]:
+    with (
+        tempfile.TemporaryDirectory(prefix="ckptzoo-") as folder,
+        open_trainer(
+            task.recipe, source, device=task.device, engine=task.plan.engine, threads=task.threads
+        ) as trainer,
+        counter_of(task.device) as counter,
+    ):
+        if task.state is not None:
+            Path(folder, task.state_name).write_bytes(task.state)
+        files = _YieldedFiles(Path(folder), task.kept)
+        job = MemberTraining(files, trainer, task.plan.engine, task.save_seconds, _never, counter, task.plan)
+        member_steps, seconds, reported = 0, 0.0, -_REPORT_SECONDS
+        for taken in job.proceed(task.unit):
+            member_steps, seconds = member_steps + taken.member_steps, seconds + taken.seconds
+            if files.written or time.monotonic() - reported >= _REPORT_SECONDS:
+                yield Report(taken.step, member_steps, seconds, files.take())
+                member_steps, seconds, reported = 0, 0.0, time.monotonic()
+
+
+def _never() -> bool:
+    return False
+
+
+class _YieldedFiles(BuildFolder):
+    """Keeps what is written in memory, until it is taken."""
+
+    def __init__(self, folder: Path, kept: frozenset[int]) -> None:
+        super().__init__(folder)
+        self._stored = kept
+        self.written: dict[str, bytes] = {}
+
+    def write(self, name: str, data: bytes) -> None:
+        """See ``BuildFolder``."""
+        self.written[name] = data
+
+    def take(self) -> dict[str, bytes]:
+        """Everything that was written since the last time."""
+        taken, self.written = self.written, {}
+        return taken
+
+    def is_kept(self, unit: Unit, number: int) -> bool:
+        """See ``BuildFolder``."""
+        return number in self._stored

@@ -3,8 +3,10 @@
 import json
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -13,6 +15,9 @@ from rich.table import Table
 from ckptzoo.cli.exits import INTERRUPTED, PROBLEMS, USAGE, code_of
 from ckptzoo.errors import MissingExtraError
 from ckptzoo.text import counted
+
+if TYPE_CHECKING:
+    from builders.shared import Worked
 
 app = typer.Typer(
     name="builders",
@@ -179,16 +184,21 @@ def work(
     device: Annotated[str | None, typer.Option(metavar="NAME", help="By default that of the plan.")] = None,
     threads: Threads = None,
     save_every: SaveEvery = 20,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ray[://HOST:PORT]", help="Train on the machines of a Ray cluster; only this has the zoo."
+        ),
+    ] = None,
 ) -> None:
     """Train units of a plan that no other process holds; start as many as there are cores, GPUs or machines.
 
     Stopped or killed at any moment, nothing is lost: others take over. Exits with 1 where units failed.
     """
     from builders.recipe import Recipe
-    from builders.shared import work as run_units
     from ckptzoo.text import parse_share
 
-    console = _console()
+    console, run_units = _console(), _work_on(on)
     done = run_units(
         Recipe.of(recipe, epochs, precision),
         to,
@@ -512,6 +522,20 @@ def _console() -> Console:
     console = Console()
     # rich would wrap what is no terminal at 80 columns
     return console if console.is_terminal else Console(width=100_000, color_system=None)
+
+
+def _work_on(on: str | None) -> "Callable[..., Worked]":
+    """The function that does what ``work`` is asked to, where it is asked to."""
+    if on is None:
+        from builders.shared import work
+
+        return work
+    scheme, separator, address = on.partition("://")
+    if scheme != "ray" or bool(separator) != bool(address):
+        raise typer.BadParameter(f"{on!r}: expected ray or ray://HOST:PORT.", param_hint="--on")
+    from builders.ray_work import work as work_on_ray
+
+    return partial(work_on_ray, address=address or None)
 
 
 def _numbers(text: str) -> list[int]:

@@ -149,6 +149,10 @@ class BuildFolder:
         """Write one of the files of units; each is whole or absent."""
         write_file(self.folder / name, data)
 
+    def state_name(self, unit: Unit) -> str:
+        """The name of the file with the unit's saved state."""
+        return self._state(unit).name
+
     def saved_file(self, unit: Unit) -> Path | None:
         """The file with the unit's saved state, if there is one."""
         path = self._state(unit)

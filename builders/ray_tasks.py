@@ -111,9 +111,7 @@ def train_unit(task: UnitTask, source: Source) -> Iterator[str | Report]:
 def _reports(task: UnitTask, source: Source) -> Iterator[Report]:
     with (
         tempfile.TemporaryDirectory(prefix="ckptzoo-") as folder,
-        open_trainer(
-            task.recipe, source, device=task.device, engine=task.plan.engine, threads=task.threads
-        ) as trainer,
+        open_trainer(task.recipe, source, device=task.device, engine=task.plan.engine, threads=task.threads) as trainer,
         counter_of(task.device) as counter,
     ):
         if task.state is not None:

@@ -14,8 +14,8 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -43,8 +43,12 @@ _UNREAD = 2
 """Reports that a task may be ahead of what was read; then it waits, which counts as time of its saves."""
 
 
-class _LostError(Exception):
-    """A task gives no sign of life."""
+class _SilentError(Exception):
+    """A task gives no sign of life any more."""
+
+
+class _OutdatedError(Exception):
+    """A task was not started, or begins where another process has been already."""
 
 
 def work(
@@ -180,9 +184,7 @@ class _Driver:
         began, told = time.monotonic(), False
         try:
             while pending and not should_stop():
-                ended, pending = await asyncio.wait(
-                    pending, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_EXCEPTION
-                )
+                ended, pending = await asyncio.wait(pending, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
                 for task in ended:
                     task.result()
                 if not told and not self.started and time.monotonic() - began > START_SECONDS:
@@ -196,32 +198,156 @@ class _Driver:
 
     async def _train(self, unit: Unit) -> None:
         """Have one unit trained, by as many tasks as it takes."""
+        errors, folder = self.ray.exceptions, self.order.build_folder.folder
         losses, reached = 0, -1
         while True:
             attempt = _Attempt(self, unit)
             try:
-                await attempt.run()
-                return
-            except self.ray.exceptions.RayTaskError as error:
+                return await attempt.run()
+            except _OutdatedError:
+                continue
+            except errors.RayTaskError as error:
                 if not attempt.started:
-                    text = str(error).strip().splitlines()[-1]
-                    raise _other_code(f"none that runs: {text}") from error
-                self._fail(unit, attempt.step, _cause(error))
-                return
-            except (_LostError, self.ray.exceptions.RayError) as error:
-                # what waited has lost nothing; what was claimed by others is left to them
-                self.progress.resume(-attempt.counted)
-                if not attempt.started:
-                    continue
+                    raise _other_code(f"none that runs: {str(error).strip().splitlines()[-1]}") from error
+                return self._fail(unit, attempt.step, _cause(error))
+            except (_SilentError, errors.RayError) as error:
                 saved = attempt.saved_step
                 losses, reached = (1, saved) if saved > reached else (losses + 1, reached)
                 if losses >= ATTEMPTS:
-                    self._fail(unit, saved, error)
-                    return
-                self.progress.note(f"{unit.name}: its worker was lost ({type(error).__name__}); it is tried again")
+                    return self._fail(unit, saved, error)
+                self.progress.note(f"{unit.name}: its worker was lost at step {attempt.step:,}; it is tried again.")
+            except (ZooError, FileNotFoundError):
+                # another process has merged the last units and removed the folder
+                if folder.exists():
+                    raise
+                return None
+
+    def submit(self, task: UnitTask) -> Any:
+        """Submit a task to the cluster; the generator of references to what it yields."""
+        return self._remote_task.remote(task, self.source)
+
+    def has_room(self) -> bool:
+        """Whether a unit could start now."""
+        free = self.ray.available_resources()
+        return all(free.get(name, 0) >= number for name, number in self.needs.items())
+
+    @cached_property
+    def _remote_task(self) -> Any:
+        needs = {"num_cpus": self.needs["CPU"], "num_gpus": self.needs.get("GPU", 0)}
+        # Ray itself would try a generator again from its beginning
+        streaming = {"num_returns": "streaming", "max_retries": 0, "_generator_backpressure_num_objects": _UNREAD}
+        return self.ray.remote(**needs, **streaming)(train_unit)
 
     def _fail(self, unit: Unit, step: int, error: Exception) -> None:
         self.failed[unit.name] = f"{type(error).__name__}: {error}"
         note_failure(self.order.build_folder, unit.name, step, error)
 
 
+class _Attempt:
+    """One task of a unit.
+
+    Attributes
+    ----------
+    started : whether the task has begun to train, and this process holds the unit.
+    step, saved_step : optimiser steps that it is known to have taken, and those that are saved.
+    """
+
+    def __init__(self, driver: _Driver, unit: Unit) -> None:
+        self.started, self.step, self.saved_step = False, 0, 0
+        self._driver, self._unit = driver, unit
+        self._folder = driver.order.build_folder
+        self._counted = 0
+
+    async def run(self) -> None:
+        """Follow the task to its end, or to the moment when another process is found to hold the unit."""
+        driver, unit, finished = self._driver, self._unit, False
+        path, changed, state = self._folder.saved_file(unit), self._changed(), None
+        if path is not None:
+            state = await asyncio.to_thread(path.read_bytes)
+        plan = driver.order.plan
+        kept = frozenset(step for step in plan.keep_steps if self._folder.is_kept(unit, step))
+        name = self._folder.state_name(unit)
+        settings = driver.device, driver.threads, driver.save_seconds
+        reports = driver.submit(UnitTask(driver.order.recipe, plan, unit, state, name, kept, *settings))
+        try:
+            if (version := await self._first(reports)) != code_version():
+                raise _other_code(str(version))
+            with driver.claims.held(unit.name) as claim:
+                if claim is None or driver.order.is_finished(unit):
+                    return
+                if self._changed() != changed:
+                    raise _OutdatedError
+                self.started = True
+                driver.started.add(unit.name)
+                while (report := await self._next(reports)) is not None:
+                    await self._take(report)
+                    claim.progress = self.step
+                    if claim.lost:
+                        return
+                finished = True
+                self._folder.forget_state(unit)
+                forget_failures(self._folder, unit.name)
+                driver.done.add(unit.name)
+                driver.progress.finish(len(unit.seeds))
+        finally:
+            if not finished:
+                driver.progress.resume(-self._counted)
+                with suppress(driver.ray.exceptions.RayError):
+                    driver.ray.cancel(reports, force=True)
+
+    async def _take(self, report: Report) -> None:
+        """Write the files of a report, and count its steps."""
+        progress, members = self._driver.progress, len(self._unit.seeds)
+        for name, data in report.files.items():
+            await asyncio.to_thread(self._folder.write, name, data)
+        if self._counted or report.seconds:
+            progress.advance(report.member_steps, report.seconds)
+        else:
+            progress.resume(report.member_steps)
+            self.saved_step = report.member_steps // members
+        if self._folder.state_name(self._unit) in report.files:
+            self.saved_step = report.step
+        self.step, self._counted = report.step, self._counted + report.member_steps
+
+    async def _first(self, reports: Any) -> str | Report | None:
+        """What a task yields first; it may wait for a free node for as long as it takes."""
+        coming = asyncio.ensure_future(_read(reports))
+        try:
+            while not (await asyncio.wait({coming}, timeout=START_SECONDS))[0]:
+                if self._driver.has_room():
+                    raise _OutdatedError
+            return coming.result()
+        finally:
+            coming.cancel()
+
+    async def _next(self, reports: Any) -> Any:
+        """The next report; None behind the last."""
+        try:
+            async with asyncio.timeout(SILENT_SECONDS):
+                return await _read(reports)
+        except TimeoutError:
+            raise _SilentError(f"no sign of life for {SILENT_SECONDS:.0f} s") from None
+
+    def _changed(self) -> int:
+        """When the unit was last saved; 0 where it was not."""
+        path = self._folder.saved_file(self._unit)
+        return 0 if path is None else path.stat().st_mtime_ns
+
+
+async def _read(reports: Any) -> Any:
+    """The next value of a generator of references; None behind the last."""
+    reference = await anext(reports, None)
+    return None if reference is None else await reference
+
+
+def _cause(error: Any) -> Exception:
+    """The error that a task ended with, with its traceback there as a note."""
+    cause = error.cause if isinstance(error.cause, Exception) else error
+    if cause is not error:
+        cause.add_note(str(error))
+    return cause
+
+
+def _other_code(got: str) -> ZooError:
+    step = "Give every node this checkout (at the same path, or on PYTHONPATH when ray start is called) and packages."
+    return ZooError(Problem("ray", "code of a worker", code_version(), got, step))

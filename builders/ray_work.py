@@ -35,8 +35,10 @@ from ckptzoo.errors import Problem, ZooError, require
 
 SILENT_SECONDS = 12 * SIGN_SECONDS
 """After these without a sign of life a task is taken for lost: some are, when nodes die (Ray's issues 39109, 46425)."""
-START_SECONDS = 120.0
-"""How long a task may wait while there is room for it."""
+START_SECONDS = 30.0
+"""How long a task may wait while there is room for it before it is submitted again; each time twice as long."""
+_ROOM_SECONDS = 60.0
+"""When no unit has started after these, what is missing is said."""
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 10.0
 _UNREAD = 2
@@ -187,7 +189,7 @@ class _Driver:
                 ended, pending = await asyncio.wait(pending, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
                 for task in ended:
                     task.result()
-                if not told and not self.started and time.monotonic() - began > START_SECONDS:
+                if not told and not self.started and time.monotonic() - began > _ROOM_SECONDS:
                     told, there = True, self.ray.cluster_resources()
                     has = {name: there.get(name, 0) for name in self.needs}
                     self.progress.note(f"no unit has started: each needs {self.needs}, the cluster has {has} in all")
@@ -199,13 +201,13 @@ class _Driver:
     async def _train(self, unit: Unit) -> None:
         """Have one unit trained, by as many tasks as it takes."""
         errors, folder = self.ray.exceptions, self.order.build_folder.folder
-        losses, reached = 0, -1
+        losses, reached, patience = 0, -1, START_SECONDS
         while True:
-            attempt = _Attempt(self, unit)
+            attempt = _Attempt(self, unit, patience)
             try:
                 return await attempt.run()
             except _OutdatedError:
-                continue
+                patience *= 2
             except errors.RayTaskError as error:
                 if not attempt.started:
                     raise _other_code(f"none that runs: {str(error).strip().splitlines()[-1]}") from error
@@ -246,15 +248,19 @@ class _Driver:
 class _Attempt:
     """One task of a unit.
 
+    Parameters
+    ----------
+    patience : seconds that it may wait to be started while there is room for it.
+
     Attributes
     ----------
     started : whether the task has begun to train, and this process holds the unit.
     step, saved_step : optimiser steps that it is known to have taken, and those that are saved.
     """
 
-    def __init__(self, driver: _Driver, unit: Unit) -> None:
+    def __init__(self, driver: _Driver, unit: Unit, patience: float) -> None:
         self.started, self.step, self.saved_step = False, 0, 0
-        self._driver, self._unit = driver, unit
+        self._driver, self._unit, self._patience = driver, unit, patience
         self._folder = driver.order.build_folder
         self._counted = 0
 
@@ -313,7 +319,7 @@ class _Attempt:
         """What a task yields first; it may wait for a free node for as long as it takes."""
         coming = asyncio.ensure_future(_read(reports))
         try:
-            while not (await asyncio.wait({coming}, timeout=START_SECONDS))[0]:
+            while not (await asyncio.wait({coming}, timeout=self._patience))[0]:
                 if self._driver.has_room():
                     raise _OutdatedError
             return coming.result()

@@ -6,7 +6,7 @@ have (Lustre without ``flock``: ENOSYS) and some only pretend to (NFS with ``loc
 
 ::
 
-    <name>.claim-000001      who works on it: host, process, how far. Made with O_EXCL, so one process makes it
+    <name>.claim-000001      who works on it: host, process, how far. Made by link(2), so one process makes it
     <name>.claim-000002      who took it over, when no sign of life came from the first for some time
 
 The highest number counts, and who takes over removes those below. A holder writes into its file now and then; the time
@@ -15,6 +15,7 @@ system, so that clocks that differ between machines do not matter.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -140,16 +141,29 @@ class Claims:
                 return None
             number = int(newest.name[-6:]) + 1
         path = self._path(name, number)
-        try:
-            # O_EXCL: of those who try, one makes the file, on NFS too (version 3 and later)
-            with path.open("xb") as file:
-                file.write(_content(0))
-        except FileExistsError:
+        if not self._make(path):
             return None
         for match in self._listed():
             if match["name"] == name and int(match["number"]) < number:
                 self._path(name, int(match["number"])).unlink(missing_ok=True)
         return path
+
+    def _make(self, path: Path) -> bool:
+        """Make the file of a claim; False where another process was faster."""
+        temporary = self._folder / f"{TEMPORARY}{secrets.token_hex(8)}"
+        try:
+            temporary.write_bytes(_content(0))
+            # link(2): of those who try, one makes the name; killed here, no claim is left that says nothing of its holder
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                raise
+            return _make_exclusively(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
 
     def _beat(self, claim: Claim, ended: threading.Event) -> None:
         while not ended.wait(self._heartbeat) and not claim.lost:
@@ -191,6 +205,17 @@ class Claims:
 
     def _path(self, name: str, number: int) -> Path:
         return self._folder / f"{name}.claim-{number:06d}"
+
+
+def _make_exclusively(path: Path) -> bool:
+    """The same on a file system without hard links."""
+    try:
+        # O_EXCL: of those who try, one makes the file, on NFS too (version 3 and later)
+        with path.open("xb") as file:
+            file.write(_content(0))
+    except FileExistsError:
+        return False
+    return True
 
 
 def _claimed(path: Path) -> str:

@@ -92,6 +92,10 @@ def work(
     Weights have the bits of ``builders.shared.work``. Workers that die lose at most what was trained since the last
     save; a unit that is lost five times without progress counts as failed.
     """
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if address is not None:
+        # read when Ray is imported: by default it tries 20 times 41 seconds where something else listens
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
     ray = require("ray", "ray")
     console = console or Console()
     order = WorkOrder.of(Recipe.of(recipe, epochs), to, folder, unit=unit, share=share)
@@ -123,7 +127,6 @@ def work(
 @contextmanager
 def _connected(ray: Any, address: str | None) -> Iterator[None]:
     """A connection to a cluster, until the end of the block."""
-    address = address or os.environ.get("RAY_ADDRESS") or None
     try:
         if address not in (None, "auto", "local"):
             _require_listener(address)

@@ -360,7 +360,7 @@ class Zoo:
         >>> batch["conv1.weight"].shape, batch["test_accuracy"].shape  # doctest: +SKIP
         ((4, 2, 1, 4, 4), (4,))
         """
-        source = self._source(names, variant, columns)
+        source = self.source(names, variant, columns)
         shard = ReaderShard(rank, world_size)
         stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, remainder=remainder, shard=shard)
         return stream if device is None else import_torch().TorchStream(stream, device)
@@ -381,7 +381,7 @@ class Zoo:
         """
         if not len(self):
             return iter(())
-        size = max(1, max_bytes // max(1, self._source(names, variant).row_bytes))
+        size = max(1, max_bytes // max(1, self.source(names, variant).row_bytes))
         return iter(self.stream(*names, variant=variant, batch_size=size, remainder="keep"))
 
     def to_torch(
@@ -412,7 +412,7 @@ class Zoo:
         ``DistributedSampler``. Workers of a DataLoader with ``persistent_workers=True`` see it too.
         """
         return import_torch().ZooDataset(
-            self._source(names, variant, columns),
+            self.source(names, variant, columns),
             batch_size=batch_size,
             shuffle=shuffle,
             seed=seed,
@@ -437,7 +437,7 @@ class Zoo:
         MissingExtraError
             ``datasets`` is not installed.
         """
-        return iterable(self._source(names, variant, columns), shards=shards)
+        return iterable(self.source(names, variant, columns), shards=shards)
 
     def checkpoint(self, id: str, *, variant: str = layout.RAW) -> Checkpoint:
         """One checkpoint by its id.
@@ -487,5 +487,6 @@ class Zoo:
             return open(files.address, endpoint=files.endpoint, token=files.token)
         return open(self.path)
 
-    def _source(self, names: Sequence[str], variant: str, columns: Sequence[str] = ()) -> Source:
+    def source(self, names: Sequence[str], variant: str = layout.RAW, columns: Sequence[str] = ()) -> Source:
+        """What streams and data sets of these tensors, layers and columns read; of all tensors where there are no names."""
         return self._selection.source(names, variant, columns)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -122,6 +123,27 @@ def test_a_claim_that_is_being_written_counts(tmp_path: Path) -> None:
         assert claim is None
     (tmp_path / "u.claim-000004").write_bytes(b'["not", "ours"]' * 1000)
     assert Claims(tmp_path).holder("u") == Holder("unknown", 0, 0, pytest.approx(0, abs=5), True)
+
+
+def test_a_claim_appears_with_its_holder_in_it(tmp_path: Path) -> None:
+    """Killed at any moment, a holder leaves no claim that others cannot tell to be one of a process that ended."""
+    ended, empty = threading.Event(), list[Path]()
+    claim = tmp_path / "u.claim-000001"
+
+    def read() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(FileNotFoundError):
+                if not claim.read_bytes():
+                    empty.append(claim)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for _ in range(300):
+        with Claims(tmp_path).held("u") as held:
+            assert held is not None
+    ended.set()
+    thread.join()
+    assert empty == []
 
 
 def test_several_processes_share_the_work(tmp_path: Path) -> None:

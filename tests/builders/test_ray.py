@@ -32,6 +32,8 @@ from tests.support.effort import ALL
 pytest.importorskip("ray", reason="the extra ray is not installed")
 
 TOY = Recipe.load("toy").shortened(2)
+EPOCHS = 20
+"""Of units that take long enough to be killed in the middle."""
 QUIET = Console(file=io.StringIO())
 COMMAND = """
 import sys
@@ -110,7 +112,7 @@ def driver(nodes: TwoNodes, path: Path) -> "subprocess.Popen[bytes]":
         "work",
         "toy",
         "--epochs",
-        "30",
+        str(EPOCHS),
         "--to",
         str(path),
         "--save-every",
@@ -124,7 +126,7 @@ def driver(nodes: TwoNodes, path: Path) -> "subprocess.Popen[bytes]":
 @pytest.mark.parametrize("seed", range(20 if ALL else 1))
 def test_kills_of_workers_nodes_and_the_driver_lose_nothing(nodes: TwoNodes, tmp_path: Path, seed: int) -> None:
     """Five kills in the middle of units; every unit is done once, with the bits of a build."""
-    toy, path, rng = Recipe.load("toy").shortened(20), tmp_path / "zoo", random.Random(seed)
+    toy, path, rng = Recipe.load("toy").shortened(EPOCHS), tmp_path / "zoo", random.Random(seed)
     build(toy, tmp_path / "whole", members=12, unit_size=2, console=QUIET)
     plan(toy, path, members=12, unit_size=2)
     victims = ["worker", "node", "worker", "driver", "worker"]
@@ -189,7 +191,7 @@ def test_workers_with_other_code_are_refused(nodes: TwoNodes, tmp_path: Path, mo
 
 
 def test_a_worker_that_is_silent_is_given_up(nodes: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy, path, stopped = Recipe.load("toy").shortened(30), tmp_path / "zoo", list[int]()
+    toy, path, stopped = Recipe.load("toy").shortened(EPOCHS), tmp_path / "zoo", list[int]()
     plan(toy, path, members=4, unit_size=2)
     monkeypatch.setattr(ray_work, "SILENT_SECONDS", 4.0)
     monkeypatch.setattr(ray_work, "START_SECONDS", 2.0)

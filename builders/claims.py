@@ -153,7 +153,7 @@ class Claims:
         temporary = self._folder / f"{TEMPORARY}{secrets.token_hex(8)}"
         try:
             temporary.write_bytes(_content(0))
-            # link(2): of those who try, one makes the name; killed here, no claim is left that says nothing of its holder
+            # link(2): of those who try, one makes the name; whoever is killed here leaves no claim without a holder
             path.hardlink_to(temporary)
         except FileExistsError:
             return False

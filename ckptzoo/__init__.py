@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "open": "ckptzoo.loader.zoo",
     "Zoo": "ckptzoo.loader.zoo",
+    "ray_datasource": "ckptzoo.loader.ray",
     "create": "ckptzoo.format.writer",
     "append": "ckptzoo.format.writer",
     "verify": "ckptzoo.format.verify",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from ckptzoo.hub.pull import pull as pull
     from ckptzoo.hub.push import push as push
     from ckptzoo.hub.search import search as search
+    from ckptzoo.loader.ray import ray_datasource as ray_datasource
     from ckptzoo.loader.zoo import Zoo as Zoo
     from ckptzoo.loader.zoo import open as open
     from ckptzoo.schema.architecture import Architecture as Architecture

@@ -488,5 +488,5 @@ class Zoo:
         return open(self.path)
 
     def source(self, names: Sequence[str], variant: str = layout.RAW, columns: Sequence[str] = ()) -> Source:
-        """What streams and data sets of these tensors, layers and columns read; of all tensors where there are no names."""
+        """What streams of these tensors, layers and columns read; of all tensors where there are no names."""
         return self._selection.source(names, variant, columns)

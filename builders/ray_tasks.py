@@ -114,12 +114,15 @@ def _reports(task: UnitTask, source: Source) -> Iterator[Report]:
         open_trainer(task.recipe, source, device=task.device, engine=task.plan.engine, threads=task.threads) as trainer,
         counter_of(task.device) as counter,
     ):
+        saved = Path(folder, task.state_name)
         if task.state is not None:
-            Path(folder, task.state_name).write_bytes(task.state)
+            saved.write_bytes(task.state)
         files = _YieldedFiles(Path(folder), task.kept)
         job = MemberTraining(files, trainer, task.plan.engine, task.save_seconds, _never, counter, task.plan)
         member_steps, seconds, reported = 0, 0.0, -_REPORT_SECONDS
         for taken in job.proceed(task.unit):
+            # a worker that is killed leaves its folder behind
+            saved.unlink(missing_ok=True)
             member_steps, seconds = member_steps + taken.member_steps, seconds + taken.seconds
             if files.written or time.monotonic() - reported >= _REPORT_SECONDS:
                 yield Report(taken.step, member_steps, seconds, files.take())

@@ -37,6 +37,7 @@ SILENT_SECONDS = 12 * SIGN_SECONDS
 """After these without a sign of life a task is taken for lost: some are, when nodes die (Ray's issues 39109, 46425)."""
 START_SECONDS = 30.0
 """How long a task may wait while there is room for it before it is submitted again; each time twice as long."""
+_MAX_WAIT_SECONDS = 600.0
 _ROOM_SECONDS = 60.0
 """When no unit has started after these, what is missing is said."""
 _POLL_SECONDS = 0.2
@@ -133,7 +134,7 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False, include_dashboard=False)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         text = " ".join(str(error).split())[:300] or type(error).__name__
-        step = "Name the head's address as ray start prints it, on a machine where ray start was called as well."
+        step = "Name the head's address as ray start prints it, on a machine that has joined with the cluster's token."
         raise ZooError(Problem("ray", f"cluster {address or ''}".strip(), "one to connect to", text, step)) from error
     try:
         yield
@@ -322,9 +323,12 @@ class _Attempt:
         """What a task yields first; it may wait for a free node for as long as it takes."""
         coming = asyncio.ensure_future(_read(reports))
         try:
-            while not (await asyncio.wait({coming}, timeout=self._patience))[0]:
+            seconds = self._patience
+            while not (await asyncio.wait({coming}, timeout=seconds))[0]:
                 if self._driver.has_room():
                     raise _OutdatedError
+                # thousands may wait, and each question goes to the head
+                seconds = min(2 * seconds, _MAX_WAIT_SECONDS)
             return coming.result()
         finally:
             coming.cancel()

@@ -273,7 +273,9 @@ class _Attempt:
         driver, unit, finished = self._driver, self._unit, False
         path, changed, state = self._folder.saved_file(unit), self._changed(), None
         if path is not None:
-            state = await asyncio.to_thread(path.read_bytes)
+            # whoever finishes the unit meanwhile removes it
+            with suppress(FileNotFoundError):
+                state = await asyncio.to_thread(path.read_bytes)
         plan = driver.order.plan
         kept = frozenset(step for step in plan.keep_steps if self._folder.is_kept(unit, step))
         name = self._folder.state_name(unit)
@@ -344,7 +346,9 @@ class _Attempt:
     def _changed(self) -> int:
         """When the unit was last saved; 0 where it was not."""
         path = self._folder.saved_file(self._unit)
-        return 0 if path is None else path.stat().st_mtime_ns
+        with suppress(FileNotFoundError):
+            return 0 if path is None else path.stat().st_mtime_ns
+        return 0
 
 
 async def _read(reports: Any) -> Any:

@@ -210,6 +210,56 @@ def work(
 
 
 @app.command()
+def submit(
+    recipe: RecipeName,
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder, shared by all.")],
+    slurm: Annotated[bool, typer.Option("--slurm", help="Submit an array of tasks to Slurm.")] = False,
+    as_command: Annotated[
+        bool, typer.Option("--print", help="Print the command that any other scheduler may run any number of times.")
+    ] = False,
+    tasks: Annotated[int, typer.Option(min=1, help="How many tasks work at once.")] = 1,
+    duration: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="How long a task works before it makes room: 50m or 8h.")
+    ] = "1h",
+    options: Annotated[
+        list[str] | None, typer.Option("--sbatch", metavar="KEY=VALUE", help="An option of sbatch; repeatable.")
+    ] = None,
+    data: DataFolder = None,
+    epochs: Epochs = None,
+    precision: Precision = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="By default that of the plan.")] = None,
+    threads: Threads = None,
+    save_every: SaveEvery = 20,
+) -> None:
+    """Let a cluster work on a plan, by as many tasks as you like; those of Slurm come back until nothing is left."""
+    from builders import slurm as cluster
+    from builders.recipe import Recipe
+
+    if slurm == as_command:
+        raise typer.BadParameter("expected one of --slurm and --print.")
+    seconds, folder = _seconds(duration), None if data is None else data.absolute()
+    if as_command:
+        name = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
+        arguments = {"data": None if folder is None else str(folder), "epochs": epochs, "precision": precision}
+        arguments |= {"device": device, "threads": threads, "save-every": f"{save_every:g}"}
+        print(cluster.command(name, to, seconds, arguments))
+        return
+    submitted = cluster.submit(
+        Recipe.of(recipe, epochs, precision),
+        to,
+        tasks=tasks,
+        seconds=seconds,
+        sbatch=_pairs(options or [], "--sbatch"),
+        folder=folder,
+        device=device,
+        threads=threads,
+        save_seconds=save_every,
+    )
+    line = f"{to}: job {submitted.job}, {counted(submitted.tasks, 'task')}; logs in {submitted.folder}."
+    _console().print(line, highlight=False, soft_wrap=True)
+
+
+@app.command()
 def merge(
     recipe: RecipeName,
     to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder.")],
@@ -229,11 +279,16 @@ def merge(
 @app.command()
 def status(
     to: Annotated[Path, typer.Argument(metavar="ZOO", help="The zoo's folder.", show_default=False)],
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until all is done.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what of the plans in a zoo's folder is done, running, silent or set aside, and when it will end."""
     from builders.shared import status as find
+    from builders.shared import watch as show
 
+    if watch and not as_json:
+        show(to, _console())
+        return
     found = find(to)
     if as_json:
         print(json.dumps([item.to_json() for item in found], indent=2, allow_nan=False))
@@ -528,6 +583,15 @@ def _seconds(text: str) -> float:
         return float(text[:-1]) * units[text[-1]]
     except (KeyError, ValueError):
         raise typer.BadParameter(f"{text!r}: expected a time such as 90s, 50m or 8h.", param_hint="--for") from None
+
+
+def _pairs(items: list[str], option: str) -> dict[str, str]:
+    """Texts from ``key=value``."""
+    pairs = [item.partition("=") for item in items]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise typer.BadParameter("expected KEY=VALUE, such as partition=gpu.", param_hint=option)
+    return {name: value for name, _, value in pairs}
 
 
 def _settings(items: list[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow.compute as pc
+import torch
 from rich.console import Console
 
 import ckptzoo
@@ -151,6 +152,7 @@ def build(
                 engine_name,
                 source.digest,
                 first_seed,
+                code_version(),
             )
             plan = build_folder.settle_plan(wanted, BuildPlan)
             assert plan is not None
@@ -178,6 +180,11 @@ def _wait(
         raise Interrupted("stopped while other processes train. Run the same command to carry on.")
     time.sleep(_WAIT_SECONDS)
     return 0, 0.0
+
+
+def code_version() -> str:
+    """What bits depend on besides the recipe, the data and the device."""
+    return f"ckptzoo {ckptzoo.__version__}, torch {torch.__version__.partition('+')[0]}"
 
 
 def lacking_units(root: Path, contents: Contents, recipe: Recipe, plan: BuildPlan) -> list[Unit]:

@@ -85,6 +85,7 @@ class BuildPlan:
     engine : its name.
     dataset_digest : of the data.
     first_seed : the smallest seed that could be allotted; None where that is not known.
+    code : versions of this package and of torch; None where that is not known.
     """
 
     recipe: str
@@ -97,6 +98,7 @@ class BuildPlan:
     engine: str
     dataset_digest: str
     first_seed: int | None = None
+    code: str | None = None
 
     @property
     def units(self) -> list[Unit]:
@@ -111,13 +113,15 @@ class BuildFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def settle_plan(self, wanted: Plan | None, kind: type[Plan], allotted: Collection[str] = ("seeds",)) -> Plan | None:
+    def settle_plan(
+        self, wanted: Plan | None, kind: type[Plan], allotted: Collection[str] = ("seeds", "code")
+    ) -> Plan | None:
         """The plan of the unfinished build, or ``wanted`` when there is none.
 
         Parameters
         ----------
         kind : the dataclass of plans.
-        allotted : fields that may differ, because they were settled by what the zoo lacked when the build started.
+        allotted : fields that may differ, because they were settled by how things were when the build started.
 
         Raises
         ------

@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 
 from builders import sources
@@ -28,6 +29,7 @@ from builders.build import (
     MemberTraining,
     allot,
     card_of,
+    code_version,
     create_zoo,
     default_size,
     lacking_units,
@@ -185,7 +187,11 @@ class BuildStatus:
         }
 
     def print(self, console: Console) -> None:
-        """Print counts, and a table of what is not merged, finished or waiting."""
+        """Print ``rendered``."""
+        console.print(self.rendered())
+
+    def rendered(self) -> Group:
+        """Counts, and a table of what is not merged, finished or waiting."""
         members = sum(unit.members for unit in self.units)
         counts = ", ".join(
             f"{counted(number, 'member')} {state}"
@@ -194,7 +200,7 @@ class BuildStatus:
         )
         rest = self.remaining_seconds
         left = "" if not rest else f"; {duration(rest)} left at this pace"
-        console.print(f"{self.prefix}: {members:,} members in {counted(len(self.units), 'unit')}: {counts}{left}.")
+        line = f"{self.prefix}: {members:,} members in {counted(len(self.units), 'unit')}: {counts}{left}."
         table = Table(box=None, pad_edge=False)
         for column in ("unit", "state", "where", "step", "last sign", "attempts"):
             table.add_column(column)
@@ -203,8 +209,7 @@ class BuildStatus:
                 holder = unit.holder
                 where = ("", "", "") if holder is None else _where(holder, self.steps)
                 table.add_row(unit.name, unit.state, *where, str(unit.attempts or ""))
-        if table.row_count:
-            console.print(table)
+        return Group(line, table) if table.row_count else Group(line)
 
 
 def _where(holder: Holder, steps: int) -> tuple[str, str, str]:
@@ -268,6 +273,7 @@ def plan(
             engine_name,
             source.digest,
             first_seed,
+            code_version(),
         )
         settled = build_folder.settle_plan(wanted, BuildPlan)
         assert settled is not None
@@ -322,6 +328,9 @@ def work(
     if settled.dataset_digest != source.digest:
         step = "Name the folder of the data that it was planned with by --data."
         raise ZooError(Problem(str(root), "data of the plan", settled.dataset_digest, source.digest, step))
+    if settled.code not in (None, code_version()):
+        step = "Work with that, so that all checkpoints are of one version, or plan the rest into another zoo."
+        raise ZooError(Problem(str(root), "versions", str(settled.code), code_version(), step))
     end = None if seconds is None else time.monotonic() + seconds
     where = device or settled.device
     with (
@@ -354,6 +363,11 @@ def work(
         left = []
     members = sum(len(item.seeds) for item in done)
     return Worked(len(done), members, len(left), tuple(job.failures_here.items()), taken, spent)
+
+
+def planned_on(recipe: Recipe, to: str | Path) -> str:
+    """The device of a plan: ``cpu`` or ``cuda``. Raises as ``work`` where there is none."""
+    return _settled(Path(to).absolute(), recipe)[1].device
 
 
 def merge(recipe: Recipe | str | Path, to: str | Path, *, epochs: int | None = None) -> Merged:
@@ -407,6 +421,17 @@ def status(to: str | Path) -> tuple[BuildStatus, ...]:
         raise ZooError(Problem(str(root), "a zoo", "a folder", "nothing", "Plan a build there first."))
     plans = sorted((root / WORK_FOLDER).glob("*/plan.json"))
     return tuple(found for path in plans if (found := _status_of(root, path)) is not None)
+
+
+def watch(to: str | Path, console: Console, *, seconds: float = 2.0) -> None:
+    """Show the status of the builds in a zoo's folder every few seconds, until no unit waits or runs, or Ctrl-C."""
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            found = status(to)
+            live.update(Group(*(item.rendered() for item in found)), refresh=True)
+            if not any(item.count("running", "silent", "waiting") for item in found):
+                return
+            time.sleep(seconds)
 
 
 @dataclass(frozen=True, eq=False)

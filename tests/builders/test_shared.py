@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from builders.__main__ import run
 from builders.build import build
 from builders.checkpointing import WORK_FOLDER, Interrupted
 from builders.recipe import Recipe
-from builders.shared import BuildStatus, merge, plan, status, work
+from builders.shared import BuildStatus, merge, plan, status, watch, work
 from builders.state import TrainingState
 from builders.train import Trainer
 from ckptzoo.errors import ZooError
@@ -232,6 +233,22 @@ def test_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         status(tmp_path / "nowhere")
 
 
+def test_a_worker_of_other_versions_is_refused(
+    tmp_path: Path, whole: ckptzoo.Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "zoo"
+    with monkeypatch.context() as older:
+        older.setattr(ckptzoo, "__version__", "0.0.9")
+        planned(path)
+    with pytest.raises(
+        ZooError, match=r"versions: expected ckptzoo 0\.0\.9, torch .*, got ckptzoo .*\. Work with that"
+    ):
+        work(TOY, path, console=QUIET)
+    # one process may carry on by itself, as ever
+    build(TOY, path, members=12, unit_size=2, keep_steps=(1,), console=QUIET)
+    assert_same(path, whole)
+
+
 def test_a_stop_is_for_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "zoo"
     planned(path)
@@ -247,3 +264,15 @@ def test_a_stop_is_for_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Interrupted):
         work(TOY, path, console=QUIET)
     assert not list((path / WORK_FOLDER / TOY.prefix).glob("*.claim-*"))
+
+
+def test_the_status_is_shown_until_all_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "zoo"
+    planned(path, 6)
+    shown = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
+    watching = threading.Thread(target=watch, args=(path, shown), kwargs={"seconds": 0.01})
+    watching.start()
+    work(TOY, path, console=QUIET)
+    watching.join()
+    text = shown.file.getvalue()  # type: ignore[attr-defined]
+    assert "6 members in 3 units: 6 members finished" in text

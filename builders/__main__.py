@@ -263,6 +263,9 @@ def submit(
 def merge(
     recipe: RecipeName,
     to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder.")],
+    push_to: Annotated[
+        str | None, typer.Option("--push", metavar="ORG/ZOO", help="Publish the zoo there, part by part.")
+    ] = None,
     epochs: Epochs = None,
     precision: Precision = None,
 ) -> None:
@@ -270,7 +273,7 @@ def merge(
     from builders.recipe import Recipe
     from builders.shared import merge as add_units
 
-    done = add_units(Recipe.of(recipe, epochs, precision), to)
+    done = add_units(Recipe.of(recipe, epochs, precision), to, push_to=push_to)
     parts = f"{counted(done.checkpoints, 'checkpoint')} of {counted(done.units, 'unit')} in {', '.join(done.parts)}"
     left = f"; {counted(done.left, 'unit')} are not finished" if done.left else ""
     _console().print(f"{to}: {parts if done.parts else 'nothing was added'}{left}.", highlight=False, soft_wrap=True)

@@ -370,13 +370,23 @@ def planned_on(recipe: Recipe, to: str | Path) -> str:
     return _settled(Path(to).absolute(), recipe)[1].device
 
 
-def merge(recipe: Recipe | str | Path, to: str | Path, *, epochs: int | None = None) -> Merged:
+def merge(
+    recipe: Recipe | str | Path, to: str | Path, *, epochs: int | None = None, push_to: str | None = None
+) -> Merged:
     """Add the units that are finished to the zoo, in parts of at most 32 GiB, and remove their files.
 
     Killed at any moment, the next call carries on; nothing is added twice.
 
+    Parameters
+    ----------
+    recipe, epochs : those of the plan.
+    to : the zoo's folder.
+    push_to : the repository that the zoo is published in, part by part; see ``ckptzoo.hub.push``.
+
     Raises
     ------
+    HubError
+        The hub refuses or gives no answer. What was added to the zoo stays; the next call publishes it.
     ZooError
         There is no plan, or another process merges.
     """
@@ -395,17 +405,28 @@ def merge(recipe: Recipe | str | Path, to: str | Path, *, epochs: int | None = N
         ready = [unit for unit in units if build_folder.is_kept(unit, settled.keep_steps[-1])]
         for group in _groups(ready, recipe.arch.nbytes * len(settled.keep_steps)):
             part, added = merge_units(root, build_folder, group, settled.keep_steps)
-            if part is not None:
-                parts.append(part)
-            count, checkpoints = count + len(group), checkpoints + added
             for unit in group:
                 build_folder.forget(unit)
+            count, checkpoints = count + len(group), checkpoints + added
+            if part is not None:
+                parts.append(part)
+                write_page(root)
+                _publish(root, push_to)
+        if not parts:
+            # what a call that was killed had added
+            _publish(root, push_to)
         left = len(units) - len(ready)
         if not left:
             build_folder.remove()
-    if parts:
-        write_page(root)
     return Merged(tuple(parts), count, checkpoints, left)
+
+
+def _publish(root: Path, address: str | None) -> None:
+    if address is not None:
+        # only who publishes needs the client of the hub
+        from ckptzoo.hub.push import push
+
+        push(root, address)
 
 
 def status(to: str | Path) -> tuple[BuildStatus, ...]:

@@ -26,6 +26,7 @@ from builders.state import TrainingState
 from builders.train import Trainer
 from ckptzoo.errors import ZooError
 from tests.support.effort import ALL
+from tests.support.hosted import hosted
 
 TOY = Recipe.load("toy").shortened(2)
 QUIET = Console(file=io.StringIO())
@@ -276,3 +277,30 @@ def test_the_status_is_shown_until_all_is_done(tmp_path: Path) -> None:
     watching.join()
     text = shown.file.getvalue()  # type: ignore[attr-defined]
     assert "6 members in 3 units: 6 members finished" in text
+
+
+def test_a_merge_publishes_part_by_part(tmp_path: Path, whole: ckptzoo.Zoo) -> None:
+    """A program of its own: huggingface_hub reads its environment once, when it is imported."""
+    path = tmp_path / "zoo"
+    planned(path)
+    work(TOY, path, share=(0, 3), console=QUIET)
+    code = "import builders.shared; builders.shared.MAX_PART_BYTES = 1\n" + COMMAND
+    arguments = ["merge", "toy", "--epochs", "2", "--to", str(path), "--push", "lab/toy"]
+    with hosted(tmp_path / "hub") as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_wrong"}
+
+        def merged() -> "subprocess.CompletedProcess[str]":
+            return subprocess.run(
+                [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
+            )
+
+        refused = merged()
+        assert refused.returncode != 0 and "HF_TOKEN" in refused.stderr, refused.stderr
+        assert len(ckptzoo.open(path)) == 4  # the first part stays
+        environment["HF_TOKEN"] = hub.tokens["write"]
+        assert "4 checkpoints of 1 unit" in merged().stdout
+        assert len(ckptzoo.open("lab/toy", endpoint=hub.url)) == 8
+        work(TOY, path, console=QUIET)
+        assert "16 checkpoints of 4 units" in merged().stdout
+        assert sorted(ckptzoo.open("lab/toy", endpoint=hub.url).ids) == sorted(whole.ids)
+        assert not (path / WORK_FOLDER).exists()

@@ -327,6 +327,9 @@ def posterior(
     device: Device = "cpu",
     engine: Engine = None,
     unit_size: UnitSize = None,
+    share: Annotated[
+        str, typer.Option(metavar="I/N", help="Only every N-th unit, from the I-th, from 0; others take the rest.")
+    ] = "",
     save_every: SaveEvery = 20,
     predictions: Predictions = False,
     estimate: Annotated[
@@ -341,6 +344,7 @@ def posterior(
     from builders import predicting
     from builders.posterior import build as posterior_build
     from builders.recipe import Recipe
+    from ckptzoo.text import parse_share
 
     console, wanted = _console(), Recipe.of(recipe, epochs, precision)
     shared: dict[str, Any] = {"modes": modes, "draws": draws, "start": start, "folder": data, "settings": settings}
@@ -349,9 +353,12 @@ def posterior(
         _print_report(posterior_build.estimate(method, wanted, **shared), as_json)
         return
     sets = predicting.input_sets(wanted, data) if predictions else ()
+    if share:
+        shared["share"] = parse_share(share)
     built = posterior_build.build(method, wanted, to, **shared, save_seconds=save_every, console=console)
     console.print(built.line(), highlight=False, soft_wrap=True)
-    predicting.predict(to, sets, console)
+    if not share:
+        predicting.predict(to, sets, console)
 
 
 @app.command()

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 WORK_FOLDER = ".work"
 """Of unfinished builds, in a zoo's folder."""
+PLAN = "plan.json"
+"""What is being built, in the folder of a build."""
 Plan = TypeVar("Plan", bound="DataclassInstance")
 """A dataclass whose fields are texts, numbers and tuples of such."""
 Row = dict[str, Any]
@@ -128,7 +130,7 @@ class BuildFolder:
         ZooError
             An unfinished build has another plan.
         """
-        path = self.folder / "plan.json"
+        path = self.folder / PLAN
         if not path.exists():
             if wanted is not None:
                 write_file(path, seal(asdict(wanted)))
@@ -243,7 +245,7 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
         _sweep(folder)
         yield BuildFolder(folder)
     finally:
-        if folder.exists() and not (folder / "plan.json").exists():
+        if folder.exists() and not (folder / PLAN).exists():
             BuildFolder(folder).remove()
         os.close(descriptor)
 

@@ -1,5 +1,6 @@
 """``python -m builders``: train zoos from recipes."""
 
+import contextlib
 import json
 import sys
 import traceback
@@ -273,10 +274,17 @@ def merge(
     from builders.recipe import Recipe
     from builders.shared import merge as add_units
 
-    done = add_units(Recipe.of(recipe, epochs, precision), to, push_to=push_to)
+    with contextlib.ExitStack() as stack:
+        if push_to is not None:
+            from ckptzoo.hub.client.quiet import quietly
+
+            stack.enter_context(quietly())
+        done = add_units(Recipe.of(recipe, epochs, precision), to, push_to=push_to)
     parts = f"{counted(done.checkpoints, 'checkpoint')} of {counted(done.units, 'unit')} in {', '.join(done.parts)}"
     left = f"; {counted(done.left, 'unit')} are not finished" if done.left else ""
-    _console().print(f"{to}: {parts if done.parts else 'nothing was added'}{left}.", highlight=False, soft_wrap=True)
+    there = f"; published in {push_to}" if push_to else ""
+    line = f"{to}: {parts if done.parts else 'nothing was added'}{left}{there}."
+    _console().print(line, highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -59,6 +59,7 @@ bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON 
 	@$(PY) benchmarks/pairwise_mi.py
 	@$(PY) benchmarks/predict.py
 	@$(PY) benchmarks/server.py
+	@$(PY) benchmarks/shared.py
 	@$(PY) benchmarks/remote.py
 
 MINUTES ?= 8

@@ -1,5 +1,6 @@
 """``python -m builders``: train zoos from recipes."""
 
+import contextlib
 import json
 import sys
 import traceback
@@ -220,9 +221,62 @@ def work(
 
 
 @app.command()
+def submit(
+    recipe: RecipeName,
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder, shared by all.")],
+    slurm: Annotated[bool, typer.Option("--slurm", help="Submit an array of tasks to Slurm.")] = False,
+    as_command: Annotated[
+        bool, typer.Option("--print", help="Print the command that any other scheduler may run any number of times.")
+    ] = False,
+    tasks: Annotated[int, typer.Option(min=1, help="How many tasks work at once.")] = 1,
+    duration: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="How long a task works before it makes room: 50m or 8h.")
+    ] = "1h",
+    options: Annotated[
+        list[str] | None, typer.Option("--sbatch", metavar="KEY=VALUE", help="An option of sbatch; repeatable.")
+    ] = None,
+    data: DataFolder = None,
+    epochs: Epochs = None,
+    precision: Precision = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="By default that of the plan.")] = None,
+    threads: Threads = None,
+    save_every: SaveEvery = 20,
+) -> None:
+    """Let a cluster work on a plan, by as many tasks as you like; those of Slurm come back until nothing is left."""
+    from builders import slurm as cluster
+    from builders.recipe import Recipe
+
+    if slurm == as_command:
+        raise typer.BadParameter("expected one of --slurm and --print.")
+    seconds, folder = _seconds(duration), None if data is None else data.absolute()
+    if as_command:
+        name = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
+        arguments = {"data": None if folder is None else str(folder), "epochs": epochs, "precision": precision}
+        arguments |= {"device": device, "threads": threads, "save-every": f"{save_every:g}"}
+        print(cluster.command(name, to, seconds, arguments))
+        return
+    submitted = cluster.submit(
+        Recipe.of(recipe, epochs, precision),
+        to,
+        tasks=tasks,
+        seconds=seconds,
+        sbatch=_pairs(options or [], "--sbatch"),
+        folder=folder,
+        device=device,
+        threads=threads,
+        save_seconds=save_every,
+    )
+    line = f"{to}: job {submitted.job}, {counted(submitted.tasks, 'task')}; logs in {submitted.folder}."
+    _console().print(line, highlight=False, soft_wrap=True)
+
+
+@app.command()
 def merge(
     recipe: RecipeName,
     to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder.")],
+    push_to: Annotated[
+        str | None, typer.Option("--push", metavar="ORG/ZOO", help="Publish the zoo there, part by part.")
+    ] = None,
     epochs: Epochs = None,
     precision: Precision = None,
 ) -> None:
@@ -230,20 +284,32 @@ def merge(
     from builders.recipe import Recipe
     from builders.shared import merge as add_units
 
-    done = add_units(Recipe.of(recipe, epochs, precision), to)
+    with contextlib.ExitStack() as stack:
+        if push_to is not None:
+            from ckptzoo.hub.client.quiet import quietly
+
+            stack.enter_context(quietly())
+        done = add_units(Recipe.of(recipe, epochs, precision), to, push_to=push_to)
     parts = f"{counted(done.checkpoints, 'checkpoint')} of {counted(done.units, 'unit')} in {', '.join(done.parts)}"
     left = f"; {counted(done.left, 'unit')} are not finished" if done.left else ""
-    _console().print(f"{to}: {parts if done.parts else 'nothing was added'}{left}.", highlight=False, soft_wrap=True)
+    there = f"; published in {push_to}" if push_to else ""
+    line = f"{to}: {parts if done.parts else 'nothing was added'}{left}{there}."
+    _console().print(line, highlight=False, soft_wrap=True)
 
 
 @app.command()
 def status(
     to: Annotated[Path, typer.Argument(metavar="ZOO", help="The zoo's folder.", show_default=False)],
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until all is done.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what of the plans in a zoo's folder is done, running, silent or set aside, and when it will end."""
     from builders.shared import status as find
+    from builders.shared import watch as show
 
+    if watch and not as_json:
+        show(to, _console())
+        return
     found = find(to)
     if as_json:
         print(json.dumps([item.to_json() for item in found], indent=2, allow_nan=False))
@@ -279,6 +345,9 @@ def posterior(
     device: Device = "cpu",
     engine: Engine = None,
     unit_size: UnitSize = None,
+    share: Annotated[
+        str, typer.Option(metavar="I/N", help="Only every N-th unit, from the I-th, from 0; others take the rest.")
+    ] = "",
     save_every: SaveEvery = 20,
     predictions: Predictions = False,
     estimate: Annotated[
@@ -293,6 +362,7 @@ def posterior(
     from builders import predicting
     from builders.posterior import build as posterior_build
     from builders.recipe import Recipe
+    from ckptzoo.text import parse_share
 
     console, wanted = _console(), Recipe.of(recipe, epochs, precision)
     shared: dict[str, Any] = {"modes": modes, "draws": draws, "start": start, "folder": data, "settings": settings}
@@ -301,9 +371,12 @@ def posterior(
         _print_report(posterior_build.estimate(method, wanted, **shared), as_json)
         return
     sets = predicting.input_sets(wanted, data) if predictions else ()
+    if share:
+        shared["share"] = parse_share(share)
     built = posterior_build.build(method, wanted, to, **shared, save_seconds=save_every, console=console)
     console.print(built.line(), highlight=False, soft_wrap=True)
-    predicting.predict(to, sets, console)
+    if not share:
+        predicting.predict(to, sets, console)
 
 
 @app.command()
@@ -552,6 +625,15 @@ def _seconds(text: str) -> float:
         return float(text[:-1]) * units[text[-1]]
     except (KeyError, ValueError):
         raise typer.BadParameter(f"{text!r}: expected a time such as 90s, 50m or 8h.", param_hint="--for") from None
+
+
+def _pairs(items: list[str], option: str) -> dict[str, str]:
+    """Texts from ``key=value``."""
+    pairs = [item.partition("=") for item in items]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise typer.BadParameter("expected KEY=VALUE, such as partition=gpu.", param_hint=option)
+    return {name: value for name, _, value in pairs}
 
 
 def _settings(items: list[str]) -> dict[str, Any]:

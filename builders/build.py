@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow.compute as pc
+import torch
 from rich.console import Console
 
 import ckptzoo
@@ -15,7 +16,6 @@ from builders.checkpointing import (
     BuildFolder,
     BuildPlan,
     Interrupted,
-    StopRequested,
     Unit,
     catch_stop_signals,
     locked_build_folder,
@@ -151,15 +151,13 @@ def build(
                 engine_name,
                 source.digest,
                 first_seed,
+                code_version(),
             )
             plan = build_folder.settle_plan(wanted, BuildPlan)
             assert plan is not None
             units = lacking_units(root, contents, recipe, plan)
             job = MemberTraining(build_folder, trainer, engine_name, save_seconds, should_stop, meter, plan)
-            steps_taken, seconds = job.train(units, console)
-            while waiting := [unit for unit in units if not job.is_finished(unit)]:
-                more_steps, more_seconds = _wait(job, waiting, should_stop, console)
-                steps_taken, seconds = steps_taken + more_steps, seconds + more_seconds
+            steps_taken, seconds = train_all(job, units, console)
         part, count = merge_units(root, build_folder, units, steps)
         build_folder.remove()
     write_page(root)
@@ -167,17 +165,24 @@ def build(
     return Built(root, part, count, added, len(present_seeds) + added, steps_taken, seconds, _cost(root, units))
 
 
-def _wait(
-    job: "MemberTraining", units: Sequence[Unit], should_stop: StopRequested, console: Console
-) -> tuple[int, float]:
-    """Wait for units that other processes hold, and train those that they give up; as ``UnitTraining.train``."""
-    holders = [job.claims.holder(unit.name) for unit in units]
-    if any(holder is None or not holder.alive for holder in holders):
-        return job.train(units, console)
-    if should_stop():
-        raise Interrupted("stopped while other processes train. Run the same command to carry on.")
-    time.sleep(_WAIT_SECONDS)
-    return 0, 0.0
+def train_all(job: UnitTraining, units: Sequence[Unit], console: Console) -> tuple[int, float]:
+    """Train units, and wait for those that other processes hold; steps of all members taken here, and their seconds."""
+    steps, seconds = job.train(units, console)
+    while waiting := [unit for unit in units if not job.is_finished(unit)]:
+        holders = [job.claims.holder(unit.name) for unit in waiting]
+        if any(holder is None or not holder.alive for holder in holders):
+            more_steps, more_seconds = job.train(waiting, console)
+            steps, seconds = steps + more_steps, seconds + more_seconds
+        elif job.should_stop():
+            raise Interrupted("stopped while other processes train. Run the same command to carry on.")
+        else:
+            time.sleep(_WAIT_SECONDS)
+    return steps, seconds
+
+
+def code_version() -> str:
+    """What bits depend on besides the recipe, the data and the device."""
+    return f"ckptzoo {ckptzoo.__version__}, torch {torch.__version__.partition('+')[0]}"
 
 
 def lacking_units(root: Path, contents: Contents, recipe: Recipe, plan: BuildPlan) -> list[Unit]:

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 WORK_FOLDER = ".work"
 """Of unfinished builds, in a zoo's folder."""
+PLAN = "plan.json"
+"""What is being built, in the folder of a build."""
 Plan = TypeVar("Plan", bound="DataclassInstance")
 """A dataclass whose fields are texts, numbers and tuples of such."""
 Row = dict[str, Any]
@@ -85,6 +87,7 @@ class BuildPlan:
     engine : its name.
     dataset_digest : of the data.
     first_seed : the smallest seed that could be allotted; None where that is not known.
+    code : versions of this package and of torch; None where that is not known.
     """
 
     recipe: str
@@ -97,6 +100,7 @@ class BuildPlan:
     engine: str
     dataset_digest: str
     first_seed: int | None = None
+    code: str | None = None
 
     @property
     def units(self) -> list[Unit]:
@@ -111,20 +115,22 @@ class BuildFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def settle_plan(self, wanted: Plan | None, kind: type[Plan], allotted: Collection[str] = ("seeds",)) -> Plan | None:
+    def settle_plan(
+        self, wanted: Plan | None, kind: type[Plan], allotted: Collection[str] = ("seeds", "code")
+    ) -> Plan | None:
         """The plan of the unfinished build, or ``wanted`` when there is none.
 
         Parameters
         ----------
         kind : the dataclass of plans.
-        allotted : fields that may differ, because they were settled by what the zoo lacked when the build started.
+        allotted : fields that may differ, because they were settled by how things were when the build started.
 
         Raises
         ------
         ZooError
             An unfinished build has another plan.
         """
-        path = self.folder / "plan.json"
+        path = self.folder / PLAN
         if not path.exists():
             if wanted is not None:
                 write_file(path, seal(asdict(wanted)))
@@ -252,7 +258,7 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
         _sweep(folder)
         yield BuildFolder(folder)
     finally:
-        if folder.exists() and not (folder / "plan.json").exists():
+        if folder.exists() and not (folder / PLAN).exists():
             BuildFolder(folder).remove()
         os.close(descriptor)
 

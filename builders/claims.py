@@ -176,7 +176,8 @@ class Claims:
             return None
         content = _parsed(data)
         age = now - told
-        alive = age < self._stale and not _has_ended(content)
+        # a sign of life from the future is of a clock that was wrong since, and would count for ever
+        alive = abs(age) < self._stale and not _has_ended(content)
         host, process, progress = (content.get(key) for key in ("host", "process", "progress"))
         return Holder(
             host if isinstance(host, str) else "unknown",

@@ -14,11 +14,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import torch
 
 import builders
 import ckptzoo
-from builders.build import MemberTraining
+from builders.build import MemberTraining, code_version
 from builders.checkpointing import BuildFolder, BuildPlan, Unit
 from builders.energy import counter_of
 from builders.recipe import Recipe
@@ -75,15 +74,14 @@ class Report:
 
 
 @cache
-def code_version() -> str:
-    """What the bits of weights depend on: the code, torch and numpy."""
+def version() -> str:
+    """What bits depend on besides the recipe, the data and the device; sources too: nodes have copies."""
     total = hashlib.sha256()
     for package in (builders, ckptzoo):
         root = Path(str(package.__file__)).parent
         for path in sorted(root.rglob("*.py")):
             total.update(f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    versions = f"torch {torch.__version__}, numpy {np.__version__}"
-    return f"ckptzoo {ckptzoo.__version__} of code {total.hexdigest()[:12]}, {versions}"
+    return f"{code_version()}, numpy {np.__version__}, sources {total.hexdigest()[:12]}"
 
 
 def train_unit(task: UnitTask, source: Source) -> Iterator[str | Report]:
@@ -91,9 +89,9 @@ def train_unit(task: UnitTask, source: Source) -> Iterator[str | Report]:
 
     Yields
     ------
-    First ``code_version()``, then reports. One with nothing new comes where nothing else has come for some seconds.
+    First ``version()``, then reports. One with nothing new comes where nothing else has come for some seconds.
     """
-    yield code_version()
+    yield version()
     reports, step = _reports(task, source), 0
     # another thread trains, so that this one can give signs of life in the middle of a long step
     with ThreadPoolExecutor(1) as thread:

@@ -28,7 +28,7 @@ from builders.checkpointing import Interrupted, Unit, catch_stop_signals
 from builders.claims import Claims
 from builders.failures import ATTEMPTS, forget_failures, note_failure
 from builders.progress import Progress
-from builders.ray_tasks import SIGN_SECONDS, Report, UnitTask, code_version, train_unit
+from builders.ray_tasks import SIGN_SECONDS, Report, UnitTask, train_unit, version
 from builders.recipe import Recipe
 from builders.shared import Worked, WorkOrder
 from ckptzoo.errors import Problem, ZooError, require
@@ -282,8 +282,8 @@ class _Attempt:
         settings = driver.device, driver.threads, driver.save_seconds
         reports = driver.submit(UnitTask(driver.order.recipe, plan, unit, state, name, kept, *settings))
         try:
-            if (version := await self._first(reports)) != code_version():
-                raise _other_code(str(version))
+            if (found := await self._first(reports)) != version():
+                raise _other_code(str(found))
             with driver.claims.held(unit.name) as claim:
                 if claim is None or driver.order.is_finished(unit):
                     return
@@ -367,4 +367,4 @@ def _cause(error: Any) -> Exception:
 
 def _other_code(got: str) -> ZooError:
     step = "Give every node this checkout (at the same path, or on PYTHONPATH when ray start is called) and packages."
-    return ZooError(Problem("ray", "code of a worker", code_version(), got, step))
+    return ZooError(Problem("ray", "code of a worker", version(), got, step))

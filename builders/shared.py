@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 
 from builders import sources
@@ -26,6 +27,7 @@ from builders.build import (
     MemberTraining,
     allot,
     card_of,
+    code_version,
     create_zoo,
     default_size,
     lacking_units,
@@ -181,7 +183,11 @@ class BuildStatus:
         }
 
     def print(self, console: Console) -> None:
-        """Print counts, and a table of what is not merged, finished or waiting."""
+        """Print ``rendered``."""
+        console.print(self.rendered())
+
+    def rendered(self) -> Group:
+        """Counts, and a table of what is not merged, finished or waiting."""
         members = sum(unit.members for unit in self.units)
         counts = ", ".join(
             f"{counted(number, 'member')} {state}"
@@ -190,7 +196,7 @@ class BuildStatus:
         )
         rest = self.remaining_seconds
         left = "" if not rest else f"; {duration(rest)} left at this pace"
-        console.print(f"{self.prefix}: {members:,} members in {counted(len(self.units), 'unit')}: {counts}{left}.")
+        line = f"{self.prefix}: {members:,} members in {counted(len(self.units), 'unit')}: {counts}{left}."
         table = Table(box=None, pad_edge=False)
         for column in ("unit", "state", "where", "step", "last sign", "attempts"):
             table.add_column(column)
@@ -199,8 +205,7 @@ class BuildStatus:
                 holder = unit.holder
                 where = ("", "", "") if holder is None else _where(holder, self.steps)
                 table.add_row(unit.name, unit.state, *where, str(unit.attempts or ""))
-        if table.row_count:
-            console.print(table)
+        return Group(line, table) if table.row_count else Group(line)
 
 
 def _where(holder: Holder, steps: int) -> tuple[str, str, str]:
@@ -264,6 +269,7 @@ def plan(
             engine_name,
             source.digest,
             first_seed,
+            code_version(),
         )
         settled = build_folder.settle_plan(wanted, BuildPlan)
         assert settled is not None
@@ -339,13 +345,28 @@ def work(
     return order.worked(job.finished_here, job.failures_here, taken, spent)
 
 
-def merge(recipe: Recipe | str | Path, to: str | Path, *, epochs: int | None = None) -> Merged:
+def planned_on(recipe: Recipe, to: str | Path) -> str:
+    """The device of a plan: ``cpu`` or ``cuda``. Raises as ``work`` where there is none."""
+    return _settled(Path(to).absolute(), recipe)[1].device
+
+
+def merge(
+    recipe: Recipe | str | Path, to: str | Path, *, epochs: int | None = None, push_to: str | None = None
+) -> Merged:
     """Add the units that are finished to the zoo, in parts of at most 32 GiB, and remove their files.
 
     Killed at any moment, the next call carries on; nothing is added twice.
 
+    Parameters
+    ----------
+    recipe, epochs : those of the plan.
+    to : the zoo's folder.
+    push_to : the repository that the zoo is published in, part by part; see ``ckptzoo.hub.push``.
+
     Raises
     ------
+    HubError
+        The hub refuses or gives no answer. What was added to the zoo stays; the next call publishes it.
     ZooError
         There is no plan, or another process merges.
     """
@@ -364,17 +385,28 @@ def merge(recipe: Recipe | str | Path, to: str | Path, *, epochs: int | None = N
         ready = [unit for unit in units if build_folder.is_kept(unit, settled.keep_steps[-1])]
         for group in _groups(ready, recipe.arch.nbytes * len(settled.keep_steps)):
             part, added = merge_units(root, build_folder, group, settled.keep_steps)
-            if part is not None:
-                parts.append(part)
-            count, checkpoints = count + len(group), checkpoints + added
             for unit in group:
                 build_folder.forget(unit)
+            count, checkpoints = count + len(group), checkpoints + added
+            if part is not None:
+                parts.append(part)
+                write_page(root)
+                _publish(root, push_to)
+        if not parts:
+            # what a call that was killed had added
+            _publish(root, push_to)
         left = len(units) - len(ready)
         if not left:
             build_folder.remove()
-    if parts:
-        write_page(root)
     return Merged(tuple(parts), count, checkpoints, left)
+
+
+def _publish(root: Path, address: str | None) -> None:
+    if address is not None:
+        # only who publishes needs the client of the hub
+        from ckptzoo.hub.push import push
+
+        push(root, address)
 
 
 def status(to: str | Path) -> tuple[BuildStatus, ...]:
@@ -390,6 +422,17 @@ def status(to: str | Path) -> tuple[BuildStatus, ...]:
         raise ZooError(Problem(str(root), "a zoo", "a folder", "nothing", "Plan a build there first."))
     plans = sorted((root / WORK_FOLDER).glob("*/plan.json"))
     return tuple(found for path in plans if (found := _status_of(root, path)) is not None)
+
+
+def watch(to: str | Path, console: Console, *, seconds: float = 2.0) -> None:
+    """Show the status of the builds in a zoo's folder every few seconds, until no unit waits or runs, or Ctrl-C."""
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            found = status(to)
+            live.update(Group(*(item.rendered() for item in found)), refresh=True)
+            if not any(item.count("running", "silent", "waiting") for item in found):
+                return
+            time.sleep(seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -428,6 +471,9 @@ class WorkOrder:
         if plan.dataset_digest != source.digest:
             step = "Name the folder of the data that it was planned with by --data."
             raise ZooError(Problem(str(root), "data of the plan", plan.dataset_digest, source.digest, step))
+        if plan.code not in (None, code_version()):
+            step = "Work with that, so that all checkpoints are of one version, or plan the rest into another zoo."
+            raise ZooError(Problem(str(root), "versions", str(plan.code), code_version(), step))
         wanted = _chosen(plan.units, unit, share, location=str(root))
         absent = lacking_units(root, read_zoo(root, recipe), recipe, plan)
         lacking = tuple(item for item in wanted if item in absent)

@@ -1,6 +1,7 @@
 """``posterior``: makes draws of an approximate posterior and adds them to a zoo, in units, resumable at any moment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
@@ -14,8 +15,16 @@ from rich.console import Console
 
 import ckptzoo
 from builders import metadata, posterior, rng, sources
-from builders.build import SAVE_SECONDS, create_zoo, read_zoo, units_to_build, write_page
-from builders.checkpointing import BuildFolder, Interrupted, Unit, catch_stop_signals, locked_build_folder
+from builders.build import SAVE_SECONDS, create_zoo, read_zoo, train_all, units_to_build, write_page
+from builders.checkpointing import (
+    PLAN,
+    WORK_FOLDER,
+    BuildFolder,
+    Interrupted,
+    Unit,
+    catch_stop_signals,
+    locked_build_folder,
+)
 from builders.data_source import Feed
 from builders.energy import Counter, Spent, counter_of
 from builders.estimate import SECONDS, Estimate, require_at_least, time_measuring, time_steps
@@ -130,6 +139,7 @@ class BuiltDraws:
     gaussian : the folder of the zoo of means and deviations; None where the method has none.
     member_steps, seconds : optimiser steps of all modes taken by this process, and the time they took, measuring the
         draws included.
+    left : of a share: units of all modes that are not finished. None where the draws were added to the zoo.
     """
 
     zoo: Path
@@ -140,9 +150,13 @@ class BuiltDraws:
     gaussian: Path | None
     member_steps: int
     seconds: float
+    left: int | None = None
 
     def line(self) -> str:
         """For people."""
+        if self.left is not None:
+            then = f"{counted(self.left, 'unit')} left" if self.left else "the command without --share adds the draws"
+            return f"{self.zoo}: {counted(self.modes, 'mode')} done here; {then}."
         if self.part is None:
             return f"{self.zoo}: holds these draws already; nothing was added."
         marked = f", {self.diverged:,} of them diverged and marked" if self.diverged else ""
@@ -166,6 +180,7 @@ def build(
     device: str = "cpu",
     unit_size: int | None = None,
     engine: str | None = None,
+    share: tuple[int, int] | None = None,
     save_seconds: float = SAVE_SECONDS,
     counter: Counter | None = None,
     console: Console | None = None,
@@ -184,6 +199,8 @@ def build(
         from members. Each is its member's last checkpoint.
     epochs : of the recipe, as for ``builders.build.build``.
     settings, changes : the file of the method's settings, and other values for some of them.
+    share : ``(i, n)`` to take the draws of every n-th unit alone, from the i-th, counted from 0, beside other processes
+        that share the zoo's folder; they are added to the zoo by a call without it, before or after.
     folder, device, unit_size, engine, save_seconds, counter : as for ``builders.build.build``.
 
     Raises
@@ -203,7 +220,9 @@ def build(
     found = _find_modes(model, modes, start)
     default_engine = choose_engine(model.chain, device_kind(device), engine)
     create_zoo(root, recipe, _card(root, recipe))
-    with locked_build_folder(root, model.prefix) as build_folder, catch_stop_signals() as should_stop:
+
+    def settle(build_folder: BuildFolder) -> tuple[PosteriorPlan, list[DrawUnit]] | None:
+        """The plan, and the units that the zoo lacks; None where it lacks nothing."""
         contents = read_zoo(root, recipe)
         present = _present(contents.raw.metadata, model, found)
         unfinished = build_folder.settle_plan(None, PosteriorPlan)
@@ -226,24 +245,47 @@ def build(
         carries_on = unfinished is not None and (unfinished.modes, unfinished.draws) == (modes, draws)
         plan = build_folder.settle_plan(wanted, PosteriorPlan, ("present",)) if lacks or carries_on else None
         if plan is None:
-            return BuiltDraws(root, None, 0, 0, 0, None, 0, 0.0)
+            return None
         ids = {
             unit.name: {_draw_id(model, seed, number) for seed in unit.seeds for number in unit.draws}
             for unit in plan.units
         }
         lacking = units_to_build(root.name, contents.raw, ids)
-        units = [unit for unit in plan.units if unit.name in lacking]
+        return plan, [unit for unit in plan.units if unit.name in lacking]
+
+    @contextmanager
+    def training(build_folder: BuildFolder, plan: PosteriorPlan) -> Iterator[_DrawTraining]:
         with (
+            catch_stop_signals() as should_stop,
             open_trainer(model.chain, source, device=device, engine=plan.engine) as plain,
-            counter_of(device) as device_counter,
+            counter_of(device) as own_counter,
         ):
             surroundings = Surroundings(plain.data_source, source, plan.engine)
-            trainer = with_steps(plain, model, surroundings)
-            meter = counter or device_counter
-            job = _DrawTraining(
+            trainer, meter = with_steps(plain, model, surroundings), counter or own_counter
+            yield _DrawTraining(
                 build_folder, trainer, plan.engine, save_seconds, should_stop, meter, plan, model, found, surroundings
             )
-            steps_taken, seconds = job.train(units, console)
+
+    nothing = BuiltDraws(root, None, 0, 0, 0, None, 0, 0.0)
+    if share is not None:
+        # the lock is for settling alone; whoever shares a build that is settled needs none
+        build_folder = BuildFolder(root / WORK_FOLDER / model.prefix)
+        if (build_folder.folder / PLAN).exists():
+            settled = settle(build_folder)
+        else:
+            with locked_build_folder(root, model.prefix) as build_folder:
+                settled = settle(build_folder)
+        if settled is None:
+            return nothing
+        with training(build_folder, settled[0]) as job:
+            return _take_share(root, job, settled[1], share, console)
+    with locked_build_folder(root, model.prefix) as build_folder:
+        settled = settle(build_folder)
+        if settled is None:
+            return nothing
+        plan, units = settled
+        with training(build_folder, plan) as job:
+            steps_taken, seconds = train_all(job, units, console)
         part, count, diverged = _merge(root, build_folder, units)
         # of all units: a process that was killed here had merged the draws alone
         gaussian = _merge_gaussians(root, build_folder, model, plan.units)
@@ -251,6 +293,24 @@ def build(
     write_page(root)
     drawn = sum(len(unit.modes) for unit in units)
     return BuiltDraws(root, part, count, drawn, diverged, gaussian, steps_taken, seconds)
+
+
+def _take_share(
+    root: Path, job: "_DrawTraining", units: Sequence["DrawUnit"], share: tuple[int, int], console: Console
+) -> BuiltDraws:
+    """Train every n-th unit that no other process holds; nothing is added to the zoo."""
+    mine = [unit for unit in units[share[0] :: share[1]] if not job.is_finished(unit)]
+    steps, seconds = 0, 0.0
+    try:
+        steps, seconds = job.train(mine, console)
+        left = [unit for unit in units if not job.is_finished(unit)]
+    except (ZooError, OSError):
+        # a call without a share has added all draws, and removed the folder
+        if job.build_folder.folder.exists():
+            raise
+        left = []
+    modes = sum(len(unit.modes) for unit in mine if unit not in left)
+    return BuiltDraws(root, None, 0, modes, 0, None, steps, seconds, len(left))
 
 
 def estimate(

@@ -11,6 +11,7 @@ import typer
 from ckptzoo.cli.options import AsJson, VariantName, Where, ZooAddress, bar, complete_variants, opened, print_result
 
 if TYPE_CHECKING:
+    from ckptzoo.loader.zoo import Zoo
     from ckptzoo.studies.shared.result import StudyResult
 
 Studied = Annotated[
@@ -369,6 +370,15 @@ def mmd(
             help="Where mmd.png and mmd.json go.  [default: mmd; nowhere without matplotlib]",
         ),
     ] = None,
+    saved_in: Annotated[
+        Path | None,
+        typer.Option(
+            "--saved", metavar="FOLDER", help="Keep the distances of each block of columns there, and use those kept."
+        ),
+    ] = None,
+    share: Annotated[
+        str, typer.Option(metavar="I/N", help="Only measure every N-th block, from the I-th, from 0; needs --saved.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Measure how far apart two sets of checkpoints are.
@@ -379,6 +389,11 @@ def mmd(
     from ckptzoo.errors import MissingExtraError, require
     from ckptzoo.studies.discrepancy import mmd as compare
 
+    if share:
+        if saved_in is None:
+            raise typer.BadParameter("expected --saved FOLDER, where all who share the work keep what they measured.")
+        _mmd_share(opened(zoo, where), opened(other, where_y), saved_in, share, variant or "raw", variant_y, device)
+        return
     drawn = True
     try:
         require("matplotlib", "plot")
@@ -397,6 +412,22 @@ def mmd(
             permutations=permutations,
             seed=seed,
             device=device,
+            saved_in=saved_in,
             progress=progress,
         )
     print_result(result, as_json, result.plot(output or "mmd") if drawn else [])
+
+
+def _mmd_share(
+    first: "Zoo", second: "Zoo", saved_in: Path, share: str, variant: str, variant_y: str | None, device: str | None
+) -> None:
+    """Measure a share of the blocks, and say how many are there."""
+    from ckptzoo.studies.discrepancy import measure_share
+    from ckptzoo.text import parse_share
+
+    with bar("reading weights", nbytes=True) as progress:
+        found, count = measure_share(
+            first, second, saved_in, parse_share(share), variant, variant_y, device=device, progress=progress
+        )
+    then = "The same command without --share has the result." if found == count else "Others are missing."
+    print(f"{saved_in}: {found:,} of {count:,} blocks. {then}")

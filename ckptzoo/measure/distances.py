@@ -125,6 +125,39 @@ class Distances:
             mine.squares[...] += others.squares
         self.columns += other.columns
 
+    def sums(self) -> Values:
+        """(2, P) the sums of absolute and of squared differences of all pairs, panel by panel; see ``from_sums``."""
+        backend = self._ready()
+        kinds = [[panel.manhattan for panel in self._panels], [panel.squares for panel in self._panels]]
+        return np.stack([np.concatenate([backend.to_numpy(item).ravel() for item in kind]) for kind in kinds])
+
+    @classmethod
+    def from_sums(cls, m: int, n: int, columns: int, sums: Values, like: Any = None) -> "Distances":
+        """Distances whose ``sums`` over so many columns are known.
+
+        Parameters
+        ----------
+        like : an array of those that were measured; the distances are where theirs would be. By default in numpy.
+
+        Raises
+        ------
+        ValueError
+            The sums are not those of m and n rows.
+        """
+        distances, (backend, _, _) = cls(m, n), select_backend(*[sums if like is None else like] * 2)
+        distances._prepare(backend)
+        shapes = [tuple(panel.manhattan.shape) for panel in distances._panels]
+        sizes = [math.prod(shape) for shape in shapes]
+        if sums.shape != (2, sum(sizes)) or sums.dtype != np.float64 or columns < 1:
+            raise ValueError(f"expected (2, {sum(sizes)}) float64, got {sums.shape} {sums.dtype} of {columns} columns")
+        ends = np.cumsum(sizes)[:-1]
+        parts = zip(distances._panels, shapes, *(np.split(row, ends) for row in sums), strict=True)
+        for panel, shape, manhattan, squares in parts:
+            panel.manhattan[...] = backend.from_numpy(manhattan.reshape(shape))
+            panel.squares[...] = backend.from_numpy(squares.reshape(shape))
+        distances.columns = columns
+        return distances
+
     def bandwidths(self, bandwidths: Rule | ArrayLike = "paper") -> Values:
         """(20,) the bandwidths of a rule, 10 for L1 and 10 for L2; given ones are checked. See ``mmd2``."""
         backend = self._ready()

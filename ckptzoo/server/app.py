@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 from anyio import CancelScope, CapacityLimiter, Semaphore, move_on_after, to_thread
 from starlette.requests import ClientDisconnect, Request
@@ -54,13 +55,19 @@ _PIECES = {
 
 @dataclass(frozen=True)
 class Route:
-    """A method, the pattern of its raw paths, the role that it needs (None: whoever may read), handler and threads."""
+    """A method, the pattern of its raw paths, the role that it needs (None: whoever may read), handler and threads.
+
+    ``reads_body`` handlers are coroutines, which read their body as it arrives; the others block, and run in a thread.
+    ``signed`` addresses need no token.
+    """
 
     method: str
     pattern: re.Pattern[str]
     role: str | None
     handler: Handler
     threads: str
+    reads_body: bool
+    signed: bool
 
 
 def _route(method: str, path: str, role: str | None, handler: Handler, threads: str = "") -> Route:
@@ -69,7 +76,8 @@ def _route(method: str, path: str, role: str | None, handler: Handler, threads: 
 
     default = "read" if method == "GET" else "write"
 
-    return Route(method, re.compile(re.sub(r"\{(\w+)\}", pattern_of, path)), role, handler, threads or default)
+    pattern, reads_body = re.compile(re.sub(r"\{(\w+)\}", pattern_of, path)), inspect.iscoroutinefunction(handler)
+    return Route(method, pattern, role, handler, threads or default, reads_body, path.startswith("/_"))
 
 
 _REPO = "/api/{kind}/{id}"
@@ -180,12 +188,7 @@ class Application:
         # any byte is a character of latin-1; what is not UTF-8 is refused when a piece is decoded
         raw = request.scope["raw_path"].decode("latin-1")
         method = "GET" if request.method == "HEAD" else request.method
-        matches = [(route, match) for route in ROUTES if (match := route.pattern.fullmatch(raw)) is not None]
-        allowed = [(route, match) for route, match in matches if route.method == method]
-        if not allowed:
-            raise Refusal(405, "Method not allowed.") if matches else Refusal(404, "There is nothing at this address.")
-        route, match = allowed[0]
-        pieces = match.groupdict()
+        route, pieces = _matched(method, raw)
         threads = self._threads[route.threads]
         # before the body is read, so that nobody sends much without a token
         async with self._authorizing:
@@ -195,13 +198,12 @@ class Application:
             limiter = self._threads["authorize"]
             caller, repository = await to_thread.run_sync(self._authorize, request, route, pieces, limiter=limiter)
         limits, body = self.service.limits, b""
-        # the handlers that are coroutines read their body as it arrives; the others block, and run in a thread
-        if not inspect.iscoroutinefunction(route.handler):
+        if not route.reads_body:
             is_small = caller is None or route.handler is content.paths_info
             body = await self._body(request, limits.small_json_bytes if is_small else limits.json_bytes, memory)
         authorized = AuthorizedRequest(self.service, request, pieces, caller, repository, threads, memory, body)
-        if inspect.iscoroutinefunction(route.handler):
-            return await route.handler(authorized)
+        if route.reads_body:
+            return await cast(Awaitable[Response], route.handler(authorized))
         if route.threads == "write":
             response = await authorized.in_thread(route.handler, authorized)
         elif route.threads != "costly" and not (route.handler in _EXPANDING and authorized.expands):
@@ -248,10 +250,9 @@ class Application:
     ) -> tuple[Caller | None, stored.Repository | None]:
         """The caller and the repository that the path names; refused unless the caller has the role that is needed."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        signed = route.pattern.pattern.startswith("/_")
         with self.service.database.reading() as connection:
-            caller = identify(connection, token.strip()) if scheme.lower() == "bearer" and not signed else None
-            if caller is None and scheme and not signed:
+            caller = identify(connection, token.strip()) if scheme.lower() == "bearer" and not route.signed else None
+            if caller is None and scheme and not route.signed:
                 # the hub's words: any other 401 at a repository's address is RepositoryNotFoundError in huggingface_hub
                 raise _unauthorized("Invalid credentials in Authorization header")
             repository, name = None, ""
@@ -260,7 +261,7 @@ class Application:
                 repository = stored.find(
                     connection, KINDS[pieces.get("kind") or pieces.get("prefix") or "models"], name
                 )
-        if caller is None and (route.role is not None or (self.service.private and not signed)):
+        if caller is None and (route.role is not None or (self.service.private and not route.signed)):
             raise _unauthorized("Expected a token, got none.")
         if route.role is not None and caller is not None and not caller.may(route.role):
             raise Refusal(403, f"Expected a token that may {route.role}, got one that may {caller.role}")
@@ -280,6 +281,16 @@ class Application:
                         return
         except (RuntimeError, ClientDisconnect):  # the handler has read the body, or the client has gone away
             return
+
+
+def _matched(method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
+    """The route of a request, and the named pieces of its path."""
+    for route in ROUTES:
+        if route.method == method and (match := route.pattern.fullmatch(raw_path)) is not None:
+            return route, match.groupdict()
+    if any(route.pattern.fullmatch(raw_path) for route in ROUTES):
+        raise Refusal(405, "Method not allowed.")
+    raise Refusal(404, "There is nothing at this address.")
 
 
 def _address(request: Request) -> str:

@@ -8,6 +8,7 @@ import asyncio
 import ipaddress
 import resource
 from collections import Counter
+from functools import lru_cache
 from typing import Any
 
 import h11
@@ -198,6 +199,7 @@ class _Parser(h11.Connection):
         return event
 
 
+@lru_cache(maxsize=4096)
 def network_of(host: str) -> str:
     """The address that a client is counted under: its own, for IPv6 that of its network."""
     try:

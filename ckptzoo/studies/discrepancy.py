@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,8 @@ from ckptzoo.measure.distances import Distances
 from ckptzoo.measure.kernels import Rule
 from ckptzoo.measure.mmd import p_value
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import digest_of
+from ckptzoo.studies.saved_distances import SavedDistances
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import blocks, flags, parameter_names, parameters_by_layer, table_of
 from ckptzoo.text import Progress, counted, printable
@@ -255,6 +258,7 @@ def mmd(
     permutations: int = 0,
     seed: int = 0,
     device: Any = None,
+    saved_in: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Discrepancy:
     r"""Compare two sets of checkpoints of one architecture, such as a target posterior and a method's samples.
@@ -279,6 +283,8 @@ def mmd(
         serve every layer, so that the average has a p-value of its own.
     seed : of the exchanges.
     device : None for numpy; else torch computes there, ``"cpu"`` included.
+    saved_in : a folder in which the distances of each block of columns are kept; those that are there are not measured
+        again. See ``measure_share``.
     progress : called with the bytes of weights read and the bytes in all.
 
     Raises
@@ -287,6 +293,8 @@ def mmd(
         No such variant or rule.
     MissingExtraError
         A device is given, and torch is not installed.
+    IntegrityError
+        Distances that were kept are damaged.
     ZooError
         The zoos' parameters differ, or one has fewer than two finite checkpoints.
 
@@ -297,17 +305,16 @@ def mmd(
     ``BLOCK_BYTES`` of a tensor, so store the weights of large networks. Tested in
     ``tests/studies/test_discrepancy.py``.
     """
-    shapes = _shapes(zoo_x, zoo_y)
     if permutations < 0:
         raise ZooError(Problem("mmd", "permutations", "0 or more", str(permutations), "Choose another number."))
-    (x, side_x), (y, side_y) = _chosen(zoo_x, variant), _chosen(zoo_y, variant if variant_y is None else variant_y)
+    sides = _Sides(zoo_x, zoo_y, variant, variant if variant_y is None else variant_y, device, saved_in)
+    x, y, side_x, side_y, shapes = sides.x, sides.y, sides.side_x, sides.side_y, sides.shapes
     shared = _shared(x, y)
     if shared:
         members = f"{counted(shared, 'member')} of {side_x.name} {'are' if shared > 1 else 'is'} in both"
         warnings.warn(f"mmd: {members}; the estimate is for independent draws.", UserWarning, stacklevel=2)
-    torch = None if device is None else _torch_on(device)
-    total = sum(x[name, side_x.variant].nbytes + y[name, side_y.variant].nbytes for name in shapes)
-    done = 0
+    numbers = {name: [block.number for block in sides.blocks if block.tensor == name] for name in shapes}
+    total, done = sum(block.nbytes for block in sides.blocks), 0
 
     def measured(name: str, distances: Distances, exchanges: int) -> LayerDiscrepancy:
         kernels = distances.bandwidths(bandwidths)
@@ -322,13 +329,9 @@ def mmd(
         whole = Distances(len(x), len(y))
         for name in names:
             distances = whole if len(names) == 1 else Distances(len(x), len(y))
-            tensor_x, tensor_y = x[name, side_x.variant], y[name, side_y.variant]
-            # max: a tensor may have an axis of size 0
-            column_bytes = (tensor_x.nbytes + tensor_y.nbytes) // max(1, math.prod(shapes[name]))
-            for block in blocks(shapes[name], max(1, BLOCK_BYTES // column_bytes)):
-                arrays = tensor_x[:, *block], tensor_y[:, *block]
-                distances.add(*(arrays if torch is None else [torch.owned(array).to(device) for array in arrays]))
-                done += sum(array.nbytes for array in arrays)
+            for number in numbers[name]:
+                distances.include(sides.distances(number))
+                done += sides.blocks[number].nbytes
                 if progress is not None:
                     progress(done, total)
             if distances is not whole:
@@ -349,6 +352,110 @@ def mmd(
         tensors=tuple(tensors),
         left_out=tuple(name for name in zoo_x.arch.names if name not in shapes),
     )
+
+
+def measure_share(
+    zoo_x: Zoo,
+    zoo_y: Zoo,
+    saved_in: str | Path,
+    share: tuple[int, int] = (0, 1),
+    variant: str = layout.RAW,
+    variant_y: str | None = None,
+    *,
+    device: Any = None,
+    progress: Progress | None = None,
+) -> tuple[int, int]:
+    """Measure the distances of a share of the blocks of columns, for ``mmd`` with the same ``saved_in``.
+
+    Parameters
+    ----------
+    zoo_x, zoo_y, variant, variant_y, device, progress : as for ``mmd``.
+    saved_in : a folder that all who share the work share, or whose files are brought together.
+    share : ``(i, n)`` for every n-th block, from the i-th, counted from 0. What is there is not measured again.
+
+    Returns
+    -------
+    tuple[int, int]
+        How many blocks are in the folder, and how many there are in all.
+
+    Notes
+    -----
+    A block has at most ``BLOCK_BYTES`` of weights, and its file 16 bytes a pair of checkpoints. ``mmd`` adds up blocks
+    in their order, so that its bits do not depend on who measured what.
+    """
+    sides = _Sides(zoo_x, zoo_y, variant, variant if variant_y is None else variant_y, device, saved_in)
+    chosen = sides.blocks[share[0] :: share[1]]
+    total, done = sum(block.nbytes for block in chosen), 0
+    for block in chosen:
+        sides.distances(block.number)
+        done += block.nbytes
+        if progress is not None:
+            progress(done, total)
+    return sum(sides.is_saved(block.number) for block in sides.blocks), len(sides.blocks)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Columns of a tensor: their number among all blocks, their indices, and the bytes of both zoos' weights there."""
+
+    number: int
+    tensor: str
+    index: tuple[int | slice, ...]
+    nbytes: int
+
+
+class _Sides:
+    """The checkpoints of both sets, and the blocks of columns that their distances are measured in."""
+
+    def __init__(
+        self, zoo_x: Zoo, zoo_y: Zoo, variant_x: str, variant_y: str, device: Any, saved_in: str | Path | None
+    ) -> None:
+        self.shapes = _shapes(zoo_x, zoo_y)
+        (self.x, self.side_x), (self.y, self.side_y) = _chosen(zoo_x, variant_x), _chosen(zoo_y, variant_y)
+        self._device, self._torch = device, None if device is None else _torch_on(device)
+        self.blocks: list[_Block] = []
+        for name, shape in self.shapes.items():
+            nbytes, size = sum(tensor.nbytes for tensor in self._tensors(name)), math.prod(shape)
+            # max: a tensor may have an axis of size 0
+            limit = max(1, BLOCK_BYTES // (nbytes // max(1, size) or 1))
+            for index in blocks(shape, limit):
+                elements = math.prod(np.empty(shape, np.bool_)[index].shape)
+                self.blocks.append(_Block(len(self.blocks), name, index, elements * nbytes // max(1, size)))
+        self._saved = None
+        if saved_in is not None:
+            kinds = [_digest(self.x, variant_x), _digest(self.y, variant_y), BLOCK_BYTES, str(device)]
+            self._saved = SavedDistances(Path(saved_in), digest_of(kinds), len(self.x), len(self.y))
+
+    def is_saved(self, number: int) -> bool:
+        """Whether the distances of a block are in the folder; those of no columns need no file."""
+        return self._saved is not None and (self._saved.has(number) or not self.blocks[number].nbytes)
+
+    def distances(self, number: int) -> Distances:
+        """The distances of a block: those that are kept, else measured, and kept where there is a folder."""
+        if self._saved is not None and self._saved.has(number):
+            return self._saved.load(number, None if self._torch is None else self._on_device(np.zeros(1, np.float32)))
+        block, measured = self.blocks[number], Distances(len(self.x), len(self.y))
+        arrays = [tensor[:, *block.index] for tensor in self._tensors(block.tensor)]
+        if self._torch is not None:
+            arrays = [self._on_device(array) for array in arrays]
+        measured.add(*arrays)
+        if self._saved is not None and measured.columns:
+            self._saved.store(number, measured)
+        return measured
+
+    def _on_device(self, array: NDArray[Any]) -> Any:
+        assert self._torch is not None
+        return self._torch.owned(array).to(self._device)
+
+    def _tensors(self, name: str) -> tuple[Any, Any]:
+        return self.x[name, self.side_x.variant], self.y[name, self.side_y.variant]
+
+
+def _digest(zoo: Zoo, variant: str) -> str:
+    """What the weights of a selection follow from: its ids, and the parts that hold them."""
+    trees = [zoo.contents.raw, *([zoo.contents.derived(variant)] if variant != layout.RAW else [])]
+    parts = [part.digest for tree in trees for part in tree.parts]
+    return digest_of({"architecture": zoo.arch.digest, "variant": variant, "parts": parts, "ids": list(zoo.ids)})
 
 
 def _torch_on(device: Any) -> Any:

@@ -116,6 +116,15 @@ def test_clocks_of_machines_do_not_matter(tmp_path: Path, monkeypatch: pytest.Mo
         assert holder is not None and holder.alive and abs(holder.age) < 5
 
 
+def test_a_sign_of_life_from_the_future_does_not_count_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "u.claim-000001"
+    path.write_bytes(b"")
+    later = time.time() + 86400
+    os.utime(path, (later, later))
+    with Claims(tmp_path).held("u") as claim:
+        assert claim is not None and claim.taken_over
+
+
 def test_a_claim_that_is_being_written_counts(tmp_path: Path) -> None:
     (tmp_path / "u.claim-000004").write_bytes(b"")
     assert Claims(tmp_path).holder("u") == Holder("unknown", 0, 0, pytest.approx(0, abs=5), True)

@@ -182,7 +182,7 @@ def test_a_unit_that_fails_is_noted(nodes: TwoNodes, tmp_path: Path) -> None:
 def test_workers_with_other_code_are_refused(nodes: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "zoo"
     plan(TOY, path, members=4, unit_size=2)
-    monkeypatch.setattr(ray_work, "code_version", lambda: "ckptzoo 0.0.1")
+    monkeypatch.setattr(ray_work, "version", lambda: "ckptzoo 0.0.1")
     with pytest.raises(
         ZooError, match=r"code of a worker: expected ckptzoo 0\.0\.1, got ckptzoo .* torch .* Give every"
     ):

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from builders.__main__ import run
 from builders.build import build
 from builders.checkpointing import WORK_FOLDER, Interrupted
 from builders.recipe import Recipe
-from builders.shared import BuildStatus, merge, plan, status, work
+from builders.shared import BuildStatus, merge, plan, status, watch, work
 from builders.state import TrainingState
 from builders.train import Trainer
 from ckptzoo.errors import ZooError
 from tests.support.effort import ALL
+from tests.support.hosted import hosted
 
 TOY = Recipe.load("toy").shortened(2)
 QUIET = Console(file=io.StringIO())
@@ -232,6 +234,22 @@ def test_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         status(tmp_path / "nowhere")
 
 
+def test_a_worker_of_other_versions_is_refused(
+    tmp_path: Path, whole: ckptzoo.Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "zoo"
+    with monkeypatch.context() as older:
+        older.setattr(ckptzoo, "__version__", "0.0.9")
+        planned(path)
+    with pytest.raises(
+        ZooError, match=r"versions: expected ckptzoo 0\.0\.9, torch .*, got ckptzoo .*\. Work with that"
+    ):
+        work(TOY, path, console=QUIET)
+    # one process may carry on by itself, as ever
+    build(TOY, path, members=12, unit_size=2, keep_steps=(1,), console=QUIET)
+    assert_same(path, whole)
+
+
 def test_a_stop_is_for_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "zoo"
     planned(path)
@@ -247,3 +265,42 @@ def test_a_stop_is_for_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Interrupted):
         work(TOY, path, console=QUIET)
     assert not list((path / WORK_FOLDER / TOY.prefix).glob("*.claim-*"))
+
+
+def test_the_status_is_shown_until_all_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "zoo"
+    planned(path, 6)
+    shown = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
+    watching = threading.Thread(target=watch, args=(path, shown), kwargs={"seconds": 0.01})
+    watching.start()
+    work(TOY, path, console=QUIET)
+    watching.join()
+    text = shown.file.getvalue()  # type: ignore[attr-defined]
+    assert "6 members in 3 units: 6 members finished" in text
+
+
+def test_a_merge_publishes_part_by_part(tmp_path: Path, whole: ckptzoo.Zoo) -> None:
+    """A program of its own: huggingface_hub reads its environment once, when it is imported."""
+    path = tmp_path / "zoo"
+    planned(path)
+    work(TOY, path, share=(0, 3), console=QUIET)
+    code = "import builders.shared; builders.shared.MAX_PART_BYTES = 1\n" + COMMAND
+    arguments = ["merge", "toy", "--epochs", "2", "--to", str(path), "--push", "lab/toy"]
+    with hosted(tmp_path / "hub") as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_wrong"}
+
+        def merged() -> "subprocess.CompletedProcess[str]":
+            return subprocess.run(
+                [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
+            )
+
+        refused = merged()
+        assert refused.returncode != 0 and "HF_TOKEN" in refused.stderr, refused.stderr
+        assert len(ckptzoo.open(path)) == 4  # the first part stays
+        environment["HF_TOKEN"] = hub.tokens["write"]
+        assert "4 checkpoints of 1 unit" in merged().stdout
+        assert len(ckptzoo.open("lab/toy", endpoint=hub.url)) == 8
+        work(TOY, path, console=QUIET)
+        assert "16 checkpoints of 4 units" in merged().stdout
+        assert sorted(ckptzoo.open("lab/toy", endpoint=hub.url).ids) == sorted(whole.ids)
+        assert not (path / WORK_FOLDER).exists()

@@ -108,7 +108,7 @@ def test_weights_have_the_bits_of_a_plain_loop_over_modules(changes: dict[str, o
 
 
 def test_wide_networks_have_the_bits_of_a_plain_loop_in_the_channels_last_format() -> None:
-    recipe = dataclasses.replace(COLOUR, architecture="resnet18-8-5")
+    recipe = dataclasses.replace(COLOUR, architecture="resnet18-16-5")
     feed = sources.data_source(recipe, images(), "cpu")
     state = TrainingState.initial(recipe, [4], "cpu")
     engines.get("single")(feed, state, 4)
@@ -121,9 +121,9 @@ def test_wide_networks_have_the_bits_of_a_plain_loop_in_the_channels_last_format
 @pytest.mark.parametrize(
     ("architecture", "device", "expected"),
     [
-        ("resnet18-8-5", "cpu", torch.channels_last),
-        ("resnet18-4-5", "cpu", torch.contiguous_format),
-        ("resnet18-12-5", "cpu", torch.contiguous_format),
+        ("resnet18-16-5", "cpu", torch.channels_last),
+        ("resnet18-8-5", "cpu", torch.contiguous_format),
+        ("resnet18-24-5", "cpu", torch.contiguous_format),
         ("resnet18-4-5", "cuda", torch.channels_last),
         ("resnet8-pad-5", "cpu", torch.channels_last),
         ("mlp-2-3", "cpu", torch.channels_last),

@@ -77,3 +77,17 @@ def test_matplotlib_is_asked_for_before_anything_is_read(
     monkeypatch.setattr("ckptzoo.loader.lazy_tensor.StackedTensor.__getitem__", read)
     ended = cli("mmd", optunets[0], optunets[0], "-o", tmp_path / "made")
     assert ended.code == 4 and "pip install 'ckptzoo[plot]'" in ended.line
+
+
+def test_a_comparison_is_shared(cli: Any, optunets: Any, tmp_path: Path) -> None:
+    path, _ = optunets
+    command = ["mmd", path, path, "--where", "seed < 6", "--where-y", "seed >= 6", "--json", "-o", tmp_path / "made"]
+    alone = cli(*command)
+    first = cli(*command, "--saved", tmp_path / "kept", "--share", "0/2")
+    assert first.code == 0 and "Others are missing" in first.out
+    second = cli(*command, "--saved", tmp_path / "kept", "--share", "1/2")
+    assert second.code == 0 and "without --share has the result" in second.out
+    assert cli(*command, "--saved", tmp_path / "kept").out == alone.out
+    for wrong in (["--share", "0/2"], ["--share", "2/2", "--saved", tmp_path / "kept"]):
+        ended = cli(*command, *wrong)
+        assert ended.code == 2 and "expected" in ended.err

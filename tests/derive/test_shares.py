@@ -21,13 +21,15 @@ def test_shares_give_the_parts_of_one_process(tmp_path: Path) -> None:
     alone, shared = (zoo_of(tmp_path / name, (3, 1, 2, 4, 1)) for name in ("a", "b"))
     inputs = inputs_of(ARCH, 6).astype(np.float32)
     derive(alone)
+    derive(alone, gauge="min-mass")
     predict(alone, inputs, set="some/test")
     for number in (2, 0, 1):
         done = derive(shared, share=(number, 3))
         assert len(done.parts) == (2, 2, 1)[number]
+        derive(shared, gauge="min-mass", share=(number, 3))
         found = predict(shared, inputs, set="some/test", share=(number, 3))
         assert found.checkpoints == (7, 2, 2)[number]
-    for tree in ("canonical", "predictions-some--test"):
+    for tree in ("canonical", "min-mass", "predictions-some--test"):
         assert digests(shared, tree) == digests(alone, tree)
     assert ckptzoo.verify(shared) == []
     assert derive(shared).parts == () and derive(shared, share=(1, 2)).parts == ()

@@ -16,12 +16,12 @@ from rich.console import Console
 
 import ckptzoo
 from ckptzoo.derive import derive
-from ckptzoo.errors import MissingExtraError, UnknownNameError, ZooError
+from ckptzoo.errors import IntegrityError, MissingExtraError, UnknownNameError, ZooError
 from ckptzoo.measure import mmd2, mmd_test, p_value
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies import discrepancy as module
 from ckptzoo.studies import mmd
-from ckptzoo.studies.discrepancy import Discrepancy, LayerDiscrepancy, Side
+from ckptzoo.studies.discrepancy import Discrepancy, LayerDiscrepancy, Side, measure_share
 from ckptzoo.studies.plots import discrepancy as discrepancy_pictures
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
@@ -267,3 +267,69 @@ def test_the_study_is_found_by_name_and_stays_light() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of about three columns, so that a tensor has several."""
+    monkeypatch.setattr(module, "BLOCK_BYTES", 3 * 60 * 4)
+
+
+def same(found: Discrepancy, expected: Discrepancy) -> bool:
+    exchanges = all(
+        np.array_equal(one.null, two.null)  # type: ignore[arg-type]
+        for one, two in zip(found.layers, expected.layers, strict=True)
+    )
+    return exchanges and canonical(found.to_json()) == canonical(expected.to_json())
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_shares_have_the_bits_of_one_process(
+    perceptrons: Make, tmp_path: Path, small_blocks: None, count: int, device: str | None
+) -> None:
+    one, two = halves(perceptrons(60)[0])
+    expected = mmd(one, two, "raw", "first-weight", permutations=19, device=device)
+    folder = tmp_path / "kept" / "distances"
+    counts = [
+        measure_share(one, two, folder, (number, count), "raw", "first-weight", device=device)
+        for number in reversed(range(count))
+    ]
+    blocks = counts[-1][1]
+    assert counts[-1][0] == blocks > 5 and len(list(folder.iterdir())) == blocks
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert same(mmd(one, two, "raw", "first-weight", permutations=19, device=device, saved_in=folder), expected)
+    assert measure_share(one, two, folder, (0, 1), "raw", "first-weight", device=device) == (blocks, blocks)
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_what_is_missing_is_measured_and_other_comparisons_are_told_apart(
+    perceptrons: Make, tmp_path: Path, small_blocks: None
+) -> None:
+    one, two = halves(perceptrons(60)[0])
+    found, count = measure_share(one, two, tmp_path / "kept", (1, 3))
+    assert 0 < found < count
+    assert same(mmd(one, two, saved_in=tmp_path / "kept"), mmd(one, two))
+    assert len(list((tmp_path / "kept").iterdir())) == count
+    for others in ((two, one), (one.take(slice(29)), two), (one, two.take(slice(None, None, -1)))):
+        assert same(mmd(*others, saved_in=tmp_path / "kept"), mmd(*others))
+    assert same(mmd(one, two, "first-weight", saved_in=tmp_path / "kept"), mmd(one, two, "first-weight"))
+    assert len(list((tmp_path / "kept").iterdir())) == 5 * count
+
+
+def test_damaged_distances_are_refused(perceptrons: Make, tmp_path: Path) -> None:
+    one, two = halves(perceptrons(20)[0])
+    measure_share(one, two, tmp_path / "kept")
+    first, *_ = sorted((tmp_path / "kept").iterdir())
+    whole = first.read_bytes()
+    first.write_bytes(whole[:-9])
+    with pytest.raises(IntegrityError, match=rf"{first.name}: distances: expected .*\. Remove the file"):
+        mmd(one, two, saved_in=tmp_path / "kept")
+    # of another comparison under this name
+    other = tmp_path / "other"
+    measure_share(two, one, other)
+    first.write_bytes(min(other.iterdir()).read_bytes())
+    with pytest.raises(IntegrityError, match="got those of another one"):
+        mmd(one, two, saved_in=tmp_path / "kept")
+    first.write_bytes(whole)
+    assert same(mmd(one, two, saved_in=tmp_path / "kept"), mmd(one, two))

@@ -111,9 +111,10 @@ def memory_format_of(module: nn.Module, device: torch.device) -> torch.memory_fo
     """The memory format in which a module's images and kernels are."""
     convolutions = (layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
     strided = (layer for layer in convolutions if layer.kernel_size == (1, 1) != layer.stride)
-    if device.type == "cpu" and any(layer.in_channels % 8 for layer in strided):
-        # oneDNN's AVX2 kernel for the gradient of such a convolution writes beyond its memory in the channels-last
-        # format (jit_avx2_1x1_convolution_bwd_weights of torch 2.13, found with valgrind: 4 to 8 channels)
+    if device.type == "cpu" and any(layer.in_channels % 16 for layer in strided):
+        # oneDNN's kernels for the gradient of such a convolution write beyond their memory in the channels-last format
+        # where the channels are no multiple of a vector's floats: of 8 with AVX2 (torch 2.13, found with valgrind),
+        # of 16 with AVX-512 (8 to 16 channels of 64 x 64 pixels end the process)
         return torch.contiguous_format
     return torch.channels_last
 

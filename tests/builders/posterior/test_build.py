@@ -1,5 +1,6 @@
 """Draws in a zoo: the same bytes however they come about, resumed builds, and what is refused."""
 
+import contextlib
 import dataclasses
 import io
 import itertools
@@ -247,6 +248,46 @@ def test_what_is_refused(members: Path, tmp_path: Path) -> None:
         build("swag", DIGITS, tmp_path / "zoo", modes=1, draws=1, start=members)
     with pytest.raises(ZooError, match=r"recipe of the members: expected toy .*, got toy"):
         build("swag", TOY.shortened(1), tmp_path / "zoo", modes=1, draws=1, start=members)
+
+
+@pytest.mark.parametrize("method", ["bnn", "swag"])
+def test_shares_make_the_draws_of_one_process(method: str, members: Path, tmp_path: Path) -> None:
+    path, shared = tmp_path / "zoo", {"modes": 5, "unit_size": 1}
+    draws_of(method, tmp_path / "whole", members, **shared)
+    first = draws_of(method, path, members, share=(1, 3), **shared)
+    assert (first.part, first.modes, first.left) == (None, 2, 3)
+    assert "2 modes done here; 3 units left." in first.line()
+    assert draws_of(method, path, members, share=(1, 3), **shared).modes == 0  # done already
+    last = [draws_of(method, path, members, share=(number, 3), **shared) for number in (2, 0)]
+    assert [item.left for item in last] == [2, 0] and "without --share adds the draws" in last[1].line()
+    assert len(ckptzoo.open(path)) == 0
+    built = draws_of(method, path, members, **shared)
+    assert (built.draws, built.modes, built.member_steps) == (20, 5, 0)
+    assert content(path) == content(tmp_path / "whole")
+    assert (tmp_path / "zoo-gaussian").exists() == (method == "bnn")
+    assert draws_of(method, path, members, share=(0, 3), **shared).left is None  # the zoo holds them
+
+
+def test_processes_share_draws_at_the_same_time(tmp_path: Path) -> None:
+    path = tmp_path / "zoo"
+    command = [sys.executable, "-m", "builders", "posterior", "sghmc", "toy", "--epochs", "2", "--to", str(path)]
+    command += ["--modes", "6", "--draws", "2", "--unit-size", "1"]
+    command += [part for key, value in CHANGES["sghmc"].items() for part in ("--set", f"{key}={value}")]
+    with contextlib.ExitStack() as stack:
+        extras = (["--share", "0/2"], ["--share", "1/2"])
+        workers = [stack.enter_context(subprocess.Popen([*command, *extra], cwd=ROOT)) for extra in extras]
+        # the lock is for settling alone, so it is free again
+        while not list(path.glob(".work/*/plan.json")):
+            assert all(worker.poll() is None for worker in workers)
+            time.sleep(0.01)
+        for _ in range(20):
+            ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            if "no other one at work" not in ended.stderr:
+                break
+        assert ended.returncode == 0, ended.stderr
+        assert [worker.wait() for worker in workers] == [0, 0]
+    draws_of("sghmc", tmp_path / "whole", path, modes=6, draws=2)
+    assert content(path) == content(tmp_path / "whole")
 
 
 def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

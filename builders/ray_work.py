@@ -11,11 +11,9 @@ No file system is shared. Units are submitted all at once, so that a cluster tha
 """
 
 import asyncio
-import os
-import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +29,8 @@ from builders.progress import Progress
 from builders.ray_tasks import SIGN_SECONDS, Report, UnitTask, train_unit, version
 from builders.recipe import Recipe
 from builders.shared import Worked, WorkOrder
-from ckptzoo.errors import Problem, ZooError, require
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.ray_cluster import connected
 
 SILENT_SECONDS = 12 * SIGN_SECONDS
 """After these without a sign of life a task is taken for lost: some are, when nodes die (Ray's issues 39109, 46425)."""
@@ -41,7 +40,6 @@ _MAX_WAIT_SECONDS = 600.0
 _ROOM_SECONDS = 60.0
 """When no unit has started after these, what is missing is said."""
 _POLL_SECONDS = 0.2
-_CONNECT_SECONDS = 10.0
 _UNREAD = 2
 """Reports that a task may be ahead of what was read; then it waits, which counts as time of its saves."""
 
@@ -93,11 +91,6 @@ def work(
     Weights have the bits of ``builders.shared.work``. Workers that die lose at most what was trained since the last
     save; a unit that is lost five times without progress counts as failed.
     """
-    address = address or os.environ.get("RAY_ADDRESS") or None
-    if address is not None:
-        # read when Ray is imported: by default it tries 20 times 41 seconds where something else listens
-        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
-    ray = require("ray", "ray")
     console = console or Console()
     order = WorkOrder.of(Recipe.of(recipe, epochs), to, folder, unit=unit, share=share)
     end = None if seconds is None else time.monotonic() + seconds
@@ -109,7 +102,7 @@ def work(
     steps = members * order.plan.keep_steps[-1]
     began = time.monotonic()
     with (
-        _connected(ray, address),
+        connected(address) as ray,
         # Ray replaces the handler of SIGTERM when it connects
         catch_stop_signals() as asked,
         Progress(console, order.recipe.name, members=members, member_steps=steps, done=0, finished=0) as progress,
@@ -123,31 +116,6 @@ def work(
         if asked():
             raise Interrupted("stopped. Run the same command to carry on from the last saved states.")
     return order.worked(done, failed, progress.taken, time.monotonic() - began)
-
-
-@contextmanager
-def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    """A connection to a cluster, until the end of the block."""
-    try:
-        if address not in (None, "auto", "local"):
-            _require_listener(address)
-        ray.init(address=address, logging_level="ERROR", log_to_driver=False, include_dashboard=False)
-    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        text = " ".join(str(error).split())[:300] or type(error).__name__
-        step = "Name the head's address as ray start prints it, on a machine that has joined with the cluster's token."
-        raise ZooError(Problem("ray", f"cluster {address or ''}".strip(), "one to connect to", text, step)) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _require_listener(address: str) -> None:
-    """Raise OSError or ValueError at once where nobody listens: Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ValueError(f"{address!r}, which is not HOST:PORT")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
 
 
 @dataclass(frozen=True, eq=False)

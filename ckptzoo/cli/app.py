@@ -26,9 +26,10 @@ _UsageError = typer.BadParameter.__mro__[1]
 
 @dataclass
 class Settings:
-    """The options before the command's name."""
+    """The options before the command's name, and the whole command line."""
 
     debug: bool = False
+    arguments: Sequence[str] = ()
 
 
 app = typer.Typer(
@@ -78,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
     ----------
     arguments : without the program's name; none shows the help.
     """
-    settings = Settings()
+    settings = Settings(arguments=arguments)
     try:
         with warnings.catch_warnings():
             # by default Python shows a warning of one line of code only once a process

@@ -28,6 +28,7 @@ from ckptzoo.cli.options import (
     opened,
     print_result,
 )
+from ckptzoo.cli.ray_shares import On, work_on_ray
 
 _MAX_PAIRS = 100
 """Pairs that dedupe prints."""
@@ -99,6 +100,7 @@ def show(
 
 
 def derive(
+    context: typer.Context,
     zoo: ZooFolder,
     gauge: Annotated[
         str, typer.Option(metavar="NAME", help="The gauge to bring them into.", autocompletion=complete_gauges)
@@ -127,6 +129,7 @@ def derive(
     ] = None,
     module: Module = None,
     share: Share = "0/1",
+    on: On = None,
     as_json: AsJson = False,
 ) -> None:
     """Bring every checkpoint into a gauge.
@@ -138,6 +141,8 @@ def derive(
     from ckptzoo.text import counted, parse_share
 
     root = folder(zoo)
+    if on is not None:
+        work_on_ray(context, on, context.obj.arguments)
     given = None if inputs is None else _inputs(inputs)
     network = _network(root, module)
     with bar(f"deriving {gauge}") as progress:
@@ -408,6 +413,7 @@ def _network(root: Path, module: str | None) -> Any:
 
 
 def predict(
+    context: typer.Context,
     zoo: ZooFolder,
     sets: Annotated[
         list[str],
@@ -421,6 +427,7 @@ def predict(
     where: Where = None,
     module: Module = None,
     share: Share = "0/1",
+    on: On = None,
     as_json: AsJson = False,
 ) -> None:
     """Store what every checkpoint answers on sets of images.
@@ -435,6 +442,8 @@ def predict(
     from ckptzoo.text import parse_share
 
     root = folder(zoo)
+    if on is not None:
+        work_on_ray(context, on, context.obj.arguments)
     chosen = ckptzoo.open(root)
     chosen = chosen if where is None else chosen.where(where)
     network = _network(root, module)

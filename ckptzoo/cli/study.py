@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptzoo.cli.options import AsJson, VariantName, Where, ZooAddress, bar, complete_variants, opened, print_result
+from ckptzoo.cli.ray_shares import On, work_on_ray
 
 if TYPE_CHECKING:
     from ckptzoo.loader.zoo import Zoo
@@ -330,6 +331,7 @@ def complete_others(context: typer.Context, incomplete: str) -> Iterable[str]:
 
 
 def mmd(
+    context: typer.Context,
     zoo: Annotated[str, typer.Argument(metavar="ZOO_X", help="The target's folder.", show_default=False)],
     other: Annotated[
         str, typer.Argument(metavar="ZOO_Y", help="The folder of the zoo to compare with it.", show_default=False)
@@ -379,6 +381,7 @@ def mmd(
     share: Annotated[
         str, typer.Option(metavar="I/N", help="Only measure every N-th block, from the I-th, from 0; needs --saved.")
     ] = "",
+    on: On = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how far apart two sets of checkpoints are.
@@ -389,11 +392,14 @@ def mmd(
     from ckptzoo.errors import MissingExtraError, require
     from ckptzoo.studies.discrepancy import mmd as compare
 
+    if (share or on is not None) and saved_in is None:
+        raise typer.BadParameter("expected --saved FOLDER, where all who share the work keep what they measured.")
     if share:
-        if saved_in is None:
-            raise typer.BadParameter("expected --saved FOLDER, where all who share the work keep what they measured.")
+        assert saved_in is not None
         _mmd_share(opened(zoo, where), opened(other, where_y), saved_in, share, variant or "raw", variant_y, device)
         return
+    if on is not None:
+        work_on_ray(context, on, context.obj.arguments)
     drawn = True
     try:
         require("matplotlib", "plot")

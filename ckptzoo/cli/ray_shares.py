@@ -1,0 +1,92 @@
+"""``--on ray``: a command that takes ``--share I/N``, run by tasks of Ray on nodes that share its folders."""
+
+import contextlib
+import io
+import os
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ckptzoo.errors import Problem, ZooError
+
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="ray[://HOST:PORT]",
+        help="Share the work among the cores of a cluster of Ray, whose nodes share the folders named here.",
+    ),
+]
+_SHARES_A_CORE = 4
+"""More shares than cores, as some take longer than others."""
+_OWN = "CKPTZOO_"
+"""Environment variables that tasks get from here."""
+
+
+def work_on_ray(context: typer.Context, on: str, arguments: Sequence[str]) -> None:
+    """Have all shares of this command done by a cluster; the command itself then finds them done.
+
+    Parameters
+    ----------
+    on : the option's value.
+    arguments : the command line, without the program's name.
+
+    Raises
+    ------
+    MissingExtraError
+        Ray is not installed.
+    ZooError
+        There is no such cluster, or a share failed; the message is that of its command.
+    """
+    from ckptzoo.cli.options import bar
+    from ckptzoo.ray_cluster import connected
+
+    scheme, separator, address = on.partition("://")
+    if scheme != "ray" or bool(separator) != bool(address):
+        raise typer.BadParameter(f"{on!r}: expected ray or ray://HOST:PORT.", param_hint="--on")
+    command = _without(arguments, "--on")
+    own = {name: value for name, value in os.environ.items() if name.startswith(_OWN)}
+    with connected(address or None) as ray, bar("shares", nbytes=False) as progress:
+        count = _SHARES_A_CORE * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        task = ray.remote(num_cpus=1, runtime_env={"env_vars": own} if own else None)(run_share)
+        waiting = [task.remote([*command, "--share", f"{number}/{count}"], os.getcwd()) for number in range(count)]
+        while waiting:
+            done, waiting = ray.wait(waiting)
+            try:
+                code, said = ray.get(done[0])
+            except ray.exceptions.RayError as error:
+                code, said = 1, " ".join(str(error).split())[-500:]
+            if code:
+                for reference in waiting:
+                    ray.cancel(reference, force=True)
+                step = "Shares that are done stay; the same command goes on."
+                name = context.command_path
+                raise ZooError(Problem("ray", f"a share of {name}", "done", said.strip() or f"exit code {code}", step))
+            progress(count - len(waiting), count)
+
+
+def run_share(arguments: list[str], folder: str) -> tuple[int, str]:
+    """Run a command line in a folder; its exit code, and what it wrote on the standard error."""
+    from ckptzoo.cli.app import run
+
+    said = io.StringIO()
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        return 1, f"{folder}: {error.strerror}. The nodes need to share the folders."
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = run(arguments)
+    return code, said.getvalue()
+
+
+def _without(arguments: Sequence[str], option: str) -> list[str]:
+    """A command line without an option and its value."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == option:
+            next(words, None)
+        elif not word.startswith(f"{option}="):
+            kept.append(word)
+    return kept

@@ -1,0 +1,79 @@
+"""Commands whose shares are done by a cluster of Ray on this machine."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptzoo
+from ckptzoo.cli.ray_shares import run_share
+from ckptzoo.derive import derive
+from tests.support.derived_zoos import zoo_of
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster of two cores."""
+    ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    settings = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(ROOT))
+        made = Cluster(initialize_head=True, head_node_args=settings)
+        yield made.address
+        ray.shutdown()
+        made.shutdown()
+
+
+def test_shares_are_done_by_tasks_with_the_same_bytes(cli: Any, cluster: str, tmp_path: Path) -> None:
+    alone, shared = (zoo_of(tmp_path / name, (3, 1, 2, 4, 1)) for name in ("a", "b"))
+    derive(alone)
+    on = f"--on=ray://{cluster}"
+    ended = cli("derive", shared, on)
+    assert ended.code == 0 and "0 checkpoints derived in canonical, 11 were there already" in ended.out, ended
+    digests = [
+        {part.facts["raw"]: part.digest for part in ckptzoo.open(path).contents.derived("canonical").parts}
+        for path in (alone, shared)
+    ]
+    assert digests[0] == digests[1] and len(digests[0]) == 5
+    halves = ["--where", "id < 'm'", "--json"]
+    ids = sorted(ckptzoo.open(shared).ids)
+    halves = ["--where", f"id < '{ids[5]}'", "--where-y", f"id >= '{ids[5]}'", "--json"]
+    expected = cli("mmd", shared, shared, *halves, "-o", tmp_path / "one")
+    found = cli(
+        "mmd", shared, shared, *halves, "-o", tmp_path / "two", "--saved", tmp_path / "kept", "--on", f"ray://{cluster}"
+    )
+    assert found.code == 0 and found.out == expected.out, found
+    assert len(list((tmp_path / "kept").iterdir())) == len(ckptzoo.open(shared).arch.tensors)
+
+
+def test_a_share_that_fails_says_why(cli: Any, cluster: str, tmp_path: Path) -> None:
+    path = zoo_of(tmp_path / "zoo", (2,))
+    np.save(tmp_path / "inputs.npy", np.zeros((2, 99), np.float32))
+    ended = cli("derive", path, "--inputs", tmp_path / "inputs.npy", "--certify", "all", "--on", f"ray://{cluster}")
+    assert ended.code != 0 and "a share of ckptzoo derive" in ended.err and "the same command goes on" in ended.err
+
+
+def test_what_is_no_cluster(cli: Any, tmp_path: Path) -> None:
+    path = zoo_of(tmp_path / "zoo", (2,))
+    for value in ("slurm", "ray:", "ray://"):
+        ended = cli("derive", path, "--on", value)
+        assert ended.code == 2 and "expected ray or ray://HOST:PORT" in ended.err
+    ended = cli("mmd", path, path, "--on", "ray")
+    assert ended.code == 2 and "--saved" in ended.err
+
+
+def test_a_node_without_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = os.getcwd()
+    code, said = run_share(["info", "x"], str(tmp_path / "nowhere"))
+    assert code == 1 and "nodes need to share the folders" in said and os.getcwd() == here
+    monkeypatch.chdir(tmp_path)
+    code, said = run_share(["info", "nothing"], str(tmp_path))
+    assert code != 0 and "nothing" in said

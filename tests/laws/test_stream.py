@@ -300,5 +300,5 @@ def test_blocks_of_rows_are_the_pages():
 
 
 def test_a_stream_uses_no_memory_of_its_own(zoo):
-    batch = next(iter(Stream(zoo._source(("conv",), "raw"), batch_size=5)))
+    batch = next(iter(Stream(zoo.source(("conv",), "raw"), batch_size=5)))
     assert not batch["conv.weight"].flags.owndata and not batch["conv.weight"].flags.writeable

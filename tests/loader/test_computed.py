@@ -215,11 +215,11 @@ def test_streams_have_the_same_batches_and_states(zoos, shuffle):
 def test_pages_are_those_of_a_stored_variant(zoos, monkeypatch):
     monkeypatch.setattr("ckptzoo.format.part.SHARD_BYTES", 1)
     for stored, other in (("stored", "computed"), ("stored", "mixed")):
-        one, two = (zoos[name]._source((), "made").readers for name in (stored, other))
+        one, two = (zoos[name].source((), "made").readers for name in (stored, other))
         for name in ARCH.names:
             assert one[name].row_blocks.tolist() == two[name].row_blocks.tolist()
     monkeypatch.setattr(computed, "BLOCK_BYTES", 3 * 24 * 4)
-    assert zoos["computed"]._source((), "made").readers["conv.weight"].row_blocks.tolist() == [
+    assert zoos["computed"].source((), "made").readers["conv.weight"].row_blocks.tolist() == [
         0,
         3,
         6,

@@ -3,7 +3,7 @@
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TextIO
 
@@ -26,10 +26,11 @@ _UsageError = typer.BadParameter.__mro__[1]
 
 @dataclass
 class Settings:
-    """The options before the command's name, and the whole command line."""
+    """The options before the command's name, and the whole command line with what runs it."""
 
+    arguments: Sequence[str]
+    run: Callable[[Sequence[str]], int]
     debug: bool = False
-    arguments: Sequence[str] = ()
 
 
 app = typer.Typer(
@@ -79,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
     ----------
     arguments : without the program's name; none shows the help.
     """
-    settings = Settings(arguments=arguments)
+    settings = Settings(arguments, run)
     try:
         with warnings.catch_warnings():
             # by default Python shows a warning of one line of code only once a process

@@ -142,7 +142,7 @@ def derive(
 
     root = folder(zoo)
     if on is not None:
-        work_on_ray(context, on, context.obj.arguments)
+        work_on_ray(context, on)
     given = None if inputs is None else _inputs(inputs)
     network = _network(root, module)
     with bar(f"deriving {gauge}") as progress:
@@ -443,7 +443,7 @@ def predict(
 
     root = folder(zoo)
     if on is not None:
-        work_on_ray(context, on, context.obj.arguments)
+        work_on_ray(context, on)
     chosen = ckptzoo.open(root)
     chosen = chosen if where is None else chosen.where(where)
     network = _network(root, module)

@@ -3,7 +3,8 @@
 import contextlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,13 +25,13 @@ _OWN = "CKPTZOO_"
 """Environment variables that tasks get from here."""
 
 
-def work_on_ray(context: typer.Context, on: str, arguments: Sequence[str]) -> None:
+def work_on_ray(context: typer.Context, on: str) -> None:
     """Have all shares of this command done by a cluster; the command itself then finds them done.
 
     Parameters
     ----------
+    context : of the command, with ``ckptzoo.cli.app.Settings``.
     on : the option's value.
-    arguments : the command line, without the program's name.
 
     Raises
     ------
@@ -45,12 +46,13 @@ def work_on_ray(context: typer.Context, on: str, arguments: Sequence[str]) -> No
     scheme, separator, address = on.partition("://")
     if scheme != "ray" or bool(separator) != bool(address):
         raise typer.BadParameter(f"{on!r}: expected ray or ray://HOST:PORT.", param_hint="--on")
-    command = _without(arguments, "--on")
+    command = _without(context.obj.arguments, "--on")
     own = {name: value for name, value in os.environ.items() if name.startswith(_OWN)}
     with connected(address or None) as ray, bar("shares", nbytes=False) as progress:
         count = _SHARES_A_CORE * max(1, int(ray.cluster_resources().get("CPU", 1)))
         task = ray.remote(num_cpus=1, runtime_env={"env_vars": own} if own else None)(run_share)
-        waiting = [task.remote([*command, "--share", f"{number}/{count}"], os.getcwd()) for number in range(count)]
+        here, run = str(Path.cwd()), context.obj.run
+        waiting = [task.remote(run, [*command, "--share", f"{number}/{count}"], here) for number in range(count)]
         while waiting:
             done, waiting = ray.wait(waiting)
             try:
@@ -66,10 +68,8 @@ def work_on_ray(context: typer.Context, on: str, arguments: Sequence[str]) -> No
             progress(count - len(waiting), count)
 
 
-def run_share(arguments: list[str], folder: str) -> tuple[int, str]:
+def run_share(run: Callable[[Sequence[str]], int], arguments: Sequence[str], folder: str) -> tuple[int, str]:
     """Run a command line in a folder; its exit code, and what it wrote on the standard error."""
-    from ckptzoo.cli.app import run
-
     said = io.StringIO()
     try:
         os.chdir(folder)

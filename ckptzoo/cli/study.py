@@ -399,7 +399,7 @@ def mmd(
         _mmd_share(opened(zoo, where), opened(other, where_y), saved_in, share, variant or "raw", variant_y, device)
         return
     if on is not None:
-        work_on_ray(context, on, context.obj.arguments)
+        work_on_ray(context, on)
     drawn = True
     try:
         require("matplotlib", "plot")

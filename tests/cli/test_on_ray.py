@@ -1,6 +1,5 @@
 """Commands whose shares are done by a cluster of Ray on this machine."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 import ckptzoo
+from ckptzoo.cli.app import run
 from ckptzoo.cli.ray_shares import run_share
 from ckptzoo.derive import derive
 from tests.support.derived_zoos import zoo_of
@@ -43,14 +43,13 @@ def test_shares_are_done_by_tasks_with_the_same_bytes(cli: Any, cluster: str, tm
         for path in (alone, shared)
     ]
     assert digests[0] == digests[1] and len(digests[0]) == 5
-    halves = ["--where", "id < 'm'", "--json"]
     ids = sorted(ckptzoo.open(shared).ids)
     halves = ["--where", f"id < '{ids[5]}'", "--where-y", f"id >= '{ids[5]}'", "--json"]
     expected = cli("mmd", shared, shared, *halves, "-o", tmp_path / "one")
     found = cli(
         "mmd", shared, shared, *halves, "-o", tmp_path / "two", "--saved", tmp_path / "kept", "--on", f"ray://{cluster}"
     )
-    assert found.code == 0 and found.out == expected.out, found
+    assert found.code == 0 and found.out.replace("/two/", "/one/") == expected.out, found
     assert len(list((tmp_path / "kept").iterdir())) == len(ckptzoo.open(shared).arch.tensors)
 
 
@@ -71,9 +70,9 @@ def test_what_is_no_cluster(cli: Any, tmp_path: Path) -> None:
 
 
 def test_a_node_without_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = os.getcwd()
-    code, said = run_share(["info", "x"], str(tmp_path / "nowhere"))
-    assert code == 1 and "nodes need to share the folders" in said and os.getcwd() == here
+    here = Path.cwd()
+    code, said = run_share(run, ["info", "x"], str(tmp_path / "nowhere"))
+    assert code == 1 and "nodes need to share the folders" in said and Path.cwd() == here
     monkeypatch.chdir(tmp_path)
-    code, said = run_share(["info", "nothing"], str(tmp_path))
+    code, said = run_share(run, ["info", "nothing"], str(tmp_path))
     assert code != 0 and "nothing" in said

@@ -358,7 +358,8 @@ def _load_factory(text: str) -> Factory:
         raise ZooError(Problem(path, "module", "a file that can be executed", got, "Correct it.")) from error
     factory: Any = getattr(module, name, None)
     if not callable(factory):
-        raise ZooError(Problem(path, name, "a class or function", type(factory).__name__, _STEP))
+        got = type(factory).__name__ if hasattr(module, name) else "nothing of that name"
+        raise ZooError(Problem(path, name, "a class or function", got, _STEP))
     return cast(Factory, factory)
 
 

@@ -145,7 +145,7 @@ def test_a_module_of_ones_own(bring: Bring, tmp_path: Path) -> None:
     assert made.entries[0].measured == accuracy_of(state_of(1), tmp_path / "data")
     for bad, said in (
         (f"{module}:wrong", "class or function"),
-        (f"{module}:none", "class or function"),
+        (f"{module}:none", "class or function, got nothing of that name"),
         (f"{module}", rf"expected FILE.py:NAME, got no NAME. Write --module {module}:NAME; NAME is the class"),
         (f"{module}:", rf"got no NAME. Write --module {module}:NAME"),
         (f"{tmp_path}/none.py:Net", "expected FILE.py:NAME, got no such file"),

@@ -165,16 +165,18 @@ def derive(
         print("nothing was stored again: parts that are there stay as they are stored.")
     if derived.checked_later:
         print(f"equivalence checks were added to {counted(derived.checked_later, 'checkpoint')} derived before.")
-    elif not derived.checkpoints and given is not None and certify == "auto":
-        print("the inputs were not used: name a rule such as --certify all to check what was derived before.")
+    elif not derived.checkpoints and certify == "auto" and (given is not None or network is not None):
+        unused = " and ".join(name for name, value in (("inputs", given), ("network", network)) if value is not None)
+        print(f"not used: {unused}. Name a rule such as --certify all to check what was derived before.")
     if derived.checkpoints:
         certified = sum(item.checkpoints for item in derived.certified)
         spent = f", {derived.certifying:.1f} s of them for the equivalence checks of {certified:,}" if certified else ""
         print(f"took {derived.seconds:.1f} s{spent}")
-        if not derived.certified and certify == "auto":
-            print(
-                "no equivalence check: ckptzoo.archs has no forward function for it; --module FILE.py:NAME gives one."
-            )
+        if not derived.certified and certify == "auto" and derived.untouched < derived.checkpoints:
+            lacks, options = "ckptzoo.archs has no forward function for it", ""
+            if network is not None:
+                lacks, options = "the zoo does not say the shape of an input", " --inputs FILE"
+            print(f"no equivalence check: {lacks}; --certify all --module FILE.py:NAME{options} adds it.")
     for number, what in (
         (derived.untouched, "left as they are: not finite, or not representable in the gauge"),
         (derived.tied, "with ties"),

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -374,6 +375,7 @@ def contribute(
     available, checks everything that a reviewer will check, and opens a pull request with one new part. Exits with 1
     if a check failed; nothing is uploaded then. Where there is no such zoo yet, a table [zoo] in the card begins one.
     """
+    from ckptzoo.errors import SpecError
     from ckptzoo.hub.client.quiet import quietly
     from ckptzoo.hub.contributions.contribute import contribute as submit
     from ckptzoo.hub.contributions.matching import NamesError
@@ -395,7 +397,10 @@ def contribute(
         if error.proposals:
             print("# If these are the same tensors, add this to the card, or to a file for --map:", file=sys.stderr)
             print(error.tables, file=sys.stderr)
-        raise
+        # the table stands above, in lines of its own
+        raise SpecError(
+            replace(problem, next_step=problem.next_step.partition("\n")[0]) for problem in error.problems
+        ) from error
     print_result(result, as_json)
     if result.status == "refused":
         raise typer.Exit(PROBLEMS)

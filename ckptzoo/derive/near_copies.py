@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ckptzoo import archs
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.concurrency import in_order
+from ckptzoo.derive.tables import unless_layers
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.stream import Batch
 from ckptzoo.loader.zoo import Zoo
@@ -200,7 +201,8 @@ def points(
     """
     if module is None and not archs.known(zoo.arch.forward):
         step = "Name your own: --module FILE.py:NAME, or module=... from Python."
-        raise ZooError(Problem(zoo.name, "network", "one of ckptzoo.archs", repr(zoo.arch.name), step))
+        got, step = repr(zoo.arch.forward) if zoo.arch.forward else "none", unless_layers(zoo.contents, step)
+        raise ZooError(Problem(zoo.name, "forward function", "one of ckptzoo.archs", got, step))
     forward_module = import_with_torch("forward")
     forward = forward_module.Forward(zoo.arch, module)
     stack = max(1, min(_STACK, _STACK_BYTES // zoo.arch.nbytes))

@@ -17,6 +17,7 @@ from ckptzoo import archs
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.concurrency import BackgroundWriter, in_order
 from ckptzoo.derive.derived_writer import DerivedTreeWriter, Row, RowRun
+from ckptzoo.derive.tables import unless_layers
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part
@@ -171,7 +172,10 @@ def _prepared(
         raise ZooError(Problem(location, "name of the set", expected, repr(name), step))
     if module is None and not archs.known(arch.forward):
         step = "Name your own: --module FILE.py:NAME, or predict(..., module=...) from Python."
-        raise ZooError(Problem(location, "network", "one of ckptzoo.archs", repr(arch.name), step))
+        got = repr(arch.forward) if arch.forward else "none"
+        raise ZooError(
+            Problem(location, "forward function", "one of ckptzoo.archs", got, unless_layers(contents, step))
+        )
     single = _checked_inputs(contents, inputs)
     forward = import_with_torch("forward").Forward(arch, module, device=device)
     classes = forward.features(single.shape[1:])

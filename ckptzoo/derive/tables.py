@@ -42,9 +42,21 @@ def symmetry_of(contents: Contents, module: Any = None) -> Symmetry:
         named = "" if arch.input_shape is None else "Name the network, --module FILE.py:NAME, so that it is traced; or "
         step = f"{named}declare it with {declaration}."
         location, what = f"{contents.files.name}/{SYMMETRY}", f"symmetry table of {arch.name}"
-        raise SymmetryError(Problem(location, what, "one", "none", step[0].upper() + step[1:]))
+        raise SymmetryError(Problem(location, what, "one", "none", unless_layers(contents, step[0].upper() + step[1:])))
     symmetry.check(arch)
     return symmetry
+
+
+def unless_layers(contents: Contents, step: str) -> str:
+    """A next step for a zoo whose network is not known: of layers that were pulled alone it never is.
+
+    Parameters
+    ----------
+    step : what to do for another zoo.
+    """
+    if not any("pulled" in part.facts for part in contents.raw.parts):
+        return step
+    return f"If README.md says that layers were pulled alone, pull the zoo that it names without --layers; else: {step}"
 
 
 def declare(path: str | Path, symmetry: Symmetry) -> None:

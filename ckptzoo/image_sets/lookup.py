@@ -9,7 +9,7 @@ from typing import Any
 
 from ckptzoo.errors import MissingExtraError, Problem, UnknownNameError, ZooError
 from ckptzoo.image_sets import class_names, tables
-from ckptzoo.image_sets.cifar import read_binary, read_corrupted, refuse_pickles
+from ckptzoo.image_sets.cifar import CORRUPTIONS, read_binary, read_corrupted, refuse_pickles
 from ckptzoo.image_sets.digits import DIGITS_TEST, read_digits
 from ckptzoo.image_sets.idx import read_idx_files
 from ckptzoo.image_sets.image_set import FOLDER_VARIABLE, HubTable, ImageSet, KnownSet, check_split
@@ -256,7 +256,7 @@ def find_named(name: str, folder: str | Path | None = None) -> ImageSet | None:
         It is no such name, or there are fewer images; and as in ``find``.
     """
     matched = _SET.fullmatch(name)
-    if matched is None or not SET_NAME.fullmatch(name):
+    if matched is None or not SET_NAME.fullmatch(name) or _is_other_split(matched[1], matched[3]):
         expected = "a data set and /test, as mnist/test or mnist/test-100"
         raise ZooError(Problem("data", "set of inputs", expected, repr(name), "Others are for derive.predict."))
     dataset, limit, corruption, severity = matched.groups()
@@ -264,6 +264,11 @@ def find_named(name: str, folder: str | Path | None = None) -> ImageSet | None:
         return find_corrupted(dataset, corruption, int(severity), folder)
     found = find(dataset, folder)
     return None if found is None else found.first(int(limit) if limit else None)
+
+
+def _is_other_split(dataset: str, corruption: str | None) -> bool:
+    """Whether what reads as a corruption is none, of a data set without any: mnist/train-5."""
+    return corruption is not None and not dataset.endswith("-c") and corruption.replace("-", "_") not in CORRUPTIONS
 
 
 def find_corrupted(

@@ -221,7 +221,18 @@ def _comparison(a: ast.expr, symbol: str, b: ast.expr, schema: pa.Schema) -> pc.
             step = "Compare values with == or !=; to find missing ones write: seed is None."
             raise ZooError(Problem("where", repr(shown), "== or !=", symbol, step))
         symbol = "==" if symbol == "is" else "!="
-    return _compared(_operand(a, schema), symbol, _operand(b, schema), shown)
+    column = _operand(a, schema)
+    if isinstance(column, _Column) and column.kind == "text" and _lost_quotes(b, schema):
+        got = f"{ast.unparse(b)!r} without quotes"
+        raise ZooError(Problem("where", repr(shown), "a string", got, f"Write, for example, {column.example()}."))
+    return _compared(column, symbol, _operand(b, schema), shown)
+
+
+def _lost_quotes(node: ast.expr, schema: pa.Schema) -> bool:
+    """Whether it may be a text: ada-half reads as a difference of columns, and ada as a column."""
+    if isinstance(node, ast.BinOp):
+        return not isinstance(node.op, ast.BitAnd | ast.BitOr)
+    return isinstance(node, ast.Name) and node.id not in schema.names and node.id.lower() not in _PYTHON_WORDS
 
 
 def _operand(node: ast.expr, schema: pa.Schema) -> Any:

@@ -71,7 +71,8 @@ class Variant:
     def _new_reader(self, tensor: str) -> TensorReader:
         if self._raw is None and self._bare.any():
             # a zoo that was pulled with its variants alone
-            step = f"Read a variant ({', '.join(self._contents.variants)}), or pull the zoo with its raw weights."
+            variants = ", ".join(self._contents.variants)
+            step = f"Read a variant ({variants}), or pull the zoo with --variant raw, too, into another folder."
             raise ZooError(Problem(self._contents.files.name, "raw weights", "some", "none in some parts", step))
         if not self._bare.any():
             return self._stored(self.name, tensor)

@@ -36,7 +36,7 @@ _HEX = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 """sha1 or sha256."""
 _NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next"?')
 """The header ``Link`` of a page that is not the last (RFC 8288)."""
-_STEP = "Check the name and the revision; private zoos need hf auth login."
+_STEP = "Check the name, the revision and HF_TOKEN; private zoos need hf auth login."
 
 
 class HubStore:

@@ -247,7 +247,7 @@ def open_remote(
             kind = type(error)
             tried.append(f"{place} ({error.problem.got})")
     step = {
-        AbsentError: "Check the name; make a zoo of your own with ckptzoo.create.",
+        AbsentError: "Check the name, the revision and HF_TOKEN; private zoos need hf auth login.",
         OfflineError: "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to look for it.",
     }.get(kind, "Check the name and the network.")
     raise kind(Problem(str(address), "a zoo", "a folder or a repository", f"neither: {'; '.join(tried)}", step))

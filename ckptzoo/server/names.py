@@ -43,6 +43,15 @@ def checked_id(name: str) -> str:
     return name
 
 
+def checked_user(name: str) -> str:
+    """The name of an account, which is the namespace of its repositories."""
+    try:
+        checked_id(f"{name}/name")
+    except Refusal:
+        raise Refusal(400, f"User: expected a name of letters, digits, '-', '_', '.', got {name!r}.") from None
+    return name
+
+
 def checked_branch(name: str) -> str:
     """A name for a branch or a tag that is not a path upwards, a commit, or a ref in full."""
     forbidden = ("..", "//", "/.", "./", ".lock")  # as in git check-ref-format

@@ -154,7 +154,8 @@ class Inventory:
             (self.retracted, "retracted and left out"),
         ):
             counts += [f"{counted(number, 'checkpoint') if several else f'{number:,}'} {what}"] if number else []
-        per = f"{size(self.checkpoint_bytes)} of raw weights a checkpoint"
+        raw = any(item.name == layout.RAW for item in self.variants)
+        per = f"{size(self.checkpoint_bytes)} of raw weights a checkpoint" if raw else "raw weights are not held"
         layers = ", ".join(self.layers) if len(self.layers) <= 8 else f"{len(self.layers)} layers"
         rows = [
             ("zoo", self.name),
@@ -234,7 +235,9 @@ def inventory(zoo: Zoo) -> Inventory:
     layers = {layer: {name: arch[name].shape for name in names} for layer, names in arch.layers.items()}
     retracted = contents.retracted.rows
     gone = retracted["id"] if len(retracted) else None
-    variants = [_variant(contents, layout.RAW, contents.raw, gone)]
+    # of a zoo that was pulled without the weights as trained, raw parts hold rows alone
+    bare = sum(part.rows for part in contents.raw.parts if part.facts.get("bare") is True)
+    variants = [_variant(contents, layout.RAW, contents.raw, gone)] if not bare or bare < len(contents.raw.rows) else []
     variants += [_variant(contents, name, contents.derived(name), gone) for name in zoo.variants if name != layout.RAW]
     told = {column: counts for column in ORIGIN if (counts := _counts(table[column]))}
     return Inventory(

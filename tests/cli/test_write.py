@@ -6,10 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import ckptzoo
 from ckptzoo import archs
-from ckptzoo.symmetry import GroupElement, apply
+from ckptzoo.derive import declare
+from ckptzoo.schema.architecture import Architecture, Tensor
+from ckptzoo.symmetry import GroupElement, apply, trace
 
 
 def test_derive_stores_a_variant_and_says_what_it_did(cli: Any, optunets: Any, tmp_path: Path) -> None:
@@ -24,10 +28,46 @@ def test_derive_stores_a_variant_and_says_what_it_did(cli: Any, optunets: Any, t
     again = cli("derive", path, "--json")
     assert again.json["checkpoints"] == 0 and again.json["already"] == 12 and again.json["parts"] == []
     unused = cli("derive", path, "--inputs", tmp_path / "inputs.npy")
-    assert "the inputs were not used" in unused.out
+    assert "not used: inputs. Name a rule such as --certify all" in unused.out
     other = cli("derive", path, "--gauge", "first-weight", "--json")
     assert other.json["checkpoints"] == 12 and ckptzoo.open(path).variants == ("raw", "canonical", "first-weight")
     assert "first-weight" in cli("info", path).out
+
+
+NETWORK = """
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+"""
+
+
+@pytest.mark.parametrize("shape", [None, (4,)])
+def test_the_check_that_derive_could_not_make_is_made_as_it_says(
+    cli: Any, tmp_path: Path, shape: tuple[int, ...] | None
+) -> None:
+    path, tensors = tmp_path / "mine", {"0.weight": (5, 4), "0.bias": (5,), "2.weight": (2, 5), "2.bias": (2,)}
+    (tmp_path / "net.py").write_text(NETWORK)
+    arch = Architecture("mine", tuple(Tensor(name, shape) for name, shape in tensors.items()), input_shape=shape)
+    draw = np.random.default_rng(0)
+    with ckptzoo.create(path, arch=arch, card=ckptzoo.Card("mine", "Mine.")) as writer:
+        for number in range(3):
+            weights = {name: draw.standard_normal(shape, np.float32) for name, shape in tensors.items()}
+            writer.add(weights, {"id": f"net-{number}"})
+    traced = trace(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)), torch.randn(2, 4))
+    declare(path, traced.symmetry)
+    module = ("--module", f"{tmp_path}/net.py:make")
+    first = cli("derive", path)
+    assert "ckptzoo.archs has no forward function for it; --certify all --module FILE.py:NAME adds it." in first.out
+    assert "not used: network. Name a rule such as --certify all" in cli("derive", path, *module).out
+    inputs: tuple[Any, ...] = ()
+    if shape is None:
+        other = cli("derive", path, "--gauge", "unit-norm", *module)
+        assert "the shape of an input; --certify all --module FILE.py:NAME --inputs FILE adds it." in other.out
+        np.save(tmp_path / "inputs.npy", draw.standard_normal((3, 4), np.float32))
+        inputs = ("--inputs", tmp_path / "inputs.npy")
+    ended = cli("derive", path, "--certify", "all", *module, *inputs)
+    assert ended.code == 0 and "equivalence checks were added to 3 checkpoints derived before." in ended.out
 
 
 def test_derive_stores_elements_alone_and_certifies_a_sample(cli: Any, optunets: Any) -> None:

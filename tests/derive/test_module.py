@@ -1,5 +1,6 @@
 """A network that ckptzoo.archs does not know: its table is declared, it is checked with its module."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 import ckptzoo
-from ckptzoo.derive import declare, dedupe, derive
+from ckptzoo.derive import declare, dedupe, derive, predict
 from ckptzoo.errors import SymmetryError, ZooError
 from ckptzoo.hub.pull import pull
 from ckptzoo.studies.symmetries import symmetries
@@ -95,5 +96,15 @@ def test_a_module_is_traced_for_a_table(tmp_path: Path) -> None:
 def test_some_layers_alone_have_no_table(zoo: Path, tmp_path: Path) -> None:
     derive(zoo, certify="none")
     pull(zoo, tmp_path / "layers", variants=["canonical"], layers=["0"])
-    with pytest.raises(SymmetryError, match=r"Some layers alone have none: pull mine without --layers\."):
-        symmetries(ckptzoo.open(tmp_path / "layers"))
+    layers = tmp_path / "layers"
+    assert "layers `0`" in (layers / "README.md").read_text()
+    calls: list[Callable[[], object]] = [
+        lambda: symmetries(ckptzoo.open(layers)),
+        lambda: derive(layers),
+        lambda: predict(layers, INPUTS, set="mine/test"),
+    ]
+    for call in calls:
+        with pytest.raises(
+            ZooError, match=r"expected one.* README\.md says .* alone, pull the zoo .* without --layers; el"
+        ):
+            call()

@@ -290,6 +290,14 @@ def test_neither_a_folder_nor_a_repository(server, tmp_path, monkeypatch):
         ckptzoo.open("lab/none", endpoint=server.url)
 
 
+@pytest.mark.parametrize("address", ["lab/zoo", "hf://datasets/lab/zoo"])
+def test_a_wrong_token_is_named(server, tmp_path, monkeypatch, address):
+    upload(server, zoo_of(tmp_path / "zoo", (3,)))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AbsentError, match=r"Invalid credentials.* Check the name, the revision and HF_TOKEN"):
+        ckptzoo.open(address, endpoint=server.url, token="hf_wrong")
+
+
 def test_wrong_bytes_are_never_handed_out(server, tmp_path):
     path = zoo_of(tmp_path / "zoo", (30,))
     upload(server, path)

@@ -279,6 +279,8 @@ def test_draws_that_make_no_sense_are_refused(tmp_path, row, message):
         ("-seed > 1", "'-seed': expected a column, a number or a string, got arithmetic"),
         ("seed < -'x'", "got arithmetic"),
         ("seed == [1]", "got a list"),
+        ("id == m0-half", "expected a string, got 'm0 - half' without quotes. Write, for example, id == 'name'"),
+        ("id == abc", "expected a string, got 'abc' without quotes. Write, for example, id == 'name'"),
         ("seed is 3", "expected == or !=, got is"),
         ("seed in 3", r"expected a list behind in, got the number 3. Write, for example, seed in \[1, 2\]"),
         ("3 in [3]", "expected a column before in"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptzoo.server.errors import Refusal
-from ckptzoo.server.names import checked_branch, checked_id, checked_path, decoded
+from ckptzoo.server.names import checked_branch, checked_id, checked_path, checked_user, decoded
 
 
 @given(st.one_of(st.text(), st.text(alphabet="./\\:~%ab \0\n", max_size=12)))
@@ -31,6 +31,13 @@ def test_an_accepted_path_stays_below_its_folder_on_every_system(path: str) -> N
 )
 def test_usual_paths_are_accepted(path: str) -> None:
     assert checked_path(path) == path
+
+
+def test_names_of_users() -> None:
+    assert checked_user("ada-1") == "ada-1"
+    for name in ("Big Name", "a/b", "", "a--b"):
+        with pytest.raises(Refusal, match=r"^User: expected a name of letters"):
+            checked_user(name)
 
 
 def test_paths_have_so_many_levels() -> None:

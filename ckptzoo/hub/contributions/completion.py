@@ -67,7 +67,10 @@ def complete(
             try:
                 make(network, None if progress is None else partial(progress, f"{stage} {name}"))
             except ZooError as error:
-                notes.append(f"merged, but {name} was not made for the new checkpoints: {error}")
+                made = f"derive FOLDER --gauge {name}" if stage == "deriving" else f"predict FOLDER {name}"
+                step = f"ckptzoo pull {repo} -o FOLDER, ckptzoo {made} and ckptzoo push FOLDER {repo}"
+                said = f"merged, but {name} was not made for the new checkpoints: {error}"
+                notes.append(f"{said} It is made later with {step}.")
     _renumber(folder, zoo)
     pushed = push(
         folder,

@@ -282,9 +282,20 @@ def _build_and_check(
     )
 
 
+def _joined(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems, with one for all files that have the same."""
+    locations: dict[Problem, list[str]] = {}
+    for problem in problems:
+        locations.setdefault(replace(problem, location=""), []).append(problem.location)
+    return [
+        replace(problem, location=", ".join(files[:4]) + (f" and {len(files) - 4:,} more" if len(files) > 4 else ""))
+        for problem, files in locations.items()
+    ]
+
+
 def misfit(ingestor: Ingestor, arch: Architecture, module: str | Factory | None) -> SpecError:
     """What is wrong with files that do not fit; of the tables of names, that with which the outputs stay the same."""
-    problems = ingestor.problems[:MAX_PROBLEMS]
+    problems = _joined(ingestor.problems)[:MAX_PROBLEMS]
     if ingestor.misnamed is None:
         return SpecError(problems)
     state, proposals = ingestor.misnamed
@@ -293,7 +304,9 @@ def misfit(ingestor: Ingestor, arch: Architecture, module: str | Factory | None)
         return NamesError(problems, proposals)
     right = [names for names, difference in zip(proposals, differences, strict=True) if difference < SAME_OUTPUTS]
     got = ", ".join(f"{difference:.2g}" for difference in differences)
-    step = f"Add this table to contribution.toml, and leave --module out:\n{names_table(right[0])}" if right else ""
+    step = (
+        f"Add the table [names] to contribution.toml, and leave --module out.\n{names_table(right[0])}" if right else ""
+    )
     step = step or "Write a table [names] by hand, or bring the files to a zoo of their own architecture."
     what = "largest difference from the outputs of the module, by table of names"
     outputs = Problem("contribution", what, f"one below {SAME_OUTPUTS:g}", got, step)

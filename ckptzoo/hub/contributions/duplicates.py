@@ -107,13 +107,15 @@ class _Known:
         """Remember a checkpoint of which nothing but a fingerprint is known."""
         self._unread.setdefault(stored, []).append(name)
 
+    def read_candidates(self, checkpoint: _Described) -> None:
+        """Read the weights of those of which nothing but this checkpoint's fingerprint is known."""
+        for other in _describe(self._target.batches(self._unread.pop(checkpoint.fingerprint or "", [])), self._table):
+            self.add(other)
+
     def permuted(self, checkpoint: _Described, submitted: TargetZoo) -> str | None:
         """The first checkpoint that is the same network, by the canonical weights of those that may be."""
         if checkpoint.sketch is None or self._table is None:
             return None
-        for other in _describe(self._target.batches(self._unread.pop(checkpoint.fingerprint or "", [])), self._table):
-            if other.sketch is not None:
-                self._add_sketch(other.name, other.sketch)
         near = self._near(checkpoint.sketch)
         if not near:
             return None
@@ -170,6 +172,8 @@ def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
     mine, copied, resolved = _Known(own, table), dict[str, str](), True
     for checkpoint in _describe(own.batches(), table):
         resolved &= checkpoint.sketch is not None or table is None
+        if theirs is not None:
+            theirs.read_candidates(checkpoint)
         if (other := mine.exact.get(checkpoint.exact)) is not None:
             copied[checkpoint.name] = f"{other} of the same contribution, bit for bit"
         elif theirs is not None and (other := theirs.exact.get(checkpoint.exact)) is not None:

@@ -215,8 +215,12 @@ class Evaluator:
             scores = self._torch.func.functional_call(self._module, state, (inputs,), tie_weights=False)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             got = f"{type(error).__name__}: {error}"[:300]
-            what, step = f"inputs {tuple(inputs.shape)}", _STEP
-            if self._arch.input_shape is None:
+            what, shape = f"inputs {tuple(inputs.shape)}", self._arch.input_shape
+            step = (
+                f"They have the zoo's input_shape, {list(shape or ())}: of a new zoo correct it in the table [zoo] of "
+                "contribution.toml; else NAME() of --module FILE.py:NAME has to make a network that takes them."
+            )
+            if shape is None:
                 flat = int(np.prod(inputs.shape[1:]))
                 step = (
                     f"A new zoo says what its networks take: input_shape = [{flat}], if that is it, in the table [zoo] "
@@ -354,7 +358,8 @@ def _load_factory(text: str) -> Factory:
         raise ZooError(Problem(path, "module", "a file that can be executed", got, "Correct it.")) from error
     factory: Any = getattr(module, name, None)
     if not callable(factory):
-        raise ZooError(Problem(path, name, "a class or function", type(factory).__name__, _STEP))
+        got = type(factory).__name__ if hasattr(module, name) else "nothing of that name"
+        raise ZooError(Problem(path, name, "a class or function", got, _STEP))
     return cast(Factory, factory)
 
 
@@ -474,11 +479,12 @@ def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: Evalua
         return Check("accuracy", "not done", "; ".join(evaluators.reasons) or "nothing to measure")
     values = np.array([figures["test_accuracy"] for figures in measured.values()])
     finite = values[~np.isnan(values)]
-    spread = f", {finite.min():.2%} to {finite.max():.2%}" if len(finite) else ""
+    ends = (finite.min(), finite.max()) if len(finite) else ()
+    spread = " to ".join(dict.fromkeys(f"{value:.2%}" for value in ends)) or "no number"
     unmeasured = len(zoo) - len(measured)
     remaining = f"; {counted(unmeasured, 'other')} not measured: {'; '.join(evaluators.reasons)}" if unmeasured else ""
     return check_result(
         "accuracy",
         wrong,
-        f"measured of {counted(len(measured), 'checkpoint')}{spread}, on {evaluators.summary}{remaining}",
+        f"measured of {counted(len(measured), 'checkpoint')}, {spread}, on {evaluators.summary}{remaining}",
     )

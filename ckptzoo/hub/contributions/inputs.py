@@ -58,6 +58,8 @@ def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInpu
         folder = image_sets.folder_of(data)
         got = "no folder to look in" if folder is None else f"none in {folder} nor in {folder / dataset}"
         step = f"Name the folder that holds it with --data or {image_sets.FOLDER_VARIABLE}."
+        if dataset not in image_sets.KNOWN:
+            step += f" ckptzoo knows digits, {', '.join(image_sets.KNOWN)}."
         raise ZooError(Problem(zoo.name, what, "its files on this machine", got, step))
     others = tuple((ids, _scaled(zoo, what, test_set, evaluation)) for evaluation, ids in ids_of_others.items())
     # corrupted images have the labels of the others

@@ -199,7 +199,13 @@ def _names_error(
 ) -> NamesError:
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith(COUNTER)}
     wanted = {item.name: item.shape for item in arch.tensors if not item.name.endswith(COUNTER)}
-    proposals = proposed_names(shapes, wanted)
+    # a table that leaves tensors without a name, or names without a tensor, would not lead on
+    known = {name for item in arch.tensors for name in (item.name, *item.aliases)}
+    proposals = [
+        names
+        for names in proposed_names(shapes, wanted)
+        if set(wanted) <= {names.get(name, name) for name in shapes} <= known
+    ]
     in_order = list(shapes.values()) == list(wanted.values())
     step = _proposal_step(proposals, shapes, in_order=in_order) if proposals else _next_step(unknown, missing)
     expected = f"those of {arch.name}: {_first_names(arch.names)}"
@@ -222,17 +228,16 @@ def _proposal_step(proposals: Sequence[Mapping[str, str]], shapes: Mapping[str, 
             "FILE.py:NAME of the network that the file came with, its outputs tell which one that is.\n# By the order "
             f"of the tensors:\n{first}\n# By similar names:\n{commented}"
         )
-    step = f"If these are the same tensors, add to contribution.toml:\n{first}"
-    counts = Counter(shapes.values())
+    counts, check = Counter(shapes.values()), ""
     if not in_order and (uncertain := [old for old in proposals[0] if counts[shapes[old]] > 1]):
-        return (
-            f"{step}\n# The order differs, and other tensors have the shapes of {_first_names(uncertain)}: check them."
-        )
-    return step
+        check = f" Check {_first_names(uncertain)}: the order differs, and other tensors have their shapes."
+    return f"If these are the same tensors, add the table [names] to contribution.toml.{check}\n{first}"
 
 
 def _next_step(unknown: list[str], missing: list[str]) -> str:
     """The next step where no proposal of names can be made."""
+    if unknown and missing and len(unknown) != len(missing):
+        return "These are not the same tensors: bring it to a zoo of its own architecture."
     if unknown and missing:
         return "Add a table [names], if these are the same tensors; check that it is the same architecture."
     if missing:
@@ -281,12 +286,13 @@ def _compile_pattern(old: str) -> re.Pattern[str]:
 def _first_fitting_change(
     renamed_names: Mapping[str, str], fixed: frozenset[str], arch: Architecture
 ) -> tuple[str, dict[str, str], list[str]]:
-    """Try changes of the names that no table renamed, until the names fit; keep them as they are if none does.
+    """Try changes of the names that no table renamed, until the names fit; if none does, take the nearest.
 
     Returns a note, new name to old one, and new names that several old ones have.
     """
     free = [name for name in renamed_names if name not in fixed]
-    unchanged: tuple[dict[str, str], list[str]] | None = None
+    wanted = {item.name for item in arch.tensors}
+    nearest: tuple[int, dict[str, str], list[str]] | None = None
     for note, change in _changes(free, arch):
         by_new: dict[str, str] = {}
         repeated: list[str] = []
@@ -295,11 +301,13 @@ def _first_fitting_change(
             if new in by_new:
                 repeated.append(new)
             by_new[new] = old
-        unchanged = unchanged or (by_new, repeated)
         if not repeated and _fits(by_new, arch):
             return note, by_new, []
-    assert unchanged is not None
-    return "", *unchanged
+        different = len(wanted ^ by_new.keys())
+        if nearest is None or (different < nearest[0] and not repeated):
+            nearest = different, by_new, repeated
+    assert nearest is not None
+    return "", *nearest[1:]
 
 
 def _changes(free: Sequence[str], arch: Architecture) -> Iterator[tuple[str, Callable[[str], str]]]:

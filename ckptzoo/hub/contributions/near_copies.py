@@ -19,7 +19,8 @@ from ckptzoo.text import Progress, size
 NAME = "near copies"
 MAX_CANDIDATES = 8
 """Checkpoints of a large zoo that are evaluated for each contributed one, the nearest by their stored outputs."""
-_SHOWN = 4
+_SHOWN = 16
+"""Pairs that are named: each is for the reviewer to look at."""
 
 
 def check_near_copies(

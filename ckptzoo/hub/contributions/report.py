@@ -8,17 +8,19 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from ckptzoo.console import say
 from ckptzoo.hub.card import markdown
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.text import printable, shortened
 
-MAX_DETAIL = 200
-"""Characters of a detail where the output is no terminal, which would fold it."""
+MAX_DETAIL = 2_000
+"""Characters of a detail in lines and in Markdown; four ids with reasons fit."""
 MAX_TEXT = 60_000
 """Characters of a description or a comment; ``ckptzoo.server`` cuts texts at 65,536."""
 MAX_ROWS = 50
 """Checkpoints that a table lists."""
 _HEADER = ("checkpoint", "claimed", "stated", "measured", "finite", "copy of")
+_CHECK_HEADER = ("check", "outcome", "detail")
 
 Outcome = Literal["passed", "failed", "not done"]
 
@@ -54,25 +56,28 @@ def failures(checks: Sequence[Check]) -> tuple[Check, ...]:
     return tuple(check for check in checks if check.outcome == "failed")
 
 
-def checks_table(checks: Sequence[Check], *, limit: int | None = None) -> Table:
-    """The checks as a table; details have at most ``limit`` characters, or are folded to the width of the terminal.
-
-    JSON has them in full.
-    """
+def checks_table(checks: Sequence[Check]) -> Table:
+    """The checks as a table for a terminal, with details folded to its width."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("check", "outcome", "detail"):
+    for name in _CHECK_HEADER:
         table.add_column(name, no_wrap=name != "detail", overflow="fold")
     for check in checks:
-        detail = printable(check.detail)
-        table.add_row(check.name, check.outcome, detail if limit is None else shortened(detail, limit))
+        table.add_row(check.name, check.outcome, printable(check.detail))
     return table
+
+
+def check_lines(checks: Sequence[Check]) -> list[str]:
+    """The checks in columns, one line each, whose details have at most ``MAX_DETAIL`` characters."""
+    rows = [_CHECK_HEADER, *((check.name, check.outcome, shortened(check.detail, MAX_DETAIL)) for check in checks)]
+    names, outcomes = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return [f"{name:<{names}}  {outcome:<{outcomes}}  {detail}" for name, outcome, detail in rows]
 
 
 def checks_markdown(checks: Sequence[Check]) -> str:
     """The checks as a table in Markdown; untrusted text is in code spans."""
     outcomes = {"passed": "passed", "failed": "**failed**", "not done": "*not done*"}
-    rows = [(check.name, outcomes[check.outcome], markdown.code(check.detail, limit=400)) for check in checks]
-    return markdown.table(("check", "outcome", "detail"), rows)
+    rows = [(check.name, outcomes[check.outcome], markdown.code(check.detail, limit=MAX_DETAIL)) for check in checks]
+    return markdown.table(_CHECK_HEADER, rows)
 
 
 @dataclass(frozen=True)
@@ -162,9 +167,13 @@ def _finite_or_none(value: float | None) -> float | None:
 
 
 def print_report(out: Console, summaries: Sequence[CheckpointSummary], checks: Sequence[Check]) -> None:
-    """Print both as tables, with an empty line below each; no table of no checkpoints."""
-    limit = None if out.is_terminal else MAX_DETAIL
-    for table in (*([summaries_table(summaries)] if summaries else []), checks_table(checks, limit=limit)):
-        # rich would read [text] in untrusted words as a style
-        out.print(table, markup=False, highlight=False)
+    """Print both, with an empty line below each; no table of no checkpoints."""
+    # rich would read [text] in untrusted words as a style
+    if summaries:
+        out.print(summaries_table(summaries), markup=False, highlight=False)
         out.print()
+    if out.is_terminal:
+        out.print(checks_table(checks), markup=False, highlight=False)
+    else:
+        say(out, *check_lines(checks))
+    out.print()

@@ -54,8 +54,11 @@ def check_ids(submitted: Zoo, target: TargetZoo | None) -> Check:
             for row, unit in zip(rows, expected_units, strict=True)
             if row["unit"] != unit
         ]
-        known_units = sorted({row["unit"] for row in rows if row["unit"] in target.units})
-        wrong += [f"the unit {name!r} is in the zoo already" for name in known_units]
+        wrong += [
+            f"{row['id']}: its unit {row['unit']!r} is in the zoo already"
+            for row in rows
+            if row["unit"] in target.units
+        ]
     return check_result("ids", wrong, f"{counted(len(names), 'new id')}")
 
 

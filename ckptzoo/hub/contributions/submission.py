@@ -28,6 +28,8 @@ OF_CHECKPOINT = ("file", "id", *_OF_ONE, *DEFAULTS)
 """Keys of a ``[[checkpoint]]``."""
 _MAX_NAMESPACE = 40
 """Characters of a contributor's name that ids begin with."""
+_MAX_SCALING = 10
+"""Of the mean and std of pixels from 0 to 1; what is larger is of pixels from 0 to 255."""
 _TABLES = ("names", "evaluation", "zoo", "checkpoint")
 TOP = (*DEFAULTS, "training", "cast", "pattern", *_TABLES)
 """Keys of the file."""
@@ -281,6 +283,9 @@ def _evaluation_problems(location: str, value: Any, dataset: Any) -> Iterator[Pr
     if mean is None or std is None or min(std) <= 0:
         got = f"{value.get('mean')!r} and {value.get('std')!r}"[:160]
         yield Problem(location, "mean and std", "finite numbers, std above 0", got, _STEP)
+    elif max(map(abs, (*mean, *std))) > _MAX_SCALING:
+        got = f"{value.get('mean')!r} and {value.get('std')!r}"[:160]
+        yield Problem(location, "mean and std", "those of pixels from 0 to 1", got, "Divide them by 255.")
     elif len({1, len(mean), len(std)}) > 2:
         yield Problem(location, "mean and std", "as many of both", f"{len(mean)} and {len(std)}", _STEP)
 

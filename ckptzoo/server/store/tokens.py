@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ckptzoo.server.names import checked_id
+from ckptzoo.server.names import checked_user
 
 ROLES = ("read", "contribute", "write")
 """Each may do what those before it may: read private repositories; open pull requests; everything."""
@@ -26,7 +26,7 @@ class Caller:
 
 def make_token(connection: sqlite3.Connection, user: str, role: str) -> str:
     """Make a token; it is returned once and cannot be shown again."""
-    checked_id(f"{user}/name")  # users are namespaces of repositories
+    checked_user(user)
     ROLES.index(role)  # raises for an unknown role
     # as the tokens of the hub begin
     token = f"hf_{secrets.token_hex(20)}"

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo import archs
+from ckptzoo.derive.tables import unless_layers
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
@@ -138,9 +139,7 @@ def predict_command(zoo: Zoo, *others: str) -> str:
 
 
 def _declare(zoo: Zoo) -> str:
-    pulled = [part.facts["pulled"] for part in zoo.contents.raw.parts if isinstance(part.facts.get("pulled"), dict)]
-    if pulled:  # with all layers its table would be here
-        return f"Some layers alone have none: pull {pulled[0].get('zoo')} without --layers."
     folder = str(zoo.contents.files.here or "FOLDER")
     traced = f"Run ckptzoo derive {folder} --module FILE.py:NAME, which traces your network"
-    return f"{traced}; or declare one with ckptzoo.derive.declare({folder!r}, table)."
+    step = f"{traced}; or declare one with ckptzoo.derive.declare({folder!r}, table)."
+    return unless_layers(zoo.contents, step)

@@ -68,6 +68,7 @@ def test_names_are_proposed(say: Say, tmp_path: Path) -> None:
     assert code == 3 and out == ""
     lines = err.splitlines()
     assert '"head.weight" = "fc.weight"' in lines and lines[-1].startswith("ckptzoo: error: one.safetensors: names")
+    assert lines[-1].endswith("add the table [names] to contribution.toml.")
     table = tmp_path / "names.toml"
     table.write_text("\n".join(line for line in lines if line.startswith('"')))
     code, _, _ = say(*bring, "--dry-run", "--map", table)

@@ -110,5 +110,8 @@ def test_what_cannot_be_derived_is_said(tamper: Tamper, tmp_path: Path, monkeypa
     assert found.merged is not None
     (note,) = found.notes
     assert note.startswith("merged, but mnist/test was not made for the new checkpoints: ") and "--data" in note
+    assert note.endswith(
+        f"later with ckptzoo pull {ZOO} -o FOLDER, ckptzoo predict FOLDER mnist/test and ckptzoo push FOLDER {ZOO}."
+    )
     zoo = ckptzoo.open(ZOO, endpoint=tamper.server.url)
     assert len(zoo.having("canonical")) == 6 and len(zoo.having("mnist/test")) == 5

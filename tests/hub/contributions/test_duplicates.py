@@ -95,6 +95,8 @@ def test_stored_fingerprints_save_the_weights(
     assert not [entry.path for entry in server.request_log.entries[before:] if "safetensors" in entry.path]
     found = copies(added(tmp_path / "copy", rescaled(held(2), 3)), TargetZoo(zoo))
     assert found.found == {"x0": "m0-2 of the zoo, permuted or rescaled"}
+    found = copies(added(tmp_path / "same", held(2)), TargetZoo(zoo))
+    assert found.found == {"x0": "m0-2 of the zoo, bit for bit"}
 
 
 def test_large_zoos_without_fingerprints_are_not_compared(

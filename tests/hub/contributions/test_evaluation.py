@@ -73,6 +73,9 @@ def test_networks_and_images_that_do_not_fit() -> None:
     with pytest.raises(ZooError, match=r"input_shape = \[784\], if that is it, in the table \[zoo\]"):
         flat = archs.get("mlp-784-10")
         Evaluator(silent, flat, GREY, Evaluation("g")).columns(weights_of(flat()))
+    flattened = Architecture("mine", resnet.tensors, input_shape=(int(np.prod(resnet.input_shape or ())),))
+    with pytest.raises(ZooError, match=r"input_shape, \[3072\]: of a new zoo correct it in the table \[zoo\]"):
+        Evaluator(flattened, factory, COLOUR, SCALED).columns(weights_of(factory()))
 
 
 def test_what_rows_say_of_their_evaluation() -> None:

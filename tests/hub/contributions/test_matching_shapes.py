@@ -77,11 +77,21 @@ def test_what_is_missing_or_too_much_is_named() -> None:
         fitted({name.replace("fc.bias", "head.bias"): array[..., None] if name == "fc.bias" else array
                 for name, array in state.items()})  # fmt: skip
     odd = {name.replace("fc.", "head."): array for name, array in state.items() if name != "fc.bias"}
-    with pytest.raises(NamesError) as raised:
+    with pytest.raises(NamesError, match="not the same tensors: bring it to a zoo of its own") as raised:
         fitted(odd)
-    assert raised.value.proposals == ({"head.weight": "fc.weight"},)
+    assert raised.value.proposals == ()
     with pytest.raises(NamesError):
         fitted({})
+
+
+def test_a_deeper_network_gets_no_table_and_its_own_layers_are_named() -> None:
+    """Names in a wrapper fit one by one, but no table makes the network one of the zoo's architecture."""
+    state = resnet()
+    deeper = {f"module.{name}": array for name, array in state.items()}
+    deeper |= {f"module.layer9.{name}": array for name, array in state.items() if name.startswith("conv1")}
+    with pytest.raises(NamesError, match=r"got also layer9\.conv1\.weight\. Leave them out of the file, or") as raised:
+        fitted(deeper, RESNET)
+    assert raised.value.proposals == ()
 
 
 def test_counters_may_lack_or_be_too_many() -> None:

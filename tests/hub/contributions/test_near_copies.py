@@ -1,5 +1,6 @@
 """Contributions that compute nearly what a checkpoint of the zoo does."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import ckptzoo
 from ckptzoo.derive import predict
 from ckptzoo.hub.contributions import near_copies, target_zoo
 from ckptzoo.hub.contributions.duplicates import units
-from ckptzoo.hub.contributions.report import Check
+from ckptzoo.hub.contributions.report import Check, check_lines
 from ckptzoo.hub.contributions.review import Review
 from ckptzoo.hub.push import push
 from tests.support.hosted import ZOO, Hosted
@@ -51,6 +52,20 @@ def test_a_noisy_copy_is_named_and_not_merged_unless_accepted(tamper: Tamper) ->
     assert "--accept-near-copies" in check(found).detail
     accepted = tamper.review(number, accept_near_copies=True)
     assert accepted.merged is not None and check(accepted).detail.startswith("accepted: outputs nearer than")
+
+
+def test_every_one_of_ten_copies_is_named_with_its_distance(make_zoo: Callable[..., Path], tmp_path: Path) -> None:
+    zoo, rng = ckptzoo.open(make_zoo("zoo", (7, 5))), np.random.default_rng(1)
+    with ckptzoo.create(tmp_path / "copies", arch=zoo.arch) as writer:
+        for row in range(10):
+            noise = {name: 1e-4 * rng.standard_normal(zoo.arch[name].shape) for name in zoo.arch.names}
+            weights = {name: (zoo[name][row] + noise[name]).astype(np.float32) for name in noise}
+            writer.add(weights, {"id": f"copy-{row}"})
+    found = near_copies.check_near_copies(ckptzoo.open(tmp_path / "copies"), target_zoo.TargetZoo(zoo))
+    (line,) = check_lines([found])[1:]
+    for row in range(10):
+        assert re.search(rf"copy-{row} and {zoo.ids[row]}: \d", line)
+    assert line.endswith("merge with --accept-near-copies if these are different networks.")
 
 
 def test_independent_checkpoints_are_merged(tamper: Tamper) -> None:

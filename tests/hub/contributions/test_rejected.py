@@ -59,6 +59,10 @@ def test_names_that_do_not_fit(bring: Bring, tmp_path: Path) -> None:
     assert bring(file, map=table, dry_run=True).passed
     assert bring(file, text=CARD + "\n" + raised.value.tables, dry_run=True).passed
     assert bring(file, map={"head.*": "fc.*"}, dry_run=True).passed
+    others = [saved(tmp_path / f"{at}.safetensors", odd) for at in range(2, 7)]
+    with pytest.raises(NamesError, match=r"^one.safetensors, 2.safetensors, .* and 2 more: names of") as raised:
+        bring(file, *others)
+    assert len(raised.value.problems) == 1
 
 
 def test_everything_that_does_not_fit_is_reported(bring: Bring, tmp_path: Path) -> None:
@@ -141,7 +145,7 @@ def test_a_module_of_ones_own(bring: Bring, tmp_path: Path) -> None:
     assert made.entries[0].measured == accuracy_of(state_of(1), tmp_path / "data")
     for bad, said in (
         (f"{module}:wrong", "class or function"),
-        (f"{module}:none", "class or function"),
+        (f"{module}:none", "class or function, got nothing of that name"),
         (f"{module}", rf"expected FILE.py:NAME, got no NAME. Write --module {module}:NAME; NAME is the class"),
         (f"{module}:", rf"got no NAME. Write --module {module}:NAME"),
         (f"{tmp_path}/none.py:Net", "expected FILE.py:NAME, got no such file"),

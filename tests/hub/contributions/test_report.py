@@ -1,10 +1,10 @@
-"""Checks as a table: folded on a terminal, cut elsewhere, whole in JSON."""
+"""Checks as a table: folded on a terminal, in one line elsewhere, whole in JSON."""
 
 import io
 
 from rich.console import Console
 
-from ckptzoo.hub.contributions.report import MAX_DETAIL, Check
+from ckptzoo.hub.contributions.report import MAX_DETAIL, Check, check_lines, checks_markdown
 from ckptzoo.hub.contributions.review import Review
 
 DETAIL = "parts/000009-ab/raw-00.safetensors" * 20
@@ -23,9 +23,15 @@ def test_details_are_folded_on_a_terminal() -> None:
     assert DETAIL in "".join(line[len("check  outcome  ") :].strip() for line in lines[2:])
 
 
-def test_details_are_cut_elsewhere() -> None:
-    (line,) = [line for line in printed(terminal=False, width=100_000) if line.startswith("bytes")]
-    assert line.rstrip().endswith("...") and MAX_DETAIL < len(line.rstrip()) < MAX_DETAIL + 30
+def test_details_are_one_line_elsewhere() -> None:
+    assert [line for line in printed(terminal=False, width=80) if DETAIL in line] == [f"bytes  failed   {DETAIL}"]
+    assert DETAIL in checks_markdown(FOUND.checks)
+
+
+def test_details_are_bounded() -> None:
+    checks = (Check("bytes", "failed", "x" * 2 * MAX_DETAIL),)
+    for text in (check_lines(checks)[-1], checks_markdown(checks)):
+        assert 0 < text.count("x") < MAX_DETAIL and "..." in text
 
 
 def test_json_has_them_whole() -> None:

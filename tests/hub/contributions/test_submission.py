@@ -91,6 +91,13 @@ seed = 1.5
     assert len(found) == 17
 
 
+@pytest.mark.parametrize("scaling", ["mean = 127.5\nstd = 127.5", "mean = [125.3, 123.0, 113.9]\nstd = 0.25"])
+def test_a_scaling_of_pixels_up_to_255_is_refused(tmp_path: Path, scaling: str) -> None:
+    text = f'contributor = "A"\nlicense = "mit"\ndataset = "mnist"\n[evaluation]\n{scaling}\n'
+    (problem,) = problems(tmp_path, text)
+    assert "mean and std: expected those of pixels from 0 to 1, got" in problem and "Divide them by 255." in problem
+
+
 @pytest.mark.parametrize("text", ["unknown", "none", "", "all rights reserved!", "mit;", "MIT AND", "x" * 300])
 def test_licences_that_are_none(tmp_path: Path, text: str) -> None:
     assert len(problems(tmp_path, f'contributor = "A"\nlicense = "{text}"\n')) == 1

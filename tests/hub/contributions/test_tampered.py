@@ -87,7 +87,7 @@ def test_rows_that_lie(tamper: Tamper) -> None:
     tamper.refused(tamper.part(claimed_test_accuracy=0.99, extra=extra), "accuracy", "claimed")
     tamper.refused(tamper.part(finite=False), "finiteness", "the row says not finite, the weights are finite")
     tamper.refused(tamper.part(id="m0-0"), "ids", "m0-0 is in the zoo already")
-    tamper.refused(tamper.part(unit="m0"), "ids", "the unit 'm0' is in the zoo already")
+    tamper.refused(tamper.part(unit="m0"), "ids", "its unit 'm0' is in the zoo already")
     # what a builder of the owner may want to add later
     builders = "digits-optunet-271137fb-000007"
     tamper.refused(tamper.part(id=f"{builders}-001800"), "ids", "lacks the contributor's name and a slash")

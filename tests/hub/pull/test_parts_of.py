@@ -15,6 +15,7 @@ import ckptzoo
 from ckptzoo.derive import derive
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.hub.pull import pull
+from ckptzoo.studies.inventory import inventory
 from tests.conftest import MIXED, rows_of, weights_of
 from tests.hub.pull.conftest import REPO, Publish, verified
 from tests.support.hub_zoos import files_of, grown
@@ -92,6 +93,7 @@ def test_the_same_part_has_the_same_bytes_wherever_it_is_taken_from(
     assert "with variants `canonical`; layers `conv1, fc`; where `seed < 3`." in text
     assert "\n\n# zoo\n" in text or "# zoo" in text
     same(verified(tmp_path / "one"), ckptzoo.open(derived).where("seed < 3"), ("canonical",))
+    assert [item.name for item in inventory(ckptzoo.open(tmp_path / "one")).variants] == ["canonical"]
     with pytest.raises(ZooError, match=r"raw weights: expected some, got none.*canonical"):
         np.asarray(ckptzoo.open(tmp_path / "one")["fc.weight"])
 

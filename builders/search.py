@@ -44,7 +44,8 @@ class Found:
 
     Parameters
     ----------
-    name : of the search.
+    name : of the search: the prefix of the recipe for this number of epochs, the members of a trial, and the seed.
+    recipe, epochs, members, seed : as they were asked for.
     folder : where its journal, picture and recipe are.
     trials : how many have a result or have failed.
     networks : those that were trained, in the order of their first trials.
@@ -55,6 +56,10 @@ class Found:
     """
 
     name: str
+    recipe: str
+    epochs: int
+    members: int
+    seed: int
     folder: Path
     trials: int
     networks: "tuple[Network, ...]"
@@ -65,7 +70,7 @@ class Found:
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON-ready values."""
-        return {**asdict(self), "folder": str(self.folder), "recipe": str(self.folder / BEST)}
+        return {**asdict(self), "folder": str(self.folder)}
 
     def print(self, console: Console | None = None) -> None:
         """Print the front as a table, and where the files are, on a rich console, by default the standard output."""
@@ -167,7 +172,7 @@ def search(
             done = known.ended()
             progress.resume(done * member_steps - progress.done)
             progress.finish(done * members - progress.finished)
-    return _report(known, whole, root, max_parameters)
+    return _report(known, whole, training, root, max_parameters)
 
 
 def with_architecture(recipe: Recipe, architecture: str) -> Recipe:
@@ -234,29 +239,34 @@ def _make_trial(
         return f"trial {trial.number}: {trial.architecture}: {result}"
 
 
-def _report(known: "Trials", whole: Recipe, folder: Path, max_parameters: int) -> Found:
-    """What the trials have found, its picture and the recipe of the best."""
+def _report(known: "Trials", whole: Recipe, training: _Training, folder: Path, max_parameters: int) -> Found:
+    """What the trials have found; writes the picture and the recipe of the best."""
     from builders.search_picture import pareto
     from ckptzoo.studies.shared.plots import png
 
-    front, failures = known.front(), known.failures()
+    networks, front, failures = known.networks(), known.front(), known.failures()
     if not front:
         got = f"{counted(known.ended(), 'trial')} that ended" + (f"; {failures[-1].reason}" if failures else "")
         step = "Correct the recipe, or wait for other processes."
         raise ZooError(Problem(str(folder), "search", "a trial with a result", got, step))
-    networks = known.networks()
     best = next((network for network in reversed(front) if network.parameters <= max_parameters), front[0])
-    found = Found(
-        known.name, folder, known.ended(), tuple(networks), tuple(front), best, max_parameters, tuple(failures)
-    )
-    recipe = with_architecture(whole, best.architecture)
     summary = f"{best.architecture} ({best.parameters:,} parameters), found by {known.name}"
-    write_file(folder / BEST, dataclasses.replace(recipe, summary=summary).to_toml().encode())
-    points = [(network.parameters, network.accuracy) for network in networks]
-    on_front = [(network.parameters, network.accuracy) for network in front]
-    published = next(
-        (point for network, point in zip(networks, points, strict=True) if network.architecture == OPTUNET), None
+    recipe = dataclasses.replace(with_architecture(whole, best.architecture), summary=summary)
+    write_file(folder / BEST, recipe.to_toml().encode())
+    title = f"{whole.name}: networks after {counted(training.recipe.epochs, 'epoch')}"
+    published = next((network for network in networks if network.architecture == OPTUNET), None)
+    write_file(folder / PICTURE, png(pareto(title, networks, front, best, published)))
+    return Found(
+        name=known.name,
+        recipe=whole.name,
+        epochs=training.recipe.epochs,
+        members=training.members,
+        seed=known.seed,
+        folder=folder,
+        trials=known.ended(),
+        networks=tuple(networks),
+        front=tuple(front),
+        best=best,
+        max_parameters=max_parameters,
+        failures=tuple(failures),
     )
-    figure = pareto(known.name, points, on_front, (best.parameters, best.accuracy), published)
-    write_file(folder / PICTURE, png(figure))
-    return found

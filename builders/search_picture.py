@@ -6,14 +6,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from builders.search_trials import Network
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, styled
-
-Point = tuple[int, float]
-"""Parameters, and accuracy from 0 to 1."""
 
 
 @styled
-def pareto(title: str, points: Sequence[Point], front: Sequence[Point], best: Point, published: Point | None) -> Figure:
+def pareto(
+    title: str, networks: Sequence[Network], front: Sequence[Network], best: Network, published: Network | None
+) -> Figure:
     """Every network as a point, the front as stairs, the best and OptuNet as marks.
 
     Parameters
@@ -23,17 +23,17 @@ def pareto(title: str, points: Sequence[Point], front: Sequence[Point], best: Po
     """
     figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(*_columns(points), "o", color=MUTED, alpha=0.55, ms=5, mec="none")
+    axes.plot(*_columns(networks), "o", color=MUTED, alpha=0.55, ms=5, mec="none")
     axes.plot(*_columns(front), "o-", color=RAW_COLOUR, ms=6, lw=1.4, drawstyle="steps-post")
     axes.plot(*_columns([best]), "o", color=DERIVED_COLOUR, ms=10)
     handles = [
-        Line2D([], [], color=MUTED, marker="o", ls="", alpha=0.55, label=f"{len(points):,} networks"),
+        Line2D([], [], color=MUTED, marker="o", ls="", alpha=0.55, label=f"{len(networks):,} networks"),
         Line2D([], [], color=RAW_COLOUR, marker="o", label=f"Pareto front ({len(front):,})"),
-        Line2D([], [], color=DERIVED_COLOUR, marker="o", ms=9, ls="", label=f"best, {best[0]:,} parameters"),
+        Line2D([], [], color=DERIVED_COLOUR, marker="o", ms=9, ls="", label=f"best, {best.parameters:,} parameters"),
     ]
     if published is not None:
         axes.plot(*_columns([published]), "D", color="none", mec=INK, ms=11, mew=1.6)
-        label = f"OptuNet, {published[0]:,} parameters"
+        label = f"OptuNet, {published.parameters:,} parameters"
         handles.append(Line2D([], [], color="none", marker="D", mec=INK, ms=9, mew=1.6, label=label))
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -45,5 +45,5 @@ def pareto(title: str, points: Sequence[Point], front: Sequence[Point], best: Po
     return figure
 
 
-def _columns(points: Sequence[Point]) -> tuple[list[int], list[float]]:
-    return [parameters for parameters, _ in points], [100 * accuracy for _, accuracy in points]
+def _columns(networks: Sequence[Network]) -> tuple[list[int], list[float]]:
+    return [network.parameters for network in networks], [100 * network.accuracy for network in networks]

@@ -3,7 +3,8 @@
 ::
 
     journal.log            every trial, as Optuna's JournalStorage writes it
-    trial-000007.claim-…   a process trains trial 7; asking.claim-…, a process takes the next (builders.claims)
+    trial-000007.claim-…   a process trains trial 7 (builders.claims)
+    asking.claim-…         one takes the next trial; journal.claim-…: one writes into the journal
 
 A trial whose process ended before it told a result is lost: it is told as failed, counts no more, and the next one is
 drawn with its random numbers. So a search by one process that was killed makes the trials of an undisturbed one.
@@ -49,8 +50,10 @@ PUBLISHED = {
 }
 """OptuNet, which is the first trial of every search."""
 _ACCURACIES, _REASON = "accuracies", "reason"
+_LOCK_HEARTBEAT, _LOCK_STALE = 5.0, 30.0
+"""Seconds, as in ``builders.claims``, of what a process holds for a moment; of another machine's, as Optuna's locks."""
 _WAIT_SECONDS = 0.05
-"""How often a process looks whether another one has taken its trial."""
+"""How often a process looks whether another one is done with what one at a time may do."""
 
 
 @dataclass(frozen=True)
@@ -109,26 +112,29 @@ class Trials:
 
     def __init__(self, folder: Path, name: str, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        path = str(folder / JOURNAL)
-        self.name, self._seed, self._claims = name, seed, Claims(folder)
+        self.name, self.seed, self._claims = name, seed, Claims(folder)
+        self._locks = Claims(folder, heartbeat=_LOCK_HEARTBEAT, stale=_LOCK_STALE)
+        path = folder / JOURNAL
         try:
-            storage = JournalStorage(JournalFileBackend(path, _Lock(path)))
-            others = {study.study_name for study in optuna.get_all_study_summaries(storage)} - {name}
-            if others:
+            storage = JournalStorage(JournalFileBackend(str(path), _Lock(path, self._locks)))
+            with _alone(self._locks, "asking"):
+                known = {study.study_name for study in optuna.get_all_study_summaries(storage)}
+                if not known:
+                    optuna.create_study(storage=storage, study_name=name, directions=["minimize", "maximize"])
+            if known - {name}:
                 step = "Choose another folder, or give the arguments of that search."
-                raise ZooError(Problem(str(folder), "search", name, ", ".join(sorted(others)), step))
-            self._study = optuna.create_study(
-                storage=storage, study_name=name, directions=["minimize", "maximize"], load_if_exists=True
-            )
+                raise ZooError(Problem(str(folder), "search", name, ", ".join(sorted(known)), step))
+            self._study = optuna.load_study(storage=storage, study_name=name)
         except (ValueError, KeyError, TypeError) as error:
             got, step = f"{type(error).__name__}: {error}", "Restore it, or search in another folder."
-            raise IntegrityError(Problem(path, "journal", "one that Optuna reads", got, step)) from error
+            raise IntegrityError(Problem(str(path), "journal", "one that Optuna reads", got, step)) from error
 
     @contextmanager
     def taken(self, limit: int) -> Iterator[Taken | None]:
         """A trial that this process is to make, until the end of the block; None where there are ``limit``."""
         with ExitStack() as stack:
-            with self._alone():
+            # no other process is to see a trial before it is claimed
+            with _alone(self._locks, "asking"):
                 trial = self._next(limit)
                 if trial is not None:
                     stack.enter_context(self._claims.held(_claim(trial.number)))
@@ -180,16 +186,6 @@ class Trials:
     def _results(self) -> list[FrozenTrial]:
         return [trial for trial in self._counting() if trial.state == TrialState.COMPLETE]
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One process at a time, so that no other sees a trial before it is claimed."""
-        while True:
-            with self._claims.held("asking") as claim:
-                if claim is not None:
-                    yield
-                    return
-            time.sleep(_WAIT_SECONDS)
-
     def _next(self, limit: int) -> Trial | None:
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             holder = self._claims.holder(_claim(trial.number))
@@ -201,7 +197,7 @@ class Trials:
         if count == 0:
             self._study.enqueue_trial(PUBLISHED)
         # each trial has random numbers of its own, whatever was drawn before and by whom
-        seed = np.random.SeedSequence((self._seed, count)).generate_state(1)[0]
+        seed = np.random.SeedSequence((self.seed, count)).generate_state(1)[0]
         self._study.sampler = optuna.samplers.TPESampler(seed=int(seed))
         return self._study.ask(SPACE)
 
@@ -229,22 +225,38 @@ def _claim(number: int) -> str:
 
 
 class _Lock(JournalFileOpenLock):
-    """Optuna's lock of a journal; who gets it removes a last line that a killed process left unfinished.
+    """A lock of Optuna's journal that is free at once when its holder was killed; Optuna's own waits for 30 seconds.
 
-    Without that, the next line would be appended to it, and the journal could be read no more.
+    Who gets it removes a last line that was left unfinished: the next one would be appended to it, and the journal
+    could be read no more.
     """
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self._journal = Path(path)
+    def __init__(self, journal: Path, locks: Claims) -> None:
+        super().__init__(str(journal))
+        self._journal, self._locks, self._held = journal, locks, ExitStack()
 
     def acquire(self) -> bool:
         """See ``JournalFileOpenLock``."""
-        acquired = super().acquire()
+        self._held.enter_context(_alone(self._locks, "journal"))
         with self._journal.open("r+b") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - 1))
             if file.read(1) not in (b"", b"\n"):
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-        return acquired
+        return True
+
+    def release(self) -> None:
+        """See ``JournalFileOpenLock``."""
+        self._held.close()
+
+
+@contextmanager
+def _alone(locks: Claims, name: str) -> Iterator[None]:
+    """One process at a time."""
+    while True:
+        with locks.held(name) as claim:
+            if claim is not None:
+                yield
+                return
+        time.sleep(_WAIT_SECONDS)

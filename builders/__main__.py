@@ -523,6 +523,45 @@ def round_weights(
 
 
 @app.command()
+def search(
+    recipe: RecipeName,
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Of the search; made where there is none.")],
+    trials: Annotated[int, typer.Option(min=1, help="How many trials the folder is to have.")] = 100,
+    epochs: Annotated[int, typer.Option(min=1, help="Of a trial.")] = 8,
+    members: Annotated[int, typer.Option(min=1, help="Of a trial: its accuracy is their mean.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Of the choices; the same for all processes of a search.")] = 0,
+    max_parameters: Annotated[
+        int, typer.Option(min=1, help="The recipe written is of the most accurate network with at most these.")
+    ] = 392,
+    data: DataFolder = None,
+    device: Device = "cpu",
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search OptuNet's family for networks with few parameters and a high accuracy, by Optuna's TPE.
+
+    Prints the Pareto front and writes its picture and the recipe of the best. Stopped or killed at any moment, the same
+    command carries on; any number of processes may search in one folder at once.
+    """
+    from builders.search import search as run
+
+    found = run(
+        recipe,
+        to,
+        trials=trials,
+        epochs=epochs,
+        seed=seed,
+        members=members,
+        max_parameters=max_parameters,
+        folder=data,
+        device=device,
+        threads=threads,
+        console=_console(stderr=as_json),
+    )
+    _print_report(found, as_json)
+
+
+@app.command()
 def recipes() -> None:
     """List the recipes."""
     from builders.recipe import Recipe, names
@@ -591,10 +630,10 @@ def _print_report(report: _Report, as_json: bool) -> None:
         report.print(_console())
 
 
-def _console() -> Console:
-    console = Console()
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr)
     # rich would wrap what is no terminal at 80 columns
-    return console if console.is_terminal else Console(width=100_000, color_system=None)
+    return console if console.is_terminal else Console(stderr=stderr, width=100_000, color_system=None)
 
 
 def _work_on(on: str | None) -> "Callable[..., Worked]":

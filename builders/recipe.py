@@ -1,6 +1,7 @@
 """Recipes: everything that decides how a member is trained, read from ``builders/recipes/*.toml``."""
 
 import dataclasses
+import json
 import math
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -198,6 +199,18 @@ class Recipe:
     def facts(self) -> dict[str, Any]:
         """The recipe's numbers, for the ``extra`` column."""
         return {key: value for key, value in self._content().items() if key not in ("name", "summary")}
+
+    def to_toml(self) -> str:
+        """The text of a file from which ``load`` reads the same recipe, but for ``full_epochs``, which no file has."""
+        kind = next(name for name, recipe_class in _KINDS.items() if type(self) is recipe_class)
+        content: dict[str, Any] = {} if kind == _IMAGES else {"inputs": kind}
+        content |= {
+            field.name: value
+            for field in fields(self)
+            if field.name != "full_epochs" and (value := getattr(self, field.name)) != field.default
+        }
+        # strings, numbers, lists and booleans are written in TOML as in JSON
+        return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in content.items())
 
     def input_problems(self) -> Iterator[Problem]:
         """What is wrong with the keys that say what the inputs are."""

@@ -1,6 +1,7 @@
 """Known architectures: forward functions, declared tensors and declared symmetries, by name.
 
-A name holds the parameters, so that the name alone gives the module: ``mlp-784-100-10``, ``resnet20-pad-10``.
+A name holds the parameters, so that the name alone gives the module: ``mlp-784-100-10``, ``resnet20-pad-10``,
+``optunet-3-5-2-8-4-1``.
 ``gaussian-`` before another name is a Gaussian over the weights of that network: ``gaussian-optunet``.
 Importing this package imports no torch; ``get`` does, because a forward function needs it.
 """
@@ -12,6 +13,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeGuard
 
+from ckptzoo.archs.optunet_spec import OPTUNET
 from ckptzoo.errors import UnknownNameError, require
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
@@ -27,6 +29,8 @@ _MAX_LINEAR_LAYERS = 100
 _MAX_RESNET_DEPTH = 200
 _RESNET18_WIDTH = 64
 """Channels of the first stage where a name does not say them, as published."""
+_OPTUNET_PIXELS = 28
+"""Height and width of the images."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,12 @@ def _are_width_and_classes(numbers: tuple[int, ...]) -> bool:
     return width != _RESNET18_WIDTH and 8 * width <= _MAX_WIDTH and classes <= _MAX_WIDTH
 
 
+def _are_optunet(numbers: tuple[int, ...]) -> bool:
+    channels1, kernel1, pool, channels2, kernel2, groups, *_ = numbers
+    reaches = kernel1 <= _OPTUNET_PIXELS and kernel2 <= (_OPTUNET_PIXELS + 1 - kernel1) // pool
+    return numbers != OPTUNET and reaches and channels1 % groups == channels2 % groups == 0 and _are_widths(numbers)
+
+
 _GAUSSIAN = "gaussian-"
 _N = "[1-9][0-9]{0,4}"
 """A positive integer without leading zeros, so that every network has one name."""
@@ -95,6 +105,14 @@ _FAMILIES = (
         )
         for shortcut in ("conv", "pad")
     ),
+    _Family(
+        "optunet-<channels>-<kernel>-<pool>-<channels>-<kernel>-<groups>[-<hidden>]",
+        f"optunet-({_N}(?:-{_N}){{5,6}})",
+        "optunet",
+        "OptuNet",
+        (),
+        _are_optunet,
+    ),
 )
 
 
@@ -102,7 +120,7 @@ def names() -> tuple[str, ...]:
     """What may be asked for, to be read by people: ``<...>`` is a positive integer.
 
     At most 32,768 inputs, hidden units, channels or classes, 100 linear layers, and a ResNet of depth 200. A ResNet-18
-    whose first stage has 64 channels is ``resnet18-<classes>``.
+    whose first stage has 64 channels is ``resnet18-<classes>``, and ``optunet-2-4-3-10-5-2`` is ``optunet``.
     """
     return (*(family.shown for family in _FAMILIES), f"{_GAUSSIAN}<another name>")
 
@@ -111,6 +129,15 @@ def base_of(name: str | None) -> str | None:
     """The name of the network whose weights a Gaussian is over: ``optunet`` for ``gaussian-optunet``; else None."""
     base = name.removeprefix(_GAUSSIAN) if isinstance(name, str) and name.startswith(_GAUSSIAN) else None
     return base if _find(base) is not None else None
+
+
+def optunet_name(*numbers: int) -> str:
+    """The name of a network of OptuNet's family, whose numbers are those of ``ckptzoo.archs.optunet.OptuNet``.
+
+    >>> optunet_name(2, 4, 3, 10, 5, 2), optunet_name(3, 5, 2, 8, 4, 1, 20)
+    ('optunet', 'optunet-3-5-2-8-4-1-20')
+    """
+    return "optunet" if numbers == OPTUNET else "-".join(map(str, ("optunet", *numbers)))
 
 
 def known(name: str | None) -> TypeGuard[str]:
@@ -198,6 +225,8 @@ def _family(name: str) -> tuple[_Family, tuple[int, ...]]:
 
 def _proper_name(name: str) -> tuple[str, ...]:
     """The one name of a network that was asked for by a longer one, so that every network has one name."""
+    if name == "-".join(map(str, ("optunet", *OPTUNET))):
+        return (optunet_name(*OPTUNET),)
     match = re.fullmatch(f"resnet18-{_RESNET18_WIDTH}-({_N})", name)
     return () if match is None else (f"resnet18-{match[1]}",)
 

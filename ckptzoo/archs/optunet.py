@@ -1,4 +1,4 @@
-"""OptuNet: 392 parameters, two convolutions and a linear layer, made for MNIST-shaped images."""
+"""OptuNet: 392 parameters, two convolutions and a linear layer, made for MNIST-shaped images; and its family."""
 
 from collections.abc import Mapping
 
@@ -17,23 +17,42 @@ _CHUNK = 128
 
 
 class OptuNet(nn.Module):
-    """A convolutional network of 392 parameters for 28x28 images and 10 classes.
+    """A convolutional network for 28x28 images and 10 classes; by default the published one of 392 parameters.
 
-    ``conv 4x4 (1 -> 2), ReLU, max-pool 3x3, conv 5x5 (2 -> 10, two groups), ReLU, mean over space, linear``;
-    the convolutions have no bias. Spatial sizes 28, 25, 8, 4, 1. Source: arXiv 2310.08287.
+    ``conv k x k (1 -> channels), ReLU, max-pool, conv k x k (in groups), ReLU, mean over space, linear``; the
+    convolutions have no bias. A hidden layer, where there is one, is followed by ReLU and by the last linear layer. The
+    published one has spatial sizes 28, 25, 8, 4, 1. Source: arXiv 2310.08287.
+
+    Parameters
+    ----------
+    channels1, kernel1 : outputs and kernel size of the first convolution.
+    pool : size and stride of the max-pool.
+    channels2, kernel2, groups : of the second convolution.
+    hidden : units of a linear layer with bias before the last one; None without.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        channels1: int = 2,
+        kernel1: int = 4,
+        pool: int = 3,
+        channels2: int = 10,
+        kernel2: int = 5,
+        groups: int = 2,
+        hidden: int | None = None,
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 2, 4, bias=False)
-        self.conv2 = nn.Conv2d(2, 10, 5, groups=2, bias=False)
-        self.fc = nn.Linear(10, 10)
+        self._pool = pool
+        self.conv1 = nn.Conv2d(1, channels1, kernel1, bias=False)
+        self.conv2 = nn.Conv2d(channels1, channels2, kernel2, groups=groups, bias=False)
+        self.hidden = None if hidden is None else nn.Linear(channels2, hidden)
+        self.fc = nn.Linear(channels2 if hidden is None else hidden, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Images (B, 1, 28, 28), normalised, to logits (B, 10)."""
-        hidden = nn.functional.max_pool2d(torch.relu(self.conv1(images)), 3, 3)
-        hidden = torch.relu(self.conv2(hidden))
-        return self.fc(hidden.mean(dim=(-2, -1)))
+        maps = nn.functional.max_pool2d(torch.relu(self.conv1(images)), self._pool, self._pool)
+        features = torch.relu(self.conv2(maps)).mean(dim=(-2, -1))
+        return self.fc(features if self.hidden is None else torch.relu(self.hidden(features)))
 
 
 def stacked_outputs(weights: Mapping[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,10 @@ from ckptzoo.schema.symmetry import Fixed
 
 NAMES = (
     "optunet",
+    "optunet-3-5-2-7-4-1",
+    "optunet-4-4-3-6-5-2",
+    "optunet-3-7-4-9-5-3-8",
+    "optunet-1-28-1-1-1-1",
     "mlp-3-2",
     "mlp-784-100-50-10",
     "mlp-tanh-4-3-1",
@@ -31,6 +35,15 @@ NAMES = (
 ODD = (
     "",
     "optunett",
+    "optunet-2-4-3-10-5",
+    "optunet-2-4-3-10-5-2-3-4",
+    "optunet-2-4-3-10-5-3",
+    "optunet-3-4-3-10-5-2",
+    "optunet-2-4-3-10-9-2",
+    "optunet-2-4-26-10-1-2",
+    "optunet-2-29-1-10-1-2",
+    "optunet-32769-4-3-32769-5-1",
+    "optunet-2-4-3-10-5-2-0",
     "mlp",
     "mlp-3",
     "mlp-0-2",
@@ -133,6 +146,27 @@ def test_a_resnet18_of_width_64_has_one_name() -> None:
     for look_up in (archs.get, archs.architecture, archs.symmetry):
         with pytest.raises(UnknownNameError, match=r"expected one of resnet18-100, got .*resnet18-64-100'"):
             look_up("resnet18-64-100")
+
+
+def test_the_published_optunet_has_one_name() -> None:
+    assert not archs.known("optunet-2-4-3-10-5-2") and archs.optunet_name(2, 4, 3, 10, 5, 2) == "optunet"
+    with pytest.raises(UnknownNameError, match="expected one of optunet, got 'optunet-2-4-3-10-5-2'"):
+        archs.architecture("optunet-2-4-3-10-5-2")
+    assert archs.architecture(archs.optunet_name(2, 4, 3, 10, 5, 2, 10)).parameters == 392 + 110
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_every_network_of_optunets_family_is_declared_as_it_is_made(data: st.DataObject) -> None:
+    def draw(least: int, most: int) -> int:
+        return data.draw(st.integers(least, most))
+
+    groups, kernel1 = draw(1, 4), draw(1, 27)
+    pool = draw(1, 29 - kernel1)
+    numbers = [groups * draw(1, 3), kernel1, pool, groups * draw(1, 3), draw(1, (29 - kernel1) // pool), groups]
+    name = archs.optunet_name(*numbers, *([draw(1, 9)] if draw(0, 1) else []))
+    _agrees(name)
+    assert archs.get(name)()(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
 def test_a_resnet18_has_the_shapes_of_the_published_one_at_any_width() -> None:

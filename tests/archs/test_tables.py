@@ -45,8 +45,12 @@ def _images(count: int) -> torch.Tensor:
     return torch.randn(count, 3, 8, 8, dtype=torch.float64)
 
 
+SMALL = ["optunet", "mlp-5-9-8-3", "mlp-tanh-5-9-8-3"]
+SMALL += ["optunet-3-5-2-7-4-1", "optunet-4-4-3-6-5-2", "optunet-3-7-4-9-5-3-8"]
+
+
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", ["optunet", "mlp-5-9-8-3", "mlp-tanh-5-9-8-3"])
+@pytest.mark.parametrize("name", SMALL)
 def test_tables_of_small_networks(name: str, seed: int) -> None:
     model, weights = _generic(name, seed)
     _stays(name, model, weights, torch.randn(6, *archs.architecture(name).input_shape, dtype=torch.float64), seed)

@@ -1,0 +1,272 @@
+"""``search``: small and accurate networks of OptuNet's family, found by Optuna's TPE with two objectives (extra
+``search``).
+
+OptuNet was found so (arXiv 2310.08287, appendix B.2): by the number of parameters, the fewer the better, and by
+accuracy. Here a trial trains a few members of a recipe with another architecture and takes the mean of their test
+accuracies. The space of networks, ``builders.search_trials.SPACE``, is ours, and has OptuNet in it.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console, Group
+
+from builders import sources
+from builders.checkpointing import Interrupted, StopRequested, catch_stop_signals
+from builders.estimate import require_at_least
+from builders.progress import Progress
+from builders.recipe import Recipe
+from builders.sources import Source
+from builders.train import open_trainer
+from ckptzoo.console import columns
+from ckptzoo.errors import Problem, ZooError, require
+from ckptzoo.format.durable import write_file
+from ckptzoo.text import counted
+
+if TYPE_CHECKING:
+    from builders.search_trials import Failure, Network, Trials
+
+OPTUNET, OPTUNET_PARAMETERS = "optunet", 392
+ENGINE = "single"
+"""Its bits depend neither on the other members nor on the threads, and for four of these networks it takes no longer
+than ``general``, which stacks them."""
+BEST, PICTURE = "best.toml", "pareto.png"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found.
+
+    Parameters
+    ----------
+    name : of the search: the prefix of the recipe for this number of epochs, the members of a trial, and the seed.
+    recipe, epochs, members, seed : as they were asked for.
+    folder : where its journal, picture and recipe are.
+    trials : how many have a result or have failed.
+    networks : those that were trained, in the order of their first trials.
+    front : those of them than which no other has as few parameters and as good an accuracy, and one of them better; by
+        rising parameters.
+    best : the most accurate of the front that has at most ``max_parameters``, else its smallest.
+    failures : trials that have no result.
+    """
+
+    name: str
+    recipe: str
+    epochs: int
+    members: int
+    seed: int
+    folder: Path
+    trials: int
+    networks: "tuple[Network, ...]"
+    front: "tuple[Network, ...]"
+    best: "Network"
+    max_parameters: int
+    failures: "tuple[Failure, ...]"
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON-ready values."""
+        return {**asdict(self), "folder": str(self.folder)}
+
+    def print(self, console: Console | None = None) -> None:
+        """Print the front as a table, and where the files are, on a rich console, by default the standard output."""
+        table = columns("architecture", "parameters", "accuracy", "of members", "trial")
+        for network in self.front:
+            least, most = min(network.accuracies), max(network.accuracies)
+            spread = f"{100 * least:.1f} to {100 * most:.1f}"
+            mean = f"{100 * network.accuracy:.1f} %"
+            table.add_row(network.architecture, f"{network.parameters:,}", mean, spread, str(network.trial))
+        failed = f"; {counted(len(self.failures), 'trial')} failed" if self.failures else ""
+        which = f"the most accurate with at most {self.max_parameters:,}"
+        if self.best.parameters > self.max_parameters:
+            which = f"the smallest: none has at most {self.max_parameters:,}"
+        counts = (
+            f"{counted(self.trials, 'trial')}, {counted(len(self.networks), 'network')}, {len(self.front):,} of them"
+        )
+        lines = [
+            f"{self.name}: {counts} on the Pareto front{failed}.",
+            table,
+            f"{self.folder / BEST}: {self.best.architecture}, {self.best.parameters:,} parameters, {which}.",
+            f"{self.folder / PICTURE}: all networks.",
+        ]
+        (console or Console()).print(Group(*lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def search(
+    recipe: Recipe | str | Path,
+    to: str | Path,
+    *,
+    trials: int,
+    epochs: int | None = None,
+    seed: int = 0,
+    members: int = 4,
+    max_parameters: int = OPTUNET_PARAMETERS,
+    folder: str | Path | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    console: Console | None = None,
+) -> Found:
+    """Search until a folder has a number of trials, and write the picture and the recipe of the best.
+
+    Called again after it was stopped or killed, it carries on; with more trials it adds some. Any number of processes
+    may search in one folder at the same time. OptuNet is the first trial. A network that is drawn again is not trained
+    again.
+
+    Parameters
+    ----------
+    recipe : of OptuNet: a recipe, its name, or the path of its file. Trials train it with other architectures.
+    to : the folder; made where there is none.
+    trials : how many the folder is to have, those included that failed.
+    epochs : of a trial; by default those of the recipe.
+    seed : of the sampler. By one process the same seed gives the same trials, killed and repeated or not.
+    members : of a trial, with the seeds 0, 1, ...
+    max_parameters : of the network whose recipe is written.
+    folder : where the data is; see ``builders.sources.load``.
+    threads : see ``builders.train.open_trainer``; no bit depends on it.
+
+    Raises
+    ------
+    Interrupted
+        On Ctrl-C or SIGTERM; finished trials are kept.
+    MissingExtraError
+        Optuna or matplotlib is not installed.
+    ZooError
+        The recipe is not of OptuNet, the folder has another search, or no trial has finished.
+    """
+    require("optuna", "search")
+    require("matplotlib", "search")
+    from builders.search_trials import Trials
+
+    whole = Recipe.of(recipe)
+    shortened = whole.shortened(epochs or whole.epochs)
+    if whole.architecture != OPTUNET:
+        raise ZooError(whole.problem_with("architecture", repr(OPTUNET)))
+    require_at_least(trials=trials, members=members, threads=threads, max_parameters=max_parameters)
+    require_at_least(0, seed=seed)
+    source = sources.load(whole, folder)
+    with open_trainer(shortened, source, device=device, engine=ENGINE, threads=threads):
+        pass  # what is wrong with recipe, data or device is said here, and not by every trial
+    root = Path(to).absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    known = Trials(root, f"{shortened.prefix}-members{members}-seed{seed}", seed)
+    training = _Training(shortened, source, members, device, threads)
+    done, member_steps = known.ended(), members * shortened.steps
+    with (
+        catch_stop_signals() as should_stop,
+        Progress(
+            console or Console(),
+            whole.name,
+            members=trials * members,
+            member_steps=trials * member_steps,
+            done=done * member_steps,
+            finished=done * members,
+        ) as progress,
+    ):
+        while (text := _make_trial(known, trials, training, progress, should_stop)) is not None:
+            progress.note(text)
+            # with what other processes have done, and what trials that failed or were known have left out
+            done = known.ended()
+            progress.resume(done * member_steps - progress.done)
+            progress.finish(done * members - progress.finished)
+    return _report(known, whole, training, root, max_parameters)
+
+
+def with_architecture(recipe: Recipe, architecture: str) -> Recipe:
+    """A recipe of OptuNet with another network of its family; named after it, so that it is the same for OptuNet.
+
+    >>> with_architecture(Recipe.load("digits-optunet"), "optunet-3-5-2-8-4-1").name
+    'digits-optunet-3-5-2-8-4-1'
+    """
+    name = f"{recipe.name}{architecture.removeprefix(OPTUNET)}"
+    return dataclasses.replace(recipe, name=name, architecture=architecture, summary="")
+
+
+@dataclass(frozen=True)
+class _Training:
+    """How trials train; see ``search``."""
+
+    recipe: Recipe
+    source: Source
+    members: int
+    device: str
+    threads: int | None
+
+    def accuracies(self, recipe: Recipe, progress: Progress, should_stop: StopRequested) -> Sequence[float]:
+        """Of each member of a recipe, on the test set."""
+        with open_trainer(recipe, self.source, device=self.device, engine=ENGINE, threads=self.threads) as trainer:
+            state = trainer.start(range(self.members))
+            for stop in range(recipe.epoch_steps, recipe.steps + 1, recipe.epoch_steps):
+                if should_stop():
+                    raise Interrupted("finished trials are kept. Run the same command to carry on.")
+                began = time.monotonic()
+                trainer.advance(state, stop)
+                progress.advance(self.members * recipe.epoch_steps, time.monotonic() - began)
+            measured = trainer.measure(state.weights)
+        diverged = int((~np.isfinite(measured["train_loss"])).sum())
+        if diverged:
+            expected, step = "finite training losses", "Lower the learning rate."
+            got = f"{diverged} of {counted(self.members, 'member')} that diverged"
+            raise ZooError(Problem(recipe.name, "training", expected, got, step))
+        return [float(accuracy) for accuracy in measured["test_accuracy"]]
+
+
+def _make_trial(
+    known: "Trials", limit: int, training: _Training, progress: Progress, should_stop: StopRequested
+) -> str | None:
+    """Take a trial, train its network, tell the result, and say it in a line; None where there are enough."""
+    with known.taken(limit) as trial:
+        if trial is None:
+            return None
+        recipe = with_architecture(training.recipe, trial.architecture)
+        accuracies = next(
+            (item.accuracies for item in known.networks() if item.architecture == trial.architecture), None
+        )
+        try:
+            if accuracies is None:
+                accuracies = training.accuracies(recipe, progress, should_stop)
+        except Interrupted:
+            raise
+        except Exception as error:  # whatever fails, the search goes on with other networks
+            known.tell_failure(trial, f"{type(error).__name__}: {error}")
+            result = f"failed: {error}"
+        else:
+            known.tell(trial, recipe.arch.parameters, accuracies)
+            result = f"{recipe.arch.parameters:,} parameters, {100 * np.mean(accuracies):.1f} %"
+        return f"trial {trial.number}: {trial.architecture}: {result}"
+
+
+def _report(known: "Trials", whole: Recipe, training: _Training, folder: Path, max_parameters: int) -> Found:
+    """What the trials have found; writes the picture and the recipe of the best."""
+    from builders.search_picture import pareto
+    from ckptzoo.studies.shared.plots import png
+
+    networks, front, failures = known.networks(), known.front(), known.failures()
+    if not front:
+        got = f"{counted(known.ended(), 'trial')} that ended" + (f"; {failures[-1].reason}" if failures else "")
+        step = "Correct the recipe, or wait for other processes."
+        raise ZooError(Problem(str(folder), "search", "a trial with a result", got, step))
+    best = next((network for network in reversed(front) if network.parameters <= max_parameters), front[0])
+    summary = f"{best.architecture} ({best.parameters:,} parameters), found by {known.name}"
+    recipe = dataclasses.replace(with_architecture(whole, best.architecture), summary=summary)
+    write_file(folder / BEST, recipe.to_toml().encode())
+    title = f"{whole.name}: networks after {counted(training.recipe.epochs, 'epoch')}"
+    published = next((network for network in networks if network.architecture == OPTUNET), None)
+    write_file(folder / PICTURE, png(pareto(title, networks, front, best, published)))
+    return Found(
+        name=known.name,
+        recipe=whole.name,
+        epochs=training.recipe.epochs,
+        members=training.members,
+        seed=known.seed,
+        folder=folder,
+        trials=known.ended(),
+        networks=tuple(networks),
+        front=tuple(front),
+        best=best,
+        max_parameters=max_parameters,
+        failures=tuple(failures),
+    )

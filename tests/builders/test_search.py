@@ -119,7 +119,7 @@ def test_the_recipe_file_builds_the_members_of_the_trial(found: Found, tmp_path:
     assert run(["build", str(file), *arguments]) == 0
     zoo = ckptzoo.open(tmp_path / "zoo")
     assert ckptzoo.verify(tmp_path / "zoo") == []
-    rows = sorted(zoo.rows(), key=lambda row: row["seed"]) if hasattr(zoo, "rows") else zoo.metadata.to_pylist()
+    rows = sorted(zoo.metadata.to_pylist(), key=lambda row: row["seed"])
     assert tuple(row["test_accuracy"] for row in rows) == found.front[-1].accuracies
 
 

@@ -29,7 +29,7 @@ from builders.state import TrainingState
 from builders.train import Trainer, choose_engine, default_unit_size, device_kind, open_trainer
 from builders.units import UnitTraining
 from ckptzoo import archs
-from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.format.tree import Tree
@@ -210,7 +210,12 @@ def write_page(root: Path) -> None:
 def create_zoo(root: Path, recipe: Recipe, card: ckptzoo.Card) -> None:
     """Make a zoo for a recipe's networks where there is none."""
     if not (root / layout.ZOO).exists():
-        ckptzoo.create(root, arch=recipe.arch, card=card, symmetry=archs.symmetry(recipe.architecture))
+        try:
+            ckptzoo.create(root, arch=recipe.arch, card=card, symmetry=archs.symmetry(recipe.architecture))
+        except ZooError:
+            # another process may have made it meanwhile
+            if not (root / layout.ZOO).exists():
+                raise
 
 
 def card_of(root: Path, recipe: Recipe) -> ckptzoo.Card:

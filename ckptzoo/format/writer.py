@@ -1,5 +1,6 @@
 """Making a zoo and adding parts to it."""
 
+import errno
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -55,10 +56,10 @@ def create(
         The architecture or the card is not valid.
     """
     root = Path(path).absolute()
+    step = f"Use ckptzoo.append({str(path)!r}) to add to a zoo."
+    occupied = ZooError(Problem(str(path), "a new zoo", "no folder or an empty one", "one with files", step))
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        step = f"Use ckptzoo.append({str(path)!r}) to add to a zoo."
-        expected = "no folder or an empty one"
-        raise ZooError(Problem(str(path), "a new zoo", expected, "one with files", step))
+        raise occupied
     if not isinstance(card, Card):
         card = Card(root.name) if card is None else Card.from_toml(card)
     if isinstance(arch, str | Path):
@@ -81,8 +82,11 @@ def create(
             for name, data in files.items():
                 (staging.path / name).write_bytes(data)
             staging.publish(root)
-    except BaseException:  # KeyboardInterrupt too: no half-made zoo stays
+    except BaseException as error:  # KeyboardInterrupt too: no half-made zoo stays
         staging.discard()
+        # another process has made one meanwhile
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise occupied from None
         raise
     return Writer(root, arch)
 

@@ -25,6 +25,7 @@ from builders.shared import BuildStatus, merge, plan, status, watch, work
 from builders.state import TrainingState
 from builders.train import Trainer
 from ckptzoo.errors import ZooError
+from ckptzoo.format.durable import Staging
 from tests.support.effort import ALL
 from tests.support.hosted import hosted
 
@@ -304,3 +305,21 @@ def test_a_merge_publishes_part_by_part(tmp_path: Path, whole: ckptzoo.Zoo) -> N
         assert "16 checkpoints of 4 units" in merged().stdout
         assert sorted(ckptzoo.open("lab/toy", endpoint=hub.url).ids) == sorted(whole.ids)
         assert not (path / WORK_FOLDER).exists()
+
+
+def test_a_zoo_that_another_process_makes_meanwhile_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, publish = tmp_path / "zoo", Staging.publish
+
+    def published_second(self: Staging, target: Path) -> None:
+        with monkeypatch.context() as other:
+            other.setattr(Staging, "publish", publish)
+            ckptzoo.create(path, arch=TOY.arch)
+        publish(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Staging, "publish", published_second)
+        assert planned(path).members == 12
+        patched.setattr(Staging, "publish", published_second)
+        with pytest.raises(ZooError, match="no folder or an empty one, got one with files"):
+            ckptzoo.create(path, arch=TOY.arch)
+    assert [item.name for item in tmp_path.iterdir()] == ["zoo"]

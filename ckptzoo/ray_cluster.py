@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ckptzoo.errors import Problem, ZooError, require
@@ -28,9 +29,13 @@ def connected(address: str | None) -> Iterator[Any]:
         There is no cluster at the address, or it wants another token.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
+    # both are read when Ray is imported
     if address is not None:
-        # read when Ray is imported: by default it tries 20 times 41 seconds where something else listens
+        # by default it tries 20 times 41 seconds where something else listens
         os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
+    if _has_token():
+        # ray start asks for the token that is there, and ray.init does not send it unless it is told to
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     ray = require("ray", "ray")
     try:
         if address not in (None, "auto", "local"):
@@ -44,6 +49,14 @@ def connected(address: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _has_token() -> bool:
+    """Whether there is a cluster's token where Ray looks for one."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return True
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return (Path(path) if path else Path.home() / ".ray" / "auth_token").is_file()
 
 
 def _require_listener(address: str) -> None:

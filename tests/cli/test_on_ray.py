@@ -1,5 +1,10 @@
 """Commands whose shares are done by a cluster of Ray on this machine."""
 
+import os
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,3 +81,38 @@ def test_a_node_without_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     code, said = run_share(run, ["info", "nothing"], str(tmp_path))
     assert code != 0 and "nothing" in said
+
+
+def test_the_token_of_a_cluster_is_sent(tmp_path: Path) -> None:
+    """As ``ray start`` asks for it where a token is in the user's folder; ``ray.init`` alone would not send it."""
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("5" * 64)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment = {**own, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--num-cpus=1",
+        f"--port={port}",
+        "--block",
+    ]
+    command += ["--include-dashboard=false", f"--object-store-memory={80 * 2**20}"]
+    path = zoo_of(tmp_path / "zoo", (2, 1))
+    derive_there = [sys.executable, "-m", "ckptzoo", "derive", str(path), "--on", f"ray://127.0.0.1:{port}"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=environment, **quiet) as head:
+        try:
+            end = time.monotonic() + 60
+            ended = subprocess.run(derive_there, env=environment, capture_output=True, text=True)
+            while "refused" in ended.stderr and time.monotonic() < end:
+                time.sleep(0.5)
+                ended = subprocess.run(derive_there, env=environment, capture_output=True, text=True)
+        finally:
+            head.terminate()
+    assert ended.returncode == 0 and "3 were there already" in ended.stdout, ended.stderr

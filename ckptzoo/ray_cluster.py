@@ -4,7 +4,6 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from ckptzoo.errors import Problem, ZooError, require
@@ -29,13 +28,9 @@ def connected(address: str | None) -> Iterator[Any]:
         There is no cluster at the address, or it wants another token.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
-    # both are read when Ray is imported
     if address is not None:
-        # by default it tries 20 times 41 seconds where something else listens
+        # read when Ray is imported: by default it tries 20 times 41 seconds where something else listens
         os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
-    if _has_token():
-        # ray start asks for the token that is there, and ray.init does not send it unless it is told to
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
     ray = require("ray", "ray")
     try:
         if address not in (None, "auto", "local"):
@@ -43,20 +38,17 @@ def connected(address: str | None) -> Iterator[Any]:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False, include_dashboard=False)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         text = " ".join(str(error).split())[:300] or type(error).__name__
-        step = "Name the head's address as ray start prints it, on a machine that has joined with the cluster's token."
+        # ray start asks for the token in ~/.ray/auth_token by itself; ray.init sends it only where it is told to, and
+        # then cannot use a cluster without one
+        step = (
+            "Name the head's address as ray start prints it, on a machine that has joined. "
+            "Set RAY_AUTH_MODE=token where the cluster has a token (~/.ray/auth_token)."
+        )
         raise ZooError(Problem("ray", f"cluster {address or ''}".strip(), "one to connect to", text, step)) from error
     try:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _has_token() -> bool:
-    """Whether there is a cluster's token where Ray looks for one."""
-    if os.environ.get("RAY_AUTH_TOKEN"):
-        return True
-    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return (Path(path) if path else Path.home() / ".ray" / "auth_token").is_file()
 
 
 def _require_listener(address: str) -> None:

@@ -83,8 +83,8 @@ def test_a_node_without_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.M
     assert code != 0 and "nothing" in said
 
 
-def test_the_token_of_a_cluster_is_sent(tmp_path: Path) -> None:
-    """As ``ray start`` asks for it where a token is in the user's folder; ``ray.init`` alone would not send it."""
+def test_a_cluster_with_a_token(tmp_path: Path) -> None:
+    """``ray start`` asks for the token in the user's folder; ``ray.init`` sends it where it is told to, and we say so."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("5" * 64)
@@ -113,6 +113,9 @@ def test_the_token_of_a_cluster_is_sent(tmp_path: Path) -> None:
             while "refused" in ended.stderr and time.monotonic() < end:
                 time.sleep(0.5)
                 ended = subprocess.run(derive_there, env=environment, capture_output=True, text=True)
+            environment["RAY_AUTH_MODE"] = "token"
+            told = subprocess.run(derive_there, env=environment, capture_output=True, text=True)
         finally:
             head.terminate()
-    assert ended.returncode == 0 and "3 were there already" in ended.stdout, ended.stderr
+    assert ended.returncode == 2 and "Set RAY_AUTH_MODE=token where the cluster has a token" in ended.stderr
+    assert told.returncode == 0 and "3 were there already" in told.stdout, told.stderr

@@ -228,7 +228,7 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
 
     Raises
     ------
-    ZooError
+    LockedError
         Another process holds it.
     """
     folder = zoo / WORK_FOLDER / prefix
@@ -247,7 +247,7 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
             holder = os.read(descriptor, 32).decode(errors="replace").strip()
             os.close(descriptor)
             got, step = f"process {holder or 'unknown'}", "Wait for it to end, or stop it."
-            raise ZooError(Problem(str(zoo), f"build of {prefix}", "no other one at work", got, step)) from None
+            raise LockedError(Problem(str(zoo), f"build of {prefix}", "no other one at work", got, step)) from None
         # The other process may have removed the folder, and with it the file that is now locked.
         if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
             break
@@ -307,6 +307,10 @@ def _format_value(value: object) -> str:
         return str(value)
     values = [str(entry) for entry in value]
     return ",".join(values) if len(values) <= 3 else f"{values[0]},...,{values[-1]} ({len(values):,})"
+
+
+class LockedError(ZooError):
+    """Another process holds the folder of a build."""
 
 
 class Interrupted(ZooError):

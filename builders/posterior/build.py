@@ -1,6 +1,7 @@
 """``posterior``: makes draws of an approximate posterior and adds them to a zoo, in units, resumable at any moment."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from builders.checkpointing import (
     WORK_FOLDER,
     BuildFolder,
     Interrupted,
+    LockedError,
     Unit,
     catch_stop_signals,
     locked_build_folder,
@@ -47,6 +49,8 @@ _EXTRA = ("engine", "trained_together", "energy_joules")
 """What draws tell in ``extra`` as trained members do."""
 _MEASURED = 64
 """Draws that are measured together."""
+_SETTLE_SECONDS = 60.0
+"""How long another process may take to settle a build."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,10 @@ class DrawUnit(Unit):
 
     modes: tuple[int, ...]
     draws: range
+
+
+Settled = tuple[PosteriorPlan, list[DrawUnit]] | None
+"""A plan and the units that the zoo lacks; None where it lacks nothing."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +229,7 @@ def build(
     default_engine = choose_engine(model.chain, device_kind(device), engine)
     create_zoo(root, recipe, _card(root, recipe))
 
-    def settle(build_folder: BuildFolder) -> tuple[PosteriorPlan, list[DrawUnit]] | None:
+    def settle(build_folder: BuildFolder) -> Settled:
         """The plan, and the units that the zoo lacks; None where it lacks nothing."""
         contents = read_zoo(root, recipe)
         present = _present(contents.raw.metadata, model, found)
@@ -268,13 +276,8 @@ def build(
 
     nothing = BuiltDraws(root, None, 0, 0, 0, None, 0, 0.0)
     if share is not None:
-        # the lock is for settling alone; whoever shares a build that is settled needs none
         build_folder = BuildFolder(root / WORK_FOLDER / model.prefix)
-        if (build_folder.folder / PLAN).exists():
-            settled = settle(build_folder)
-        else:
-            with locked_build_folder(root, model.prefix) as build_folder:
-                settled = settle(build_folder)
+        settled = _settle_beside_others(root, build_folder, settle)
         if settled is None:
             return nothing
         with training(build_folder, settled[0]) as job:
@@ -293,6 +296,27 @@ def build(
     write_page(root)
     drawn = sum(len(unit.modes) for unit in units)
     return BuiltDraws(root, part, count, drawn, diverged, gaussian, steps_taken, seconds)
+
+
+def _settle_beside_others(root: Path, build_folder: BuildFolder, settle: Callable[[BuildFolder], Settled]) -> Settled:
+    """Settle a build that others may settle, carry on or end at the same time; the lock is for settling alone."""
+    folder, end = build_folder.folder, time.monotonic() + _SETTLE_SECONDS
+    while True:
+        is_settled = (folder / PLAN).exists()
+        try:
+            if is_settled:
+                return settle(build_folder)
+            with locked_build_folder(root, folder.name) as locked:
+                return settle(locked)
+        except LockedError:
+            # who holds it settles the build, or has settled and ended it
+            if time.monotonic() > end:
+                raise
+        except ZooError:
+            # it was ended at this moment
+            if not is_settled or (folder / PLAN).exists():
+                raise
+        time.sleep(0.05)
 
 
 def _take_share(

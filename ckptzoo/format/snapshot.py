@@ -8,6 +8,7 @@ is checked. A reader uses the newest valid snapshot and reads the parts after it
 
 import hashlib
 import itertools
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -60,6 +61,8 @@ class Snapshot:
         self._buffer: bytearray | None = None
         self._fetched: set[_Chunk] = set()
         self._file: pq.ParquetFile | None = None
+        # Arrow's reader keeps the ranges of one read at a time: with two at once it says that it lost some
+        self._reading = threading.RLock()
         file, facts = table.open_table(self._contents(), location=self.location)
         if facts.get("version") not in (1, 2):
             raise IntegrityError(Problem(self.location, "footer", "version 1 or 2", str(facts)[:120], REFETCH))
@@ -87,7 +90,12 @@ class Snapshot:
     def __getstate__(self) -> dict[str, Any]:
         # on another machine the bytes are not sent along, because they can be read again
         remote = self._files.here is None
-        return {**self.__dict__, "_file": None, **({"_buffer": None, "_fetched": set()} if remote else {})}
+        dropped = {"_buffer": None, "_fetched": set()} if remote else {}
+        return {**self.__dict__, "_file": None, "_reading": None, **dropped}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reading = threading.RLock()
 
     @property
     def parts(self) -> dict[str, tuple[str, ...]]:
@@ -171,18 +179,17 @@ class Snapshot:
     def _columns(self, group: int, prefix: str, schema: pa.Schema, known: pa.Schema, names: Sequence[str]) -> pa.Table:
         """Columns of a row group; those that an older snapshot lacks are null."""
         own = [name for name in names if name in known.names]
-        self._fetch((group, prefix + name) for name in own)
         fields = pa.schema([known.field(name) for name in own])
-        try:
-            file = self._opened()
-            prefixed = [prefix + name for name in own]
-            data = self._contents()
-            stored = table.read_bounded(data, file, location=self.location, group=group, columns=prefixed)
-            stored = stored.select(prefixed)
-            stored = stored.rename_columns(own).cast(fields)
-        except (*table.UNREADABLE, KeyError) as error:
-            problem = Problem(self.location, "table", "the columns of docs/format.md", str(error)[:160], REFETCH)
-            raise IntegrityError(problem) from error
+        prefixed = [prefix + name for name in own]
+        with self._reading:
+            self._fetch((group, name) for name in prefixed)
+            try:
+                file, data = self._opened(), self._contents()
+                stored = table.read_bounded(data, file, location=self.location, group=group, columns=prefixed)
+                stored = stored.select(prefixed).rename_columns(own).cast(fields)
+            except (*table.UNREADABLE, KeyError) as error:
+                problem = Problem(self.location, "table", "the columns of docs/format.md", str(error)[:160], REFETCH)
+                raise IntegrityError(problem) from error
         count = file.metadata.row_group(group).num_rows
         columns = [stored[name] if name in own else pa.nulls(count, schema.field(name).type) for name in names]
         return pa.Table.from_arrays(columns, schema=pa.schema([schema.field(name) for name in names]))

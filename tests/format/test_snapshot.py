@@ -1,17 +1,22 @@
 """A snapshot is checked to the last byte, by one read of the file; and the folders that paths lie in."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ckptzoo
 from ckptzoo.errors import IntegrityError
+from ckptzoo.format import table
 from ckptzoo.format.files import Folder, folders_of
 from ckptzoo.format.reader import read_contents, read_trees
 from ckptzoo.format.snapshot import Snapshot, encode
+from ckptzoo.format.tree import INDEX_SCHEMA
 from ckptzoo.schema.layout import Span
 
 
@@ -79,3 +84,27 @@ def test_folders_are_told_from_paths(tmp_path: Path) -> None:
     assert told["parts/1"] == ("a", "b") and told[""] == ("derived", "parts", "zoo.json")
     assert told == {folder: Folder(tmp_path).listed(folder) for folder in told}
     assert len(told) == 1 + sum(path.is_dir() for path in tmp_path.rglob("*"))
+
+
+def test_threads_read_columns_of_one_snapshot_one_after_the_other(
+    compacted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two reads at once of one file of Arrow's end in errors, or the process."""
+    names, inside, most = [*INDEX_SCHEMA.names], list[str](), list[int]()
+    expected = read_contents(Folder(compacted.parents[1])).raw.blocks
+    read = table.read_bounded
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        inside.append("")
+        most.append(len(inside))
+        time.sleep(0.01)
+        found = read(*arguments, **options)
+        inside.pop()
+        return found
+
+    monkeypatch.setattr(table, "read_bounded", counted)
+    blocks = read_contents(Folder(compacted.parents[1])).raw.blocks
+    with ThreadPoolExecutor(len(names)) as pool:
+        columns = list(pool.map(lambda name: blocks.select([name]), names))
+    assert all(column == expected.select([name]) for column, name in zip(columns, names, strict=True))
+    assert len(most) > 1 and max(most) == 1

@@ -5,23 +5,21 @@ it was decoded from: another picture, or another version of the decoder, is anot
 """
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError, require
 from ckptzoo.image_sets.image_set import Images, file_error, first_line
-from ckptzoo.remote.cache import TEMPORARY, cache_root
+from ckptzoo.remote.cache import cache_root, temporary_file
 from ckptzoo.text import size as size_text
 
 CACHE_ADDRESS = "decoded image sets"
@@ -178,40 +176,26 @@ def _open(path: Path, dimensions: tuple[int, ...]) -> Images | None:
 def _write(path: Path, dimensions: tuple[int, ...], blocks: Iterator[Images]) -> None:
     """Write blocks one after another; a full disk is an error of ``write`` then, and no fault of a memory map."""
     nbytes = int(np.prod(dimensions))
-    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
-    try:
-        with _disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            address = cache_root() / _CACHE_FOLDER / "address.json"
-            if not address.exists():
-                address.write_text(json.dumps({"address": CACHE_ADDRESS}))
-            free = shutil.disk_usage(path.parent).free
-        if free < nbytes:
-            raise _cache_error(path, f"{size_text(nbytes)} of free disk", size_text(free))
-        with _opened(path, temporary) as file:
-            header = {"descr": "|u1", "fortran_order": False, "shape": dimensions}
-            with _disk_errors(path):
-                np.lib.format.write_array_header_1_0(file, header)
-            for block in blocks:
-                with _disk_errors(path):
-                    file.write(block.data)
-            with _disk_errors(path):
-                file.flush()
-                os.fsync(file.fileno())
-                temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _opened(path: Path, temporary: Path) -> Iterator[IO[bytes]]:
     with _disk_errors(path):
-        file = temporary.open("xb")
-    with file:
-        with contextlib.suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        address = cache_root() / _CACHE_FOLDER / "address.json"
+        if not address.exists():
+            address.write_text(json.dumps({"address": CACHE_ADDRESS}))
+        free = shutil.disk_usage(path.parent).free
+    if free < nbytes:
+        raise _cache_error(path, f"{size_text(nbytes)} of free disk", size_text(free))
+    with contextlib.ExitStack() as stack:
+        with _disk_errors(path):
+            temporary, file = stack.enter_context(temporary_file(path.parent))
+            header = {"descr": "|u1", "fortran_order": False, "shape": dimensions}
+            np.lib.format.write_array_header_1_0(file, header)
+        for block in blocks:
+            with _disk_errors(path):
+                file.write(block.data)
+        with _disk_errors(path):
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
 from ckptzoo.format import table
@@ -167,21 +168,16 @@ class Cache:
         return self.folder / "blobs" / name.partition("-")[2][:2] / name
 
     def _put(self, path: Path, data: bytes | memoryview) -> None:
-        """Write a file under a temporary name, locked so that ``sweep`` leaves it alone, and rename it."""
-        temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
+        """Write a file under a temporary name and rename it."""
         try:
             _make_folder(path.parent, self.root)
-            with temporary.open("xb") as file:
-                with contextlib.suppress(OSError):  # some network file systems have no locks
-                    fcntl.flock(file, fcntl.LOCK_EX)
+            with temporary_file(path.parent) as (temporary, file):
                 file.write(data)
                 file.flush()
                 temporary.replace(path)
         except FileNotFoundError:
-            pass  # another process removed the folder, or the file as a leftover: then it is not cached
+            pass  # another process removed the folder: then it is not cached
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
             self._on_write_error(error)
 
     def _on_write_error(self, error: OSError) -> None:
@@ -249,6 +245,24 @@ def blobs_of(root: Path, *, with_gone: bool = True) -> Iterator[Blob]:
                 # nothing here makes folders, links and pipes, and what they lead to is not the cache's
                 if not path.name.startswith(TEMPORARY) and stat.S_ISREG(facts.st_mode):
                     yield Blob(path, facts.st_size, facts.st_mtime)
+
+
+@contextlib.contextmanager
+def temporary_file(folder: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+    """A new file to write and rename, locked so that ``sweep`` leaves it alone; removed unless it was renamed."""
+    while True:
+        path = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
+        with path.open("xb") as file:
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not os.fstat(file.fileno()).st_nlink:
+                continue  # swept between its making and its lock
+            try:
+                yield path, file
+            finally:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+            return
 
 
 def sweep(root: Path) -> None:

@@ -1,6 +1,7 @@
 """The cache: damage is noticed, the size is limited, processes share it, and it survives that they are killed."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -243,8 +244,6 @@ def test_processes_that_fetch_the_same_all_succeed(cache: Path, limit: int) -> N
 
 
 def test_what_is_being_written_is_not_swept(cache: Path) -> None:
-    import fcntl
-
     folder = Cache(cache, "zoo", limit=MIB).folder / "blobs" / "00"
     folder.mkdir(parents=True)
     with (folder / ".tmp-live").open("wb") as live:
@@ -252,6 +251,21 @@ def test_what_is_being_written_is_not_swept(cache: Path) -> None:
         (folder / ".tmp-dead").write_bytes(b"x")
         sweep(cache)
         assert [path.name for path in folder.iterdir()] == [".tmp-live"]
+
+
+def test_a_file_swept_before_it_is_locked_is_written_all_the_same(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of, swept, flock = Cache(cache, "zoo", limit=MIB), list[str](), fcntl.flock
+
+    def sweep_then_lock(file: int, operation: int) -> None:
+        if not swept:
+            swept.extend(path.name for path in cache.rglob(".tmp-*"))
+            sweep(cache)
+        flock(file, operation)
+
+    of.write(digest_of(blob(0)), blob(0))  # makes room, which locks too
+    monkeypatch.setattr(fcntl, "flock", sweep_then_lock)
+    of.write(digest_of(blob(1)), blob(1))
+    assert len(swept) == 1 and of.holds(digest_of(blob(1))) and not list(cache.rglob(".tmp-*"))
 
 
 def test_listing_and_pruning(cache: Path) -> None:

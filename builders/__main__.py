@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ckptzoo.cli.exits import INTERRUPTED, PROBLEMS, USAGE, code_of
+from ckptzoo.cli.options import Settings
+from ckptzoo.cli.ray_shares import On, work_on_ray
 from ckptzoo.errors import MissingExtraError
 from ckptzoo.text import counted
 
@@ -53,8 +55,8 @@ def _options(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
-    if isinstance(context.obj, dict):
-        context.obj["debug"] = debug
+    if isinstance(context.obj, Settings):
+        context.obj.debug = debug
 
 
 Members = Annotated[int, typer.Option(min=1, help="How many members of this recipe the zoo is to hold.")]
@@ -323,6 +325,7 @@ def status(
 
 @app.command()
 def posterior(
+    context: typer.Context,
     method: Annotated[
         str, typer.Argument(metavar="METHOD", help="dropout, bnn, sghmc, csghmc, swag or laplace.", show_default=False)
     ],
@@ -348,6 +351,7 @@ def posterior(
     share: Annotated[
         str, typer.Option(metavar="I/N", help="Only every N-th unit, from the I-th, from 0; others take the rest.")
     ] = "",
+    on: On = None,
     save_every: SaveEvery = 20,
     predictions: Predictions = False,
     estimate: Annotated[
@@ -364,6 +368,8 @@ def posterior(
     from builders.recipe import Recipe
     from ckptzoo.text import parse_share
 
+    if on is not None and share:
+        raise typer.BadParameter("expected one of --share and --on.")
     console, wanted = _console(), Recipe.of(recipe, epochs, precision)
     shared: dict[str, Any] = {"modes": modes, "draws": draws, "start": start, "folder": data, "settings": settings}
     shared |= {"changes": _settings(changes or []), "device": device, "unit_size": unit_size, "engine": engine}
@@ -371,6 +377,8 @@ def posterior(
         _print_report(posterior_build.estimate(method, wanted, **shared), as_json)
         return
     sets = predicting.input_sets(wanted, data) if predictions else ()
+    if on is not None:
+        work_on_ray(context, on, device)
     if share:
         shared["share"] = parse_share(share)
     built = posterior_build.build(method, wanted, to, **shared, save_seconds=save_every, console=console)
@@ -685,17 +693,17 @@ def _settings(items: list[str]) -> dict[str, Any]:
         raise typer.BadParameter(f"{error}: expected a setting such as scale=0.5.", param_hint="--set") from None
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code; those of ``ckptzoo --help``."""
-    settings = {"debug": False}
+    settings = Settings(arguments, run)
     try:
         # not standalone: Typer then returns the code of an Exit, and raises errors instead of ending the process
-        code = app(arguments or ["--help"], prog_name="python -m builders", standalone_mode=False, obj=settings)
+        code = app(list(arguments) or ["--help"], prog_name="python -m builders", standalone_mode=False, obj=settings)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted", "what was saved is kept. Run the same command to carry on.", INTERRUPTED)
     except Exception as error:  # every error ends as one line and an exit code; --debug has the traceback
-        if settings["debug"]:
+        if settings.debug:
             traceback.print_exception(error, file=sys.stderr)
         return _failed(error)
 
@@ -726,4 +734,6 @@ def _complain(kind: str, text: str, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    from builders.__main__ import run as importable  # by a name that tasks of Ray can import
+
+    sys.exit(importable(sys.argv[1:]))

@@ -1,12 +1,13 @@
-"""Failures of units: noted beside them, so that one that makes no progress is set aside.
+"""Logs of units, and their failures, so that one that makes no progress is set aside.
 
 ::
 
     <unit>.failures.json    the step and the error of each, since the unit last made progress
-    <unit>.log              tracebacks
+    <unit>.log              when which process began, stopped and finished it, and tracebacks of failures
 """
 
 import json
+import os
 import time
 import traceback
 from pathlib import Path
@@ -19,11 +20,22 @@ ATTEMPTS = 5
 """How often a unit may end without progress before it is set aside."""
 
 
+def log(build_folder: BuildFolder, unit: str, text: str, *, begin: bool = False) -> None:
+    """Add a line to a unit's log; only ``begin`` makes the file: another process may have merged the unit since."""
+    flags = os.O_WRONLY | os.O_APPEND | (os.O_CREAT if begin else 0)
+    try:
+        descriptor = os.open(_log_path(build_folder, unit), flags, 0o666)
+    except FileNotFoundError:
+        return
+    try:
+        os.write(descriptor, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
 def note_failure(build_folder: BuildFolder, unit: str, step: int, error: Exception) -> None:
     """Count a failure of a unit, with its traceback in the unit's log."""
-    text = "".join(traceback.format_exception(error))
-    with (build_folder.folder / f"{unit}.log").open("a") as log:
-        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} at step {step}\n{text}\n")
+    log(build_folder, unit, f"failed at step {step:,}\n{''.join(traceback.format_exception(error))}", begin=True)
     # those at an earlier step do not count: it has made progress since
     before = [item for item in failures_of(build_folder, unit) if item.get("step") == step]
     noted = [*before, {"step": step, "error": f"{type(error).__name__}: {error}"[:500]}]
@@ -42,6 +54,10 @@ def failures_of(build_folder: BuildFolder, unit: str) -> list[dict[str, Any]]:
 def forget_failures(build_folder: BuildFolder, unit: str) -> None:
     """Forget those of a unit that is finished."""
     _path(build_folder, unit).unlink(missing_ok=True)
+
+
+def _log_path(build_folder: BuildFolder, unit: str) -> Path:
+    return build_folder.folder / f"{unit}.log"
 
 
 def _path(build_folder: BuildFolder, unit: str) -> Path:

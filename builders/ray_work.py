@@ -24,7 +24,7 @@ from rich.console import Console
 from builders.build import SAVE_SECONDS
 from builders.checkpointing import Interrupted, Unit, catch_stop_signals
 from builders.claims import Claims
-from builders.failures import ATTEMPTS, forget_failures, note_failure
+from builders.failures import ATTEMPTS, forget_failures, log, note_failure
 from builders.progress import Progress
 from builders.ray_tasks import SIGN_SECONDS, Report, UnitTask, train_unit, version
 from builders.recipe import Recipe
@@ -189,6 +189,7 @@ class _Driver:
                 losses, reached = (1, saved) if saved > reached else (losses + 1, reached)
                 if losses >= ATTEMPTS:
                     return self._fail(unit, saved, error)
+                log(self.order.build_folder, unit.name, f"lost its worker at step {attempt.step:,}: {error}")
                 self.progress.note(f"{unit.name}: its worker was lost at step {attempt.step:,}; it is tried again.")
             except (ZooError, FileNotFoundError):
                 # another process has merged the last units and removed the folder
@@ -259,12 +260,14 @@ class _Attempt:
                     raise _OutdatedError
                 self.started = True
                 driver.started.add(unit.name)
+                log(self._folder, unit.name, "begun by a worker of Ray", begin=True)
                 while (report := await self._next(reports)) is not None:
                     await self._take(report)
                     claim.progress = self.step
                     if claim.lost:
                         return
                 finished = True
+                log(self._folder, unit.name, f"finished at step {self.step:,}")
                 self._folder.forget_state(unit)
                 forget_failures(self._folder, unit.name)
                 driver.done.add(unit.name)

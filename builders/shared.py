@@ -10,6 +10,8 @@
 ``build`` is all of it in one process. No verb needs a lock of the file system: see ``builders.claims``.
 """
 
+import os
+import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,11 +47,11 @@ from builders.checkpointing import (
     catch_stop_signals,
     locked_build_folder,
 )
-from builders.claims import Claims, Holder
+from builders.claims import Claim, Claims, Holder
 from builders.energy import counter_of
 from builders.estimate import require_at_least
-from builders.failures import ATTEMPTS, failures_of, forget_failures, note_failure
-from builders.progress import duration
+from builders.failures import ATTEMPTS, failures_of, forget_failures, log, note_failure
+from builders.progress import Progress, duration
 from builders.recipe import Recipe
 from builders.train import choose_engine, device_kind, open_trainer
 from ckptzoo.errors import Problem, ZooError
@@ -505,6 +507,20 @@ class _SharedTraining(MemberTraining):
 
     failures_here: dict[str, str] = field(default_factory=dict)
     finished_here: set[str] = field(default_factory=set)
+
+    def _train(self, unit: Unit, progress: Progress, claim: Claim) -> bool:
+        """See ``UnitTraining``; what happens is in the unit's log."""
+        holder = f"process {os.getpid()} on {socket.gethostname()}, {self.trainer.data_source.device}"
+        log(self.build_folder, unit.name, f"begun by {holder}", begin=True)
+        began = time.monotonic()
+        try:
+            finished = super()._train(unit, progress, claim)
+        except Interrupted:
+            log(self.build_folder, unit.name, f"stopped at step {claim.progress:,} and saved")
+            raise
+        ended = "finished" if finished else "left to the process that took it over"
+        log(self.build_folder, unit.name, f"{ended} at step {claim.progress:,}, {time.monotonic() - began:.1f} s")
+        return finished
 
     def finish(self, unit: Unit) -> None:
         """See ``UnitTraining``."""

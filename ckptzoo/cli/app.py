@@ -3,8 +3,7 @@
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -13,7 +12,7 @@ from ckptzoo.cli.cache import cache
 from ckptzoo.cli.commands import compact, dedupe, derive, export, info, predict, retract, show, verify
 from ckptzoo.cli.exits import INTERRUPTED, USAGE, InterruptedCommand, code_of, listed
 from ckptzoo.cli.hub import card, contribute, pull, push, review, search
-from ckptzoo.cli.options import complain
+from ckptzoo.cli.options import Settings, complain
 from ckptzoo.cli.serve import serve
 from ckptzoo.cli.study import mmd, study
 from ckptzoo.errors import SpecError
@@ -22,15 +21,6 @@ SHOWN = 8
 """Problems of a card or of rows, which no other command lists, that are shown at once."""
 _UsageError = typer.BadParameter.__mro__[1]
 """The class of everything that is wrong with a command line; Typer exports only this child of it."""
-
-
-@dataclass
-class Settings:
-    """The options before the command's name, and the whole command line with what runs it."""
-
-    arguments: Sequence[str]
-    run: Callable[[Sequence[str]], int]
-    debug: bool = False
 
 
 app = typer.Typer(

@@ -2,8 +2,9 @@
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -20,6 +21,15 @@ MAX_COMPLETIONS = 200
 """Ids that the shell is offered."""
 _UNBOUNDED = 100_000
 """Columns of an output that is no terminal: rich would cut tables at 80."""
+
+
+@dataclass
+class Settings:
+    """A command's ``context.obj``: the options before its name, and the whole command line with what runs it."""
+
+    arguments: Sequence[str]
+    run: Callable[[Sequence[str]], int]
+    debug: bool = False
 
 
 def folder(address: str) -> Path:

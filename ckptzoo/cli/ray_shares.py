@@ -16,22 +16,23 @@ On = Annotated[
     typer.Option(
         "--on",
         metavar="ray[://HOST:PORT]",
-        help="Share the work among the cores of a cluster of Ray, whose nodes share the folders named here.",
+        help="Share the work among the cores or GPUs of a cluster of Ray, whose nodes share the folders named here.",
     ),
 ]
-_SHARES_A_CORE = 4
-"""More shares than cores, as some take longer than others."""
+_SHARES_A_DEVICE = 4
+"""More shares than cores, or than GPUs, as some take longer than others."""
 _OWN = "CKPTZOO_"
 """Environment variables that tasks get from here."""
 
 
-def work_on_ray(context: typer.Context, on: str) -> None:
+def work_on_ray(context: typer.Context, on: str, device: str = "cpu") -> None:
     """Have all shares of this command done by a cluster; the command itself then finds them done.
 
     Parameters
     ----------
-    context : of the command, with ``ckptzoo.cli.app.Settings``.
+    context : of the command, with ``ckptzoo.cli.options.Settings``.
     on : the option's value.
+    device : what each share needs: ``cpu`` one core, ``cuda`` one GPU.
 
     Raises
     ------
@@ -49,8 +50,9 @@ def work_on_ray(context: typer.Context, on: str) -> None:
     command = _without(context.obj.arguments, "--on")
     own = {name: value for name, value in os.environ.items() if name.startswith(_OWN)}
     with connected(address or None) as ray, bar("shares", nbytes=False) as progress:
-        count = _SHARES_A_CORE * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        task = ray.remote(num_cpus=1, runtime_env={"env_vars": own} if own else None)(run_share)
+        resource, needs = ("GPU", {"num_gpus": 1}) if device.startswith("cuda") else ("CPU", {"num_cpus": 1})
+        count = _SHARES_A_DEVICE * max(1, int(ray.cluster_resources().get(resource, 1)))
+        task = ray.remote(**needs, runtime_env={"env_vars": own} if own else None)(run_share)
         here, run = str(Path.cwd()), context.obj.run
         waiting = [task.remote(run, [*command, "--share", f"{number}/{count}"], here) for number in range(count)]
         while waiting:

@@ -102,7 +102,7 @@ def test_the_bits_of_a_build(nodes: TwoNodes, tmp_path: Path) -> None:
     assert (done.units, done.members, done.left, done.failed) == (4, 8, 0, ())
     assert {unit.state for unit in the_status(path).units} == {"finished"}
     names = {item.name.partition(".")[2] for item in (path / WORK_FOLDER / TOY.prefix).iterdir()}
-    assert names == {"", "json", "kept.safetensors"}  # no claim, no state
+    assert names == {"", "json", "kept.safetensors", "log"}  # no claim, no state
     merge(TOY, path)
     assert_same(path, ckptzoo.open(tmp_path / "whole"))
 

@@ -156,7 +156,10 @@ def test_a_unit_that_fails_stops_no_other_and_is_set_aside(
         for _ in range(4):
             assert run(["work", "toy", "--epochs", "2", "--to", str(path)]) == 1
         assert f"{bad}: failed: RuntimeError: out of memory" in capsys.readouterr().out
-    assert "RuntimeError: out of memory" in (path / WORK_FOLDER / TOY.prefix / f"{bad}.log").read_text()
+    log = (path / WORK_FOLDER / TOY.prefix / f"{bad}.log").read_text()
+    assert "RuntimeError: out of memory" in log and log.count(f"begun by process {os.getpid()} on ") == 5
+    good = (path / WORK_FOLDER / TOY.prefix / f"{the_status(path).units[0].name}.log").read_text()
+    assert [line.split(" ")[2] for line in good.splitlines()] == ["begun", "finished"], good
     unit = the_status(path).units[2]
     assert (unit.state, unit.attempts) == ("set aside", 5)
     assert work(TOY, path, console=QUIET).left == 1  # not tried any more

@@ -290,6 +290,30 @@ def test_processes_share_draws_at_the_same_time(tmp_path: Path) -> None:
     assert content(path) == content(tmp_path / "whole")
 
 
+@pytest.mark.slow
+def test_a_cluster_of_ray_makes_the_draws_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    path, settings = tmp_path / "zoo", {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    command = ["posterior", "sghmc", "toy", "--epochs", "2", "--modes", "6", "--draws", "2", "--unit-size", "1"]
+    command += [part for key, value in CHANGES["sghmc"].items() for part in ("--set", f"{key}={value}")]
+    cluster = Cluster(initialize_head=True, head_node_args=settings)
+    try:
+        assert run([*command, "--to", str(path), "--on", f"ray://{cluster.address}"]) == 0
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert "12 draws of 6 modes" in capsys.readouterr().out
+    built = draws_of("sghmc", tmp_path / "whole", path, modes=6, draws=2)
+    assert content(path) == content(tmp_path / "whole") and built.member_steps > 0
+    assert run([*command, "--to", str(path), "--on", "ray", "--share", "0/2"]) == 2
+    assert "one of --share and --on" in capsys.readouterr().err
+
+
 def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["posterior", "sghmc", "toy", "--modes", "2", "--draws", "2", "--to", str(tmp_path / "zoo")]
     command += [part for key, value in CHANGES["sghmc"].items() for part in ("--set", f"{key}={value}")]

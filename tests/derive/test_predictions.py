@@ -128,6 +128,7 @@ def test_a_part_that_another_process_writes_meanwhile_is_left_to_it(tmp_path: Pa
     tree = "derived/predictions-mnist--test"
 
     def meanwhile(done: int, total: int) -> None:
+        (path / tree).mkdir(parents=True, exist_ok=True)
         with locked(path):  # as every writer does
             for part in [part for part in (other / tree).iterdir() if not (path / tree / part.name).exists()]:
                 part.rename(path / tree / part.name)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from ckptzoo.errors import require
 from ckptzoo.symmetry.action import apply
+from ckptzoo.symmetry.alignment.align import Aligned, align
 from ckptzoo.symmetry.counts import Counts, GroupCounts, count, counts_by_group, orbits
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.fingerprint import fingerprint
@@ -14,6 +15,7 @@ from ckptzoo.symmetry.softmax import remove_softmax_shift
 
 __all__ = [
     "GAUGES",
+    "Aligned",
     "Canonical",
     "Counts",
     "Gauge",
@@ -21,6 +23,7 @@ __all__ = [
     "GroupElement",
     "MinMass",
     "Report",
+    "align",
     "apply",
     "canonicalize",
     "count",

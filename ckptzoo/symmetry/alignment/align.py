@@ -1,0 +1,206 @@
+"""``align``: networks brought close to a reference by permutations of their channels."""
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.errors import SymmetryError, UnknownNameError
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry.action import apply
+from ckptzoo.symmetry.alignment.matching import Matched, Matcher, products
+from ckptzoo.symmetry.alignment.movers import Arrays
+from ckptzoo.symmetry.arrays import Stacked, as_array, is_float, stack_of, to_numpy
+from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.gauges import GAUGES, canonicalize
+from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
+
+STARTS = ("signature", "identity")
+_STATISTICS = ("mean", "variance")
+"""Roles of running statistics, which follow the channels and are not compared."""
+
+
+@dataclass(frozen=True, eq=False)
+class Aligned:
+    """K networks aligned with a reference.
+
+    Parameters
+    ----------
+    weights : tensor name to (K, *shape), at least float32, in their framework: ``apply(element, raw)``.
+    element : the K group elements that lead from the raw weights to these: permutations, after the scales of the gauge.
+    reference : tensor name to (1 or K, *shape), the reference in the gauge: what the weights are close to.
+    value : (K,) float64, ``<A, g B>`` over all floating tensors but running statistics.
+    bound : (K,) what the value is at most for any permutations; not reached by networks that are not copies, as a rule.
+    distance : (K,) ``||A - g B||`` over the same tensors.
+    sweeps : (K,) how often all groups were gone through.
+    ties : (K,) channels that look like another one of their group whatever the order of the others; where there are
+        any, other weights may have the same value.
+    aligned : (K,) bool, False where the network is not finite, or could not be brought into the gauge: it stays as it
+        is.
+    """
+
+    weights: dict[str, Any]
+    element: GroupElement
+    reference: dict[str, NDArray[np.floating]]
+    value: NDArray[np.float64]
+    bound: NDArray[np.float64]
+    distance: NDArray[np.float64]
+    sweeps: NDArray[np.int64]
+    ties: NDArray[np.int64]
+    aligned: NDArray[np.bool_]
+
+    @property
+    def gap(self) -> NDArray[np.float64]:
+        """(K,) ``(bound - value) / bound``: 0 for permuted copies, to rounding."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return (self.bound - self.value) / self.bound
+
+
+def align(
+    weights: Stacked,
+    reference: Stacked,
+    arch: Arch,
+    *,
+    gauge: str | None = None,
+    start: str = "signature",
+    threads: int | None = None,
+) -> Aligned:
+    r"""Permute the channels of K networks B so that they are close to a reference A: the same functions.
+
+    .. math:: g^* = \arg\max_{g \in P} \langle A, g B \rangle = \arg\min_{g \in P} \| A - g B \|
+
+    over the permutations P of the table and all floating tensors but running statistics, which follow. Coordinate
+    ascent, group by group (weight matching: Ainsworth et al., arXiv 2209.04836, section 3.2), from an order that sorted
+    slices of the weights give. For a Gaussian architecture (``gaussian-<name>``) the distance is the 2-Wasserstein
+    distance of the posteriors, which arXiv 2310.10171 aligns by.
+
+    Parameters
+    ----------
+    weights : B: tensor name to (K, *shape), numpy or torch.
+    reference : A: tensor name to (*shape) or (1, *shape), one network for all, or to (K, *shape), one for each.
+    arch : as in ``canonicalize``.
+    gauge : a name in ``ckptzoo.symmetry.GAUGES``, such as ``min-mass``, into which all are brought before; by default
+        they keep their scales.
+    start : ``signature``, by which the result does not depend on the order in which B comes, or ``identity``.
+    threads : at most this number; None for one a core.
+
+    Raises
+    ------
+    UnknownNameError
+        No such gauge, or no such start.
+    SymmetryError
+        The weights or the reference do not fit the table, no table is known, or the reference is not finite.
+    MissingExtraError
+        scipy is not installed, and a group has more than 5 channels.
+
+    Notes
+    -----
+    Exact for one group alone, such as that of a network with one hidden layer, and where each block of wreath groups
+    has at most one group with several channels, as in OptuNet; a local optimum else, and NP-hard. Each sweep costs one
+    product of matrices a tensor axis and one assignment, O(n^3), a group. A network's result does not depend on the
+    others. Tested in tests/symmetry/alignment and tests/laws/test_alignment.py.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> zoo = {"fc1.weight": rng.random((3, 8, 4)), "fc1.bias": rng.random((3, 8)), "fc2.weight": rng.random((3, 2, 8))}
+    >>> zoo["fc2.bias"] = rng.random((3, 2))
+    >>> found = align(zoo, {name: array[0] for name, array in zoo.items()}, "mlp-4-8-2")
+    >>> float(found.distance[0]), bool((found.distance[1:] > 0).all())
+    (0.0, True)
+    """
+    if start not in STARTS:
+        raise UnknownNameError("ckptzoo.symmetry.align", "start", start, STARTS)
+    if gauge is not None and gauge not in GAUGES:
+        raise UnknownNameError("ckptzoo.symmetry", "gauge", gauge, tuple(GAUGES))
+    table = table_of(arch)
+    arrays, K = stack_of(weights, table)
+    fits(arrays, table, arch)
+    target = _reference(reference, arrays, K, table)
+    element, usable = GroupElement.identity(table, K), finite(arrays, K)
+    if gauge is not None:
+        made = canonicalize(weights, arch, gauge=gauge, threads=threads)
+        arrays, element, usable = stack_of(made.weights, table)[0], made.element, made.report.gauged.copy()
+        target = stack_of(canonicalize(target, arch, gauge=gauge, threads=threads).weights, table)[0]
+    compared = _compared(arrays, table)
+    ours, theirs = ({name: _matched_dtype(given[name]) for name in compared} for given in (arrays, target))
+    matched = _match(ours, theirs, table, np.flatnonzero(usable), threads or os.cpu_count() or 1, start)
+    element = matched.element.compose(element)
+    placed = apply(element, weights, table, threads=threads)
+    value, square = np.zeros(K), np.zeros(K)
+    with np.errstate(all="ignore"):  # of networks that are not finite
+        for name in compared:
+            result = to_numpy(placed[name])
+            value += products(theirs[name], result)
+            difference = theirs[name] - result
+            square += products(difference, difference)
+    nothing = np.where(usable, 0.0, np.nan)
+    return Aligned(
+        placed,
+        element,
+        target,
+        value + nothing,
+        matched.bound + nothing,
+        np.sqrt(square) + nothing,
+        matched.sweeps,
+        matched.ties,
+        usable,
+    )
+
+
+def _match(ours: Arrays, theirs: Arrays, table: Symmetry, rows: NDArray[np.int64], threads: int, start: str) -> Matched:
+    """Match some rows, in pieces; the others keep the identity."""
+    K = len(next(iter(ours.values())))
+    found = Matched(GroupElement.identity(table, K), np.zeros(K), np.zeros(K, np.int64), np.zeros(K, np.int64))
+    shared = Matcher(theirs, table) if len(next(iter(theirs.values()))) == 1 else None
+
+    def match(some: NDArray[np.int64]) -> None:
+        matcher = shared or Matcher(take_rows(theirs, some), table)
+        made = matcher.match(take_rows(ours, some), start=start)
+        for name, perm in made.element.perms.items():
+            found.element.perms[name][some] = perm
+        found.bound[some], found.sweeps[some], found.ties[some] = made.bound, made.sweeps, made.ties
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(match, pieces(rows, ours, threads)))
+    return found
+
+
+def _reference(
+    reference: Stacked, arrays: Mapping[str, NDArray[Any]], K: int, table: Symmetry
+) -> dict[str, NDArray[Any]]:
+    """The reference stacked as the weights are, (1 or K, *shape); refuses what does not fit them."""
+    found = {name: to_numpy(as_array(value)) for name, value in reference.items()}
+    if missing := sorted(arrays.keys() - found.keys()):
+        raise _refused(f"tensor {missing[0]!r}", "it, as the weights have it", "none")
+    for name, array in arrays.items():
+        shape = array.shape[1:]
+        if found[name].shape == shape:
+            found[name] = found[name][None]
+        if found[name].shape[1:] != shape or len(found[name]) not in (1, K):
+            raise _refused(f"tensor {name!r}", f"shape {shape}, or (1 or {K}, *shape)", str(found[name].shape))
+    found = {name: found[name] for name in arrays}
+    if len(sizes := {len(array) for array in found.values()}) > 1:
+        raise _refused("leading axes", "one number of networks in every tensor", str(sorted(sizes)))
+    if not finite({name: found[name] for name in _compared(found, table)}, next(iter(sizes))).all():
+        raise _refused("weights", "finite numbers", "others")
+    return found
+
+
+def _compared(arrays: Mapping[str, NDArray[Any]], table: Symmetry) -> list[str]:
+    """Names of the floating tensors that are no running statistics."""
+    following = {action.tensor for action in table.actions if action.role in _STATISTICS}
+    return [name for name, array in arrays.items() if is_float(array) and name not in following]
+
+
+def _matched_dtype(array: NDArray[Any]) -> NDArray[np.floating]:
+    """In float64 where it is that, else in float32."""
+    return array.astype(np.float64 if array.dtype == np.float64 else np.float32, copy=False)
+
+
+def _refused(what: str, expected: str, got: str) -> SymmetryError:
+    return SymmetryError(f"reference: {what}: expected {expected}, got {got}. Name a network of the same architecture.")

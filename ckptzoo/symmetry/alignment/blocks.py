@@ -1,0 +1,141 @@
+"""Matching of the wreath groups that share one block permutation: channels within every pair of blocks, then blocks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.symmetry.alignment.assignment import assign, by_block, gained
+from ckptzoo.symmetry.alignment.movers import Mover, Pair
+
+_MAX_TURNS = 50
+"""Times that the groups within a pair of blocks take turns, at most."""
+
+Gains = Mapping[str, NDArray[np.floating]]
+"""Group id to (K, n, n)."""
+Perms = dict[str, NDArray[np.int64]]
+"""Group id to (K, n)."""
+_Inside = dict[str, NDArray[np.int64]]
+"""Group id to (K, g, g, k): for every pair of blocks the permutation within."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairSlices:
+    """One tensor in which two groups meet within blocks.
+
+    Parameters
+    ----------
+    rows, columns : ids of the groups.
+    reference, array : (1 or K, g, k of rows, k of columns, features) and (K, ...).
+    """
+
+    rows: str
+    columns: str
+    reference: NDArray[np.floating]
+    array: NDArray[np.floating]
+
+    @classmethod
+    def of(cls, pair: Pair, g: int, reference: NDArray[np.floating], array: NDArray[np.floating]) -> "PairSlices":
+        """Of a tensor (1 or K, *shape) of the reference and of the networks."""
+        return cls(pair.rows.leader, pair.columns.leader, _split(pair, g, reference), _split(pair, g, array))
+
+    def gains(self, group: str, inside: _Inside) -> NDArray[np.floating]:
+        """(K, g, g, k, k) of one of the two groups, for the permutations of the other one."""
+        if group == self.rows:
+            return _gains(self.reference, self.array, inside[self.columns])
+        return _gains(self.reference.swapaxes(2, 3), self.array.swapaxes(2, 3), inside[self.rows])
+
+    def sorted_gains(self, group: str) -> NDArray[np.floating]:
+        """As ``gains``, with the channels of the other group sorted on both sides, which no permutation changes."""
+        sides = [side if group == self.rows else side.swapaxes(2, 3) for side in (self.reference, self.array)]
+        first, second = (np.sort(side, axis=3).reshape(*side.shape[:3], -1) for side in sides)
+        return first[:, :, None] @ second[:, None].swapaxes(3, 4)
+
+
+def assign_blocks(
+    mover: Mover, gains: Gains, pairs: Sequence[PairSlices], before: Perms | None
+) -> tuple[Perms, NDArray[np.float64], NDArray[np.float64]]:
+    """Match the groups of a mover.
+
+    Parameters
+    ----------
+    gains : of each group, of the tensors in which it is alone.
+    pairs : the tensors in which two groups meet within blocks.
+    before : the permutations so far, from which the blocks that are together go on; None where there are none.
+
+    Returns
+    -------
+    The permutations; their values (K,); and those of ``before`` (zeros without).
+    """
+    split = {group.id: by_block(gains[group.id], mover.g) for group in mover.groups}
+    K, blocks = len(next(iter(split.values()))), np.arange(mover.g)
+    inside: _Inside = {}
+    for group in mover.groups:
+        total = split[group.id]
+        for pair in (pair for pair in pairs if group.id in (pair.rows, pair.columns)):
+            total = total + pair.sorted_gains(group.id)
+        inside[group.id] = assign(total)
+    value = np.zeros(K)
+    if before is not None:
+        outer = before[mover.groups[0].id].reshape(K, mover.g, -1)[:, :, 0] // (mover.groups[0].n // mover.g)
+        for group in mover.groups:
+            k = group.n // mover.g
+            inside[group.id][np.arange(K)[:, None], blocks, outer] = before[group.id].reshape(K, mover.g, k) % k
+        value = np.take_along_axis(_values(split, pairs, inside), outer[:, :, None], 2).sum(axis=(1, 2))
+    _take_turns(split, pairs, inside)
+    values = _values(split, pairs, inside)
+    outer = assign(values)
+    found: Perms = {}
+    for group in mover.groups:
+        k = group.n // mover.g
+        within = np.take_along_axis(inside[group.id], outer[:, :, None, None], 2)[:, :, 0]
+        found[group.id] = (outer[:, :, None] * k + within).reshape(K, group.n)
+    return found, gained(values, outer), value
+
+
+def _take_turns(split: Gains, pairs: Sequence[PairSlices], inside: _Inside) -> None:
+    """Improve the permutations within every pair of blocks, in place, group by group, until none is better."""
+    for _ in range(_MAX_TURNS if pairs else 1):
+        changed = False
+        for name, total in split.items():
+            for pair in (pair for pair in pairs if name in (pair.rows, pair.columns)):
+                total = total + pair.gains(name, inside)
+            found = assign(total)
+            # of equals the present one stays, so that this ends
+            better = gained(total, found) > gained(total, inside[name])
+            inside[name][better] = found[better]
+            changed |= bool(better.any())
+        if not changed:
+            return
+
+
+def _values(split: Gains, pairs: Sequence[PairSlices], inside: _Inside) -> NDArray[np.float64]:
+    """(K, g, g) of every pair of blocks."""
+    alone = sum(gained(gain, inside[name]) for name, gain in split.items())
+    together = sum(gained(pair.gains(pair.rows, inside), inside[pair.rows]) for pair in pairs)
+    return np.asarray(alone + together, np.float64)
+
+
+def _gains(
+    reference: NDArray[np.floating], array: NDArray[np.floating], others: NDArray[np.int64]
+) -> NDArray[np.floating]:
+    """(K, g, g, k, k) of the third axis, with the fourth of ``array`` in the order of ``others`` (K, g, g, m)."""
+    K, g, k, m, features = array.shape
+    found = np.empty((K, g, g, k, k), array.dtype)
+    first = np.broadcast_to(reference, (K, *reference.shape[1:])).reshape(K, g, k, m * features)
+    # network by network, block by block: all pairs at once would take g times the tensor's memory
+    for row in range(K):
+        for block in range(g):
+            moved = np.take_along_axis(array[row], others[row, block][:, None, :, None], axis=2)
+            found[row, block] = first[row, block] @ moved.reshape(g, k, m * features).swapaxes(1, 2)
+    return found
+
+
+def _split(pair: Pair, g: int, array: NDArray[np.floating]) -> NDArray[np.floating]:
+    """(K, g, k of rows, k of columns, features) of a tensor (K, *shape)."""
+    rows, columns = pair.rows.listings[0], pair.columns.listings[0]
+    array = np.moveaxis(array, pair.columns.action.axis + 1, 2)
+    sizes = len(rows) // g, rows.shape[1], len(columns) // g, columns.shape[1]
+    split = array.reshape(len(array), g, *sizes, -1)
+    return split.transpose(0, 1, 2, 4, 3, 5, 6).reshape(len(array), g, sizes[0], sizes[2], -1)

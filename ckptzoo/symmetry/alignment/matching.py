@@ -1,0 +1,259 @@
+"""Coordinate ascent: each mover in turn takes the permutation that fits the reference best while all others stay.
+
+Maximises ``<A, g B> = sum_t <A_t, (g B)_t>``, so that it minimises ``||A - g B||`` (git re-basin's weight matching,
+arXiv 2209.04836, section 3.2), for any table. The Gram matrix of a mover, ``C[i, j] = sum <a_i, b_j>`` over its faces
+with a_i the slices of A and b_j those of B under the other permutations, makes the best permutation of a symmetric
+group a linear assignment. For the wreath groups of one block permutation, each pair of blocks is matched inside, and
+blocks are assigned by the values; exact where no tensor has two of the groups with several channels a block.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.schema.symmetry import AxisAction, Group, Like, Symmetry, Wreath
+from ckptzoo.symmetry.alignment.assignment import assign, gained
+from ckptzoo.symmetry.alignment.blocks import Gains, PairSlices, Perms, assign_blocks
+from ckptzoo.symmetry.alignment.movers import Arrays, Mover, moved, movers_of, neighbours_of
+from ckptzoo.symmetry.element import GroupElement
+
+_PIECE = 2**18
+"""Elements that are multiplied in float64 at a time."""
+MAX_SWEEPS = 100
+"""Times that all movers are gone through, at most; ten are rarely needed."""
+_ROUNDING = 8.0
+"""Units of rounding, of the sum of absolute gains, by which a permutation must be better to be taken."""
+
+
+@dataclass(frozen=True, eq=False)
+class Matched:
+    """Permutations of K networks.
+
+    Parameters
+    ----------
+    element : the permutations; all scales 1.
+    bound : (K,) what ``<A, g B>`` is at most.
+    sweeps : (K,) how often the movers were gone through.
+    ties : (K,) channels of B that sorted slices do not tell from another one of their group.
+    """
+
+    element: GroupElement
+    bound: NDArray[np.float64]
+    sweeps: NDArray[np.int64]
+    ties: NDArray[np.int64]
+
+
+class Matcher:
+    """Matches networks to references.
+
+    Parameters
+    ----------
+    reference : A: tensor name to (1, *shape), for all networks, or (K, *shape), one for each; finite floats. Tensors
+        that are not in it do not count.
+    symmetry : the table.
+    """
+
+    def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
+        self.symmetry = symmetry
+        self.movers = movers_of(symmetry, reference.keys())
+        self._reference = reference
+        self._neighbours = neighbours_of(self.movers)
+        self._slices: dict[tuple[int, str], NDArray[np.floating]] = {}
+
+    def match(self, arrays: Arrays, *, start: str = "signature") -> Matched:
+        """Match K networks (K, *shape); a network's result does not depend on the others.
+
+        Parameters
+        ----------
+        start : ``signature``, or ``identity`` for the order that the networks have.
+        """
+        K = len(next(iter(arrays.values())))
+        perms = {group.id: np.tile(np.arange(group.n), (K, 1)) for group in self.symmetry.groups}
+        bound, ties = self._still(arrays), np.zeros(K, np.int64)
+        for place, mover in enumerate(self.movers):
+            first, most, alike = self._by_signature(place, mover, arrays)
+            bound, ties = bound + most, ties + alike
+            if start == "signature":
+                self._take(perms, first, np.arange(K))
+        sweeps = self._ascend(arrays, perms)
+        scales = {group.id: np.ones((K, group.n)) for group in self.symmetry.groups if group.scale != "none"}
+        return Matched(GroupElement(perms, scales), bound, sweeps, ties)
+
+    def _ascend(self, arrays: Arrays, perms: Perms) -> NDArray[np.int64]:
+        """Improve permutations in place until no mover has a better one; the sweeps of each network."""
+        K = len(next(iter(arrays.values())))
+        waiting, sweeps = np.ones((K, len(self.movers)), bool), np.zeros(K, np.int64)
+        for _ in range(MAX_SWEEPS):
+            sweeps += waiting.any(axis=1)
+            for place, mover in enumerate(self.movers):
+                rows = np.flatnonzero(waiting[:, place])
+                if not len(rows):
+                    continue
+                waiting[rows, place] = False
+                some = {name: array[rows] for name, array in arrays.items() if name in mover.tensors}
+                current = {name: perm[rows] for name, perm in perms.items()}
+                found, better = self._improved(place, mover, some, current, rows)
+                risen = rows[better]
+                self._take(perms, {name: perm[better] for name, perm in found.items()}, risen)
+                waiting[risen[:, None], self._neighbours[place]] = True
+                # what was looked at is best while the others stay, unless two groups or two axes depend on each other
+                waiting[risen, place] = bool(mover.pairs or mover.quadratic)
+            if not waiting.any():
+                break
+        return sweeps
+
+    def _improved(
+        self, place: int, mover: Mover, arrays: Arrays, current: Perms, rows: NDArray[np.int64]
+    ) -> tuple[Perms, NDArray[np.bool_]]:
+        """Better permutations of a mover's groups, and for which networks there are."""
+        element = GroupElement(current, {})
+        gains: dict[str, NDArray[np.floating]] = {}
+        for group in mover.groups:
+            slices = [
+                face.slices(moved(arrays[face.action.tensor], face.applied, element, self.symmetry))
+                for face in mover.faces[group.id]
+            ]
+            if not slices:
+                gains[group.id] = np.zeros((len(rows), group.n, group.n))
+                continue
+            joined = slices[0] if len(slices) == 1 else np.concatenate(slices, axis=2)
+            gains[group.id] = self._reference_slices(place, group, rows) @ joined.swapaxes(1, 2)
+        pairs: list[PairSlices] = []
+        for pair in mover.pairs:
+            tensor = pair.rows.action.tensor
+            array = moved(arrays[tensor], pair.rows.applied, element, self.symmetry)
+            pairs.append(PairSlices.of(pair, mover.g, self._reference_rows(tensor, rows), array))
+        before = {group.id: current[group.id] for group in mover.groups}
+        found, value, value_before = _assigned(mover, gains, pairs, before)
+        rise = value - value_before
+        sizes = sum(np.abs(gain).sum(axis=(1, 2), dtype=np.float64) / gain.shape[1] for gain in gains.values())
+        precision = np.finfo(next(iter(gains.values())).dtype).eps
+        better = rise > _ROUNDING * precision * (sizes + np.abs(value))
+        if mover.quadratic and better.any():
+            better &= self._rises(mover, arrays, current, found, rows)
+        return found, better
+
+    def _rises(
+        self, mover: Mover, arrays: Arrays, current: Perms, found: Perms, rows: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Whether the objective rises; the gains of a mover on two axes of a tensor are those of a tangent."""
+        after = dict(current)
+        self._take(after, found, slice(None))
+        values: list[NDArray[np.float64]] = []
+        for perms in (current, after):
+            element, total = GroupElement(perms, {}), np.zeros(len(rows))
+            for tensor in sorted(mover.tensors):
+                array = moved(arrays[tensor], self.symmetry.actions_on(tensor), element, self.symmetry)
+                total += products(self._reference_rows(tensor, rows), array)
+            values.append(total)
+        size = np.abs(values[0]) + np.abs(values[1])
+        return values[1] - values[0] > 1e-12 * size
+
+    def _reference_rows(self, tensor: str, rows: NDArray[np.int64]) -> NDArray[np.floating]:
+        array = self._reference[tensor]
+        return array if len(array) == 1 else array[rows]
+
+    def _reference_slices(self, place: int, group: Group, rows: NDArray[np.int64]) -> NDArray[np.floating]:
+        """(1 or rows, n, features) of a group's faces, one after the other."""
+        key = place, group.id
+        if key not in self._slices:
+            faces = self.movers[place].faces[group.id]
+            parts = [face.slices(self._reference[face.action.tensor]) for face in faces]
+            self._slices[key] = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
+        held = self._slices[key]
+        return held if len(held) == 1 else held[rows]
+
+    def _by_signature(
+        self, place: int, mover: Mover, arrays: Arrays
+    ) -> tuple[Perms, NDArray[np.float64], NDArray[np.int64]]:
+        """Permutations by sorted slices, which no other permutation changes; what the mover adds to the bound; ties."""
+        K = len(next(iter(arrays.values())))
+        gains = {group.id: np.zeros((K, group.n, group.n)) for group in mover.groups}
+        most = {name: gain.copy() for name, gain in gains.items()}
+        keys = {group.id: np.zeros((K, group.n)) for group in mover.groups}
+        for number, face in enumerate(mover.all_faces()):
+            name = face.action.tensor
+            ours = face.sorted_slices(arrays[name], self.symmetry)
+            gain = face.sorted_slices(self._reference[name], self.symmetry) @ ours.swapaxes(1, 2)
+            gains[face.leader] += gain
+            if self._bounding[name] is face.action:
+                most[face.leader] += gain
+            # sums along the last axis are taken in one order for all channels, so that equal slices have equal keys
+            keys[face.leader] += (ours * _weights_of(number, ours.shape[2])).sum(axis=2, dtype=np.float64)
+        found, _, _ = _assigned(mover, gains, (), None)
+        _, bound, _ = _assigned(mover, most, (), None)
+        return found, bound, _count_ties(mover, keys)
+
+    @cached_property
+    def _bounding(self) -> Mapping[str, AxisAction]:
+        """For each tensor the axis by whose channels its product is bounded: the first that moves."""
+        chosen: dict[str, AxisAction] = {}
+        for face in (face for mover in self.movers for face in mover.all_faces()):
+            found = chosen.setdefault(face.action.tensor, face.action)
+            if face.action.axis < found.axis:
+                chosen[face.action.tensor] = face.action
+        return chosen
+
+    def _still(self, arrays: Arrays) -> NDArray[np.float64]:
+        """(K,) what the bound has of tensors that no mover moves, and of positions that stay on axes that bound it."""
+        moving = self._bounding
+        total = np.zeros(len(next(iter(arrays.values()))))
+        for name in sorted(self._reference.keys() - moving.keys()):
+            total += products(self._reference[name], arrays[name])
+        for name, action in moving.items():
+            faces = [face for mover in self.movers for face in mover.all_faces() if face.action is action]
+            size = arrays[name].shape[action.axis + 1] * action.blocks
+            places = np.setdiff1d(np.arange(size), np.concatenate([p.ravel() for face in faces for p in face.listings]))
+            if len(places):
+                rest = replace(faces[0], listings=(places[:, None],))
+                sides = [rest.sorted_slices(given[name], self.symmetry) for given in (self._reference, arrays)]
+                total += products(*sides)
+        return total
+
+    def _take(self, perms: Perms, found: Perms, rows: NDArray[np.int64] | slice) -> None:
+        """Give some networks other permutations, in place, with those that are like them."""
+        for name, perm in found.items():
+            for group in self.symmetry.groups:
+                if group.id == name or group.perm == Like(name):
+                    perms[group.id][rows] = perm
+
+
+def _assigned(
+    mover: Mover, gains: Gains, pairs: Sequence[PairSlices], before: Perms | None
+) -> tuple[Perms, NDArray[np.float64], NDArray[np.float64]]:
+    """The best permutations of a mover, their values (K,), and those of ``before``; as ``assign_blocks``."""
+    if isinstance(mover.groups[0].perm, Wreath):
+        return assign_blocks(mover, gains, pairs, before)
+    ((name, gain),) = gains.items()
+    found = assign(gain)
+    value = np.zeros(len(gain)) if before is None else gained(gain, before[name])
+    return {name: found}, gained(gain, found), value
+
+
+def _count_ties(mover: Mover, keys: Mapping[str, NDArray[np.float64]]) -> NDArray[np.int64]:
+    """(K,) channels of a block with the key of another one there, and blocks with the keys of another one."""
+    ties, blocks = np.zeros(1, np.int64), np.zeros(1)
+    for number, key in enumerate(keys.values()):
+        ordered = np.sort(key.reshape(len(key), mover.g, -1), axis=2)
+        ties = ties + (np.diff(ordered, axis=2) == 0).sum(axis=(1, 2))
+        blocks = blocks + (ordered * _weights_of(number, ordered.shape[2])).sum(axis=2)
+    return ties + (np.diff(np.sort(blocks, axis=1), axis=1) == 0).sum(axis=1)
+
+
+def _weights_of(number: int, count: int) -> NDArray[np.float64]:
+    """Random weights of features, always the same."""
+    return np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,))).uniform(0.5, 1.5, count)
+
+
+def products(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArray[np.float64]:
+    """(K,) inner products of stacked tensors, summed in float64; the first may be (1, *shape)."""
+    one, other = (array.reshape(len(array), -1) for array in (first, second))
+    found, step = np.empty(len(other)), max(1, _PIECE // max(1, other.shape[1]))
+    for start in range(0, len(other), step):
+        some = slice(start, start + step)
+        # a sum along contiguous rows adds each row in an order of its own; einsum's depends on the number of rows
+        found[some] = (one[some if len(one) > 1 else slice(1)].astype(np.float64) * other[some]).sum(axis=1)
+    return found

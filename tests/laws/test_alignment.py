@@ -1,0 +1,139 @@
+"""Laws of alignment, on networks and on tables of every kind: residual, wreaths that share blocks, flattened, crossed."""
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ckptzoo.schema.symmetry import Fixed, Symmetry
+from ckptzoo.symmetry import GroupElement, apply
+from ckptzoo.symmetry.alignment.align import Aligned, align
+from tests.laws.test_symmetry import K, Net, Weights, assert_same_function, element, nets, normal
+from tests.support.effort import FEW_EXAMPLES, examples
+from tests.support.symmetry_tables import Network, networks
+
+few = settings(max_examples=examples(150, FEW_EXAMPLES), deadline=None)
+seeds = st.integers(0, 2**32 - 1)
+STATISTICS = ("mean", "variance")
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Net | Network, Weights, Weights]:
+    """A table with a reference (*shape) and weights (K, *shape), without ties."""
+    net = draw(st.one_of(nets, networks()))
+    if isinstance(net, Net):
+        made = normal(net, draw(seeds)), normal(net, draw(seeds))
+    else:
+        assume(determined(net))
+        made = net.weights(K, draw(seeds)), net.weights(K, draw(seeds))
+    return net, {name: array[0] for name, array in made[0].items()}, made[1]
+
+
+def determined(net: Network) -> bool:
+    """Whether every permutation moves something that is compared."""
+    names = {name for name in net.shapes if name not in net.variances | net.counts}
+    moving = {item.group for name in names for act in net.table.actions_on(name) for item in act.segments}
+    followed = {net.table.leader(name).id for name in moving}
+    return all(
+        group.n == 1 or isinstance(group.perm, Fixed) or net.table.leader(group.id).id in followed
+        for group in net.table.groups
+    )
+
+
+def compared(table: Symmetry, weights: Weights) -> list[str]:
+    following = {action.tensor for action in table.actions if action.role in STATISTICS}
+    return [name for name, array in weights.items() if array.dtype.kind == "f" and name not in following]
+
+
+def product(table: Symmetry, reference: Weights, weights: Weights) -> np.ndarray:
+    return np.array(
+        [
+            sum(float((reference[name] * weights[name][k]).sum()) for name in compared(table, weights))
+            for k in range(len(next(iter(weights.values()))))
+        ]
+    )
+
+
+def permuted(net: Net | Network, seed: int) -> GroupElement:
+    return element(net, seed, spread=0.0) if isinstance(net, Net) else net.permutations(K, seed)
+
+
+def unsigned(g: GroupElement) -> GroupElement:
+    return GroupElement(g.perms, {name: np.ones_like(scale) for name, scale in g.scales.items()})
+
+
+@few
+@given(cases())
+def test_what_is_said_of_the_result_is_so(drawn: tuple[Net | Network, Weights, Weights]) -> None:
+    net, reference, weights = drawn
+    found = align(weights, reference, net.table)
+    found.element.check(net.table)
+    for name, array in apply(found.element, weights, net.table).items():
+        np.testing.assert_array_equal(array, found.weights[name])
+    size = product(net.table, reference, {name: array[None] for name, array in reference.items()})
+    tolerance = 1e-12 * (size + np.abs(found.value))
+    np.testing.assert_allclose(found.value, product(net.table, reference, found.weights), rtol=0, atol=tolerance.max())
+    assert (found.value <= found.bound + tolerance).all()
+    distances = [
+        np.sqrt(sum(((reference[name] - found.weights[name][k]) ** 2).sum() for name in compared(net.table, weights)))
+        for k in range(K)
+    ]
+    np.testing.assert_allclose(found.distance, distances, rtol=1e-12)
+    assert found.aligned.all()
+    assert not found.ties.any()
+    if isinstance(net, Net):
+        assert_same_function(net, weights, found.weights, 1e-12)
+
+
+@few
+@given(cases())
+def test_from_the_identity_the_value_does_not_fall(drawn: tuple[Net | Network, Weights, Weights]) -> None:
+    net, reference, weights = drawn
+    before = product(net.table, reference, weights)
+    found = align(weights, reference, net.table, start="identity")
+    assert (found.value >= before - 1e-12 * np.abs(before)).all()
+    again = align(found.weights, reference, net.table, start="identity")
+    assert (again.sweeps <= 1).all()
+    np.testing.assert_array_equal(again.value, found.value)
+
+
+@few
+@given(cases(), seeds)
+def test_the_result_does_not_depend_on_the_order_of_channels(
+    drawn: tuple[Net | Network, Weights, Weights], seed: int
+) -> None:
+    net, reference, weights = drawn
+    g = unsigned(permuted(net, seed))
+    assert_alike(align(weights, reference, net.table), align(apply(g, weights, net.table), reference, net.table))
+
+
+@few
+@given(cases())
+def test_a_result_does_not_depend_on_the_others(drawn: tuple[Net | Network, Weights, Weights]) -> None:
+    net, reference, weights = drawn
+    together = align(weights, reference, net.table)
+    for k in range(K):
+        alone = align({name: array[k : k + 1] for name, array in weights.items()}, reference, net.table)
+        for name, array in alone.weights.items():
+            np.testing.assert_array_equal(array[0], together.weights[name][k])
+        assert (alone.value[0], alone.bound[0], alone.sweeps[0]) == (
+            together.value[k],
+            together.bound[k],
+            together.sweeps[k],
+        )
+
+
+@few
+@given(cases(), seeds)
+def test_copies_are_found(drawn: tuple[Net | Network, Weights, Weights], seed: int) -> None:
+    net, reference, _ = drawn
+    copies = {name: np.repeat(array[None], K, axis=0) for name, array in reference.items()}
+    found = align(apply(unsigned(permuted(net, seed)), copies, net.table), reference, net.table)
+    np.testing.assert_array_equal(found.distance, 0)
+    assert (np.abs(found.gap) < 1e-14).all()
+
+
+def assert_alike(one: Aligned, two: Aligned) -> None:
+    for name, array in one.weights.items():
+        np.testing.assert_array_equal(array, two.weights[name], err_msg=name)
+    np.testing.assert_array_equal(one.value, two.value)
+    np.testing.assert_allclose(one.bound, two.bound, rtol=1e-12)

@@ -78,14 +78,20 @@ class Matcher:
             bound, ties = bound + most, ties + alike
             if start == "signature":
                 self._take(perms, first, np.arange(K))
-        sweeps = self._ascend(arrays, perms)
+        sweeps = self._ascend(arrays, perms, found=start == "signature")
         scales = {group.id: np.ones((K, group.n)) for group in self.symmetry.groups if group.scale != "none"}
         return Matched(GroupElement(perms, scales), bound, sweeps, ties)
 
-    def _ascend(self, arrays: Arrays, perms: Perms) -> NDArray[np.int64]:
-        """Improve permutations in place until no mover has a better one; the sweeps of each network."""
+    def _ascend(self, arrays: Arrays, perms: Perms, *, found: bool) -> NDArray[np.int64]:
+        """Improve permutations in place until no mover has a better one; the sweeps of each network.
+
+        Parameters
+        ----------
+        found : whether signatures gave the permutations, which are the best then of movers that are alone.
+        """
         K = len(next(iter(arrays.values())))
-        waiting, sweeps = np.ones((K, len(self.movers)), bool), np.zeros(K, np.int64)
+        open_ones = [not (found and mover.is_alone) for mover in self.movers]
+        waiting, sweeps = np.tile(open_ones, (K, 1)), np.zeros(K, np.int64)
         for _ in range(MAX_SWEEPS):
             sweeps += waiting.any(axis=1)
             for place, mover in enumerate(self.movers):
@@ -95,9 +101,9 @@ class Matcher:
                 waiting[rows, place] = False
                 some = {name: array[rows] for name, array in arrays.items() if name in mover.tensors}
                 current = {name: perm[rows] for name, perm in perms.items()}
-                found, better = self._improved(place, mover, some, current, rows)
+                improved, better = self._improved(place, mover, some, current, rows)
                 risen = rows[better]
-                self._take(perms, {name: perm[better] for name, perm in found.items()}, risen)
+                self._take(perms, {name: perm[better] for name, perm in improved.items()}, risen)
                 waiting[risen[:, None], self._neighbours[place]] = True
                 # what was looked at is best while the others stay, unless two groups or two axes depend on each other
                 waiting[risen, place] = bool(mover.pairs or mover.quadratic)
@@ -172,19 +178,21 @@ class Matcher:
         """Permutations by sorted slices, which no other permutation changes; what the mover adds to the bound; ties."""
         K = len(next(iter(arrays.values())))
         gains = {group.id: np.zeros((K, group.n, group.n)) for group in mover.groups}
-        most = {name: gain.copy() for name, gain in gains.items()}
+        bounding = [self._bounding[face.action.tensor] is face.action for face in mover.all_faces()]
+        most = gains if all(bounding) else {name: gain.copy() for name, gain in gains.items()}
         keys = {group.id: np.zeros((K, group.n)) for group in mover.groups}
         for number, face in enumerate(mover.all_faces()):
             name = face.action.tensor
             ours = face.sorted_slices(arrays[name], self.symmetry)
             gain = face.sorted_slices(self._reference[name], self.symmetry) @ ours.swapaxes(1, 2)
             gains[face.leader] += gain
-            if self._bounding[name] is face.action:
+            if most is not gains and bounding[number]:
                 most[face.leader] += gain
             # sums along the last axis are taken in one order for all channels, so that equal slices have equal keys
             keys[face.leader] += (ours * _weights_of(number, ours.shape[2])).sum(axis=2, dtype=np.float64)
-        found, _, _ = _assigned(mover, gains, (), None)
-        _, bound, _ = _assigned(mover, most, (), None)
+        found, bound, _ = _assigned(mover, gains, (), None)
+        if most is not gains:
+            _, bound, _ = _assigned(mover, most, (), None)
         return found, bound, _count_ties(mover, keys)
 
     @cached_property

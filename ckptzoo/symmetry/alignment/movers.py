@@ -6,6 +6,7 @@ A *mover* is a symmetric group with those that are ``Like`` it, or all wreath gr
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +90,7 @@ class Mover:
     pairs : tensors in which two groups of the mover meet within blocks.
     quadratic : names of tensors in which the mover acts on two axes otherwise; their faces are linear only where the
         other axis stays.
+    symmetry : the table.
     """
 
     groups: tuple[Group, ...]
@@ -96,8 +98,15 @@ class Mover:
     faces: Mapping[str, tuple[Face, ...]]
     pairs: tuple[Pair, ...]
     quadratic: frozenset[str]
+    symmetry: Symmetry
 
-    @property
+    @cached_property
+    def is_alone(self) -> bool:
+        """Whether no other permutation moves what it moves, so that one assignment is exact."""
+        moving = (action for face in self.all_faces() for action in face.applied)
+        return not self.pairs and not self.quadratic and not any(_moves(action, self.symmetry) for action in moving)
+
+    @cached_property
     def tensors(self) -> set[str]:
         """Names of the tensors that it moves."""
         return {face.action.tensor for face in self.all_faces()}
@@ -170,7 +179,7 @@ def _mover(groups: list[Group], symmetry: Symmetry, tensors: Collection[str]) ->
             other_axes = tuple(action for action in actions if action is not face.action)
             faces[face.leader].append(Face(face.action, face.leader, face.listings, face.others, other_axes))
     kept = {name: tuple(listed) for name, listed in faces.items()}
-    return Mover(tuple(groups), blocks, kept, tuple(pairs), frozenset(quadratic))
+    return Mover(tuple(groups), blocks, kept, tuple(pairs), frozenset(quadratic), symmetry)
 
 
 def _faces(

@@ -1,5 +1,6 @@
 """The commands on one zoo; each is one call of the library. What they need is imported when they run."""
 
+import contextlib
 import io
 import json
 from dataclasses import asdict
@@ -194,6 +195,7 @@ def derive(
 
 
 def dedupe(
+    context: typer.Context,
     zoo: ZooAddress,
     tolerance: Annotated[
         float | None,
@@ -204,6 +206,14 @@ def dedupe(
     ] = None,
     where: Where = None,
     module: Module = None,
+    saved_in: Annotated[
+        Path | None,
+        typer.Option("--saved", metavar="FOLDER", help="Keep what is computed of each block of checkpoints there."),
+    ] = None,
+    share: Annotated[
+        str, typer.Option(metavar="I/N", help="Only compute every N-th block, from the I-th, from 0; needs --saved.")
+    ] = "",
+    on: On = None,
     as_json: AsJson = False,
 ) -> None:
     """Find checkpoints that are one network, permuted or rescaled, and members that compute nearly the same.
@@ -219,14 +229,22 @@ def dedupe(
     from ckptzoo.hub.contributions.evaluation import own_network
     from ckptzoo.text import counted, printable
 
+    if (share or on is not None) and saved_in is None:
+        raise typer.BadParameter("expected --saved FOLDER, where all who share the work keep what they computed.")
     chosen = opened(zoo, where)
     network = own_network(chosen.arch, module)
+    if share:
+        assert saved_in is not None
+        _dedupe_share(chosen, network, saved_in, share)
+        return
+    if on is not None:
+        work_on_ray(context, on)
     with bar("comparing") as progress:
-        duplicates = find(chosen, tolerance=tolerance, module=network, progress=progress)
+        duplicates = find(chosen, tolerance=tolerance, module=network, saved_in=saved_in, progress=progress)
     near, reason = None, None
     try:
         with bar("evaluating") as progress:
-            near = near_copies(chosen, module=network, progress=progress)
+            near = near_copies(chosen, module=network, saved_in=saved_in, progress=progress)
     except ZooError as error:
         reason = str(error)
     if as_json:
@@ -252,6 +270,26 @@ def dedupe(
         print(printable(f"nearly the same outputs: {pair.ids[0]}, {pair.ids[1]} (distance {pair.distance:.2g})"))
     within = f"nearer than {near.threshold:.2g}, a tenth of what independent ones are apart"
     print(f"outputs of {counted(near.compared, 'member')} compared: {counted(len(others), 'pair')} {within}.")
+
+
+def _dedupe_share(zoo: "Zoo", network: Any, saved_in: Path, share: str) -> None:
+    """Compute a share of the blocks, and say how many are there."""
+    from ckptzoo.derive.duplicates import descriptions
+    from ckptzoo.derive.near_copies import outputs
+    from ckptzoo.errors import ZooError
+    from ckptzoo.text import parse_share
+
+    described = [descriptions(zoo, module=network, saved_in=saved_in)]
+    # the command itself says why outputs are not compared
+    with contextlib.suppress(ZooError):
+        described.append(outputs(zoo, module=network, saved_in=saved_in))
+    found = count = 0
+    for rows in described:
+        with bar("describing") as progress:
+            kept, blocks = rows.share(parse_share(share), progress)
+        found, count = found + kept, count + blocks
+    then = "The same command without --share has the result." if found == count else "Others are missing."
+    print(f"{saved_in}: {found:,} of {count:,} blocks. {then}")
 
 
 def _inputs(path: Path) -> "np.ndarray":

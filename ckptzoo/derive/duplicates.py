@@ -1,23 +1,26 @@
 """Checkpoints of a zoo that are one network but for permutations and scales of channels."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.derive.concurrency import in_order
+from ckptzoo.derive.described_rows import DescribedRows, Rows
 from ckptzoo.derive.tables import symmetry_of
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.stream import Batch
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry import Canonical, canonicalize
+from ckptzoo.symmetry import GAUGES, Canonical, canonicalize
 from ckptzoo.symmetry.comparison import Neighbours, ambiguous, apart, compare, invariant_width, rounding_tolerance
 from ckptzoo.symmetry.invariants import FEATURES, invariants
 from ckptzoo.text import Progress
 
+_GAUGE = "canonical"
 BATCH_BYTES = 8 * 2**20
 """Weights that are brought into the gauge at a time, or one checkpoint."""
 CANDIDATE_BYTES = 128 * 2**20
@@ -66,7 +69,12 @@ class Duplicates:
 
 
 def dedupe(
-    zoo: Zoo, *, tolerance: float | None = None, module: Any = None, progress: Progress | None = None
+    zoo: Zoo,
+    *,
+    tolerance: float | None = None,
+    module: Any = None,
+    saved_in: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> Duplicates:
     """The checkpoints of a zoo that are one network but for permutations and scales.
 
@@ -82,12 +90,16 @@ def dedupe(
         precision in which the zoo stores a tensor. 2^-40 is the precision to which the gauge takes scales; without
         scales it does not count.
     module : the network as a torch module, which is traced where the zoo has no symmetry table.
+    saved_in : a folder in which the descriptions of each block of checkpoints are kept; those that are there are not
+        computed again. See ``descriptions``.
     progress : called after every batch with the checkpoints that have been described.
 
     Raises
     ------
     ZooError
         The tolerance is negative or not finite.
+    IntegrityError
+        Descriptions that were kept are damaged.
     SymmetryError
         No symmetry table is known.
 
@@ -106,7 +118,8 @@ def dedupe(
     if not 0 <= tolerance < np.inf:
         step = "Leave it out for rounding alone."
         raise ZooError(Problem("dedupe", "tolerance", "a finite number, 0 or more", repr(tolerance), step))
-    described = _describe(zoo, symmetry, rounding, progress)
+    found = descriptions(zoo, module=module, saved_in=saved_in).arrays(progress)
+    described = _Descriptions(**found) if found else _Descriptions.blank(0)
     rows, ids = np.flatnonzero(described.usable), zoo.ids
     width = invariant_width(tolerance, len(zoo.arch.names))
     weights = _CanonicalWeights(zoo, symmetry)
@@ -136,11 +149,39 @@ class _Descriptions:
     usable: NDArray[np.bool_]
     ambiguous: NDArray[np.bool_]
 
+    @classmethod
+    def blank(cls, N: int) -> "_Descriptions":
+        """Of N checkpoints of which nothing is known."""
+        return cls(np.zeros((N, FEATURES)), np.zeros(N, bool), np.zeros(N, bool))
 
-def _describe(zoo: Zoo, symmetry: Symmetry, rounding: float, progress: Progress | None) -> _Descriptions:
+
+def descriptions(zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = None) -> DescribedRows:
+    """What ``dedupe`` computes of every checkpoint by itself, which processes can share.
+
+    Parameters
+    ----------
+    zoo, module, saved_in : as for ``dedupe``.
+
+    Examples
+    --------
+    >>> descriptions(zoo, saved_in="kept").share((0, 4))  # doctest: +SKIP
+    (3, 12)
+    """
+    symmetry = symmetry_of(zoo.contents, module)
+    rounding = rounding_tolerance((zoo[name].dtype for name in zoo.arch.names), symmetry)
+
+    def compute(some: Zoo, progress: Progress) -> Rows:
+        return asdict(_describe(some, symmetry, rounding, progress))
+
+    gauge = GAUGES[_GAUGE]
+    what = {"described": "weights", "symmetry": symmetry.digest, "gauge": [gauge.name, gauge.version]}
+    return DescribedRows(zoo, {**what, "features": FEATURES, "rounding": rounding}, compute, saved_in)
+
+
+def _describe(zoo: Zoo, symmetry: Symmetry, rounding: float, progress: Progress) -> _Descriptions:
     """The description of every checkpoint."""
     N = len(zoo)
-    descriptions = _Descriptions(np.zeros((N, FEATURES)), np.zeros(N, bool), np.zeros(N, bool))
+    found = _Descriptions.blank(N)
 
     def describe(batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.bool_]]:
         canonical = _canonical(batch, zoo, symmetry)
@@ -152,15 +193,14 @@ def _describe(zoo: Zoo, symmetry: Symmetry, rounding: float, progress: Progress 
     done = 0
     for usable, sketches, unsure in in_order(describe, zoo.batches(max_bytes=BATCH_BYTES)):
         rows = done + np.flatnonzero(usable)
-        descriptions.usable[rows], descriptions.sketches[rows], descriptions.ambiguous[rows] = True, sketches, unsure
+        found.usable[rows], found.sketches[rows], found.ambiguous[rows] = True, sketches, unsure
         done += len(usable)
-        if progress is not None:
-            progress(done, N)
-    return descriptions
+        progress(done, N)
+    return found
 
 
 def _canonical(batch: Batch, zoo: Zoo, symmetry: Symmetry) -> Canonical:
-    return canonicalize({name: batch[name] for name in zoo.arch.names}, symmetry, gauge="canonical")
+    return canonicalize({name: batch[name] for name in zoo.arch.names}, symmetry, gauge=_GAUGE)
 
 
 def _runs(sets: list[NDArray[np.int64]], capacity: int) -> Iterator[list[NDArray[np.int64]]]:

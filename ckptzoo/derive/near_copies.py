@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from ckptzoo import archs
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.concurrency import in_order
+from ckptzoo.derive.described_rows import DescribedRows, Rows
 from ckptzoo.derive.tables import unless_layers
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.stream import Batch
@@ -119,7 +121,9 @@ class Points:
         return sorted(pairs, key=lambda pair: (pair.distance, pair.ids))
 
 
-def near_copies(zoo: Zoo, *, module: Any = None, progress: Progress | None = None) -> NearCopies:
+def near_copies(
+    zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = None, progress: Progress | None = None
+) -> NearCopies:
     """The members of a zoo whose outputs are nearer to one another than those of independent members are.
 
     A copy that was rounded to float16, whose softmax was shifted, or that has a little noise on its weights is another
@@ -131,12 +135,16 @@ def near_copies(zoo: Zoo, *, module: Any = None, progress: Progress | None = Non
     ----------
     zoo : a zoo, or a selection of it, of at least 8 members; the last step of each counts.
     module : the network as a torch module, for one that is not in ``ckptzoo.archs``.
+    saved_in : a folder in which the outputs of each block of checkpoints are kept; those that are there are not
+        computed again. See ``outputs``.
     progress : called after every batch with the checkpoints that have been evaluated.
 
     Raises
     ------
     ZooError
         No forward function is known, or no input shape; or there are fewer than 8 members.
+    IntegrityError
+        Outputs that were kept are damaged.
     MissingExtraError
         torch is not installed.
 
@@ -152,13 +160,36 @@ def near_copies(zoo: Zoo, *, module: Any = None, progress: Progress | None = Non
     ()
     """
     members = zoo.last_steps()
-    found = points(members, seeded_inputs(zoo.arch), module=module, progress=progress)
+    values = outputs(zoo, module=module, saved_in=saved_in).arrays(progress).get("values", np.zeros((0, 0)))
+    found = Points(tuple(members.ids), origins(members), values)
     threshold = found.threshold()
     if threshold is None:
         step = "Compare them with dedupe, which needs no others."
         got = str(len(set(found.origins.tolist())))
         raise ZooError(Problem(zoo.name, "independent members", f"at least {LEAST_MEMBERS}", got, step))
     return NearCopies(tuple(found.near(found, threshold)), threshold, len(members))
+
+
+def outputs(zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = None) -> DescribedRows:
+    """What ``near_copies`` computes of every member by itself, which processes can share.
+
+    Parameters
+    ----------
+    zoo, module, saved_in : as for ``near_copies``; a module of the same name must be the same network.
+
+    Raises
+    ------
+    ZooError
+        No forward function is known, or no input shape.
+    """
+    inputs = seeded_inputs(zoo.arch)
+    _require_forward(zoo, module)
+
+    def compute(some: Zoo, progress: Progress) -> Rows:
+        return {"values": points(some, inputs, module=module, progress=progress).values}
+
+    network = zoo.arch.forward if module is None else f"module {type(module).__qualname__}"
+    return DescribedRows(zoo.last_steps(), {"described": "outputs", "network": network}, compute, saved_in)
 
 
 def seeded_inputs(arch: Architecture) -> NDArray[np.float32]:
@@ -199,10 +230,7 @@ def points(
     others : ids of checkpoints that take the same inputs in another form, and those.
     module, progress : as ``near_copies`` takes them.
     """
-    if module is None and not archs.known(zoo.arch.forward):
-        step = "Name your own: --module FILE.py:NAME, or module=... from Python."
-        got, step = repr(zoo.arch.forward) if zoo.arch.forward else "none", unless_layers(zoo.contents, step)
-        raise ZooError(Problem(zoo.name, "forward function", "one of ckptzoo.archs", got, step))
+    _require_forward(zoo, module)
     forward_module = import_with_torch("forward")
     forward = forward_module.Forward(zoo.arch, module)
     stack = max(1, min(_STACK, _STACK_BYTES // zoo.arch.nbytes))
@@ -234,6 +262,13 @@ def points(
                 if progress is not None:
                     progress(done, len(ids))
     return Points(tuple(ids), origins(zoo), np.zeros((len(ids), 0)) if values is None else values)
+
+
+def _require_forward(zoo: Zoo, module: Any) -> None:
+    if module is None and not archs.known(zoo.arch.forward):
+        step = "Name your own: --module FILE.py:NAME, or module=... from Python."
+        got, step = repr(zoo.arch.forward) if zoo.arch.forward else "none", unless_layers(zoo.contents, step)
+        raise ZooError(Problem(zoo.name, "forward function", "one of ckptzoo.archs", got, step))
 
 
 def stored_points(zoo: Zoo, logits: Iterator[tuple[slice, NDArray[Any]]], examples: int) -> Points:

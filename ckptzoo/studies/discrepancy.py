@@ -13,6 +13,7 @@ from rich.console import RenderableType
 
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.format.saved_blocks import SavedBlocks
 from ckptzoo.loader.checkpoint import import_torch
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.distances import Distances
@@ -20,7 +21,6 @@ from ckptzoo.measure.kernels import Rule
 from ckptzoo.measure.mmd import p_value
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import digest_of
-from ckptzoo.studies.saved_distances import SavedDistances
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import blocks, flags, parameter_names, parameters_by_layer, table_of
 from ckptzoo.text import Progress, counted, printable
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 256 * 2**20
 """Weights of both zoos that are held at a time, where their rows are no views of a file."""
+
+_SUMS, _COLUMNS = "sums", "columns"
+"""The tensor and the fact of a block that is kept."""
 
 Values = NDArray[np.float64]
 
@@ -424,7 +427,7 @@ class _Sides:
         self._saved = None
         if saved_in is not None:
             kinds = [_digest(self.x, variant_x), _digest(self.y, variant_y), BLOCK_BYTES, str(device)]
-            self._saved = SavedDistances(Path(saved_in), digest_of(kinds), len(self.x), len(self.y))
+            self._saved = SavedBlocks(Path(saved_in), digest_of(kinds))
 
     def is_saved(self, number: int) -> bool:
         """Whether the distances of a block are in the folder; those of no columns need no file."""
@@ -433,15 +436,23 @@ class _Sides:
     def distances(self, number: int) -> Distances:
         """The distances of a block: those that are kept, else measured, and kept where there is a folder."""
         if self._saved is not None and self._saved.has(number):
-            return self._saved.load(number, None if self._torch is None else self._on_device(np.zeros(1, np.float32)))
+            return self._loaded(self._saved, number)
         block, measured = self.blocks[number], Distances(len(self.x), len(self.y))
         arrays = [tensor[:, *block.index] for tensor in self._tensors(block.tensor)]
         if self._torch is not None:
             arrays = [self._on_device(array) for array in arrays]
         measured.add(*arrays)
         if self._saved is not None and measured.columns:
-            self._saved.store(number, measured)
+            self._saved.store(number, {_SUMS: measured.sums()}, {_COLUMNS: str(measured.columns)})
         return measured
+
+    def _loaded(self, saved: SavedBlocks, number: int) -> Distances:
+        arrays, facts = saved.load(number)
+        like = None if self._torch is None else self._on_device(np.zeros(1, np.float32))
+        try:
+            return Distances.from_sums(len(self.x), len(self.y), int(facts[_COLUMNS]), arrays[_SUMS], like)
+        except (KeyError, ValueError) as error:
+            raise saved.damaged(number, str(error)[:200]) from error
 
     def _on_device(self, array: NDArray[Any]) -> Any:
         assert self._torch is not None

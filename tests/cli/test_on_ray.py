@@ -56,6 +56,9 @@ def test_shares_are_done_by_tasks_with_the_same_bytes(cli: Any, cluster: str, tm
     )
     assert found.code == 0 and found.out.replace("/two/", "/one/") == expected.out, found
     assert len(list((tmp_path / "kept").iterdir())) == len(ckptzoo.open(shared).arch.tensors)
+    expected = cli("dedupe", shared, "--json")
+    found = cli("dedupe", shared, "--json", "--saved", tmp_path / "rows", "--on", f"ray://{cluster}")
+    assert found.code == 0 and found.out == expected.out and len(list((tmp_path / "rows").iterdir())) == 2, found
 
 
 def test_a_share_that_fails_says_why(cli: Any, cluster: str, tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def test_damaged_distances_are_refused(perceptrons: Make, tmp_path: Path) -> Non
     first, *_ = sorted((tmp_path / "kept").iterdir())
     whole = first.read_bytes()
     first.write_bytes(whole[:-9])
-    with pytest.raises(IntegrityError, match=rf"{first.name}: distances: expected .*\. Remove the file"):
+    with pytest.raises(IntegrityError, match=rf"{first.name}: block: expected .*\. Remove the file"):
         mmd(one, two, saved_in=tmp_path / "kept")
     # of another comparison under this name
     other = tmp_path / "other"

@@ -54,7 +54,9 @@ def test_optunets_are_matched_as_by_brute_force() -> None:
         blocks = both[:, [0, 5]] // 5
         scales = GroupElement.identity(table, len(both)).scales
         moved = apply(GroupElement({"conv1": blocks, "conv2": both}, scales), copies, table)
-        values = sum((moved[name] * reference[name]).reshape(len(both), -1).sum(axis=1) for name in moved)
+        values = np.zeros(len(both))
+        for name, array in moved.items():
+            values += (array * reference[name]).reshape(len(both), -1).sum(axis=1)
         np.testing.assert_allclose(found.value[k], values.max(), rtol=1e-12)
     np.testing.assert_allclose(found.bound, found.value, rtol=1e-12)
 

@@ -1,0 +1,88 @@
+"""Arrays with a row for each checkpoint, computed block by block; blocks can be shared among processes and kept.
+
+Blocks follow from the zoo alone and each is computed by itself, kept or not, so that no bit depends on who computed it.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.format.saved_blocks import SavedBlocks
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import Document, digest_of
+from ckptzoo.text import Progress
+
+BLOCK_BYTES = 256 * 2**20
+"""Weights of the checkpoints of a block, or one checkpoint."""
+
+Rows = dict[str, NDArray[Any]]
+"""By name, each with a row for every checkpoint."""
+
+
+class DescribedRows:
+    """What is computed of every checkpoint by itself.
+
+    Parameters
+    ----------
+    zoo : the selection.
+    what : facts that the arrays depend on besides the weights; they name the files.
+    compute : from the checkpoints of a block to their arrays; it calls its second argument with its progress.
+    saved_in : a folder in which the arrays of each block are kept; None to keep none.
+    """
+
+    def __init__(
+        self, zoo: Zoo, what: Document, compute: Callable[[Zoo, Progress], Rows], saved_in: str | Path | None
+    ) -> None:
+        self._zoo, self._compute = zoo, compute
+        rows = max(1, BLOCK_BYTES // zoo.arch.nbytes)
+        self.blocks = [slice(start, min(start + rows, len(zoo))) for start in range(0, len(zoo), rows)]
+        self._saved = None
+        if saved_in is not None:
+            parts = [part.digest for part in zoo.contents.raw.parts]
+            identity = {"architecture": zoo.arch.digest, "parts": parts, "ids": list(zoo.ids), "rows": rows}
+            self._saved = SavedBlocks(Path(saved_in), digest_of({**identity, **what}))
+
+    def arrays(self, progress: Progress | None = None) -> Rows:
+        """The arrays of all checkpoints: those that are kept, and computed ones."""
+        found = self._blocks(range(len(self.blocks)), progress)
+        return {name: np.concatenate([arrays[name] for arrays in found]) for name in (found[0] if found else ())}
+
+    def share(self, share: tuple[int, int], progress: Progress | None = None) -> tuple[int, int]:
+        """Compute and keep every n-th block, from the i-th, counted from 0; how many are kept now, and all."""
+        if self._saved is None:
+            step = "Name a folder that all who share the work share."
+            raise ZooError(Problem(self._zoo.name, "folder for blocks", "one, to share them", "none", step))
+        self._blocks(range(share[0], len(self.blocks), share[1]), progress)
+        return sum(map(self._saved.has, range(len(self.blocks)))), len(self.blocks)
+
+    def _blocks(self, numbers: Sequence[int], progress: Progress | None) -> list[Rows]:
+        """The arrays of some blocks."""
+        sizes = [self.blocks[number].stop - self.blocks[number].start for number in numbers]
+        found: list[Rows] = []
+        for place, number in enumerate(numbers):
+            done, total = sum(sizes[:place]), sum(sizes)
+
+            def report(inside: int, _: int, *, done: int = done, total: int = total) -> None:
+                if progress is not None:
+                    progress(done + inside, total)
+
+            found.append(self._block(number, report))
+        return found
+
+    def _block(self, number: int, progress: Progress) -> Rows:
+        """The arrays of a block: those that are kept, else computed, and kept where there is a folder."""
+        block = self.blocks[number]
+        if self._saved is not None and self._saved.has(number):
+            arrays, _ = self._saved.load(number)
+            if not arrays or any(len(array) != block.stop - block.start for array in arrays.values()):
+                raise self._saved.damaged(number, "arrays of other lengths")
+            progress(block.stop - block.start, block.stop - block.start)
+            return arrays
+        arrays = self._compute(self._zoo.take(block), progress)
+        if self._saved is not None:
+            self._saved.store(number, arrays, {})
+        return arrays

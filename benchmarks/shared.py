@@ -32,7 +32,8 @@ from builders import metadata, sources
 from builders.checkpointing import WORK_FOLDER, BuildFolder, BuildPlan
 from builders.energy import Spent
 from builders.recipe import Recipe
-from builders.shared import merge, plan, status
+from builders.shared import merge, plan
+from builders.status import status
 from ckptzoo import archs
 from ckptzoo.text import counted
 

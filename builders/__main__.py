@@ -306,8 +306,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Say what of the plans in a zoo's folder is done, running, silent or set aside, and when it will end."""
-    from builders.shared import status as find
-    from builders.shared import watch as show
+    from builders.status import status as find
+    from builders.status import watch as show
 
     if watch and not as_json:
         show(to, _console())

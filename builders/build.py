@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,6 +73,109 @@ class Built:
     cost: tuple[Spending, ...]
 
 
+@dataclass(frozen=True)
+class Settled:
+    """What a build is to do.
+
+    Parameters
+    ----------
+    plan : None where nothing is to be done.
+    units : of the plan those that the zoo lacks.
+    held : members of the recipe that the zoo holds, retracted ones counted.
+    """
+
+    plan: BuildPlan | None
+    units: tuple[Unit, ...]
+    held: int
+
+
+@dataclass(frozen=True, eq=False)
+class BuildRequest:
+    """What ``build`` and ``builders.shared.plan`` were asked for; the parameters are those of ``build``."""
+
+    recipe: Recipe
+    source: sources.Source
+    root: Path
+    members: int
+    steps: tuple[int, ...]
+    first_seed: int
+    device: str
+    unit_size: int | None
+    engine: str | None
+    threads: int | None
+
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe | str | Path,
+        to: str | Path,
+        *,
+        members: int,
+        folder: str | Path | None,
+        keep_steps: Sequence[int],
+        epochs: int | None,
+        first_seed: int,
+        device: str,
+        unit_size: int | None,
+        engine: str | None,
+        threads: int | None,
+    ) -> "BuildRequest":
+        """Check the arguments, load the data, and make the zoo where there is none."""
+        recipe = Recipe.of(recipe, epochs)
+        steps = recipe.steps_to_keep(keep_steps)
+        choose_engine(recipe, device_kind(device), engine)
+        require_at_least(members=members, unit_size=unit_size, threads=threads)
+        require_at_least(0, first_seed=first_seed)
+        source = sources.load(recipe, folder)
+        root = Path(to).absolute()
+        create_zoo(root, recipe, card_of(root, recipe))
+        return cls(recipe, source, root, members, steps, first_seed, device, unit_size, engine, threads)
+
+    def settle(self, build_folder: BuildFolder, measure_size: Callable[[str], int]) -> Settled:
+        """Settle the plan, or find that of the unfinished build, and the units that the zoo lacks.
+
+        Parameters
+        ----------
+        build_folder : locked.
+        measure_size : from an engine's name to the members of a unit; called where nobody has said them.
+
+        Raises
+        ------
+        ZooError
+            The arguments do not fit the zoo, or an unfinished build there.
+        """
+        contents = read_zoo(self.root, self.recipe)
+        unfinished = build_folder.settle_plan(None, BuildPlan)
+        present, taken = seeds_of(contents, self.recipe)
+        seeds = allot(present, self.members, self.first_seed, taken)
+        if not seeds and unfinished is None:
+            return Settled(None, (), len(present))
+        engine, size = self.engine, self.unit_size
+        if unfinished is not None:
+            engine, size = engine or unfinished.engine, size or unfinished.unit_size
+        engine = engine or choose_engine(self.recipe, device_kind(self.device), None)
+        wanted = BuildPlan(
+            self.recipe.digest,
+            self.recipe.prefix,
+            self.members,
+            seeds,
+            size or measure_size(engine),
+            self.steps,
+            self.device,
+            engine,
+            self.source.digest,
+            self.first_seed,
+            code_version(),
+        )
+        plan = build_folder.settle_plan(wanted, BuildPlan)
+        assert plan is not None
+        return Settled(plan, tuple(lacking_units(self.root, contents, self.recipe, plan)), len(present))
+
+    def open_trainer(self, engine: str) -> AbstractContextManager[Trainer]:
+        """A trainer for the members."""
+        return open_trainer(self.recipe, self.source, device=self.device, engine=engine, threads=self.threads)
+
+
 def build(
     recipe: Recipe | str | Path,
     to: str | Path,
@@ -117,52 +221,47 @@ def build(
     ZooError
         The arguments do not fit each other, the zoo, or an unfinished build there.
     """
-    recipe = Recipe.of(recipe, epochs)
     console = console or Console()
-    steps = recipe.steps_to_keep(keep_steps)
-    default_engine = choose_engine(recipe, device_kind(device), engine)
-    require_at_least(members=members, unit_size=unit_size, threads=threads)
-    require_at_least(0, first_seed=first_seed)
-    source = sources.load(recipe, folder)
-    root = Path(to).absolute()
-    create_zoo(root, recipe, card_of(root, recipe))
-    with locked_build_folder(root, recipe.prefix) as build_folder, catch_stop_signals() as should_stop:
-        contents = read_zoo(root, recipe)
-        unfinished = build_folder.settle_plan(None, BuildPlan)
-        engine_name = engine or (unfinished.engine if unfinished else default_engine)
-        present_seeds, taken_seeds = seeds_of(contents, recipe)
-        seeds = allot(present_seeds, members, first_seed, taken_seeds)
-        if not seeds and unfinished is None:
-            return Built(root, None, 0, 0, len(present_seeds), 0, 0.0, ())
-        with (
-            open_trainer(recipe, source, device=device, engine=engine_name, threads=threads) as trainer,
-            counter_of(device) as device_counter,
-        ):
-            meter = counter or device_counter
-            size = unit_size or (unfinished.unit_size if unfinished else default_size(trainer, engine_name, meter))
-            wanted = BuildPlan(
-                recipe.digest,
-                recipe.prefix,
-                members,
-                seeds,
-                size,
-                steps,
-                device,
-                engine_name,
-                source.digest,
-                first_seed,
-                code_version(),
-            )
-            plan = build_folder.settle_plan(wanted, BuildPlan)
-            assert plan is not None
-            units = lacking_units(root, contents, recipe, plan)
-            job = MemberTraining(build_folder, trainer, engine_name, save_seconds, should_stop, meter, plan)
-            steps_taken, seconds = train_all(job, units, console)
-        part, count = merge_units(root, build_folder, units, steps)
+    request = BuildRequest.of(
+        recipe,
+        to,
+        members=members,
+        folder=folder,
+        keep_steps=keep_steps,
+        epochs=epochs,
+        first_seed=first_seed,
+        device=device,
+        unit_size=unit_size,
+        engine=engine,
+        threads=threads,
+    )
+    root = request.root
+    with (
+        locked_build_folder(root, request.recipe.prefix) as build_folder,
+        catch_stop_signals() as should_stop,
+        ExitStack() as opened,
+    ):
+        meter = counter or opened.enter_context(counter_of(device))
+        trainers: dict[str, Trainer] = {}
+
+        def trainer_of(engine: str) -> Trainer:
+            """Opened once: the one that a unit's size is measured with also trains."""
+            if engine not in trainers:
+                trainers[engine] = opened.enter_context(request.open_trainer(engine))
+            return trainers[engine]
+
+        settled = request.settle(build_folder, lambda engine: default_size(trainer_of(engine), engine, meter))
+        if settled.plan is None:
+            return Built(root, None, 0, 0, settled.held, 0, 0.0, ())
+        plan, units = settled.plan, settled.units
+        job = MemberTraining(build_folder, trainer_of(plan.engine), plan.engine, save_seconds, should_stop, meter, plan)
+        steps_taken, seconds = train_all(job, units, console)
+        opened.close()
+        part, count = merge_units(root, build_folder, units, plan.keep_steps)
         build_folder.remove()
     write_page(root)
     added = sum(len(unit.seeds) for unit in units)
-    return Built(root, part, count, added, len(present_seeds) + added, steps_taken, seconds, _cost(root, units))
+    return Built(root, part, count, added, settled.held + added, steps_taken, seconds, _cost(root, units))
 
 
 def train_all(job: UnitTraining, units: Sequence[Unit], console: Console) -> tuple[int, float]:
@@ -293,7 +392,7 @@ def units_to_build(location: str, raw: Tree, ids_by_unit: Mapping[str, set[str]]
     return lacking
 
 
-def _cost(root: Path, units: list[Unit]) -> tuple[Spending, ...]:
+def _cost(root: Path, units: Sequence[Unit]) -> tuple[Spending, ...]:
     """What these units cost, from their rows in the zoo."""
     if not units:
         return ()
@@ -302,7 +401,7 @@ def _cost(root: Path, units: list[Unit]) -> tuple[Spending, ...]:
 
 
 def merge_units(
-    root: Path, build_folder: BuildFolder, units: list[Unit], steps: tuple[int, ...]
+    root: Path, build_folder: BuildFolder, units: Sequence[Unit], steps: tuple[int, ...]
 ) -> tuple[str | None, int]:
     """Write the checkpoints of the units into the zoo as one part; its last step says whether a member diverged."""
     count = 0

@@ -1,13 +1,13 @@
-"""``plan``, ``work``, ``merge`` and ``status``: one build by any number of processes that share the zoo's folder.
+"""``plan``, ``work`` and ``merge``: one build by any number of processes that share the zoo's folder.
 
 ::
 
     plan      settles once what is built, in units          ZOO/.work/<recipe>/plan.json
     work      trains units that nobody else holds           <unit>.claim-*, <unit>.state..., <unit>-<step>.kept...
     merge     adds finished units to the zoo                ZOO/parts/..., and the units' files go
-    status    what is done, running, silent, set aside
 
-``build`` is all of it in one process. No verb needs a lock of the file system: see ``builders.claims``.
+``builders.status`` says what is done; ``build`` is all of it in one process. No verb needs a lock of the file system:
+see ``builders.claims``.
 """
 
 import os
@@ -15,27 +15,21 @@ import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
+from rich.console import Console
 
 from builders import sources
 from builders.build import (
     SAVE_SECONDS,
+    BuildRequest,
     MemberTraining,
-    allot,
-    card_of,
     code_version,
-    create_zoo,
     default_size,
     lacking_units,
     merge_units,
     read_zoo,
-    seeds_of,
     write_page,
 )
 from builders.checkpointing import (
@@ -47,18 +41,13 @@ from builders.checkpointing import (
     catch_stop_signals,
     locked_build_folder,
 )
-from builders.claims import Claim, Claims, Holder
+from builders.claims import Claim, Claims
 from builders.energy import counter_of
-from builders.estimate import require_at_least
 from builders.failures import ATTEMPTS, failures_of, forget_failures, log, note_failure
-from builders.progress import Progress, duration
+from builders.progress import Progress
 from builders.recipe import Recipe
-from builders.train import choose_engine, device_kind, open_trainer
+from builders.train import open_trainer
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.format.files import Folder
-from ckptzoo.format.reader import read_contents
-from ckptzoo.schema.documents import unseal
-from ckptzoo.text import counted
 
 MERGE = "merge"
 """The name of the claim of a merge."""
@@ -122,98 +111,6 @@ class Merged:
     left: int
 
 
-@dataclass(frozen=True)
-class UnitStatus:
-    """One unit.
-
-    Parameters
-    ----------
-    name, members : its name, and how many members it has.
-    state : ``merged``, ``finished``, ``running``, ``silent`` (held by a process that gives no sign of life, which
-        others take over), ``set aside`` (it failed too often), or ``waiting``.
-    holder : who holds it.
-    attempts : how often it ended without progress.
-    """
-
-    name: str
-    members: int
-    state: str
-    holder: Holder | None
-    attempts: int
-
-
-@dataclass(frozen=True)
-class BuildStatus:
-    """One build.
-
-    Parameters
-    ----------
-    prefix : its name.
-    units : all of it, in order.
-    steps : optimiser steps of a unit.
-    seconds : since it was planned.
-    """
-
-    prefix: str
-    units: tuple[UnitStatus, ...]
-    steps: int
-    seconds: float
-
-    def count(self, *states: str) -> int:
-        """How many members are in these states."""
-        return sum(unit.members for unit in self.units if unit.state in states)
-
-    @property
-    def remaining_seconds(self) -> float | None:
-        """How long the rest takes at the pace since it was planned; None where nothing is finished."""
-        done = self.count("merged", "finished")
-        started = sum(
-            unit.members * unit.holder.progress / self.steps
-            for unit in self.units
-            if unit.holder is not None and unit.state in ("running", "silent")
-        )
-        rest = sum(unit.members for unit in self.units) - done - started
-        return None if done + started == 0 else self.seconds * rest / (done + started)
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON-ready values."""
-        return {
-            "build": self.prefix,
-            "seconds": self.seconds,
-            "remaining_seconds": self.remaining_seconds,
-            "units": [asdict(unit) for unit in self.units],
-        }
-
-    def print(self, console: Console) -> None:
-        """Print ``rendered``."""
-        console.print(self.rendered())
-
-    def rendered(self) -> Group:
-        """Counts, and a table of what is not merged, finished or waiting."""
-        members = sum(unit.members for unit in self.units)
-        counts = ", ".join(
-            f"{counted(number, 'member')} {state}"
-            for state in ("merged", "finished", "running", "silent", "set aside", "waiting")
-            if (number := self.count(state))
-        )
-        rest = self.remaining_seconds
-        left = "" if not rest else f"; {duration(rest)} left at this pace"
-        line = f"{self.prefix}: {members:,} members in {counted(len(self.units), 'unit')}: {counts}{left}."
-        table = Table(box=None, pad_edge=False)
-        for column in ("unit", "state", "where", "step", "last sign", "attempts"):
-            table.add_column(column)
-        for unit in self.units:
-            if unit.state not in ("merged", "finished", "waiting"):
-                holder = unit.holder
-                where = ("", "", "") if holder is None else _where(holder, self.steps)
-                table.add_row(unit.name, unit.state, *where, str(unit.attempts or ""))
-        return Group(line, table) if table.row_count else Group(line)
-
-
-def _where(holder: Holder, steps: int) -> tuple[str, str, str]:
-    return f"{holder.host} process {holder.process}", f"{holder.progress:,} of {steps:,}", f"{holder.age:.0f} s ago"
-
-
 def plan(
     recipe: Recipe | str | Path,
     to: str | Path,
@@ -237,46 +134,29 @@ def plan(
     ZooError
         The arguments do not fit each other, the zoo, or an unfinished build there.
     """
-    recipe = Recipe.of(recipe, epochs)
-    steps = recipe.steps_to_keep(keep_steps)
-    default_engine = choose_engine(recipe, device_kind(device), engine)
-    require_at_least(members=members, unit_size=unit_size, threads=threads)
-    require_at_least(0, first_seed=first_seed)
-    source = sources.load(recipe, folder)
-    root = Path(to).absolute()
-    create_zoo(root, recipe, card_of(root, recipe))
-    with locked_build_folder(root, recipe.prefix) as build_folder:
-        contents = read_zoo(root, recipe)
-        unfinished = build_folder.settle_plan(None, BuildPlan)
-        engine_name = engine or (unfinished.engine if unfinished else default_engine)
-        present, taken = seeds_of(contents, recipe)
-        seeds = allot(present, members, first_seed, taken)
-        if not seeds and unfinished is None:
-            return Planned(root, recipe.prefix, 0, 0, 0)
-        size = unit_size or (unfinished.unit_size if unfinished else None)
-        if size is None:
-            with (
-                open_trainer(recipe, source, device=device, engine=engine_name, threads=threads) as trainer,
-                counter_of(device) as counter,
-            ):
-                size = default_size(trainer, engine_name, counter)
-        wanted = BuildPlan(
-            recipe.digest,
-            recipe.prefix,
-            members,
-            seeds,
-            size,
-            steps,
-            device,
-            engine_name,
-            source.digest,
-            first_seed,
-            code_version(),
-        )
-        settled = build_folder.settle_plan(wanted, BuildPlan)
-        assert settled is not None
-        units = lacking_units(root, contents, recipe, settled)
-    return Planned(root, recipe.prefix, len(units), sum(len(unit.seeds) for unit in units), settled.unit_size)
+    request = BuildRequest.of(
+        recipe,
+        to,
+        members=members,
+        folder=folder,
+        keep_steps=keep_steps,
+        epochs=epochs,
+        first_seed=first_seed,
+        device=device,
+        unit_size=unit_size,
+        engine=engine,
+        threads=threads,
+    )
+
+    def measure_size(engine: str) -> int:
+        with request.open_trainer(engine) as trainer, counter_of(device) as counter:
+            return default_size(trainer, engine, counter)
+
+    with locked_build_folder(request.root, request.recipe.prefix) as build_folder:
+        settled = request.settle(build_folder, measure_size)
+    size = 0 if settled.plan is None else settled.plan.unit_size
+    count = sum(len(unit.seeds) for unit in settled.units)
+    return Planned(request.root, request.recipe.prefix, len(settled.units), count, size)
 
 
 def work(
@@ -409,32 +289,6 @@ def _publish(root: Path, address: str | None) -> None:
         from ckptzoo.hub.push import push
 
         push(root, address)
-
-
-def status(to: str | Path) -> tuple[BuildStatus, ...]:
-    """What the builds in a zoo's folder have done.
-
-    Raises
-    ------
-    ZooError
-        There is no such folder, or a plan cannot be read.
-    """
-    root = Path(to).absolute()
-    if not root.is_dir():
-        raise ZooError(Problem(str(root), "a zoo", "a folder", "nothing", "Plan a build there first."))
-    plans = sorted((root / WORK_FOLDER).glob("*/plan.json"))
-    return tuple(found for path in plans if (found := _status_of(root, path)) is not None)
-
-
-def watch(to: str | Path, console: Console, *, seconds: float = 2.0) -> None:
-    """Show the status of the builds in a zoo's folder every few seconds, until no unit waits or runs, or Ctrl-C."""
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            found = status(to)
-            live.update(Group(*(item.rendered() for item in found)), refresh=True)
-            if not any(item.count("running", "silent", "waiting") for item in found):
-                return
-            time.sleep(seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -584,35 +438,3 @@ def _groups(units: Sequence[Unit], member_bytes: int) -> Iterator[list[Unit]]:
         group.append(unit)
     if group:
         yield group
-
-
-def _status_of(root: Path, path: Path) -> BuildStatus | None:
-    """The status of one plan; None of one of draws, or of a build that ended at this moment."""
-    build_folder = BuildFolder(path.parent)
-    try:
-        content, _ = unseal(path.read_bytes(), location=str(path))
-        if "unit_size" not in content or "seeds" not in content or "keep_steps" not in content:
-            return None
-        settled = build_folder.settle_plan(None, BuildPlan)
-        names = {item.name for item in build_folder.folder.iterdir()}
-        holders = Claims(build_folder.folder).holders()
-        seconds = max(0.0, time.time() - path.stat().st_mtime)
-    except FileNotFoundError:
-        return None
-    assert settled is not None
-    merged = set(read_contents(Folder(root)).raw.rows["unit"].to_pylist())
-    last = settled.keep_steps[-1]
-    units: list[UnitStatus] = []
-    for unit in settled.units:
-        holder = holders.get(unit.name)
-        attempts = len(failures_of(build_folder, unit.name)) if f"{unit.name}.failures.json" in names else 0
-        if unit.name in merged:
-            state = "merged"
-        elif f"{unit.name}-{last:06d}.kept.safetensors" in names:
-            state = "finished"
-        elif holder is not None:
-            state = "running" if holder.alive else "silent"
-        else:
-            state = "set aside" if attempts >= ATTEMPTS else "waiting"
-        units.append(UnitStatus(unit.name, len(unit.seeds), state, holder, attempts))
-    return BuildStatus(settled.prefix, tuple(units), last, seconds)

@@ -24,7 +24,8 @@ from builders.build import build
 from builders.checkpointing import WORK_FOLDER
 from builders.claims import Claims
 from builders.recipe import Recipe
-from builders.shared import BuildStatus, merge, plan, status
+from builders.shared import merge, plan
+from builders.status import BuildStatus, status
 from ckptzoo.errors import MissingExtraError, ZooError
 from tests.builders.test_shared import assert_same
 from tests.support.effort import ALL

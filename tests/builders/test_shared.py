@@ -21,8 +21,9 @@ from builders.__main__ import run
 from builders.build import build
 from builders.checkpointing import WORK_FOLDER, Interrupted
 from builders.recipe import Recipe
-from builders.shared import BuildStatus, merge, plan, status, watch, work
+from builders.shared import merge, plan, work
 from builders.state import TrainingState
+from builders.status import BuildStatus, status, watch
 from builders.train import Trainer
 from ckptzoo.errors import ZooError
 from ckptzoo.format.durable import Staging

@@ -22,9 +22,10 @@ from builders.__main__ import run
 from builders.build import build
 from builders.checkpointing import WORK_FOLDER
 from builders.recipe import Recipe
-from builders.shared import merge, plan, status
+from builders.shared import merge, plan
 from builders.slurm import ArrayTask, submit
 from builders.state import TrainingState
+from builders.status import status
 from builders.train import Trainer
 from ckptzoo.errors import ZooError
 from tests.support.effort import ALL

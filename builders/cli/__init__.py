@@ -1,0 +1,1 @@
+"""``python -m builders``: train zoos from recipes."""

@@ -1,0 +1,342 @@
+"""The commands that train a recipe's members: build, and its parts for any number of machines."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from builders.cli.options import (
+    AsJson,
+    DataFolder,
+    Device,
+    Engine,
+    Epochs,
+    KeepSteps,
+    Members,
+    Precision,
+    Predictions,
+    RecipeName,
+    SaveEvery,
+    Threads,
+    UnitSize,
+    console_of,
+    parse_numbers,
+    parse_pairs,
+    parse_seconds,
+    print_report,
+)
+from ckptzoo.cli.exits import PROBLEMS
+from ckptzoo.text import counted
+
+if TYPE_CHECKING:
+    from builders.shared import Worked
+
+
+def build(
+    recipe: RecipeName,
+    members: Members,
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder; made where there is none.")],
+    data: DataFolder = None,
+    keep_steps: KeepSteps = "",
+    epochs: Epochs = None,
+    precision: Precision = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")] = 0,
+    device: Device = "cpu",
+    engine: Engine = None,
+    threads: Threads = None,
+    unit_size: UnitSize = None,
+    save_every: SaveEvery = 20,
+    predictions: Predictions = False,
+) -> None:
+    """Train members of a recipe together and add them to a zoo.
+
+    Stopped or killed at any moment, the same command carries on; when the zoo holds them all, it adds nothing.
+    """
+    from builders import predicting
+    from builders.build import build as run
+    from builders.recipe import Recipe
+
+    console, wanted = console_of(), Recipe.of(recipe, epochs, precision)
+    sets = predicting.input_sets(wanted, data) if predictions else ()
+    built = run(
+        wanted,
+        to,
+        members=members,
+        folder=data,
+        keep_steps=parse_numbers(keep_steps),
+        first_seed=first_seed,
+        device=device,
+        unit_size=unit_size,
+        engine=engine,
+        threads=threads,
+        save_seconds=save_every,
+        console=console,
+    )
+    if built.part is None:
+        console.print(f"{to}: holds {counted(built.held, 'member')} of {recipe} already; nothing was added.")
+    else:
+        console.print(f"{to}: {built.checkpoints:,} checkpoints of {built.members:,} members in part {built.part}.")
+    for item in built.cost:
+        console.print(f"{to}: {item.line()}.", highlight=False, soft_wrap=True)
+    predicting.predict(to, sets, console)
+
+
+def plan(
+    recipe: RecipeName,
+    members: Members,
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder; made where there is none.")],
+    data: DataFolder = None,
+    keep_steps: KeepSteps = "",
+    epochs: Epochs = None,
+    precision: Precision = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")] = 0,
+    device: Device = "cpu",
+    engine: Engine = None,
+    threads: Threads = None,
+    unit_size: UnitSize = None,
+) -> None:
+    """Settle what is to be trained, in units, for any number of work processes; nothing is trained.
+
+    With the same arguments as build, which is plan, work and merge in one process.
+    """
+    from builders.recipe import Recipe
+    from builders.shared import plan as settle
+
+    planned = settle(
+        Recipe.of(recipe, epochs, precision),
+        to,
+        members=members,
+        folder=data,
+        keep_steps=parse_numbers(keep_steps),
+        first_seed=first_seed,
+        device=device,
+        engine=engine,
+        threads=threads,
+        unit_size=unit_size,
+    )
+    units = f"{counted(planned.units, 'unit')} of {counted(planned.unit_size, 'member')}"
+    what = f"{counted(planned.members, 'member')} to train, in {units}" if planned.units else "nothing is left to train"
+    console_of().print(f"{to}: {planned.prefix}: {what}.", highlight=False, soft_wrap=True)
+
+
+def work(
+    recipe: RecipeName,
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder, shared by all.")],
+    unit: Annotated[str | None, typer.Option(metavar="NAME", help="Only this unit; status lists them.")] = None,
+    share: Annotated[str, typer.Option(metavar="I/N", help="Only every N-th unit, from the I-th, from 0.")] = "",
+    duration: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="Stop after 90s, 50m or 8h, when all is saved.")
+    ] = "",
+    data: DataFolder = None,
+    epochs: Epochs = None,
+    precision: Precision = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="By default that of the plan.")] = None,
+    threads: Threads = None,
+    save_every: SaveEvery = 20,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ray[://HOST:PORT]", help="Train on the machines of a Ray cluster; only this has the zoo."
+        ),
+    ] = None,
+) -> None:
+    """Train units of a plan that no other process holds; start as many as there are cores, GPUs or machines.
+
+    Stopped or killed at any moment, nothing is lost: others take over. Exits with 1 where units failed.
+    """
+    from builders.recipe import Recipe
+    from ckptzoo.text import parse_share
+
+    console, run_units = console_of(), _work_on(on)
+    done = run_units(
+        Recipe.of(recipe, epochs, precision),
+        to,
+        unit=unit,
+        share=parse_share(share) if share else None,
+        seconds=parse_seconds(duration) if duration else None,
+        folder=data,
+        device=device,
+        threads=threads,
+        save_seconds=save_every,
+        console=console,
+    )
+    line = f"{to}: {counted(done.units, 'unit')} done ({counted(done.members, 'member')}), {done.left:,} left."
+    console.print(line, highlight=False, soft_wrap=True)
+    for name, error in done.failed:
+        console.print(f"{name}: failed: {error}", highlight=False, markup=False, soft_wrap=True)
+    if done.failed:
+        raise typer.Exit(PROBLEMS)
+
+
+def submit(
+    recipe: RecipeName,
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder, shared by all.")],
+    slurm: Annotated[bool, typer.Option("--slurm", help="Submit an array of tasks to Slurm.")] = False,
+    as_command: Annotated[
+        bool, typer.Option("--print", help="Print the command that any other scheduler may run any number of times.")
+    ] = False,
+    tasks: Annotated[int, typer.Option(min=1, help="How many tasks work at once.")] = 1,
+    duration: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="How long a task works before it makes room: 50m or 8h.")
+    ] = "1h",
+    options: Annotated[
+        list[str] | None, typer.Option("--sbatch", metavar="KEY=VALUE", help="An option of sbatch; repeatable.")
+    ] = None,
+    data: DataFolder = None,
+    epochs: Epochs = None,
+    precision: Precision = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="By default that of the plan.")] = None,
+    threads: Threads = None,
+    save_every: SaveEvery = 20,
+) -> None:
+    """Let a cluster work on a plan, by as many tasks as you like; those of Slurm come back until nothing is left."""
+    from builders import slurm as cluster
+    from builders.recipe import Recipe
+
+    if slurm == as_command:
+        raise typer.BadParameter("expected one of --slurm and --print.")
+    seconds, folder = parse_seconds(duration), None if data is None else data.absolute()
+    if as_command:
+        name = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
+        arguments = {"data": None if folder is None else str(folder), "epochs": epochs, "precision": precision}
+        arguments |= {"device": device, "threads": threads, "save-every": f"{save_every:g}"}
+        print(cluster.command(name, to, seconds, arguments))
+        return
+    submitted = cluster.submit(
+        Recipe.of(recipe, epochs, precision),
+        to,
+        tasks=tasks,
+        seconds=seconds,
+        sbatch=parse_pairs(options or [], "--sbatch"),
+        folder=folder,
+        device=device,
+        threads=threads,
+        save_seconds=save_every,
+    )
+    line = f"{to}: job {submitted.job}, {counted(submitted.tasks, 'task')}; logs in {submitted.folder}."
+    console_of().print(line, highlight=False, soft_wrap=True)
+
+
+def merge(
+    recipe: RecipeName,
+    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder.")],
+    push_to: Annotated[
+        str | None, typer.Option("--push", metavar="ORG/ZOO", help="Publish the zoo there, part by part.")
+    ] = None,
+    epochs: Epochs = None,
+    precision: Precision = None,
+) -> None:
+    """Add the units of a plan that are finished to the zoo; the others stay for the next time."""
+    from builders.recipe import Recipe
+    from builders.shared import merge as add_units
+
+    with contextlib.ExitStack() as stack:
+        if push_to is not None:
+            from ckptzoo.hub.client.quiet import quietly
+
+            stack.enter_context(quietly())
+        done = add_units(Recipe.of(recipe, epochs, precision), to, push_to=push_to)
+    parts = f"{counted(done.checkpoints, 'checkpoint')} of {counted(done.units, 'unit')} in {', '.join(done.parts)}"
+    left = f"; {counted(done.left, 'unit')} are not finished" if done.left else ""
+    there = f"; published in {push_to}" if push_to else ""
+    line = f"{to}: {parts if done.parts else 'nothing was added'}{left}{there}."
+    console_of().print(line, highlight=False, soft_wrap=True)
+
+
+def status(
+    to: Annotated[Path, typer.Argument(metavar="ZOO", help="The zoo's folder.", show_default=False)],
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until all is done.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what of the plans in a zoo's folder is done, running, silent or set aside, and when it will end."""
+    from builders.status import status as find
+    from builders.status import watch as show
+
+    if watch and not as_json:
+        show(to, console_of())
+        return
+    found = find(to)
+    if as_json:
+        print(json.dumps([item.to_json() for item in found], indent=2, allow_nan=False))
+        return
+    console = console_of()
+    for item in found:
+        item.print(console)
+    if not found:
+        console.print(f"{to}: nothing is planned; all that was is in the zoo.", highlight=False, soft_wrap=True)
+
+
+def estimate(
+    recipe: RecipeName,
+    members: Annotated[int, typer.Option(min=1, help="How many members are to be trained.")],
+    data: DataFolder = None,
+    keep_steps: KeepSteps = "",
+    epochs: Epochs = None,
+    precision: Precision = None,
+    device: Device = "cpu",
+    engine: Engine = None,
+    threads: Threads = None,
+    unit_size: UnitSize = None,
+    predictions: Predictions = False,
+    devices: Annotated[int, typer.Option(min=1, help="How many devices such as this one work side by side.")] = 1,
+    price: Annotated[
+        float | None, typer.Option(metavar="NUMBER", min=0, help="Of an hour of a device, in any currency.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how long a build would take and how large the zoo would be, from a few seconds of its first steps.
+
+    Writes nothing.
+    """
+    from builders import predicting
+    from builders.estimate import estimate as compute
+    from builders.recipe import Recipe
+
+    wanted = Recipe.of(recipe, epochs, precision)
+    sets = predicting.input_sets(wanted, data) if predictions else ()
+    result = compute(
+        wanted,
+        members=members,
+        folder=data,
+        keep_steps=parse_numbers(keep_steps),
+        device=device,
+        unit_size=unit_size,
+        engine=engine,
+        threads=threads,
+        examples=sum(len(item.inputs) for item in sets),
+        devices=devices,
+        price=price,
+    )
+    print_report(result, as_json)
+
+
+def cost(
+    zoo: Annotated[str, typer.Argument(metavar="ZOO", help="A folder, or an address.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Say what a zoo cost: device-hours, members a device-hour and energy, for each recipe, device and engine.
+
+    Training alone; measuring the checkpoints is not counted.
+    """
+    import ckptzoo
+    from builders.cost import cost as compute
+
+    print_report(compute(ckptzoo.open(zoo)), as_json)
+
+
+def _work_on(on: str | None) -> "Callable[..., Worked]":
+    """The function that does what ``work`` is asked to, where it is asked to."""
+    if on is None:
+        from builders.shared import work
+
+        return work
+    scheme, separator, address = on.partition("://")
+    if scheme != "ray" or bool(separator) != bool(address):
+        raise typer.BadParameter(f"{on!r}: expected ray or ray://HOST:PORT.", param_hint="--on")
+    from builders.ray_work import work as work_on_ray
+
+    return partial(work_on_ray, address=address or None)

@@ -1,0 +1,110 @@
+"""What the commands share: options, how their texts are read, and how results are printed."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import typer
+from rich.console import Console
+
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="The name of a recipe, or the path of a .toml file.", show_default=False)
+]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="FOLDER", help="Where the data set is; by default $CKPTZOO_DATA, else fetched."),
+]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, help="Other epochs than the recipe's; a recipe of its own, with its own digest.")
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="tf32, bfloat16, float64 or float32; a recipe of its own where it is not the recipe's."
+    ),
+]
+Members = Annotated[int, typer.Option(min=1, help="How many members of this recipe the zoo is to hold.")]
+KeepSteps = Annotated[str, typer.Option(metavar="STEPS", help="Optimiser steps to keep besides the last: 0,100,938.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+UnitSize = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Members trained together: for 28x28 images 64, on a GPU 1024; ResNets of about 5 minutes."
+    ),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="How steps are taken; by default the fastest for the recipe."),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Threads on a CPU, by default one a core; on a GPU streams of members side by side, 1."),
+]
+SaveEvery = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How much work is lost at most when killed.")]
+Predictions = Annotated[
+    bool, typer.Option("--predictions", help="Store outputs on the test set too, and on the recipe's ood set.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Report(Protocol):
+    """A result that people and programs can read."""
+
+    def print(self, console: Console | None = None) -> None:
+        """For people."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        ...
+
+
+def print_report(report: Report, as_json: bool) -> None:
+    """Print a result for people, or as JSON."""
+    if as_json:
+        print(json.dumps(report.to_json(), indent=2, allow_nan=False))
+    else:
+        report.print(console_of())
+
+
+def console_of(*, stderr: bool = False) -> Console:
+    """Of the standard output or error, which wraps nothing where that is no terminal."""
+    console = Console(stderr=stderr)
+    # rich would wrap at 80 columns
+    return console if console.is_terminal else Console(stderr=stderr, width=100_000, color_system=None)
+
+
+def parse_numbers(text: str) -> list[int]:
+    """Steps of ``0,100,938``."""
+    try:
+        return [int(item) for item in text.split(",") if item.strip()]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: expected steps such as 0,100,938.", param_hint="--keep-steps") from None
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of ``90s``, ``50m`` or ``8h``."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    try:
+        return float(text[:-1]) * units[text[-1]]
+    except (KeyError, ValueError):
+        raise typer.BadParameter(f"{text!r}: expected a time such as 90s, 50m or 8h.", param_hint="--for") from None
+
+
+def parse_pairs(items: list[str], option: str) -> dict[str, str]:
+    """Texts from ``key=value``."""
+    pairs = [item.partition("=") for item in items]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise typer.BadParameter("expected KEY=VALUE, such as partition=gpu.", param_hint=option)
+    return {name: value for name, _, value in pairs}
+
+
+def parse_settings(items: list[str]) -> dict[str, Any]:
+    """Settings from ``key=value``, values as TOML has them."""
+    import tomllib
+
+    try:
+        return {key: value for item in items for key, value in tomllib.loads(item).items()}
+    except tomllib.TOMLDecodeError as error:
+        raise typer.BadParameter(f"{error}: expected a setting such as scale=0.5.", param_hint="--set") from None

@@ -337,7 +337,7 @@ def read_zoo(root: Path, recipe: Recipe) -> Contents:
 def seeds_of(contents: Contents, recipe: Recipe) -> tuple[set[int], set[int]]:
     """Seeds of the recipe's members in the zoo, and seeds whose ids other checkpoints have; retracted ones keep theirs.
 
-    Whoever adds rows to a zoo may write any id and any digest into them, so that a member of the recipe is what has the
+    Other writers of a zoo may write any id and any digest into them, so that a member of the recipe is what has the
     digest, the seed and the id that go together.
     """
     rows = contents.raw.rows.select(["id", "member", "recipe_digest", "seed"])

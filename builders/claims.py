@@ -1,7 +1,7 @@
 """Claims: files by which processes on any machines that share a folder agree on who does which piece of work.
 
-A claim saves work and decides nothing: two processes may do one piece, where one was taken for dead, and then whoever
-renames a result first has made it. So claims need no lock of the file system, which some cluster file systems do not
+A claim saves work and decides nothing: two processes may do one piece, where one was taken for dead, and the first
+to rename its result has made it. So claims need no lock of the file system, which some cluster file systems do not
 have (Lustre without ``flock``: ENOSYS) and some only pretend to (NFS with ``local_lock``).
 
 ::
@@ -65,7 +65,7 @@ class Claim:
     ----------
     lost : whether another process has taken over; checked with every sign of life.
     taken_over : whether it was taken over from a holder that ended without giving it up.
-    progress : optimiser steps taken; told with the next sign of life.
+    progress : optimiser steps taken; written with the next heartbeat.
     """
 
     def __init__(self, claims: "Claims", path: Path) -> None:
@@ -73,7 +73,7 @@ class Claim:
         self.taken_over = not path.name.endswith("000001")
         self._claims, self._path = claims, path
 
-    def tell(self) -> None:
+    def beat(self) -> None:
         """Give a sign of life, and see whether another process took over."""
         name = _claimed(self._path)
         self.lost = self._claims.newest(name) != self._path
@@ -153,7 +153,7 @@ class Claims:
         temporary = self._folder / f"{TEMPORARY}{secrets.token_hex(8)}"
         try:
             temporary.write_bytes(_content(0))
-            # link(2): of those who try, one makes the name; whoever is killed here leaves no claim without a holder
+            # link(2): of those who try, one makes the name; a process killed here leaves no claim without a holder
             path.hardlink_to(temporary)
         except FileExistsError:
             return False
@@ -167,15 +167,15 @@ class Claims:
 
     def _beat(self, claim: Claim, ended: threading.Event) -> None:
         while not ended.wait(self._heartbeat) and not claim.lost:
-            claim.tell()
+            claim.beat()
 
     def _holder(self, path: Path, now: float) -> Holder | None:
         try:
-            told, data = path.stat().st_mtime, path.read_bytes()[:_MAX_CONTENT]
+            heard, data = path.stat().st_mtime, path.read_bytes()[:_MAX_CONTENT]
         except FileNotFoundError:
             return None
         content = _parsed(data)
-        age = now - told
+        age = now - heard
         # a sign of life from the future is of a clock that was wrong since, and would count for ever
         alive = abs(age) < self._stale and not _has_ended(content)
         host, process, progress = (content.get(key) for key in ("host", "process", "progress"))

@@ -20,7 +20,7 @@ class Spent:
     Parameters
     ----------
     seconds : of the device.
-    joules : of the device, whoever else used it at the time; None where unknown.
+    joules : of the device, whatever else ran on it at the time; None where unknown.
     """
 
     seconds: float = 0.0

@@ -155,14 +155,14 @@ class _Driver:
     async def run(self, should_stop: Callable[[], bool]) -> None:
         """Train all units; end when they are done, or when it is time to stop."""
         pending = {asyncio.create_task(self._train(unit)) for unit in self.order.units}
-        began, told = time.monotonic(), False
+        began, noted = time.monotonic(), False
         try:
             while pending and not should_stop():
                 ended, pending = await asyncio.wait(pending, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
                 for task in ended:
                     task.result()
-                if not told and not self.started and time.monotonic() - began > _ROOM_SECONDS:
-                    told, there = True, self.ray.cluster_resources()
+                if not noted and not self.started and time.monotonic() - began > _ROOM_SECONDS:
+                    noted, there = True, self.ray.cluster_resources()
                     has = {name: there.get(name, 0) for name in self.needs}
                     self.progress.note(f"no unit has started: each needs {self.needs}, the cluster has {has} in all")
         finally:
@@ -242,7 +242,7 @@ class _Attempt:
         driver, unit, finished = self._driver, self._unit, False
         path, changed, state = self._folder.saved_file(unit), self._changed(), None
         if path is not None:
-            # whoever finishes the unit meanwhile removes it
+            # a process that finishes the unit meanwhile removes it
             with suppress(FileNotFoundError):
                 state = await asyncio.to_thread(path.read_bytes)
         plan = driver.order.plan

@@ -1,4 +1,4 @@
-"""A connection to a cluster of Ray, for whoever shares work among its nodes."""
+"""A connection to a cluster of Ray, for work that is shared among its nodes."""
 
 import os
 import socket

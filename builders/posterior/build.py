@@ -459,7 +459,7 @@ def _present(table: Any, model: Method, modes: FoundModes) -> tuple[int, ...]:
     """How many draws of each mode, from 0 on, the zoo holds; retracted ones count."""
     names = ("id", "recipe_digest", "mode", "draw", "seed")
     columns = zip(*(table[name].to_pylist() for name in names), strict=True)
-    # whoever adds rows may write any digest into them; an id that goes with the rest is a draw of the method
+    # other writers may write any digest into their rows; an id that goes with the rest is a draw of the method
     held = {
         (mode, draw)
         for name, digest, mode, draw, seed in columns

@@ -55,7 +55,7 @@ _PIECES = {
 
 @dataclass(frozen=True)
 class Route:
-    """A method, the pattern of its raw paths, the role that it needs (None: whoever may read), handler and threads.
+    """A method, the pattern of its raw paths, the role that it needs (None: that of reading), handler and threads.
 
     ``reads_body`` handlers are coroutines, which read their body as it arrives; the others block, and run in a thread.
     ``signed`` addresses need no token.

@@ -49,7 +49,7 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
         holder = others.holder("u")
         assert holder is not None and holder.alive and holder.process == os.getpid() and holder.age < 5
         claim.progress = 70
-        claim.tell()
+        claim.beat()
         told = others.holder("u")
         assert told is not None and told.progress == 70
     assert others.holder("u") is None and list(tmp_path.iterdir()) == []
@@ -79,9 +79,9 @@ def test_a_holder_elsewhere_is_taken_over_when_it_is_silent(tmp_path: Path, monk
         time.sleep(0.3)
         with second.held("u") as other:
             assert other is not None
-            claim.tell()
+            claim.beat()
             assert claim.lost and not other.lost
-            other.tell()
+            other.beat()
             assert not other.lost
             # what the first tells later does not give it life
             with first.held("u") as again:

@@ -22,7 +22,7 @@ _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 def create_zoo(
     folder: Path, submission: Submission, ingestor: Ingestor, paths: list[Path], module: str | Factory | None
 ) -> tuple[str, ...]:
-    """Make a zoo without checkpoints for the architecture of the first file; returns notes for whoever makes it.
+    """Make a zoo without checkpoints for the architecture of the first file; returns notes for its owner.
 
     Parameters
     ----------

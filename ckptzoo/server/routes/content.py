@@ -97,7 +97,7 @@ def resolve(request: AuthorizedRequest) -> Response:
 
 
 def blob(request: AuthorizedRequest) -> Response:
-    """The bytes of a large file, for whoever has its signed address."""
+    """The bytes of a large file, for clients with its signed address."""
     sha256 = request.raw_pieces["sha256"]
     fields = request.service.signer.check(f"read {sha256}", request.query)
     with request.service.database.reading() as connection:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ckptzoo.errors import require
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.alignment.align import Aligned, align
+from ckptzoo.symmetry.alignment.barycentre import Barycentre, barycentre
 from ckptzoo.symmetry.counts import Counts, GroupCounts, count, counts_by_group, orbits
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.fingerprint import fingerprint
@@ -16,6 +17,7 @@ from ckptzoo.symmetry.softmax import remove_softmax_shift
 __all__ = [
     "GAUGES",
     "Aligned",
+    "Barycentre",
     "Canonical",
     "Counts",
     "Gauge",
@@ -25,6 +27,7 @@ __all__ = [
     "Report",
     "align",
     "apply",
+    "barycentre",
     "canonicalize",
     "count",
     "counts_by_group",

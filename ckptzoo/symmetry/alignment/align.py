@@ -126,7 +126,7 @@ def align(
         made = canonicalize(weights, arch, gauge=gauge, threads=threads)
         arrays, element, usable = stack_of(made.weights, table)[0], made.element, made.report.gauged.copy()
         target = stack_of(canonicalize(target, arch, gauge=gauge, threads=threads).weights, table)[0]
-    compared = _compared(arrays, table)
+    compared = comparable(arrays, table)
     ours, theirs = ({name: _matched_dtype(given[name]) for name in compared} for given in (arrays, target))
     matched = _match(ours, theirs, table, np.flatnonzero(usable), threads or os.cpu_count() or 1, start)
     element = matched.element.compose(element)
@@ -174,24 +174,25 @@ def _reference(
     reference: Stacked, arrays: Mapping[str, NDArray[Any]], K: int, table: Symmetry
 ) -> dict[str, NDArray[Any]]:
     """The reference stacked as the weights are, (1 or K, *shape); refuses what does not fit them."""
-    found = {name: to_numpy(as_array(value)) for name, value in reference.items()}
-    if missing := sorted(arrays.keys() - found.keys()):
+    # counters that nothing moves may be missing, as they are of a mean
+    needed = [name for name, array in arrays.items() if is_float(array) or table.actions_on(name)]
+    found = {name: to_numpy(as_array(value)) for name, value in reference.items() if name in needed}
+    if missing := sorted(set(needed) - found.keys()):
         raise _refused(f"tensor {missing[0]!r}", "it, as the weights have it", "none")
-    for name, array in arrays.items():
-        shape = array.shape[1:]
+    for name in needed:
+        shape = arrays[name].shape[1:]
         if found[name].shape == shape:
             found[name] = found[name][None]
         if found[name].shape[1:] != shape or len(found[name]) not in (1, K):
             raise _refused(f"tensor {name!r}", f"shape {shape}, or (1 or {K}, *shape)", str(found[name].shape))
-    found = {name: found[name] for name in arrays}
     if len(sizes := {len(array) for array in found.values()}) > 1:
         raise _refused("leading axes", "one number of networks in every tensor", str(sorted(sizes)))
-    if not finite({name: found[name] for name in _compared(found, table)}, next(iter(sizes))).all():
+    if not finite({name: found[name] for name in comparable(found, table)}, next(iter(sizes))).all():
         raise _refused("weights", "finite numbers", "others")
     return found
 
 
-def _compared(arrays: Mapping[str, NDArray[Any]], table: Symmetry) -> list[str]:
+def comparable(arrays: Mapping[str, NDArray[Any]], table: Symmetry) -> list[str]:
     """Names of the floating tensors that are no running statistics."""
     following = {action.tensor for action in table.actions if action.role in _STATISTICS}
     return [name for name, array in arrays.items() if is_float(array) and name not in following]

@@ -1,6 +1,19 @@
 """What can be measured of arrays of weights and predictions. Pure arrays, no files."""
 
+from ckptzoo.measure.barriers import Barriers, barriers
 from ckptzoo.measure.distances import Distances
+from ckptzoo.measure.gaussians import divergence, signal_to_noise, wasserstein
 from ckptzoo.measure.mmd import MMDTest, mmd2, mmd_test, p_value
 
-__all__ = ["Distances", "MMDTest", "mmd2", "mmd_test", "p_value"]
+__all__ = [
+    "Barriers",
+    "Distances",
+    "MMDTest",
+    "barriers",
+    "divergence",
+    "mmd2",
+    "mmd_test",
+    "p_value",
+    "signal_to_noise",
+    "wasserstein",
+]

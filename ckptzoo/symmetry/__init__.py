@@ -13,6 +13,7 @@ from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, orde
 from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.softmax import remove_softmax_shift
+from ckptzoo.symmetry.transpositions import random_permutations, transpositions
 
 __all__ = [
     "GAUGES",
@@ -35,8 +36,10 @@ __all__ = [
     "min_mass",
     "orbits",
     "ordering_keys",
+    "random_permutations",
     "remove_softmax_shift",
     "trace",
+    "transpositions",
 ]
 
 if TYPE_CHECKING:

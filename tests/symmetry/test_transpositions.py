@@ -1,0 +1,65 @@
+"""Numbers of transpositions against all permutations, and uniform draws of a given number."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ckptzoo import archs
+from ckptzoo.errors import SymmetryError
+from ckptzoo.symmetry import GroupElement
+from ckptzoo.symmetry.transpositions import random_permutations, transpositions, transpositions_by_group
+
+
+def test_all_permutations_of_4() -> None:
+    found = transpositions(np.array(list(itertools.permutations(range(4)))))
+    assert Counter(found.tolist()) == {0: 1, 1: 6, 2: 11, 3: 6}
+
+
+def test_products_of_transpositions() -> None:
+    """One more exchange changes the number by one; as many as they are make up the permutation, no fewer."""
+    rng = np.random.default_rng(0)
+    for n in (2, 7, 64, 129):
+        perm = np.arange(n)
+        before = 0
+        for _ in range(2 * n):
+            one, other = rng.choice(n, 2, replace=False)
+            perm[[one, other]] = perm[[other, one]]
+            now = int(transpositions(perm))
+            assert abs(now - before) == 1 and now < n
+            before = now
+    assert transpositions(np.zeros((3, 1), int)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("n", "count"), [(4, 0), (4, 1), (4, 2), (4, 3), (5, 2), (5, 3), (1, 0)])
+def test_draws_are_uniform(n: int, count: int) -> None:
+    draws = 40_000
+    found = random_permutations(n, count, draws, np.random.default_rng(1))
+    expected = [perm for perm in itertools.permutations(range(n)) if transpositions(np.array(perm)) == count]
+    counts = Counter(map(tuple, found.tolist()))
+    assert set(counts) == set(expected)
+    # chi-squared has len - 1 degrees of freedom, of variance twice that
+    squares = sum((counts[perm] - draws / len(expected)) ** 2 for perm in expected) * len(expected) / draws
+    assert squares <= len(expected) + 5 * np.sqrt(2 * len(expected))
+
+
+@pytest.mark.parametrize("count", [0, 1, 12, 300, 511])
+def test_wide_layers(count: int) -> None:
+    found = random_permutations(512, count, 3, np.random.default_rng(2))
+    assert (np.sort(found, axis=1) == np.arange(512)).all() and (transpositions(found) == count).all()
+    again = random_permutations(512, count, 3, np.random.default_rng(2))
+    np.testing.assert_array_equal(found, again)
+
+
+def test_between_elements_it_is_zero_for_equal_ones_alone() -> None:
+    table, rng = archs.symmetry("mlp-6-20-20-4"), np.random.default_rng(3)
+    g, h = (GroupElement.random(table, 5, rng) for _ in range(2))
+    assert all((counts == 0).all() for counts in transpositions_by_group(g.inverse().compose(g)).values())
+    assert all((counts > 0).all() for counts in transpositions_by_group(h.inverse().compose(g)).values())
+
+
+@pytest.mark.parametrize("count", [-1, 4, 9])
+def test_numbers_that_no_permutation_has(count: int) -> None:
+    with pytest.raises(SymmetryError, match=f"transpositions of 4 things: expected 0 to 3, got {count}"):
+        random_permutations(4, count, 1, np.random.default_rng(0))

@@ -225,7 +225,7 @@ def dedupe(
     """
     from ckptzoo.derive import dedupe as find
     from ckptzoo.derive.near_copies import near_copies
-    from ckptzoo.errors import ZooError
+    from ckptzoo.errors import IntegrityError, ZooError
     from ckptzoo.hub.contributions.evaluation import own_network
     from ckptzoo.text import counted, printable
 
@@ -245,6 +245,8 @@ def dedupe(
     try:
         with bar("evaluating") as progress:
             near = near_copies(chosen, module=network, saved_in=saved_in, progress=progress)
+    except IntegrityError:
+        raise
     except ZooError as error:
         reason = str(error)
     if as_json:
@@ -276,17 +278,20 @@ def _dedupe_share(zoo: "Zoo", network: Any, saved_in: Path, share: str) -> None:
     """Compute a share of the blocks, and say how many are there."""
     from ckptzoo.derive.duplicates import descriptions
     from ckptzoo.derive.near_copies import outputs
-    from ckptzoo.errors import ZooError
+    from ckptzoo.errors import ZooError, require
     from ckptzoo.text import parse_share
 
+    number, shares = parse_share(share)
     described = [descriptions(zoo, module=network, saved_in=saved_in)]
     # the command itself says why outputs are not compared
     with contextlib.suppress(ZooError):
+        require("torch", "torch")
         described.append(outputs(zoo, module=network, saved_in=saved_in))
     found = count = 0
     for rows in described:
         with bar("describing") as progress:
-            kept, blocks = rows.share(parse_share(share), progress)
+            # the blocks of the second kind are counted on from the first's, or the first shares would have more of both
+            kept, blocks = rows.share(((number - count) % shares, shares), progress)
         found, count = found + kept, count + blocks
     then = "The same command without --share has the result." if found == count else "Others are missing."
     print(f"{saved_in}: {found:,} of {count:,} blocks. {then}")

@@ -1,6 +1,7 @@
 """Arrays with a row for each checkpoint, computed block by block; blocks can be shared among processes and kept.
 
-Blocks follow from the zoo alone and each is computed by itself, kept or not, so that no bit depends on who computed it.
+Blocks follow from the zoo alone and each is computed by itself, kept or not, so that no bit depends on who computed it:
+the last bits of a product of matrices can depend on how many checkpoints are in it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,9 @@ from ckptzoo.schema.documents import Document, digest_of
 from ckptzoo.text import Progress
 
 BLOCK_BYTES = 256 * 2**20
-"""Weights of the checkpoints of a block, or one checkpoint."""
+"""Weights of the checkpoints of a block at most, or one checkpoint."""
+BLOCK_ROWS = 4096
+"""Checkpoints of a block at most: 160,000 OptuNets have 256 MiB, which would be one block for one process."""
 
 Rows = dict[str, NDArray[Any]]
 """By name, each with a row for every checkpoint."""
@@ -38,7 +41,7 @@ class DescribedRows:
         self, zoo: Zoo, what: Document, compute: Callable[[Zoo, Progress], Rows], saved_in: str | Path | None
     ) -> None:
         self._zoo, self._compute = zoo, compute
-        rows = max(1, BLOCK_BYTES // zoo.arch.nbytes)
+        rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // zoo.arch.nbytes))
         self.blocks = [slice(start, min(start + rows, len(zoo))) for start in range(0, len(zoo), rows)]
         self._saved = None
         if saved_in is not None:

@@ -21,6 +21,8 @@ from ckptzoo.symmetry.invariants import FEATURES, invariants
 from ckptzoo.text import Progress
 
 _GAUGE = "canonical"
+_VERSION = 1
+"""Of what ``descriptions`` computes; where its bits change, another number keeps kept ones from being used."""
 BATCH_BYTES = 8 * 2**20
 """Weights that are brought into the gauge at a time, or one checkpoint."""
 CANDIDATE_BYTES = 128 * 2**20
@@ -174,7 +176,12 @@ def descriptions(zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = 
         return asdict(_describe(some, symmetry, rounding, progress))
 
     gauge = GAUGES[_GAUGE]
-    what = {"described": "weights", "symmetry": symmetry.digest, "gauge": [gauge.name, gauge.version]}
+    what = {
+        "described": "weights",
+        "version": _VERSION,
+        "symmetry": symmetry.digest,
+        "gauge": [gauge.name, gauge.version],
+    }
     return DescribedRows(zoo, {**what, "features": FEATURES, "rounding": rounding}, compute, saved_in)
 
 

@@ -36,6 +36,9 @@ _BATCH_BYTES = 8 * 2**20
 _STACK, _STACK_BYTES = 64, 2**20
 """Checkpoints that go through the network at once, at most, and their weights, or one checkpoint."""
 _PAIRS_AT_A_TIME = 2**22
+_VERSION = 1
+"""Of what ``outputs`` computes, inputs included; where its bits change, another number keeps kept ones from being used.
+"""
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,8 @@ def outputs(zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = None)
         return {"values": points(some, inputs, module=module, progress=progress).values}
 
     network = zoo.arch.forward if module is None else f"module {type(module).__qualname__}"
-    return DescribedRows(zoo.last_steps(), {"described": "outputs", "network": network}, compute, saved_in)
+    what = {"described": "outputs", "version": _VERSION, "network": network}
+    return DescribedRows(zoo.last_steps(), what, compute, saved_in)
 
 
 def seeded_inputs(arch: Architecture) -> NDArray[np.float32]:

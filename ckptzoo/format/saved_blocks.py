@@ -5,9 +5,10 @@
     FOLDER/<16 digits of what is computed>-<number of the block>.safetensors
 
 Each file is written under another name and renamed, so it is whole or absent; two processes that compute one block
-write the same bytes.
+write the same arrays. Its metadata has the key, the number and a digest of all that is in it, which are checked.
 """
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,21 +48,26 @@ class SavedBlocks:
         Raises
         ------
         IntegrityError
-            The file is damaged, or of another computation.
+            The file is damaged, or of another computation or block.
         """
         try:
             with safe_open(self.path(number), "numpy") as file:
                 facts = file.metadata() or {}
-                if facts.get("key") == self._key:
-                    return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118, no mapping
-            raise self.damaged(number, "those of another one")
+                if (facts.get("key"), facts.get("number")) != (self._key, str(number)):
+                    raise self.damaged(number, "those of another one")
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
         except SafetensorError as error:
             raise self.damaged(number, str(error)[:200]) from error
+        if facts.pop("digest", None) != _digest(arrays, facts):
+            raise self.damaged(number, "contents with another digest")
+        return arrays, facts
 
     def store(self, number: int, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> None:
         """Keep the arrays of a block, and some facts."""
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        write_file(self.path(number), save(contiguous, metadata={"key": self._key, **facts}))
+        facts = {**facts, "key": self._key, "number": str(number)}
+        metadata = {**facts, "digest": _digest(contiguous, facts)}
+        write_file(self.path(number), save(contiguous, metadata=metadata))
 
     def path(self, number: int) -> Path:
         """The file of a block."""
@@ -70,3 +76,12 @@ class SavedBlocks:
     def damaged(self, number: int, got: str) -> IntegrityError:
         """The error of a file that does not hold what it should."""
         return IntegrityError(Problem(str(self.path(number)), "block", "results of this one", got, "Remove the file."))
+
+
+def _digest(arrays: Arrays, facts: Mapping[str, str]) -> str:
+    """Of facts and of contiguous arrays: their names, types, shapes and bytes."""
+    digest = hashlib.sha256(repr(sorted(facts.items())).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(repr((name, array.dtype.str, array.shape)).encode())
+        digest.update(array.data)
+    return f"sha256:{digest.hexdigest()}"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import SymmetryError, UnknownNameError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
+from ckptzoo.symmetry.alignment.activations import Activations, in_gauge, match_activations
 from ckptzoo.symmetry.alignment.matching import Matched, Matcher, products
 from ckptzoo.symmetry.alignment.movers import Arrays
 from ckptzoo.symmetry.arrays import Stacked, as_array, is_float, stack_of, to_numpy
@@ -19,6 +20,7 @@ from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.gauges import GAUGES, canonicalize
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
 
+METHODS = ("weights", "activations")
 STARTS = ("signature", "identity")
 _STATISTICS = ("mean", "variance")
 """Roles of running statistics, which follow the channels and are not compared."""
@@ -36,7 +38,7 @@ class Aligned:
     value : (K,) float64, ``<A, g B>`` over all floating tensors but running statistics.
     bound : (K,) what the value is at most for any permutations; not reached by networks that are not copies, as a rule.
     distance : (K,) ``||A - g B||`` over the same tensors.
-    sweeps : (K,) how often all groups were gone through.
+    sweeps : (K,) how often all groups were gone through; 0 where signatures or activations alone decide.
     ties : (K,) channels that look like another one of their group whatever the order of the others; where there are
         any, other weights may have the same value.
     aligned : (K,) bool, False where the network is not finite, or could not be brought into the gauge: it stays as it
@@ -65,8 +67,10 @@ def align(
     reference: Stacked,
     arch: Arch,
     *,
+    method: str = "weights",
     gauge: str | None = None,
     start: str = "signature",
+    activations: tuple[Activations, Activations] | None = None,
     threads: int | None = None,
 ) -> Aligned:
     r"""Permute the channels of K networks B so that they are close to a reference A: the same functions.
@@ -83,17 +87,23 @@ def align(
     weights : B: tensor name to (K, *shape), numpy or torch.
     reference : A: tensor name to (*shape) or (1, *shape), one network for all, or to (K, *shape), one for each.
     arch : as in ``canonicalize``.
+    method : ``weights``, as above; or ``activations``: channels that answer alike on the same inputs come together,
+        whatever the distance of the weights (the same source, section 3.1).
     gauge : a name in ``ckptzoo.symmetry.GAUGES``, such as ``min-mass``, into which all are brought before; by default
         they keep their scales.
-    start : ``signature``, by which the result does not depend on the order in which B comes, or ``identity``.
+    start : of the ascent on weights: ``signature``, by which the result does not depend on the order in which B comes,
+        or ``identity``.
+    activations : for that method, of B and of A: group id to (K, n, examples), of a single A (n, examples); as they are
+        before the gauge.
     threads : at most this number; None for one a core.
 
     Raises
     ------
     UnknownNameError
-        No such gauge, or no such start.
+        No such method, gauge or start.
     SymmetryError
-        The weights or the reference do not fit the table, no table is known, or the reference is not finite.
+        The weights, the reference or the activations do not fit the table, no table is known, or the reference is not
+        finite or cannot be brought into the gauge.
     MissingExtraError
         scipy is not installed, and a group has more than 5 channels.
 
@@ -115,6 +125,14 @@ def align(
     """
     if start not in STARTS:
         raise UnknownNameError("ckptzoo.symmetry.align", "start", start, STARTS)
+    if method not in METHODS:
+        raise UnknownNameError("ckptzoo.symmetry.align", "method", method, METHODS)
+    if (method == "activations") != (activations is not None):
+        got = "none" if activations is None else f"some for method {method!r}"
+        raise SymmetryError(
+            f"align: activations: expected them with method 'activations' and no other, got {got}. "
+            "Give activations=(of the networks, of the reference)."
+        )
     if gauge is not None and gauge not in GAUGES:
         raise UnknownNameError("ckptzoo.symmetry", "gauge", gauge, tuple(GAUGES))
     table = table_of(arch)
@@ -122,13 +140,23 @@ def align(
     fits(arrays, table, arch)
     target = _reference(reference, arrays, K, table)
     element, usable = GroupElement.identity(table, K), finite(arrays, K)
+    target_element = GroupElement.identity(table, len(next(iter(target.values()))))
     if gauge is not None:
         made = canonicalize(weights, arch, gauge=gauge, threads=threads)
         arrays, element, usable = stack_of(made.weights, table)[0], made.element, made.report.gauged.copy()
-        target = stack_of(canonicalize(target, arch, gauge=gauge, threads=threads).weights, table)[0]
+        made = canonicalize(target, arch, gauge=gauge, threads=threads)
+        if not made.report.gauged.all():
+            raise _refused("weights", f"those of a network that the gauge {gauge!r} can hold", "others")
+        target, target_element = stack_of(made.weights, table)[0], made.element
     compared = comparable(arrays, table)
     ours, theirs = ({name: _matched_dtype(given[name]) for name in compared} for given in (arrays, target))
-    matched = _match(ours, theirs, table, np.flatnonzero(usable), threads or os.cpu_count() or 1, start)
+    if activations is None:
+        matched = _match(ours, theirs, table, np.flatnonzero(usable), threads or os.cpu_count() or 1, start)
+    else:
+        both = (in_gauge(activations[0], element), in_gauge(activations[1], target_element))
+        found, known = match_activations(*both, table, K, len(target_element))
+        usable &= known
+        matched = _with_bound(found, ours, theirs, table, np.flatnonzero(usable))
     element = matched.element.compose(element)
     placed = apply(element, weights, table, threads=threads)
     value, square = np.zeros(K), np.zeros(K)
@@ -168,6 +196,19 @@ def _match(ours: Arrays, theirs: Arrays, table: Symmetry, rows: NDArray[np.int64
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(match, pieces(rows, ours, threads)))
     return found
+
+
+def _with_bound(
+    element: GroupElement, ours: Arrays, theirs: Arrays, table: Symmetry, rows: NDArray[np.int64]
+) -> Matched:
+    """Permutations that did not come from weights, with what the value is at most."""
+    K, matcher = len(element), Matcher(theirs, table)
+    bound, ties = np.zeros(K), np.zeros(K, np.int64)
+    if len(rows):
+        if len(next(iter(theirs.values()))) > 1:
+            matcher = Matcher(take_rows(theirs, rows), table)
+        bound[rows], ties[rows] = matcher.bound(take_rows(ours, rows))
+    return Matched(element, bound, np.zeros(K, np.int64), ties)
 
 
 def _reference(

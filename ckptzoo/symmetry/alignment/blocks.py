@@ -1,4 +1,4 @@
-"""Matching of the wreath groups that share one block permutation: channels within every pair of blocks, then blocks."""
+"""The best permutations of a mover: one assignment, or channels within each pair of blocks and then blocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.schema.symmetry import Wreath
 from ckptzoo.symmetry.alignment.assignment import assign, by_block, gained
 from ckptzoo.symmetry.alignment.movers import Mover, Pair
 
@@ -51,6 +52,18 @@ class PairSlices:
         sides = [side if group == self.rows else side.swapaxes(2, 3) for side in (self.reference, self.array)]
         first, second = (np.sort(side, axis=3).reshape(*side.shape[:3], -1) for side in sides)
         return first[:, :, None] @ second[:, None].swapaxes(3, 4)
+
+
+def assign_mover(
+    mover: Mover, gains: Gains, pairs: Sequence[PairSlices], before: Perms | None
+) -> tuple[Perms, NDArray[np.float64], NDArray[np.float64]]:
+    """The best permutations of a mover, of one symmetric group or of wreath groups; as ``assign_blocks``."""
+    if isinstance(mover.groups[0].perm, Wreath):
+        return assign_blocks(mover, gains, pairs, before)
+    ((name, gain),) = gains.items()
+    found = assign(gain)
+    value = np.zeros(len(gain)) if before is None else gained(gain, before[name])
+    return {name: found}, gained(gain, found), value
 
 
 def assign_blocks(

@@ -7,16 +7,15 @@ group a linear assignment. For the wreath groups of one block permutation, each 
 blocks are assigned by the values; exact where no tensor has two of the groups with several channels a block.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.symmetry import AxisAction, Group, Like, Symmetry, Wreath
-from ckptzoo.symmetry.alignment.assignment import assign, gained
-from ckptzoo.symmetry.alignment.blocks import Gains, PairSlices, Perms, assign_blocks
+from ckptzoo.schema.symmetry import AxisAction, Group, Like, Symmetry
+from ckptzoo.symmetry.alignment.blocks import PairSlices, Perms, assign_mover
 from ckptzoo.symmetry.alignment.movers import Arrays, Mover, moved, movers_of, neighbours_of
 from ckptzoo.symmetry.element import GroupElement
 
@@ -62,6 +61,14 @@ class Matcher:
         self._reference = reference
         self._neighbours = neighbours_of(self.movers)
         self._slices: dict[tuple[int, str], NDArray[np.floating]] = {}
+
+    def bound(self, arrays: Arrays) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """``Matched.bound`` and ``Matched.ties`` of K networks."""
+        bound, ties = self._still(arrays), np.zeros(len(next(iter(arrays.values()))), np.int64)
+        for place, mover in enumerate(self.movers):
+            _, most, alike = self._by_signature(place, mover, arrays)
+            bound, ties = bound + most, ties + alike
+        return bound, ties
 
     def match(self, arrays: Arrays, *, start: str = "signature") -> Matched:
         """Match K networks (K, *shape); a network's result does not depend on the others.
@@ -133,7 +140,7 @@ class Matcher:
             array = moved(arrays[tensor], pair.rows.applied, element, self.symmetry)
             pairs.append(PairSlices.of(pair, mover.g, self._reference_rows(tensor, rows), array))
         before = {group.id: current[group.id] for group in mover.groups}
-        found, value, value_before = _assigned(mover, gains, pairs, before)
+        found, value, value_before = assign_mover(mover, gains, pairs, before)
         rise = value - value_before
         sizes = sum(np.abs(gain).sum(axis=(1, 2), dtype=np.float64) / gain.shape[1] for gain in gains.values())
         precision = np.finfo(next(iter(gains.values())).dtype).eps
@@ -190,9 +197,9 @@ class Matcher:
                 most[face.leader] += gain
             # sums along the last axis are taken in one order for all channels, so that equal slices have equal keys
             keys[face.leader] += (ours * _weights_of(number, ours.shape[2])).sum(axis=2, dtype=np.float64)
-        found, bound, _ = _assigned(mover, gains, (), None)
+        found, bound, _ = assign_mover(mover, gains, (), None)
         if most is not gains:
-            _, bound, _ = _assigned(mover, most, (), None)
+            _, bound, _ = assign_mover(mover, most, (), None)
         return found, bound, _count_ties(mover, keys)
 
     @cached_property
@@ -227,18 +234,6 @@ class Matcher:
             for group in self.symmetry.groups:
                 if group.id == name or group.perm == Like(name):
                     perms[group.id][rows] = perm
-
-
-def _assigned(
-    mover: Mover, gains: Gains, pairs: Sequence[PairSlices], before: Perms | None
-) -> tuple[Perms, NDArray[np.float64], NDArray[np.float64]]:
-    """The best permutations of a mover, their values (K,), and those of ``before``; as ``assign_blocks``."""
-    if isinstance(mover.groups[0].perm, Wreath):
-        return assign_blocks(mover, gains, pairs, before)
-    ((name, gain),) = gains.items()
-    found = assign(gain)
-    value = np.zeros(len(gain)) if before is None else gained(gain, before[name])
-    return {name: found}, gained(gain, found), value
 
 
 def _count_ties(mover: Mover, keys: Mapping[str, NDArray[np.float64]]) -> NDArray[np.int64]:

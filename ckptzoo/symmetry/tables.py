@@ -102,12 +102,12 @@ def finite(weights: Stacked, K: int) -> np.ndarray:
     return found
 
 
-def pieces(rows: np.ndarray, arrays: Mapping[str, np.ndarray], threads: int) -> list[np.ndarray]:
-    """Rows in pieces that keep every thread busy."""
+def pieces(rows: np.ndarray, arrays: Mapping[str, np.ndarray], threads: int, small: int = SMALL) -> list[np.ndarray]:
+    """Rows in pieces that keep every thread busy, where the arrays have more than ``small`` bytes."""
     if not len(rows):
         return []
     nbytes = sum(array.nbytes for array in arrays.values())
-    count = max(-(-nbytes // PIECE_BYTES), threads if nbytes > SMALL else 1)
+    count = max(-(-nbytes // PIECE_BYTES), threads if nbytes > small else 1)
     return np.array_split(rows, min(count, len(rows)))
 
 

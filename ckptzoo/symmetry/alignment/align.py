@@ -22,6 +22,8 @@ from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_r
 
 METHODS = ("weights", "activations")
 STARTS = ("signature", "identity")
+_SMALL = 2**19
+"""Bytes of weights that one thread matches."""
 _STATISTICS = ("mean", "variance")
 """Roles of running statistics, which follow the channels and are not compared."""
 
@@ -194,7 +196,7 @@ def _match(ours: Arrays, theirs: Arrays, table: Symmetry, rows: NDArray[np.int64
         found.bound[some], found.sweeps[some], found.ties[some] = made.bound, made.sweeps, made.ties
 
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(match, pieces(rows, ours, threads)))
+        list(pool.map(match, pieces(rows, ours, threads, _SMALL)))
     return found
 
 

@@ -90,13 +90,16 @@ def assign_blocks(
             total = total + pair.sorted_gains(group.id)
         inside[group.id] = assign(total)
     value = np.zeros(K)
-    if before is not None:
+    if before is not None and not pairs:
+        value = sum((gained(gains[name], perm) for name, perm in before.items()), value)
+    elif before is not None:
         outer = before[mover.groups[0].id].reshape(K, mover.g, -1)[:, :, 0] // (mover.groups[0].n // mover.g)
         for group in mover.groups:
             k = group.n // mover.g
             inside[group.id][np.arange(K)[:, None], blocks, outer] = before[group.id].reshape(K, mover.g, k) % k
         value = np.take_along_axis(_values(split, pairs, inside), outer[:, :, None], 2).sum(axis=(1, 2))
-    _take_turns(split, pairs, inside)
+    if pairs:
+        _take_turns(split, pairs, inside)
     values = _values(split, pairs, inside)
     outer = assign(values)
     found: Perms = {}
@@ -109,7 +112,7 @@ def assign_blocks(
 
 def _take_turns(split: Gains, pairs: Sequence[PairSlices], inside: _Inside) -> None:
     """Improve the permutations within every pair of blocks, in place, group by group, until none is better."""
-    for _ in range(_MAX_TURNS if pairs else 1):
+    for _ in range(_MAX_TURNS):
         changed = False
         for name, total in split.items():
             for pair in (pair for pair in pairs if name in (pair.rows, pair.columns)):

@@ -184,7 +184,8 @@ class Matcher:
     ) -> tuple[Perms, NDArray[np.float64], NDArray[np.int64]]:
         """Permutations by sorted slices, which no other permutation changes; what the mover adds to the bound; ties."""
         K = len(next(iter(arrays.values())))
-        gains = {group.id: np.zeros((K, group.n, group.n)) for group in mover.groups}
+        dtype = np.result_type(*(arrays[name] for name in mover.tensors))
+        gains = {group.id: np.zeros((K, group.n, group.n), dtype) for group in mover.groups}
         bounding = [self._bounding[face.action.tensor] is face.action for face in mover.all_faces()]
         most = gains if all(bounding) else {name: gain.copy() for name, gain in gains.items()}
         keys = {group.id: np.zeros((K, group.n)) for group in mover.groups}

@@ -9,7 +9,8 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ckptzoo.cli.cache import cache
-from ckptzoo.cli.commands import compact, dedupe, derive, export, info, predict, retract, show, verify
+from ckptzoo.cli.commands import compact, export, info, retract, show, verify
+from ckptzoo.cli.derive import align, dedupe, derive, predict
 from ckptzoo.cli.exits import INTERRUPTED, USAGE, InterruptedCommand, code_of, listed
 from ckptzoo.cli.hub import card, contribute, pull, push, review, search
 from ckptzoo.cli.options import Settings, complain
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # in the order of ckptzoo --help
-for _command in (info, show, verify, export, derive, predict, dedupe, mmd):
+for _command in (info, show, verify, export, derive, align, predict, dedupe, mmd):
     app.command()(_command)
 app.add_typer(study)
 for _command in (search, pull, push, card, contribute, review, compact, retract):

@@ -1,5 +1,6 @@
 """Variants of a zoo with equivalence checks, predictions, draws, and checkpoints that are one network."""
 
+from ckptzoo.derive.aligned import align_zoo
 from ckptzoo.derive.draws import draws
 from ckptzoo.derive.duplicates import Duplicates, dedupe
 from ckptzoo.derive.near_copies import NearCopies, near_copies
@@ -13,6 +14,7 @@ __all__ = [
     "EquivalenceReport",
     "NearCopies",
     "Predicted",
+    "align_zoo",
     "declare",
     "dedupe",
     "derive",

@@ -23,6 +23,7 @@ from ckptzoo.derive.checks import (
 from ckptzoo.derive.concurrency import BackgroundWriter, in_order
 from ckptzoo.derive.derived_writer import DerivedTreeWriter, Row, RowRun
 from ckptzoo.derive.tables import declare, symmetry_of
+from ckptzoo.derive.variant_rule import GaugeRule, VariantRule
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.format.checks import variant_dtype
 from ckptzoo.format.files import Folder
@@ -35,8 +36,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Tensor
 from ckptzoo.schema.documents import Document
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry import GAUGES, Gauge, GroupElement, canonicalize
-from ckptzoo.symmetry.fingerprint import fingerprint
+from ckptzoo.symmetry import GAUGES, GroupElement
 from ckptzoo.text import Progress
 
 STORE = ("weights", "element")
@@ -71,7 +71,7 @@ class Derived:
 
     Parameters
     ----------
-    gauge, version : the gauge.
+    gauge, version : of the variant, and of its rule.
     store : what the parts that were written now contain.
     parts : names of the parts that were written, one for each raw part that had none.
     checkpoints : the number derived now.
@@ -187,7 +187,7 @@ class VariantJob:
     ----------
     contents : of the zoo.
     symmetry : its table.
-    gauge : the gauge.
+    rule : how its weights follow from the raw ones.
     inputs : those of the equivalence checks by name; none for no checks.
     policy : which checkpoints are checked.
     module : the network as a torch module; None for that of ``ckptzoo.archs``.
@@ -203,30 +203,25 @@ class VariantJob:
         self,
         contents: Contents,
         symmetry: Symmetry,
-        gauge: Gauge,
+        rule: VariantRule,
         inputs: Mapping[str, NDArray[Any]],
         policy: CheckPolicy,
         module: Any,
         *,
         weights: bool,
     ) -> None:
-        self._contents, self._symmetry, self._gauge = contents, symmetry, gauge
+        self._contents, self._symmetry, self._rule = contents, symmetry, rule
         self._inputs, self._policy, self._module = inputs, policy, module
         self._arch = contents.architecture
         self._zoo = Zoo(contents, {}, np.arange(len(contents.raw.rows)))
         self._checker: Any = None
-        facts: Document = {
-            "kind": "variant",
-            "gauge": gauge.name,
-            "version": gauge.version,
-            "symmetry": symmetry.digest,
-        }
+        facts: Document = {"kind": "variant", **rule.facts, "symmetry": symmetry.digest}
         kinds = GroupElement.identity(symmetry, 1).to_tensors()
         self._sets = {layout.ELEMENT: [Tensor(name, kind.shape[1:], kind.dtype.name) for name, kind in kinds.items()]}
         if weights:
             stored = (replace(tensor, dtype=variant_dtype(tensor.dtype)) for tensor in self._arch.tensors)
-            self._sets[gauge.name] = list(stored)
-        self.tree = DerivedTreeWriter(contents, gauge.name, facts, self._sets, what="variant", error=SymmetryError)
+            self._sets[rule.name] = list(stored)
+        self.tree = DerivedTreeWriter(contents, rule.name, facts, self._sets, what="variant", error=SymmetryError)
         self.tally = Tally()
 
     def prepare(self) -> None:
@@ -261,11 +256,11 @@ class VariantJob:
             done += count
 
     def solve(self, batch: RowBatch) -> BatchResult:
-        """Bring a batch into the gauge and check it; called by several threads."""
+        """Bring a batch into the variant and check it; called by several threads."""
         started = time.perf_counter()
         # one thread here: batches are spread over the cores
-        canonical = canonicalize(batch.weights, self._symmetry, gauge=self._gauge.name, threads=1)
-        report = canonical.report
+        found = self._rule.transform(batch.weights, self._symmetry)
+        report = found.report
         columns: dict[str, Sequence[Any]] = {
             "id": batch.ids,
             "gauged": report.gauged.tolist(),
@@ -275,19 +270,18 @@ class VariantJob:
             "unresolved": report.unresolved.tolist(),
             "clamped": report.clamped.tolist(),
         }
-        if self._gauge.complete:
-            # only a complete gauge gives the same weights for every copy of a network
-            columns["fingerprint"] = fingerprint(canonical)
+        if found.fingerprints is not None:
+            columns["fingerprint"] = found.fingerprints
         solved = time.perf_counter()
         if self._inputs:
-            weights = batch.weights, canonical.weights
+            weights = batch.weights, found.weights
             columns |= check_columns(self._checker, *weights, self._inputs, batch.precisions)
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         for row in rows:
             # such a row has the raw weights and the identity (docs/format.md): what the gauge found does not apply
             if not row["gauged"]:
                 row.update(ties=None, margin=None, dead=None, unresolved=None, clamped=None)
-        arrays = {self._gauge.name: canonical.weights, layout.ELEMENT: canonical.element.to_tensors()}
+        arrays = {self._rule.name: found.weights, layout.ELEMENT: found.element.to_tensors()}
         stored = {stem: arrays[stem] for stem in self._sets}
         ended = time.perf_counter()
         return BatchResult(batch, stored, rows, ended - started, ended - solved)
@@ -295,7 +289,7 @@ class VariantJob:
     def store(self, result: BatchResult) -> None:
         """Write a batch; with the last one of a part the part appears."""
         # "certificate" is the word on disk, docs/format.md
-        facts = {"certificate": check_facts(self._inputs, self._policy)}
+        facts = {"certificate": check_facts(self._inputs, self._policy), **self._rule.notes}
         self.tally.add(self.tree.store(result.batch.run, result.arrays, result.rows, facts))
 
 
@@ -435,9 +429,34 @@ def derive(
     function, with random group elements in float64, where checks are wanted. The check is made on these inputs alone
     and is no proof for others. Tested in tests/derive.
     """
-    for kind, name, known in (("gauge", gauge, tuple(GAUGES)), ("store", store, STORE)):
-        if name not in known:
-            raise UnknownNameError("derive", kind, name, known)
+    if gauge not in GAUGES:
+        raise UnknownNameError("derive", "gauge", gauge, tuple(GAUGES))
+    return derive_by(
+        GaugeRule(gauge),
+        path,
+        store=store,
+        certify=certify,
+        inputs=inputs,
+        module=module,
+        share=share,
+        progress=progress,
+    )
+
+
+def derive_by(
+    rule: VariantRule,
+    path: str | Path,
+    *,
+    store: str,
+    certify: str,
+    inputs: NDArray[Any] | None,
+    module: Any,
+    share: tuple[int, int],
+    progress: Progress | None,
+) -> Derived:
+    """Write the variant that a rule makes; parameters and errors are those of ``derive``."""
+    if store not in STORE:
+        raise UnknownNameError("derive", "store", store, STORE)
     began = time.perf_counter()
     contents = read_contents(Folder(path))
     symmetry, policy = symmetry_of(contents, module), CheckPolicy.of(certify, contents.architecture)
@@ -448,7 +467,7 @@ def derive(
         raise ZooError(Problem(contents.identity.name, "equivalence check", expected, got, step))
     # with the table, which the zoo has once the first part appears
     declared = replace(contents, symmetry=symmetry)
-    job = VariantJob(declared, symmetry, GAUGES[gauge], checked, policy, module, weights=store == "weights")
+    job = VariantJob(declared, symmetry, rule, checked, policy, module, weights=store == "weights")
     job.tree.catch_up()
     todo = job.tree.todo(share)
     adds_checks = bool(checked) and certify in ("all", "sample")
@@ -460,12 +479,12 @@ def derive(
                 declare(contents.root, symmetry)
             checks_share = _derive_parts(job, todo, progress)
         if adds_checks:
-            later = MissingChecks(read_contents(Folder(path)), gauge, checked, policy, module)
+            later = MissingChecks(read_contents(Folder(path)), rule.name, checked, policy, module)
             checked_later = later.make(job.tally, share, progress)
     seconds, tally = time.perf_counter() - began, job.tally
     return Derived(
-        gauge=gauge,
-        version=GAUGES[gauge].version,
+        gauge=rule.name,
+        version=rule.facts["version"],
         store=store,
         parts=tuple(job.tree.parts),
         checkpoints=tally.checkpoints,

@@ -1,0 +1,397 @@
+"""The commands that compute something of every checkpoint: variants, predictions, copies."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ckptzoo.cli.options import (
+    AsJson,
+    Data,
+    Module,
+    Share,
+    Where,
+    ZooAddress,
+    ZooFolder,
+    bar,
+    complete_gauges,
+    console,
+    emit,
+    folder,
+    opened,
+)
+from ckptzoo.cli.ray_shares import On, work_on_ray
+
+_MAX_PAIRS = 100
+"""Pairs that dedupe prints."""
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ckptzoo.derive import Derived
+    from ckptzoo.loader.zoo import Zoo
+
+Store = Annotated[
+    str,
+    typer.Option(
+        metavar="WHAT",
+        help="weights, or element: store the group elements alone; weights are then computed when they are read.",
+    ),
+]
+Certify = Annotated[
+    str,
+    typer.Option(
+        metavar="WHICH",
+        help="all: every checkpoint, in float64 up to 4 MiB, else in float32 with 8 of each part in float64; "
+        "sample: those 8 alone; none; auto: all up to 4 MiB a checkpoint, else sample.",
+    ),
+]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Real inputs for the check of outputs: a .npy file, or a .npz file with one array, (B, *input_shape).",
+    ),
+]
+
+
+def derive(
+    context: typer.Context,
+    zoo: ZooFolder,
+    gauge: Annotated[
+        str, typer.Option(metavar="NAME", help="The gauge to bring them into.", autocompletion=complete_gauges)
+    ] = "canonical",
+    store: Store = "weights",
+    certify: Certify = "auto",
+    inputs: Inputs = None,
+    module: Module = None,
+    share: Share = "0/1",
+    on: On = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring every checkpoint into a gauge.
+
+    Stores the variant beside the raw weights, and checks on sampled inputs that both compute the same outputs. A call
+    that was killed is continued by the next from the last part it finished.
+    """
+    from ckptzoo.derive import derive as derive_variant
+    from ckptzoo.text import parse_share
+
+    root = folder(zoo)
+    if on is not None:
+        work_on_ray(context, on)
+    given = None if inputs is None else _inputs(inputs)
+    network = _network(root, module)
+    with bar(f"deriving {gauge}") as progress:
+        derived = derive_variant(
+            root,
+            gauge=gauge,
+            store=store,
+            certify=certify,
+            inputs=given,
+            module=network,
+            share=parse_share(share),
+            progress=progress,
+        )
+    if as_json:
+        emit(asdict(derived))
+        return
+    _print_derived(zoo, derived, certify, _names(inputs=given, network=network))
+
+
+def align(
+    zoo: ZooFolder,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="REFERENCE",
+            help="best: the most accurate checkpoint; barycentre: the mean of all members, aligned with one another; "
+            "an id; or a folder or address of a zoo of one checkpoint.",
+        ),
+    ],
+    label: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The variant is aligned-NAME.  [default: best or barycentre]")
+    ] = None,
+    gauge: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Bring all into this gauge before.", autocompletion=complete_gauges),
+    ] = None,
+    barycentre_zoo: Annotated[
+        Path | None,
+        typer.Option("--barycentre", metavar="FOLDER", help="Where the barycentre is kept.  [default: ZOO-<label>]"),
+    ] = None,
+    store: Store = "weights",
+    certify: Certify = "auto",
+    inputs: Inputs = None,
+    module: Module = None,
+    share: Share = "0/1",
+    as_json: AsJson = False,
+) -> None:
+    """Permute every checkpoint so that it is close to one reference.
+
+    Stores the variant aligned-<label> beside the raw weights, as derive does. Checkpoints that come later are aligned
+    by the same command; another reference needs another label.
+    """
+    from ckptzoo.derive import align_zoo
+    from ckptzoo.text import parse_share
+
+    root = folder(zoo)
+    given = None if inputs is None else _inputs(inputs)
+    network = _network(root, module)
+    with bar("aligning") as progress:
+        derived = align_zoo(
+            root,
+            to,
+            label=label,
+            gauge=gauge,
+            barycentre_zoo=barycentre_zoo,
+            store=store,
+            certify=certify,
+            inputs=given,
+            module=network,
+            share=parse_share(share),
+            progress=progress,
+        )
+    if as_json:
+        emit(asdict(derived))
+        return
+    _print_derived(zoo, derived, certify, _names(inputs=given, network=network))
+
+
+def _names(**given: Any) -> list[str]:
+    """What was given for equivalence checks."""
+    return [name for name, value in given.items() if value is not None]
+
+
+def _print_derived(zoo: str, derived: "Derived", certify: str, given: Sequence[str]) -> None:
+    """Say what was derived; ``given`` names what was given for equivalence checks."""
+    from ckptzoo.text import counted
+
+    new = counted(derived.checkpoints, "checkpoint")
+    print(f"{zoo}: {new} derived in {derived.gauge}, {derived.already:,} were there already.")
+    if derived.store != "weights" and not derived.checkpoints:
+        print("nothing was stored again: parts that are there stay as they are stored.")
+    if derived.checked_later:
+        print(f"equivalence checks were added to {counted(derived.checked_later, 'checkpoint')} derived before.")
+    elif not derived.checkpoints and certify == "auto" and given:
+        unused = " and ".join(given)
+        print(f"not used: {unused}. Name a rule such as --certify all to check what was derived before.")
+    if derived.checkpoints:
+        certified = sum(item.checkpoints for item in derived.certified)
+        spent = f", {derived.certifying:.1f} s of them for the equivalence checks of {certified:,}" if certified else ""
+        print(f"took {derived.seconds:.1f} s{spent}")
+        if not derived.certified and certify == "auto" and derived.untouched < derived.checkpoints:
+            lacks, options = "ckptzoo.archs has no forward function for it", ""
+            if "network" in given:
+                lacks, options = "the zoo does not say the shape of an input", " --inputs FILE"
+            print(f"no equivalence check: {lacks}; --certify all --module FILE.py:NAME{options} adds it.")
+    for number, what in (
+        (derived.untouched, "left as they are: not finite, or not representable in the gauge"),
+        (derived.tied, "with ties"),
+        (derived.unresolved, "with ties that stay unresolved: their order is not unique"),
+        (derived.dead, "with dead channels"),
+        (derived.clamped, "with filters that a running variance of 0 keeps from unit norm"),
+    ):
+        if number:
+            print(f"{number:,} {what}")
+    for kind in ("random", "real"):
+        listed = [(getattr(item, kind), item) for item in derived.certified]
+        worst = [f"{gap:.1e} in {item.precision}" for gap, item in listed if gap is not None]
+        if worst:
+            print(f"largest difference of the outputs over the largest output, {kind} inputs: {', '.join(worst)}")
+
+
+def predict(
+    context: typer.Context,
+    zoo: ZooFolder,
+    sets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SET...",
+            help="mnist/test, or mnist/test-100 for its first 100 examples; svhn/test, cifar10-c/fog-3, ...",
+            show_default=False,
+        ),
+    ],
+    data: Data = None,
+    where: Where = None,
+    module: Module = None,
+    share: Share = "0/1",
+    on: On = None,
+    as_json: AsJson = False,
+) -> None:
+    """Store what every checkpoint answers on sets of images.
+
+    The outputs of all checkpoints, in float16, beside the weights; zoo.predictions("mnist/test") reads them. Pixels are
+    scaled for each checkpoint as its row says. What is stored already is left alone: a second call adds what is
+    missing. --where takes whole parts, such as those of one contributor.
+    """
+    import ckptzoo
+    from ckptzoo import derive
+    from ckptzoo.hub.contributions.inputs import inputs_of
+    from ckptzoo.text import parse_share
+
+    root = folder(zoo)
+    if on is not None:
+        work_on_ray(context, on)
+    chosen = ckptzoo.open(root)
+    chosen = chosen if where is None else chosen.where(where)
+    network = _network(root, module)
+    results = []
+    for name in dict.fromkeys(sets):
+        seen = inputs_of(chosen, name, data=data)
+        with bar(f"predicting {name}") as progress:
+            results.append(
+                derive.predict(
+                    root,
+                    seen.inputs,
+                    set=name,
+                    targets=seen.targets,
+                    others=seen.others,
+                    where=where,
+                    module=network,
+                    share=parse_share(share),
+                    progress=progress,
+                )
+            )
+        if not as_json:
+            results[-1].print(console())
+    if as_json:
+        emit({"zoo": zoo, "sets": [result.to_json() for result in results]})
+
+
+def dedupe(
+    context: typer.Context,
+    zoo: ZooAddress,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Relative norm up to which every tensor must agree.  [default: 4 roundings of the stored precision]",
+        ),
+    ] = None,
+    where: Where = None,
+    module: Module = None,
+    saved_in: Annotated[
+        Path | None,
+        typer.Option("--saved", metavar="FOLDER", help="Keep what is computed of each block of checkpoints there."),
+    ] = None,
+    share: Annotated[
+        str, typer.Option(metavar="I/N", help="Only compute every N-th block, from the I-th, from 0; needs --saved.")
+    ] = "",
+    on: On = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find checkpoints that are one network, permuted or rescaled, and members that compute nearly the same.
+
+    Two are the same when their weights agree but for permutations and scales that change no output. Two are near when
+    their softmax outputs are nearer than a tenth of the first percentile of distances between independent members:
+    copies that were rounded, shifted or covered with noise. Nothing is written; the exit code is 0 whether or not
+    there are any.
+    """
+    from ckptzoo.derive import dedupe as find
+    from ckptzoo.derive.near_copies import near_copies
+    from ckptzoo.errors import IntegrityError, ZooError
+    from ckptzoo.hub.contributions.evaluation import own_network
+    from ckptzoo.text import counted, printable
+
+    if (share or on is not None) and saved_in is None:
+        raise typer.BadParameter("expected --saved FOLDER, where all who share the work keep what they computed.")
+    chosen = opened(zoo, where)
+    network = own_network(chosen.arch, module)
+    if share:
+        assert saved_in is not None
+        _dedupe_share(chosen, network, saved_in, share)
+        return
+    if on is not None:
+        work_on_ray(context, on)
+    with bar("comparing") as progress:
+        duplicates = find(chosen, tolerance=tolerance, module=network, saved_in=saved_in, progress=progress)
+    near, reason = None, None
+    try:
+        with bar("evaluating") as progress:
+            near = near_copies(chosen, module=network, saved_in=saved_in, progress=progress)
+    except IntegrityError:
+        raise
+    except ZooError as error:
+        reason = str(error)
+    if as_json:
+        pairs = None if near is None else [{"ids": pair.ids, "distance": pair.distance} for pair in near.pairs]
+        outputs = {"near": pairs, "threshold": None if near is None else near.threshold, "not_compared": reason}
+        emit({"zoo": zoo, **duplicates.to_json(), "outputs": outputs})
+        return
+    for ids, identical in zip(duplicates.groups, duplicates.identical, strict=True):
+        print(printable(f"{'the same' if identical else 'the same to rounding'}: {', '.join(ids)}"))
+    compared = counted(duplicates.checkpoints, "checkpoint")
+    print(f"{zoo}: {compared} compared, {duplicates.spare:,} of them permuted or rescaled copies.")
+    if duplicates.uncertain:
+        print(f"{duplicates.uncertain:,} with channels that look alike: scaled copies of them may be missed")
+    if duplicates.skipped:
+        shown = ", ".join(duplicates.skipped[:8]) + (", ..." if len(duplicates.skipped) > 8 else "")
+        print(printable(f"{len(duplicates.skipped):,} not compared, not finite or with ties unresolved: {shown}"))
+    if near is None:
+        print(printable(f"outputs were not compared: {reason}"))
+        return
+    groups = [frozenset(ids) for ids in duplicates.groups]
+    others = [pair for pair in near.pairs if not any(ids.issuperset(pair.ids) for ids in groups)]
+    for pair in others[:_MAX_PAIRS]:
+        print(printable(f"nearly the same outputs: {pair.ids[0]}, {pair.ids[1]} (distance {pair.distance:.2g})"))
+    within = f"nearer than {near.threshold:.2g}, a tenth of what independent ones are apart"
+    print(f"outputs of {counted(near.compared, 'member')} compared: {counted(len(others), 'pair')} {within}.")
+
+
+def _dedupe_share(zoo: "Zoo", network: Any, saved_in: Path, share: str) -> None:
+    """Compute a share of the blocks, and say how many are there."""
+    from ckptzoo.derive.duplicates import descriptions
+    from ckptzoo.derive.near_copies import outputs
+    from ckptzoo.errors import ZooError, require
+    from ckptzoo.text import parse_share
+
+    number, shares = parse_share(share)
+    described = [descriptions(zoo, module=network, saved_in=saved_in)]
+    # the command itself says why outputs are not compared
+    with contextlib.suppress(ZooError):
+        require("torch", "torch")
+        described.append(outputs(zoo, module=network, saved_in=saved_in))
+    found = count = 0
+    for rows in described:
+        with bar("describing") as progress:
+            # the blocks of the second kind are counted on from the first's, or the first shares would have more of both
+            kept, blocks = rows.share(((number - count) % shares, shares), progress)
+        found, count = found + kept, count + blocks
+    then = "The same command without --share has the result." if found == count else "Others are missing."
+    print(f"{saved_in}: {found:,} of {count:,} blocks. {then}")
+
+
+def _inputs(path: Path) -> "np.ndarray":
+    from zipfile import BadZipFile
+
+    import numpy as np
+
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)  # a pickle in a .npy file would run code
+            if isinstance(loaded, np.ndarray):
+                return loaded
+            if len(loaded.files) == 1:
+                return loaded[loaded.files[0]]
+            got = f"{len(loaded.files)} arrays"
+    except FileNotFoundError:
+        got = "nothing"
+    # numpy raises ValueError for pickles and unknown formats, EOFError for empty files, BadZipFile for broken archives
+    except (ValueError, EOFError, BadZipFile):
+        got = "another file"
+    raise typer.BadParameter(f"{path}: expected a .npy file, or a .npz file with one array, got {got}.")
+
+
+def _network(root: Path, module: str | None) -> Any:
+    """The user's own network; None where none is named."""
+    if module is None:
+        return None
+    import ckptzoo
+    from ckptzoo.hub.contributions.evaluation import own_network
+
+    return own_network(ckptzoo.open(root).arch, module)

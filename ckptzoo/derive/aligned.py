@@ -1,0 +1,190 @@
+"""``align_zoo``: a variant in which every checkpoint is permuted to be close to one reference network."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ckptzoo
+from ckptzoo import archs
+from ckptzoo.archs.gaussian_spec import STD
+from ckptzoo.archs.gaussian_spec import declare as declare_gaussian
+from ckptzoo.derive.tables import symmetry_of
+from ckptzoo.derive.variant_rule import ALIGNED, AlignmentRule, Weights
+from ckptzoo.derive.variants import Derived, derive_by
+from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
+from ckptzoo.format.files import Folder
+from ckptzoo.format.reader import read_contents
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.remote import AbsentError
+from ckptzoo.schema import layout
+from ckptzoo.schema.card import Card
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry import GAUGES, barycentre, canonicalize
+from ckptzoo.text import Progress
+
+BEST, BARYCENTRE = "best", "barycentre"
+"""References that are found in the zoo itself: the most accurate checkpoint, and the mean of all, aligned."""
+BATCH_BYTES = 32 * 2**20
+"""Weights that are averaged at a time, or one checkpoint."""
+
+
+def align_zoo(
+    path: str | Path,
+    to: str,
+    *,
+    label: str | None = None,
+    gauge: str | None = None,
+    barycentre_zoo: str | Path | None = None,
+    store: str = "weights",
+    certify: str = "auto",
+    inputs: NDArray[Any] | None = None,
+    module: Any = None,
+    share: tuple[int, int] = (0, 1),
+    progress: Progress | None = None,
+) -> Derived:
+    """Align every checkpoint of a zoo with a reference and write the variant ``aligned-<label>`` beside the raw ones.
+
+    The permutations are those of ``ckptzoo.symmetry.align`` by weights. The variant is stored, pushed, pulled and
+    streamed as any gauge's; checkpoints that are added later are aligned by the same call with the same reference.
+
+    Parameters
+    ----------
+    path : the zoo's folder.
+    to : the reference: ``best``, the last step of the most accurate member (``test_accuracy``); ``barycentre``, the
+        mean of the last steps of all members, aligned with one another; the id of a checkpoint; or the folder or
+        address of a zoo of one checkpoint, of the same architecture or of a Gaussian over it, whose means it has then.
+    label : small letters, digits and hyphens; by default ``best`` or ``barycentre``, else it must be named.
+    gauge : a name in ``ckptzoo.symmetry.GAUGES`` into which all are brought before; by default they keep their scales.
+    barycentre_zoo : where the barycentre is kept, as a zoo of one Gaussian: its means, and the standard deviations of
+        the aligned members. By default ``<zoo>-<label>`` beside the zoo. One that is there is the reference.
+    store, certify, inputs, module, share, progress : as for ``derive``.
+
+    Raises
+    ------
+    UnknownNameError
+        No such gauge, store, rule for equivalence checks or reference.
+    SymmetryError
+        The variant is there with another reference or gauge, the reference is not finite, or no table is known.
+    ZooError
+        The label is no name, or the zoo has no accuracies, or fewer than two finite members.
+
+    Examples
+    --------
+    >>> align_zoo("zoos/digits-optunet", "best").gauge  # doctest: +SKIP
+    'aligned-best'
+    """
+    if gauge is not None and gauge not in GAUGES:
+        raise UnknownNameError("align", "gauge", gauge, tuple(GAUGES))
+    contents = read_contents(Folder(path))
+    table = symmetry_of(contents, module)
+    label = _label(to, label)
+    zoo = Zoo(contents, {}, np.arange(len(contents.raw.rows)))
+    if to == BARYCENTRE:
+        kept = Path(barycentre_zoo or f"{Path(path).absolute()}-{label}")
+        if not (kept / layout.ZOO).exists() or not len(ckptzoo.open(kept)):
+            if share != (0, 1):
+                step = "Align one zoo without a share first, or name the barycentre's zoo."
+                raise ZooError(Problem("align", f"barycentre in {kept}", "one, to share the work", "none", step))
+            _write_barycentre(zoo, table, gauge, kept)
+        reference, source = _of_zoo(str(kept), zoo), f"barycentre in {kept.name}"
+    else:
+        reference, source = _reference(zoo, to)
+    rule = AlignmentRule(label, reference, source, gauge)
+    _require_same(path, rule)
+    return derive_by(
+        rule, path, store=store, certify=certify, inputs=inputs, module=module, share=share, progress=progress
+    )
+
+
+def _label(to: str, label: str | None) -> str:
+    """The label, which with what comes before it names a tree."""
+    label = label or (to if to in (BEST, BARYCENTRE) else None)
+    if label is None:
+        raise ZooError(Problem("align", "label", "one for this reference", "none", "Name the variant by --label."))
+    if not layout.DERIVED_NAME.fullmatch(ALIGNED + label):
+        expected = f"small letters, digits and hyphens, at most {64 - len(ALIGNED)}"
+        raise ZooError(Problem("align", "label", expected, repr(label)[:80], "Name another one by --label."))
+    return label
+
+
+def _reference(zoo: Zoo, to: str) -> tuple[Weights, str]:
+    """The weights of a checkpoint of the zoo, or of another one, and where they are from."""
+    if to == BEST:
+        last = zoo.last_steps()
+        accuracies = last.metadata["test_accuracy"].to_numpy().astype(np.float64)
+        finite = last.metadata["finite"].fill_null(False).to_numpy().astype(bool)
+        accuracies = np.where(finite & np.isfinite(accuracies), accuracies, -np.inf)
+        if not np.isfinite(accuracies).any():
+            step = "Name a checkpoint by its id."
+            raise ZooError(Problem(zoo.name, "test_accuracy", "one of a finite checkpoint", "none", step))
+        to = last.ids[int(accuracies.argmax())]
+    if to in set(zoo.ids):
+        return dict(zoo.checkpoint(to)), f"checkpoint {to} of {zoo.name}"
+    return _of_zoo(to, zoo), to
+
+
+def _of_zoo(address: str, zoo: Zoo) -> Weights:
+    """The one checkpoint of another zoo; of a Gaussian its means."""
+    try:
+        other = ckptzoo.open(address)
+    except AbsentError as error:
+        raise UnknownNameError("align", "reference", address, (BEST, BARYCENTRE, *zoo.ids)) from error
+    names = zoo.arch.names
+    shapes = {name: other.arch[name].shape if name in other.arch else None for name in names}
+    if wrong := [name for name in names if shapes[name] != zoo.arch[name].shape]:
+        expected, got = f"{wrong[0]} {zoo.arch[wrong[0]].shape}", str(shapes[wrong[0]] or "none")
+        step = "Name a reference of the same architecture, or of a Gaussian over it."
+        raise SymmetryError(Problem(other.name, "tensors of the reference", expected, got, step))
+    if len(other) != 1:
+        step = "Name one of them by its id, or a zoo that holds it alone."
+        raise ZooError(Problem(other.name, "checkpoints", "one, the reference", str(len(other)), step))
+    return {name: np.asarray(other[name])[0] for name in names}
+
+
+def _require_same(path: str | Path, rule: AlignmentRule) -> None:
+    """Refuse a label that stands for another reference: one variant has one."""
+    contents = read_contents(Folder(path))
+    if rule.name not in contents.variants:
+        return
+    for part in contents.derived(rule.name).parts:
+        if part.facts.get("reference") != rule.facts["reference"]:
+            expected, got = f"{part.facts.get('source')}", rule.source
+            step = "Name that reference by --to, or another variant by --label."
+            raise SymmetryError(Problem(f"{contents.identity.name}/{part.path}", "reference", expected, got, step))
+
+
+def _write_barycentre(zoo: Zoo, table: Symmetry, gauge: str | None, path: Path) -> None:
+    """Write the mean of the members as a zoo of one Gaussian."""
+    members = zoo.last_steps()
+
+    def batches() -> Iterator[Any]:
+        for batch in members.batches(max_bytes=BATCH_BYTES):
+            weights = {name: batch[name] for name in zoo.arch.names}
+            yield weights if gauge is None else canonicalize(weights, table, gauge=gauge).weights
+
+    found = barycentre(batches, table)
+    arch, doubled = declare_gaussian(_gaussian_name(zoo), zoo.arch, table)
+    # a weight that all members share has no deviation, but a Gaussian has one above 0
+    least = float(np.finfo(np.float32).tiny)
+    values: dict[str, NDArray[Any]] = {}
+    for tensor in arch.tensors:
+        base = tensor.name.removesuffix(STD)
+        if tensor.name != base and base in zoo.arch:
+            values[tensor.name] = np.maximum(found.std[base], least).astype(np.float32)
+        elif tensor.name in found.mean:
+            values[tensor.name] = found.mean[tensor.name].astype(tensor.dtype)
+        else:  # a counter
+            values[tensor.name] = np.asarray(members[tensor.name][:1])[0]
+    card = Card(path.name, f"Mean and standard deviation of {int(found.used.sum()):,} members of {zoo.name}, aligned.")
+    # one that was killed here has made the zoo and nothing in it
+    made = (path / layout.ZOO).exists()
+    with ckptzoo.append(path) if made else ckptzoo.create(path, arch=arch, card=card, symmetry=doubled) as writer:
+        writer.add({name: value[None] for name, value in values.items()}, [{"id": BARYCENTRE}])
+
+
+def _gaussian_name(zoo: Zoo) -> str:
+    name = zoo.arch.forward if archs.known(zoo.arch.forward) else zoo.arch.name
+    return f"gaussian-{name}"

@@ -18,6 +18,7 @@ from ckptzoo.schema.symmetry import AxisAction, Group, Like, Symmetry
 from ckptzoo.symmetry.alignment.blocks import PairSlices, Perms, assign_mover
 from ckptzoo.symmetry.alignment.movers import Arrays, Mover, moved, movers_of, neighbours_of
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.tables import take_rows
 
 _PIECE = 2**18
 """Elements that are multiplied in float64 at a time."""
@@ -106,7 +107,7 @@ class Matcher:
                 if not len(rows):
                     continue
                 waiting[rows, place] = False
-                some = {name: array[rows] for name, array in arrays.items() if name in mover.tensors}
+                some = take_rows({name: arrays[name] for name in sorted(mover.tensors)}, rows)
                 current = {name: perm[rows] for name, perm in perms.items()}
                 improved, better = self._improved(place, mover, some, current, rows)
                 risen = rows[better]

@@ -144,7 +144,10 @@ def moved(
     array: NDArray[np.floating], actions: Sequence[AxisAction], element: GroupElement, symmetry: Symmetry
 ) -> NDArray[np.floating]:
     """A stacked tensor with the permutations of some of its actions; the array itself where they leave it alone."""
-    return transform(array, actions, element, symmetry) if actions else array
+    names = {name for action in actions for name in action.groups}
+    if not names:
+        return array
+    return transform(array, actions, GroupElement({name: element.perms[name] for name in sorted(names)}, {}), symmetry)
 
 
 def _mover(groups: list[Group], symmetry: Symmetry, tensors: Collection[str]) -> Mover:

@@ -53,6 +53,7 @@ bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON 
 	@$(PY) benchmarks/resnet.py
 	@$(PY) benchmarks/posterior.py
 	@$(PY) benchmarks/symmetry.py
+	@$(PY) benchmarks/alignment.py
 	@$(PY) benchmarks/mass.py
 	@$(PY) benchmarks/curvature.py
 	@$(PY) benchmarks/mmd.py --columns 65536

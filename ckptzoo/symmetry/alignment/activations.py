@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.symmetry import Like, Symmetry
-from ckptzoo.symmetry.alignment.blocks import assign_mover
-from ckptzoo.symmetry.alignment.movers import Mover, movers_of
+from ckptzoo.symmetry.alignment.blocks import assign_jointly
+from ckptzoo.symmetry.alignment.joint_groups import JointGroups, joint_groups_of
 from ckptzoo.symmetry.arrays import as_array, to_numpy
 from ckptzoo.symmetry.element import GroupElement
 
@@ -54,13 +54,13 @@ def match_activations(
         raise _refused(wrong[0], "finite numbers of the reference", "others")
     element = GroupElement.identity(symmetry, K)
     rows = np.flatnonzero(usable)
-    for mover in movers_of(symmetry, {action.tensor for action in symmetry.actions}):
-        _require(mover, {symmetry.leader(name).id for name in ours.keys() & theirs.keys()})
-        nbytes = sum(8 * group.n**2 for group in mover.groups)
+    for joint in joint_groups_of(symmetry, {action.tensor for action in symmetry.actions}):
+        _require(joint, {symmetry.leader(name).id for name in ours.keys() & theirs.keys()})
+        nbytes = sum(8 * group.n**2 for group in joint.groups)
         step = max(1, _PIECE_BYTES // nbytes)
         for some in (rows[start : start + step] for start in range(0, len(rows), step)):
-            gains = {group.id: _gains(group.id, ours, theirs, symmetry, some) for group in mover.groups}
-            found, _, _ = assign_mover(mover, gains, (), None)
+            gains = {group.id: _gains(group.id, ours, theirs, symmetry, some) for group in joint.groups}
+            found, _, _ = assign_jointly(joint, gains, (), None)
             for name, perm in found.items():
                 for group in symmetry.groups:
                     if group.id == name or group.perm == Like(name):
@@ -108,10 +108,10 @@ def _stacked(name: str, value: Any, symmetry: Symmetry, K: int) -> NDArray[np.fl
     return array.astype(np.float64 if array.dtype == np.float64 else np.float32, copy=False)
 
 
-def _require(mover: Mover, present: set[str]) -> None:
-    """Refuse a mover whose permutations nothing determines."""
-    ids = {group.id for group in mover.groups}
-    lacking = [group.id for group in mover.groups if group.id not in present and group.n > mover.g]
+def _require(joint: JointGroups, present: set[str]) -> None:
+    """Refuse groups whose permutations nothing determines."""
+    ids = {group.id for group in joint.groups}
+    lacking = [group.id for group in joint.groups if group.id not in present and group.n > joint.g]
     if lacking or not ids & present:
         raise _refused(lacking[0] if lacking else min(ids), "those of the networks and of the reference", "none")
 

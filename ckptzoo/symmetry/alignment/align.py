@@ -13,8 +13,8 @@ from ckptzoo.errors import SymmetryError, UnknownNameError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.alignment.activations import Activations, in_gauge, match_activations
+from ckptzoo.symmetry.alignment.joint_groups import Arrays
 from ckptzoo.symmetry.alignment.matching import Matched, Matcher, products
-from ckptzoo.symmetry.alignment.movers import Arrays
 from ckptzoo.symmetry.arrays import Stacked, as_array, is_float, stack_of, to_numpy
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.gauges import GAUGES, canonicalize

@@ -11,8 +11,8 @@ from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.alignment.align import comparable
+from ckptzoo.symmetry.alignment.joint_groups import Arrays
 from ckptzoo.symmetry.alignment.matching import Matcher, products
-from ckptzoo.symmetry.alignment.movers import Arrays
 from ckptzoo.symmetry.arrays import stack_of, stored_dtype
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.tables import Arch, finite, fits, table_of

@@ -1,4 +1,4 @@
-"""The best permutations of a mover: one assignment, or channels within each pair of blocks and then blocks."""
+"""The best permutations of joint groups: one assignment, or channels in each pair of blocks and then blocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.schema.symmetry import Wreath
 from ckptzoo.symmetry.alignment.assignment import assign, by_block, gained
-from ckptzoo.symmetry.alignment.movers import Mover, Pair
+from ckptzoo.symmetry.alignment.joint_groups import JointGroups, Pair
 
 _MAX_TURNS = 50
 """Times that the groups within a pair of blocks take turns, at most."""
@@ -54,12 +54,12 @@ class PairSlices:
         return first[:, :, None] @ second[:, None].swapaxes(3, 4)
 
 
-def assign_mover(
-    mover: Mover, gains: Gains, pairs: Sequence[PairSlices], before: Perms | None
+def assign_jointly(
+    joint: JointGroups, gains: Gains, pairs: Sequence[PairSlices], before: Perms | None
 ) -> tuple[Perms, NDArray[np.float64], NDArray[np.float64]]:
-    """The best permutations of a mover, of one symmetric group or of wreath groups; as ``assign_blocks``."""
-    if isinstance(mover.groups[0].perm, Wreath):
-        return assign_blocks(mover, gains, pairs, before)
+    """The best permutations of one symmetric group or of wreath groups; as ``assign_blocks``."""
+    if isinstance(joint.groups[0].perm, Wreath):
+        return assign_blocks(joint, gains, pairs, before)
     ((name, gain),) = gains.items()
     found = assign(gain)
     value = np.zeros(len(gain)) if before is None else gained(gain, before[name])
@@ -67,9 +67,9 @@ def assign_mover(
 
 
 def assign_blocks(
-    mover: Mover, gains: Gains, pairs: Sequence[PairSlices], before: Perms | None
+    joint: JointGroups, gains: Gains, pairs: Sequence[PairSlices], before: Perms | None
 ) -> tuple[Perms, NDArray[np.float64], NDArray[np.float64]]:
-    """Match the groups of a mover.
+    """Match the wreath groups of one block permutation.
 
     Parameters
     ----------
@@ -81,10 +81,10 @@ def assign_blocks(
     -------
     The permutations; their values (K,); and those of ``before`` (zeros without).
     """
-    split = {group.id: by_block(gains[group.id], mover.g) for group in mover.groups}
-    K, blocks = len(next(iter(split.values()))), np.arange(mover.g)
+    split = {group.id: by_block(gains[group.id], joint.g) for group in joint.groups}
+    K, blocks = len(next(iter(split.values()))), np.arange(joint.g)
     inside: _Inside = {}
-    for group in mover.groups:
+    for group in joint.groups:
         total = split[group.id]
         for pair in (pair for pair in pairs if group.id in (pair.rows, pair.columns)):
             total = total + pair.sorted_gains(group.id)
@@ -93,18 +93,18 @@ def assign_blocks(
     if before is not None and not pairs:
         value = sum((gained(gains[name], perm) for name, perm in before.items()), value)
     elif before is not None:
-        outer = before[mover.groups[0].id].reshape(K, mover.g, -1)[:, :, 0] // (mover.groups[0].n // mover.g)
-        for group in mover.groups:
-            k = group.n // mover.g
-            inside[group.id][np.arange(K)[:, None], blocks, outer] = before[group.id].reshape(K, mover.g, k) % k
+        outer = before[joint.groups[0].id].reshape(K, joint.g, -1)[:, :, 0] // (joint.groups[0].n // joint.g)
+        for group in joint.groups:
+            k = group.n // joint.g
+            inside[group.id][np.arange(K)[:, None], blocks, outer] = before[group.id].reshape(K, joint.g, k) % k
         value = np.take_along_axis(_values(split, pairs, inside), outer[:, :, None], 2).sum(axis=(1, 2))
     if pairs:
         _take_turns(split, pairs, inside)
     values = _values(split, pairs, inside)
     outer = assign(values)
     found: Perms = {}
-    for group in mover.groups:
-        k = group.n // mover.g
+    for group in joint.groups:
+        k = group.n // joint.g
         within = np.take_along_axis(inside[group.id], outer[:, :, None, None], 2)[:, :, 0]
         found[group.id] = (outer[:, :, None] * k + within).reshape(K, group.n)
     return found, gained(values, outer), value

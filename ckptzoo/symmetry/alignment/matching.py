@@ -1,7 +1,7 @@
-"""Coordinate ascent: each mover in turn takes the permutation that fits the reference best while all others stay.
+"""Coordinate ascent: joint groups in turn take the permutation that fits the reference best while all others stay.
 
 Maximises ``<A, g B> = sum_t <A_t, (g B)_t>``, so that it minimises ``||A - g B||`` (git re-basin's weight matching,
-arXiv 2209.04836, section 3.2), for any table. The Gram matrix of a mover, ``C[i, j] = sum <a_i, b_j>`` over its faces
+arXiv 2209.04836, section 3.2), for any table. The Gram matrix of a group, ``C[i, j] = sum <a_i, b_j>`` over its views
 with a_i the slices of A and b_j those of B under the other permutations, makes the best permutation of a symmetric
 group a linear assignment. For the wreath groups of one block permutation, each pair of blocks is matched inside, and
 blocks are assigned by the values; exact where no tensor has two of the groups with several channels a block.
@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.schema.symmetry import AxisAction, Group, Like, Symmetry
-from ckptzoo.symmetry.alignment.blocks import PairSlices, Perms, assign_mover
-from ckptzoo.symmetry.alignment.movers import Arrays, Mover, moved, movers_of, neighbours_of
+from ckptzoo.symmetry.alignment.blocks import PairSlices, Perms, assign_jointly
+from ckptzoo.symmetry.alignment.joint_groups import Arrays, JointGroups, joint_groups_of, moved, neighbours_of
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.tables import take_rows
 
 _PIECE = 2**18
 """Elements that are multiplied in float64 at a time."""
 MAX_SWEEPS = 100
-"""Times that all movers are gone through, at most; ten are rarely needed."""
+"""Times that all groups are gone through, at most; ten are rarely needed."""
 _ROUNDING = 8.0
 """Units of rounding, of the sum of absolute gains, by which a permutation must be better to be taken."""
 
@@ -36,7 +36,7 @@ class Matched:
     ----------
     element : the permutations; all scales 1.
     bound : (K,) what ``<A, g B>`` is at most.
-    sweeps : (K,) how often the movers were gone through.
+    sweeps : (K,) how often the groups were gone through.
     ties : (K,) channels of B that sorted slices do not tell from another one of their group.
     """
 
@@ -58,17 +58,14 @@ class Matcher:
 
     def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
         self.symmetry = symmetry
-        self.movers = movers_of(symmetry, reference.keys())
+        self.joint_groups = joint_groups_of(symmetry, reference.keys())
         self._reference = reference
-        self._neighbours = neighbours_of(self.movers)
+        self._neighbours = neighbours_of(self.joint_groups)
         self._slices: dict[tuple[int, str], NDArray[np.floating]] = {}
 
     def bound(self, arrays: Arrays) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """``Matched.bound`` and ``Matched.ties`` of K networks."""
-        bound, ties = self._still(arrays), np.zeros(len(next(iter(arrays.values()))), np.int64)
-        for place, mover in enumerate(self.movers):
-            _, most, alike = self._by_signature(place, mover, arrays)
-            bound, ties = bound + most, ties + alike
+        _, bound, ties = self._signatures(arrays)
         return bound, ties
 
     def match(self, arrays: Arrays, *, start: str = "signature") -> Matched:
@@ -79,56 +76,62 @@ class Matcher:
         start : ``signature``, or ``identity`` for the order that the networks have.
         """
         K = len(next(iter(arrays.values())))
-        perms = {group.id: np.tile(np.arange(group.n), (K, 1)) for group in self.symmetry.groups}
-        bound, ties = self._still(arrays), np.zeros(K, np.int64)
-        for place, mover in enumerate(self.movers):
-            first, most, alike = self._by_signature(place, mover, arrays)
-            bound, ties = bound + most, ties + alike
-            if start == "signature":
-                self._take(perms, first, np.arange(K))
+        perms, bound, ties = self._signatures(arrays)
+        if start != "signature":
+            perms = dict(GroupElement.identity(self.symmetry, K).perms)
         sweeps = self._ascend(arrays, perms, found=start == "signature")
-        scales = {group.id: np.ones((K, group.n)) for group in self.symmetry.groups if group.scale != "none"}
-        return Matched(GroupElement(perms, scales), bound, sweeps, ties)
+        return Matched(GroupElement(perms, GroupElement.identity(self.symmetry, K).scales), bound, sweeps, ties)
+
+    def _signatures(self, arrays: Arrays) -> tuple[Perms, NDArray[np.float64], NDArray[np.int64]]:
+        """Permutations by sorted slices, with the bound and the ties that these show."""
+        K = len(next(iter(arrays.values())))
+        perms = dict(GroupElement.identity(self.symmetry, K).perms)
+        bound, ties = self._still(arrays), np.zeros(K, np.int64)
+        for joint in self.joint_groups:
+            first, most, alike = self._by_signature(joint, arrays)
+            self._take(perms, first, slice(None))
+            bound, ties = bound + most, ties + alike
+        return perms, bound, ties
 
     def _ascend(self, arrays: Arrays, perms: Perms, *, found: bool) -> NDArray[np.int64]:
-        """Improve permutations in place until no mover has a better one; the sweeps of each network.
+        """Improve permutations in place until no group has a better one; the sweeps of each network.
 
         Parameters
         ----------
-        found : whether signatures gave the permutations, which are the best then of movers that are alone.
+        found : whether signatures gave the permutations, which are the best then of groups that are alone.
         """
         K = len(next(iter(arrays.values())))
-        open_ones = [not (found and mover.is_alone) for mover in self.movers]
+        open_ones = [not (found and joint.is_alone) for joint in self.joint_groups]
         waiting, sweeps = np.tile(open_ones, (K, 1)), np.zeros(K, np.int64)
         for _ in range(MAX_SWEEPS):
             sweeps += waiting.any(axis=1)
-            for place, mover in enumerate(self.movers):
+            for place, joint in enumerate(self.joint_groups):
                 rows = np.flatnonzero(waiting[:, place])
                 if not len(rows):
                     continue
                 waiting[rows, place] = False
-                some = take_rows({name: arrays[name] for name in sorted(mover.tensors)}, rows)
+                some = take_rows({name: arrays[name] for name in sorted(joint.tensors)}, rows)
                 current = {name: perm[rows] for name, perm in perms.items()}
-                improved, better = self._improved(place, mover, some, current, rows)
+                improved, better = self._improved(place, joint, some, current, rows)
                 risen = rows[better]
                 self._take(perms, {name: perm[better] for name, perm in improved.items()}, risen)
                 waiting[risen[:, None], self._neighbours[place]] = True
                 # what was looked at is best while the others stay, unless two groups or two axes depend on each other
-                waiting[risen, place] = bool(mover.pairs or mover.quadratic)
+                waiting[risen, place] = bool(joint.pairs or joint.quadratic)
             if not waiting.any():
                 break
         return sweeps
 
     def _improved(
-        self, place: int, mover: Mover, arrays: Arrays, current: Perms, rows: NDArray[np.int64]
+        self, place: int, joint: JointGroups, arrays: Arrays, current: Perms, rows: NDArray[np.int64]
     ) -> tuple[Perms, NDArray[np.bool_]]:
-        """Better permutations of a mover's groups, and for which networks there are."""
+        """Better permutations of joint groups, and for which networks there are."""
         element = GroupElement(current, {})
         gains: dict[str, NDArray[np.floating]] = {}
-        for group in mover.groups:
+        for group in joint.groups:
             slices = [
-                face.slices(moved(arrays[face.action.tensor], face.applied, element, self.symmetry))
-                for face in mover.faces[group.id]
+                view.slices(moved(arrays[view.action.tensor], view.applied, element, self.symmetry))
+                for view in joint.views[group.id]
             ]
             if not slices:
                 gains[group.id] = np.zeros((len(rows), group.n, group.n))
@@ -136,30 +139,30 @@ class Matcher:
             joined = slices[0] if len(slices) == 1 else np.concatenate(slices, axis=2)
             gains[group.id] = self._reference_slices(place, group, rows) @ joined.swapaxes(1, 2)
         pairs: list[PairSlices] = []
-        for pair in mover.pairs:
+        for pair in joint.pairs:
             tensor = pair.rows.action.tensor
             array = moved(arrays[tensor], pair.rows.applied, element, self.symmetry)
-            pairs.append(PairSlices.of(pair, mover.g, self._reference_rows(tensor, rows), array))
-        before = {group.id: current[group.id] for group in mover.groups}
-        found, value, value_before = assign_mover(mover, gains, pairs, before)
+            pairs.append(PairSlices.of(pair, joint.g, self._reference_rows(tensor, rows), array))
+        before = {group.id: current[group.id] for group in joint.groups}
+        found, value, value_before = assign_jointly(joint, gains, pairs, before)
         rise = value - value_before
         sizes = sum(np.abs(gain).sum(axis=(1, 2), dtype=np.float64) / gain.shape[1] for gain in gains.values())
         precision = np.finfo(next(iter(gains.values())).dtype).eps
         better = rise > _ROUNDING * precision * (sizes + np.abs(value))
-        if mover.quadratic and better.any():
-            better &= self._rises(mover, arrays, current, found, rows)
+        if joint.quadratic and better.any():
+            better &= self._rises(joint, arrays, current, found, rows)
         return found, better
 
     def _rises(
-        self, mover: Mover, arrays: Arrays, current: Perms, found: Perms, rows: NDArray[np.int64]
+        self, joint: JointGroups, arrays: Arrays, current: Perms, found: Perms, rows: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Whether the objective rises; the gains of a mover on two axes of a tensor are those of a tangent."""
+        """Whether the objective rises; the gains of groups on two axes of a tensor are those of a tangent."""
         after = dict(current)
         self._take(after, found, slice(None))
         values: list[NDArray[np.float64]] = []
         for perms in (current, after):
             element, total = GroupElement(perms, {}), np.zeros(len(rows))
-            for tensor in sorted(mover.tensors):
+            for tensor in sorted(joint.tensors):
                 array = moved(arrays[tensor], self.symmetry.actions_on(tensor), element, self.symmetry)
                 total += products(self._reference_rows(tensor, rows), array)
             values.append(total)
@@ -171,61 +174,59 @@ class Matcher:
         return array if len(array) == 1 else array[rows]
 
     def _reference_slices(self, place: int, group: Group, rows: NDArray[np.int64]) -> NDArray[np.floating]:
-        """(1 or rows, n, features) of a group's faces, one after the other."""
+        """(1 or rows, n, features) of a group's views, one after the other."""
         key = place, group.id
         if key not in self._slices:
-            faces = self.movers[place].faces[group.id]
-            parts = [face.slices(self._reference[face.action.tensor]) for face in faces]
+            views = self.joint_groups[place].views[group.id]
+            parts = [view.slices(self._reference[view.action.tensor]) for view in views]
             self._slices[key] = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
         held = self._slices[key]
         return held if len(held) == 1 else held[rows]
 
-    def _by_signature(
-        self, place: int, mover: Mover, arrays: Arrays
-    ) -> tuple[Perms, NDArray[np.float64], NDArray[np.int64]]:
-        """Permutations by sorted slices, which no other permutation changes; what the mover adds to the bound; ties."""
+    def _by_signature(self, joint: JointGroups, arrays: Arrays) -> tuple[Perms, NDArray[np.float64], NDArray[np.int64]]:
+        """Permutations by sorted slices, which no other permutation changes; what they add to the bound; ties."""
         K = len(next(iter(arrays.values())))
-        dtype = np.result_type(*(arrays[name] for name in mover.tensors))
-        gains = {group.id: np.zeros((K, group.n, group.n), dtype) for group in mover.groups}
-        bounding = [self._bounding[face.action.tensor] is face.action for face in mover.all_faces()]
+        dtype = np.result_type(*(arrays[name] for name in joint.tensors))
+        gains = {group.id: np.zeros((K, group.n, group.n), dtype) for group in joint.groups}
+        bounding = [self._bounding[view.action.tensor] is view.action for view in joint.all_views()]
         most = gains if all(bounding) else {name: gain.copy() for name, gain in gains.items()}
-        keys = {group.id: np.zeros((K, group.n)) for group in mover.groups}
-        for number, face in enumerate(mover.all_faces()):
-            name = face.action.tensor
-            ours = face.sorted_slices(arrays[name], self.symmetry)
-            gain = face.sorted_slices(self._reference[name], self.symmetry) @ ours.swapaxes(1, 2)
-            gains[face.leader] += gain
+        keys = {group.id: np.zeros((K, group.n)) for group in joint.groups}
+        for number, view in enumerate(joint.all_views()):
+            name = view.action.tensor
+            ours = view.sorted_slices(arrays[name], self.symmetry)
+            gain = view.sorted_slices(self._reference[name], self.symmetry) @ ours.swapaxes(1, 2)
+            gains[view.leader] += gain
             if most is not gains and bounding[number]:
-                most[face.leader] += gain
+                most[view.leader] += gain
             # sums along the last axis are taken in one order for all channels, so that equal slices have equal keys
-            keys[face.leader] += (ours * _weights_of(number, ours.shape[2])).sum(axis=2, dtype=np.float64)
-        found, bound, _ = assign_mover(mover, gains, (), None)
+            keys[view.leader] += (ours * _weights_of(number, ours.shape[2])).sum(axis=2, dtype=np.float64)
+        found, bound, _ = assign_jointly(joint, gains, (), None)
         if most is not gains:
-            _, bound, _ = assign_mover(mover, most, (), None)
-        return found, bound, _count_ties(mover, keys)
+            _, bound, _ = assign_jointly(joint, most, (), None)
+        return found, bound, _count_ties(joint, keys)
 
     @cached_property
     def _bounding(self) -> Mapping[str, AxisAction]:
         """For each tensor the axis by whose channels its product is bounded: the first that moves."""
         chosen: dict[str, AxisAction] = {}
-        for face in (face for mover in self.movers for face in mover.all_faces()):
-            found = chosen.setdefault(face.action.tensor, face.action)
-            if face.action.axis < found.axis:
-                chosen[face.action.tensor] = face.action
+        for view in (view for joint in self.joint_groups for view in joint.all_views()):
+            found = chosen.setdefault(view.action.tensor, view.action)
+            if view.action.axis < found.axis:
+                chosen[view.action.tensor] = view.action
         return chosen
 
     def _still(self, arrays: Arrays) -> NDArray[np.float64]:
-        """(K,) what the bound has of tensors that no mover moves, and of positions that stay on axes that bound it."""
+        """(K,) what the bound has of tensors that nothing moves, and of positions that stay on axes that bound it."""
         moving = self._bounding
         total = np.zeros(len(next(iter(arrays.values()))))
         for name in sorted(self._reference.keys() - moving.keys()):
             total += products(self._reference[name], arrays[name])
         for name, action in moving.items():
-            faces = [face for mover in self.movers for face in mover.all_faces() if face.action is action]
+            views = [view for joint in self.joint_groups for view in joint.all_views() if view.action is action]
             size = arrays[name].shape[action.axis + 1] * action.blocks
-            places = np.setdiff1d(np.arange(size), np.concatenate([p.ravel() for face in faces for p in face.listings]))
+            places = np.setdiff1d(np.arange(size), np.concatenate([p.ravel() for view in views for p in view.listings]))
             if len(places):
-                rest = replace(faces[0], listings=(places[:, None],))
+                rest = replace(views[0], listings=(places[:, None],))
                 sides = [rest.sorted_slices(given[name], self.symmetry) for given in (self._reference, arrays)]
                 total += products(*sides)
         return total
@@ -238,11 +239,11 @@ class Matcher:
                     perms[group.id][rows] = perm
 
 
-def _count_ties(mover: Mover, keys: Mapping[str, NDArray[np.float64]]) -> NDArray[np.int64]:
+def _count_ties(joint: JointGroups, keys: Mapping[str, NDArray[np.float64]]) -> NDArray[np.int64]:
     """(K,) channels of a block with the key of another one there, and blocks with the keys of another one."""
     ties, blocks = np.zeros(1, np.int64), np.zeros(1)
     for number, key in enumerate(keys.values()):
-        ordered = np.sort(key.reshape(len(key), mover.g, -1), axis=2)
+        ordered = np.sort(key.reshape(len(key), joint.g, -1), axis=2)
         ties = ties + (np.diff(ordered, axis=2) == 0).sum(axis=(1, 2))
         blocks = blocks + (ordered * _weights_of(number, ordered.shape[2])).sum(axis=2)
     return ties + (np.diff(np.sort(blocks, axis=1), axis=1) == 0).sum(axis=1)

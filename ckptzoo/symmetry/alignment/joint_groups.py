@@ -1,7 +1,7 @@
-"""What is permuted together, and the tensors in which it is: the parts of a table that alignment goes through in turn.
+"""The groups that are permuted jointly, which alignment goes through in turn, and the tensors that they permute.
 
-A *mover* is a symmetric group with those that are ``Like`` it, or all wreath groups that share a block permutation. Its
-*faces* are the axes on which it acts: each lists the channels of one group, and what belongs to each channel.
+Joint are a symmetric group and those that are ``Like`` it, or all wreath groups that share a block permutation. Each
+axis that they permute gives a view of its tensor by channels.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ Arrays = Mapping[str, NDArray[np.floating]]
 
 
 @dataclass(frozen=True, eq=False)
-class Face:
+class ChannelView:
     """One axis of one tensor, as the channels of one group meet it.
 
     Parameters
@@ -31,7 +31,7 @@ class Face:
     leader : id of the group whose permutation it is.
     listings : every listing of the channels: positions (n, inner), on an axis with blocks counted through all of them.
     others : the actions on the tensor's other axes.
-    applied : of these the ones whose permutations are applied before channels are compared: those of other movers.
+    applied : of these the ones whose permutations are applied before channels are compared: those of other groups.
     """
 
     action: AxisAction
@@ -71,31 +71,31 @@ class Pair:
 
     Parameters
     ----------
-    rows, columns : the faces of axis 0 and of the axis with blocks.
+    rows, columns : the views of axis 0 and of the axis with blocks.
     """
 
-    rows: Face
-    columns: Face
+    rows: ChannelView
+    columns: ChannelView
 
 
 @dataclass(frozen=True, eq=False)
-class Mover:
+class JointGroups:
     """Groups that are permuted together.
 
     Parameters
     ----------
     groups : one symmetric group, or the wreath groups of one block permutation.
     g : blocks; 1 for a symmetric group.
-    faces : by group, those that are linear in its permutation while all others stay.
-    pairs : tensors in which two groups of the mover meet within blocks.
-    quadratic : names of tensors in which the mover acts on two axes otherwise; their faces are linear only where the
-        other axis stays.
+    views : by group, those that are linear in its permutation while all others stay.
+    pairs : tensors in which two of the groups meet within blocks.
+    quadratic : names of tensors that are permuted on two axes otherwise; their views are linear only where the other
+        axis stays.
     symmetry : the table.
     """
 
     groups: tuple[Group, ...]
     g: int
-    faces: Mapping[str, tuple[Face, ...]]
+    views: Mapping[str, tuple[ChannelView, ...]]
     pairs: tuple[Pair, ...]
     quadratic: frozenset[str]
     symmetry: Symmetry
@@ -103,40 +103,40 @@ class Mover:
     @cached_property
     def is_alone(self) -> bool:
         """Whether no other permutation moves what it moves, so that one assignment is exact."""
-        moving = (action for face in self.all_faces() for action in face.applied)
+        moving = (action for view in self.all_views() for action in view.applied)
         return not self.pairs and not self.quadratic and not any(_moves(action, self.symmetry) for action in moving)
 
     @cached_property
     def tensors(self) -> set[str]:
         """Names of the tensors that it moves."""
-        return {face.action.tensor for face in self.all_faces()}
+        return {view.action.tensor for view in self.all_views()}
 
-    def all_faces(self) -> Iterator[Face]:
+    def all_views(self) -> Iterator[ChannelView]:
         """Those of all groups, and of pairs."""
-        for faces in self.faces.values():
-            yield from faces
+        for views in self.views.values():
+            yield from views
         for pair in self.pairs:
             yield from (pair.rows, pair.columns)
 
 
-def movers_of(symmetry: Symmetry, tensors: Collection[str]) -> tuple[Mover, ...]:
-    """The movers of a table that act on some of these tensors, in its order."""
+def joint_groups_of(symmetry: Symmetry, tensors: Collection[str]) -> tuple[JointGroups, ...]:
+    """The joint groups of a table that permute some of these tensors, in its order."""
     together: dict[str, list[Group]] = {}
     for group in leaders(symmetry):
         if isinstance(group.perm, Wreath):
             together.setdefault(f"*{group.perm.outer}", []).append(group)
         elif not isinstance(group.perm, Fixed) and group.n > 1:
             together[group.id] = [group]
-    movers = (_mover(groups, symmetry, tensors) for groups in together.values())
-    return tuple(mover for mover in movers if mover.tensors)
+    found = (_joint(groups, symmetry, tensors) for groups in together.values())
+    return tuple(joint for joint in found if joint.tensors)
 
 
-def neighbours_of(movers: Sequence[Mover]) -> list[list[int]]:
-    """For each mover the places of the others that act on one of its tensors."""
-    tensors = [mover.tensors for mover in movers]
+def neighbours_of(joint_groups: Sequence[JointGroups]) -> list[list[int]]:
+    """For each of them the places of the others that permute one of its tensors."""
+    tensors = [joint.tensors for joint in joint_groups]
     return [
-        [other for other in range(len(movers)) if other != place and tensors[other] & tensors[place]]
-        for place in range(len(movers))
+        [other for other in range(len(joint_groups)) if other != place and tensors[other] & tensors[place]]
+        for place in range(len(joint_groups))
     ]
 
 
@@ -150,11 +150,11 @@ def moved(
     return transform(array, actions, GroupElement({name: element.perms[name] for name in sorted(names)}, {}), symmetry)
 
 
-def _mover(groups: list[Group], symmetry: Symmetry, tensors: Collection[str]) -> Mover:
+def _joint(groups: list[Group], symmetry: Symmetry, tensors: Collection[str]) -> JointGroups:
     ids = {group.id for group in groups}
     first = groups[0].perm
     blocks = first.g if isinstance(first, Wreath) else 1
-    faces: dict[str, list[Face]] = {group.id: [] for group in groups}
+    views: dict[str, list[ChannelView]] = {group.id: [] for group in groups}
     pairs: list[Pair] = []
     quadratic: set[str] = set()
     for tensor in dict.fromkeys(action.tensor for action in symmetry.actions if action.tensor in tensors):
@@ -162,33 +162,33 @@ def _mover(groups: list[Group], symmetry: Symmetry, tensors: Collection[str]) ->
         own = [action for action in actions if _leaders(action, symmetry) & ids]
         if not own:
             continue
-        found = [list(_faces(action, actions, own, ids, symmetry)) for action in own]
+        found = [list(_views(action, actions, own, ids, symmetry)) for action in own]
         if len(own) == 1:
-            for face in found[0]:
-                faces[face.leader].append(face)
+            for view in found[0]:
+                views[view.leader].append(view)
             continue
         rows, columns = found[0][0], found[-1][0]
         if len(own) == 2 and blocks > 1 and columns.action.blocks == blocks:
-            inside = [symmetry[face.leader].n // blocks for face in (rows, columns)]
+            inside = [symmetry[view.leader].n // blocks for view in (rows, columns)]
             if 1 in inside:
                 # within a block only the channels of one side move: linear in those
-                face = rows if inside[1] == 1 else columns
-                faces[face.leader].append(face)
+                view = rows if inside[1] == 1 else columns
+                views[view.leader].append(view)
             else:
                 pairs.append(Pair(rows, columns))
             continue
         quadratic.add(tensor)
-        for face in (face for axis in found for face in axis):
-            other_axes = tuple(action for action in actions if action is not face.action)
-            faces[face.leader].append(Face(face.action, face.leader, face.listings, face.others, other_axes))
-    kept = {name: tuple(listed) for name, listed in faces.items()}
-    return Mover(tuple(groups), blocks, kept, tuple(pairs), frozenset(quadratic), symmetry)
+        for view in (view for axis in found for view in axis):
+            other_axes = tuple(action for action in actions if action is not view.action)
+            views[view.leader].append(ChannelView(view.action, view.leader, view.listings, view.others, other_axes))
+    kept = {name: tuple(listed) for name, listed in views.items()}
+    return JointGroups(tuple(groups), blocks, kept, tuple(pairs), frozenset(quadratic), symmetry)
 
 
-def _faces(
+def _views(
     action: AxisAction, actions: Sequence[AxisAction], own: Sequence[AxisAction], ids: set[str], symmetry: Symmetry
-) -> Iterator[Face]:
-    """The faces of one axis: one for each group of the mover there."""
+) -> Iterator[ChannelView]:
+    """The views of one axis: one for each of the joint groups there."""
     listings: dict[str, list[NDArray[np.int64]]] = {}
     for group, places in positions(action, symmetry):
         leader = symmetry.leader(group).id
@@ -197,7 +197,7 @@ def _faces(
     others = tuple(other for other in actions if other is not action)
     applied = tuple(other for other in others if other not in own)
     for leader, listed in listings.items():
-        yield Face(action, leader, tuple(listed), others, applied)
+        yield ChannelView(action, leader, tuple(listed), others, applied)
 
 
 def _leaders(action: AxisAction, symmetry: Symmetry) -> set[str]:

@@ -81,7 +81,7 @@ def align_zoo(
     contents = read_contents(Folder(path))
     table = symmetry_of(contents, module)
     label = _label(to, label)
-    zoo = Zoo(contents, {}, np.arange(len(contents.raw.rows)))
+    zoo = ckptzoo.open(path)
     if to == BARYCENTRE:
         kept = Path(barycentre_zoo or f"{Path(path).absolute()}-{label}")
         if not (kept / layout.ZOO).exists() or not len(ckptzoo.open(kept)):
@@ -157,7 +157,7 @@ def _require_same(path: str | Path, rule: AlignmentRule) -> None:
 
 
 def _write_barycentre(zoo: Zoo, table: Symmetry, gauge: str | None, path: Path) -> None:
-    """Write the mean of the members as a zoo of one Gaussian."""
+    """Write the mean of the members as a zoo of one Gaussian; of Gaussians, their means and mean deviations."""
     members = zoo.last_steps()
 
     def batches() -> Iterator[Any]:
@@ -166,25 +166,19 @@ def _write_barycentre(zoo: Zoo, table: Symmetry, gauge: str | None, path: Path) 
             yield weights if gauge is None else canonicalize(weights, table, gauge=gauge).weights
 
     found = barycentre(batches, table)
-    arch, doubled = declare_gaussian(_gaussian_name(zoo), zoo.arch, table)
+    arch, doubled = zoo.arch, table
+    if not any(f"{name}{STD}" in zoo.arch for name in zoo.arch.names):
+        name = zoo.arch.forward if archs.known(zoo.arch.forward) else zoo.arch.name
+        arch, doubled = declare_gaussian(f"gaussian-{name}", zoo.arch, table)
     # a weight that all members share has no deviation, but a Gaussian has one above 0
     least = float(np.finfo(np.float32).tiny)
+    deviations = {f"{name}{STD}": np.maximum(std, least) for name, std in found.std.items()}
     values: dict[str, NDArray[Any]] = {}
     for tensor in arch.tensors:
-        base = tensor.name.removesuffix(STD)
-        if tensor.name != base and base in zoo.arch:
-            values[tensor.name] = np.maximum(found.std[base], least).astype(np.float32)
-        elif tensor.name in found.mean:
-            values[tensor.name] = found.mean[tensor.name].astype(tensor.dtype)
-        else:  # a counter
-            values[tensor.name] = np.asarray(members[tensor.name][:1])[0]
+        made = (deviations | found.mean).get(tensor.name)
+        values[tensor.name] = np.asarray(members[tensor.name][:1])[0] if made is None else made.astype(tensor.dtype)
     card = Card(path.name, f"Mean and standard deviation of {int(found.used.sum()):,} members of {zoo.name}, aligned.")
     # one that was killed here has made the zoo and nothing in it
     made = (path / layout.ZOO).exists()
     with ckptzoo.append(path) if made else ckptzoo.create(path, arch=arch, card=card, symmetry=doubled) as writer:
         writer.add({name: value[None] for name, value in values.items()}, [{"id": BARYCENTRE}])
-
-
-def _gaussian_name(zoo: Zoo) -> str:
-    name = zoo.arch.forward if archs.known(zoo.arch.forward) else zoo.arch.name
-    return f"gaussian-{name}"

@@ -114,6 +114,36 @@ def test_a_barycentre_is_a_zoo_of_one_gaussian(tmp_path: Path) -> None:
     assert elsewhere.already == 45
 
 
+def test_a_barycentre_of_gaussians_is_one_of_them(tmp_path: Path) -> None:
+    """Of the 2-Wasserstein distance: the means of the means and of the deviations, aligned."""
+    arch, rng = archs.architecture("gaussian-mlp-4-6-2"), np.random.default_rng(0)
+    made = {
+        name: np.abs(array) + 0.1 if name.endswith("_std") else array
+        for name, array in weights_of(1, 0, arch=arch).items()
+    }
+    noisy = {name: array + 0.01 * rng.random((9, *array.shape[1:]), np.float32) for name, array in made.items()}
+    with ckptzoo.create(tmp_path / "zoo", arch=arch) as writer:
+        writer.add(noisy, [{"id": f"m{at}"} for at in range(9)])
+    align_zoo(tmp_path / "zoo", "barycentre", **QUICK)
+    kept, aligned = ckptzoo.open(tmp_path / "zoo-barycentre"), weights(tmp_path / "zoo", "aligned-barycentre")
+    assert kept.arch.digest == arch.digest and ckptzoo.verify(tmp_path / "zoo-barycentre") == []
+    for name, array in aligned.items():
+        np.testing.assert_allclose(np.asarray(kept[name])[0], array.mean(axis=0), atol=1e-6)
+
+
+def test_retracted_members_are_no_reference(tmp_path: Path) -> None:
+    path = tmp_path / "zoo"
+    with ckptzoo.create(path, arch=ARCH, symmetry=TABLE) as writer:
+        rows = [{"id": f"m{at}", "test_accuracy": 0.5 + at / 10} for at in range(4)]
+        writer.add(weights_of(4, 0), rows)
+    ckptzoo.retract(path, ["m3"], reason="a test")
+    with pytest.warns(UserWarning, match="1 of 4 checkpoints retracted"):
+        align_zoo(path, "best", **QUICK)
+    with pytest.warns(UserWarning, match="retracted"):
+        part = ckptzoo.open(path).contents.derived("aligned-best").parts[0]
+    assert part.facts["source"] == "checkpoint m2 of zoo" and part.rows == 4
+
+
 def test_a_barycentre_that_was_killed_is_made_again(tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo", (4,))
     align_zoo(path, "barycentre", **QUICK)

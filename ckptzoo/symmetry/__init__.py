@@ -6,6 +6,7 @@ from ckptzoo.errors import require
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.alignment.align import Aligned, align
 from ckptzoo.symmetry.alignment.barycentre import Barycentre, barycentre
+from ckptzoo.symmetry.alignment.pairs import pair_distances
 from ckptzoo.symmetry.counts import Counts, GroupCounts, count, counts_by_group, orbits
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.fingerprint import fingerprint
@@ -36,6 +37,7 @@ __all__ = [
     "min_mass",
     "orbits",
     "ordering_keys",
+    "pair_distances",
     "random_permutations",
     "remove_softmax_shift",
     "trace",

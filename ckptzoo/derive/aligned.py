@@ -12,7 +12,7 @@ from ckptzoo import archs
 from ckptzoo.archs.gaussian_spec import STD
 from ckptzoo.archs.gaussian_spec import declare as declare_gaussian
 from ckptzoo.derive.tables import symmetry_of
-from ckptzoo.derive.variant_rule import ALIGNED, AlignmentRule, Weights
+from ckptzoo.derive.variant_rule import AlignmentRule, Weights
 from ckptzoo.derive.variants import Derived, derive_by
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.format.files import Folder
@@ -104,8 +104,8 @@ def _label(to: str, label: str | None) -> str:
     label = label or (to if to in (BEST, BARYCENTRE) else None)
     if label is None:
         raise ZooError(Problem("align", "label", "one for this reference", "none", "Name the variant by --label."))
-    if not layout.DERIVED_NAME.fullmatch(ALIGNED + label):
-        expected = f"small letters, digits and hyphens, at most {64 - len(ALIGNED)}"
+    if not layout.DERIVED_NAME.fullmatch(layout.ALIGNED + label):
+        expected = f"small letters, digits and hyphens, at most {64 - len(layout.ALIGNED)}"
         raise ZooError(Problem("align", "label", expected, repr(label)[:80], "Name another one by --label."))
     return label
 

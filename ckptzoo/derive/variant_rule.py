@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES, GroupElement, align, canonicalize, fingerprint
@@ -15,8 +16,6 @@ from ckptzoo.symmetry.report import Report
 
 Weights = Mapping[str, NDArray[Any]]
 """Tensor name to (K, *shape)."""
-ALIGNED = "aligned-"
-"""How the names of variants begin that are aligned with a reference."""
 ALIGNMENT_VERSION = 1
 """Raised whenever alignment gives other permutations for some weights; versions are never mixed."""
 
@@ -110,7 +109,7 @@ class AlignmentRule:
     @property
     def name(self) -> str:
         """See ``VariantRule``."""
-        return ALIGNED + self.label
+        return layout.ALIGNED + self.label
 
     @property
     def facts(self) -> Document:

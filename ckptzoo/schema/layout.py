@@ -44,6 +44,8 @@ SET_ASIDE = "Move the part that should not be there out of the zoo, and keep it 
 SHARD_NAME = re.compile(r"([a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?)-(\d{2,6})\.safetensors")
 SNAPSHOT_NAME = re.compile(r"(\d{6})-(?:([1-9]\d{0,9})-)?([0-9a-f]{64})\.parquet")
 """Parts covered, bytes of the tail (none in those whose digest is the whole file's), sha256 of the tail."""
+ALIGNED = "aligned-"
+"""How the names of variants begin that are aligned with a reference."""
 DERIVED_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 SET_NAME = re.compile(r"(?=.{3,51}\Z)([a-z0-9]+(?:-[a-z0-9]+)*)/([a-z0-9]+(?:-[a-z0-9]+)*)")
 """A set of inputs: a data set and which of its examples, as ``fashion-mnist/test``."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ckptzoo
+from ckptzoo.cli.app import run
 from ckptzoo.derive import align_zoo
 from ckptzoo.errors import SymmetryError
 
@@ -58,6 +59,13 @@ def test_no_permutation_is_closer() -> None:
             moved["fc2.weight"] = moved["fc2.weight"][:, order]
             others.append(product(moved))
         assert product({name: array[row] for name, array in aligned.items()}) == max(others)
+
+
+def test_the_page_names_the_reference(tmp_path: Path) -> None:
+    path = shutil.copytree(GOLDEN, tmp_path / "zoo")
+    assert run(["card", str(path)]) == 0
+    line = next(line for line in (path / "README.md").read_text().splitlines() if line.startswith(f"| `{VARIANT}`"))
+    assert "permuted to be closest to `checkpoint golden-1 of v1-aligned`" in line
 
 
 def test_parts_for_another_reference_are_refused(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def _variant(zoo: Zoo, name: str) -> Sequence[str]:
     nbytes += "" if stored.weights else ", computed when read"
     return (
         code(name),
-        _rule(name, versions),
+        _rule(name, versions, tree.parts[0].facts.get("source")),
         ", ".join(item if item.isdecimal() else code(item) for item in versions),
         f"{len(rows):,}",
         f"{int(flags(rows, 'gauged').sum()):,}",
@@ -166,8 +166,10 @@ def _variant(zoo: Zoo, name: str) -> Sequence[str]:
     )
 
 
-def _rule(name: str, versions: Sequence[str]) -> str:
-    """The gauge's rule in words, where this ckptzoo has the gauge in this version."""
+def _rule(name: str, versions: Sequence[str], source: object) -> str:
+    """The gauge's rule, where this ckptzoo has the gauge in this version; of an aligned variant the reference."""
+    if name.startswith(layout.ALIGNED):
+        return f"permuted to be closest to {code(str(source))}"
     from ckptzoo.symmetry.gauges import GAUGES  # a page without variants needs no gauges
 
     gauge = GAUGES.get(name)

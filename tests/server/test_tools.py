@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd
 
 from tests.support.hosted import ZOO, Hosted
-from tests.support.hub_clients import run_client
+from tests.support.hub_clients import END, run_client
 
 WALK = Path(__file__).with_name("walk.py")
 OTHER = os.environ.get("CKPTZOO_HUB_CLIENT")
@@ -66,4 +66,4 @@ def test_datasets(zoo: Hosted, tmp_path: Path) -> None:
         operations.append(CommitOperationAdd(f"parts/{part}/metadata.parquet", path.read_bytes()))
     zoo.api().create_commit(ZOO, operations, commit_message="rows", repo_type="dataset")
     ids = ["m00", "m01", "m02", "m10", "m11", "m12"]
-    assert json.loads(run_client(zoo, tmp_path, sys.executable, "-c", DATASETS, role="read")) == [ids, ids]
+    assert json.loads(run_client(zoo, tmp_path, sys.executable, "-c", DATASETS + END, role="read")) == [ids, ids]

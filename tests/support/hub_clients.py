@@ -11,6 +11,13 @@ import pytest
 from tests.support.hosted import Hosted
 
 ROOT = Path(__file__).parents[2]
+END = """
+import os, sys
+sys.stdout.flush()
+os._exit(0)
+"""
+"""The end of programs that use ``datasets``: Arrow's threads may abort a process while its interpreter ends
+(https://github.com/huggingface/datasets/issues/7357)."""
 _UNSET = (
     "CKPTZOO_OFFLINE",
     "CKPTZOO_CACHE_SIZE",

@@ -17,13 +17,13 @@ from ckptzoo.schema.card import Card
 from ckptzoo.schema.metadata import COLUMNS, VARIANT_COLUMNS
 from ckptzoo.symmetry import GroupElement
 from tests.support.hosted import ZOO, Hosted
-from tests.support.hub_clients import run_client
+from tests.support.hub_clients import END, run_client
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
 GOLDEN = Path(__file__).parents[2] / "golden/v1"
 
 PROGRAM = """
-import json, os, sys
+import json, sys
 from datasets import get_dataset_config_names, load_dataset
 names = get_dataset_config_names(sys.argv[1])
 found = {"configs": names, "default": len(load_dataset(sys.argv[1], split="train"))}
@@ -32,9 +32,7 @@ for name in names:
     streamed = list(load_dataset(sys.argv[1], name, split="train", streaming=True))
     assert list(plain) == streamed, name
     found[name] = {"columns": plain.column_names, "rows": json.loads(json.dumps(list(plain), default=str))}
-print(json.dumps(found), flush=True)
-# Arrow's threads may abort the process while the interpreter ends: https://github.com/huggingface/datasets/issues/7357
-os._exit(0)
+print(json.dumps(found))
 """
 
 
@@ -77,11 +75,11 @@ def check_rows(found: dict[str, Any]) -> None:
 def test_from_a_hub(server: Hosted, grown: Path, tmp_path: Path) -> None:
     server.api().create_repo(ZOO, repo_type="dataset")
     server.api().upload_folder(repo_id=ZOO, repo_type="dataset", folder_path=grown)
-    check_rows(json.loads(run_client(server, tmp_path, sys.executable, "-c", PROGRAM, ZOO, role="read")))
+    check_rows(json.loads(run_client(server, tmp_path, sys.executable, "-c", PROGRAM + END, ZOO, role="read")))
     info = server.api("read").dataset_info(ZOO)
     assert {"ckptzoo", "arch:optunet", 'dataset:a "b": c', "license:apache-2.0"} <= set(info.tags or ())
     assert info.card_data is not None and info.card_data.to_dict()["ckptzoo"]["checkpoints"] == 4
 
 
 def test_from_a_folder(server: Hosted, grown: Path, tmp_path: Path) -> None:
-    check_rows(json.loads(run_client(server, tmp_path, sys.executable, "-c", PROGRAM, str(grown), role="read")))
+    check_rows(json.loads(run_client(server, tmp_path, sys.executable, "-c", PROGRAM + END, str(grown), role="read")))

@@ -16,7 +16,7 @@ from ckptzoo.hub.push import Pushed, plan, push
 from ckptzoo.schema.card import Card
 from ckptzoo.server.responses import front_matter as parsed
 from tests.support.hosted import ZOO, Hosted
-from tests.support.hub_clients import run_client
+from tests.support.hub_clients import END, run_client
 from tests.support.hub_zoos import ARCH, assert_generated_page, downloaded, files_of, grown, pushed, weights_of
 
 Make = Callable[..., Path]
@@ -74,7 +74,7 @@ def test_load_dataset_reads_what_was_retracted(server: Hosted, make_zoo: Make, t
     pushed(server, zoo)
     ckptzoo.retract(zoo, ["m0-1"], reason="a test")
     pushed(server, zoo)
-    printed = run_client(server, tmp_path / "home", sys.executable, "-c", LOADED, role=None)
+    printed = run_client(server, tmp_path / "home", sys.executable, "-c", LOADED + END, role=None)
     assert json.loads(printed) == [["m0-1"], ["a test"]]
 
 

@@ -14,7 +14,7 @@ from ckptzoo.derive import derive
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.push import Planned, plan
 from tests.support.hosted import ZOO, Hosted
-from tests.support.hub_clients import run_client
+from tests.support.hub_clients import END, run_client
 from tests.support.hub_zoos import ARCH, assert_same_except_generated, downloaded, files_of, grown, pushed, zoo_of
 
 Make = Callable[..., Path]
@@ -184,4 +184,7 @@ def test_load_dataset_reads_the_metadata(server: Hosted, make_zoo: Make, tmp_pat
     zoo = make_zoo("zoo", (3, 2))
     pushed(server, zoo)
     ids = ckptzoo.open(zoo).ids
-    assert json.loads(run_client(server, tmp_path / "home", sys.executable, "-c", LOADED, role=None)) == [ids, ids]
+    assert json.loads(run_client(server, tmp_path / "home", sys.executable, "-c", LOADED + END, role=None)) == [
+        ids,
+        ids,
+    ]

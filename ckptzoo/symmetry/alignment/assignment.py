@@ -35,6 +35,17 @@ def assign(gains: NDArray[np.floating]) -> NDArray[np.int64]:
     return np.array(found, np.int64).reshape(*lead, n)
 
 
+def greatest(gains: NDArray[np.floating]) -> NDArray[np.floating]:
+    """The greatest sums (...): ``gained(gains, assign(gains))`` without the permutations."""
+    *lead, n, _ = gains.shape
+    if n == 1:
+        return gains[..., 0, 0]
+    if n > MOST_ENUMERATED:
+        return gained(gains, assign(gains))
+    _, chosen = _all_permutations(n)
+    return (gains.reshape(*lead, n * n) @ chosen.astype(gains.dtype)).max(axis=-1)
+
+
 def gained(gains: NDArray[np.floating], perms: NDArray[np.int64]) -> NDArray[np.float64]:
     """The sums ``gains[i, perm[i]]`` (...), of gains (..., n, n) and permutations (..., n)."""
     return np.take_along_axis(gains, perms[..., None], -1)[..., 0].sum(axis=-1, dtype=np.float64)

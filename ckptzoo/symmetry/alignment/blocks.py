@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.schema.symmetry import Wreath
-from ckptzoo.symmetry.alignment.assignment import assign, by_block, gained
+from ckptzoo.symmetry.alignment.assignment import assign, by_block, gained, greatest
 from ckptzoo.symmetry.alignment.joint_groups import JointGroups, Pair
 
 _MAX_TURNS = 50
@@ -64,6 +64,12 @@ def assign_jointly(
     found = assign(gain)
     value = np.zeros(len(gain)) if before is None else gained(gain, before[name])
     return {name: found}, gained(gain, found), value
+
+
+def greatest_jointly(joint: JointGroups, gains: Gains) -> NDArray[np.float64]:
+    """The values (K,) of ``assign_jointly`` without pairs, and nothing else."""
+    by_pair = [greatest(by_block(gains[group.id], joint.g)).astype(np.float64) for group in joint.groups]
+    return greatest(np.sum(by_pair, axis=0)).astype(np.float64, copy=False)
 
 
 def assign_blocks(

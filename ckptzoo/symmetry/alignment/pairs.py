@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.symmetry.alignment.align import comparable
-from ckptzoo.symmetry.alignment.blocks import assign_jointly
+from ckptzoo.symmetry.alignment.blocks import greatest_jointly
 from ckptzoo.symmetry.alignment.joint_groups import Arrays, JointGroups, joint_groups_of
 from ckptzoo.symmetry.alignment.matching import products
 from ckptzoo.symmetry.arrays import Stacked, stack_of
@@ -86,7 +86,7 @@ def pair_distances(weights: Stacked, arch: Arch, *, threads: int | None = None) 
         value = np.broadcast_to(total, (len(squares[one]), len(squares[other]))).astype(np.float64)
         for joint in joint_groups:
             gains = {name: _gains(array, one, other) for own, name, array in slices if own is joint}
-            value = value + assign_jointly(joint, gains, (), None)[1].reshape(value.shape)
+            value = value + greatest_jointly(joint, gains).reshape(value.shape)
         square = squares[one, None] + squares[None, other] - 2 * value
         found[one, other] = np.sqrt(np.maximum(square, 0))
 

@@ -88,11 +88,12 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
     IntegrityError
         A file is not what it should be, or the recipe counts other images than there are.
     """
-    if recipe.dataset not in (_DIGITS, *TRAINING_SETS):
+    if not image_sets.has_training_set(recipe.dataset):
         raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, (_DIGITS, *TRAINING_SETS))
     if recipe.dataset != _DIGITS:
-        found = image_sets.load_halves(recipe.dataset, folder, {"train": recipe.train, "test": recipe.test})
-        return Data.of(found["train"], found["test"])
+        train_of = require_images(recipe).train_of or recipe.train
+        found = image_sets.load_halves(recipe.dataset, folder, {"train": train_of, "test": recipe.test})
+        return Data.of(found["train"].first(recipe.train), found["test"])
     data = _digits(recipe)
     problems: list[Problem] = []
     for half, count in (("train", recipe.train), ("test", recipe.test)):

@@ -32,6 +32,7 @@ _LATER_KEYS: dict[str, Any] = {
     "nesterov": False,
     "precision": FLOAT32,
     "flip": False,
+    "train_of": None,
 }
 """Keys that came after the first recipes, and what is meant where one is missing."""
 _STEP = "Correct the recipe."
@@ -128,14 +129,21 @@ class Recipe:
         return recipe_class(**values)
 
     @classmethod
-    def of(cls, recipe: "Recipe | str | Path", epochs: int | None = None, precision: str | None = None) -> "Recipe":
-        """A recipe, or the one of this name or file; for other epochs, or in another precision, where they are given.
+    def of(
+        cls,
+        recipe: "Recipe | str | Path",
+        epochs: int | None = None,
+        precision: str | None = None,
+        architecture: str | None = None,
+    ) -> "Recipe":
+        """A recipe, or the one of this name or file; for other epochs, in another precision, for another architecture.
 
         Each makes another recipe, with its own digest.
         """
         found = recipe if isinstance(recipe, Recipe) else cls.load(recipe)
         found = found if epochs is None else found.shortened(epochs)
-        return found if precision is None else dataclasses.replace(found, precision=precision)
+        given = {"precision": precision, "architecture": architecture}
+        return dataclasses.replace(found, **{key: value for key, value in given.items() if value is not None})
 
     def shortened(self, epochs: int) -> "Recipe":
         """The same recipe for another number of epochs; another digest, so that the two are never mixed up."""
@@ -240,6 +248,7 @@ class ImageRecipe(Recipe):
     mean, std : of the training pixels divided by 255, one number or one a channel; inputs are
         ``(pixel / 255 - mean) / std``, computed last, so that the padding is raw 0 and not the mean.
     ood : a data set of other things, whose test images can be shown to the networks; not part of the digest.
+    train_of : the images of the training set, of which the first ``train`` are used; None where these are all.
     """
 
     crop_pad: int
@@ -247,6 +256,7 @@ class ImageRecipe(Recipe):
     std: float | tuple[float, ...]
     flip: bool = False
     ood: str | None = None
+    train_of: int | None = None
 
     def statistics(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """The mean and the deviation of each channel.
@@ -280,6 +290,8 @@ class ImageRecipe(Recipe):
                 yield self.problem_with("std", "a finite number above 0, as mean is one number")
         if self.ood is not None and (not isinstance(self.ood, str) or self.ood == self.dataset):
             yield self.problem_with("ood", "the name of another data set")
+        if self.train_of is not None and (type(self.train_of) is not int or not self.train <= self.train_of <= 2**31):
+            yield self.problem_with("train_of", "an integer from the number of training images, train")
 
     def _content(self) -> dict[str, Any]:
         """See ``Recipe``; the set that no training uses is left out."""

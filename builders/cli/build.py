@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from builders.cli.options import (
+    ArchitectureName,
     AsJson,
     DataFolder,
     Device,
@@ -44,6 +45,7 @@ def build(
     keep_steps: KeepSteps = "",
     epochs: Epochs = None,
     precision: Precision = None,
+    architecture: ArchitectureName = None,
     first_seed: Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")] = 0,
     device: Device = "cpu",
     engine: Engine = None,
@@ -60,7 +62,7 @@ def build(
     from builders.build import build as run
     from builders.recipe import Recipe
 
-    console, wanted = console_of(), Recipe.of(recipe, epochs, precision)
+    console, wanted = console_of(), Recipe.of(recipe, epochs, precision, architecture)
     sets = predicting.input_sets(wanted, data) if predictions else ()
     built = run(
         wanted,
@@ -93,6 +95,7 @@ def plan(
     keep_steps: KeepSteps = "",
     epochs: Epochs = None,
     precision: Precision = None,
+    architecture: ArchitectureName = None,
     first_seed: Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")] = 0,
     device: Device = "cpu",
     engine: Engine = None,
@@ -107,7 +110,7 @@ def plan(
     from builders.shared import plan as settle
 
     planned = settle(
-        Recipe.of(recipe, epochs, precision),
+        Recipe.of(recipe, epochs, precision, architecture),
         to,
         members=members,
         folder=data,
@@ -134,6 +137,7 @@ def work(
     data: DataFolder = None,
     epochs: Epochs = None,
     precision: Precision = None,
+    architecture: ArchitectureName = None,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="By default that of the plan.")] = None,
     threads: Threads = None,
     save_every: SaveEvery = 20,
@@ -153,7 +157,7 @@ def work(
 
     console, run_units = console_of(), _work_on(on)
     done = run_units(
-        Recipe.of(recipe, epochs, precision),
+        Recipe.of(recipe, epochs, precision, architecture),
         to,
         unit=unit,
         share=parse_share(share) if share else None,
@@ -189,6 +193,7 @@ def submit(
     data: DataFolder = None,
     epochs: Epochs = None,
     precision: Precision = None,
+    architecture: ArchitectureName = None,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="By default that of the plan.")] = None,
     threads: Threads = None,
     save_every: SaveEvery = 20,
@@ -203,11 +208,12 @@ def submit(
     if as_command:
         name = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
         arguments = {"data": None if folder is None else str(folder), "epochs": epochs, "precision": precision}
+        arguments["architecture"] = architecture
         arguments |= {"device": device, "threads": threads, "save-every": f"{save_every:g}"}
         print(cluster.command(name, to, seconds, arguments))
         return
     submitted = cluster.submit(
-        Recipe.of(recipe, epochs, precision),
+        Recipe.of(recipe, epochs, precision, architecture),
         to,
         tasks=tasks,
         seconds=seconds,
@@ -229,6 +235,7 @@ def merge(
     ] = None,
     epochs: Epochs = None,
     precision: Precision = None,
+    architecture: ArchitectureName = None,
 ) -> None:
     """Add the units of a plan that are finished to the zoo; the others stay for the next time."""
     from builders.recipe import Recipe
@@ -239,7 +246,7 @@ def merge(
             from ckptzoo.hub.client.quiet import quietly
 
             stack.enter_context(quietly())
-        done = add_units(Recipe.of(recipe, epochs, precision), to, push_to=push_to)
+        done = add_units(Recipe.of(recipe, epochs, precision, architecture), to, push_to=push_to)
     parts = f"{counted(done.checkpoints, 'checkpoint')} of {counted(done.units, 'unit')} in {', '.join(done.parts)}"
     left = f"; {counted(done.left, 'unit')} are not finished" if done.left else ""
     there = f"; published in {push_to}" if push_to else ""
@@ -277,6 +284,7 @@ def estimate(
     keep_steps: KeepSteps = "",
     epochs: Epochs = None,
     precision: Precision = None,
+    architecture: ArchitectureName = None,
     device: Device = "cpu",
     engine: Engine = None,
     threads: Threads = None,
@@ -296,7 +304,7 @@ def estimate(
     from builders.estimate import estimate as compute
     from builders.recipe import Recipe
 
-    wanted = Recipe.of(recipe, epochs, precision)
+    wanted = Recipe.of(recipe, epochs, precision, architecture)
     sets = predicting.input_sets(wanted, data) if predictions else ()
     result = compute(
         wanted,

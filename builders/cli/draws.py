@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from builders.cli.options import (
+    ArchitectureName,
     AsJson,
     DataFolder,
     Device,
@@ -38,6 +39,7 @@ def posterior(
     data: DataFolder = None,
     epochs: Epochs = None,
     precision: Precision = None,
+    architecture: ArchitectureName = None,
     settings: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The method's settings; by default those of the paper.")
     ] = None,
@@ -69,7 +71,7 @@ def posterior(
 
     if on is not None and share:
         raise typer.BadParameter("expected one of --share and --on.")
-    console, wanted = console_of(), Recipe.of(recipe, epochs, precision)
+    console, wanted = console_of(), Recipe.of(recipe, epochs, precision, architecture)
     shared: dict[str, Any] = {"modes": modes, "draws": draws, "start": start, "folder": data, "settings": settings}
     shared |= {"changes": parse_settings(changes or []), "device": device, "unit_size": unit_size, "engine": engine}
     if estimate:

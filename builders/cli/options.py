@@ -23,6 +23,12 @@ Precision = Annotated[
         metavar="NAME", help="tf32, bfloat16, float64 or float32; a recipe of its own where it is not the recipe's."
     ),
 ]
+ArchitectureName = Annotated[
+    str | None,
+    typer.Option(
+        "--architecture", metavar="NAME", help="Another network for the same data; a recipe of its own: mlp-784-256-10."
+    ),
+]
 Members = Annotated[int, typer.Option(min=1, help="How many members of this recipe the zoo is to hold.")]
 KeepSteps = Annotated[str, typer.Option(metavar="STEPS", help="Optimiser steps to keep besides the last: 0,100,938.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]

@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from builders.cli.options import (
+    ArchitectureName,
     AsJson,
     DataFolder,
     Device,
@@ -48,6 +49,7 @@ def round_weights(
     data: DataFolder = None,
     epochs: Epochs = None,
     precision: Precision = None,
+    architecture: ArchitectureName = None,
     device: Device = "cpu",
 ) -> None:
     """Copy a zoo with weights of half the size, rounded to nearest, and measure the rounded weights.
@@ -57,7 +59,7 @@ def round_weights(
     from builders.recipe import Recipe
     from builders.rounding import round_weights as run
 
-    wanted = Recipe.of(recipe, epochs, precision)
+    wanted = Recipe.of(recipe, epochs, precision, architecture)
     rounded = run(zoo, wanted, to, dtype=dtype, where=where, folder=data, device=device)
     console_of().print(rounded.line(), highlight=False, soft_wrap=True)
 

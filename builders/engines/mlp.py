@@ -57,7 +57,7 @@ def _gradients(weights: Tensors, batch: TrainingBatch, loss: Loss, activation: A
     layers = [name.removesuffix(".weight") for name in weights if name.endswith(".weight")]
     matrices = [weights[f"{layer}.weight"].movedim(0, -1) for layer in layers]
     # features first, members last: (D, B, M)
-    values = [batch.inputs.permute(2, 1, 0).contiguous()]
+    values = [batch.inputs.flatten(2).permute(2, 1, 0).contiguous()]
     scales = None if batch.scales is None else batch.scales.permute(2, 1, 0)
     for number, (layer, matrix) in enumerate(zip(layers, matrices, strict=True), 1):
         if scales is not None and number == len(layers):

@@ -22,9 +22,9 @@ class MLP(nn.Module):
             self.add_module(f"fc{number}", nn.Linear(widths[number - 1], width))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs (B, in) to outputs (B, out)."""
+        """Inputs (B, in), or images of as many pixels, to outputs (B, out)."""
         first, *others = self.children()
-        hidden = first(inputs)
+        hidden = first(inputs.flatten(1))
         for layer in others:
             hidden = layer(self._activation(hidden))
         return hidden

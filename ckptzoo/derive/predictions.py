@@ -195,8 +195,10 @@ def _prepared(
 def _checked_inputs(
     contents: Contents, inputs: NDArray[Any], expected_shape: tuple[int, ...] | None = None
 ) -> NDArray[np.float32]:
-    """The inputs in float32, as the network takes them."""
+    """The inputs in float32, as the network takes them: images as vectors where it takes vectors."""
     shape, single = contents.architecture.input_shape, np.ascontiguousarray(inputs, np.float32)
+    if shape is not None and len(shape) == 1 and single.shape[1:] != shape and single[:1].size == shape[0]:
+        single = single.reshape(len(single), -1)
     fits = single.ndim and len(single) and (shape is None or single.shape[1:] == shape)
     if not fits or (expected_shape is not None and single.shape != expected_shape):
         expected = f"(N, {str(shape)[1:]}" if shape else "(N, ...) with N from 1"

@@ -25,6 +25,7 @@ from ckptzoo.image_sets.lookup import (
     find_named,
     folder_of,
     halves_from,
+    has_training_set,
     load,
     load_halves,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "find_named",
     "folder_of",
     "halves_from",
+    "has_training_set",
     "load",
     "load_halves",
     "network_inputs",

@@ -58,6 +58,26 @@ class ImageSet:
             raise ZooError(Problem(self.name, "images", expected, f"{count:,}", step))
         return ImageSet(self.name, self.images[:count], self.labels[:count], self.class_names)
 
+    def reduced(self, side: int) -> "ImageSet":
+        """The same images with sides of ``side`` pixels, each the mean of a block, rounded (a half to the even number).
+
+        The name becomes ``<name>-<side>x<side>``.
+
+        Raises
+        ------
+        ZooError
+            The images are not square, or their side is no multiple.
+        """
+        N, C, height, width = self.images.shape
+        if side < 1 or height != width or height % side:
+            step = "Choose a divisor of it."
+            expected = f"a side that divides {height} x {width} pixels"
+            raise ZooError(Problem(self.name, "size", expected, str(side), step))
+        blocks = self.images.reshape(N, C, side, height // side, side, width // side)
+        sums = blocks.sum((3, 5), dtype=np.uint32)
+        images = np.rint(sums / (height // side) ** 2).astype(np.uint8)
+        return ImageSet(f"{self.name}-{side}x{side}", images, self.labels, self.class_names)
+
     @cached_property
     def digest(self) -> str:
         """``sha256:...`` of shapes and bytes of images and labels, and of the names of the classes where there are any.

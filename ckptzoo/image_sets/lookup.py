@@ -23,6 +23,8 @@ _CORRUPTED_RECORDS = {10: 2535967, 100: 3555552}
 _FORMS = (read_npz_files, read_idx_files)
 """Of a data set of which nothing is known."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
+_REDUCED = re.compile(r"(.+)-([1-9]\d{0,3})x\2")
+"""``mnist-14x14``: a known data set with smaller images."""
 _SET = re.compile(r"([^/]+)/(?:test(?:-([1-9]\d{0,8}))?|([a-z]+(?:-[a-z]+)*)-([1-9]))")
 """``svhn/test``, ``svhn/test-10000`` and ``cifar10-c/gaussian-noise-3``."""
 
@@ -129,6 +131,7 @@ def find(
     Parameters
     ----------
     name : such as ``mnist`` or ``ylecun/mnist``; case does not matter, and what is no plain name is not looked for.
+        ``mnist-14x14`` are its images with a side of 14 pixels, see ``ImageSet.reduced``; so for every known set.
     folder : holds the files of the data set, or a folder of its name, or of the name that its archive has, that does.
         By default the one that the environment variable ``CKPTZOO_DATA`` names. ``digits`` needs no folder where
         scikit-learn is installed.
@@ -160,6 +163,10 @@ def find(
     name, root = name.lower().rpartition("/")[2], folder_of(folder)
     if not _NAME.fullmatch(name):
         return None
+    full_size, side = _sized(name)
+    if side is not None:
+        found = find(full_size, folder, split=split, count=count)
+        return None if found is None else found.reduced(side)
     known = _with_count(KNOWN.get(name) or KnownSet(name=name, forms=_FORMS), split, count)
     if root is not None and (found := read(known, split, root)) is not None:
         return found
@@ -196,6 +203,10 @@ def load_halves(
     counts : for each split how many images there have to be, as ``count`` of ``find``; both splits by default.
     """
     counts = {"train": None, "test": None} if counts is None else counts
+    full_size, side = _sized(name)
+    if side is not None:
+        halves = load_halves(full_size, folder, counts)
+        return {split: image_set.reduced(side) for split, image_set in halves.items()}
     known, root = KNOWN.get(name), folder_of(folder)
     if known is None and name != "digits":
         raise UnknownNameError("data", "data set", name, ("digits", *KNOWN))
@@ -312,6 +323,17 @@ def read(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
             if (found := form(known, split, candidate)) is not None:
                 return found
     return None
+
+
+def has_training_set(name: str) -> bool:
+    """Whether a data set of this name can be loaded with a training set."""
+    return _sized(name)[0] in ("digits", *TRAINING_SETS)
+
+
+def _sized(name: str) -> tuple[str, int | None]:
+    """The data set of a name, and the side of its images where the name says it."""
+    matched = _REDUCED.fullmatch(name)
+    return (matched[1], int(matched[2])) if matched and matched[1] in KNOWN else (name, None)
 
 
 def folder_of(folder: str | Path | None) -> Path | None:

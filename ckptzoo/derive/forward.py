@@ -16,6 +16,12 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.schema.architecture import Architecture
 
 Weights = Mapping[str, NDArray[Any]]
+STACK, STACK_BYTES = 8, 2**20
+"""Checkpoints that are evaluated at once, at most, and their weights together; a larger network is evaluated alone."""
+INPUT_BYTES = 512 * 4 * 28 * 28
+"""Inputs that go through a stack of checkpoints at once, counted for each of them: 512 images of MNIST in float32."""
+FAST_STACK, FAST_INPUT_BYTES = 64, 1024 * 4 * 28 * 28
+"""Checkpoints where ``ckptzoo.archs`` has a function for stacks, and inputs for all of them."""
 
 
 class Forward:
@@ -127,6 +133,45 @@ class Forward:
             with torch.device("meta"):
                 self._local.module = self._factory().eval()
         return self._local.module
+
+
+class StackedForward:
+    """Outputs of stacks of checkpoints on fixed inputs.
+
+    Stacks and batches are filled up to one size, so that the outputs of a checkpoint depend neither on those beside it
+    nor on their number: the last bit of a matrix product may depend on its size. Threads may share one.
+
+    Parameters
+    ----------
+    forward, arch : the network.
+    inputs : one or more forms of the inputs, such as scaled in several ways, each (N, *input_shape) float32.
+    """
+
+    def __init__(self, forward: Forward, arch: Architecture, *inputs: NDArray[np.float32]) -> None:
+        shape = inputs[0].shape[1:]
+        self._forward, self._examples = forward, len(inputs[0])
+        # a function of ``archs.stacked`` fills up by itself
+        self._fills_up = not forward.has_stacked(shape)
+        self.size = max(1, min(STACK, STACK_BYTES // arch.nbytes)) if self._fills_up else FAST_STACK
+        input_bytes = INPUT_BYTES // self.size if self._fills_up else FAST_INPUT_BYTES
+        batch = max(1, input_bytes // inputs[0][:1].nbytes)
+        self._batches = [forward.batches(each, batch) for each in inputs]
+
+    def outputs(self, weights: Weights, form: int = 0) -> Iterator[NDArray[np.float32]]:
+        """(K, B, features) for each batch of the inputs, of at most ``size`` checkpoints.
+
+        Parameters
+        ----------
+        weights : tensor name to (K, *shape).
+        form : which of the inputs.
+        """
+        count, start = len(next(iter(weights.values()))), 0
+        places = np.minimum(np.arange(self.size if self._fills_up else count), count - 1)
+        taken = {name: array[places] for name, array in weights.items()}
+        for outputs in self._forward.outputs(taken, self._batches[form], stacked=self.size > 1):
+            single = outputs.cpu().numpy()[:count, : self._examples - start]
+            start += single.shape[1]
+            yield single
 
 
 @contextmanager

@@ -25,20 +25,11 @@ from ckptzoo.format.predictions import DTYPE, LOGITS, encode_targets
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.loader.selection import Filters
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.schema.architecture import Architecture, Tensor
+from ckptzoo.schema.architecture import Tensor
 from ckptzoo.schema.documents import Document
 from ckptzoo.schema.layout import PREDICTIONS, SET_NAME, predictions_name
 from ckptzoo.text import Progress, counted
 
-STACK = 8
-"""Checkpoints that are evaluated at once, at most."""
-STACK_BYTES = 2**20
-"""Their weights together, at most; a larger network is evaluated alone."""
-INPUT_BYTES = 512 * 4 * 28 * 28
-"""Inputs that go through a stack of checkpoints at once, counted for each of them: 512 images of MNIST in float32."""
-FAST_STACK = 64
-"""Checkpoints that are evaluated at once where ``ckptzoo.archs`` has a function for stacks, and inputs for all:"""
-FAST_INPUT_BYTES = 1024 * 4 * 28 * 28
 MAX_THREADS = 64
 """Stacks that are evaluated at a time, at most, one per core."""
 
@@ -255,12 +246,8 @@ class _PredictionJob:
         others: Sequence[tuple[Collection[str], NDArray[np.float32]]],
     ) -> None:
         self._zoo = Zoo(contents, {}, np.arange(len(contents.raw.rows)))
-        self._forward, self._arch = forward, contents.architecture
-        self._fast = forward.has_stacked(inputs.shape[1:])
-        self.stack = FAST_STACK if self._fast else _stack(self._arch)
-        input_bytes = FAST_INPUT_BYTES if self._fast else INPUT_BYTES // self.stack
-        size = max(1, input_bytes // inputs[0].nbytes)
-        self._batches = [forward.batches(each, size) for each in (inputs, *(each for _, each in others))]
+        self._arch, forms = contents.architecture, (inputs, *(each for _, each in others))
+        self._forward = import_with_torch("forward").StackedForward(forward, self._arch, *forms)
         self._digests = [digest_of_inputs(each) for _, each in others]
         self._ids = contents.ids
         form_of_id = {name: number for number, (ids, _) in enumerate(others, 1) for name in ids}
@@ -272,12 +259,13 @@ class _PredictionJob:
         self.checkpoints = self.not_finite = self.overflowed = 0
         self._waiting = 0
 
-    def evaluate(self, run: RowRun) -> tuple[RowRun, NDArray[np.float16], NDArray[np.int64]]:
-        """(K, N, C) outputs of a run, and for each checkpoint the number beyond float16; called by several threads.
+    @property
+    def stack_size(self) -> int:
+        """Checkpoints that are evaluated at once."""
+        return self._forward.size
 
-        A short stack is filled up, so that every checkpoint is computed in a stack of the same size: the last bit of
-        a matrix product may depend on it. A function of ``archs.stacked`` does so itself.
-        """
+    def evaluate(self, run: RowRun) -> tuple[RowRun, NDArray[np.float16], NDArray[np.int64]]:
+        """(K, N, C) outputs of a run, and for each checkpoint the number beyond float16; called by several threads."""
         count = run.rows.stop - run.rows.start
         logits = np.empty((count, *self._shape), DTYPE)
         beyond = np.zeros(count, np.int64)
@@ -285,21 +273,15 @@ class _PredictionJob:
         forms = self._forms[run.rows]
         for form in np.unique(forms):
             rows = np.flatnonzero(forms == form)
-            logits[rows], beyond[rows] = self._outputs(weights, rows, self._batches[form])
+            logits[rows], beyond[rows] = self._outputs({name: array[rows] for name, array in weights.items()}, form)
         return run, logits, beyond
 
-    def _outputs(
-        self, weights: Mapping[str, NDArray[Any]], rows: NDArray[np.int64], batches: Any
-    ) -> tuple[NDArray[np.float16], NDArray[np.int64]]:
-        """(K, N, C) outputs of some rows of stacked weights, and for each the number beyond float16."""
-        count = len(rows)
-        places = rows[np.minimum(np.arange(count if self._fast else self.stack), count - 1)]
-        taken = {name: array[places] for name, array in weights.items()}
+    def _outputs(self, weights: Mapping[str, NDArray[Any]], form: int) -> tuple[NDArray[np.float16], NDArray[np.int64]]:
+        """(K, N, C) outputs of stacked weights, and for each checkpoint the number beyond float16."""
+        count, start = len(next(iter(weights.values()))), 0
         logits = np.empty((count, *self._shape), DTYPE)
         beyond = np.zeros(count, np.int64)
-        start = 0
-        for outputs in self._forward.outputs(taken, batches, stacked=self.stack > 1):
-            single = outputs.cpu().numpy()[:count, : self._shape[0] - start]  # without what filled up the last batch
+        for single in self._forward.outputs(weights, form):
             # float16 ends at 65,504; what is beyond becomes infinite
             with np.errstate(over="ignore"):
                 half = single.astype(DTYPE)
@@ -330,15 +312,10 @@ class _PredictionJob:
         self.overflowed += self._waiting if written else 0
 
 
-def _stack(arch: Architecture) -> int:
-    """Checkpoints that are evaluated at once."""
-    return max(1, min(STACK, STACK_BYTES // arch.nbytes))
-
-
 def _predict_parts(job: _PredictionJob, parts: Sequence[tuple[int, Part]], progress: Progress | None) -> None:
     """Predict parts, evaluating ahead and writing behind."""
     total, done = sum(part.rows for _, part in parts), 0
-    runs = job.tree.runs(parts, job.stack)
+    runs = job.tree.runs(parts, job.stack_size)
     try:
         with BackgroundWriter() as write, closing(in_order(job.evaluate, runs, max_threads=MAX_THREADS)) as results:
             for result in results:

@@ -13,7 +13,7 @@ from torch import nn
 
 import ckptzoo
 from ckptzoo import archs
-from ckptzoo.derive import Predicted, concurrency, derive, predict, predictions
+from ckptzoo.derive import Predicted, concurrency, derive, predict
 from ckptzoo.derive.derived_writer import DerivedTreeWriter
 from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.format.durable import locked
@@ -302,6 +302,7 @@ def test_a_zoo_without_checkpoints_and_a_result_that_prints(tmp_path: Path, caps
 def test_memory_of_a_core_is_a_stack_and_its_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The activations that a batch needs follow from INPUT_BYTES, whatever the number of inputs."""
     sizes: list[tuple[int, ...]] = []
+    from ckptzoo.derive import forward
     from ckptzoo.derive.forward import Forward
 
     kept = Forward.outputs
@@ -316,12 +317,12 @@ def test_memory_of_a_core_is_a_stack_and_its_outputs(tmp_path: Path, monkeypatch
         written(tmp_path / "mlp", arch, weights_of(3, 0, arch=arch)), np.zeros((150, 784), np.float32), targets=None
     )
     assert set(sizes) == {(8, 50, 784)}
-    assert all(stack * batch * 4 * 784 <= predictions.INPUT_BYTES for stack, batch, _ in sizes)
+    assert all(stack * batch * 4 * 784 <= forward.INPUT_BYTES for stack, batch, _ in sizes)
     sizes.clear()
     images = np.zeros((1500, 1, 28, 28), np.float32)
     predicted(zoo_of(tmp_path / "zoo", (65,)), images, targets=None)
     assert set(sizes) == {(64, 750, 1, 28, 28), (1, 750, 1, 28, 28)}
-    assert all(batch * 4 * 28 * 28 <= predictions.FAST_INPUT_BYTES for _, batch, *_ in sizes)
+    assert all(batch * 4 * 28 * 28 <= forward.FAST_INPUT_BYTES for _, batch, *_ in sizes)
 
 
 @pytest.mark.parametrize("at_a_time", [1, 100])

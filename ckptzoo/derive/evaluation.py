@@ -1,0 +1,240 @@
+"""Losses and accuracies of many networks on the same labelled inputs. Needs torch."""
+
+import copy
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ckptzoo import archs
+from ckptzoo.archs.gaussian_spec import STD
+from ckptzoo.derive.batch_norm import renewed_statistics
+from ckptzoo.derive.concurrency import in_order
+from ckptzoo.derive.forward import Forward, StackedForward, Weights, full_precision, one_thread
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.schema.architecture import Architecture
+
+_MAX_THREADS = 64
+"""Stacks that are evaluated at a time, at most, one per core."""
+_STATISTICS_BATCH = 512
+"""Inputs of which the statistics of BatchNorm are taken at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Of G predictions.
+
+    Parameters
+    ----------
+    loss : (G,) float64, mean negative log-likelihood of the labels in nats; NaN where an output is none.
+    accuracy : (G,) share of the inputs whose label is the likeliest.
+    """
+
+    loss: NDArray[np.float64]
+    accuracy: NDArray[np.float64]
+
+    def reshape(self, *shape: int) -> "Scores":
+        """Both in another shape."""
+        return Scores(self.loss.reshape(shape), self.accuracy.reshape(shape))
+
+
+class Evaluator:
+    """Scores networks of one architecture, stacks of them at a time, on every core.
+
+    Parameters
+    ----------
+    arch : an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
+    inputs : (N, *input_shape) float32, as the networks take them.
+    targets : (N,) labels from 0.
+    module : the network; by default that of ``ckptzoo.archs``.
+    statistics : (T, *input_shape) float32, training inputs from which the running statistics of BatchNorm are computed
+        for every network that is scored, as between networks they have to be; None takes those of the weights.
+    device : where outputs are computed.
+
+    Raises
+    ------
+    ZooError
+        The network does not take such inputs, or labels are no classes of it.
+
+    Notes
+    -----
+    Tested in tests/derive/test_evaluation.py.
+    """
+
+    def __init__(
+        self,
+        arch: Architecture,
+        inputs: NDArray[Any],
+        targets: NDArray[Any],
+        *,
+        module: torch.nn.Module | None = None,
+        statistics: NDArray[Any] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        single = np.ascontiguousarray(inputs, np.float32)
+        forward = Forward(arch, module, device=device)
+        classes = forward.features(single.shape[1:])
+        labels = np.asarray(targets)
+        fits = labels.shape == (len(single),) and labels.dtype.kind in "iu" and len(labels)
+        if not fits or int(labels.min()) < 0 or int(labels.max()) >= classes:
+            expected, step = f"{len(single)} integers from 0 to {classes - 1}", "Pass a label for every input."
+            raise ZooError(Problem(arch.name, "labels", expected, f"{labels.dtype} {labels.shape}", step))
+        self._forward, self._device = StackedForward(forward, arch, single), device
+        self._targets = torch.from_numpy(labels.astype(np.int64))
+        self._buffers = [tensor.name for tensor in arch.tensors if tensor.kind == "buffer"]
+        self._statistics = None
+        if statistics is not None and self._buffers:
+            self._statistics = torch.from_numpy(np.ascontiguousarray(statistics, np.float32)).split(_STATISTICS_BATCH)
+        self._arch, self._module, self._local = arch, module, threading.local()
+
+    @property
+    def stack_size(self) -> int:
+        """Networks that are evaluated at once."""
+        return self._forward.size
+
+    def scores(self, stacks: Iterable[Weights], *, ensemble: int = 1) -> Iterator[Scores]:
+        """The scores of each of some stacks of networks, in their order.
+
+        Parameters
+        ----------
+        stacks : of each, tensor name to (G * ``ensemble``, *shape).
+        ensemble : networks that make one prediction together, one behind the other: the mean of their likelihoods.
+        """
+        with one_thread(), full_precision(), closing(self._scored(stacks, ensemble)) as results:
+            yield from results
+
+    def _scored(self, stacks: Iterable[Weights], ensemble: int) -> Any:
+        return in_order(lambda weights: self._score(weights, ensemble), stacks, max_threads=_MAX_THREADS)
+
+    def _score(self, weights: Weights, ensemble: int) -> Scores:
+        K, N = len(next(iter(weights.values()))), len(self._targets)
+        loss, right = np.zeros(K // ensemble), np.zeros(K // ensemble)
+        # whole predictions together: each is done before the next stack begins
+        at_once = max(1, self.stack_size // ensemble) * ensemble
+        for first in range(0, K, at_once):
+            some = {name: np.asarray(array[first : first + at_once]) for name, array in weights.items()}
+            groups = slice(first // ensemble, (first + at_once) // ensemble)
+            for start, likelihoods in self._log_likelihoods(self._renewed(some), ensemble):
+                labels = self._targets[start : start + likelihoods.shape[1]]
+                loss[groups] -= (
+                    likelihoods.gather(2, labels.expand(len(likelihoods), -1)[..., None]).sum((1, 2)).numpy()
+                )
+                right[groups] += (likelihoods.argmax(2) == labels).sum(1).numpy()
+        return Scores(loss / N, right / N)
+
+    def _log_likelihoods(self, weights: Weights, ensemble: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """(G, B, C) float64 for each batch of the inputs, and where it starts."""
+        K, start = len(next(iter(weights.values()))), 0
+        parts = [
+            self._forward.outputs({name: array[first : first + self.stack_size] for name, array in weights.items()})
+            for first in range(0, K, self.stack_size)
+        ]
+        for outputs in zip(*parts, strict=True):
+            logs = torch.from_numpy(np.concatenate(outputs)).double().log_softmax(2)
+            if ensemble > 1:
+                logs = logs.unflatten(0, (-1, ensemble)).logsumexp(1) - np.log(ensemble)
+            yield start, logs
+            start += logs.shape[1]
+
+    def _renewed(self, weights: Weights) -> Weights:
+        if self._statistics is None:
+            return weights
+        inputs = self._statistics
+        tensors = {
+            name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for name, array in weights.items()
+        }
+        renewed = renewed_statistics(
+            self._network(), self._buffers, tensors, lambda: (batch.to(self._device) for batch in inputs)
+        )
+        return {name: tensor.cpu().numpy() for name, tensor in renewed.items()}
+
+    def _network(self) -> torch.nn.Module:
+        """The thread's own network."""
+        if not hasattr(self._local, "network"):
+            forward = self._arch.forward
+            assert self._module is not None or forward is not None
+            self._local.network = archs.get(str(forward))() if self._module is None else copy.deepcopy(self._module)
+        return self._local.network
+
+
+def along_lines(
+    evaluator: Evaluator, first: Weights, second: Weights, points: Sequence[float], noise: Weights | None = None
+) -> Scores:
+    """Scores (P, T) of the networks ``(1 - t) first + t second`` at T points of the lines between P pairs.
+
+    Parameters
+    ----------
+    first, second : tensor name to (P, *shape); buffers, too, are joined by lines.
+    noise : as in ``combined``.
+
+    Examples
+    --------
+    >>> along_lines(evaluator, weights[:8], aligned[:8], np.linspace(0, 1, 11)).loss.shape  # doctest: +SKIP
+    (8, 11)
+    """
+    pairs, taus = len(next(iter(first.values()))), np.asarray(points, np.float64)
+    corners = {name: np.stack([first[name], second[name]], 1) for name in first}
+    shares = np.stack([1 - taus, taus], 1)
+    return combined(evaluator, corners, np.broadcast_to(shares, (pairs, *shares.shape)), noise)
+
+
+def combined(
+    evaluator: Evaluator, corners: Weights, shares: NDArray[np.float64], noise: Weights | None = None
+) -> Scores:
+    """Scores (P, T) of weighted means of networks: T for each of P groups of k networks.
+
+    Parameters
+    ----------
+    corners : tensor name to (P, k, *shape).
+    shares : (P, T, k), which sum to 1 over the last axis.
+    noise : for Gaussians, whose tensors ``<name>_std`` are deviations: tensor name to (S, *shape), standard normal
+        numbers. A prediction is then the mean of the likelihoods of S draws ``mean + std * noise``, the same noise for
+        all (arXiv 2310.10171, section 4).
+    """
+    places = list(np.ndindex(*shares.shape[:2]))
+    draws = 1 if noise is None else len(next(iter(noise.values())))
+    size = max(1, evaluator.stack_size // draws)
+    stacks = (
+        _drawn(_means(corners, shares, places[start : start + size]), noise) for start in range(0, len(places), size)
+    )
+    found = list(evaluator.scores(stacks, ensemble=draws))
+    scores = Scores(np.concatenate([item.loss for item in found]), np.concatenate([item.accuracy for item in found]))
+    return scores.reshape(*shares.shape[:2])
+
+
+def standard_noise(arch: Architecture, draws: int, seed: int) -> dict[str, NDArray[np.float32]]:
+    """Standard normal numbers (S, *shape) for every parameter of an architecture: ``noise`` of ``combined``."""
+    rng = np.random.default_rng(seed)
+    parameters = [tensor for tensor in arch.tensors if tensor.kind != "buffer"]
+    return {tensor.name: rng.standard_normal((draws, *tensor.shape), np.float32) for tensor in parameters}
+
+
+def _means(corners: Weights, shares: NDArray[np.float64], places: Sequence[tuple[int, ...]]) -> dict[str, NDArray[Any]]:
+    """Tensor name to (len(places), *shape): the weighted means at some places (group, point)."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, array in corners.items():
+        if array.dtype.kind in "iub":  # counters
+            found[name] = np.stack([array[group, 0] for group, _ in places])
+            continue
+        sums = [np.tensordot(shares[group, point], array[group].astype(np.float64), 1) for group, point in places]
+        found[name] = np.stack(sums).astype(np.float32)
+    return found
+
+
+def _drawn(weights: dict[str, NDArray[Any]], noise: Weights | None) -> Weights:
+    """Of G Gaussians G * S networks; networks as they are where there is no noise."""
+    if noise is None:
+        return weights
+    draws, found = len(next(iter(noise.values()))), dict[str, NDArray[Any]]()
+    for name, mean in weights.items():
+        if name in noise:
+            made = mean[:, None] + weights[f"{name}{STD}"][:, None] * noise[name]
+            found[name] = made.reshape(-1, *mean.shape[1:])
+        elif not name.endswith(STD):
+            found[name] = mean.repeat(draws, 0)
+    return found

@@ -533,9 +533,10 @@ class _DrawTraining(UnitTraining):
         assert isinstance(unit, DrawUnit)
         gaussian = self.model.gaussian(self.surroundings, state) if state.step == self.steps else None
         if gaussian is not None and not self.build_folder.is_kept(unit, _FIRST_GAUSSIAN):
-            now = datetime.now(UTC)
+            now, recipe = datetime.now(UTC), self.model.recipe
+            facts = {"dataset": recipe.dataset, "dataset_digest": self.plan.dataset_digest, "extra": self.model.facts()}
             rows = [
-                {"id": name, "member": name, "seed": seed, "unit": unit.name, "created": now, **self._common()}
+                {"id": name, "member": name, "seed": seed, "unit": unit.name, "created": now, **facts, **self._common()}
                 for name, seed in zip(self._names(unit), unit.seeds, strict=True)
             ]
             self.build_folder.keep(unit, _FIRST_GAUSSIAN, gaussian, rows)

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptzoo.cli.options import AsJson, VariantName, Where, ZooAddress, bar, complete_variants, opened, print_result
+from ckptzoo.cli.options import (
+    AsJson,
+    Data,
+    VariantName,
+    Where,
+    ZooAddress,
+    bar,
+    complete_gauges,
+    complete_variants,
+    opened,
+    print_result,
+)
 from ckptzoo.cli.ray_shares import On, work_on_ray
 
 if TYPE_CHECKING:
@@ -291,6 +302,78 @@ def collapse(
             ood,
             permutations=permutations,
             resamples=resamples,
+            seed=seed,
+            progress=progress,
+        )
+    _show(result, output, as_json)
+
+
+@study.command()
+def barriers(
+    zoos: Annotated[
+        list[str],
+        typer.Argument(metavar="ZOO...", help="Folders, or addresses, of one zoo or more.", show_default=False),
+    ],
+    set: Annotated[
+        str | None, typer.Option("--set", metavar="SET", help="Labelled inputs.  [default: the test set of each zoo]")
+    ] = None,
+    data: Data = None,
+    pairs: Annotated[int, typer.Option(metavar="N", min=1, help="Pairs of members of each zoo.")] = 16,
+    points: Annotated[int, typer.Option(metavar="N", min=3, help="Points of a line, with its ends.")] = 11,
+    gauges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gauge",
+            metavar="NAME",
+            help="Also bring pairs into this gauge and align them there; repeatable.  [default: unit-norm, min-mass]",
+            autocompletion=complete_gauges,
+        ),
+    ] = None,
+    variants: Annotated[
+        list[str] | None,
+        typer.Option("--variant", metavar="NAME", help="Also join members as a stored variant has them; repeatable."),
+    ] = None,
+    draws: Annotated[int, typer.Option(metavar="N", min=1, help="Of a Gaussian, for a prediction.")] = 16,
+    simplex: Annotated[int, typer.Option(metavar="K", min=0, help="Also score points between K members at once.")] = 0,
+    least: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Of OptuNets: for N pairs try all 28,800 permutations halfway."),
+    ] = 0,
+    statistics: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Training images for the statistics of BatchNorm at every point; 0 joins those stored.",
+        ),
+    ] = 10_000,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of pairs, draws and points.")] = 0,
+    output: Output = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """How high are the barriers between members, as trained and aligned?
+
+    Losses on the lines between pairs of members, or of Gaussians, as in arXiv 2310.10171; several zoos together are
+    also drawn against their width.
+    """
+    from ckptzoo.hub.contributions.inputs import labelled_of
+    from ckptzoo.studies.barriers import Labelled
+    from ckptzoo.studies.barriers import barriers as compute
+
+    chosen = [opened(zoo, where) for zoo in zoos]
+    inputs = [labelled_of(zoo, set, data=data, statistics=statistics) for zoo in chosen]
+    labelled = [Labelled(item.set, item.inputs, item.targets, item.statistics) for item in inputs]
+    with bar("evaluating lines") as progress:
+        result = compute(
+            list(zip(chosen, labelled, strict=True)),
+            pairs=pairs,
+            points=points,
+            gauges=("unit-norm", "min-mass") if gauges is None else gauges,
+            variants=variants or (),
+            draws=draws,
+            simplex=simplex,
+            least=least,
             seed=seed,
             progress=progress,
         )

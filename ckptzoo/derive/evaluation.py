@@ -97,6 +97,19 @@ class Evaluator:
         """Networks that are evaluated at once."""
         return self._forward.size
 
+    def outputs(self, weights: Weights) -> NDArray[np.float32]:
+        """(K, N, classes) of K networks, tensor name to (K, *shape); in memory at once."""
+        stacks = (
+            {name: array[start : start + self.stack_size] for name, array in weights.items()}
+            for start in range(0, len(next(iter(weights.values()))), self.stack_size)
+        )
+
+        def evaluate(stack: Weights) -> NDArray[np.float32]:
+            return np.concatenate(list(self._forward.outputs(self._renewed(stack))), axis=1)
+
+        with one_thread(), full_precision(), closing(in_order(evaluate, stacks, max_threads=_MAX_THREADS)) as results:
+            return np.concatenate(list(results))
+
     def scores(self, stacks: Iterable[Weights], *, ensemble: int = 1) -> Iterator[Scores]:
         """The scores of each of some stacks of networks, in their order.
 

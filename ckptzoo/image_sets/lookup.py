@@ -25,8 +25,8 @@ _FORMS = (read_npz_files, read_idx_files)
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _REDUCED = re.compile(r"(.+)-([1-9]\d{0,3})x\2")
 """``mnist-14x14``: a known data set with smaller images."""
-_SET = re.compile(r"([^/]+)/(?:test(?:-([1-9]\d{0,8}))?|([a-z]+(?:-[a-z]+)*)-([1-9]))")
-"""``svhn/test``, ``svhn/test-10000`` and ``cifar10-c/gaussian-noise-3``."""
+_SET = re.compile(r"([^/]+)/(?:(test|train)(?:-([1-9]\d{0,8}))?|([a-z]+(?:-[a-z]+)*)-([1-9]))")
+"""``svhn/test``, ``svhn/test-10000``, ``svhn/train-500`` and ``cifar10-c/gaussian-noise-3``."""
 
 
 def _cifar(classes: int, names: tuple[str, ...], archives: tuple[str, ...], table: HubTable) -> KnownSet:
@@ -257,8 +257,9 @@ def find_named(name: str, folder: str | Path | None = None) -> ImageSet | None:
 
     Parameters
     ----------
-    name : ``<data set>/test``; ``svhn/test-10000`` for its first 10,000 images; ``cifar10-c/gaussian-noise-3`` for the
-        test images of CIFAR-10 under a corruption, with its severity from 1 to 5.
+    name : ``<data set>/test``; ``svhn/test-10000`` for its first 10,000 images, ``svhn/train-500`` for the first 500
+        training images; ``cifar10-c/gaussian-noise-3`` for the test images of CIFAR-10 under a corruption, with its
+        severity from 1 to 5.
     folder : as in ``find``.
 
     Raises
@@ -267,18 +268,18 @@ def find_named(name: str, folder: str | Path | None = None) -> ImageSet | None:
         It is no such name, or there are fewer images; and as in ``find``.
     """
     matched = _SET.fullmatch(name)
-    if matched is None or not SET_NAME.fullmatch(name) or _is_other_split(matched[1], matched[3]):
-        expected = "a data set and /test, as mnist/test or mnist/test-100"
+    if matched is None or not SET_NAME.fullmatch(name) or _is_other_split(matched[1], matched[4]):
+        expected = "a data set and /test or /train, as mnist/test or mnist/train-100"
         raise ZooError(Problem("data", "set of inputs", expected, repr(name), "Others are for derive.predict."))
-    dataset, limit, corruption, severity = matched.groups()
+    dataset, split, limit, corruption, severity = matched.groups()
     if corruption is not None:
         return find_corrupted(dataset, corruption, int(severity), folder)
-    found = find(dataset, folder)
+    found = find(dataset, folder, split=split)
     return None if found is None else found.first(int(limit) if limit else None)
 
 
 def _is_other_split(dataset: str, corruption: str | None) -> bool:
-    """Whether what reads as a corruption is none, of a data set without any: mnist/train-5."""
+    """Whether what reads as a corruption is none, of a data set without any: mnist/validation-5."""
     return corruption is not None and not dataset.endswith("-c") and corruption.replace("-", "_") not in CORRUPTIONS
 
 

@@ -97,12 +97,22 @@ def test_a_few_examples_from_a_folder(cli: Any, data: Path, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("name", "extras", "dataset", "said"),
     [
-        ("mnist", (), "mnist", "expected a data set and /test, as mnist/test or mnist/test-100, got 'mnist'"),
+        (
+            "mnist",
+            (),
+            "mnist",
+            "expected a data set and /test or /train, as mnist/test or mnist/train-100, got 'mnist'",
+        ),
         ("mnist/train", (), "mnist", "got 'mnist/train'"),
         ("Mnist/test", (), "mnist", "got 'Mnist/test'"),
         ("svhn/test", (), "mnist", "expected its files on this machine, got none in"),
         ("minst/test", (), "mnist", "ckptzoo knows digits, mnist, fashion-mnist"),
-        ("mnist/train-5", (), "mnist", "expected a data set and /test, as mnist/test or mnist/test-100, got"),
+        (
+            "mnist/other-5",
+            (),
+            "mnist",
+            "expected a data set and /test or /train, as mnist/test or mnist/train-100, got",
+        ),
         ("colours/test", (), "mnist", "shape of the inputs"),
         ("mnist/test", ({"mean": [0.1, 0.2, 0.3], "std": 1},), "mnist", "images of 3 channels, as the networks take"),
         ("mnist/test", ({},), "mnist", "scaling of the pixels: expected one in the rows, got no row that says it"),

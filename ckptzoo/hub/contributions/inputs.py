@@ -32,6 +32,56 @@ class ZooInputs:
     others: tuple[tuple[frozenset[str], NDArray[np.float32]], ...] = ()
 
 
+@dataclass(frozen=True)
+class LabelledInputs:
+    """Images of the networks' own data set, with labels.
+
+    Parameters
+    ----------
+    set : their name, such as ``mnist/test``.
+    inputs : (N, *input_shape) float32, as the networks take them.
+    targets : (N,) labels.
+    statistics : training images as the networks take them, for the running statistics of BatchNorm; None for networks
+        that have none, or where none were asked for.
+    """
+
+    set: str
+    inputs: NDArray[np.float32]
+    targets: NDArray[np.int64]
+    statistics: NDArray[np.float32] | None
+
+
+def labelled_of(
+    zoo: Zoo, name: str | None = None, *, data: str | Path | None = None, statistics: int = 0
+) -> LabelledInputs:
+    """The labelled images of a set, scaled in the one way that all checkpoints of a zoo agree on.
+
+    Parameters
+    ----------
+    zoo, data : as for ``inputs_of``.
+    name : the set; by default the test set of the zoo's data set.
+    statistics : the number of training images for statistics, where the networks have any.
+
+    Raises
+    ------
+    ZooError
+        As ``inputs_of``; or the set has no labels, or checkpoints differ in how pixels are scaled.
+    """
+    dataset = _evaluations(zoo)[0].dataset
+    name = name or f"{dataset}/test"
+    seen = inputs_of(zoo, name, data=data)
+    if seen.targets is None:
+        step = f"Choose {dataset}/test, for example."
+        raise ZooError(Problem(zoo.name, f"labels of {name!r}", f"those of {dataset}", "of other data", step))
+    if any(not ids.isdisjoint(zoo.ids) for ids, _ in seen.others):
+        step = "Select checkpoints of one kind with --where."
+        raise ZooError(Problem(zoo.name, "scaling of the pixels", "one for all checkpoints", "several", step))
+    training = None
+    if statistics and any(tensor.kind == "buffer" for tensor in zoo.arch.tensors):
+        training = inputs_of(zoo, f"{dataset}/train-{statistics}", data=data).inputs
+    return LabelledInputs(name, seen.inputs, seen.targets, training)
+
+
 def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInputs:
     """The images of a set, scaled for each checkpoint as those that it was trained on, and their labels.
 

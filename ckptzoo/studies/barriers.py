@@ -1,0 +1,503 @@
+"""How high are the barriers between independently trained networks, as they are and aligned?"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.table import Table
+
+from ckptzoo import archs, symmetry
+from ckptzoo.console import columns, facts
+from ckptzoo.derive.checks import import_with_torch
+from ckptzoo.derive.draws import base_architecture
+from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.measure.barriers import Barriers
+from ckptzoo.measure.barriers import barriers as barriers_of
+from ckptzoo.schema.metadata import parse_extra
+from ckptzoo.studies.least_barrier import least_midpoints
+from ckptzoo.studies.shared.result import Spread, StudyResult
+from ckptzoo.studies.shared.selection import own_table, usable_rows
+from ckptzoo.symmetry import GAUGES
+from ckptzoo.text import Progress, counted, printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RAW, ALIGNED = "as trained", "aligned"
+LEAST = "least of all permutations"
+"""Ways in which the two networks of a pair stand to one another; the others are named after gauges and variants."""
+PAIR_BYTES = 64 * 2**20
+"""Weights of the pairs that are aligned at a time, or one pair."""
+SIMPLEX_POINTS = 16
+"""Points of a simplex besides its centre, uniform on it."""
+
+Values = NDArray[np.float64]
+Weights = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Inputs on which the networks of a zoo are scored.
+
+    Parameters
+    ----------
+    set : their name, such as ``mnist/test``.
+    inputs : (N, *input_shape) float32, as the networks take them.
+    targets : (N,) labels from 0.
+    statistics : training inputs for the running statistics of BatchNorm at every point of a line; None takes those of
+        the weights, joined by lines too.
+    """
+
+    set: str
+    inputs: NDArray[Any]
+    targets: NDArray[Any]
+    statistics: NDArray[Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Scores on the lines between P pairs, in one way.
+
+    Parameters
+    ----------
+    points : (T,) from 0 to 1.
+    losses, accuracies : (P, T).
+    distances : (P,) between the weights of both networks; of Gaussians the 2-Wasserstein distance.
+    """
+
+    points: Values
+    losses: Values
+    accuracies: Values
+    distances: Values
+
+    @property
+    def barriers(self) -> Barriers:
+        """Of the loss."""
+        return barriers_of(self.losses, self.points)
+
+    @property
+    def accuracy_barriers(self) -> Barriers:
+        """Of the accuracy: how far it falls below the line between both ends."""
+        return barriers_of(-self.accuracies, self.points)
+
+    def to_json(self) -> dict[str, Any]:
+        """Spreads over the pairs, and means at every point."""
+        found, falls = self.barriers, self.accuracy_barriers
+        spreads = {
+            "barrier": found.height,
+            "middle": found.middle,
+            "accuracy": falls.height,
+            "distance": self.distances,
+        }
+        return {
+            **{name: _spread(values) for name, values in spreads.items()},
+            "losses": _means(self.losses),
+            "accuracies": _means(self.accuracies),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Simplices:
+    """Scores on simplices of k networks each.
+
+    Parameters
+    ----------
+    corners : (S, k) losses of the networks.
+    centre : (S,) of their mean.
+    points : (S, ``SIMPLEX_POINTS``) of points drawn uniformly.
+    shares : (S, ``SIMPLEX_POINTS``, k) their weights.
+    """
+
+    corners: Values
+    centre: Values
+    points: Values
+    shares: Values
+
+    @property
+    def centre_rise(self) -> Values:
+        """(S,) of the loss at the centre above the mean of the corners'."""
+        return self.centre - self.corners.mean(1)
+
+    @property
+    def greatest_rise(self) -> Values:
+        """(S,) the largest rise above the plane through the corners, of all points."""
+        rises = self.points - np.einsum("spk,sk->sp", self.shares, self.corners)
+        return np.maximum(rises.max(1), self.centre_rise)
+
+    def to_json(self) -> dict[str, Any]:
+        """Spreads over the simplices."""
+        return {"centre": _spread(self.centre_rise), "greatest": _spread(self.greatest_rise)}
+
+
+@dataclass(frozen=True, eq=False)
+class ZooBarriers:
+    """The barriers within one zoo.
+
+    Parameters
+    ----------
+    name : of the zoo.
+    kind : what its networks are: the recipe, or the method with what sets its posterior.
+    width : channels of the largest group of the symmetry table.
+    set, inputs : what the networks were scored on.
+    members, usable : of the zoo, and those that are finite and did not diverge, at their last step.
+    pairs : ids of both networks of each pair.
+    lines : way to its lines.
+    simplices : way to its simplices; empty where none were asked for.
+    least_pairs : how many of the pairs, the first, have lines in the way ``least of all permutations``.
+    """
+
+    name: str
+    kind: str
+    width: int
+    set: str
+    inputs: int
+    members: int
+    usable: int
+    pairs: tuple[tuple[str, str], ...]
+    lines: dict[str, Lines]
+    simplices: dict[str, Simplices]
+    least_pairs: int = 0
+
+    @property
+    def rank_correlation(self) -> dict[str, float]:
+        """Way to Spearman's correlation of barrier and distance over the pairs, where there are three or more."""
+        found: dict[str, float] = {}
+        for way, lines in self.lines.items():
+            height, distance = lines.barriers.height, lines.distances
+            if len(height) > 2 and np.isfinite(height).all() and height.std() and distance.std():
+                ranks = [np.argsort(np.argsort(values)) for values in (height, distance)]
+                found[way] = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        names = ("name", "kind", "width", "set", "inputs", "members", "usable", "least_pairs")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "pairs": len(self.pairs),
+            "lines": {way: lines.to_json() for way, lines in self.lines.items()},
+            "simplices": {way: item.to_json() for way, item in self.simplices.items()},
+            "rank_correlation": self.rank_correlation,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class BarrierStudy(StudyResult):
+    """Barriers of one zoo or of several, drawn as ``barriers.png``, and against the width as ``widths.png``.
+
+    Parameters
+    ----------
+    zoos : of each what was found, in the order of the question.
+    draws : of a Gaussian, for a prediction.
+    seed : of pairs, draws and points.
+    """
+
+    file: ClassVar[str] = "barriers.json"
+
+    zoos: tuple[ZooBarriers, ...]
+    draws: int
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        return {"seed": self.seed, "draws": self.draws, "zoos": [zoo.to_json() for zoo in self.zoos]}
+
+    def _lines(self) -> Iterator[RenderableType]:
+        for zoo in self.zoos:
+            yield facts(self._facts(zoo))
+            yield ""
+            yield "barriers of the loss in nats, and of the accuracy in points of a hundred"
+            yield _lines_table(zoo)
+            if zoo.simplices:
+                yield ""
+                yield "simplices: rises of the loss above the plane through the corners, in nats"
+                yield _simplices_table(zoo)
+            for way, value in zoo.rank_correlation.items():
+                yield f"{way}: rank correlation of barrier and distance {value:.2f}"
+            yield ""
+        yield (
+            "A barrier is the largest rise of the loss on the line between both networks above the line between their "
+            "losses (arXiv 2110.06296)."
+        )
+
+    def _facts(self, zoo: ZooBarriers) -> list[tuple[str, str]]:
+        left_out = zoo.members - zoo.usable
+        unusable = f"; {left_out:,} not finite or diverged and left out" if left_out else ""
+        found = [
+            ("zoo", f"{zoo.name}: {counted(zoo.usable, 'member')}{unusable}; {zoo.kind}, width {zoo.width:,}"),
+            ("pairs", f"{len(zoo.pairs):,}, on {zoo.set}: {counted(zoo.inputs, 'input')}"),
+        ]
+        if self.draws > 1 and "Gaussian" in zoo.kind:
+            found.append(("likelihoods", f"means over {counted(self.draws, 'draw')}, the same noise at every point"))
+        return found
+
+    def _figures(self) -> dict[str, "Figure"]:
+        from ckptzoo.studies.plots.barriers import curves, widths
+
+        figures = {"barriers.png": curves(self.zoos)}
+        if len({zoo.width for zoo in self.zoos}) > 1:
+            figures["widths.png"] = widths(self.zoos)
+        return figures
+
+
+def barriers(
+    zoos: Sequence[tuple[Zoo, Labelled]],
+    *,
+    pairs: int = 16,
+    points: int = 11,
+    gauges: Sequence[str] = ("unit-norm", "min-mass"),
+    variants: Sequence[str] = (),
+    draws: int = 16,
+    simplex: int = 0,
+    least: int = 0,
+    module: Any = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> BarrierStudy:
+    """Measure losses on the lines between members: as trained, aligned, and aligned in gauges.
+
+    After arXiv 2310.10171, figures 1 to 4, and arXiv 2209.04836, section 5. In each pair the second network is aligned
+    with the first by weights (``ckptzoo.symmetry.align``); Gaussians by the 2-Wasserstein distance, and on the line of
+    means and deviations, which is the geodesic.
+
+    Parameters
+    ----------
+    zoos : each with what its networks are scored on; members count at their last step, the usable ones.
+    pairs : of different members, at random: disjoint ones where there are enough members.
+    points : on a line, both ends counted.
+    gauges : names in ``ckptzoo.symmetry.GAUGES``: pairs are aligned and joined there; those that do nothing to a
+        network are left out.
+    variants : names of stored variants, such as ``aligned-best``, whose weights are joined too.
+    draws : of a Gaussian, for a prediction.
+    simplex : members of a simplex; 0 for none. There are as many simplices as disjoint groups, at most ``pairs``.
+    least : for so many pairs of OptuNets also the permutation with the least loss halfway, of all.
+    module : the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
+    seed : of pairs, draws and points.
+    progress : called with the pairs and ways done, and all of them.
+
+    Raises
+    ------
+    UnknownNameError
+        No such gauge or variant.
+    ZooError
+        There are fewer than two usable members, or ``least`` was asked for other networks than OptuNet.
+    SymmetryError
+        No table of symmetries is known.
+
+    Notes
+    -----
+    Time: that of T evaluations a pair and way, and of the alignment. Memory: pairs of ``PAIR_BYTES`` with copies.
+    Tested in tests/studies/test_barriers.py.
+    """
+    for gauge in gauges:
+        if gauge not in GAUGES:
+            raise UnknownNameError("barriers", "gauge", gauge, tuple(GAUGES))
+    if pairs < 1 or points < 3 or draws < 1 or simplex < 0 or simplex == 1 or least < 0:
+        got, step = f"{pairs}, {points}, {draws}, {simplex} and {least}", "Correct them."
+        expected = "pairs from 1, points from 3, draws from 1, simplex 0 or from 2, least from 0"
+        raise ZooError(Problem("barriers", "numbers", expected, got, step))
+    plans = [_Plan(zoo, labelled, pairs, gauges, variants, simplex, least, seed) for zoo, labelled in zoos]
+    total, done = sum(plan.steps for plan in plans), 0
+
+    def advance(count: int = 1) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    found = [plan.measure(np.linspace(0, 1, points), draws, module, seed, advance) for plan in plans]
+    return BarrierStudy(tuple(found), draws, seed)
+
+
+class _Plan:
+    """What is measured of one zoo; refuses what cannot be, before anything is."""
+
+    def __init__(
+        self,
+        zoo: Zoo,
+        labelled: Labelled,
+        pairs: int,
+        gauges: Sequence[str],
+        variants: Sequence[str],
+        simplex: int,
+        least: int,
+        seed: int,
+    ) -> None:
+        last = zoo.last_steps()
+        self.zoo = last.take(np.flatnonzero(usable_rows(last.metadata)))
+        self.members, self.labelled = len(last), labelled
+        if len(self.zoo) < max(2, simplex):
+            expected, got = f"{max(2, simplex)} usable members", f"{len(self.zoo)} of {len(last)}"
+            raise ZooError(Problem(zoo.name, "members", expected, got, "Select others."))
+        for variant in variants:
+            if variant not in zoo.variants:
+                raise UnknownNameError(zoo.name, "variant", variant, zoo.variants)
+        self.table = own_table(zoo)
+        resized = any(group.resizes for group in self.table.groups)
+        self.gauges = [gauge for gauge in gauges if resized or "permutations" in GAUGES[gauge].collapses]
+        self.variants, self.simplex = list(variants), simplex
+        self.is_gaussian = archs.base_of(zoo.arch.forward) is not None
+        self.arch = base_architecture(zoo) if self.is_gaussian else zoo.arch
+        if least and self.arch.forward != "optunet":
+            step = "Leave it out: others have too many permutations."
+            raise ZooError(Problem(zoo.name, "least barrier", "OptuNets", str(self.arch.forward), step))
+        self.pairs = _pairs(len(self.zoo), pairs, np.random.default_rng([seed, 0]))
+        self.least = min(least, len(self.pairs))
+        groups = min(pairs, len(self.zoo) // simplex) if simplex else 0
+        order = np.random.default_rng([seed, 1]).permutation(len(self.zoo))
+        self.groups = order[: groups * simplex].reshape(groups, simplex) if groups else order[:0].reshape(0, 1)
+
+    @property
+    def steps(self) -> int:
+        """Pairs and simplices, of all ways, and searches."""
+        ways = 2 + len(self.gauges) + len(self.variants)
+        return len(self.pairs) * ways + 2 * len(self.groups) + self.least
+
+    def measure(self, points: Values, draws: int, module: Any, seed: int, advance: Any) -> ZooBarriers:
+        """Everything."""
+        evaluation = import_with_torch("evaluation")
+        given = self.labelled
+        evaluator = evaluation.Evaluator(
+            self.arch, given.inputs, given.targets, module=module, statistics=given.statistics
+        )
+        noise = evaluation.standard_noise(self.arch, draws, seed) if self.is_gaussian else None
+        parts: dict[str, list[Lines]] = {}
+
+        def add(way: str, first: Weights, second: Weights) -> None:
+            scores = evaluation.along_lines(evaluator, first, second, points, noise)
+            lines = Lines(points, scores.loss, scores.accuracy, self._distances(first, second))
+            parts.setdefault(way, []).append(lines)
+            advance(len(scores.loss))
+
+        size = max(1, PAIR_BYTES // (2 * self.zoo.arch.nbytes))
+        for start in range(0, len(self.pairs), size):
+            some = self.pairs[start : start + size]
+            first, second = self._read(some[:, 0]), self._read(some[:, 1])
+            add(RAW, first, second)
+            aligned = symmetry.align(second, first, self.table)
+            add(ALIGNED, first, aligned.weights)
+            for gauge in self.gauges:
+                aligned = symmetry.align(second, first, self.table, gauge=gauge)
+                add(f"{ALIGNED}, {gauge}", aligned.reference, aligned.weights)
+            for variant in self.variants:
+                add(variant, self._read(some[:, 0], variant), self._read(some[:, 1], variant))
+            for place in range(min(self.least, start + len(some)) - start):
+                one, other = (
+                    {name: array[place : place + 1] for name, array in item.items()} for item in (first, second)
+                )
+                element = least_midpoints(evaluator, one, other, self.table, given.targets)
+                add(LEAST, one, symmetry.apply(element, other, self.table))
+        simplices = {way: self._simplices(evaluation, evaluator, noise, way, seed, advance) for way in (RAW, ALIGNED)}
+        ids = self.zoo.ids
+        return ZooBarriers(
+            name=self.zoo.name,
+            kind=self._kind(),
+            width=max((group.n for group in self.table.groups), default=0),
+            set=given.set,
+            inputs=len(given.inputs),
+            members=self.members,
+            usable=len(self.zoo),
+            pairs=tuple((ids[one], ids[other]) for one, other in self.pairs),
+            lines={way: _joined(points, lines) for way, lines in parts.items()},
+            simplices=simplices if len(self.groups) else {},
+            least_pairs=self.least,
+        )
+
+    def _simplices(self, evaluation: Any, evaluator: Any, noise: Any, way: str, seed: int, advance: Any) -> Simplices:
+        rng, k = np.random.default_rng([seed, 2]), self.groups.shape[1]
+        found: list[tuple[Values, Values]] = []
+        for group in self.groups:
+            weights = self._read(group)
+            if way == ALIGNED:
+                element = symmetry.barycentre(lambda weights=weights: [weights], self.table).element
+                weights = symmetry.apply(element, weights, self.table)
+            shares = np.concatenate([np.eye(k), np.full((1, k), 1 / k), rng.dirichlet(np.ones(k), SIMPLEX_POINTS)])
+            corners = {name: array[None] for name, array in weights.items()}
+            found.append((evaluation.combined(evaluator, corners, shares[None], noise).loss[0], shares[k + 1 :]))
+            advance()
+        losses = np.array([loss for loss, _ in found]).reshape(len(found), k + 1 + SIMPLEX_POINTS)
+        shares = np.array([share for _, share in found]).reshape(len(found), SIMPLEX_POINTS, k)
+        return Simplices(losses[:, :k], losses[:, k], losses[:, k + 1 :], shares)
+
+    def _read(self, rows: NDArray[np.int64], variant: str | None = None) -> dict[str, NDArray[Any]]:
+        """Tensor name to (len(rows), *shape)."""
+        names = self.zoo.arch.names
+        return {
+            name: np.asarray((self.zoo[name] if variant is None else self.zoo[name, variant])[rows]) for name in names
+        }
+
+    def _distances(self, first: Weights, second: Weights) -> Values:
+        total = 0.0
+        for tensor in self.zoo.arch.tensors:
+            if tensor.kind != "buffer":
+                difference = np.asarray(first[tensor.name], np.float64) - second[tensor.name]
+                total = total + np.square(difference).reshape(len(difference), -1).sum(1)
+        return np.sqrt(total)
+
+    def _kind(self) -> str:
+        rows = self.zoo.metadata.select(["recipe", "method", "extra"]).slice(0, 1).to_pylist()
+        settings = (parse_extra(rows[0]["extra"]) or {}).get("settings") or {}
+        said = [f"{name} {settings[name]:g}" for name in ("prior", "temperature") if name in settings]
+        what = rows[0]["method"] or rows[0]["recipe"] or "networks"
+        return ", ".join([f"Gaussians ({what})" if self.is_gaussian else what, *said])
+
+
+def _pairs(members: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """(P, 2) different members: disjoint pairs where there are enough, else different ones; at most all."""
+    if 2 * count <= members:
+        return rng.permutation(members)[: 2 * count].reshape(count, 2)
+    # rejection, because the list of all pairs of many members is long
+    count, seen = min(count, members * (members - 1) // 2), dict[tuple[int, int], None]()
+    while len(seen) < count:
+        first, second = sorted(rng.choice(members, 2, replace=False).tolist())
+        seen[first, second] = None
+    return np.array(list(seen), np.int64)
+
+
+def _joined(points: Values, parts: Sequence[Lines]) -> Lines:
+    names = ("losses", "accuracies", "distances")
+    return Lines(points, *(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def _spread(values: Values) -> dict[str, Any] | None:
+    spread = Spread.of(values)
+    return None if spread is None else spread.to_json()
+
+
+def _means(values: Values) -> list[float | None]:
+    means = values.mean(0)
+    return [float(value) if np.isfinite(value) else None for value in means]
+
+
+def _text(values: Values, digits: int = 3, scale: float = 1.0) -> str:
+    spread = Spread.of(values * scale)
+    return "-" if spread is None else f"{spread.mean:.{digits}f} ± {spread.sd:.{digits}f}"
+
+
+def _lines_table(zoo: ZooBarriers) -> Table:
+    table = columns("way", "barrier", "median", "halfway", "accuracy", "distance")
+    for way, lines in zoo.lines.items():
+        found, falls = lines.barriers, lines.accuracy_barriers
+        median = Spread.of(found.height)
+        name = f"{way} ({zoo.least_pairs} pairs)" if way == LEAST else way
+        table.add_row(
+            printable(name),
+            _text(found.height),
+            "-" if median is None else f"{median.median:.3f}",
+            _text(found.middle),
+            _text(falls.height, 1, 100.0),
+            _text(lines.distances, 2),
+        )
+    return table
+
+
+def _simplices_table(zoo: ZooBarriers) -> Table:
+    table = columns("way", "simplices", "centre", "greatest")
+    for way, item in zoo.simplices.items():
+        size = f"{len(item.centre):,} of {item.corners.shape[1]}"
+        table.add_row(printable(way), size, _text(item.centre_rise), _text(item.greatest_rise))
+    return table

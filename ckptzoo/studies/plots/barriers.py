@@ -1,0 +1,101 @@
+"""The pictures of loss barriers: losses along the lines, barriers against distances, and barriers against the width."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ckptzoo.studies.shared.plots import MUTED, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.selection import thinned
+from ckptzoo.text import counted
+
+if TYPE_CHECKING:
+    from ckptzoo.studies.barriers import Lines, ZooBarriers
+
+MAX_ZOOS = 6
+"""More zoos than this are thinned out evenly."""
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Of Okabe and Ito, one a way."""
+_MARKERS = "osD^vP*"
+_LEAST = 1e-3
+"""Nats: barriers below are shown here on a logarithmic axis."""
+
+
+@styled
+def curves(zoos: Sequence["ZooBarriers"]) -> Figure:
+    """A row a zoo: the mean loss at each point with the middle half of the pairs, and barriers against distances."""
+    shown, left_out = thinned(zoos, MAX_ZOOS)
+    figure = Figure(figsize=(WIDTH, 1.3 + 3.3 * len(shown)), layout="constrained")
+    panels: Any = figure.subplots(len(shown), 2, squeeze=False)
+    ways = list(dict.fromkeys(way for zoo in shown for way in zoo.lines))
+    for (left, right), zoo in zip(panels, shown, strict=True):
+        for way, lines in zoo.lines.items():
+            colour = _COLOURS[ways.index(way) % len(_COLOURS)]
+            _curve(left, lines, colour)
+            heights = np.maximum(lines.barriers.height, 0)
+            right.plot(lines.distances, heights, ".", color=colour, ms=7, mew=0, alpha=0.7)
+        left.set_title(f"{abbreviated(zoo.name, 30)}: {counted(len(zoo.pairs), 'pair')}", fontsize=11, pad=4)
+        left.set_ylabel(f"loss on {abbreviated(zoo.set, 20)} (nats)")
+        left.set_xlim(0, 1)
+        right.set_ylabel("barrier (nats)")
+        right.set_ylim(bottom=0)
+    panels[-1][0].set_xlabel("from the first network to the second")
+    panels[-1][1].set_xlabel("distance of the weights")
+    handles = [Line2D([], [], color=_COLOURS[place % len(_COLOURS)], lw=2, label=way) for place, way in enumerate(ways)]
+    more = f"; {left_out:,} more zoos not shown" if left_out else ""
+    head(figure, f"loss on lines between networks, mean and middle half of the pairs{more}", handles)
+    return figure
+
+
+@styled
+def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
+    """Mean barriers against the width, a panel a kind of network."""
+    kinds = list(dict.fromkeys(zoo.kind for zoo in zoos))
+    shown, left_out = thinned(kinds, MAX_ZOOS)
+    rows = -(-len(shown) // 2)
+    figure = Figure(figsize=(WIDTH, 1.3 + 3.4 * rows), layout="constrained")
+    panels: Any = figure.subplots(rows, min(2, len(shown)), squeeze=False, sharey=True)
+    ways = list(dict.fromkeys(way for zoo in zoos for way in zoo.lines))
+    for axes in panels.flat[len(shown) :]:
+        axes.set_axis_off()
+    for axes, kind in zip(panels.flat, shown, strict=False):
+        of_kind = sorted((zoo for zoo in zoos if zoo.kind == kind), key=lambda zoo: zoo.width)
+        for place, way in enumerate(ways):
+            points = [(zoo.width, zoo.lines[way].barriers.height) for zoo in of_kind if way in zoo.lines]
+            if points:
+                means = [max(float(np.mean(heights)), _LEAST) for _, heights in points]
+                errors = [_standard_error(heights) for _, heights in points]
+                look: Any = {"color": _COLOURS[place % len(_COLOURS)], "marker": _MARKERS[place % len(_MARKERS)]}
+                axes.errorbar([width for width, _ in points], means, errors, ms=5, lw=1.4, capsize=2, **look)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        ticks = sorted({zoo.width for zoo in of_kind})
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.set_xlim(ticks[0] / 1.3, ticks[-1] * 1.3)
+        axes.minorticks_off()
+        axes.axhline(_LEAST, color=MUTED, lw=1, ls=":")
+        axes.set_title(abbreviated(kind, 40), fontsize=11, pad=4)
+        axes.set_xlabel("width")
+    for row in panels:
+        row[0].set_ylabel("barrier (nats)")
+    handles = [
+        Line2D([], [], color=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)], ms=5, label=way)
+        for place, way in enumerate(ways)
+    ]
+    more = f"; {left_out:,} more kinds not shown" if left_out else ""
+    head(figure, f"barriers against the width, mean ± standard error, at least {_LEAST:g}{more}", handles)
+    return figure
+
+
+def _standard_error(values: Any) -> float:
+    return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
+
+
+def _curve(axes: Axes, lines: "Lines", colour: str) -> None:
+    axes.plot(lines.points, lines.losses.mean(0), color=colour, lw=1.8)
+    low, high = np.quantile(lines.losses, [0.25, 0.75], axis=0)
+    axes.fill_between(lines.points, low, high, color=colour, alpha=0.18, lw=0)

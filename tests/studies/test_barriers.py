@@ -1,0 +1,174 @@
+"""What the study of barriers finds between networks whose barriers are known."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import ckptzoo
+from ckptzoo import archs, symmetry
+from ckptzoo.derive.evaluation import Evaluator
+from ckptzoo.errors import UnknownNameError, ZooError
+from ckptzoo.measure.gaussians import joined, wasserstein
+from ckptzoo.schema.documents import canonical
+from ckptzoo.studies.barriers import ALIGNED, LEAST, RAW, BarrierStudy, Labelled, barriers
+from ckptzoo.studies.least_barrier import _losses, _tables, least_midpoints
+from tests.support.derived_zoos import weights_of, written
+
+RNG = np.random.default_rng(0)
+OPTUNET = "optunet"
+
+
+def labelled(shape: tuple[int, ...], classes: int, count: int = 60) -> Labelled:
+    inputs = RNG.standard_normal((count, *shape)).astype(np.float32)
+    return Labelled("made/test", inputs, RNG.integers(0, classes, count))
+
+
+def disguised(name: str, count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """One network and copies of it under random permutations, stacked."""
+    table, weights = archs.symmetry(name), weights_of(1, seed, arch=archs.architecture(name))
+    elements = symmetry.GroupElement.random(table, count, np.random.default_rng(seed), spread=0.0)
+    return dict(symmetry.apply(elements, {key: value.repeat(count, 0) for key, value in weights.items()}, table))
+
+
+def printed(found: BarrierStudy) -> str:
+    console = Console(width=110, file=io.StringIO(), record=True)
+    found.print(console)
+    text = console.export_text()
+    assert "…" not in text
+    return " ".join(text.split())
+
+
+def test_copies_have_no_barrier_once_aligned(tmp_path: Path) -> None:
+    name = "mlp-4-8-3"
+    weights, given = disguised(name, 8), labelled((4,), 3)
+    zoo = ckptzoo.open(written(tmp_path / "copies", archs.architecture(name), weights))
+    answers = Evaluator(zoo.arch, given.inputs, given.targets).outputs(weights)
+    given = Labelled(given.set, given.inputs, answers[0].argmax(1))
+    found = barriers([(zoo, given)], pairs=4, simplex=3, seed=1)
+    (only,) = found.zoos
+    assert list(only.lines) == [RAW, ALIGNED, "aligned, unit-norm", "aligned, min-mass"]
+    assert (only.width, only.members, only.usable, only.inputs) == (8, 8, 8, 60)
+    assert len(only.pairs) == 4 and len({id for pair in only.pairs for id in pair}) == 8, "disjoint"
+    assert only.lines[RAW].barriers.height.min() > 0.01
+    for way, lines in only.lines.items():
+        if way != RAW:
+            np.testing.assert_allclose(lines.barriers.height, 0, atol=1e-6)
+            np.testing.assert_allclose(lines.distances, 0, atol=1e-5)
+    assert only.simplices[RAW].greatest_rise.min() > 0.01
+    np.testing.assert_allclose(only.simplices[ALIGNED].greatest_rise, 0, atol=1e-6)
+    said = printed(found)
+    for words in ("copies: 8 members", "4, on made/test: 60 inputs", "aligned 0.000 ± 0.000", "2 of 3"):
+        assert words in said
+    assert canonical(found.to_json()) == canonical(json.loads(canonical(found.to_json())))
+
+
+def test_gaussians_are_joined_and_measured_as_such(tmp_path: Path) -> None:
+    name = "gaussian-mlp-4-5-3"
+    arch = archs.architecture(name)
+    weights = weights_of(4, 1, arch=arch)
+    weights = {key: np.abs(value) + 0.01 if key.endswith("_std") else value for key, value in weights.items()}
+    zoo = ckptzoo.open(written(tmp_path / "gaussians", arch, weights))
+    found = barriers([(zoo, labelled((4,), 3))], pairs=2, draws=3, gauges=[])
+    (only,) = found.zoos
+    assert "Gaussians" in only.kind and "means over 3 draws" in printed(found)
+    rows = np.array([[zoo.ids.index(id) for id in pair] for pair in only.pairs])
+    both = [joined({key: value[rows[:, side]] for key, value in weights.items()}) for side in (0, 1)]
+    np.testing.assert_allclose(only.lines[RAW].distances, wasserstein(*both[0], *both[1]), rtol=1e-6)
+    assert (only.lines[ALIGNED].distances <= only.lines[RAW].distances + 1e-9).all()
+
+
+def test_the_least_of_all_permutations(tmp_path: Path) -> None:
+    """Losses halfway are those of the networks themselves, and none of 400 permutations has a lower one."""
+    arch, table = archs.architecture(OPTUNET), archs.symmetry(OPTUNET)
+    first, second = weights_of(1, 1, arch=arch), weights_of(1, 2, arch=arch)
+    images = labelled((1, 28, 28), 10, 70)
+    evaluator = Evaluator(arch, images.inputs, images.targets)
+    elements = symmetry.GroupElement.random(table, 400, np.random.default_rng(3), spread=0.0)
+    best = least_midpoints(evaluator, first, second, table, images.targets)
+
+    def halfway(element: Any, count: int) -> np.ndarray:
+        moved = symmetry.apply(element, {key: value.repeat(count, 0) for key, value in second.items()}, table)
+        weights = {key: ((first[key] + moved[key]) / 2).astype(np.float32) for key in first}
+        (scores,) = evaluator.scores([weights])
+        return scores.loss
+
+    losses, least = halfway(elements, 400), halfway(best, 1)
+    assert least[0] <= losses.min() + 1e-6
+    tables = _tables(evaluator, first, second)
+    from itertools import permutations
+
+    orders = np.array(list(permutations(range(5))))
+    every = _losses(*tables, orders, images.targets)
+    assert every.shape == (2, 120, 120) and least[0] == pytest.approx(every.min(), rel=1e-5)
+    places = {tuple(order): place for place, order in enumerate(orders.tolist())}
+    for member in range(400):
+        swapped, order = int(elements.perms["conv1"][member, 0]), np.asarray(elements.perms["conv2"][member]) % 5
+        expected = every[swapped, places[tuple(order[:5].tolist())], places[tuple(order[5:].tolist())]]
+        assert losses[member] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_least_barrier_and_variants_in_a_study(tmp_path: Path) -> None:
+    path = written(tmp_path / "zoo", archs.architecture(OPTUNET), weights_of(6, 5, arch=archs.architecture(OPTUNET)))
+    zoo = ckptzoo.open(path)
+    ckptzoo.derive.align_zoo(path, zoo.ids[0], label="first", certify="none")
+    zoo = ckptzoo.open(path)
+    found = barriers(
+        [(zoo, labelled((1, 28, 28), 10))], pairs=3, points=3, gauges=["min-mass"], variants=["aligned-first"], least=2
+    )
+    (only,) = found.zoos
+    assert list(only.lines) == [RAW, ALIGNED, "aligned, min-mass", "aligned-first", LEAST]
+    assert len(only.lines[LEAST].losses) == 2 == only.least_pairs
+    for way in (RAW, ALIGNED):
+        assert (only.lines[LEAST].losses[:, 1] <= only.lines[way].losses[:2, 1] + 1e-6).all()
+    files = {file.name for file in found.plot(tmp_path / "pictures")}
+    assert files == {"barriers.png", "barriers.json"}
+
+
+def test_zoos_of_several_widths_are_drawn_together(tmp_path: Path) -> None:
+    zoos = []
+    for width in (2, 4, 8):
+        arch = archs.architecture(f"mlp-4-{width}-3")
+        zoos.append(
+            (ckptzoo.open(written(tmp_path / f"w{width}", arch, weights_of(4, width, arch=arch))), labelled((4,), 3))
+        )
+    counted: list[tuple[int, int]] = []
+    found = barriers(zoos, pairs=6, points=3, progress=lambda done, total: counted.append((done, total)))
+    assert [zoo.width for zoo in found.zoos] == [2, 4, 8]
+    assert all(len(set(zoo.pairs)) == 6 for zoo in found.zoos), "all pairs of 4"
+    assert counted[-1][0] == counted[-1][1] == 3 * 6 * 4
+    assert {file.name for file in found.plot(tmp_path / "pictures")} == {"barriers.png", "widths.png", "barriers.json"}
+    again = barriers(zoos, pairs=6, points=3)
+    assert again.to_json() == found.to_json()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"gauges": ["nothing"]}, UnknownNameError, "gauge"),
+        ({"variants": ["aligned-no"]}, UnknownNameError, "variant"),
+        ({"points": 2}, ZooError, "points from 3"),
+        ({"simplex": 1}, ZooError, "simplex 0 or from 2"),
+        ({"simplex": 9}, ZooError, "9 usable members"),
+        ({"least": 1}, ZooError, "least barrier: expected OptuNets"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(tmp_path: Path, options: dict[str, Any], error: type, words: str) -> None:
+    arch = archs.architecture("mlp-4-5-3")
+    zoo = ckptzoo.open(written(tmp_path / "zoo", arch, weights_of(3, 1, arch=arch)))
+    with pytest.raises(error, match=words):
+        barriers([(zoo, labelled((4,), 3))], **options)
+
+
+def test_members_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    arch = archs.architecture("mlp-4-5-3")
+    weights = weights_of(4, 1, arch=arch)
+    weights["fc1.bias"][2] = np.inf
+    zoo = ckptzoo.open(written(tmp_path / "zoo", arch, weights))
+    found = barriers([(zoo, labelled((4,), 3))], gauges=[])
+    assert (found.zoos[0].members, found.zoos[0].usable, len(found.zoos[0].pairs)) == (4, 3, 3)
+    assert "1 not finite or diverged" in printed(found)

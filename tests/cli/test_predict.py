@@ -103,7 +103,7 @@ def test_a_few_examples_from_a_folder(cli: Any, data: Path, tmp_path: Path, monk
             "mnist",
             "expected a data set and /test or /train, as mnist/test or mnist/train-100, got 'mnist'",
         ),
-        ("mnist/train", (), "mnist", "got 'mnist/train'"),
+        ("mnist/other", (), "mnist", "got 'mnist/other'"),
         ("Mnist/test", (), "mnist", "got 'Mnist/test'"),
         ("svhn/test", (), "mnist", "expected its files on this machine, got none in"),
         ("minst/test", (), "mnist", "ckptzoo knows digits, mnist, fashion-mnist"),

@@ -20,6 +20,8 @@ MAX_ZOOS = 6
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Of Okabe and Ito, one a way."""
 _MARKERS = "osD^vP*"
+_WIDE = 4
+"""Distances that differ by more than this factor are shown on a logarithmic axis."""
 _LEAST = 1e-3
 """Nats: barriers below are shown here on a logarithmic axis."""
 
@@ -40,6 +42,11 @@ def curves(zoos: Sequence["ZooBarriers"]) -> Figure:
         left.set_title(f"{abbreviated(zoo.name, 30)}: {counted(len(zoo.pairs), 'pair')}", fontsize=11, pad=4)
         left.set_ylabel(f"loss on {abbreviated(zoo.set, 20)} (nats)")
         left.set_xlim(0, 1)
+        distances = np.concatenate([lines.distances for lines in zoo.lines.values()])
+        if 0 < _WIDE * distances.min() < distances.max():
+            right.set_xscale("log")
+            right.xaxis.set_major_formatter("{x:g}")
+            right.xaxis.set_minor_formatter("{x:g}")
         right.set_ylabel("barrier (nats)")
         right.set_ylim(bottom=0)
     panels[-1][0].set_xlabel("from the first network to the second")

@@ -1,15 +1,18 @@
 """What can be measured of arrays of weights and predictions. Pure arrays, no files."""
 
 from ckptzoo.measure.barriers import Barriers, barriers
+from ckptzoo.measure.convergence import Convergence, convergence
 from ckptzoo.measure.distances import Distances
 from ckptzoo.measure.gaussians import divergence, signal_to_noise, wasserstein
 from ckptzoo.measure.mmd import MMDTest, mmd2, mmd_test, p_value
 
 __all__ = [
     "Barriers",
+    "Convergence",
     "Distances",
     "MMDTest",
     "barriers",
+    "convergence",
     "divergence",
     "mmd2",
     "mmd_test",

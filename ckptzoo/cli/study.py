@@ -34,6 +34,15 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write pictures and a JSON file there.")
 ]
 
+Statistics = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Training images for the statistics of BatchNorm of each network; 0 takes those stored.",
+    ),
+]
+
 _FORMULATIONS = ("pinned", "eval_chain", "volume")
 """Those of ``ckptzoo.symmetry.min_mass``, which is not imported for the shell's completion."""
 
@@ -339,14 +348,7 @@ def barriers(
         int,
         typer.Option(metavar="N", min=0, help="Of OptuNets: for N pairs try all 28,800 permutations halfway."),
     ] = 0,
-    statistics: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Training images for the statistics of BatchNorm at every point; 0 joins those stored.",
-        ),
-    ] = 10_000,
+    statistics: Statistics = 10_000,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of pairs, draws and points.")] = 0,
     output: Output = None,
     where: Where = None,
@@ -377,6 +379,41 @@ def barriers(
             seed=seed,
             progress=progress,
         )
+    _show(result, output, as_json)
+
+
+@study.command()
+def compact(
+    zoo: ZooAddress,
+    variational: Annotated[
+        str | None,
+        typer.Option(metavar="ZOO", help="A zoo of Gaussians over the same networks, the first of which is compared."),
+    ] = None,
+    set: Annotated[
+        str | None, typer.Option("--set", metavar="SET", help="Labelled inputs.  [default: the test set of the zoo]")
+    ] = None,
+    data: Data = None,
+    draws: Annotated[int, typer.Option(metavar="N", min=1, help="Of each Gaussian, which predict together.")] = 50,
+    statistics: Statistics = 10_000,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the draws.")] = 0,
+    output: Output = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Is the posterior one Gaussian, once its symmetries are removed?
+
+    Gaussians of samples as they are and aligned, as in arXiv 2401.00611: deviations, accuracy of means and draws,
+    pruning, merging, and of chains the convergence.
+    """
+    from ckptzoo.hub.contributions.inputs import labelled_of
+    from ckptzoo.studies.barriers import Labelled
+    from ckptzoo.studies.compact import compact as compute
+
+    chosen, other = opened(zoo, where), None if variational is None else opened(variational)
+    seen = labelled_of(chosen, set, data=data, statistics=statistics)
+    labelled = Labelled(seen.set, seen.inputs, seen.targets, seen.statistics)
+    with bar("fitting Gaussians") as progress:
+        result = compute(chosen, labelled, variational=other, draws=draws, seed=seed, progress=progress)
     _show(result, output, as_json)
 
 

@@ -51,8 +51,8 @@ def convergence(draws: Any) -> Convergence:
 
     Notes
     -----
-    Time 2 ms a parameter for 1,000 draws, on one core. Memory 8 ``BLOCK`` bytes beside the draws, and a few copies of one
-    parameter's draws. Tested in ``tests/measure/test_convergence.py``.
+    Time 2 ms a parameter for 1,000 draws, on one core. Memory 8 ``BLOCK`` bytes beside the draws, and a few copies of
+    one parameter. Tested in ``tests/measure/test_convergence.py``.
 
     Examples
     --------

@@ -1,0 +1,510 @@
+"""Is the posterior one Gaussian, once its symmetries are removed?"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.table import Table
+
+from ckptzoo import symmetry
+from ckptzoo.archs.gaussian_spec import STD
+from ckptzoo.console import columns, facts
+from ckptzoo.derive.checks import import_with_torch
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.symmetry import Fixed, Like
+from ckptzoo.studies.barriers import Labelled
+from ckptzoo.studies.shared.result import StudyResult
+from ckptzoo.studies.shared.selection import evenly, own_table, usable_rows
+from ckptzoo.symmetry.transpositions import transpositions_by_group
+from ckptzoo.text import Progress, counted, printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SAMPLED, FIRST, ALIGNED = "as sampled", "aligned with the first", "aligned with all others"
+"""What a Gaussian is of; the others are named after variational ones."""
+SIGMA, SIZE, RATIO = "least sigma", "greatest |mean|", "greatest |mean| / sigma"
+"""Which weights pruning keeps; the first is that of arXiv 2401.00611."""
+KEPT = (1.0, 0.8, 0.6, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05)
+"""Shares of the weights that pruning keeps."""
+MAX_BYTES = 512 * 2**20
+"""Weights of the samples together, or two of them; more are thinned out evenly."""
+MAX_R_HAT = 1.1
+"""Above, chains have not mixed (Gelman and Rubin, "Inference from iterative simulation", 1992)."""
+_SHOWN = 100
+"""Inputs whose probabilities are tested for convergence."""
+_LAGS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Draws between those whose transpositions are counted."""
+_PAIRS = 64
+"""Pairs of draws of each lag, at most."""
+BINS = np.linspace(-8, 2, 101)
+"""Ends of the histograms' bins, in powers of ten."""
+
+Values = NDArray[np.float64]
+Weights = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Convergence:
+    """Of n numbers over some chains.
+
+    Parameters
+    ----------
+    r_hat, ess : (n,) rank-normalised split R-hat, and effective draws of the bulk, of all chains together; NaN for a
+        number that is the same in all draws.
+    """
+
+    r_hat: Values
+    ess: Values
+
+    @property
+    def above(self) -> float:
+        """The share with R-hat above ``MAX_R_HAT``."""
+        return float(np.nanmean(np.where(np.isnan(self.r_hat), np.nan, self.r_hat > MAX_R_HAT)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Summaries by name."""
+        return {
+            "numbers": len(self.r_hat),
+            "above": self.above,
+            "median_r_hat": float(np.nanmedian(self.r_hat)),
+            "median_ess": float(np.nanmedian(self.ess)),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Quality:
+    """What a set of networks predicts.
+
+    Parameters
+    ----------
+    accuracy, loss : of the mean of their probabilities; the loss in nats.
+    alone : mean accuracy of each by itself.
+    agreement : share of the inputs for which it names the class that all samples together name.
+    """
+
+    accuracy: float
+    loss: float
+    alone: float
+    agreement: float
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """A Gaussian with independent weights, and what it is good for.
+
+    Parameters
+    ----------
+    mean, draws : the quality of the network of the means, and of draws.
+    sigma : (bins,) weights with log10 of their standard deviation in each of ``BINS``; those of 0 in the first.
+    median_sigma : of all weights.
+    pruned : what is kept to the accuracy for each of ``KEPT``, of the network of the means.
+    """
+
+    mean: Quality
+    draws: Quality
+    sigma: NDArray[np.int64]
+    median_sigma: float
+    pruned: dict[str, list[float]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        return {
+            "mean": vars(self.mean),
+            "draws": vars(self.draws),
+            "sigma": self.sigma.tolist(),
+            "median_sigma": self.median_sigma,
+            "pruned": self.pruned,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class CompactStudy(StudyResult):
+    """Gaussians fitted to samples as they are and aligned; drawn as ``compact.png``.
+
+    Parameters
+    ----------
+    name, set, inputs : of the zoo, and what networks were scored on.
+    samples, usable : those of the study, and those to choose from.
+    chains : how many chains they are of; 0 for independent members.
+    members : the quality of all samples together.
+    gaussians : name to Gaussian.
+    pruned_member : name to the accuracies of the first sample for each of ``KEPT``, pruned by the aligned Gaussian.
+    merged : how many samples were averaged to the accuracy of their mean, as sampled and aligned.
+    convergence : of weights as sampled and aligned, and of the logits; empty where there is one chain, or chains differ
+        in length.
+    lag : lag in draws to the mean transpositions between draws so far apart in a chain, and their most.
+    draws, seed : of each Gaussian, and of these.
+    """
+
+    file: ClassVar[str] = "compact.json"
+
+    name: str
+    set: str
+    inputs: int
+    samples: int
+    usable: int
+    chains: int
+    members: Quality
+    gaussians: dict[str, Gaussian]
+    pruned_member: dict[str, list[float]]
+    merged: dict[int, tuple[float, float]]
+    convergence: dict[str, Convergence] = field(default_factory=dict)
+    lag: dict[int, tuple[float, int]] = field(default_factory=dict)
+    draws: int = 50
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        names = ("name", "set", "inputs", "samples", "usable", "chains", "draws", "seed", "pruned_member")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "members": vars(self.members),
+            "gaussians": {name: item.to_json() for name, item in self.gaussians.items()},
+            "kept": list(KEPT),
+            "merged": {str(count): list(pair) for count, pair in self.merged.items()},
+            "convergence": {name: item.to_json() for name, item in self.convergence.items()},
+            "transpositions": {str(lag): {"mean": mean, "most": most} for lag, (mean, most) in self.lag.items()},
+        }
+
+    def _lines(self) -> Iterator[RenderableType]:
+        together = self.members
+        thinned = f" of {self.usable:,}, evenly spaced" if self.samples < self.usable else ""
+        chains = f" of {counted(self.chains, 'chain')}" if self.chains else ""
+        yield facts(
+            [
+                ("zoo", f"{self.name}: {counted(self.samples, 'sample')}{thinned}{chains}"),
+                ("inputs", f"{self.set}: {self.inputs:,}"),
+                ("together", f"accuracy {together.accuracy:.2%}, {together.loss:.3f} nats; alone {together.alone:.2%}"),
+            ]
+        )
+        yield ""
+        yield f"Gaussians of the samples: the network of the means, and {self.draws} draws together"
+        yield self._gaussians_table()
+        yield ""
+        yield "accuracy of the network of the means with some of its weights, the others 0"
+        yield self._pruning_table()
+        yield ""
+        yield "accuracy of the mean of several samples"
+        yield self._merged_table()
+        if self.convergence:
+            yield ""
+            yield "convergence of the chains: shares with R-hat above 1.1, and effective draws"
+            yield self._convergence_table()
+        if self.lag:
+            said = ", ".join(f"{lag} draws: {mean:.1f} (at most {most})" for lag, (mean, most) in self.lag.items())
+            yield ""
+            yield f"transpositions that align draws of one chain, by the lag: {said}"
+
+    def _figures(self) -> dict[str, "Figure"]:
+        from ckptzoo.studies.plots.compact import gaussians
+
+        return {"compact.png": gaussians(self)}
+
+    def _gaussians_table(self) -> Table:
+        table = columns("of samples", "mean", "nats", "agrees", "draws", "nats", "agrees", "a draw", "median sigma")
+        for name, item in self.gaussians.items():
+            cells = [_percent(item.mean.accuracy), f"{item.mean.loss:.3f}", _percent(item.mean.agreement)]
+            cells += [_percent(item.draws.accuracy), f"{item.draws.loss:.3f}", _percent(item.draws.agreement)]
+            table.add_row(printable(name), *cells, _percent(item.draws.alone), f"{item.median_sigma:.2g}")
+        return table
+
+    def _pruning_table(self) -> Table:
+        table = columns("kept", *(f"{kept:.0%}" for kept in KEPT))
+        for name, item in self.gaussians.items():
+            for rule, accuracies in item.pruned.items():
+                table.add_row(printable(f"{name}: {rule}"), *map(_percent, accuracies))
+        for name, accuracies in self.pruned_member.items():
+            table.add_row(printable(name), *map(_percent, accuracies))
+        return table
+
+    def _merged_table(self) -> Table:
+        table = columns("samples", *(f"{count:,}" for count in self.merged))
+        for place, name in enumerate((SAMPLED, ALIGNED)):
+            table.add_row(name, *(_percent(pair[place]) for pair in self.merged.values()))
+        return table
+
+    def _convergence_table(self) -> Table:
+        table = columns("of", "numbers", f"R-hat > {MAX_R_HAT}", "median R-hat", "median ESS")
+        for name, item in self.convergence.items():
+            medians = f"{np.nanmedian(item.r_hat):.3f}", f"{np.nanmedian(item.ess):,.0f}"
+            table.add_row(name, f"{len(item.r_hat):,}", f"{item.above:.2%}", *medians)
+        return table
+
+
+def compact(
+    zoo: Zoo,
+    labelled: Labelled,
+    *,
+    variational: Zoo | None = None,
+    draws: int = 50,
+    module: Any = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> CompactStudy:
+    """Fit a Gaussian with independent weights to samples of a posterior, as they are and aligned, and use both.
+
+    After Xiao, Liu and Bamler (arXiv 2401.00611, figure 3): q_d has the means and deviations of the samples as they
+    are, q_r those of the samples after alignment. Here q_r is the barycentre (``ckptzoo.symmetry.barycentre``); the
+    Gaussian of samples that are each aligned with the first is shown beside it.
+
+    Parameters
+    ----------
+    zoo : draws of chains, which the columns ``mode`` and ``step`` tell apart and order, or independent members.
+    labelled : what networks are scored on.
+    variational : a zoo of Gaussians over the same architecture, such as ``builders posterior bnn`` writes; its first
+        is compared.
+    draws : of each Gaussian, which predict together.
+    module : the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
+    seed : of the draws.
+    progress : called with the steps done, and all of them.
+
+    Raises
+    ------
+    ZooError
+        There are fewer than three usable samples, or the Gaussians are of another architecture.
+    SymmetryError
+        No table of symmetries is known.
+    MissingExtraError
+        torch is not installed; or there are several chains, and arviz-stats is not.
+
+    Notes
+    -----
+    Samples that are together larger than ``MAX_BYTES`` are thinned out evenly, and are in memory a few times.
+    Tested in tests/studies/test_compact.py.
+    """
+    last = zoo.last_steps()
+    usable = last.take(np.flatnonzero(usable_rows(last.metadata)))
+    if len(usable) < 3 or draws < 1:
+        expected, got = "3 usable ones, and draws from 1", f"{len(usable)} of {len(last)}, and {draws}"
+        raise ZooError(Problem(zoo.name, "samples", expected, got, "Select others."))
+    job = _Job(usable, labelled, variational, draws, module, seed, progress)
+    return job.run()
+
+
+class _Job:
+    """What is computed once for all parts of the study."""
+
+    def __init__(
+        self,
+        usable: Zoo,
+        labelled: Labelled,
+        variational: Zoo | None,
+        draws: int,
+        module: Any,
+        seed: int,
+        progress: Progress | None,
+    ) -> None:
+        self.table, self.arch, self.labelled = own_table(usable), usable.arch, labelled
+        self.zoo = usable.take(evenly(len(usable), max(3, MAX_BYTES // usable.arch.nbytes)))
+        self.usable, self.draws, self.seed = len(usable), draws, seed
+        self.evaluator = import_with_torch("evaluation").Evaluator(
+            usable.arch, labelled.inputs, labelled.targets, module=module, statistics=labelled.statistics
+        )
+        self.variational = None if variational is None else _gaussian_of(variational, usable)
+        self.names = [tensor.name for tensor in usable.arch.tensors if tensor.kind != "buffer"]
+        self.pruned = [name for name in self.names if len(usable.arch[name].shape) > 1]
+        self._progress, self._done, self._total = progress, 0, 6 + (variational is not None)
+
+    def run(self) -> CompactStudy:
+        """Everything."""
+        samples = {name: np.asarray(self.zoo[name][:]) for name in self.arch.names}
+        first = symmetry.align(samples, {name: array[0] for name, array in samples.items()}, self.table).weights
+        self._advance()
+        element = symmetry.barycentre(lambda: [samples], self.table).element
+        aligned = symmetry.apply(element, samples, self.table)
+        self._advance()
+        members, answers = self._quality(samples, None)
+        self._advance()
+        kinds = {SAMPLED: samples, FIRST: first, ALIGNED: aligned}
+        moments = {name: self._moments(weights) for name, weights in kinds.items()}
+        if self.variational is not None:
+            moments["variational"] = self.variational
+        gaussians: dict[str, Gaussian] = {}
+        for name, (mean, sigma) in moments.items():
+            gaussians[name] = self._gaussian(mean, sigma, samples, answers)
+            self._advance()
+        mean, sigma = moments[ALIGNED]
+        rows = self._chains()
+        return CompactStudy(
+            name=self.zoo.name,
+            set=self.labelled.set,
+            inputs=len(self.labelled.inputs),
+            samples=len(self.zoo),
+            usable=self.usable,
+            chains=len(rows),
+            members=members,
+            gaussians=gaussians,
+            pruned_member={
+                f"first sample, {name}: {SIGMA} of the aligned": self._pruned(
+                    {key: weights[key][0] for key in self.names}, {key: -sigma[key] for key in self.pruned}, samples
+                )
+                for name, weights in ((SAMPLED, samples), (ALIGNED, aligned))
+            },
+            merged=self._merged(samples, aligned),
+            convergence=self._convergence(rows, samples, aligned),
+            lag=self._lags(rows, samples),
+            draws=self.draws,
+            seed=self.seed,
+        )
+
+    def _advance(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def _moments(self, weights: Weights) -> tuple[dict[str, Values], dict[str, Values]]:
+        """Means and standard deviations (ddof 1) of every parameter."""
+        values = {name: np.asarray(weights[name], np.float64) for name in self.names}
+        return {name: array.mean(0) for name, array in values.items()}, {
+            name: array.std(0, ddof=1) for name, array in values.items()
+        }
+
+    def _complete(self, parameters: Mapping[str, Values], samples: Weights) -> dict[str, NDArray[Any]]:
+        """Stacked networks of these parameters (K, *shape), with the buffers of the first sample."""
+        K = len(next(iter(parameters.values())))
+        found: dict[str, NDArray[Any]] = {}
+        for name, array in samples.items():
+            given = parameters.get(name)
+            found[name] = array[:1].repeat(K, 0) if given is None else given.astype(np.float32)
+        return found
+
+    def _quality(self, weights: Weights, answers: NDArray[np.int64] | None) -> tuple[Quality, NDArray[np.int64]]:
+        """What K networks predict together, and alone; agreement with some answers, or with themselves."""
+        targets = np.asarray(self.labelled.targets)
+        K, size = len(next(iter(weights.values()))), self.evaluator.stack_size
+        total, alone = np.zeros(()), 0.0
+        for start in range(0, K, size):
+            logits = self.evaluator.outputs({name: array[start : start + size] for name, array in weights.items()})
+            logits = logits.astype(np.float64) - logits.max(2, keepdims=True)
+            alone += float((logits.argmax(2) == targets).mean(1).sum())
+            likelihoods = np.exp(logits)
+            total = total + (likelihoods / likelihoods.sum(2, keepdims=True)).sum(0)
+        found = total.argmax(1)
+        loss = -np.log(np.maximum(total[np.arange(len(targets)), targets] / K, np.finfo(np.float64).tiny)).mean()
+        agreement = 1.0 if answers is None else float((found == answers).mean())
+        return Quality(float((found == targets).mean()), float(loss), alone / K, agreement), found
+
+    def _gaussian(
+        self, mean: Mapping[str, Values], sigma: Mapping[str, Values], samples: Weights, answers: NDArray[np.int64]
+    ) -> Gaussian:
+        rng = np.random.default_rng([self.seed, 0])
+        drawn = {name: mean[name] + sigma[name] * rng.standard_normal((self.draws, *mean[name].shape)) for name in mean}
+        at_mean, _ = self._quality(
+            self._complete({name: array[None] for name, array in mean.items()}, samples), answers
+        )
+        together, _ = self._quality(self._complete(drawn, samples), answers)
+        every = np.concatenate([sigma[name].ravel() for name in self.names])
+        with np.errstate(divide="ignore"):
+            logarithms = np.clip(np.log10(every), BINS[0], BINS[-1])
+        ratios = {name: np.abs(mean[name]) / np.maximum(sigma[name], np.finfo(np.float64).tiny) for name in self.pruned}
+        rules = {
+            SIGMA: {name: -sigma[name] for name in self.pruned},
+            SIZE: {name: np.abs(mean[name]) for name in self.pruned},
+            RATIO: ratios,
+        }
+        return Gaussian(
+            at_mean,
+            together,
+            np.histogram(logarithms, BINS)[0],
+            float(np.median(every)),
+            {rule: self._pruned(mean, keys, samples) for rule, keys in rules.items()},
+        )
+
+    def _pruned(self, network: Mapping[str, Any], keys: Mapping[str, Values], samples: Weights) -> list[float]:
+        """Accuracies of a network of which the weights with the greatest keys are kept, biases and gains all."""
+        ordered = np.sort(np.concatenate([keys[name].ravel() for name in self.pruned]))
+        stacked = {name: np.asarray(array, np.float64)[None].repeat(len(KEPT), 0) for name, array in network.items()}
+        for place, kept in enumerate(KEPT):
+            least = ordered[min(len(ordered) - 1, round((1 - kept) * len(ordered)))]
+            for name in self.pruned:
+                stacked[name][place] *= keys[name] >= least
+        (scores,) = self.evaluator.scores([self._complete(stacked, samples)])
+        return scores.accuracy.tolist()
+
+    def _merged(self, samples: Weights, aligned: Weights) -> dict[int, tuple[float, float]]:
+        """Accuracies of means of 1, 2, 4, ... samples, evenly spaced."""
+        counts = [2**power for power in range(int(np.log2(len(self.zoo))) + 1)]
+        counts += [len(self.zoo)] * (counts[-1] != len(self.zoo))
+        chosen = [evenly(len(self.zoo), count) for count in counts]
+        accuracies: list[list[float]] = []
+        for weights in (samples, aligned):
+            means = {
+                name: np.stack([np.mean(weights[name][rows], 0, np.float64) for rows in chosen]) for name in self.names
+            }
+            (scores,) = self.evaluator.scores([self._complete(means, samples)])
+            accuracies.append(scores.accuracy.tolist())
+        return dict(zip(counts, zip(*accuracies, strict=True), strict=True))
+
+    def _chains(self) -> list[NDArray[np.int64]]:
+        """The rows of each chain, in the order of its steps; none of samples that name no mode."""
+        rows = self.zoo.metadata.select(["mode", "step"]).to_pylist()
+        by_mode: dict[str, list[int]] = {}
+        for place, row in enumerate(rows):
+            if row["mode"] is not None:
+                by_mode.setdefault(row["mode"], []).append(place)
+        return [np.array(sorted(places, key=lambda place: rows[place]["step"] or 0)) for places in by_mode.values()]
+
+    def _convergence(
+        self, rows: Sequence[NDArray[np.int64]], samples: Weights, aligned: Weights
+    ) -> dict[str, Convergence]:
+        if len(rows) < 2 or len({len(chain) for chain in rows}) > 1 or len(rows[0]) < 4:
+            return {}
+        from ckptzoo.measure.convergence import convergence
+
+        places = np.stack(rows)
+        found: dict[str, Convergence] = {}
+        for name, weights in ((f"weights, {SAMPLED}", samples), (f"weights, {ALIGNED}", aligned)):
+            flat = np.concatenate([np.asarray(weights[key]).reshape(len(self.zoo), -1) for key in self.names], 1)
+            found[name] = Convergence(*convergence(flat[places]))
+        outputs = self.evaluator.outputs(samples)[:, :_SHOWN].astype(np.float64)
+        likelihoods = np.exp(outputs - outputs.max(2, keepdims=True))
+        likelihoods /= likelihoods.sum(2, keepdims=True)
+        found["probabilities of test inputs"] = Convergence(
+            *convergence(likelihoods.reshape(len(self.zoo), -1)[places])
+        )
+        return found
+
+    def _lags(self, rows: Sequence[NDArray[np.int64]], samples: Weights) -> dict[int, tuple[float, int]]:
+        """Transpositions between draws of one chain."""
+        found: dict[int, tuple[float, int]] = {}
+        own = [group.id for group in self.table.groups if not isinstance(group.perm, Like | Fixed)]
+        for lag in _LAGS:
+            pairs = [(chain[start], chain[start + lag]) for chain in rows for start in range(len(chain) - lag)]
+            if not pairs:
+                break
+            some = np.array([pairs[place] for place in evenly(len(pairs), _PAIRS)])
+            later, earlier = ({name: array[some[:, side]] for name, array in samples.items()} for side in (1, 0))
+            counts = transpositions_by_group(symmetry.align(later, earlier, self.table).element)
+            total = np.sum([counts[name] for name in own], axis=0)
+            found[lag] = float(total.mean()), int(total.max())
+        return found
+
+
+def _gaussian_of(variational: Zoo, samples: Zoo) -> tuple[dict[str, Values], dict[str, Values]]:
+    """Means and deviations of the first usable Gaussian of a zoo."""
+    parameters = [tensor for tensor in samples.arch.tensors if tensor.kind != "buffer"]
+    fits = all(
+        name in variational.arch and variational.arch[name].shape == tensor.shape
+        for tensor in parameters
+        for name in (tensor.name, f"{tensor.name}{STD}")
+    )
+    rows = np.flatnonzero(usable_rows(variational.metadata))
+    if not fits or not len(rows):
+        expected, got = f"Gaussians over {samples.arch.name}", f"{len(rows)} of {variational.arch.name}"
+        raise ZooError(Problem(variational.name, "variational zoo", expected, got, "Name another one."))
+    one = variational.take(rows[:1])
+    mean, sigma = ({tensor.name: one[tensor.name + end][0] for tensor in parameters} for end in ("", STD))
+    return _doubles(mean), _doubles(sigma)
+
+
+def _doubles(weights: Weights) -> dict[str, Values]:
+    return {name: np.asarray(array, np.float64) for name, array in weights.items()}
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"

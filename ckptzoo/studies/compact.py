@@ -142,6 +142,8 @@ class CompactStudy(StudyResult):
     """
 
     file: ClassVar[str] = "compact.json"
+    kept: ClassVar[tuple[float, ...]] = KEPT
+    bins: ClassVar[Values] = BINS
 
     name: str
     set: str

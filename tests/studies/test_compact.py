@@ -58,7 +58,9 @@ def test_the_aligned_gaussian_is_the_planted_one(found: CompactStudy) -> None:
     assert aligned.mean.accuracy > 0.98 > sampled.mean.accuracy + 0.1
     assert aligned.mean.agreement > 0.98 and aligned.draws.accuracy > 0.97 and aligned.draws.alone > 0.95
     assert (
-        aligned.sigma.sum() == sampled.sigma.sum() == sum(tensor.numel for tensor in archs.architecture(NAME).tensors)
+        aligned.sigma.sum()
+        == sampled.sigma.sum()
+        == sum(int(np.prod(tensor.shape)) for tensor in archs.architecture(NAME).tensors)
     )
     centre = BINS[:-1][aligned.sigma.argmax()]
     assert abs(centre - np.log10(NOISE)) < 0.3

@@ -19,17 +19,15 @@ _STYLES = ("-", "--", ":")
 @styled
 def gaussians(study: "CompactStudy") -> Figure:
     """Histograms of log10 sigma; accuracies of pruned means; accuracies of means of several samples."""
-    from ckptzoo.studies.compact import ALIGNED, BINS, KEPT, SAMPLED
-
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    colours = dict(zip(study.gaussians, _COLOURS, strict=False))
-    centres = (BINS[:-1] + BINS[1:]) / 2
+    bins, colours = study.bins, dict(zip(study.gaussians, _COLOURS, strict=False))
+    centres = (bins[:-1] + bins[1:]) / 2
     shown = np.flatnonzero(np.sum([item.sigma for item in study.gaussians.values()], 0))
     for name, item in study.gaussians.items():
         left.step(centres, item.sigma / item.sigma.sum(), where="mid", color=colours[name], lw=1.4)
     if len(shown):
-        left.set_xlim(BINS[max(0, shown[0] - 2)], BINS[min(len(BINS) - 1, shown[-1] + 3)])
+        left.set_xlim(bins[max(0, shown[0] - 2)], bins[min(len(bins) - 1, shown[-1] + 3)])
     left.set_ylim(bottom=0)
     left.set_title("standard deviations of the weights", fontsize=11, pad=4)
     left.set_xlabel("log10 of sigma")
@@ -37,12 +35,13 @@ def gaussians(study: "CompactStudy") -> Figure:
     rules = list(next(iter(study.gaussians.values())).pruned)
     for name, item in study.gaussians.items():
         for style, accuracies in zip(_STYLES, item.pruned.values(), strict=False):
-            middle.plot(KEPT, 100 * np.array(accuracies), style, color=colours[name], lw=1.4)
+            middle.plot(study.kept, 100 * np.array(accuracies), style, color=colours[name], lw=1.4)
     middle.invert_xaxis()
     middle.set_title("pruned means", fontsize=11, pad=4)
     middle.set_xlabel("weights kept")
     middle.set_ylabel(f"accuracy on {abbreviated(study.set, 18)} (%)")
-    for place, name in enumerate((SAMPLED, ALIGNED)):
+    # as sampled, and aligned with all others
+    for place, name in enumerate(list(study.gaussians)[:3:2]):
         accuracies = [100 * pair[place] for pair in study.merged.values()]
         right.plot(list(study.merged), accuracies, "o-", color=colours[name], ms=4, lw=1.4)
     right.axhline(100 * study.members.accuracy, color=MUTED, lw=1.2, ls=":")

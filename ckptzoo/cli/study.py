@@ -360,12 +360,10 @@ def barriers(
     also drawn against their width.
     """
     from ckptzoo.hub.contributions.inputs import labelled_of
-    from ckptzoo.studies.barriers import Labelled
     from ckptzoo.studies.barriers import barriers as compute
 
     chosen = [opened(zoo, where) for zoo in zoos]
-    inputs = [labelled_of(zoo, set, data=data, statistics=statistics) for zoo in chosen]
-    labelled = [Labelled(item.set, item.inputs, item.targets, item.statistics) for item in inputs]
+    labelled = [labelled_of(zoo, set, data=data, statistics=statistics) for zoo in chosen]
     with bar("evaluating lines") as progress:
         result = compute(
             list(zip(chosen, labelled, strict=True)),
@@ -406,14 +404,46 @@ def compact(
     pruning, merging, and of chains the convergence.
     """
     from ckptzoo.hub.contributions.inputs import labelled_of
-    from ckptzoo.studies.barriers import Labelled
     from ckptzoo.studies.compact import compact as compute
 
     chosen, other = opened(zoo, where), None if variational is None else opened(variational)
-    seen = labelled_of(chosen, set, data=data, statistics=statistics)
-    labelled = Labelled(seen.set, seen.inputs, seen.targets, seen.statistics)
+    labelled = labelled_of(chosen, set, data=data, statistics=statistics)
     with bar("fitting Gaussians") as progress:
         result = compute(chosen, labelled, variational=other, draws=draws, seed=seed, progress=progress)
+    _show(result, output, as_json)
+
+
+@study.command()
+def pairs(
+    zoo: ZooAddress,
+    gauge: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Bring all into this gauge before.", autocompletion=complete_gauges),
+    ] = None,
+    nearest: Annotated[int, typer.Option(metavar="N", min=1, help="Nearest pairs that are listed and joined.")] = 100,
+    barriers: Annotated[bool, typer.Option(help="Measure barriers of the nearest and of as many random pairs.")] = True,
+    set: Annotated[
+        str | None, typer.Option("--set", metavar="SET", help="Labelled inputs.  [default: the test set of the zoo]")
+    ] = None,
+    data: Data = None,
+    statistics: Statistics = 10_000,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the random pairs.")] = 0,
+    output: Output = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """How far apart are all pairs of members modulo permutations, and are the nearest connected?
+
+    Exact, of networks such as OptuNet and perceptrons with one hidden layer.
+    """
+    from ckptzoo.hub.contributions.inputs import labelled_of
+    from ckptzoo.studies.pairs import pairs as compute
+
+    chosen, labelled = opened(zoo, where), None
+    if barriers:
+        labelled = labelled_of(chosen, set, data=data, statistics=statistics)
+    with bar("joining pairs") as progress:
+        result = compute(chosen, labelled, gauge=gauge, nearest=nearest, seed=seed, progress=progress)
     _show(result, output, as_json)
 
 

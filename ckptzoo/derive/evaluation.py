@@ -16,6 +16,7 @@ from ckptzoo.archs.gaussian_spec import STD
 from ckptzoo.derive.batch_norm import renewed_statistics
 from ckptzoo.derive.concurrency import in_order
 from ckptzoo.derive.forward import Forward, StackedForward, Weights, full_precision, one_thread
+from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.schema.architecture import Architecture
 
@@ -49,11 +50,8 @@ class Evaluator:
     Parameters
     ----------
     arch : an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
-    inputs : (N, *input_shape) float32, as the networks take them.
-    targets : (N,) labels from 0.
+    labelled : what they are scored on.
     module : the network; by default that of ``ckptzoo.archs``.
-    statistics : (T, *input_shape) float32, training inputs from which the running statistics of BatchNorm are computed
-        for every network that is scored, as between networks they have to be; None takes those of the weights.
     device : where outputs are computed.
 
     Raises
@@ -69,17 +67,15 @@ class Evaluator:
     def __init__(
         self,
         arch: Architecture,
-        inputs: NDArray[Any],
-        targets: NDArray[Any],
+        labelled: Labelled,
         *,
         module: torch.nn.Module | None = None,
-        statistics: NDArray[Any] | None = None,
         device: str = "cpu",
     ) -> None:
-        single = np.ascontiguousarray(inputs, np.float32)
+        single = np.ascontiguousarray(labelled.inputs, np.float32)
         forward = Forward(arch, module, device=device)
         classes = forward.features(single.shape[1:])
-        labels = np.asarray(targets)
+        labels = np.asarray(labelled.targets)
         fits = labels.shape == (len(single),) and labels.dtype.kind in "iu" and len(labels)
         if not fits or int(labels.min()) < 0 or int(labels.max()) >= classes:
             expected, step = f"{len(single)} integers from 0 to {classes - 1}", "Pass a label for every input."
@@ -88,8 +84,9 @@ class Evaluator:
         self._targets = torch.from_numpy(labels.astype(np.int64))
         self._buffers = [tensor.name for tensor in arch.tensors if tensor.kind == "buffer"]
         self._statistics = None
-        if statistics is not None and self._buffers:
-            self._statistics = torch.from_numpy(np.ascontiguousarray(statistics, np.float32)).split(_STATISTICS_BATCH)
+        if labelled.statistics is not None and self._buffers:
+            training = torch.from_numpy(np.ascontiguousarray(labelled.statistics, np.float32))
+            self._statistics = training.split(_STATISTICS_BATCH)
         self._arch, self._module, self._local = arch, module, threading.local()
 
     @property

@@ -13,6 +13,7 @@ from ckptzoo import archs, symmetry
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.draws import base_architecture
+from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.barriers import Barriers
@@ -37,25 +38,6 @@ SIMPLEX_POINTS = 16
 
 Values = NDArray[np.float64]
 Weights = Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class Labelled:
-    """Inputs on which the networks of a zoo are scored.
-
-    Parameters
-    ----------
-    set : their name, such as ``mnist/test``.
-    inputs : (N, *input_shape) float32, as the networks take them.
-    targets : (N,) labels from 0.
-    statistics : training inputs for the running statistics of BatchNorm at every point of a line; None takes those of
-        the weights, joined by lines too.
-    """
-
-    set: str
-    inputs: NDArray[Any]
-    targets: NDArray[Any]
-    statistics: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,9 +343,7 @@ class _Plan:
         """Everything."""
         evaluation = import_with_torch("evaluation")
         given = self.labelled
-        evaluator = evaluation.Evaluator(
-            self.arch, given.inputs, given.targets, module=module, statistics=given.statistics
-        )
+        evaluator = evaluation.Evaluator(self.arch, given, module=module)
         noise = evaluation.standard_noise(self.arch, draws, seed) if self.is_gaussian else None
         parts: dict[str, list[Lines]] = {}
 

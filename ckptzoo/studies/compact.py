@@ -13,10 +13,10 @@ from ckptzoo import symmetry
 from ckptzoo.archs.gaussian_spec import STD
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.checks import import_with_torch
+from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.symmetry import Fixed, Like
-from ckptzoo.studies.barriers import Labelled
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import evenly, own_table, usable_rows
 from ckptzoo.symmetry.transpositions import transpositions_by_group
@@ -304,9 +304,7 @@ class _Job:
         self.table, self.arch, self.labelled = own_table(usable), usable.arch, labelled
         self.zoo = usable.take(evenly(len(usable), max(3, MAX_BYTES // usable.arch.nbytes)))
         self.usable, self.draws, self.seed = len(usable), draws, seed
-        self.evaluator = import_with_torch("evaluation").Evaluator(
-            usable.arch, labelled.inputs, labelled.targets, module=module, statistics=labelled.statistics
-        )
+        self.evaluator = import_with_torch("evaluation").Evaluator(usable.arch, labelled, module=module)
         self.variational = None if variational is None else _gaussian_of(variational, usable)
         self.names = [tensor.name for tensor in usable.arch.tensors if tensor.kind != "buffer"]
         self.pruned = [name for name in self.names if len(usable.arch[name].shape) > 1]

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from ckptzoo import archs
 from ckptzoo.derive.evaluation import Evaluator, along_lines, combined, standard_noise
+from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import ZooError
 from ckptzoo.measure.barriers import barriers
 from ckptzoo.schema.architecture import Architecture
@@ -19,10 +20,10 @@ RNG = np.random.default_rng(0)
 POINTS = np.linspace(0, 1, 5)
 
 
-def labelled(arch: Architecture, count: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+def labelled(arch: Architecture, count: int, classes: int) -> Labelled:
     assert arch.input_shape is not None
     inputs = RNG.standard_normal((count, *arch.input_shape)).astype(np.float32)
-    return inputs, RNG.integers(0, classes, count)
+    return Labelled("made/test", inputs, RNG.integers(0, classes, count))
 
 
 def exact(name: str, weights: Mapping[str, Any], inputs: np.ndarray, *, train: bool = False) -> torch.Tensor:
@@ -41,8 +42,9 @@ def test_lines_are_those_of_a_loop(name: str, classes: int) -> None:
     """Every loss and accuracy is that of the network between, computed alone in float64; so are stacks of other sizes."""
     arch = archs.architecture(name)
     first, second = weights_of(3, 1, arch=arch), weights_of(3, 2, arch=arch)
-    inputs, targets = labelled(arch, 50, classes)
-    evaluator = Evaluator(arch, inputs, targets)
+    given = labelled(arch, 50, classes)
+    inputs, targets = given.inputs, given.targets
+    evaluator = Evaluator(arch, given)
     scores = along_lines(evaluator, first, second, POINTS)
     for pair, place in np.ndindex(3, 5):
         t = POINTS[place]
@@ -60,10 +62,8 @@ def test_lines_are_those_of_a_loop(name: str, classes: int) -> None:
 def test_a_convex_loss_has_no_barrier() -> None:
     """Cross-entropy is convex in the weights of a linear model."""
     arch = archs.architecture("mlp-5-3")
-    inputs, targets = labelled(arch, 40, 3)
-    scores = along_lines(
-        Evaluator(arch, inputs, targets), weights_of(4, 1, arch=arch), weights_of(4, 2, arch=arch), POINTS
-    )
+    given = labelled(arch, 40, 3)
+    scores = along_lines(Evaluator(arch, given), weights_of(4, 1, arch=arch), weights_of(4, 2, arch=arch), POINTS)
     assert (barriers(scores.loss, POINTS).height <= 1e-6).all()
 
 
@@ -77,9 +77,10 @@ def test_gaussians_average_likelihoods_of_the_same_draws() -> None:
         }
         for seed in (1, 2)
     )
-    inputs, targets = labelled(base, 30, 3)
+    given = labelled(base, 30, 3)
+    inputs, targets = given.inputs, given.targets
     noise = standard_noise(base, 7, 3)
-    scores = along_lines(Evaluator(base, inputs, targets), first, second, POINTS, noise)
+    scores = along_lines(Evaluator(base, given), first, second, POINTS, noise)
     for pair, place in np.ndindex(2, 5):
         t = POINTS[place]
         between = {key: (1 - t) * first[key][pair] + t * second[key][pair] for key in first}
@@ -98,22 +99,23 @@ def test_statistics_of_batch_norm_are_those_of_each_network() -> None:
     name = "resnet20-pad-10"
     arch = archs.architecture(name)
     first, second = weights_of(1, 1, arch=arch), weights_of(1, 2, arch=arch)
-    inputs, targets = labelled(arch, 24, 10)
-    evaluator = Evaluator(arch, inputs, targets, statistics=inputs)
+    given = labelled(arch, 24, 10)
+    inputs, targets = given.inputs, given.targets
+    evaluator = Evaluator(arch, Labelled("made/test", inputs, targets, inputs))
     scores = along_lines(evaluator, first, second, [0.0, 0.5, 1.0])
     half = {key: ((first[key] + second[key]) / 2)[0] for key in first}
     outputs = exact(name, half, inputs, train=True)
     # running variances have the divisor n - 1
     assert scores.loss[0, 1] == pytest.approx(float(cross_entropy(outputs, torch.from_numpy(targets))), rel=2e-3)
-    kept = along_lines(Evaluator(arch, inputs, targets), first, second, [0.0, 0.5, 1.0])
+    kept = along_lines(Evaluator(arch, given), first, second, [0.0, 0.5, 1.0])
     assert abs(kept.loss[0, 1] - scores.loss[0, 1]) > 0.01 * scores.loss[0, 1]
 
 
 def test_means_of_several_networks() -> None:
     arch = archs.architecture("mlp-4-5-3")
     corners = {key: value.reshape(2, 3, *value.shape[1:]) for key, value in weights_of(6, 1, arch=arch).items()}
-    inputs, targets = labelled(arch, 20, 3)
-    evaluator = Evaluator(arch, inputs, targets)
+    given = labelled(arch, 20, 3)
+    evaluator = Evaluator(arch, given)
     shares = np.concatenate([np.full((2, 1, 3), 1 / 3), np.broadcast_to(np.eye(3), (2, 3, 3))], 1)
     scores = combined(evaluator, corners, shares)
     assert scores.loss.shape == (2, 4)
@@ -126,13 +128,13 @@ def test_means_of_several_networks() -> None:
 )
 def test_labels_that_do_not_fit_are_refused(targets: np.ndarray) -> None:
     with pytest.raises(ZooError, match="labels: expected 3 integers from 0 to 2"):
-        Evaluator(archs.architecture("mlp-4-5-3"), np.zeros((3, 4)), targets)
+        Evaluator(archs.architecture("mlp-4-5-3"), Labelled("made/test", np.zeros((3, 4)), targets))
 
 
 def test_networks_that_are_not_finite_have_no_loss() -> None:
     arch = archs.architecture("mlp-4-5-3")
     weights = weights_of(2, 1, arch=arch)
     weights["fc2.bias"][0] = np.nan
-    inputs, targets = labelled(arch, 9, 3)
-    (scores,) = Evaluator(arch, inputs, targets).scores([weights])
+    given = labelled(arch, 9, 3)
+    (scores,) = Evaluator(arch, given).scores([weights])
     assert np.isnan(scores.loss[0]) and np.isfinite(scores.loss[1])

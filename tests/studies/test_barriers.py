@@ -12,10 +12,11 @@ from rich.console import Console
 import ckptzoo
 from ckptzoo import archs, symmetry
 from ckptzoo.derive.evaluation import Evaluator
+from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.measure.gaussians import joined, wasserstein
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies.barriers import ALIGNED, LEAST, RAW, BarrierStudy, Labelled, barriers
+from ckptzoo.studies.barriers import ALIGNED, LEAST, RAW, BarrierStudy, barriers
 from ckptzoo.studies.least_barrier import _losses, _tables, least_midpoints
 from tests.support.derived_zoos import weights_of, written
 
@@ -47,7 +48,7 @@ def test_copies_have_no_barrier_once_aligned(tmp_path: Path) -> None:
     name = "mlp-4-8-3"
     weights, given = disguised(name, 8), labelled((4,), 3)
     zoo = ckptzoo.open(written(tmp_path / "copies", archs.architecture(name), weights))
-    answers = Evaluator(zoo.arch, given.inputs, given.targets).outputs(weights)
+    answers = Evaluator(zoo.arch, given).outputs(weights)
     given = Labelled(given.set, given.inputs, answers[0].argmax(1))
     found = barriers([(zoo, given)], pairs=4, simplex=3, seed=1)
     (only,) = found.zoos
@@ -87,7 +88,7 @@ def test_the_least_of_all_permutations(tmp_path: Path) -> None:
     arch, table = archs.architecture(OPTUNET), archs.symmetry(OPTUNET)
     first, second = weights_of(1, 1, arch=arch), weights_of(1, 2, arch=arch)
     images = labelled((1, 28, 28), 10, 70)
-    evaluator = Evaluator(arch, images.inputs, images.targets)
+    evaluator = Evaluator(arch, images)
     elements = symmetry.GroupElement.random(table, 400, np.random.default_rng(3), spread=0.0)
     best = least_midpoints(evaluator, first, second, table, images.targets)
 

@@ -11,9 +11,9 @@ from rich.console import Console
 import ckptzoo
 from ckptzoo import archs, symmetry
 from ckptzoo.derive.evaluation import Evaluator
+from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import ZooError
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies.barriers import Labelled
 from ckptzoo.studies.compact import ALIGNED, BINS, KEPT, RATIO, SAMPLED, SIGMA, SIZE, CompactStudy, compact
 from tests.support.derived_zoos import weights_of
 
@@ -26,7 +26,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[ckptzoo.Zoo, Labe
     """Samples of one Gaussian, each permuted, of 3 chains; labels are what its mean answers."""
     arch, table = archs.architecture(NAME), archs.symmetry(NAME)
     mean, inputs = weights_of(1, 7, arch=arch), RNG.standard_normal((200, 4)).astype(np.float32)
-    evaluator = Evaluator(arch, inputs, np.zeros(200, np.int64))
+    evaluator = Evaluator(arch, Labelled("made/test", inputs, np.zeros(200, np.int64)))
     # so that no class is the answer to most inputs
     mean["fc2.bias"] -= evaluator.outputs(mean)[0].mean(0)
     noise = {key: value + NOISE * RNG.standard_normal((COUNT, *value.shape[1:])) for key, value in mean.items()}

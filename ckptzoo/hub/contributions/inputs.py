@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo import image_sets
+from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.contributions.evaluation import Evaluation, evaluation_of
 from ckptzoo.image_sets import ImageSet
@@ -32,28 +33,7 @@ class ZooInputs:
     others: tuple[tuple[frozenset[str], NDArray[np.float32]], ...] = ()
 
 
-@dataclass(frozen=True)
-class LabelledInputs:
-    """Images of the networks' own data set, with labels.
-
-    Parameters
-    ----------
-    set : their name, such as ``mnist/test``.
-    inputs : (N, *input_shape) float32, as the networks take them.
-    targets : (N,) labels.
-    statistics : training images as the networks take them, for the running statistics of BatchNorm; None for networks
-        that have none, or where none were asked for.
-    """
-
-    set: str
-    inputs: NDArray[np.float32]
-    targets: NDArray[np.int64]
-    statistics: NDArray[np.float32] | None
-
-
-def labelled_of(
-    zoo: Zoo, name: str | None = None, *, data: str | Path | None = None, statistics: int = 0
-) -> LabelledInputs:
+def labelled_of(zoo: Zoo, name: str | None = None, *, data: str | Path | None = None, statistics: int = 0) -> Labelled:
     """The labelled images of a set, scaled in the one way that all checkpoints of a zoo agree on.
 
     Parameters
@@ -79,7 +59,7 @@ def labelled_of(
     training = None
     if statistics and any(tensor.kind == "buffer" for tensor in zoo.arch.tensors):
         training = inputs_of(zoo, f"{dataset}/train-{statistics}", data=data).inputs
-    return LabelledInputs(name, seen.inputs, seen.targets, training)
+    return Labelled(name, seen.inputs, seen.targets, training)
 
 
 def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInputs:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 import torch
@@ -91,7 +92,10 @@ class Settled:
 
 @dataclass(frozen=True, eq=False)
 class BuildRequest:
-    """What ``build`` and ``builders.shared.plan`` were asked for; the parameters are those of ``build``."""
+    """What ``build`` and ``builders.shared.plan`` were asked for; the parameters are those of ``build``.
+
+    Derived classes build other members, which have seeds all the same.
+    """
 
     recipe: Recipe
     source: sources.Source
@@ -147,7 +151,7 @@ class BuildRequest:
         contents = read_zoo(self.root, self.recipe)
         unfinished = build_folder.settle_plan(None, BuildPlan)
         present, taken = seeds_of(contents, self.recipe)
-        seeds = allot(present, self.members, self.first_seed, taken)
+        seeds = self.lacking_seeds(present, taken)
         if not seeds and unfinished is None:
             return Settled(None, (), len(present))
         engine, size = self.engine, self.unit_size
@@ -166,14 +170,28 @@ class BuildRequest:
             self.source.digest,
             self.first_seed,
             code_version(),
+            self.transpositions,
         )
         plan = build_folder.settle_plan(wanted, BuildPlan)
         assert plan is not None
         return Settled(plan, tuple(lacking_units(self.root, contents, self.recipe, plan)), len(present))
 
+    @property
+    def transpositions(self) -> tuple[int, ...]:
+        """See ``BuildPlan``."""
+        return ()
+
+    def lacking_seeds(self, present: set[int], taken: set[int]) -> tuple[int, ...]:
+        """The seeds to be trained, where the zoo has these members, and these ids are taken."""
+        return allot(present, self.members, self.first_seed, taken)
+
     def open_trainer(self, engine: str) -> AbstractContextManager[Trainer]:
         """A trainer for the members."""
         return open_trainer(self.recipe, self.source, device=self.device, engine=engine, threads=self.threads)
+
+    def training(self, *arguments: Any) -> "MemberTraining":
+        """The training of the members, with the arguments of ``MemberTraining``."""
+        return MemberTraining(*arguments)
 
 
 def build(
@@ -221,7 +239,6 @@ def build(
     ZooError
         The arguments do not fit each other, the zoo, or an unfinished build there.
     """
-    console = console or Console()
     request = BuildRequest.of(
         recipe,
         to,
@@ -235,13 +252,24 @@ def build(
         engine=engine,
         threads=threads,
     )
-    root = request.root
+    return build_requested(request, save_seconds=save_seconds, counter=counter, console=console)
+
+
+def build_requested(
+    request: BuildRequest,
+    *,
+    save_seconds: float = SAVE_SECONDS,
+    counter: Counter | None = None,
+    console: Console | None = None,
+) -> Built:
+    """Train what a request asks for, and add it as one part; parameters and errors are those of ``build``."""
+    console, root = console or Console(), request.root
     with (
         locked_build_folder(root, request.recipe.prefix) as build_folder,
         catch_stop_signals() as should_stop,
         ExitStack() as opened,
     ):
-        meter = counter or opened.enter_context(counter_of(device))
+        meter = counter or opened.enter_context(counter_of(request.device))
         trainers: dict[str, Trainer] = {}
 
         def trainer_of(engine: str) -> Trainer:
@@ -254,7 +282,9 @@ def build(
         if settled.plan is None:
             return Built(root, None, 0, 0, settled.held, 0, 0.0, ())
         plan, units = settled.plan, settled.units
-        job = MemberTraining(build_folder, trainer_of(plan.engine), plan.engine, save_seconds, should_stop, meter, plan)
+        job = request.training(
+            build_folder, trainer_of(plan.engine), plan.engine, save_seconds, should_stop, meter, plan
+        )
         steps_taken, seconds = train_all(job, units, console)
         opened.close()
         part, count = merge_units(root, build_folder, units, plan.keep_steps)
@@ -448,7 +478,11 @@ class MemberTraining(UnitTraining):
         """See ``UnitTraining``."""
         if self.build_folder.is_kept(unit, state.step):
             return
-        rows = metadata.rows(
+        self.build_folder.keep(unit, state.step, state.weights, self.rows(unit, state, total))
+
+    def rows(self, unit: Unit, state: TrainingState, total: Spent) -> list[dict[str, Any]]:
+        """The metadata of the members at a step."""
+        return metadata.rows(
             self.trainer.recipe,
             self.trainer.source,
             self.trainer.measure(state.weights),
@@ -459,7 +493,6 @@ class MemberTraining(UnitTraining):
             device=self.plan.device,
             engine=self.engine,
         )
-        self.build_folder.keep(unit, state.step, state.weights, rows)
 
     def describe(self, steps_per_second: float) -> str:
         """See ``UnitTraining``."""

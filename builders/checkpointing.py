@@ -88,6 +88,7 @@ class BuildPlan:
     dataset_digest : of the data.
     first_seed : the smallest seed that could be allotted; None where that is not known.
     code : versions of this package and of torch; None where that is not known.
+    transpositions : of a build of planted pairs, see ``builders.planted``; none of others.
     """
 
     recipe: str
@@ -101,6 +102,7 @@ class BuildPlan:
     dataset_digest: str
     first_seed: int | None = None
     code: str | None = None
+    transpositions: tuple[int, ...] = ()
 
     @property
     def units(self) -> list[Unit]:

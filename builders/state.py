@@ -1,7 +1,8 @@
 """The training state of members that train side by side: weights, momentum and step, stacked along a leading axis."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -35,12 +36,14 @@ class TrainingState:
     extra: Tensors = field(default_factory=dict)
 
     @classmethod
-    def initial(cls, recipe: Recipe, seeds: list[int], device: str) -> Self:
-        """Freshly initialised members."""
+    def initial(
+        cls, recipe: Recipe, seeds: list[int], device: str, weights: Mapping[str, NDArray[Any]] | None = None
+    ) -> Self:
+        """Members with these seeds, freshly initialised or at these weights, ``{name: (M, *shape)}``."""
         keys = rng.member_keys(recipe.digest, seeds)
-        arrays = rng.initial_weights(recipe.arch, keys)
-        weights = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-        return cls.of(recipe, keys, weights)
+        arrays = rng.initial_weights(recipe.arch, keys) if weights is None else weights
+        tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        return cls.of(recipe, keys, tensors)
 
     @classmethod
     def of(cls, recipe: Recipe, keys: NDArray[np.uint64], weights: Tensors) -> Self:

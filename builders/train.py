@@ -64,9 +64,9 @@ class Trainer:
         """What is trained."""
         return self.data_source.recipe
 
-    def start(self, seeds: Sequence[int]) -> TrainingState:
-        """Freshly initialised members."""
-        state = TrainingState.initial(self.recipe, list(seeds), str(self.data_source.device))
+    def start(self, seeds: Sequence[int], weights: Mapping[str, NDArray[Any]] | None = None) -> TrainingState:
+        """Members before their first step, freshly initialised or at these weights, ``{name: (M, *shape)}``."""
+        state = TrainingState.initial(self.recipe, list(seeds), str(self.data_source.device), weights)
         if self.one_at_a_time:
             state.extra[STOPPED] = torch.zeros(len(state), dtype=torch.bool)
         return state

@@ -9,6 +9,7 @@ import typer
 
 from builders.cli.build import build, cost, estimate, merge, plan, status, submit, work
 from builders.cli.draws import posterior, posteriors
+from builders.cli.planted import planted
 from builders.cli.recipes import inputs, predict, quickstart, recipes, round_weights, search
 from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of
 from ckptzoo.cli.options import Settings
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
 )
 # in the order of python -m builders --help
-for _command in (build, plan, work, submit, merge, status, posterior, posteriors, estimate, cost, predict):
+for _command in (build, plan, work, submit, merge, status, planted, posterior, posteriors, estimate, cost, predict):
     app.command()(_command)
 app.command("round")(round_weights)
 for _command in (search, recipes, inputs, quickstart):

@@ -80,12 +80,12 @@ def console_of(*, stderr: bool = False) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, width=100_000, color_system=None)
 
 
-def parse_numbers(text: str) -> list[int]:
-    """Steps of ``0,100,938``."""
+def parse_numbers(text: str, option: str = "--keep-steps") -> list[int]:
+    """Numbers of ``0,100,938``, the text of an option."""
     try:
         return [int(item) for item in text.split(",") if item.strip()]
     except ValueError:
-        raise typer.BadParameter(f"{text!r}: expected steps such as 0,100,938.", param_hint="--keep-steps") from None
+        raise typer.BadParameter(f"{text!r}: expected whole numbers such as 0,100,938.", param_hint=option) from None
 
 
 def parse_seconds(text: str) -> float:

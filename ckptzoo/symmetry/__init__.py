@@ -14,7 +14,7 @@ from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, orde
 from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.softmax import remove_softmax_shift
-from ckptzoo.symmetry.transpositions import random_permutations, transpositions
+from ckptzoo.symmetry.transpositions import random_element, random_permutations, transpositions
 
 __all__ = [
     "GAUGES",
@@ -38,6 +38,7 @@ __all__ = [
     "orbits",
     "ordering_keys",
     "pair_distances",
+    "random_element",
     "random_permutations",
     "remove_softmax_shift",
     "trace",

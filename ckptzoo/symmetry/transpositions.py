@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ckptzoo.errors import SymmetryError
+from ckptzoo.schema.symmetry import Like, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.arrays import to_numpy
 from ckptzoo.symmetry.element import GroupElement
 
@@ -45,6 +46,92 @@ def transpositions_by_group(element: GroupElement) -> dict[str, NDArray[np.int64
     [0, 0]
     """
     return {name: transpositions(to_numpy(perm)) for name, perm in element.perms.items()}
+
+
+def transpositions_in_total(element: GroupElement, symmetry: Symmetry) -> NDArray[np.int64]:
+    """(K,) the sums over all groups, of which those that are like another one count once, with it.
+
+    Examples
+    --------
+    >>> from ckptzoo import archs
+    >>> table = archs.symmetry("mlp-4-8-8-2")
+    >>> transpositions_in_total(random_element(table, 5, 2, np.random.default_rng(0)), table).tolist()
+    [5, 5]
+    """
+    own = {group.id for group in symmetry.groups if not isinstance(group.perm, Like)}
+    return sum(
+        (counts for name, counts in transpositions_by_group(element).items() if name in own),
+        np.zeros(len(element), np.int64),
+    )
+
+
+def most_transpositions(symmetry: Symmetry) -> int:
+    """The largest number that ``random_element`` can be asked for: n - 1 of one group of n channels.
+
+    Examples
+    --------
+    >>> from ckptzoo import archs
+    >>> [most_transpositions(archs.symmetry(name)) for name in ("mlp-784-128-10", "mlp-4-8-8-2", "optunet")]
+    [127, 14, 8]
+    """
+    return sum(size - 1 for _, _, size in _exchangeable(symmetry))
+
+
+def random_element(symmetry: Symmetry, count: int, K: int, rng: np.random.Generator) -> GroupElement:
+    r"""Elements of a symmetry group that only permute, uniform among those that have a given number of transpositions.
+
+    With several groups the number is the sum over them. A group of n channels has :math:`c(n, n - t)` permutations of
+    t transpositions, so that the numbers :math:`t_1 + ... + t_k` of the groups are drawn with probability proportional
+    to :math:`\prod_i c(n_i, n_i - t_i)`, and then a permutation for each. Blocks of wreath groups stay where they are:
+    channels move within theirs.
+
+    Parameters
+    ----------
+    count : transpositions, 0 to ``most_transpositions(symmetry)``.
+    K : elements.
+
+    Raises
+    ------
+    SymmetryError
+        There is no such element.
+
+    Notes
+    -----
+    Tested against all elements of a small network in tests/symmetry/test_transpositions.py.
+
+    Examples
+    --------
+    >>> from ckptzoo import archs
+    >>> found = random_element(archs.symmetry("mlp-784-128-10"), 16, 3, np.random.default_rng(0))
+    >>> transpositions_by_group(found)["fc1"].tolist()
+    [16, 16, 16]
+    """
+    most = most_transpositions(symmetry)
+    if not 0 <= count <= most:
+        expected, step = f"0 to {most} in all groups", "Choose another number."
+        raise SymmetryError(f"group element: transpositions: expected {expected}, got {count}. {step}")
+    parts, element = _exchangeable(symmetry), GroupElement.identity(symmetry, K)
+    logs = [_log_stirling(size, size)[size, size - np.arange(min(size, count + 1))] for _, _, size in parts]
+    # behind[i][t]: in how many ways the parts from i on have t transpositions
+    behind = [np.where(np.arange(count + 1), -np.inf, 0.0)]
+    for ways in reversed(logs):
+        sums = np.full(count + 1, -np.inf)
+        for number, way in enumerate(ways):
+            sums[number:] = np.logaddexp(sums[number:], way + behind[0][: count + 1 - number])
+        behind.insert(0, sums)
+    for row in range(K):
+        left = count
+        for (name, start, size), ways, rest in zip(parts, logs, behind[1:], strict=True):
+            chances = ways[: left + 1] + rest[left - np.arange(min(len(ways), left + 1))]
+            chances = np.exp(chances - chances.max())
+            number = int(rng.choice(len(chances), p=chances / chances.sum()))
+            moved = start + random_permutations(size, number, 1, rng)[0]
+            element.perms[name][row, start : start + size] = moved
+            left -= number
+    for group in symmetry.groups:
+        if isinstance(group.perm, Like):
+            element.perms[group.id][:] = element.perms[group.perm.group]
+    return element
 
 
 def random_permutations(n: int, count: int, K: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -98,6 +185,18 @@ def random_permutations(n: int, count: int, K: int, rng: np.random.Generator) ->
         perms[rows, m] = perms[rows, before]
         perms[rows, before] = m
     return perms
+
+
+def _exchangeable(symmetry: Symmetry) -> list[tuple[str, int, int]]:
+    """Runs of channels that can be exchanged with one another alone: group, first channel, and how many there are."""
+    found: list[tuple[str, int, int]] = []
+    for group in symmetry.groups:
+        if isinstance(group.perm, Sym):
+            found.append((group.id, 0, group.n))
+        elif isinstance(group.perm, Wreath):
+            k = group.perm.k
+            found += [(group.id, block * k, k) for block in range(group.perm.g) if k > 1]
+    return found
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,14 @@ import pytest
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
 from ckptzoo.symmetry import GroupElement
-from ckptzoo.symmetry.transpositions import random_permutations, transpositions, transpositions_by_group
+from ckptzoo.symmetry.transpositions import (
+    most_transpositions,
+    random_element,
+    random_permutations,
+    transpositions,
+    transpositions_by_group,
+    transpositions_in_total,
+)
 
 
 def test_all_permutations_of_4() -> None:
@@ -63,3 +70,31 @@ def test_between_elements_it_is_zero_for_equal_ones_alone() -> None:
 def test_numbers_that_no_permutation_has(count: int) -> None:
     with pytest.raises(SymmetryError, match=f"transpositions of 4 things: expected 0 to 3, got {count}"):
         random_permutations(4, count, 1, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_elements_are_uniform_over_all_groups_together(count: int) -> None:
+    table, draws = archs.symmetry("mlp-2-3-4-1"), 8_000
+    found = random_element(table, count, draws, np.random.default_rng(count))
+    found.check(table)
+    assert (transpositions_in_total(found, table) == count).all()
+    both = itertools.product(itertools.permutations(range(3)), itertools.permutations(range(4)))
+    expected = [pair for pair in both if sum(int(transpositions(np.array(perm))) for perm in pair) == count]
+    pairs = zip(map(tuple, found.perms["fc1"].tolist()), map(tuple, found.perms["fc2"].tolist()), strict=True)
+    counts = Counter(pairs)
+    assert set(counts) == set(expected)
+    squares = sum((counts[pair] - draws / len(expected)) ** 2 for pair in expected) * len(expected) / draws
+    assert squares <= len(expected) + 5 * np.sqrt(2 * len(expected))
+
+
+@pytest.mark.parametrize(("name", "most"), [("optunet", 8), ("resnet8-conv-3", 218), ("mlp-tanh-784-128-10", 127)])
+def test_elements_of_other_tables_have_the_number_once_for_groups_that_are_alike(name: str, most: int) -> None:
+    table = archs.symmetry(name)
+    assert most_transpositions(table) == most
+    for count in (0, 1, most // 2, most):
+        found = random_element(table, count, 2, np.random.default_rng(5))
+        found.check(table)
+        assert transpositions_in_total(found, table).tolist() == [count, count]
+        assert all((np.abs(scale) == 1).all() for scale in found.scales.values())
+    with pytest.raises(SymmetryError, match=f"expected 0 to {most} in all groups, got {most + 1}"):
+        random_element(table, most + 1, 1, np.random.default_rng(0))

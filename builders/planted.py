@@ -1,0 +1,215 @@
+r"""``planted``: networks that are trained from :math:`\theta_0` and from :math:`g \theta_0`, in other orders.
+
+How far apart do two trainings end that began at networks with the same function (Xiao, Liu and Bamler, arXiv
+2401.00611)? Each run has one reference, trained from freshly initialised weights :math:`\theta_0`, and for every number
+of transpositions t a member that is trained from :math:`g \theta_0`. There g is a permutation of hidden neurons, drawn
+uniformly among those with t transpositions; of a network with several layers t is the sum over the layers, and g is
+uniform among all with that sum (``ckptzoo.symmetry.transpositions.random_element``). All members of a run are trained
+alike, except that each has its own random numbers: the order of the examples, crops, and what dropout drops. With the
+same random numbers a planted member would end at g of where the reference ends (arXiv 2310.08287, Proposition 3).
+
+Members are those of a recipe of its own, the given one under the name ``<name>-planted``, and have seeds. With S - 2
+transpositions at most, run r has the seeds r S (the reference) and r S + 1 + t: a member is a function of recipe, run
+and t, whatever else is built.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from builders import rng
+from builders.build import SAVE_SECONDS, BuildRequest, Built, MemberTraining, build_requested
+from builders.checkpointing import Unit
+from builders.energy import Counter, Spent
+from builders.estimate import require_at_least
+from builders.metadata import member_id
+from builders.recipe import Recipe
+from builders.state import TrainingState
+from ckptzoo import archs
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.symmetry import GroupElement, apply
+from ckptzoo.symmetry.transpositions import most_transpositions, random_element, transpositions_by_group
+
+_PLANTED = 1
+"""Keeps the permutations apart from all else that is drawn from a seed; raised when others would be drawn."""
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One member of a run.
+
+    Parameters
+    ----------
+    run : its number, from 0.
+    transpositions : of the permutation of its initial weights; None for the reference.
+    """
+
+    run: int
+    transpositions: int | None
+
+    @classmethod
+    def of(cls, seed: int, most: int) -> "Plant":
+        """The member with a seed, where there are ``most`` transpositions at most."""
+        run, place = divmod(seed, most + 2)
+        return cls(run, place - 1 if place else None)
+
+    def seed(self, most: int) -> int:
+        """See ``of``."""
+        return self.run * (most + 2) + (0 if self.transpositions is None else 1 + self.transpositions)
+
+
+def planted_recipe(recipe: Recipe) -> Recipe:
+    """The recipe of the members: the same under another name, so that it has a digest and ids of its own."""
+    return replace(recipe, name=f"{recipe.name}-planted")
+
+
+def initial_weights(recipe: Recipe, seeds: Sequence[int]) -> tuple[dict[str, Any], GroupElement]:
+    """Weights ``{name: (M, *shape)}`` at which members with these seeds start, and g of each: that of a reference is 1.
+
+    Parameters
+    ----------
+    recipe : that of ``planted_recipe``.
+    """
+    table = archs.symmetry(recipe.architecture)
+    most = most_transpositions(table)
+    plants = [Plant.of(seed, most) for seed in seeds]
+    references = [Plant(plant.run, None).seed(most) for plant in plants]
+    weights = rng.initial_weights(recipe.arch, rng.member_keys(recipe.digest, references))
+    drawn = [
+        random_element(table, plant.transpositions or 0, 1, np.random.default_rng([_PLANTED, int(key)]))
+        for plant, key in zip(plants, rng.member_keys(recipe.digest, seeds), strict=True)
+    ]
+    perms = {name: np.concatenate([element.perms[name] for element in drawn]) for name in drawn[0].perms}
+    scales = {name: np.concatenate([element.scales[name] for element in drawn]) for name in drawn[0].scales}
+    element = GroupElement(perms, scales)
+    return apply(element, weights, table), element
+
+
+def build(
+    recipe: Recipe | str | Path,
+    to: str | Path,
+    *,
+    runs: int,
+    transpositions: Sequence[int],
+    folder: str | Path | None = None,
+    keep_steps: Sequence[int] = (),
+    epochs: int | None = None,
+    device: str = "cpu",
+    unit_size: int | None = None,
+    engine: str | None = None,
+    threads: int | None = None,
+    save_seconds: float = SAVE_SECONDS,
+    counter: Counter | None = None,
+    console: Console | None = None,
+) -> Built:
+    """Train references and planted members until a zoo holds those of ``runs`` runs, and add them as one part.
+
+    Called again after it was stopped or killed, with the same arguments, it carries on where it was last saved. More
+    runs or numbers are added to those that are there.
+
+    Parameters
+    ----------
+    recipe : how all are trained: a recipe, its name, or the path of its file.
+    runs : with other initial weights each.
+    transpositions : the numbers of them in each run, 0 to the most that the architecture has (n - 1 of one layer of n
+        hidden neurons); the order does not matter.
+    to, folder, keep_steps, epochs, device, unit_size, engine, threads, save_seconds, counter : as for
+        ``builders.build.build``.
+
+    Raises
+    ------
+    Interrupted
+        On Ctrl-C or SIGTERM, after the state was saved.
+    ZooError
+        The architecture has no permutation with one of the numbers; or the arguments do not fit each other, the zoo, or
+        an unfinished build there.
+    """
+    wanted = planted_recipe(Recipe.of(recipe, epochs))
+    require_at_least(runs=runs)
+    numbers, most = tuple(sorted(set(transpositions))), most_transpositions(archs.symmetry(wanted.architecture))
+    wrong = [number for number in numbers if not 0 <= number <= most]
+    if wrong or not numbers:
+        expected, got = f"numbers from 0 to {most} for {wanted.architecture}", str(wrong[0]) if wrong else "none"
+        step = "Choose others, such as --transpositions 0,1."
+        raise ZooError(Problem("planted", "transpositions", expected, got, step))
+    request = BuildRequest.of(
+        wanted,
+        to,
+        members=runs * (1 + len(numbers)),
+        folder=folder,
+        keep_steps=keep_steps,
+        epochs=None,
+        first_seed=0,
+        device=device,
+        unit_size=unit_size,
+        engine=engine,
+        threads=threads,
+    )
+    planted = _PlantedRequest(**vars(request), runs=runs, numbers=numbers, most=most)
+    return build_requested(planted, save_seconds=save_seconds, counter=counter, console=console)
+
+
+@dataclass(frozen=True, eq=False)
+class _PlantedRequest(BuildRequest):
+    """What ``build`` was asked for.
+
+    Parameters
+    ----------
+    runs, numbers : of them, and of transpositions, in rising order.
+    most : transpositions of the architecture.
+    """
+
+    runs: int
+    numbers: tuple[int, ...]
+    most: int
+
+    @property
+    def transpositions(self) -> tuple[int, ...]:
+        """See ``BuildPlan``."""
+        return self.numbers
+
+    def lacking_seeds(self, present: set[int], taken: set[int]) -> tuple[int, ...]:
+        """See ``BuildRequest``; ids that others have are found when units are compared with the zoo."""
+        plants = [Plant(run, number) for run in range(self.runs) for number in (None, *self.numbers)]
+        return tuple(seed for plant in plants if (seed := plant.seed(self.most)) not in present)
+
+    def training(self, *arguments: Any) -> MemberTraining:
+        """See ``BuildRequest``."""
+        return _PlantedTraining(*arguments)
+
+
+@dataclass(frozen=True, eq=False)
+class _PlantedTraining(MemberTraining):
+    """The training of references and planted members."""
+
+    def start(self, unit: Unit) -> TrainingState:
+        """See ``UnitTraining``."""
+        weights, _ = initial_weights(self.trainer.recipe, unit.seeds)
+        return self.trainer.start(unit.seeds, weights)
+
+    def rows(self, unit: Unit, state: TrainingState, total: Spent) -> list[dict[str, Any]]:
+        """See ``MemberTraining``; with ``planted`` in ``extra``, see docs/format.md."""
+        recipe = self.trainer.recipe
+        table = archs.symmetry(recipe.architecture)
+        most, leaders = most_transpositions(table), {table.leader(group.id).id for group in table.groups}
+        _, element = initial_weights(recipe, unit.seeds)
+        by_group = transpositions_by_group(element)
+        rows = super().rows(unit, state, total)
+        for place, (row, seed) in enumerate(zip(rows, unit.seeds, strict=True)):
+            plant = Plant.of(seed, most)
+            planted: dict[str, Any] = {"run": plant.run}
+            if plant.transpositions is not None:
+                moved = [name for name in leaders if by_group[name][place]]
+                planted |= {
+                    "of": member_id(recipe, Plant(plant.run, None).seed(most)),
+                    "transpositions": plant.transpositions,
+                    "groups": {name: int(by_group[name][place]) for name in moved},
+                    "permutations": {name: element.perms[name][place].tolist() for name in moved},
+                }
+            row["extra"] = {**row["extra"], "planted": planted}  # the members of a unit share one
+            row["source"] = f"python -m builders planted {recipe.name.removesuffix('-planted')}"
+        return rows

@@ -34,7 +34,10 @@ def posterior(
     draws: Annotated[int, typer.Option(min=1, help="How many draws of each mode the zoo is to hold.")],
     to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder; made where there is none.")],
     start: Annotated[
-        str | None, typer.Option("--from", metavar="ZOO", help="The zoo whose members are the modes: swag, laplace.")
+        str | None,
+        typer.Option(
+            "--from", metavar="ZOO", help="The zoo whose members are the modes: swag, laplace, and bnn if asked."
+        ),
     ] = None,
     data: DataFolder = None,
     epochs: Epochs = None,

@@ -9,8 +9,9 @@ The mean :math:`\mu` and :math:`\rho`, with :math:`\sigma = \log(1 + e^\rho)`, m
         - \frac12 \right), \qquad z_s \sim \mathcal N(0, 1)
 
 (arXiv 1505.05424, equation 2 with the divergence of Gaussians in closed form), where :math:`\tilde L` is the mean loss
-of a batch and the prior is :math:`\mathcal N(0, \sigma_p^2)`; with :math:`\kappa = 1/N` this is the negative evidence
-lower bound over N examples, divided by N. With the gradient g of the loss at the drawn weights,
+of a batch, the prior is :math:`\mathcal N(0, \sigma_p^2)`, and :math:`\kappa = T / N` with N examples and a temperature
+T. At T = 1 this is the negative evidence lower bound divided by N; below it the posterior is colder, and narrower. With
+the gradient g of the loss at the drawn weights,
 
 .. math::
 
@@ -18,11 +19,11 @@ lower bound over N examples, divided by N. With the gradient g of the loss at th
     \nabla_\rho = \frac{1}{1 + e^{-\rho}} \left( \frac1S \sum_s g_s \odot z_s
         + \kappa \left( \frac{\sigma}{\sigma_p^2} - \frac{1}{\sigma} \right) \right)
 
-and both take steps of SGD by the recipe's schedule.
+and both take steps of SGD by the recipe's schedule. Means start at random, or at the weights of trained members.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -45,30 +46,35 @@ from builders.posterior.method import (
 from builders.recipe import Recipe
 from builders.state import Tensors, TrainingState
 
+RANDOM, MEMBER = "random", "member"
+"""What means are at first."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bnn(Method):
-    """Chains of stochastic gradient descent in means and deviations, from random means.
+    """Chains of stochastic gradient descent in means and deviations.
 
     Parameters
     ----------
     prior : the standard deviation of every weight under the prior.
-    kl_weight : kappa; 0 means 1 / N.
+    temperature : T, which weighs the divergence from the prior.
     draws_per_step : S.
     initial_mean : the standard deviation of the means at first.
     initial_rho_linear, initial_rho_convolution, initial_rho_spread : rho is normal at first, around these for linear
         layers and for convolutions, with this standard deviation.
+    means : at first: ``random``, or ``member``, the weights of a member.
     """
 
     name: ClassVar[str] = "bnn"
 
     prior: float = number(0, 1e6, above=True)
-    kl_weight: float = number(0, 1)
+    temperature: float = number(0, 1e6, above=True)
     draws_per_step: int = number(1, 1000, whole=True)
     initial_mean: float = number(0, 1e3)
     initial_rho_linear: float = number(-50, 50)
     initial_rho_convolution: float = number(-50, 50)
     initial_rho_spread: float = number(0, 50)
+    means: str = RANDOM
 
     @property
     def chain(self) -> Recipe:
@@ -140,7 +146,25 @@ class Bnn(Method):
     @property
     def divergence_weight(self) -> float:
         """kappa."""
-        return self.kl_weight or 1 / self.recipe.train
+        return self.temperature / self.recipe.train
+
+    @property
+    def modes_are(self) -> str:
+        """See ``Method``."""
+        return "member" if self.means == MEMBER else "chain"
+
+    def from_members(self) -> Self:
+        """See ``Method``."""
+        return replace(self, means=MEMBER)
+
+    @property
+    def digested(self) -> dict[str, Any]:
+        """See ``Method``; kappa stands for the temperature, 0 for 1 / N, as when it was the setting."""
+        settings = dict(self.settings)
+        settings["kl_weight"] = 0 if settings.pop("temperature") == 1 else self.divergence_weight
+        if settings["means"] == RANDOM:
+            del settings["means"]
+        return settings
 
     def _initial_rho(self, name: str) -> float:
         arch = self.recipe.arch

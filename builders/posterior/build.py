@@ -204,7 +204,7 @@ def build(
     recipe : whose posterior is approximated: a recipe, its name, or the path of its file.
     to : the zoo's folder; made where there is none.
     start : a zoo whose members are the modes, the first that are finite and did not diverge; for methods that start
-        from members. Each is its member's last checkpoint.
+        from members, or can: ``bnn`` takes their weights as its first means. Each is its member's last checkpoint.
     epochs : of the recipe, as for ``builders.build.build``.
     settings, changes : the file of the method's settings, and other values for some of them.
     share : ``(i, n)`` to take the draws of every n-th unit alone, from the i-th, counted from 0, beside other processes
@@ -220,7 +220,7 @@ def build(
     """
     recipe = Recipe.of(recipe, epochs)
     require_at_least(modes=modes, draws=draws, unit_size=unit_size)
-    model = posterior.get(method).load(recipe, settings, changes)
+    model = _load(method, recipe, settings, changes, start)
     _check_draws(model, draws)
     console = console or Console()
     source = sources.load(recipe, folder)
@@ -363,7 +363,7 @@ def estimate(
     """
     recipe = Recipe.of(recipe, epochs)
     require_at_least(modes=modes, draws=draws, unit_size=unit_size)
-    model = posterior.get(method).load(recipe, settings, changes)
+    model = _load(method, recipe, settings, changes, start)
     _check_draws(model, draws)
     source = sources.load(recipe, folder)
     found = _find_modes(model, modes, start)
@@ -394,6 +394,18 @@ def estimate(
     )
 
 
+def _load(
+    method: str,
+    recipe: Recipe,
+    settings: str | Path | None,
+    changes: Mapping[str, Any] | None,
+    start: str | Path | None,
+) -> Method:
+    """A method with its settings, which starts at members where a zoo of them is named."""
+    model = posterior.get(method).load(recipe, settings, changes)
+    return model if start is None else model.from_members()
+
+
 def _check_draws(model: Method, draws: int) -> None:
     most = MAX_DRAWS if model.max_draws is None else model.max_draws
     if draws > most:
@@ -408,7 +420,7 @@ def _card(root: Path, recipe: Recipe) -> ckptzoo.Card:
 
 def _find_modes(model: Method, count: int, start: str | Path | None) -> FoundModes:
     """The members to start from, or the names and seeds of chains."""
-    if model.starts == "chain":
+    if model.modes_are == "chain":
         if start is not None:
             expected, step = "no zoo to start from, because it trains chains of its own", "Leave out --from."
             raise ZooError(Problem("posterior", f"method {model.name}", expected, str(start), step))

@@ -105,7 +105,8 @@ class Method(ABC):
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SpecError(Problem(file.name, "settings", f"those of {cls.name}", str(error), _STEP)) from error
         values |= changes or {}
-        known = {item.name for item in fields(cls)} - {"recipe"}
+        # what has a default is decided elsewhere
+        known = {item.name for item in fields(cls) if item.default is dataclasses.MISSING} - {"recipe"}
         listed = ", ".join(sorted(known))
         unknown, missing = [key for key in values if key not in known], sorted(known - set(values))
         problems = [Problem(file.name, f"key {key!r}", f"one of {listed}", "an unknown one", _STEP) for key in unknown]
@@ -159,6 +160,15 @@ class Method(ABC):
         """Means ``T`` and standard deviations ``T_std`` of every parameter, where the method ends with such."""
         return None
 
+    @property
+    def modes_are(self) -> str:
+        """``chain`` or ``member``, as ``starts``."""
+        return self.starts
+
+    def from_members(self) -> Self:
+        """The method whose modes start at members of a zoo, where it can; else itself."""
+        return self
+
     # What it is called.
 
     @cached_property
@@ -166,11 +176,16 @@ class Method(ABC):
         """Every setting by name."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "recipe"}
 
+    @property
+    def digested(self) -> dict[str, Any]:
+        """The settings as the digest has them."""
+        return self.settings
+
     @cached_property
     def digest(self) -> str:
         """``sha256:...`` of the recipe, the method and its settings."""
         return digest_of(
-            {"recipe": self.recipe.digest, "method": self.name, "settings": self.settings, "version": VERSION}
+            {"recipe": self.recipe.digest, "method": self.name, "settings": self.digested, "version": VERSION}
         )
 
     @property

@@ -30,6 +30,8 @@ from ckptzoo.errors import SpecError, UnknownNameError, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
 from ckptzoo.hub.contributions.inputs import inputs_of
+from ckptzoo.schema.documents import digest_of
+from ckptzoo.schema.metadata import parse_extra
 from tests.support.effort import ALL
 
 ROOT = Path(__file__).parents[3]
@@ -235,11 +237,13 @@ def test_what_is_refused(members: Path, tmp_path: Path) -> None:
         with pytest.raises((UnknownNameError, ZooError), match=step):
             build(name, TOY, tmp_path / "zoo", modes=1, draws=1)
     refused(r"method swag: expected a zoo of members to start from, got none\. Name one with --from", start=None)
-    refused("expected no zoo to start from", "bnn", start=members)
+    refused("expected no zoo to start from", "dropout", start=members)
     refused("at least 7, got 6 of 6", modes=7)
     refused("draws of a mode of sghmc: expected at most 10, got 11", "sghmc", changes=CHANGES["sghmc"], draws=11)
     refused("key 'sclae': expected one of", changes={"sclae": 1}, error=SpecError)
-    refused("kl_weight: expected a number from 0 to 1, got -0.1", "bnn", changes={"kl_weight": -0.1}, error=SpecError)
+    refused("key 'kl_weight': expected one of .*temperature, got an unknown one", "bnn", changes={"kl_weight": 1e-4})
+    for setting, wrong in itertools.product(("prior", "temperature"), (0, -0.1, float("nan"))):
+        refused(f"{setting}: expected a number above 0 to 1000000", "bnn", changes={setting: wrong}, error=SpecError)
     refused("p: expected a number above 0 to 0.99, got 1.5", "dropout", changes={"p": 1.5}, error=SpecError)
     refused("prior_precision: expected a number from 0", "laplace", changes={"prior_precision": -1}, error=SpecError)
     refused("first_draw: expected an epoch after burn-in", "sghmc", changes={"first_draw": 3}, error=SpecError)
@@ -248,6 +252,31 @@ def test_what_is_refused(members: Path, tmp_path: Path) -> None:
         build("swag", DIGITS, tmp_path / "zoo", modes=1, draws=1, start=members)
     with pytest.raises(ZooError, match=r"recipe of the members: expected toy .*, got toy"):
         build("swag", TOY.shortened(1), tmp_path / "zoo", modes=1, draws=1, start=members)
+
+
+def test_a_variational_network_starts_at_members_where_a_zoo_of_them_is_named(members: Path, tmp_path: Path) -> None:
+    still = {"prior": 1e6, "initial_rho_linear": -40.0, "initial_rho_spread": 0.0, "temperature": 1e-6}
+    for start in (members, None):  # chains have ids of their own beside them
+        built = draws_of("bnn", tmp_path / "zoo", members, start=start, changes=still)
+        assert (built.draws, built.modes) == (12, 3)
+    zoo, trained = ckptzoo.open(tmp_path / "zoo"), ckptzoo.open(members)
+    rows = zoo.metadata.to_pylist()
+    assert [row["mode"] for row in rows[:12:4]] == trained.metadata["member"].to_pylist()[:3]
+    extras = [parse_extra(row["extra"]) or {} for row in rows]
+    assert {extra["settings"]["means"] for extra in extras[:12]} == {"member"}
+    assert {row["mode"] for row in rows[:12]}.isdisjoint(row["mode"] for row in rows[12:])
+    assert len({row["recipe_digest"] for row in rows}) == 2
+    # without a prior and without noise it is trained further: to a loss no higher than that of the member
+    for place in range(3):
+        assert rows[4 * place]["train_loss"] < trained.metadata["train_loss"][place].as_py() + 1e-3
+
+
+def test_a_variational_network_has_the_digest_that_its_weight_of_the_divergence_gave_it() -> None:
+    method, recipe = posterior.get("bnn").load(DIGITS), DIGITS
+    settings = {key: value for key, value in method.settings.items() if key not in ("temperature", "means")}
+    for temperature, kappa in ((1, 0), (1e-3 * recipe.train, 1e-3)):
+        old = {"recipe": recipe.digest, "method": "bnn", "settings": {**settings, "kl_weight": kappa}, "version": 1}
+        assert dataclasses.replace(method, temperature=temperature).digest == digest_of(old)
 
 
 @pytest.mark.parametrize("method", ["bnn", "swag"])

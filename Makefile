@@ -52,6 +52,7 @@ bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON 
 	@$(PY) benchmarks/train.py
 	@$(PY) benchmarks/resnet.py
 	@$(PY) benchmarks/posterior.py
+	@$(PY) benchmarks/hmc.py
 	@$(PY) benchmarks/symmetry.py
 	@$(PY) benchmarks/alignment.py
 	@$(PY) benchmarks/mass.py

@@ -27,7 +27,8 @@ from ckptzoo.cli.ray_shares import On, work_on_ray
 def posterior(
     context: typer.Context,
     method: Annotated[
-        str, typer.Argument(metavar="METHOD", help="dropout, bnn, sghmc, csghmc, swag or laplace.", show_default=False)
+        str,
+        typer.Argument(metavar="METHOD", help="dropout, bnn, sghmc, csghmc, swag, laplace or hmc.", show_default=False),
     ],
     recipe: RecipeName,
     modes: Annotated[int, typer.Option(min=1, help="How many modes: chains, or members of the zoo named by --from.")],

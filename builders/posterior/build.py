@@ -35,7 +35,7 @@ from builders.progress import duration
 from builders.recipe import Recipe
 from builders.sources import Source
 from builders.state import Tensors, TrainingState
-from builders.train import Trainer, choose_engine, default_unit_size, device_kind, open_trainer
+from builders.train import Trainer, available_cores, choose_engine, default_unit_size, device_kind, open_trainer
 from builders.units import UnitTraining
 from ckptzoo import archs
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
@@ -226,7 +226,7 @@ def build(
     source = sources.load(recipe, folder)
     root = Path(to).absolute()
     found = _find_modes(model, modes, start)
-    default_engine = choose_engine(model.chain, device_kind(device), engine)
+    default_engine = _choose_engine(model, device, engine)
     create_zoo(root, recipe, _card(root, recipe))
 
     def settle(build_folder: BuildFolder) -> Settled:
@@ -271,7 +271,16 @@ def build(
             surroundings = Surroundings(plain.data_source, source, plan.engine)
             trainer, meter = with_steps(plain, model, surroundings), counter or own_counter
             yield _DrawTraining(
-                build_folder, trainer, plan.engine, save_seconds, should_stop, meter, plan, model, found, surroundings
+                build_folder,
+                trainer,
+                model.sampler or plan.engine,
+                save_seconds,
+                should_stop,
+                meter,
+                plan,
+                model,
+                found,
+                surroundings,
             )
 
     nothing = BuiltDraws(root, None, 0, 0, 0, None, 0, 0.0)
@@ -367,7 +376,7 @@ def estimate(
     _check_draws(model, draws)
     source = sources.load(recipe, folder)
     found = _find_modes(model, modes, start)
-    engine = choose_engine(model.chain, device_kind(device), engine)
+    engine = _choose_engine(model, device, engine)
     together = list(range(min(modes, unit_size or _unit_size(model, source, device, engine))))
     keys = rng.member_keys(model.digest, [found.seeds[mode] for mode in together])
     with open_trainer(model.chain, source, device=device, engine=engine) as plain, counter_of(device) as counter:
@@ -383,7 +392,7 @@ def estimate(
         measuring = time_measuring(trainer, timed.state) * modes * draws
     return Estimate.of(
         trainer,
-        engine,
+        model.sampler or engine,
         modes,
         draws,
         timed.steps_per_second,
@@ -404,6 +413,14 @@ def _load(
     """A method with its settings, which starts at members where a zoo of them is named."""
     model = posterior.get(method).load(recipe, settings, changes)
     return model if start is None else model.from_members()
+
+
+def _choose_engine(model: Method, device: str, engine: str | None) -> str:
+    """The engine of the trainer, which a method with a sampler of its own only measures with."""
+    if model.sampler is not None and engine is not None:
+        what, step = f"engine of method {model.name}", "Leave out --engine."
+        raise ZooError(Problem("posterior", what, f"none, because {model.sampler} takes the steps", engine, step))
+    return choose_engine(model.chain, device_kind(device), engine)
 
 
 def _check_draws(model: Method, draws: int) -> None:
@@ -492,6 +509,8 @@ def _draw_id(model: Method, seed: int, number: int) -> str:
 
 def _unit_size(model: Method, source: Source, device: str, engine: str) -> int:
     """Modes of a unit where no number is asked for."""
+    if model.one_at_a_time:
+        return available_cores()
     return model.unit_size or default_unit_size(source, device, engine)
 
 
@@ -501,7 +520,8 @@ def with_steps(trainer: Trainer, model: Method, surroundings: Surroundings) -> T
     def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
         model.advance(surroundings, state, stop)
 
-    return replace(trainer, engine=advance, few_groups=True)
+    alone = model.one_at_a_time
+    return replace(trainer, engine=advance, few_groups=not alone, one_at_a_time=alone)
 
 
 @dataclass(frozen=True, eq=False)
@@ -598,10 +618,11 @@ class _DrawTraining(UnitTraining):
             device=self.plan.device,
             engine=self.engine,
         )
-        for row, mode, seed in zip(rows, self._names(unit), unit.seeds, strict=True):
+        own = self.model.mode_facts(state)
+        for row, mode, seed, facts in zip(rows, self._names(unit), unit.seeds, own, strict=True):
             name = _draw_id(self.model, seed, number)
             kept = {key: row["extra"][key] for key in _EXTRA if key in row["extra"]}
-            extra = {**self.model.facts(), **kept}
+            extra = {**self.model.facts(), **facts, **kept}
             row |= {"id": name, "member": name, "mode": mode, "draw": number, **self._common(), "extra": extra}
         return rows
 

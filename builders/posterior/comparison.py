@@ -17,6 +17,9 @@ from ckptzoo.derive import derive
 from ckptzoo.schema import layout
 from ckptzoo.studies.posteriors import REMOVALS, Posteriors, posteriors
 
+METHODS = tuple(name for name in posterior.names() if name != "hmc")
+"""A transition of Hamiltonian Monte Carlo goes hundreds of times through the whole training set."""
+
 
 def compare(
     recipe: Recipe | str | Path,
@@ -42,7 +45,7 @@ def compare(
     recipe : of the members.
     members : a zoo's folder; it is copied beside ``to``, under its own name, and stays as it is.
     to : the zoo of draws; pictures and tables go to the folder of the same name with ``-pictures`` behind it.
-    methods : by default all.
+    methods : by default those of the study, all but Hamiltonian Monte Carlo.
     modes, draws, ensemble, replicates : see ``ckptzoo.studies.posteriors.posteriors``; as many replicates of ``modes``
         modes are built.
     one_mode_draws : draws of each of the first ``replicates`` modes; where a method has fewer, all of them.
@@ -56,7 +59,7 @@ def compare(
     recipe, console = Recipe.of(recipe), console or Console()
     root = Path(to).absolute()
     target = _copied(Path(members).absolute(), root.parent / Path(members).absolute().name, root)
-    for method in posterior.names() if methods is None else methods:
+    for method in METHODS if methods is None else methods:
         model = posterior.get(method).load(recipe)
         start = target if model.starts == "member" else None
         most = model.max_draws or one_mode_draws

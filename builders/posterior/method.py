@@ -74,6 +74,10 @@ class Method(ABC):
 
     unit_size: ClassVar[int | None] = None
     """Modes that advance together at most, where their states are large or their steps are long."""
+    one_at_a_time: ClassVar[bool] = False
+    """Whether modes advance one after another, so that how many there are makes none of them faster."""
+    sampler: ClassVar[str | None] = None
+    """What takes the steps, where no engine does."""
     name: ClassVar[str]
     """As it is asked for, and as the column ``method`` has it."""
     starts: ClassVar[str] = "chain"
@@ -168,6 +172,10 @@ class Method(ABC):
     def from_members(self) -> Self:
         """The method whose modes start at members of a zoo, where it can; else itself."""
         return self
+
+    def mode_facts(self, state: TrainingState) -> list[dict[str, Any]]:
+        """What the rows of draws at this state tell of each mode, for the ``extra`` column."""
+        return [{} for _ in range(len(state))]
 
     # What it is called.
 

@@ -21,7 +21,7 @@ class Convergence(NamedTuple):
     rhat : (P,) float64; near 1 where all halves of chains have the same distribution, and above 1.01 (Vehtari et al.)
         where they differ. NaN where all draws are equal.
     ess : (P,) float64: the number of independent draws that would tell as much of the bulk of the distribution; up to
-        D log10(D) for D draws that vary around their mean by turns. NaN where all draws are equal.
+        D log10(D) of D draws in all, where neighbours are on opposite sides of the mean. NaN where all draws are equal.
     """
 
     rhat: NDArray[np.float64]
@@ -35,7 +35,7 @@ def convergence(draws: Any) -> Convergence:
     :math:`\sqrt{(B / W + n - 1) / n}` with the variance between halves B, n times that of their means, and the mean
     variance W within halves of n draws; the greater of that of the draws and that of their distances from the median
     (Vehtari, Gelman, Simpson, Carpenter and Bürkner, "Rank-normalization, folding, and localization", Bayesian Analysis
-    2021, arXiv 1903.08008, sections 3 and 4).
+    2021, arXiv 1903.08008).
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ def convergence(draws: Any) -> Convergence:
 
     Notes
     -----
-    Time 2 ms a parameter for 1,000 draws, on one core. Memory 8 ``BLOCK`` bytes beside the draws, and a few copies of
-    one parameter. Tested in ``tests/measure/test_convergence.py``.
+    Time 2 ms a parameter for 1,000 draws, on one core. Memory a few times 8 ``BLOCK`` bytes beside the draws. Tested in
+    ``tests/measure/test_convergence.py``.
 
     Examples
     --------

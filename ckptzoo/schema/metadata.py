@@ -61,7 +61,8 @@ COLUMNS = (
 )  # fmt: skip
 """Every column of ``parts/*/metadata.parquet``, in order. Only ``id`` is required; the rest may be null.
 
-Methods are named ``dropout``, ``bnn``, ``sghmc``, ``csghmc``, ``swag``, ``laplace``; others may have other names.
+Methods are named ``dropout``, ``bnn``, ``sghmc``, ``csghmc``, ``swag``, ``laplace``, ``hmc``; others may have
+other names.
 """
 
 VARIANT_COLUMNS = (

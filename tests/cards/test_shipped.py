@@ -14,6 +14,7 @@ from torch import nn
 
 import ckptzoo
 from builders import posterior
+from builders.posterior.comparison import METHODS
 from builders.recipe import Recipe
 from ckptzoo import image_sets
 from ckptzoo.cli.app import run
@@ -127,7 +128,7 @@ def test_draws_are_sound_complete_and_small() -> None:
     zoo, recipe = ckptzoo.open(POSTERIORS), Recipe.load("mnist-optunet")
     assert zoo.variants == ("raw", "canonical")
     assert not any("+" in commit for commit in zoo.metadata["commit"].unique().to_pylist())
-    for name in posterior.names():
+    for name in METHODS:
         model = posterior.get(name).load(recipe)
         draws = zoo.where(f"method == '{name}'")
         assert draws.metadata["recipe_digest"].unique().to_pylist() == [model.digest]

@@ -26,6 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "csghmc": {"epochs": 4, "cycles": 2, "noisy": 1, "draws_per_cycle": 1, "step_size": 0.05},
     "swag": {"snapshots": 3, "distance": 1, "ramp": 1},
     "laplace": {},
+    "hmc": {"burn_in": 0, "transitions": 6, "thinning": 2, "most_leapfrogs": 8, "step_size": 0.01},
 }
 
 
@@ -97,9 +98,28 @@ def drawn_by(method: Method, masks: Callable[[Feed], Feed], start: Tensors) -> t
     return state, [method.draw(surroundings, state, number) for number in range(3)]
 
 
+@pytest.fixture
+def permute_momenta(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Tensors], None]]:
+    """Lets the normal numbers of blackjax be permuted as the weights are; what is compiled before and after is not."""
+
+    def permute(like: Tensors) -> None:
+        order = permuted_rows(torch.arange(RECIPE.arch.parameters)[None], like)[0].numpy()
+        noise = metrics.generate_gaussian_noise
+        monkeypatch.setattr(metrics, "generate_gaussian_noise", lambda *given, **named: noise(*given, **named)[order])
+        jax.clear_caches()
+
+    import jax
+    from blackjax.mcmc import metrics
+
+    yield permute
+    jax.clear_caches()
+
+
 @pytest.mark.parametrize("name", posterior.names())
 @pytest.mark.parametrize("keys", [{}, {"nesterov": True, "schedule": "cosine", "precision": "float64"}])
-def test_every_method(name: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method(
+    name: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     recipe = dataclasses.replace(RECIPE, epochs=3, **keys)
     method = posterior.get(name).load(recipe, None, SETTINGS[name])
     start = initial(rng.member_keys(method.digest, range(3)))
@@ -122,6 +142,8 @@ def test_every_method(name: str, keys: dict[str, Any], monkeypatch: pytest.Monke
             return masks[..., SECOND.numpy()] if arguments[-1] == rng.DRAWN_MASKS else masks
 
         monkeypatch.setattr(rng, "kept_units", permuted_units)
+    if name == "hmc":
+        request.getfixturevalue("permute_momenta")(start)
     _, other = drawn_by(method, PermutedMasks, permuted(start))
     for first, second in zip(plain, other, strict=True):
         assert not close(second, first)

@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-@pytest.mark.parametrize("method", posterior.names())
+@pytest.mark.parametrize("method", CHANGES)
 def test_draws_are_whole_checkpoints_with_statistics_of_their_own_weights(
     method: str, folder: Path, tmp_path: Path
 ) -> None:

@@ -1,10 +1,12 @@
-"""Alignment with a reference: ckptzoo beside a plain loop with scipy.
+"""Alignment with a reference: ckptzoo beside a plain loop with scipy, and beside rebasin where it is installed.
 
 The plain loop is git re-basin's algorithm (arXiv 2209.04836, algorithm 1): groups in random order, from the order that
 the network has, each assigned on the whole network permuted so far, until none improves; for OptuNets both orders of
-the blocks, member by member. OptuNets are those of the card where its weights are there, other networks random.
-Repeats are interleaved, medians are printed, with the value that was reached as a share of the best: weights that fit
-better have a greater one.
+the blocks, member by member. rebasin (``pip install rebasin``) is the package of that name, without OptuNet, whose
+grouped convolutions it permutes to another function. The barycentre of many stands beside Frank-Wolfe on doubly
+stochastic matrices, the algorithm of C2M3 (arXiv 2405.17897), for perceptrons with one hidden layer. OptuNets are
+those of the card where its weights are there, other networks random. Repeats are interleaved, medians are printed,
+with the value that was reached as a share of the best: weights that fit better have a greater one.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ Contender = Callable[[Weights, Weights], Weights]
 
 
 def random_weights(name: str, count: int, seed: int) -> Weights:
-    """(count, *shape) normal weights over the root of the fan-in."""
+    """(count, *shape) normal weights over the root of the fan-in; small biases, and gains around 1."""
     rng, made = np.random.default_rng(seed), Weights()
     for tensor in archs.architecture(name).tensors:
         shape = (count, *tensor.shape)
@@ -42,7 +45,11 @@ def random_weights(name: str, count: int, seed: int) -> Weights:
             made[tensor.name] = np.zeros(shape, np.int64)
             continue
         array = rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(max(1, np.prod(tensor.shape[1:]))))
-        made[tensor.name] = np.abs(array) + np.float32(0.5) if tensor.name.endswith("running_var") else array
+        if tensor.name.endswith("running_var"):
+            array = np.abs(array) + np.float32(0.5)
+        elif len(tensor.shape) == 1:
+            array = array * np.float32(0.05) + np.float32(tensor.name.endswith(".weight"))
+        made[tensor.name] = array
     return made
 
 
@@ -105,6 +112,76 @@ def _gain(action: Any, own: list[str], reference: Weights, moved: Weights, table
     return total
 
 
+def rebasin(name: str) -> Contender | None:
+    """The package rebasin, for one network; None where it is not installed."""
+    if find_spec("rebasin") is None:
+        return None
+    import torch
+    from rebasin import PermutationCoordinateDescent  # pyright: ignore[reportMissingImports]
+
+    shape = archs.architecture(name).input_shape
+    assert shape is not None
+
+    def aligned(weights: Weights, reference: Weights) -> Weights:
+        networks: list[Any] = []
+        for given in (reference, {key: array[0] for key, array in weights.items()}):
+            networks.append(archs.get(name)().eval())
+            networks[-1].load_state_dict({key: torch.tensor(array) for key, array in given.items()})
+        PermutationCoordinateDescent(*networks, torch.zeros(2, *shape)).rebasin()
+        return {key: tensor.numpy()[None] for key, tensor in networks[1].state_dict().items()}
+
+    return aligned
+
+
+def frank_wolfe(weights: Weights, steps: int = 100) -> Weights:
+    """Perceptrons with one hidden layer permuted by the algorithm of C2M3, with sums in place of its loops over pairs.
+
+    The sum of all products of pairs is maximised over doubly stochastic matrices: each step goes towards the
+    permutations that the gradient names, as far as the objective, quadratic on that line, is best. Assignments of
+    where it ends are the result.
+    """
+    units = np.concatenate(
+        [weights["fc1.weight"], weights["fc1.bias"][..., None], weights["fc2.weight"].swapaxes(1, 2)], 2
+    )
+    K, n = units.shape[:2]
+    rows, matrices = np.arange(n), np.broadcast_to(np.eye(n), (K, n, n)).copy()
+
+    def permutations_of(gains: np.ndarray) -> np.ndarray:
+        found = np.zeros_like(matrices)
+        for k, gain in enumerate(gains):
+            found[k, rows, linear_sum_assignment(gain, maximize=True)[1]] = 1
+        return found
+
+    before = -np.inf
+    for _ in range(steps):
+        moved = matrices @ units
+        total = moved.sum(0)
+        value = (np.square(total).sum() - np.square(moved).sum()) / 2
+        if value - before <= 1e-6 * abs(value):
+            break
+        before = value
+        gains = (total - moved) @ units.swapaxes(1, 2)
+        direction = permutations_of(gains) - matrices
+        change = direction @ units
+        slope = float((gains * direction).sum())
+        curvature = float(np.square(change.sum(0)).sum() - np.square(change).sum())
+        length = 1.0 if curvature >= 0 else min(1.0, -slope / curvature)
+        matrices = matrices + length * direction
+    orders = permutations_of(matrices).argmax(2)
+    made = {key: weights[key][np.arange(K)[:, None], orders] for key in ("fc1.weight", "fc1.bias")}
+    made["fc2.weight"] = np.take_along_axis(weights["fc2.weight"], orders[:, None], 2)
+    return {**weights, **made}
+
+
+def pair_sum(weights: Weights) -> float:
+    """The sum of the inner products of all pairs, in float64: what a barycentre maximises."""
+    total = 0.0
+    for array in weights.values():
+        flat = array.reshape(len(array), -1).astype(np.float64)
+        total += float(np.square(flat.sum(0)).sum() - np.square(flat).sum()) / 2
+    return total
+
+
 def value(weights: Weights, reference: Weights) -> float:
     """The mean inner product with the reference, over floats but running statistics."""
     names = [name for name in reference if reference[name].dtype.kind == "f" and "running" not in name]
@@ -127,6 +204,8 @@ def race(name: str, count: int, repeats: int) -> list[dict[str, Any]]:
         weights, reference = random_weights(name, count, 0), {k: v[0] for k, v in random_weights(name, 1, 1).items()}
     contenders: dict[str, Contender] = {"ckptzoo": lambda ours, theirs: align(ours, theirs, name).weights}
     contenders["plain loop"] = optunet_loop if name == "optunet" else plain_loop(name)
+    if name != "optunet" and (peer := rebasin(name)) is not None:
+        contenders["rebasin"] = peer
     seconds: dict[str, list[float]] = {key: [] for key in contenders}
     values: dict[str, float] = {}
     for repeat in range(repeats + 1):
@@ -155,15 +234,21 @@ def mean_of_many(count: int) -> list[dict[str, Any]]:
     weights = random_weights(name, count, 0)
     started = time.perf_counter()
     found = barycentre(lambda: [weights], name)
-    taken = time.perf_counter() - started
+    seconds = {"ckptzoo": time.perf_counter() - started}
+    values = {"ckptzoo": pair_sum(apply(found.element, weights, archs.symmetry(name)))}
+    started = time.perf_counter()
+    made = frank_wolfe(weights)
+    seconds["Frank-Wolfe"], values["Frank-Wolfe"] = time.perf_counter() - started, pair_sum(made)
+    best = max(values.values())
     return [
         {
             "task": f"barycentre of {name}",
             "networks": count,
-            "contender": "ckptzoo",
+            "contender": key,
             "seconds": taken,
-            "passes": len(found.objective),
+            "value": values[key] / best,
         }
+        for key, taken in seconds.items()
     ]
 
 

@@ -381,6 +381,37 @@ def barriers(
 
 
 @study.command()
+def transpositions(
+    zoo: ZooAddress,
+    set: Annotated[
+        str | None,
+        typer.Option("--set", metavar="SET", help="Labelled inputs.  [default: the test set of the zoo]"),
+    ] = None,
+    data: Data = None,
+    barriers: Annotated[bool, typer.Option(help="Measure barriers, which needs labelled inputs.")] = True,
+    points: Annotated[int, typer.Option(metavar="N", min=2, help="Points of a line, with its ends.")] = 11,
+    statistics: Statistics = 10_000,
+    output: Output = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Are planted permutations of hidden neurons still there after training?
+
+    Of a zoo that python -m builders planted trained: the transpositions that alignment finds between members and their
+    references, distances and barriers, against the number that was planted, as in arXiv 2401.00611.
+    """
+    from ckptzoo.hub.contributions.inputs import labelled_of
+    from ckptzoo.studies.transpositions import transpositions as compute
+
+    chosen, labelled = opened(zoo, where), None
+    if barriers:
+        labelled = labelled_of(chosen, set, data=data, statistics=statistics)
+    with bar("aligning pairs") as progress:
+        result = compute(chosen, labelled, points=points, progress=progress)
+    _show(result, output, as_json)
+
+
+@study.command()
 def compact(
     zoo: ZooAddress,
     variational: Annotated[

@@ -1,0 +1,428 @@
+"""Are planted permutations of hidden neurons still there after training?"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.table import Table
+
+from ckptzoo import symmetry
+from ckptzoo.console import columns, facts
+from ckptzoo.derive.checks import import_with_torch
+from ckptzoo.derive.labelled import Labelled
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.measure.barriers import barriers
+from ckptzoo.measure.ranks import kendall_tau_b
+from ckptzoo.schema.metadata import parse_extra
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.studies.barriers import ALIGNED, PAIR_BYTES, RAW
+from ckptzoo.studies.shared.result import Spread, StudyResult
+from ckptzoo.studies.shared.selection import own_table, parameter_names, usable_rows
+from ckptzoo.symmetry import GroupElement
+from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_in_total
+from ckptzoo.text import Progress, counted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+UNDONE = "planted undone"
+"""The way in which the planted permutation is taken back, as if nothing had changed in training."""
+WAYS = (RAW, ALIGNED, UNDONE)
+_BUILD = "python -m builders planted RECIPE --transpositions 0,1,2,4 --runs 5 --to ZOO"
+
+Values = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Weights = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class PlantedPair:
+    """A reference and a member that started at its initial weights, permuted.
+
+    Parameters
+    ----------
+    run, transpositions : as ``extra.planted`` has them.
+    element : g, one group element.
+    rows : step to the rows of both in the zoo, of the steps that both have.
+    """
+
+    run: int
+    transpositions: int
+    element: GroupElement
+    rows: dict[int, tuple[int, int]]
+
+    @property
+    def last(self) -> int:
+        """The last step that both have."""
+        return max(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Transpositions(StudyResult):
+    """What became of planted permutations, over P pairs; drawn as ``transpositions.png``.
+
+    Parameters
+    ----------
+    name, architecture, most : of the zoo, and transpositions of its networks at most.
+    left_out : planted members without a pair: not finite, diverged, or without their reference.
+    runs, planted : (P,) of each pair the run and the number of transpositions that was planted.
+    found : (P,) the number of transpositions that bring the trained member closest to the reference.
+    apart : (P,) the number between the permutation that was found and the planted one; 0 where they are the same.
+    distances : way to (P,), Euclidean distances of the trained parameters.
+    steps : kept steps, ascending, and for each (S, P) as ``found`` and ``apart``; -1 where a pair has no such step.
+    points : (T,) from 0, the reference, to 1, the member; and (P, T) the number of transpositions between the reference
+        and the network there.
+    set, inputs : what barriers were measured on; None and 0 without.
+    barriers : way to (P,), of the loss in nats; empty without inputs.
+    """
+
+    file: ClassVar[str] = "transpositions.json"
+
+    name: str
+    architecture: str
+    most: int
+    left_out: int
+    runs: Counts
+    planted: Counts
+    found: Counts
+    apart: Counts
+    distances: dict[str, Values]
+    steps: tuple[int, ...]
+    found_at: Counts
+    apart_at: Counts
+    points: Values
+    along: Counts
+    set: str | None
+    inputs: int
+    barriers: dict[str, Values]
+
+    @property
+    def numbers(self) -> list[int]:
+        """The planted numbers, ascending."""
+        return np.unique(self.planted).tolist()
+
+    @property
+    def rising(self) -> NDArray[np.bool_]:
+        """(P,) where the number never falls from the reference to the member."""
+        return np.all(np.diff(self.along, axis=1) >= 0, axis=1)
+
+    @property
+    def correlations(self) -> dict[str, float]:
+        """Kendall's tau-b over the pairs: of planted and found numbers, and of found numbers and barriers."""
+        both: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {"planted and found": (self.planted, self.found)}
+        if self.barriers:
+            both["found and barrier as trained"] = (self.found, self.barriers[RAW])
+        taus = {
+            name: float(kendall_tau_b(*pair))
+            for name, pair in both.items()
+            if len(pair[0]) > 1 and all(np.isfinite(values).all() for values in pair)
+        }
+        return {name: tau for name, tau in taus.items() if np.isfinite(tau)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name; of each pair, and means along the line for every planted number."""
+        lists = {name: getattr(self, name).tolist() for name in ("runs", "planted", "found", "apart")}
+        steps = [
+            {"step": step, "found": found.tolist(), "apart": apart.tolist()}
+            for step, found, apart in zip(self.steps, self.found_at, self.apart_at, strict=True)
+        ]
+        along = {str(number): self.along[self.planted == number].mean(0).tolist() for number in self.numbers}
+        return {
+            **{name: getattr(self, name) for name in ("name", "architecture", "most", "left_out", "set", "inputs")},
+            **lists,
+            "distances": {way: values.tolist() for way, values in self.distances.items()},
+            "barriers": {way: [_number(value) for value in values] for way, values in self.barriers.items()},
+            "steps": steps,
+            "points": self.points.tolist(),
+            "along": along,
+            "rising": int(self.rising.sum()),
+            "correlations": self.correlations,
+        }
+
+    def _lines(self) -> Iterator[RenderableType]:
+        yield facts(self._facts())
+        yield ""
+        yield "transpositions, by what was planted"
+        yield self._table({"found": self.found, "apart": self.apart}, 1)
+        yield ""
+        yield "distances of the weights, by what was planted"
+        yield self._table(self.distances, 2)
+        if self.barriers:
+            yield ""
+            yield "barriers of the loss in nats, by what was planted"
+            yield self._table(self.barriers, 3)
+        if len(self.steps) > 1:
+            yield ""
+            yield "by step"
+            yield self._steps_table()
+        yield ""
+        yield from self._conclusions()
+
+    def _figures(self) -> dict[str, "Figure"]:
+        from ckptzoo.studies.plots.transpositions import planted
+
+        return {"transpositions.png": planted(self)}
+
+    def _facts(self) -> list[tuple[str, str]]:
+        left = f"; {counted(self.left_out, 'planted member')} left out" if self.left_out else ""
+        runs = counted(len(np.unique(self.runs)), "run")
+        found = [
+            ("zoo", f"{self.name}: {counted(len(self.planted), 'pair')} of {runs}{left}"),
+            ("architecture", f"{self.architecture}, at most {counted(self.most, 'transposition')}"),
+        ]
+        if self.set is not None:
+            found.append(("barriers", f"in nats, on {self.set}: {counted(self.inputs, 'input')}"))
+        return found
+
+    def _table(self, values: Mapping[str, NDArray[Any]], digits: int) -> Table:
+        table = columns("planted", "pairs", *values)
+        for number in self.numbers:
+            of = self.planted == number
+            cells = [_text(item[of], digits) for item in values.values()]
+            table.add_row(f"{number:,}", f"{of.sum():,}", *cells)
+        return table
+
+    def _steps_table(self) -> Table:
+        table = columns("step", "pairs", "found as planted", "apart", "found less planted")
+        for step, found, apart in zip(self.steps, self.found_at, self.apart_at, strict=True):
+            of = found >= 0
+            same = f"{(apart[of] == 0).sum():,}"
+            table.add_row(f"{step:,}", f"{of.sum():,}", same, _text(apart[of], 1), _text((found - self.planted)[of], 1))
+        return table
+
+    def _conclusions(self) -> Iterator[str]:
+        """What the columns are, and what they say."""
+        yield (
+            "found: the permutation that brings the member closest to the reference, as transpositions. apart: between "
+            "it and what was planted."
+        )
+        yield (
+            f"The planted permutation is found again in {(self.apart == 0).sum():,} of {len(self.apart):,} pairs; the "
+            f"number alone in {(self.found == self.planted).sum():,}."
+        )
+        for name, tau in self.correlations.items():
+            yield f"Kendall's tau of {name}: {tau:.2f}."
+        yield (
+            f"On the line from the reference to the member the number of transpositions never falls in "
+            f"{self.rising.sum():,} of {len(self.rising):,} pairs."
+        )
+
+
+def transpositions(
+    zoo: Zoo,
+    labelled: Labelled | None = None,
+    *,
+    points: int = 11,
+    module: Any = None,
+    progress: Progress | None = None,
+) -> Transpositions:
+    r"""Look for planted permutations in trained networks.
+
+    After arXiv 2401.00611, figure 2. A member was trained from :math:`g \theta_0` and its reference from
+    :math:`\theta_0`, in another order of the examples (``python -m builders planted``). The permutation h that brings
+    the trained member B closest to the trained reference A by weights (``ckptzoo.symmetry.align``) would be
+    :math:`g^{-1}` had training not changed it. The number of transpositions of h is what is found, and that of h g how
+    far it is from what was planted.
+
+    Parameters
+    ----------
+    zoo : what ``ckptzoo.open`` gives, or a selection of it, with rows that tell ``planted`` in ``extra``.
+    labelled : what losses on the line between A and B are measured on; None for no barriers.
+    points : on a line, both ends counted.
+    module : the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
+    progress : called with the alignments and evaluations of pairs done, and all of them.
+
+    Raises
+    ------
+    ZooError
+        There is no pair whose networks are both finite and did not diverge, or what rows tell of it is incomplete.
+    SymmetryError
+        No table of symmetries is known, or a planted permutation is none of it.
+
+    Notes
+    -----
+    Time: that of an alignment a pair, kept step and point, and of T evaluations a pair and way. Memory: pairs of
+    ``PAIR_BYTES`` with copies. Tested in tests/studies/test_transpositions.py.
+    """
+    if points < 2:
+        raise ZooError(Problem("transpositions", "points", "2 or more", str(points), "Correct it."))
+    table = own_table(zoo)
+    pairs, left_out = planted_pairs(zoo, table)
+    steps = sorted({step for pair in pairs for step in pair.rows})
+    taus, reader = np.linspace(0, 1, points), _Reader(zoo, table)
+    evaluation = None if labelled is None else import_with_torch("evaluation")
+    evaluator = None if evaluation is None else evaluation.Evaluator(zoo.arch, labelled, module=module)
+    total = sum(len(pair.rows) for pair in pairs) + len(pairs) * (points - 2 + (len(WAYS) if labelled else 0))
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    found_at = np.full((len(steps), len(pairs)), -1, np.int64)
+    apart_at = found_at.copy()
+    found, apart = np.zeros((2, len(pairs)), np.int64)
+    along = np.zeros((len(pairs), points), np.int64)
+    distances = {way: np.zeros(len(pairs)) for way in WAYS}
+    heights = {way: np.zeros(len(pairs)) for way in (WAYS if labelled else ())}
+    for batch in reader.batches(len(pairs)):
+        some = [pairs[place] for place in batch]
+        planted = _stacked([pair.element for pair in some])
+        for number, step in enumerate(steps):
+            earlier = np.array([step in pair.rows and step < pair.last for pair in some])
+            if earlier.any():
+                rows = [pair.rows[step] for pair, has in zip(some, earlier, strict=True) if has]
+                first, second = reader.read(rows)
+                element = symmetry.align(second, first, table).element
+                found_at[number, batch[earlier]] = transpositions_in_total(element, table)
+                apart_at[number, batch[earlier]] = transpositions_in_total(element.compose(planted[earlier]), table)
+                advance(int(earlier.sum()))
+        first, second = reader.read([pair.rows[pair.last] for pair in some])
+        aligned = symmetry.align(second, first, table)
+        found[batch] = along[batch, -1] = transpositions_in_total(aligned.element, table)
+        apart[batch] = transpositions_in_total(aligned.element.compose(planted), table)
+        advance(len(batch))
+        ways = {RAW: second, ALIGNED: aligned.weights, UNDONE: symmetry.apply(planted.inverse(), second, table)}
+        for way, weights in ways.items():
+            distances[way][batch] = reader.distances(first, weights)
+            if evaluation is not None:
+                losses = evaluation.along_lines(evaluator, first, weights, taus).loss
+                heights[way][batch] = barriers(losses, taus).height
+                advance(len(batch))
+        for place in range(1, points - 1):
+            between = symmetry.align(_between(first, second, taus[place]), first, table).element
+            along[batch, place] = transpositions_in_total(between, table)
+            advance(len(batch))
+    last = [steps.index(pair.last) for pair in pairs], np.arange(len(pairs))
+    found_at[last], apart_at[last] = found, apart
+    return Transpositions(
+        name=zoo.name,
+        architecture=zoo.arch.name,
+        most=most_transpositions(table),
+        left_out=left_out,
+        runs=np.array([pair.run for pair in pairs]),
+        planted=np.array([pair.transpositions for pair in pairs]),
+        found=found,
+        apart=apart,
+        distances=distances,
+        steps=tuple(steps),
+        found_at=found_at,
+        apart_at=apart_at,
+        points=taus,
+        along=along,
+        set=None if labelled is None else labelled.set,
+        inputs=0 if labelled is None else len(labelled.inputs),
+        barriers=heights,
+    )
+
+
+def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
+    """The pairs of a zoo whose networks are usable, by number and run, and how many planted members have none.
+
+    Raises
+    ------
+    ZooError
+        There is none, or what a row tells of what was planted is incomplete.
+    SymmetryError
+        A permutation is none of the table.
+    """
+    usable = usable_rows(zoo.metadata)
+    rows_of: dict[str, dict[int, int]] = {}
+    told: dict[str, dict[str, Any]] = {}
+    for row, entry in enumerate(zoo.metadata.select(["id", "member", "step", "extra"]).to_pylist()):
+        planted = (parse_extra(entry["extra"]) or {}).get("planted")
+        if planted is None or entry["member"] is None:
+            continue
+        needed = {"run", "transpositions", "permutations"}
+        if not isinstance(planted, dict) or ("of" in planted and not needed <= planted.keys()):
+            expected, step = f"of and {', '.join(sorted(needed))}", f"Build the zoo again: {_BUILD}."
+            raise ZooError(Problem(zoo.name, f"planted of {entry['id']}", expected, str(planted)[:80], step))
+        # of a network that diverged all steps say so
+        rows_of.setdefault(entry["member"], {})
+        if "of" in planted:
+            told[entry["member"]] = planted
+        if usable[row]:
+            rows_of[entry["member"]][entry["step"] or 0] = row
+    pairs: list[PlantedPair] = []
+    for member, planted in told.items():
+        own, reference = rows_of[member], rows_of.get(planted["of"], {})
+        if both := {step: (reference[step], own[step]) for step in sorted(own.keys() & reference.keys())}:
+            element = _planted_element(planted["permutations"], table)
+            pairs.append(PlantedPair(int(planted["run"]), int(planted["transpositions"]), element, both))
+    if not pairs:
+        got = f"none of {counted(len(told), 'planted member')}" if told else "no planted members"
+        expected, step = "a planted member and its reference, both finite", f"Build some: {_BUILD}."
+        raise ZooError(Problem(zoo.name, "pairs", expected, got, step))
+    return sorted(pairs, key=lambda pair: (pair.transpositions, pair.run)), len(told) - len(pairs)
+
+
+def _planted_element(perms: Mapping[str, list[int]], table: Symmetry) -> GroupElement:
+    """Of the permutations of some groups; those that are like one of these follow it."""
+    identity = GroupElement.identity(table, 1)
+    moved = dict(identity.perms)
+    for group in table.groups:
+        leader = table.leader(group.id).id
+        if leader in perms:
+            moved[group.id] = np.array([perms[leader]])
+    element = GroupElement(moved, identity.scales)
+    element.check(table)
+    return element
+
+
+def _stacked(elements: list[GroupElement]) -> GroupElement:
+    return GroupElement(
+        {name: np.concatenate([element.perms[name] for element in elements]) for name in elements[0].perms},
+        {name: np.concatenate([element.scales[name] for element in elements]) for name in elements[0].scales},
+    )
+
+
+def _between(first: Weights, second: Weights, tau: float) -> Weights:
+    """The networks at tau of the lines; counters are those of the first."""
+    return {
+        name: array if array.dtype.kind in "iub" else ((1 - tau) * array + tau * second[name]).astype(array.dtype)
+        for name, array in first.items()
+    }
+
+
+class _Reader:
+    """Pairs of networks of a zoo, some at a time."""
+
+    def __init__(self, zoo: Zoo, table: Symmetry) -> None:
+        self._zoo, self._table, self._parameters = zoo, table, parameter_names(zoo.arch)
+
+    def batches(self, count: int) -> Iterator[NDArray[np.int64]]:
+        """Places of pairs that are read together."""
+        size = max(1, PAIR_BYTES // (2 * self._zoo.arch.nbytes))
+        for start in range(0, count, size):
+            yield np.arange(start, min(start + size, count))
+
+    def read(self, rows: list[tuple[int, int]]) -> tuple[Weights, Weights]:
+        """Tensor name to (P, *shape), of references and members."""
+        places = np.array(rows)
+        return (
+            {name: np.asarray(self._zoo[name][places[:, 0]]) for name in self._zoo.arch.names},
+            {name: np.asarray(self._zoo[name][places[:, 1]]) for name in self._zoo.arch.names},
+        )
+
+    def distances(self, first: Weights, second: Weights) -> Values:
+        """(P,) between the parameters."""
+        total = np.zeros(len(next(iter(first.values()))))
+        for name in self._parameters:
+            difference = np.asarray(first[name], np.float64) - second[name]
+            total += np.square(difference).reshape(len(difference), -1).sum(1)
+        return np.sqrt(total)
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _text(values: NDArray[Any], digits: int) -> str:
+    spread = Spread.of(values)
+    return "-" if spread is None else f"{spread.mean:.{digits}f} ± {spread.sd:.{digits}f}"

@@ -26,6 +26,7 @@ from builders.build import build as build_members
 from builders.checkpointing import WORK_FOLDER, Interrupted
 from builders.planted import Plant, build, initial_weights, planted_recipe
 from builders.recipe import Recipe
+from builders.status import status
 from builders.train import open_trainer
 from ckptzoo import archs
 from ckptzoo.errors import ZooError
@@ -165,6 +166,8 @@ def test_stopped_it_goes_on_to_the_same_bits(whole: Path, tmp_path: Path, monkey
             with pytest.raises(Interrupted, match="Run the same command"):
                 planted(path, keep_steps=(0, 7))
     assert len(list((path / WORK_FOLDER).glob("*/*.state.safetensors"))) == 1
+    (unfinished,) = status(path)
+    assert unfinished.count("waiting", "silent") == 8
     with pytest.raises(ZooError, match=r"expected transpositions 0,2,9, got transpositions 0,2,8\. Carry it on"):
         planted(path, transpositions=(0, 2, 8), keep_steps=(0, 7))
     planted(path, keep_steps=(0, 7))

@@ -20,6 +20,8 @@ _STYLES = ((RAW_COLOUR, "o", 4.5), (DERIVED_COLOUR, "s", 8.0), ("#009E73", "^", 
 """Colour, marker and its size of each way; the last two are often at one place, and the third colour is a green."""
 _CURVES = 8
 """Of the numbers of transpositions along lines, at most."""
+_LABEL_HEIGHT = 0.045
+"""Of a label at the end of a curve, as a share of the axis."""
 
 
 @styled
@@ -68,10 +70,13 @@ def _along(axes: Axes, result: "Transpositions") -> None:
     numbers = result.numbers
     shown = [numbers[place] for place in np.unique(np.linspace(0, len(numbers) - 1, _CURVES).round().astype(int))]
     colours = matplotlib.colormaps["viridis_r"](np.linspace(0.15, 1, len(shown)))
+    above = -1.0
     for number, colour in zip(shown, colours, strict=True):
         means = result.along[result.planted == number].mean(0)
         axes.plot(result.points, means, color=colour, lw=1.6)
-        axes.annotate(f"{number:,}", (1, means[-1]), (4, 0), textcoords="offset points", va="center", fontsize=9)
+        if means[-1] >= above:
+            axes.annotate(f"{number:,}", (1, means[-1]), (4, 0), textcoords="offset points", va="center", fontsize=9)
+            above = means[-1] + _LABEL_HEIGHT * result.along.max()
     axes.set_xlim(0, 1.08)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.set_xlabel("from the reference (0) to the member (1)")

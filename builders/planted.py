@@ -8,9 +8,9 @@ uniform among all with that sum (``ckptzoo.symmetry.transpositions.random_elemen
 alike, except that each has its own random numbers: the order of the examples, crops, and what dropout drops. With the
 same random numbers a planted member would end at g of where the reference ends (arXiv 2310.08287, Proposition 3).
 
-Members are those of a recipe of its own, the given one under the name ``<name>-planted``, and have seeds. With S - 2
-transpositions at most, run r has the seeds r S (the reference) and r S + 1 + t: a member is a function of recipe, run
-and t, whatever else is built.
+Members are those of a recipe of its own, the given one under the name ``<name>-planted``, and have seeds. Where the
+architecture has m transpositions at most, those of run r are r (m + 2) for the reference and r (m + 2) + 1 + t for the
+others: a member is a function of recipe, run and t, whatever else is built.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ _PLANTED = 1
 
 
 @dataclass(frozen=True)
-class Plant:
+class PlantedMember:
     """One member of a run.
 
     Parameters
@@ -52,7 +52,7 @@ class Plant:
     transpositions: int | None
 
     @classmethod
-    def of(cls, seed: int, most: int) -> "Plant":
+    def of(cls, seed: int, most: int) -> "PlantedMember":
         """The member with a seed, where there are ``most`` transpositions at most."""
         run, place = divmod(seed, most + 2)
         return cls(run, place - 1 if place else None)
@@ -76,12 +76,12 @@ def initial_weights(recipe: Recipe, seeds: Sequence[int]) -> tuple[dict[str, Any
     """
     table = archs.symmetry(recipe.architecture)
     most = most_transpositions(table)
-    plants = [Plant.of(seed, most) for seed in seeds]
-    references = [Plant(plant.run, None).seed(most) for plant in plants]
+    members = [PlantedMember.of(seed, most) for seed in seeds]
+    references = [PlantedMember(member.run, None).seed(most) for member in members]
     weights = rng.initial_weights(recipe.arch, rng.member_keys(recipe.digest, references))
     drawn = [
-        random_element(table, plant.transpositions or 0, 1, np.random.default_rng([_PLANTED, int(key)]))
-        for plant, key in zip(plants, rng.member_keys(recipe.digest, seeds), strict=True)
+        random_element(table, member.transpositions or 0, 1, np.random.default_rng([_PLANTED, int(key)]))
+        for member, key in zip(members, rng.member_keys(recipe.digest, seeds), strict=True)
     ]
     perms = {name: np.concatenate([element.perms[name] for element in drawn]) for name in drawn[0].perms}
     scales = {name: np.concatenate([element.scales[name] for element in drawn]) for name in drawn[0].scales}
@@ -174,8 +174,8 @@ class _PlantedRequest(BuildRequest):
 
     def lacking_seeds(self, present: set[int], taken: set[int]) -> tuple[int, ...]:
         """See ``BuildRequest``; ids that others have are found when units are compared with the zoo."""
-        plants = [Plant(run, number) for run in range(self.runs) for number in (None, *self.numbers)]
-        return tuple(seed for plant in plants if (seed := plant.seed(self.most)) not in present)
+        members = [PlantedMember(run, number) for run in range(self.runs) for number in (None, *self.numbers)]
+        return tuple(seed for member in members if (seed := member.seed(self.most)) not in present)
 
     def training(self, *arguments: Any) -> MemberTraining:
         """See ``BuildRequest``."""
@@ -200,13 +200,13 @@ class _PlantedTraining(MemberTraining):
         by_group = transpositions_by_group(element)
         rows = super().rows(unit, state, total)
         for place, (row, seed) in enumerate(zip(rows, unit.seeds, strict=True)):
-            plant = Plant.of(seed, most)
-            planted: dict[str, Any] = {"run": plant.run}
-            if plant.transpositions is not None:
+            member = PlantedMember.of(seed, most)
+            planted: dict[str, Any] = {"run": member.run}
+            if member.transpositions is not None:
                 moved = [name for name in leaders if by_group[name][place]]
                 planted |= {
-                    "of": member_id(recipe, Plant(plant.run, None).seed(most)),
-                    "transpositions": plant.transpositions,
+                    "of": member_id(recipe, PlantedMember(member.run, None).seed(most)),
+                    "transpositions": member.transpositions,
                     "groups": {name: int(by_group[name][place]) for name in moved},
                     "permutations": {name: element.perms[name][place].tolist() for name in moved},
                 }

@@ -201,8 +201,8 @@ class Transpositions(StudyResult):
             "it and what was planted."
         )
         yield (
-            f"The planted permutation is found again in {(self.apart == 0).sum():,} of {len(self.apart):,} pairs; the "
-            f"number alone in {(self.found == self.planted).sum():,}."
+            f"The planted permutation is found again in {(self.apart == 0).sum():,} of {len(self.apart):,} pairs, "
+            f"and as many transpositions as were planted in {(self.found == self.planted).sum():,}."
         )
         for name, tau in self.correlations.items():
             yield f"Kendall's tau of {name}: {tau:.2f}."

@@ -24,7 +24,7 @@ from builders.__main__ import run
 from builders.build import Built
 from builders.build import build as build_members
 from builders.checkpointing import WORK_FOLDER, Interrupted
-from builders.planted import Plant, build, initial_weights, planted_recipe
+from builders.planted import PlantedMember, build, initial_weights, planted_recipe
 from builders.recipe import Recipe
 from builders.status import status
 from builders.train import open_trainer
@@ -66,9 +66,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_seeds_are_those_of_runs_and_numbers() -> None:
-    plants = [Plant(run, number) for run in range(3) for number in (None, *range(MOST + 1))]
-    assert [plant.seed(MOST) for plant in plants] == list(range(3 * (MOST + 2)))
-    assert [Plant.of(seed, MOST) for seed in range(len(plants))] == plants
+    members = [PlantedMember(run, number) for run in range(3) for number in (None, *range(MOST + 1))]
+    assert [member.seed(MOST) for member in members] == list(range(3 * (MOST + 2)))
+    assert [PlantedMember.of(seed, MOST) for seed in range(len(members))] == members
 
 
 def test_members_start_at_the_reference_with_its_neurons_exchanged(whole: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_order_of_the_examples_is_another_one(whole: Path) -> None:
 
 def test_in_the_same_order_members_end_at_the_permuted_reference() -> None:
     recipe = planted_recipe(dataclasses.replace(TOY, precision="float64"))
-    seeds = [Plant(0, number).seed(MOST) for number in (None, *NUMBERS)]
+    seeds = [PlantedMember(0, number).seed(MOST) for number in (None, *NUMBERS)]
     weights, element = initial_weights(recipe, seeds)
     with open_trainer(recipe, sources.load(recipe), threads=1) as trainer:
         state = trainer.start(seeds, weights)

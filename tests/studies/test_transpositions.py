@@ -87,7 +87,7 @@ def test_copies_are_found_as_they_were_planted(tmp_path: Path, name: str) -> Non
     assert (found.distances[RAW][found.planted > 0] > 0.01).all()
     assert not found.along[:, 0].any() and (found.along[:, -1] == found.planted).all()
     assert found.barriers == {} and found.correlations == {"planted and found": pytest.approx(1)}
-    assert "is found again in 10 of 10 pairs; the number alone in 10" in printed(found)
+    assert "is found again in 10 of 10 pairs, and as many transpositions as were planted in 10." in printed(found)
 
 
 def test_what_training_changed_is_what_lies_apart(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ Inputs = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Real inputs for the check of outputs: a .npy file, or a .npz file with one array, (B, *input_shape).",
+        help="Real inputs for the check of outputs (align: and for activations): a .npy file, or a .npz file with one "
+        "array, (B, *input_shape).",
     ),
 ]
 
@@ -116,6 +117,14 @@ def align(
     label: Annotated[
         str | None, typer.Option(metavar="NAME", help="The variant is aligned-NAME.  [default: best or barycentre]")
     ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="weights: channels with close weights come together; activations: those that answer alike on the "
+            "first 5,000 of --inputs.",
+        ),
+    ] = "weights",
     gauge: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Bring all into this gauge before.", autocompletion=complete_gauges),
@@ -147,11 +156,13 @@ def align(
             root,
             to,
             label=label,
+            method=method,
             gauge=gauge,
             barycentre_zoo=barycentre_zoo,
             store=store,
             certify=certify,
             inputs=given,
+            inputs_name="" if inputs is None else inputs.name,
             module=network,
             share=parse_share(share),
             progress=progress,

@@ -1,6 +1,7 @@
 """``align_zoo``: a variant in which every checkpoint is permuted to be close to one reference network."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,27 @@ import ckptzoo
 from ckptzoo import archs
 from ckptzoo.archs.gaussian_spec import STD
 from ckptzoo.archs.gaussian_spec import declare as declare_gaussian
-from ckptzoo.derive.tables import symmetry_of
-from ckptzoo.derive.variant_rule import AlignmentRule, Weights
+from ckptzoo.derive.checks import RANDOM_INPUTS, import_with_torch
+from ckptzoo.derive.predictions import checked_inputs, digest_of_inputs
+from ckptzoo.derive.tables import symmetry_of, unless_layers
+from ckptzoo.derive.variant_rule import ActivationMatching, AlignmentRule, Weights
 from ckptzoo.derive.variants import Derived, derive_by
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.format.files import Folder
-from ckptzoo.format.reader import read_contents
+from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.remote import AbsentError
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES, barycentre, canonicalize
+from ckptzoo.symmetry.alignment.align import METHODS
 from ckptzoo.text import Progress
 
 BEST, BARYCENTRE = "best", "barycentre"
 """References that are found in the zoo itself: the most accurate checkpoint, and the mean of all, aligned."""
+EXAMPLES = 5_000
+"""Inputs on which activations are compared, at most: the first ones."""
 BATCH_BYTES = 32 * 2**20
 """Weights that are averaged at a time, or one checkpoint."""
 
@@ -36,19 +42,22 @@ def align_zoo(
     to: str,
     *,
     label: str | None = None,
+    method: str = "weights",
     gauge: str | None = None,
     barycentre_zoo: str | Path | None = None,
     store: str = "weights",
     certify: str = "auto",
     inputs: NDArray[Any] | None = None,
+    inputs_name: str = "",
     module: Any = None,
     share: tuple[int, int] = (0, 1),
     progress: Progress | None = None,
 ) -> Derived:
     """Align every checkpoint of a zoo with a reference and write the variant ``aligned-<label>`` beside the raw ones.
 
-    The permutations are those of ``ckptzoo.symmetry.align`` by weights. The variant is stored, pushed, pulled and
-    streamed as any gauge's; checkpoints that are added later are aligned by the same call with the same reference.
+    The permutations are those of ``ckptzoo.symmetry.align``, by weights or by activations. The variant is stored,
+    pushed, pulled and streamed as any gauge's; checkpoints that are added later are aligned by the same call with the
+    same reference.
 
     Parameters
     ----------
@@ -57,19 +66,33 @@ def align_zoo(
         mean of the last steps of all members, aligned with one another; the id of a checkpoint; or the folder or
         address of a zoo of one checkpoint, of the same architecture or of a Gaussian over it, whose means it has then.
     label : small letters, digits and hyphens; by default ``best`` or ``barycentre``, else it must be named.
+    method : ``weights``, or ``activations``: channels that answer alike on the first 5,000 of the inputs come together.
     gauge : a name in ``ckptzoo.symmetry.GAUGES`` into which all are brought before; by default they keep their scales.
     barycentre_zoo : where the barycentre is kept, as a zoo of one Gaussian: its means, and the standard deviations of
         the aligned members. By default ``<zoo>-<label>`` beside the zoo. One that is there is the reference.
-    store, certify, inputs, module, share, progress : as for ``derive``.
+    inputs : as for ``derive``; for activations (N, *input_shape), as the networks take them, such as training images,
+        of which the first 8 are for the equivalence check.
+    inputs_name : of the inputs of activations, for people.
+    store, certify, module, share, progress : as for ``derive``.
 
     Raises
     ------
     UnknownNameError
-        No such gauge, store, rule for equivalence checks or reference.
+        No such method, gauge, store, rule for equivalence checks or reference.
     SymmetryError
-        The variant is there with another reference or gauge, the reference is not finite, or no table is known.
+        The variant is there with another reference, method, inputs or gauge, the reference is not finite, no table is
+        known, or activations of a group cannot be recorded.
     ZooError
-        The label is no name, or the zoo has no accuracies, or fewer than two finite members.
+        The label is no name, the zoo has no accuracies, or fewer than two finite members, or activations have no
+        inputs or no forward function.
+    MissingExtraError
+        Activations are wanted and torch is not installed.
+
+    Notes
+    -----
+    By activations every checkpoint is evaluated on all inputs, and the reference for every batch of ``derive``. Memory
+    for a core: the activations of a batch of inputs, at most 32 MiB of a stack of checkpoints or those of one input,
+    and 128 MiB of sums of their products or those of one checkpoint. Tested in tests/derive/test_aligned.py.
 
     Examples
     --------
@@ -78,9 +101,12 @@ def align_zoo(
     """
     if gauge is not None and gauge not in GAUGES:
         raise UnknownNameError("align", "gauge", gauge, tuple(GAUGES))
+    if method not in METHODS:
+        raise UnknownNameError("align", "method", method, METHODS)
     contents = read_contents(Folder(path))
     table = symmetry_of(contents, module)
     label = _label(to, label)
+    examples = None if method == "weights" else _examples(contents, inputs, module)
     zoo = ckptzoo.open(path)
     if to == BARYCENTRE:
         kept = Path(barycentre_zoo or f"{Path(path).absolute()}-{label}")
@@ -92,11 +118,34 @@ def align_zoo(
         reference, source = _of_zoo(str(kept), zoo), f"barycentre in {kept.name}"
     else:
         reference, source = _reference(zoo, to)
-    rule = AlignmentRule(label, reference, source, gauge)
+    matching = None
+    if examples is not None:
+        recorder = import_with_torch("activations").ActivationProducts(zoo.arch, table, reference, examples, module)
+        matching = ActivationMatching(recorder, digest_of_inputs(examples), len(examples), inputs_name)
+        inputs = None if certify == "none" else examples[:RANDOM_INPUTS]
+    rule = AlignmentRule(label, reference, source, gauge, matching)
     _require_same(path, rule)
-    return derive_by(
-        rule, path, store=store, certify=certify, inputs=inputs, module=module, share=share, progress=progress
-    )
+    with nullcontext() if matching is None else import_with_torch("forward").one_thread():
+        return derive_by(
+            rule, path, store=store, certify=certify, inputs=inputs, module=module, share=share, progress=progress
+        )
+
+
+def _examples(contents: Contents, inputs: NDArray[Any] | None, module: Any) -> NDArray[np.float32]:
+    """The inputs on which activations are compared."""
+    location = f"{contents.identity.name}: align"
+    if inputs is None:
+        step = "Name some, such as training images: --inputs FILE."
+        raise ZooError(Problem(location, "inputs of method 'activations'", "some", "none", step))
+    if module is None and not archs.known(contents.architecture.forward):
+        step = unless_layers(contents, "Name the network: --module FILE.py:NAME.")
+        got = repr(contents.architecture.forward)
+        raise ZooError(Problem(location, "forward function", "one of ckptzoo.archs, or a module", got, step))
+    examples = checked_inputs(contents, inputs[:EXAMPLES], command="align")
+    if not np.isfinite(examples).all():
+        step = "Scale them as those that the networks were trained on."
+        raise ZooError(Problem(location, "inputs", "finite numbers", "others", step))
+    return examples
 
 
 def _label(to: str, label: str | None) -> str:
@@ -145,15 +194,25 @@ def _of_zoo(address: str, zoo: Zoo) -> Weights:
 
 
 def _require_same(path: str | Path, rule: AlignmentRule) -> None:
-    """Refuse a label that stands for another reference: one variant has one."""
+    """Refuse a label that stands for another reference or way to match: one variant has one."""
     contents = read_contents(Folder(path))
     if rule.name not in contents.variants:
         return
     for part in contents.derived(rule.name).parts:
+        location = f"{contents.identity.name}/{part.path}"
         if part.facts.get("reference") != rule.facts["reference"]:
             expected, got = f"{part.facts.get('source')}", rule.source
             step = "Name that reference by --to, or another variant by --label."
-            raise SymmetryError(Problem(f"{contents.identity.name}/{part.path}", "reference", expected, got, step))
+            raise SymmetryError(Problem(location, "reference", expected, got, step))
+        for key in ("method", "inputs", "examples"):
+            expected, got = (facts.get(key) for facts in (part.facts, rule.facts))
+            if got != expected:
+                step = "Align as before, or name another variant by --label."
+                raise SymmetryError(Problem(location, key, _shown(key, expected), _shown(key, got), step))
+
+
+def _shown(key: str, fact: Any) -> str:
+    return str(fact or ("weights" if key == "method" else "none"))
 
 
 def _write_barycentre(zoo: Zoo, table: Symmetry, gauge: str | None, path: Path) -> None:

@@ -56,7 +56,7 @@ class Forward:
         ZooError
             The network does not take such inputs, or an input has no list of outputs.
         """
-        module = self._module()
+        module = self.module()
         try:
             # two inputs, so that outputs that lack the axis of the inputs are noticed
             with torch.no_grad():
@@ -96,7 +96,7 @@ class Forward:
         batches : inputs (B, *input_shape).
         stacked : whether all checkpoints are evaluated at once, or the only one alone.
         """
-        dtype, module = str(batches[0].dtype).removeprefix("torch."), self._module()
+        dtype, module = str(batches[0].dtype).removeprefix("torch."), self.module()
         state: dict[str, torch.Tensor] = {}
         for tensor in self._arch.tensors:
             array = weights[tensor.name]
@@ -107,9 +107,7 @@ class Forward:
             for name in (tensor.name, *tensor.aliases):
                 state[name] = stacked_tensor
 
-        def forward(member: dict[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
-            # no search for tied tensors: state has each under all of its names
-            return torch.func.functional_call(module, member, (batch,), tie_weights=False).flatten(1)
+        forward = partial(self.call, module)
 
         with torch.no_grad():
             if stacked and (stacked_outputs := self._stacked_function(batches[0].shape[1:])) is not None:
@@ -123,10 +121,15 @@ class Forward:
                 for batch in batches:
                     yield forward(member, batch)[None]
 
+    def call(self, module: torch.nn.Module, member: Mapping[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+        """(B, features) of one checkpoint in a module without values; another kind of network has others."""
+        # no search for tied tensors: a member has each under all of its names
+        return torch.func.functional_call(module, dict(member), (batch,), tie_weights=False).flatten(1)
+
     def _stacked_function(self, shape: Sequence[int]) -> "archs.StackedOutputs | None":
         return None if self._name is None else archs.stacked(self._name, tuple(shape))
 
-    def _module(self) -> torch.nn.Module:
+    def module(self) -> torch.nn.Module:
         """The thread's own module, without values: a call puts those of a checkpoint in their places."""
         # functional_call puts values into the module while it runs, so that threads cannot share one
         if not hasattr(self._local, "module"):
@@ -145,9 +148,12 @@ class StackedForward:
     ----------
     forward, arch : the network.
     inputs : one or more forms of the inputs, such as scaled in several ways, each (N, *input_shape) float32.
+    most_outputs : of a batch and a stack, in bytes, or those of one input; None for no limit.
     """
 
-    def __init__(self, forward: Forward, arch: Architecture, *inputs: NDArray[np.float32]) -> None:
+    def __init__(
+        self, forward: Forward, arch: Architecture, *inputs: NDArray[np.float32], most_outputs: int | None = None
+    ) -> None:
         shape = inputs[0].shape[1:]
         self._forward, self._examples = forward, len(inputs[0])
         # a function of ``archs.stacked`` fills up by itself
@@ -155,6 +161,8 @@ class StackedForward:
         self.size = max(1, min(STACK, STACK_BYTES // arch.nbytes)) if self._fills_up else FAST_STACK
         input_bytes = INPUT_BYTES // self.size if self._fills_up else FAST_INPUT_BYTES
         batch = max(1, input_bytes // inputs[0][:1].nbytes)
+        if most_outputs is not None:
+            batch = max(1, min(batch, most_outputs // (4 * forward.features(shape) * self.size)))
         self._batches = [forward.batches(each, batch) for each in inputs]
 
     def outputs(self, weights: Weights, form: int = 0) -> Iterator[NDArray[np.float32]]:

@@ -128,7 +128,7 @@ def predict(
     began = time.perf_counter()
     contents = read_contents(Folder(path))
     forward, facts, inputs = _prepared(contents, inputs, set, targets, module, device)
-    forms = [(ids, _checked_inputs(contents, other, inputs.shape)) for ids, other in others]
+    forms = [(ids, checked_inputs(contents, other, inputs.shape)) for ids, other in others]
     job = _PredictionJob(contents, forward, facts, inputs, forms)
     job.tree.catch_up()
     missing = job.tree.todo(share)
@@ -167,7 +167,7 @@ def _prepared(
         raise ZooError(
             Problem(location, "forward function", "one of ckptzoo.archs", got, unless_layers(contents, step))
         )
-    single = _checked_inputs(contents, inputs)
+    single = checked_inputs(contents, inputs)
     forward = import_with_torch("forward").Forward(arch, module, device=device)
     classes = forward.features(single.shape[1:])
     text = None if targets is None else _encoded_targets(targets, len(single), classes, location)
@@ -183,17 +183,27 @@ def _prepared(
     return forward, facts, single
 
 
-def _checked_inputs(
-    contents: Contents, inputs: NDArray[Any], expected_shape: tuple[int, ...] | None = None
+def checked_inputs(
+    contents: Contents,
+    inputs: NDArray[Any],
+    expected_shape: tuple[int, ...] | None = None,
+    *,
+    command: str = "predict",
 ) -> NDArray[np.float32]:
-    """The inputs in float32, as the network takes them: images as vectors where it takes vectors."""
+    """The inputs in float32, as the network takes them: images as vectors where it takes vectors.
+
+    Raises
+    ------
+    ZooError
+        They have another shape, or there are none.
+    """
     shape, single = contents.architecture.input_shape, np.ascontiguousarray(inputs, np.float32)
     if shape is not None and len(shape) == 1 and single.shape[1:] != shape and single[:1].size == shape[0]:
         single = single.reshape(len(single), -1)
     fits = single.ndim and len(single) and (shape is None or single.shape[1:] == shape)
     if not fits or (expected_shape is not None and single.shape != expected_shape):
         expected = f"(N, {str(shape)[1:]}" if shape else "(N, ...) with N from 1"
-        location, step = f"{contents.identity.name}: predict", "Pass them as the network takes them."
+        location, step = f"{contents.identity.name}: {command}", "Pass them as the network takes them."
         what = "shape of the inputs"
         raise ZooError(Problem(location, what, str(expected_shape or expected), str(single.shape), step))
     return single

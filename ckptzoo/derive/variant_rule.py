@@ -12,12 +12,15 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES, GroupElement, align, canonicalize, fingerprint
+from ckptzoo.symmetry.alignment.align import Aligned
 from ckptzoo.symmetry.report import Report
 
 Weights = Mapping[str, NDArray[Any]]
 """Tensor name to (K, *shape)."""
 ALIGNMENT_VERSION = 1
 """Raised whenever alignment gives other permutations for some weights; versions are never mixed."""
+_PRODUCTS_BYTES = 128 * 2**20
+"""Products of activations that a thread holds, at most, or those of one checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,24 @@ class GaugeRule:
 
 
 @dataclass(frozen=True, eq=False)
+class ActivationMatching:
+    """What channels hold on some inputs, by which they are matched.
+
+    Parameters
+    ----------
+    source : an ``ActivationProducts`` of the reference.
+    inputs : their digest (``digest_of_inputs``).
+    examples : the number of inputs.
+    name : of the inputs, for people.
+    """
+
+    source: Any
+    inputs: str
+    examples: int
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
 class AlignmentRule:
     """The permutations that bring checkpoints closest to a reference.
 
@@ -99,12 +120,14 @@ class AlignmentRule:
     reference : tensor name to (*shape).
     source : where the reference is from, for people.
     gauge : into which all are brought before; None for none.
+    activations : by which channels are matched; None for their weights.
     """
 
     label: str
     reference: Weights
     source: str
     gauge: str | None
+    activations: ActivationMatching | None = None
 
     @property
     def name(self) -> str:
@@ -115,25 +138,54 @@ class AlignmentRule:
     def facts(self) -> Document:
         """See ``VariantRule``; the digest of the reference stands for its weights."""
         gauge = None if self.gauge is None else {"name": self.gauge, "version": GAUGES[self.gauge].version}
-        return {
+        facts: Document = {
             "gauge": self.name,
             "version": ALIGNMENT_VERSION,
             "reference": reference_digest(self.reference),
             "scales": gauge,
         }
+        # variants that are aligned by weights have the facts that they had before there was a choice
+        if self.activations is not None:
+            facts |= {
+                "method": "activations",
+                "inputs": self.activations.inputs,
+                "examples": self.activations.examples,
+            }
+        return facts
 
     @property
     def notes(self) -> Document:
         """See ``VariantRule``."""
-        return {"source": self.source}
+        named = {} if self.activations is None else {"inputs_name": self.activations.name}
+        return {"source": self.source, **named}
 
     def transform(self, weights: Weights, symmetry: Symmetry) -> Transformed:
         """See ``VariantRule``."""
-        found = align(weights, self.reference, symmetry, gauge=self.gauge, threads=1)
-        report = Report.blank(len(found.aligned))
-        report.ties[:] = found.ties
-        report.refuse(~found.aligned)
-        return Transformed(found.weights, found.element, report, None)
+        K = len(next(iter(weights.values())))
+        size = K if self.activations is None else max(1, _PRODUCTS_BYTES // max(1, self.activations.source.nbytes))
+        made = [
+            self._aligned({name: array[start : start + size] for name, array in weights.items()}, symmetry)
+            for start in range(0, K, size)
+        ]
+        report = Report.blank(K)
+        report.ties[:] = np.concatenate([found.ties for found in made])
+        report.refuse(~np.concatenate([found.aligned for found in made]))
+        placed = _joined([found.weights for found in made])
+        perms, scales = (_joined([getattr(found.element, kind) for found in made]) for kind in ("perms", "scales"))
+        return Transformed(placed, GroupElement(perms, scales), report, None)
+
+    def _aligned(self, weights: Weights, symmetry: Symmetry) -> Aligned:
+        options: dict[str, Any] = {"gauge": self.gauge, "threads": 1}
+        if self.activations is not None:
+            options |= {"method": "activations", "activations": self.activations.source.products(weights)}
+        return align(weights, self.reference, symmetry, **options)
+
+
+def _joined(parts: Sequence[Weights]) -> Weights:
+    """Stacks one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def reference_digest(reference: Weights) -> str:

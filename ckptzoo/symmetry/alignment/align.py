@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import SymmetryError, UnknownNameError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
-from ckptzoo.symmetry.alignment.activations import Activations, in_gauge, match_activations
+from ckptzoo.symmetry.alignment.activations import Products, in_gauge, match_activations
 from ckptzoo.symmetry.alignment.joint_groups import Arrays
 from ckptzoo.symmetry.alignment.matching import Matched, Matcher, products
 from ckptzoo.symmetry.arrays import Stacked, as_array, is_float, stack_of, to_numpy
@@ -41,8 +41,8 @@ class Aligned:
     bound : (K,) what the value is at most for any permutations; not reached by networks that are not copies, as a rule.
     distance : (K,) ``||A - g B||`` over the same tensors.
     sweeps : (K,) how often all groups were gone through; 0 where signatures or activations alone decide.
-    ties : (K,) channels that look like another one of their group whatever the order of the others; where there are
-        any, other weights may have the same value.
+    ties : (K,) channels that look like another one of their group whatever the order of the others, or that hold the
+        same on all examples; where there are any, other weights may fit as well.
     aligned : (K,) bool, False where the network is not finite, or could not be brought into the gauge: it stays as it
         is.
     """
@@ -72,7 +72,7 @@ def align(
     method: str = "weights",
     gauge: str | None = None,
     start: str = "signature",
-    activations: tuple[Activations, Activations] | None = None,
+    activations: Products | None = None,
     threads: int | None = None,
 ) -> Aligned:
     r"""Permute the channels of K networks B so that they are close to a reference A: the same functions.
@@ -95,8 +95,9 @@ def align(
         they keep their scales.
     start : of the ascent on weights: ``signature``, by which the result does not depend on the order in which B comes,
         or ``identity``.
-    activations : for that method, of B and of A: group id to (K, n, examples), of a single A (n, examples); as they are
-        before the gauge.
+    activations : for that method: group id to (K, n, n), the sums over examples of what channel i of A holds times what
+        channel j of B holds, ``theirs @ ours.swapaxes(1, 2)`` for activations (K, n, examples); of the networks as
+        they are before the gauge. A group that is ``Like`` another may be left out, or the other.
     threads : at most this number; None for one a core.
 
     Raises
@@ -133,7 +134,7 @@ def align(
         got = "none" if activations is None else f"some for method {method!r}"
         raise SymmetryError(
             f"align: activations: expected them with method 'activations' and no other, got {got}. "
-            "Give activations=(of the networks, of the reference)."
+            "Sum products of what channels of the reference and of the networks hold on the same inputs."
         )
     if gauge is not None and gauge not in GAUGES:
         raise UnknownNameError("ckptzoo.symmetry", "gauge", gauge, tuple(GAUGES))
@@ -155,10 +156,9 @@ def align(
     if activations is None:
         matched = _match(ours, theirs, table, np.flatnonzero(usable), threads or os.cpu_count() or 1, start)
     else:
-        both = (in_gauge(activations[0], element), in_gauge(activations[1], target_element))
-        found, known = match_activations(*both, table, K, len(target_element))
+        found, known, ties = match_activations(in_gauge(activations, element, target_element), table, K)
         usable &= known
-        matched = _with_bound(found, ours, theirs, table, np.flatnonzero(usable))
+        matched = _with_bound(found, ours, theirs, table, np.flatnonzero(usable), ties)
     element = matched.element.compose(element)
     placed = apply(element, weights, table, threads=threads)
     value, square = np.zeros(K), np.zeros(K)
@@ -201,15 +201,20 @@ def _match(ours: Arrays, theirs: Arrays, table: Symmetry, rows: NDArray[np.int64
 
 
 def _with_bound(
-    element: GroupElement, ours: Arrays, theirs: Arrays, table: Symmetry, rows: NDArray[np.int64]
+    element: GroupElement,
+    ours: Arrays,
+    theirs: Arrays,
+    table: Symmetry,
+    rows: NDArray[np.int64],
+    ties: NDArray[np.int64],
 ) -> Matched:
     """Permutations that did not come from weights, with what the value is at most."""
     K, matcher = len(element), Matcher(theirs, table)
-    bound, ties = np.zeros(K), np.zeros(K, np.int64)
+    bound = np.zeros(K)
     if len(rows):
         if len(next(iter(theirs.values()))) > 1:
             matcher = Matcher(take_rows(theirs, rows), table)
-        bound[rows], ties[rows] = matcher.bound(take_rows(ours, rows))
+        bound[rows], _ = matcher.bound(take_rows(ours, rows))
     return Matched(element, bound, np.zeros(K, np.int64), ties)
 
 

@@ -203,7 +203,7 @@ class Matcher:
         found, bound, _ = assign_jointly(joint, gains, (), None)
         if most is not gains:
             _, bound, _ = assign_jointly(joint, most, (), None)
-        return found, bound, _count_ties(joint, keys)
+        return found, bound, count_ties(joint, keys)
 
     @cached_property
     def _bounding(self) -> Mapping[str, AxisAction]:
@@ -239,7 +239,7 @@ class Matcher:
                     perms[group.id][rows] = perm
 
 
-def _count_ties(joint: JointGroups, keys: Mapping[str, NDArray[np.float64]]) -> NDArray[np.int64]:
+def count_ties(joint: JointGroups, keys: Mapping[str, NDArray[np.float64]]) -> NDArray[np.int64]:
     """(K,) channels of a block with the key of another one there, and blocks with the keys of another one."""
     ties, blocks = np.zeros(1, np.int64), np.zeros(1)
     for number, key in enumerate(keys.values()):

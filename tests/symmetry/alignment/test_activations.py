@@ -26,22 +26,26 @@ def hidden(weights: Weights) -> dict[str, np.ndarray]:
     return found
 
 
-def chosen(activations: dict[str, np.ndarray], groups: set[str]) -> dict[str, np.ndarray]:
-    return {key: array for key, array in activations.items() if key in groups}
+def products(ours: Weights, theirs: Weights, groups: set[str] | None = None) -> dict[str, np.ndarray]:
+    """Of activations (K, n, examples) with those of one reference (n, examples)."""
+    return {key: theirs[key] @ ours[key].swapaxes(1, 2) for key in groups or ours}
+
+
+def reference_hidden(reference: Weights) -> Weights:
+    return one_of(hidden({key: array[None] for key, array in reference.items()}))
 
 
 def by_activations(weights: Weights, reference: Weights, **options: Any) -> Any:
-    stacked = {key: array[None] for key, array in reference.items()}
-    activations = (hidden(weights), one_of(hidden(stacked)))
+    activations = products(hidden(weights), reference_hidden(reference))
     return align(weights, reference, NAME, method="activations", activations=activations, **options)
 
 
 def test_each_group_is_one_assignment() -> None:
     weights, reference = random_weights(NAME, 3, 1), one_of(random_weights(NAME, 1, 2))
-    found, theirs = by_activations(weights, reference), hidden({key: array[None] for key, array in reference.items()})
+    found, theirs = by_activations(weights, reference), reference_hidden(reference)
     for group, ours in hidden(weights).items():
         for k in range(3):
-            expected = linear_sum_assignment(theirs[group][0] @ ours[k].T, maximize=True)[1]
+            expected = linear_sum_assignment(theirs[group] @ ours[k].T, maximize=True)[1]
             np.testing.assert_array_equal(found.element.perms[group][k], expected)
     by_weights = align(weights, reference, NAME)
     np.testing.assert_allclose(found.bound, by_weights.bound, rtol=1e-12)
@@ -69,11 +73,11 @@ def test_wreath_groups_move_in_blocks() -> None:
     g = permutations("optunet", 2, 4)
     ours = {group: np.take_along_axis(array[None], g.perms[group][:, :, None], 1) for group, array in theirs.items()}
     for given in ({"conv1", "conv2"}, {"conv2"}):
-        both = chosen(ours, given), chosen(theirs, given)
-        found = align(apply(g, weights, table), one_of(weights), "optunet", method="activations", activations=both)
+        some = products(ours, theirs, given)
+        found = align(apply(g, weights, table), one_of(weights), "optunet", method="activations", activations=some)
         np.testing.assert_array_equal(found.distance, 0)
-    with pytest.raises(SymmetryError, match="group 'conv2': expected those of the networks and of the reference, got"):
-        alone = chosen(ours, {"conv1"}), chosen(theirs, {"conv1"})
+    with pytest.raises(SymmetryError, match="group 'conv2': expected some, got none"):
+        alone = products(ours, theirs, {"conv1"})
         align(weights, one_of(weights), "optunet", method="activations", activations=alone)
 
 
@@ -84,46 +88,58 @@ def test_groups_that_are_like_another_add_up() -> None:
     theirs = {group.id: rng.random((group.n, 200)) for group in table.groups}
     g = permutations(name, 2, 6)
     ours = {group: np.take_along_axis(array[None], g.perms[group][:, :, None], 1) for group, array in theirs.items()}
-    found = align(apply(g, weights, table), one_of(weights), name, method="activations", activations=(ours, theirs))
-    np.testing.assert_array_equal(found.distance, 0)
     leaders = {group.id for group in table.groups if table.leader(group.id) == group}
-    both = chosen(ours, leaders), chosen(theirs, leaders)
-    assert (
-        align(apply(g, weights, table), one_of(weights), name, method="activations", activations=both).distance.max()
-        == 0
-    )
+    for groups in (None, leaders):
+        some = products(ours, theirs, groups)
+        found = align(apply(g, weights, table), one_of(weights), name, method="activations", activations=some)
+        np.testing.assert_array_equal(found.distance, 0)
+
+
+def test_channels_that_hold_the_same_are_ties() -> None:
+    weights, reference = random_weights(NAME, 2, 1), one_of(random_weights(NAME, 1, 2))
+    ours, theirs = hidden(weights), reference_hidden(reference)
+    ours["fc1"][1, [3, 7]] = 0
+    found = align(weights, reference, NAME, method="activations", activations=products(ours, theirs))
+    assert found.ties.tolist() == [0, 1]
 
 
 def test_torch_and_networks_that_are_not_finite() -> None:
     weights, reference = random_weights(NAME, 2, 1, np.float32), one_of(random_weights(NAME, 1, 2, np.float32))
     expected = by_activations(weights, reference)
-    ours = hidden(weights)
-    theirs = one_of(hidden({key: array[None] for key, array in reference.items()}))
-    one, other = ({key: torch.from_numpy(array) for key, array in side.items()} for side in (ours, theirs))
-    found = align(weights, reference, NAME, method="activations", activations=(one, other))
+    ours, theirs = hidden(weights), reference_hidden(reference)
+    given = {key: torch.from_numpy(array) for key, array in products(ours, theirs).items()}
+    found = align(weights, reference, NAME, method="activations", activations=given)
     np.testing.assert_array_equal(found.element.perms["fc2"], expected.element.perms["fc2"])
     ours["fc1"][1, 3, 3] = np.inf
-    found = align(weights, reference, NAME, method="activations", activations=(ours, theirs))
+    found = align(weights, reference, NAME, method="activations", activations=products(ours, theirs))
     assert found.aligned.tolist() == [True, False] and np.isnan(found.value[1])
     np.testing.assert_array_equal(found.element.perms["fc2"][1], np.arange(12))
 
 
+def test_a_reference_for_each_network() -> None:
+    weights, references = random_weights(NAME, 3, 1), random_weights(NAME, 3, 2)
+    ours, theirs = hidden(weights), hidden(references)
+    both = products(ours, theirs)
+    found = align(weights, references, NAME, method="activations", activations=both, gauge="unit-norm")
+    for k in range(3):
+        one, some = ({key: array[k : k + 1] for key, array in side.items()} for side in (weights, both))
+        reference = {key: array[k] for key, array in references.items()}
+        alone = align(one, reference, NAME, method="activations", activations=some, gauge="unit-norm")
+        np.testing.assert_array_equal(found.element.perms["fc1"][k], alone.element.perms["fc1"][0])
+
+
 def test_what_is_refused() -> None:
     weights, reference = random_weights(NAME, 2, 1), one_of(random_weights(NAME, 1, 2))
-    ours = hidden(weights)
-    theirs = one_of(hidden({key: array[None] for key, array in reference.items()}))
+    given = products(hidden(weights), reference_hidden(reference))
 
     def refused(match: str, activations: Any, method: str = "activations") -> None:
         with pytest.raises((SymmetryError, UnknownNameError), match=match):
             align(weights, reference, NAME, method=method, activations=activations)
 
     refused("expected them with method 'activations' and no other, got none", None)
-    refused("no other, got some for method 'weights'", (ours, theirs), "weights")
-    refused("method 'activation'.*activations", (ours, theirs), "activation")
-    refused(
-        "group 'fc2': expected those of the networks and of the reference, got none", ({"fc1": ours["fc1"]}, theirs)
-    )
-    refused("group 'fc9': expected one of fc1, fc2, got another", ({**ours, "fc9": ours["fc1"]}, theirs))
-    refused(r"group 'fc1': expected \(2, 20, examples\), got \(1, 20, 50\)", ({**ours, "fc1": ours["fc1"][:1]}, theirs))
-    refused(r"group 'fc1': expected 49 examples, .* got 50", (ours, {**theirs, "fc1": theirs["fc1"][:, :49]}))
-    refused("group 'fc1': expected finite numbers", (ours, {**theirs, "fc1": np.full((20, 50), np.nan)}))
+    refused("no other, got some for method 'weights'", given, "weights")
+    refused("method 'activation'.*activations", given, "activation")
+    refused("group 'fc2': expected some, got none", {"fc1": given["fc1"]})
+    refused("group 'fc9': expected one of fc1, fc2, got another", {**given, "fc9": given["fc1"]})
+    refused(r"group 'fc1': expected \(2, 20, 20\), got \(1, 20, 20\)", {**given, "fc1": given["fc1"][:1]})
+    refused(r"group 'fc1': expected \(2, 20, 20\), got \(2, 20, 12\)", {**given, "fc1": given["fc1"][:, :, :12]})

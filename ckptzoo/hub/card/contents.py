@@ -14,6 +14,7 @@ from ckptzoo.hub.card.markdown import code, fenced, folded, listed, table
 from ckptzoo.loader.selection import draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import Document
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.card import Card
 from ckptzoo.text import counted, size
@@ -156,7 +157,7 @@ def _variant(zoo: Zoo, name: str) -> Sequence[str]:
     nbytes += "" if stored.weights else ", computed when read"
     return (
         code(name),
-        _rule(name, versions, tree.parts[0].facts.get("source")),
+        _rule(name, versions, tree.parts[0].facts),
         ", ".join(item if item.isdecimal() else code(item) for item in versions),
         f"{len(rows):,}",
         f"{int(flags(rows, 'gauged').sum()):,}",
@@ -166,10 +167,11 @@ def _variant(zoo: Zoo, name: str) -> Sequence[str]:
     )
 
 
-def _rule(name: str, versions: Sequence[str], source: object) -> str:
+def _rule(name: str, versions: Sequence[str], facts: Document) -> str:
     """The gauge's rule, where this ckptzoo has the gauge in this version; of an aligned variant the reference."""
     if name.startswith(layout.ALIGNED):
-        return f"permuted to be closest to {code(str(source))}"
+        how = "by activations " if facts.get("method") == "activations" else ""
+        return f"permuted {how}to be closest to {code(str(facts.get('source')))}"
     from ckptzoo.symmetry.gauges import GAUGES  # a page without variants needs no gauges
 
     gauge = GAUGES.get(name)

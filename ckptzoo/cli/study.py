@@ -348,6 +348,10 @@ def barriers(
         int,
         typer.Option(metavar="N", min=0, help="Of OptuNets: for N pairs try all 28,800 permutations halfway."),
     ] = 0,
+    activations: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Also align by what channels hold on the first N inputs; 0 for not."),
+    ] = 0,
     statistics: Statistics = 10_000,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of pairs, draws and points.")] = 0,
     output: Output = None,
@@ -374,6 +378,7 @@ def barriers(
             draws=draws,
             simplex=simplex,
             least=least,
+            recorded=activations,
             seed=seed,
             progress=progress,
         )

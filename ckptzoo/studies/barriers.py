@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RAW, ALIGNED = "as trained", "aligned"
+BY_ACTIVATIONS = "aligned by activations"
 LEAST = "least of all permutations"
 """Ways in which the two networks of a pair stand to one another; the others are named after gauges and variants."""
 PAIR_BYTES = 64 * 2**20
@@ -236,6 +237,7 @@ def barriers(
     draws: int = 16,
     simplex: int = 0,
     least: int = 0,
+    recorded: int = 0,
     module: Any = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -257,6 +259,8 @@ def barriers(
     draws : of a Gaussian, for a prediction.
     simplex : members of a simplex; 0 for none. There are as many simplices as disjoint groups, at most ``pairs``.
     least : for so many pairs of OptuNets also the permutation with the least loss halfway, of all.
+    recorded : also align networks by their activations on the first ``recorded`` inputs; 0 for not. Gaussians are
+        aligned by weights alone.
     module : the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
     seed : of pairs, draws and points.
     progress : called with the pairs and ways done, and all of them.
@@ -278,11 +282,11 @@ def barriers(
     for gauge in gauges:
         if gauge not in GAUGES:
             raise UnknownNameError("barriers", "gauge", gauge, tuple(GAUGES))
-    if pairs < 1 or points < 3 or draws < 1 or simplex < 0 or simplex == 1 or least < 0:
-        got, step = f"{pairs}, {points}, {draws}, {simplex} and {least}", "Correct them."
-        expected = "pairs from 1, points from 3, draws from 1, simplex 0 or from 2, least from 0"
+    if pairs < 1 or points < 3 or draws < 1 or simplex < 0 or simplex == 1 or min(least, recorded) < 0:
+        got, step = f"{pairs}, {points}, {draws}, {simplex}, {least} and {recorded}", "Correct them."
+        expected = "pairs from 1, points from 3, draws from 1, simplex 0 or from 2, least and recorded from 0"
         raise ZooError(Problem("barriers", "numbers", expected, got, step))
-    plans = [_Plan(zoo, labelled, pairs, gauges, variants, simplex, least, seed) for zoo, labelled in zoos]
+    plans = [_Plan(zoo, labelled, pairs, gauges, variants, simplex, least, recorded, seed) for zoo, labelled in zoos]
     total, done = sum(plan.steps for plan in plans), 0
 
     def advance(count: int = 1) -> None:
@@ -307,6 +311,7 @@ class _Plan:
         variants: Sequence[str],
         simplex: int,
         least: int,
+        recorded: int,
         seed: int,
     ) -> None:
         last = zoo.last_steps()
@@ -327,6 +332,7 @@ class _Plan:
         if least and self.arch.forward != "optunet":
             step = "Leave it out: others have too many permutations."
             raise ZooError(Problem(zoo.name, "least barrier", "OptuNets", str(self.arch.forward), step))
+        self.recorded = 0 if self.is_gaussian else recorded
         self.pairs = _pairs(len(self.zoo), pairs, np.random.default_rng([seed, 0]))
         self.least = min(least, len(self.pairs))
         groups = min(pairs, len(self.zoo) // simplex) if simplex else 0
@@ -336,7 +342,7 @@ class _Plan:
     @property
     def steps(self) -> int:
         """Pairs and simplices, of all ways, and searches."""
-        ways = 2 + len(self.gauges) + len(self.variants)
+        ways = 2 + bool(self.recorded) + len(self.gauges) + len(self.variants)
         return len(self.pairs) * ways + 2 * len(self.groups) + self.least
 
     def measure(self, points: Values, draws: int, module: Any, seed: int, advance: Any) -> ZooBarriers:
@@ -360,6 +366,8 @@ class _Plan:
             add(RAW, first, second)
             aligned = symmetry.align(second, first, self.table)
             add(ALIGNED, first, aligned.weights)
+            if self.recorded:
+                add(BY_ACTIVATIONS, first, self._by_activations(first, second, module))
             for gauge in self.gauges:
                 aligned = symmetry.align(second, first, self.table, gauge=gauge)
                 add(f"{ALIGNED}, {gauge}", aligned.reference, aligned.weights)
@@ -386,6 +394,18 @@ class _Plan:
             simplices=simplices if len(self.groups) else {},
             least_pairs=self.least,
         )
+
+    def _by_activations(self, first: Weights, second: Weights, module: Any) -> dict[str, NDArray[Any]]:
+        """The second networks of pairs, each aligned with the first by what channels hold on the inputs."""
+        recording, inputs = import_with_torch("activations"), self.labelled.inputs[: self.recorded]
+        found: list[dict[str, NDArray[Any]]] = []
+        for place in range(len(next(iter(first.values())))):
+            one, other = ({name: array[[place]] for name, array in item.items()} for item in (first, second))
+            reference = {name: array[0] for name, array in one.items()}
+            products = recording.ActivationProducts(self.arch, self.table, reference, inputs, module).products(other)
+            aligned = symmetry.align(other, reference, self.table, method="activations", activations=products)
+            found.append(aligned.weights)
+        return {name: np.concatenate([weights[name] for weights in found]) for name in first}
 
     def _simplices(self, evaluation: Any, evaluator: Any, noise: Any, way: str, seed: int, advance: Any) -> Simplices:
         rng, k = np.random.default_rng([seed, 2]), self.groups.shape[1]

@@ -16,7 +16,7 @@ from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.measure.gaussians import joined, wasserstein
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies.barriers import ALIGNED, LEAST, RAW, BarrierStudy, barriers
+from ckptzoo.studies.barriers import ALIGNED, BY_ACTIVATIONS, LEAST, RAW, BarrierStudy, barriers
 from ckptzoo.studies.least_barrier import _losses, _tables, least_midpoints
 from tests.support.derived_zoos import weights_of, written
 
@@ -50,9 +50,9 @@ def test_copies_have_no_barrier_once_aligned(tmp_path: Path) -> None:
     zoo = ckptzoo.open(written(tmp_path / "copies", archs.architecture(name), weights))
     answers = Evaluator(zoo.arch, given).outputs(weights)
     given = Labelled(given.set, given.inputs, answers[0].argmax(1))
-    found = barriers([(zoo, given)], pairs=4, simplex=3, seed=1)
+    found = barriers([(zoo, given)], pairs=4, simplex=3, recorded=50, seed=1)
     (only,) = found.zoos
-    assert list(only.lines) == [RAW, ALIGNED, "aligned, unit-norm", "aligned, min-mass"]
+    assert list(only.lines) == [RAW, ALIGNED, BY_ACTIVATIONS, "aligned, unit-norm", "aligned, min-mass"]
     assert (only.width, only.members, only.usable, only.inputs) == (8, 8, 8, 60)
     assert len(only.pairs) == 4 and len({id for pair in only.pairs for id in pair}) == 8, "disjoint"
     assert only.lines[RAW].barriers.height.min() > 0.01

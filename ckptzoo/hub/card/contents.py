@@ -14,9 +14,9 @@ from ckptzoo.hub.card.markdown import code, fenced, folded, listed, table
 from ckptzoo.loader.selection import draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-from ckptzoo.schema.documents import Document
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.card import Card
+from ckptzoo.schema.documents import Document
 from ckptzoo.text import counted, size
 
 MAX_TENSORS = 24

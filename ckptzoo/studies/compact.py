@@ -41,7 +41,7 @@ _LAGS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Draws between those whose transpositions are counted."""
 _PAIRS = 64
 """Pairs of draws of each lag, at most."""
-BINS = np.linspace(-8, 2, 101)
+BINS = np.linspace(-8, 2, 401)
 """Ends of the histograms' bins, in powers of ten."""
 
 Values = NDArray[np.float64]
@@ -133,7 +133,7 @@ class CompactStudy(StudyResult):
     chains : how many chains they are of; 0 for independent members.
     members : the quality of all samples together.
     gaussians : name to Gaussian.
-    pruned_member : name to the accuracies of the first sample for each of ``KEPT``, pruned by the aligned Gaussian.
+    pruned_member : name to the accuracies of one sample for each of ``KEPT``, pruned by the aligned Gaussian.
     merged : how many samples were averaged to the accuracy of their mean, as sampled and aligned.
     convergence : of weights as sampled and aligned, and of the logits; empty where there is one chain, or chains differ
         in length.
@@ -328,7 +328,8 @@ class _Job:
         for name, (mean, sigma) in moments.items():
             gaussians[name] = self._gaussian(mean, sigma, samples, answers)
             self._advance()
-        mean, sigma = moments[ALIGNED]
+        # the first one stays as it is when all are aligned with one another
+        sigma, one = moments[ALIGNED][1], len(self.zoo) // 2
         rows = self._chains()
         return CompactStudy(
             name=self.zoo.name,
@@ -340,8 +341,8 @@ class _Job:
             members=members,
             gaussians=gaussians,
             pruned_member={
-                f"first sample, {name}: {SIGMA} of the aligned": self._pruned(
-                    {key: weights[key][0] for key in self.names}, {key: -sigma[key] for key in self.pruned}, samples
+                f"one sample, {name}: {SIGMA} of the aligned": self._pruned(
+                    {key: weights[key][one] for key in self.names}, {key: -sigma[key] for key in self.pruned}, samples
                 )
                 for name, weights in ((SAMPLED, samples), (ALIGNED, aligned))
             },

@@ -9,9 +9,9 @@ For p, q > 0 let s = (q / p)^(1/4) t, a = u / (p^(3/4) q^(1/4)) and b = v / (p^(
 positive roots of f(t) = t^4 - a t^3 + b t - 1, one or three. f(0) < 0, so f rises through the greatest and through the
 least of them, which are the minima; that between is a maximum. The least is 1 over the greatest for b and a in the
 others' places. A root through which f rises is at least a / 2, or 1 over it at least b / 2 (else both f'(t) >= 0 and
-f(t) = 0 could not hold), and of three roots the greatest and 1 over the least are so. From a / 2 on f is convex, so that
-Newton's method from a bound above falls to the greatest root if it is there. Both points are compared by their costs,
-whatever they are, so that one that is no root does no harm.
+f(t) = 0 could not hold), and of three roots the greatest and 1 over the least are so. From a / 2 on f is convex, so
+that Newton's method from a bound above falls to the greatest root if it is there. Both points are compared by their
+costs, whatever they are, so that one that is no root does no harm.
 """
 
 import numpy as np

@@ -129,6 +129,13 @@ def align(
         str | None,
         typer.Option(metavar="NAME", help="Bring all into this gauge before.", autocompletion=complete_gauges),
     ] = None,
+    scales: Annotated[
+        str,
+        typer.Option(
+            metavar="WHICH",
+            help="fixed: as they are or as the gauge has them; fit: those of least distance, which raises barriers.",
+        ),
+    ] = "fixed",
     barycentre_zoo: Annotated[
         Path | None,
         typer.Option("--barycentre", metavar="FOLDER", help="Where the barycentre is kept.  [default: ZOO-<label>]"),
@@ -158,6 +165,7 @@ def align(
             label=label,
             method=method,
             gauge=gauge,
+            scales=scales,
             barycentre_zoo=barycentre_zoo,
             store=store,
             certify=certify,

@@ -26,7 +26,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES, barycentre, canonicalize
-from ckptzoo.symmetry.alignment.align import METHODS
+from ckptzoo.symmetry.alignment.align import METHODS, SCALES
 from ckptzoo.text import Progress
 
 BEST, BARYCENTRE = "best", "barycentre"
@@ -44,6 +44,7 @@ def align_zoo(
     label: str | None = None,
     method: str = "weights",
     gauge: str | None = None,
+    scales: str = "fixed",
     barycentre_zoo: str | Path | None = None,
     store: str = "weights",
     certify: str = "auto",
@@ -68,6 +69,8 @@ def align_zoo(
     label : small letters, digits and hyphens; by default ``best`` or ``barycentre``, else it must be named.
     method : ``weights``, or ``activations``: channels that answer alike on the first 5,000 of the inputs come together.
     gauge : a name in ``ckptzoo.symmetry.GAUGES`` into which all are brought before; by default they keep their scales.
+    scales : ``fixed``, as they are or as the gauge has them; or ``fit``, by weights alone: those of least distance,
+        which raises barriers (``ckptzoo.symmetry.align``).
     barycentre_zoo : where the barycentre is kept, as a zoo of one Gaussian: its means, and the standard deviations of
         the aligned members. By default ``<zoo>-<label>`` beside the zoo. One that is there is the reference.
     inputs : as for ``derive``; for activations (N, *input_shape), as the networks take them, such as training images,
@@ -78,7 +81,7 @@ def align_zoo(
     Raises
     ------
     UnknownNameError
-        No such method, gauge, store, rule for equivalence checks or reference.
+        No such method, gauge, rule for scales, store, rule for equivalence checks or reference.
     SymmetryError
         The variant is there with another reference, method, inputs or gauge, the reference is not finite, no table is
         known, or activations of a group cannot be recorded.
@@ -103,6 +106,11 @@ def align_zoo(
         raise UnknownNameError("align", "gauge", gauge, tuple(GAUGES))
     if method not in METHODS:
         raise UnknownNameError("align", "method", method, METHODS)
+    if scales not in SCALES:
+        raise UnknownNameError("align", "scales", scales, SCALES)
+    if scales == "fit" and method != "weights":
+        step = "Leave the scales as they are, or align by weights."
+        raise ZooError(Problem("align", "method for scales 'fit'", "weights", method, step))
     contents = read_contents(Folder(path))
     table = symmetry_of(contents, module)
     label = _label(to, label)
@@ -123,7 +131,7 @@ def align_zoo(
         recorder = import_with_torch("activations").ActivationProducts(zoo.arch, table, reference, examples, module)
         matching = ActivationMatching(recorder, digest_of_inputs(examples), len(examples), inputs_name)
         inputs = None if certify == "none" else examples[:RANDOM_INPUTS]
-    rule = AlignmentRule(label, reference, source, gauge, matching)
+    rule = AlignmentRule(label, reference, source, gauge, matching, scales)
     _require_same(path, rule)
     with nullcontext() if matching is None else import_with_torch("forward").one_thread():
         return derive_by(
@@ -204,15 +212,12 @@ def _require_same(path: str | Path, rule: AlignmentRule) -> None:
             expected, got = f"{part.facts.get('source')}", rule.source
             step = "Name that reference by --to, or another variant by --label."
             raise SymmetryError(Problem(location, "reference", expected, got, step))
-        for key in ("method", "inputs", "examples"):
-            expected, got = (facts.get(key) for facts in (part.facts, rule.facts))
+        # facts that other ways to match lack
+        for key, default in (("method", "weights"), ("inputs", "none"), ("examples", "none"), ("fitted", False)):
+            expected, got = (str(facts.get(key, default)) for facts in (part.facts, rule.facts))
             if got != expected:
                 step = "Align as before, or name another variant by --label."
-                raise SymmetryError(Problem(location, key, _shown(key, expected), _shown(key, got), step))
-
-
-def _shown(key: str, fact: Any) -> str:
-    return str(fact or ("weights" if key == "method" else "none"))
+                raise SymmetryError(Problem(location, key, expected, got, step))
 
 
 def _write_barycentre(zoo: Zoo, table: Symmetry, gauge: str | None, path: Path) -> None:

@@ -121,6 +121,7 @@ class AlignmentRule:
     source : where the reference is from, for people.
     gauge : into which all are brought before; None for none.
     activations : by which channels are matched; None for their weights.
+    scales : ``fixed`` or ``fit``, as for ``align``.
     """
 
     label: str
@@ -128,6 +129,7 @@ class AlignmentRule:
     source: str
     gauge: str | None
     activations: ActivationMatching | None = None
+    scales: str = "fixed"
 
     @property
     def name(self) -> str:
@@ -144,7 +146,9 @@ class AlignmentRule:
             "reference": reference_digest(self.reference),
             "scales": gauge,
         }
-        # variants that are aligned by weights have the facts that they had before there was a choice
+        # variants that are aligned by weights at fixed scales have the facts that they had before there was a choice
+        if self.scales == "fit":
+            facts["fitted"] = True
         if self.activations is not None:
             facts |= {
                 "method": "activations",
@@ -175,7 +179,7 @@ class AlignmentRule:
         return Transformed(placed, GroupElement(perms, scales), report, None)
 
     def _aligned(self, weights: Weights, symmetry: Symmetry) -> Aligned:
-        options: dict[str, Any] = {"gauge": self.gauge, "threads": 1}
+        options: dict[str, Any] = {"gauge": self.gauge, "scales": self.scales, "threads": 1}
         if self.activations is not None:
             options |= {"method": "activations", "activations": self.activations.source.products(weights)}
         return align(weights, self.reference, symmetry, **options)

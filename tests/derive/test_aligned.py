@@ -24,13 +24,13 @@ def weights(path: Path, variant: str = "raw") -> dict[str, np.ndarray]:
     return {name: np.asarray(zoo[name, variant]) for name in zoo.arch.names}
 
 
-@pytest.mark.parametrize("gauge", [None, "min-mass"])
-def test_the_variant_is_what_align_gives(tmp_path: Path, gauge: str | None) -> None:
+@pytest.mark.parametrize(("gauge", "scales"), [(None, "fixed"), ("min-mass", "fixed"), (None, "fit")])
+def test_the_variant_is_what_align_gives(tmp_path: Path, gauge: str | None, scales: str) -> None:
     path = zoo_of(tmp_path / "zoo", spoil=(2,))
-    made = align_zoo(path, "0-1", label="second", gauge=gauge)
+    made = align_zoo(path, "0-1", label="second", gauge=gauge, scales=scales)
     assert (made.gauge, made.checkpoints, made.untouched, made.certified[0].checkpoints) == ("aligned-second", 8, 2, 6)
     raw, zoo = weights(path), ckptzoo.open(path)
-    expected = align(raw, {name: array[1] for name, array in raw.items()}, TABLE, gauge=gauge)
+    expected = align(raw, {name: array[1] for name, array in raw.items()}, TABLE, gauge=gauge, scales=scales)
     for name, array in weights(path, made.gauge).items():
         np.testing.assert_array_equal(array, expected.weights[name])
     stored = GroupElement.from_tensors({key: np.asarray(value) for key, value in zoo.group_element(made.gauge).items()})
@@ -38,7 +38,11 @@ def test_the_variant_is_what_align_gives(tmp_path: Path, gauge: str | None) -> N
     assert zoo.variant_metadata(made.gauge)["gauged"].to_pylist() == expected.aligned.tolist()
     assert ckptzoo.verify(path) == [] and zoo.variants == ("raw", made.gauge)
     if gauge is None:
-        np.testing.assert_array_equal(weights(path, made.gauge)["fc.weight"][1], raw["fc.weight"][1])
+        np.testing.assert_allclose(weights(path, made.gauge)["fc.weight"][1], raw["fc.weight"][1], rtol=1e-6)
+    assert zoo.contents.derived(made.gauge).parts[0].facts.get("fitted") == (True if scales == "fit" else None)
+    if scales == "fit":
+        with pytest.raises(SymmetryError, match="fitted: expected True, got False"):
+            align_zoo(path, "0-1", label="second", **QUICK)
 
 
 def test_later_parts_need_the_same_reference(tmp_path: Path) -> None:
@@ -192,6 +196,8 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     refused("label: expected one for this reference, got none", label=None)
     for label in ("A b", "x" * 57, "-", "../x"):
         refused("label: expected small letters, digits and hyphens", label=label)
+    refused("scales 'fitted'", error=UnknownNameError, scales="fitted")
+    refused("method for scales 'fit': expected weights, got activations", scales="fit", method="activations")
     refused(r"gauge 'min-max'.*Did you mean min-mass", error=UnknownNameError, gauge="min-max")
     refused("reference '0-9': expected one of best, barycentre, 0-0", "0-9", error=UnknownNameError)
     refused("reference: weights: expected finite numbers, got others", "0-2", error=SymmetryError)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from ckptzoo.schema.symmetry import Fixed, Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 from ckptzoo.symmetry.alignment.align import Aligned, align
-from tests.laws.test_symmetry import K, Net, Weights, assert_same_function, element, nets, normal
+from tests.laws.test_symmetry import K, Net, Weights, assert_same_function, element, nets, normal, raised
 from tests.support.effort import FEW_EXAMPLES, examples
-from tests.support.symmetry_tables import Network, networks
+from tests.support.symmetry_tables import Network, crossed, networks
 
 few = settings(max_examples=examples(150, FEW_EXAMPLES), deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -137,3 +137,40 @@ def assert_alike(one: Aligned, two: Aligned) -> None:
         np.testing.assert_array_equal(array, two.weights[name], err_msg=name)
     np.testing.assert_array_equal(one.value, two.value)
     np.testing.assert_allclose(one.bound, two.bound, rtol=1e-12)
+
+
+@few
+@given(cases())
+def test_fitted_scales_keep_the_function_and_lower_the_distance(drawn: tuple[Net | Network, Weights, Weights]) -> None:
+    net, reference, weights = drawn
+    start = fitted(net, reference, weights, start="identity")
+    assert start.aligned.all()
+    start.element.check(net.table)
+    if isinstance(net, Net):
+        assert_same_function(net, weights, start.weights, 1e-9)
+    for name, array in apply(start.element, weights, net.table).items():
+        np.testing.assert_array_equal(array, start.weights[name])
+    names = compared(net.table, weights)
+    for k in range(K):
+        before = np.sqrt(sum(((reference[name] - weights[name][k]) ** 2).sum() for name in names))
+        assert start.distance[k] <= before * (1 + 1e-12)
+
+
+@few
+@given(cases(), seeds)
+def test_fitted_results_do_not_depend_on_order_and_scales(
+    drawn: tuple[Net | Network, Weights, Weights], seed: int
+) -> None:
+    net, reference, weights = drawn
+    assume(isinstance(net, Net) or not crossed(net))  # on two axes of one tensor, where scales are not unique
+    g = element(net, seed, spread=0.3) if isinstance(net, Net) else net.element(K, seed)
+    g = raised(g, weights) if "n0.var" in weights else g
+    one, two = fitted(net, reference, weights), fitted(net, reference, apply(g, weights, net.table))
+    np.testing.assert_allclose(one.distance, two.distance, rtol=1e-6, atol=1e-6)
+    # drawn tables may have scales that move along with one another at no cost: their distances alone agree
+    for name, array in one.weights.items() if isinstance(net, Net) else ():
+        np.testing.assert_allclose(array, two.weights[name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def fitted(net: Net | Network, reference: Weights, weights: Weights, **options: str) -> Aligned:
+    return align(weights, reference, net.table, scales="fit", **options)

@@ -171,7 +171,8 @@ def _rule(name: str, versions: Sequence[str], facts: Document) -> str:
     """The gauge's rule, where this ckptzoo has the gauge in this version; of an aligned variant the reference."""
     if name.startswith(layout.ALIGNED):
         how = "by activations " if facts.get("method") == "activations" else ""
-        return f"permuted {how}to be closest to {code(str(facts.get('source')))}"
+        moved = "permuted and rescaled" if facts.get("fitted") else "permuted"
+        return f"{moved} {how}to be closest to {code(str(facts.get('source')))}"
     from ckptzoo.symmetry.gauges import GAUGES  # a page without variants needs no gauges
 
     gauge = GAUGES.get(name)

@@ -254,6 +254,8 @@ def least_scales(arrays: _Doubles, symmetry: Symmetry) -> dict[str, NDArray[np.f
     found: dict[str, NDArray[np.float64]] = {}
     for action in symmetry.actions:
         for name, places in positions(action, symmetry) if action.exponent == 2 and action.eps else ():
+            if not symmetry[name].resizes:
+                continue
             variance = np.asarray(arrays[action.tensor], np.float64)
             least = np.sqrt(action.eps / (variance[:, places].max(axis=2) + action.eps))
             found[name] = np.maximum(found.get(name, 0.0), least)

@@ -2,9 +2,9 @@
 
 Everyone takes transitions of a fixed number of leapfrog steps on the same 1,000 examples, from the same weights, with
 the same step size and mass matrix, after compiling. Bare blackjax is its documented loop, ``jax.lax.scan`` over
-``blackjax.hmc(...).step``, with all chains in one ``vmap``, and chain by chain. Repeats are interleaved and medians
-printed; the time of a gradient is that of all chains together, divided by chains and leapfrog steps. Half a minute on
-two cores.
+``blackjax.hmc(...).step``, with all chains in one ``vmap``, and chain by chain. Repeats are interleaved; medians
+are printed, and the least times, to which other work on the machine adds least and by which the aim is judged. The time
+of a gradient is that of all chains together, divided by chains and leapfrog steps. Half a minute on two cores.
 """
 
 import argparse
@@ -131,7 +131,7 @@ def main() -> None:
     source = sources.load(method.recipe)
     title = f"{method.recipe.architecture}, {chosen.examples:,} examples, {available_cores()} cores"
     table = Table(box=SIMPLE_HEAD, title=title)
-    for column in ("chains", "contender", "ms a gradient and chain", "builder's time over this"):
+    for column in ("chains", "contender", "ms a gradient and chain", "the least", "builder's least over this"):
         table.add_column(column, justify="left" if column == "contender" else "right")
     for chains in chosen.chains:
         contenders = {
@@ -143,16 +143,17 @@ def main() -> None:
         for _ in range(chosen.repeats):
             for name, take in contenders.items():
                 seconds[name].append(take(chosen.transitions))
-        medians = {name: statistics.median(taken) for name, taken in seconds.items()}
-        for name, median in medians.items():
-            gradient = median / (chains * chosen.transitions * chosen.leapfrogs)
-            ratio = medians["builder"] / median
-            table.add_row(f"{chains}", name, f"{1e3 * gradient:.3f}", "" if name == "builder" else f"{ratio:.2f}")
-            rows.append({"chains": chains, "contender": name, "gradient_seconds": gradient, "all": seconds[name]})
-        best = min(median for name, median in medians.items() if name != "builder")
-        reached = "yes" if medians["builder"] <= AIM * best else "no"
-        table.add_row("", f"at most {AIM - 1:.0%} above the faster: {reached}", "", f"{medians['builder'] / best:.2f}")
-    Console().print(table)
+        gradients = chains * chosen.transitions * chosen.leapfrogs
+        least = {name: min(taken) for name, taken in seconds.items()}
+        for name, taken in seconds.items():
+            median, ratio = statistics.median(taken), least["builder"] / least[name]
+            figures = (f"{1e3 * median / gradients:.3f}", f"{1e3 * least[name] / gradients:.3f}", f"{ratio:.2f}")
+            table.add_row(f"{chains}", name, *figures)
+            rows.append({"chains": chains, "contender": name, "gradient_seconds": median / gradients, "all": taken})
+        best = min(taken for name, taken in least.items() if name != "builder")
+        reached = "reached" if least["builder"] <= AIM * best else "missed"
+        table.add_row("", f"aim, at most {AIM:.2f}: {reached}", "", "", f"{least['builder'] / best:.2f}")
+    Console(width=110).print(table)
     chosen.json.parent.mkdir(parents=True, exist_ok=True)
     chosen.json.write_text(json.dumps({"machine": machine(ROOT), "rows": rows}, indent=2, allow_nan=False))
 

@@ -122,7 +122,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_draws(method: str, tmp_p
         "sghmc": {"epochs": 24},
         "swag": {"distance": 4},
         "csghmc": {"epochs": 40},
-        "hmc": {"most_leapfrogs": 2},
+        "hmc": {"most_leapfrogs": 1, "burn_in": 12, "transitions": 6},
     }.get(method, {})
     changes = {**CHANGES[method], **changes}
     start = tmp_path / "members" if posterior.get(method).starts == "member" else None

@@ -52,12 +52,15 @@ def least_costs(
 def _greatest_root(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
     """The greatest root of ``t^4 - a t^3 + b t - 1`` where it is at least a / 2, else some t > 0."""
     t = 2 * np.maximum(1, np.maximum(np.abs(a), np.cbrt(np.abs(b))))
+    done = np.zeros(t.shape, bool)
     for _ in range(_MAX_STEPS):
         value = ((t - a) * t * t + b) * t - 1
         slope = (4 * t - 3 * a) * t * t + b
         step = np.divide(value, slope, out=np.zeros_like(t), where=slope > 0)
-        step = np.where(t - step < np.maximum(a / 2, 0), 0, step)
-        t = t - step
-        if (np.abs(step) <= 4 * np.finfo(np.float64).eps * t).all():
+        done |= t - step < np.maximum(a / 2, 0)
+        t = np.where(done, t, t - step)
+        # what is done stays, so that a root does not depend on how long others take
+        done |= np.abs(step) <= 4 * np.finfo(np.float64).eps * t
+        if done.all():
             break
     return t

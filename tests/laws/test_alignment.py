@@ -180,5 +180,5 @@ def test_fitted_results_do_not_depend_on_order_and_scales(
         np.testing.assert_allclose(array, two.weights[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def fitted(net: Net | Network, reference: Weights, weights: Weights, **options: str) -> Aligned:
-    return align(weights, reference, net.table, scales="fit", **options)
+def fitted(net: Net | Network, reference: Weights, weights: Weights, *, start: str = "signature") -> Aligned:
+    return align(weights, reference, net.table, scales="fit", start=start)

@@ -104,6 +104,7 @@ def derive(
 
 
 def align(
+    context: typer.Context,
     zoo: ZooFolder,
     to: Annotated[
         str,
@@ -145,6 +146,7 @@ def align(
     inputs: Inputs = None,
     module: Module = None,
     share: Share = "0/1",
+    on: On = None,
     as_json: AsJson = False,
 ) -> None:
     """Permute every checkpoint so that it is close to one reference.
@@ -153,11 +155,16 @@ def align(
     by the same command; another reference needs another label.
     """
     from ckptzoo.derive import align_zoo
+    from ckptzoo.derive.aligned import BARYCENTRE, keep_barycentre
     from ckptzoo.text import parse_share
 
     root = folder(zoo)
     given = None if inputs is None else _inputs(inputs)
     network = _network(root, module)
+    if on is not None:
+        if to == BARYCENTRE:
+            keep_barycentre(root, label=label, gauge=gauge, barycentre_zoo=barycentre_zoo, module=network)
+        work_on_ray(context, on)
     with bar("aligning") as progress:
         derived = align_zoo(
             root,

@@ -117,12 +117,11 @@ def align_zoo(
     examples = None if method == "weights" else _examples(contents, inputs, module)
     zoo = ckptzoo.open(path)
     if to == BARYCENTRE:
-        kept = Path(barycentre_zoo or f"{Path(path).absolute()}-{label}")
-        if not (kept / layout.ZOO).exists() or not len(ckptzoo.open(kept)):
-            if share != (0, 1):
-                step = "Align one zoo without a share first, or name the barycentre's zoo."
-                raise ZooError(Problem("align", f"barycentre in {kept}", "one, to share the work", "none", step))
-            _write_barycentre(zoo, table, gauge, kept)
+        kept = _barycentre_path(path, label, barycentre_zoo)
+        if share != (0, 1) and not _is_kept(kept):
+            step = "Align one zoo without a share first, or name the barycentre's zoo."
+            raise ZooError(Problem("align", f"barycentre in {kept}", "one, to share the work", "none", step))
+        keep_barycentre(path, label=label, gauge=gauge, barycentre_zoo=barycentre_zoo, module=module)
         reference, source = _of_zoo(str(kept), zoo), f"barycentre in {kept.name}"
     else:
         reference, source = _reference(zoo, to)
@@ -137,6 +136,31 @@ def align_zoo(
         return derive_by(
             rule, path, store=store, certify=certify, inputs=inputs, module=module, share=share, progress=progress
         )
+
+
+def keep_barycentre(
+    path: str | Path,
+    *,
+    label: str | None = None,
+    gauge: str | None = None,
+    barycentre_zoo: str | Path | None = None,
+    module: Any = None,
+) -> None:
+    """Write the barycentre that ``align_zoo`` takes as the reference, unless it is there: shares of the work need it.
+
+    Parameters and errors are those of ``align_zoo``.
+    """
+    kept = _barycentre_path(path, _label(BARYCENTRE, label), barycentre_zoo)
+    if not _is_kept(kept):
+        _write_barycentre(ckptzoo.open(path), symmetry_of(read_contents(Folder(path)), module), gauge, kept)
+
+
+def _barycentre_path(path: str | Path, label: str, barycentre_zoo: str | Path | None) -> Path:
+    return Path(barycentre_zoo or f"{Path(path).absolute()}-{label}")
+
+
+def _is_kept(path: Path) -> bool:
+    return (path / layout.ZOO).exists() and len(ckptzoo.open(path)) > 0
 
 
 def _examples(contents: Contents, inputs: NDArray[Any] | None, module: Any) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ import pytest
 import ckptzoo
 from ckptzoo.cli.app import run
 from ckptzoo.cli.ray_shares import run_share
-from ckptzoo.derive import derive
+from ckptzoo.derive import align_zoo, derive
 from tests.support.derived_zoos import zoo_of
 
 pytestmark = pytest.mark.slow
@@ -59,6 +59,15 @@ def test_shares_are_done_by_tasks_with_the_same_bytes(cli: Any, cluster: str, tm
     expected = cli("dedupe", shared, "--json")
     found = cli("dedupe", shared, "--json", "--saved", tmp_path / "rows", "--on", f"ray://{cluster}")
     assert found.code == 0 and found.out == expected.out and len(list((tmp_path / "rows").iterdir())) == 2, found
+
+
+def test_shares_are_aligned_with_the_same_reference(cli: Any, cluster: str, tmp_path: Path) -> None:
+    alone, shared = (zoo_of(tmp_path / name / "zoo", (3, 1, 2)) for name in ("a", "b"))
+    align_zoo(alone, "barycentre", certify="none")
+    ended = cli("align", shared, "--to", "barycentre", "--certify", "none", "--on", f"ray://{cluster}")
+    assert ended.code == 0 and "0 checkpoints derived in aligned-barycentre, 6 were there already" in ended.out, ended
+    one, two = (np.asarray(ckptzoo.open(path)["fc.weight", "aligned-barycentre"]) for path in (alone, shared))
+    np.testing.assert_array_equal(one, two)
 
 
 def test_a_share_that_fails_says_why(cli: Any, cluster: str, tmp_path: Path) -> None:

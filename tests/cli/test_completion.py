@@ -54,8 +54,8 @@ def variables(words: str) -> dict[str, str]:
         (
             "study ",
             [
-                *("collapse", "ensembles", "marginals", "mass", "modes", "permutations"),
-                *("posteriors", "symmetries", "toy"),
+                *("barriers", "collapse", "compact", "ensembles", "marginals", "mass", "modes", "pairs"),
+                *("permutations", "posteriors", "symmetries", "toy", "transpositions"),
             ],
         ),
         ("study perm", ["permutations"]),

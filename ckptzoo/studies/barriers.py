@@ -34,6 +34,8 @@ LEAST = "least of all permutations"
 """Ways in which the two networks of a pair stand to one another; the others are named after gauges and variants."""
 PAIR_BYTES = 64 * 2**20
 """Weights of the pairs that are aligned at a time, or one pair."""
+LEAST_PAIRS = 8
+"""For a correlation."""
 SIMPLEX_POINTS = 16
 """Points of a simplex besides its centre, uniform on it."""
 
@@ -147,11 +149,11 @@ class ZooBarriers:
 
     @property
     def rank_correlation(self) -> dict[str, float]:
-        """Way to Spearman's correlation of barrier and distance over the pairs, where there are three or more."""
+        """Way to Spearman's correlation of barrier and distance over the pairs, where there are ``LEAST_PAIRS``."""
         found: dict[str, float] = {}
         for way, lines in self.lines.items():
             height, distance = lines.barriers.height, lines.distances
-            if len(height) > 2 and np.isfinite(height).all() and height.std() and distance.std():
+            if len(height) >= LEAST_PAIRS and np.isfinite(height).all() and height.std() and distance.std():
                 ranks = [np.argsort(np.argsort(values)) for values in (height, distance)]
                 found[way] = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
         return found

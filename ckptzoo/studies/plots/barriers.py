@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ckptzoo.studies.shared.plots import MUTED, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.plots import WIDTH, abbreviated, head, styled
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
 
@@ -23,7 +23,7 @@ _MARKERS = "osD^vP*"
 _WIDE = 4
 """Distances that differ by more than this factor are shown on a logarithmic axis."""
 _LEAST = 1e-3
-"""Nats: barriers below are shown here on a logarithmic axis."""
+"""Nats: lower means are shown here, because the axis is logarithmic."""
 
 
 @styled
@@ -84,8 +84,7 @@ def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.set_xlim(ticks[0] / 1.3, ticks[-1] * 1.3)
         axes.minorticks_off()
-        axes.axhline(_LEAST, color=MUTED, lw=1, ls=":")
-        axes.set_title(abbreviated(kind, 40), fontsize=11, pad=4)
+        axes.set_title(abbreviated(kind, 56), fontsize=10, pad=4)
         axes.set_xlabel("width")
     for row in panels:
         row[0].set_ylabel("barrier (nats)")
@@ -94,7 +93,7 @@ def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
         for place, way in enumerate(ways)
     ]
     more = f"; {left_out:,} more kinds not shown" if left_out else ""
-    head(figure, f"barriers against the width, mean ± standard error, at least {_LEAST:g}{more}", handles)
+    head(figure, f"barriers against the width, mean ± standard error{more}", handles)
     return figure
 
 

@@ -106,7 +106,7 @@ def align(
         (perceptrons 784-16-10: mean loss barrier 0.36, fixed 0.30), as networks come to have small weights where they
         differ: for paths between networks take a gauge instead.
     start : of the ascent on weights: ``signature``, by which the result does not depend on the order in which B comes,
-        nor with fitted scales on those, or ``identity``.
+        nor with fitted scales on those where ``unit-norm`` determines them, or ``identity``.
     activations : for that method: group id to (K, n, n), the sums over examples of what channel i of A holds times what
         channel j of B holds, ``theirs @ ours.swapaxes(1, 2)`` for activations (K, n, examples); of the networks as
         they are before the gauge. A group that is ``Like`` another may be left out, or the other.

@@ -4,13 +4,14 @@ import warnings
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckptzoo.cli.options import (
     AsJson,
     Data,
+    Module,
     VariantName,
     Where,
     ZooAddress,
@@ -352,6 +353,7 @@ def barriers(
         int,
         typer.Option(metavar="N", min=0, help="Also align by what channels hold on the first N inputs; 0 for not."),
     ] = 0,
+    module: Module = None,
     statistics: Statistics = 10_000,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of pairs, draws and points.")] = 0,
     output: Output = None,
@@ -379,6 +381,7 @@ def barriers(
             simplex=simplex,
             least=least,
             recorded=activations,
+            module=_network(chosen[0], module),
             seed=seed,
             progress=progress,
         )
@@ -395,6 +398,7 @@ def transpositions(
     data: Data = None,
     barriers: Annotated[bool, typer.Option(help="Measure barriers, which needs labelled inputs.")] = True,
     points: Annotated[int, typer.Option(metavar="N", min=2, help="Points of a line, with its ends.")] = 11,
+    module: Module = None,
     statistics: Statistics = 10_000,
     output: Output = None,
     where: Where = None,
@@ -412,7 +416,7 @@ def transpositions(
     if barriers:
         labelled = labelled_of(chosen, set, data=data, statistics=statistics)
     with bar("aligning pairs") as progress:
-        result = compute(chosen, labelled, points=points, progress=progress)
+        result = compute(chosen, labelled, points=points, module=_network(chosen, module), progress=progress)
     _show(result, output, as_json)
 
 
@@ -428,6 +432,7 @@ def compact(
     ] = None,
     data: Data = None,
     draws: Annotated[int, typer.Option(metavar="N", min=1, help="Of each Gaussian, which predict together.")] = 50,
+    module: Module = None,
     statistics: Statistics = 10_000,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the draws.")] = 0,
     output: Output = None,
@@ -445,7 +450,15 @@ def compact(
     chosen, other = opened(zoo, where), None if variational is None else opened(variational)
     labelled = labelled_of(chosen, set, data=data, statistics=statistics)
     with bar("fitting Gaussians") as progress:
-        result = compute(chosen, labelled, variational=other, draws=draws, seed=seed, progress=progress)
+        result = compute(
+            chosen,
+            labelled,
+            variational=other,
+            draws=draws,
+            module=_network(chosen, module),
+            seed=seed,
+            progress=progress,
+        )
     _show(result, output, as_json)
 
 
@@ -462,6 +475,7 @@ def pairs(
         str | None, typer.Option("--set", metavar="SET", help="Labelled inputs.  [default: the test set of the zoo]")
     ] = None,
     data: Data = None,
+    module: Module = None,
     statistics: Statistics = 10_000,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the random pairs.")] = 0,
     output: Output = None,
@@ -479,8 +493,25 @@ def pairs(
     if barriers:
         labelled = labelled_of(chosen, set, data=data, statistics=statistics)
     with bar("joining pairs") as progress:
-        result = compute(chosen, labelled, gauge=gauge, nearest=nearest, seed=seed, progress=progress)
+        result = compute(
+            chosen,
+            labelled,
+            gauge=gauge,
+            nearest=nearest,
+            module=_network(chosen, module),
+            seed=seed,
+            progress=progress,
+        )
     _show(result, output, as_json)
+
+
+def _network(zoo: "Zoo", module: str | None) -> Any:
+    """The user's own network; None where none is named."""
+    if module is None:
+        return None
+    from ckptzoo.hub.contributions.evaluation import own_network
+
+    return own_network(zoo.arch, module)
 
 
 def _show(result: "StudyResult", output: Path | None, as_json: bool) -> None:

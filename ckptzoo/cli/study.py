@@ -421,6 +421,36 @@ def transpositions(
 
 
 @study.command()
+def steps(
+    zoo: ZooAddress,
+    set: Annotated[
+        str | None,
+        typer.Option("--set", metavar="SET", help="Labelled inputs.  [default: the test set of the zoo]"),
+    ] = None,
+    data: Data = None,
+    barriers: Annotated[bool, typer.Option(help="Measure barriers, which needs labelled inputs.")] = True,
+    module: Module = None,
+    statistics: Statistics = 10_000,
+    output: Output = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """How far are the kept steps of training from the last one?
+
+    In transpositions, distances and barriers, as trained and aligned; build members with --keep-steps.
+    """
+    from ckptzoo.hub.contributions.inputs import labelled_of
+    from ckptzoo.studies.steps import steps as compute
+
+    chosen, labelled = opened(zoo, where), None
+    if barriers:
+        labelled = labelled_of(chosen, set, data=data, statistics=statistics)
+    with bar("comparing steps") as progress:
+        result = compute(chosen, labelled, module=_network(chosen, module), progress=progress)
+    _show(result, output, as_json)
+
+
+@study.command()
 def compact(
     zoo: ZooAddress,
     variational: Annotated[

@@ -1,6 +1,6 @@
 """How high are the barriers between independently trained networks, as they are and aligned?"""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +20,7 @@ from ckptzoo.measure.barriers import Barriers
 from ckptzoo.measure.barriers import barriers as barriers_of
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.least_barrier import least_midpoints
+from ckptzoo.studies.shared.networks import Weights, distances, pairs_at_once, read_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import own_table, usable_rows
 from ckptzoo.symmetry import GAUGES
@@ -32,15 +33,12 @@ RAW, ALIGNED = "as trained", "aligned"
 BY_ACTIVATIONS = "aligned by activations"
 LEAST = "least of all permutations"
 """Ways in which the two networks of a pair stand to one another; the others are named after gauges and variants."""
-PAIR_BYTES = 64 * 2**20
-"""Weights of the pairs that are aligned at a time, or one pair."""
 LEAST_PAIRS = 8
 """For a correlation."""
 SIMPLEX_POINTS = 16
 """Points of a simplex besides its centre, uniform on it."""
 
 Values = NDArray[np.float64]
-Weights = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,7 +276,7 @@ def barriers(
 
     Notes
     -----
-    Time: that of T evaluations a pair and way, and of the alignment. Memory: pairs of ``PAIR_BYTES`` with copies.
+    Time: that of T evaluations a pair and way, and of the alignment. Memory: pairs of 64 MiB with copies.
     Tested in tests/studies/test_barriers.py.
     """
     for gauge in gauges:
@@ -357,14 +355,14 @@ class _Plan:
 
         def add(way: str, first: Weights, second: Weights) -> None:
             scores = evaluation.along_lines(evaluator, first, second, points, noise)
-            lines = Lines(points, scores.loss, scores.accuracy, self._distances(first, second))
+            lines = Lines(points, scores.loss, scores.accuracy, distances(self.zoo.arch, first, second))
             parts.setdefault(way, []).append(lines)
             advance(len(scores.loss))
 
-        size = max(1, PAIR_BYTES // (2 * self.zoo.arch.nbytes))
+        size = pairs_at_once(self.zoo.arch)
         for start in range(0, len(self.pairs), size):
             some = self.pairs[start : start + size]
-            first, second = self._read(some[:, 0]), self._read(some[:, 1])
+            first, second = read_networks(self.zoo, some[:, 0]), read_networks(self.zoo, some[:, 1])
             add(RAW, first, second)
             aligned = symmetry.align(second, first, self.table)
             add(ALIGNED, first, aligned.weights)
@@ -374,7 +372,7 @@ class _Plan:
                 aligned = symmetry.align(second, first, self.table, gauge=gauge)
                 add(f"{ALIGNED}, {gauge}", aligned.reference, aligned.weights)
             for variant in self.variants:
-                add(variant, self._read(some[:, 0], variant), self._read(some[:, 1], variant))
+                add(variant, read_networks(self.zoo, some[:, 0], variant), read_networks(self.zoo, some[:, 1], variant))
             for place in range(min(self.least, start + len(some)) - start):
                 one, other = (
                     {name: array[place : place + 1] for name, array in item.items()} for item in (first, second)
@@ -413,7 +411,7 @@ class _Plan:
         rng, k = np.random.default_rng([seed, 2]), self.groups.shape[1]
         found: list[tuple[Values, Values]] = []
         for group in self.groups:
-            weights = self._read(group)
+            weights = read_networks(self.zoo, group)
             if way == ALIGNED:
                 element = symmetry.barycentre(lambda weights=weights: [weights], self.table).element
                 weights = symmetry.apply(element, weights, self.table)
@@ -424,21 +422,6 @@ class _Plan:
         losses = np.array([loss for loss, _ in found]).reshape(len(found), k + 1 + SIMPLEX_POINTS)
         shares = np.array([share for _, share in found]).reshape(len(found), SIMPLEX_POINTS, k)
         return Simplices(losses[:, :k], losses[:, k], losses[:, k + 1 :], shares)
-
-    def _read(self, rows: NDArray[np.int64], variant: str | None = None) -> dict[str, NDArray[Any]]:
-        """Tensor name to (len(rows), *shape)."""
-        names = self.zoo.arch.names
-        return {
-            name: np.asarray((self.zoo[name] if variant is None else self.zoo[name, variant])[rows]) for name in names
-        }
-
-    def _distances(self, first: Weights, second: Weights) -> Values:
-        total = 0.0
-        for tensor in self.zoo.arch.tensors:
-            if tensor.kind != "buffer":
-                difference = np.asarray(first[tensor.name], np.float64) - second[tensor.name]
-                total = total + np.square(difference).reshape(len(difference), -1).sum(1)
-        return np.sqrt(total)
 
     def _kind(self) -> str:
         rows = self.zoo.metadata.select(["recipe", "method", "extra"]).slice(0, 1).to_pylist()

@@ -19,9 +19,10 @@ from ckptzoo.measure.barriers import barriers
 from ckptzoo.measure.ranks import kendall_tau_b
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.studies.barriers import ALIGNED, PAIR_BYTES, RAW
+from ckptzoo.studies.barriers import ALIGNED, RAW
+from ckptzoo.studies.shared.networks import distances, pairs_at_once, read_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import own_table, parameter_names, usable_rows
+from ckptzoo.studies.shared.selection import own_table, usable_rows
 from ckptzoo.symmetry import GroupElement
 from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_in_total
 from ckptzoo.text import Progress, counted
@@ -246,14 +247,14 @@ def transpositions(
     Notes
     -----
     Time: that of an alignment a pair, kept step and point, and of T evaluations a pair and way. Memory: pairs of
-    ``PAIR_BYTES`` with copies. Tested in tests/studies/test_transpositions.py.
+    64 MiB with copies. Tested in tests/studies/test_transpositions.py.
     """
     if points < 2:
         raise ZooError(Problem("transpositions", "points", "2 or more", str(points), "Correct it."))
     table = own_table(zoo)
     pairs, left_out = planted_pairs(zoo, table)
     steps = sorted({step for pair in pairs for step in pair.rows})
-    taus, reader = np.linspace(0, 1, points), _Reader(zoo, table)
+    taus, size = np.linspace(0, 1, points), pairs_at_once(zoo.arch)
     evaluation = None if labelled is None else import_with_torch("evaluation")
     evaluator = None if evaluation is None else evaluation.Evaluator(zoo.arch, labelled, module=module)
     total = sum(len(pair.rows) for pair in pairs) + len(pairs) * (points - 2 + (len(WAYS) if labelled else 0))
@@ -269,28 +270,30 @@ def transpositions(
     apart_at = found_at.copy()
     found, apart = np.zeros((2, len(pairs)), np.int64)
     along = np.zeros((len(pairs), points), np.int64)
-    distances = {way: np.zeros(len(pairs)) for way in WAYS}
+    apart_by = {way: np.zeros(len(pairs)) for way in WAYS}
     heights = {way: np.zeros(len(pairs)) for way in (WAYS if labelled else ())}
-    for batch in reader.batches(len(pairs)):
+    for start in range(0, len(pairs), size):
+        batch = np.arange(start, min(start + size, len(pairs)))
         some = [pairs[place] for place in batch]
         planted = _stacked([pair.element for pair in some])
         for number, step in enumerate(steps):
             earlier = np.array([step in pair.rows and step < pair.last for pair in some])
             if earlier.any():
                 rows = [pair.rows[step] for pair, has in zip(some, earlier, strict=True) if has]
-                first, second = reader.read(rows)
+                first, second = (read_networks(zoo, column) for column in np.array(rows).T)
                 element = symmetry.align(second, first, table).element
                 found_at[number, batch[earlier]] = transpositions_in_total(element, table)
                 apart_at[number, batch[earlier]] = transpositions_in_total(element.compose(planted[earlier]), table)
                 advance(int(earlier.sum()))
-        first, second = reader.read([pair.rows[pair.last] for pair in some])
+        last = np.array([pair.rows[pair.last] for pair in some])
+        first, second = (read_networks(zoo, column) for column in last.T)
         aligned = symmetry.align(second, first, table)
         found[batch] = along[batch, -1] = transpositions_in_total(aligned.element, table)
         apart[batch] = transpositions_in_total(aligned.element.compose(planted), table)
         advance(len(batch))
         ways = {RAW: second, ALIGNED: aligned.weights, UNDONE: symmetry.apply(planted.inverse(), second, table)}
         for way, weights in ways.items():
-            distances[way][batch] = reader.distances(first, weights)
+            apart_by[way][batch] = distances(zoo.arch, first, weights)
             if evaluation is not None:
                 losses = evaluation.along_lines(evaluator, first, weights, taus).loss
                 heights[way][batch] = barriers(losses, taus).height
@@ -299,8 +302,8 @@ def transpositions(
             between = symmetry.align(_between(first, second, taus[place]), first, table).element
             along[batch, place] = transpositions_in_total(between, table)
             advance(len(batch))
-    last = [steps.index(pair.last) for pair in pairs], np.arange(len(pairs))
-    found_at[last], apart_at[last] = found, apart
+    ends = [steps.index(pair.last) for pair in pairs], np.arange(len(pairs))
+    found_at[ends], apart_at[ends] = found, apart
     return Transpositions(
         name=zoo.name,
         architecture=zoo.arch.name,
@@ -310,7 +313,7 @@ def transpositions(
         planted=np.array([pair.transpositions for pair in pairs]),
         found=found,
         apart=apart,
-        distances=distances,
+        distances=apart_by,
         steps=tuple(steps),
         found_at=found_at,
         apart_at=apart_at,
@@ -388,35 +391,6 @@ def _between(first: Weights, second: Weights, tau: float) -> Weights:
         name: array if array.dtype.kind in "iub" else ((1 - tau) * array + tau * second[name]).astype(array.dtype)
         for name, array in first.items()
     }
-
-
-class _Reader:
-    """Pairs of networks of a zoo, some at a time."""
-
-    def __init__(self, zoo: Zoo, table: Symmetry) -> None:
-        self._zoo, self._table, self._parameters = zoo, table, parameter_names(zoo.arch)
-
-    def batches(self, count: int) -> Iterator[NDArray[np.int64]]:
-        """Places of pairs that are read together."""
-        size = max(1, PAIR_BYTES // (2 * self._zoo.arch.nbytes))
-        for start in range(0, count, size):
-            yield np.arange(start, min(start + size, count))
-
-    def read(self, rows: list[tuple[int, int]]) -> tuple[Weights, Weights]:
-        """Tensor name to (P, *shape), of references and members."""
-        places = np.array(rows)
-        return (
-            {name: np.asarray(self._zoo[name][places[:, 0]]) for name in self._zoo.arch.names},
-            {name: np.asarray(self._zoo[name][places[:, 1]]) for name in self._zoo.arch.names},
-        )
-
-    def distances(self, first: Weights, second: Weights) -> Values:
-        """(P,) between the parameters."""
-        total = np.zeros(len(next(iter(first.values()))))
-        for name in self._parameters:
-            difference = np.asarray(first[name], np.float64) - second[name]
-            total += np.square(difference).reshape(len(difference), -1).sum(1)
-        return np.sqrt(total)
 
 
 def _number(value: float) -> float | None:

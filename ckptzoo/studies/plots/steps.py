@@ -1,0 +1,54 @@
+"""The picture of kept steps against the last one: transpositions, distances and barriers."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, RAW_COLOUR, WIDTH, abbreviated, head, step_axis, styled
+from ckptzoo.text import counted
+
+if TYPE_CHECKING:
+    from ckptzoo.studies.steps import Steps
+
+_LOOKS = ((RAW_COLOUR, "o"), (DERIVED_COLOUR, "s"))
+
+
+@styled
+def steps(result: "Steps") -> Figure:
+    """Means with deviations over the members, against the earlier step."""
+    count = 3 if result.barriers else 2
+    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
+    panels: Any = figure.subplots(1, count)
+    _against(panels[0], result, result.found, INK, "o")
+    panels[0].set_ylabel("transpositions to the last step")
+    for axes, by_way in zip(panels[1:], (result.distances, result.barriers), strict=False):
+        for values, (colour, marker) in zip(by_way.values(), _LOOKS, strict=True):
+            _against(axes, result, values, colour, marker)
+    panels[1].set_ylabel("distance to the last step")
+    if result.barriers:
+        panels[2].set_ylabel(f"barrier on {abbreviated(str(result.set), 20)} (nats)")
+    for axes in panels:
+        if any(step > 0 for step in result.steps):
+            step_axis(axes, result.steps)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+    handles = [
+        Line2D([], [], color=colour, marker=marker, ms=4.5, label=way)
+        for way, (colour, marker) in zip(result.distances, _LOOKS, strict=True)
+    ]
+    title = f"{abbreviated(result.name, 32)}: kept steps of {counted(result.members, 'member')} against the last"
+    head(figure, f"{title}, mean ± deviation", handles)
+    return figure
+
+
+def _against(axes: Axes, result: "Steps", values: NDArray[Any], colour: str, marker: str) -> None:
+    spreads = [(step, result.at(values, step)) for step in result.steps]
+    shown = [(step, item) for step, item in spreads if item is not None]
+    means, errors = ([getattr(item, name) for _, item in shown] for name in ("mean", "sd"))
+    places = np.array([step for step, _ in shown])
+    axes.errorbar(places, means, errors, color=colour, marker=marker, ms=4.5, lw=1.4, capsize=2)

@@ -1,0 +1,176 @@
+"""How far are the kept steps of training from the last one: in transpositions, in distance, and in loss?"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.table import Table
+
+from ckptzoo import symmetry
+from ckptzoo.console import columns, facts
+from ckptzoo.derive.checks import import_with_torch
+from ckptzoo.derive.labelled import Labelled
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.measure.barriers import barriers as barriers_of
+from ckptzoo.studies.barriers import ALIGNED, RAW
+from ckptzoo.studies.shared.networks import distances, pairs_at_once, read_networks
+from ckptzoo.studies.shared.result import Spread, StudyResult
+from ckptzoo.studies.shared.selection import own_table, usable_rows
+from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_in_total
+from ckptzoo.text import Progress, counted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+POINTS = 11
+"""Of a line, with its ends."""
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Steps(StudyResult):
+    """Kept steps against the last one of each member; drawn as ``steps.png``.
+
+    Parameters
+    ----------
+    name, members, most : of the zoo, its members with two usable steps or more, and transpositions at most.
+    pairs : (P,) of a kept step and its member's last: the earlier step.
+    found : (P,) the transpositions of the permutation that brings the earlier network closest to the last.
+    distances : way to (P,), as trained and aligned.
+    set, inputs : what barriers were measured on; None and 0 without.
+    barriers : way to (P,), of the loss in nats; empty without inputs.
+    """
+
+    file: ClassVar[str] = "steps.json"
+
+    name: str
+    members: int
+    most: int
+    pairs: NDArray[np.int64]
+    found: NDArray[np.int64]
+    distances: dict[str, Values]
+    set: str | None
+    inputs: int
+    barriers: dict[str, Values]
+
+    @property
+    def steps(self) -> list[int]:
+        """The earlier steps, ascending."""
+        return np.unique(self.pairs).tolist()
+
+    def at(self, values: NDArray[Any], step: int) -> Spread | None:
+        """The spread over the members of what belongs to one step."""
+        return Spread.of(values[self.pairs == step])
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name, as spreads over the members for each step."""
+        listed: list[dict[str, Any]] = []
+        for step in self.steps:
+            figures = {"transpositions": self.found}
+            figures |= {f"distance, {way}": values for way, values in self.distances.items()}
+            figures |= {f"barrier, {way}": values for way, values in self.barriers.items()}
+            spreads = {name: self.at(values, step) for name, values in figures.items()}
+            listed.append({"step": step, **{name: item and item.to_json() for name, item in spreads.items()}})
+        names = ("name", "members", "most", "set", "inputs")
+        return {**{name: getattr(self, name) for name in names}, "steps": listed}
+
+    def _lines(self) -> Iterator[RenderableType]:
+        found = [("zoo", f"{self.name}: {counted(self.members, 'member')}, {counted(len(self.steps), 'earlier step')}")]
+        if self.set is not None:
+            found.append(("barriers", f"in nats, on {self.set}: {counted(self.inputs, 'input')}"))
+        yield facts([*found, ("transpositions", f"at most {self.most:,}")])
+        yield ""
+        yield "from a kept step to the last one of the same member"
+        yield self._table()
+
+    def _figures(self) -> dict[str, "Figure"]:
+        from ckptzoo.studies.plots.steps import steps
+
+        return {"steps.png": steps(self)}
+
+    def _table(self) -> Table:
+        ways = {f"distance, {way}": (values, 2) for way, values in self.distances.items()}
+        ways |= {f"barrier, {way}": (values, 3) for way, values in self.barriers.items()}
+        table = columns("step", "members", "transpositions", *ways)
+        for step in self.steps:
+            cells = [_text(self.at(self.found, step), 1)]
+            cells += [_text(self.at(values, step), digits) for values, digits in ways.values()]
+            table.add_row(f"{step:,}", f"{(self.pairs == step).sum():,}", *cells)
+        return table
+
+
+def steps(zoo: Zoo, labelled: Labelled | None = None, *, module: Any = None, progress: Progress | None = None) -> Steps:
+    """Compare every kept step of each member with its last one.
+
+    A permutation that training still makes shows as transpositions; where there are none and a barrier is left, the
+    network has moved on in other ways (arXiv 2401.00611 counts transpositions so).
+
+    Parameters
+    ----------
+    zoo : with members that have several usable steps: build them with ``--keep-steps``.
+    labelled : what losses on the lines between networks are measured on; None for no barriers.
+    module : the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
+    progress : called with the steps compared, and all of them.
+
+    Raises
+    ------
+    ZooError
+        No member has two usable steps.
+    SymmetryError
+        No table of symmetries is known.
+
+    Notes
+    -----
+    Time: that of an alignment and of twice ``POINTS`` evaluations a step and member. Memory: pairs of 64 MiB with
+    copies. Tested in tests/studies/test_steps.py.
+    """
+    rows_of: dict[str, dict[int, int]] = {}
+    usable = usable_rows(zoo.metadata)
+    for row, entry in enumerate(zoo.metadata.select(["id", "member", "step"]).to_pylist()):
+        if usable[row]:
+            rows_of.setdefault(entry["member"] or entry["id"], {})[entry["step"] or 0] = row
+    followed = [rows for rows in rows_of.values() if len(rows) > 1]
+    if not followed:
+        step = "Build members with --keep-steps, such as --keep-steps 0,100,938."
+        raise ZooError(Problem(zoo.name, "members with two usable steps", "one or more", "none", step))
+    table = own_table(zoo)
+    pairs = [(step, row, rows[max(rows)]) for rows in followed for step, row in rows.items() if step < max(rows)]
+    evaluation = None if labelled is None else import_with_torch("evaluation")
+    evaluator = None if evaluation is None else evaluation.Evaluator(zoo.arch, labelled, module=module)
+    points, size = np.linspace(0, 1, POINTS), pairs_at_once(zoo.arch)
+    found = np.zeros(len(pairs), np.int64)
+    apart = {way: np.zeros(len(pairs)) for way in (RAW, ALIGNED)}
+    heights = {way: np.zeros(len(pairs)) for way in (apart if labelled else ())}
+    for start in range(0, len(pairs), size):
+        some = slice(start, start + size)
+        _, earlier, last = np.array(pairs[some]).T
+        first, second = read_networks(zoo, last), read_networks(zoo, earlier)
+        aligned = symmetry.align(second, first, table)
+        found[some] = transpositions_in_total(aligned.element, table)
+        for way, weights in ((RAW, second), (ALIGNED, aligned.weights)):
+            apart[way][some] = distances(zoo.arch, first, weights)
+            if evaluation is not None:
+                losses = evaluation.along_lines(evaluator, first, weights, points).loss
+                heights[way][some] = barriers_of(losses, points).height
+        if progress is not None:
+            progress(min(start + size, len(pairs)), len(pairs))
+    return Steps(
+        name=zoo.name,
+        members=len(followed),
+        most=most_transpositions(table),
+        pairs=np.array([step for step, _, _ in pairs]),
+        found=found,
+        distances=apart,
+        set=None if labelled is None else labelled.set,
+        inputs=0 if labelled is None else len(labelled.inputs),
+        barriers=heights,
+    )
+
+
+def _text(spread: Spread | None, digits: int) -> str:
+    return "-" if spread is None else f"{spread.mean:.{digits}f} ± {spread.sd:.{digits}f}"

@@ -118,3 +118,21 @@ def test_a_softmax_shift_is_removed_from_the_mean_alone() -> None:
     made = remove_softmax_shift(weights, "gaussian-mlp-5-9-8-3")
     changed = {name for name, array in made.items() if (array != weights[name]).any()}
     assert changed == {"fc3.weight", "fc3.bias"}
+
+
+@pytest.mark.parametrize("name", ["mlp-4-5-3", "mlp-tanh-4-5-3", "optunet", "resnet20-pad-10"])
+def test_drawing_commutes_with_permutations_and_signs(name: str) -> None:
+    """With noise that moves along, a draw from the moved Gaussian is the moved draw."""
+    rng = np.random.default_rng(3)
+    arch, table, doubled = archs.architecture(name), archs.symmetry(name), archs.symmetry(f"gaussian-{name}")
+    parameters = [tensor.name for tensor in arch.tensors if tensor.kind == "parameter"]
+    shapes = {tensor.name: (3, *tensor.shape) for tensor in archs.architecture(f"gaussian-{name}").tensors}
+    gaussians = {key: np.abs(rng.standard_normal(shape)) + 0.1 for key, shape in shapes.items()}
+    noise = {tensor.name: rng.standard_normal((3, *tensor.shape)) for tensor in arch.tensors}
+    element = GroupElement.random(table, 3, rng, spread=0.0)
+    moved, moved_noise = apply(element, gaussians, doubled), apply(element, noise, table)
+    drawn = {key: gaussians[key] + gaussians[f"{key}_std"] * noise[key] for key in parameters}
+    others = {tensor.name: noise[tensor.name] for tensor in arch.tensors if tensor.name not in drawn}
+    expected = apply(element, {**drawn, **others}, table)
+    for key in parameters:
+        np.testing.assert_allclose(moved[key] + moved[f"{key}_std"] * moved_noise[key], expected[key], rtol=1e-12)

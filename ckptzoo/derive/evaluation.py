@@ -107,7 +107,7 @@ class Evaluator:
         with one_thread(), full_precision(), closing(in_order(evaluate, stacks, max_threads=_MAX_THREADS)) as results:
             return np.concatenate(list(results))
 
-    def scores(self, stacks: Iterable[Weights], *, ensemble: int = 1) -> Iterator[Scores]:
+    def scores(self, stacks: Iterable[Weights], *, ensemble: int = 1) -> list[Scores]:
         """The scores of each of some stacks of networks, in their order.
 
         Parameters
@@ -116,7 +116,7 @@ class Evaluator:
         ensemble : networks that make one prediction together, one behind the other: the mean of their likelihoods.
         """
         with one_thread(), full_precision(), closing(self._scored(stacks, ensemble)) as results:
-            yield from results
+            return list(results)
 
     def _scored(self, stacks: Iterable[Weights], ensemble: int) -> Any:
         return in_order(lambda weights: self._score(weights, ensemble), stacks, max_threads=_MAX_THREADS)
@@ -212,7 +212,7 @@ def combined(
     stacks = (
         _drawn(_means(corners, shares, places[start : start + size]), noise) for start in range(0, len(places), size)
     )
-    found = list(evaluator.scores(stacks, ensemble=draws))
+    found = evaluator.scores(stacks, ensemble=draws)
     scores = Scores(np.concatenate([item.loss for item in found]), np.concatenate([item.accuracy for item in found]))
     return scores.reshape(*shares.shape[:2])
 

@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -109,17 +109,22 @@ class Forward:
 
         forward = partial(self.call, module)
 
-        with torch.no_grad():
-            if stacked and (stacked_outputs := self._stacked_function(batches[0].shape[1:])) is not None:
-                for batch in batches:
-                    yield stacked_outputs(state, batch)
-            elif stacked:
-                for batch in batches:
-                    yield torch.func.vmap(forward, in_dims=(0, None))(state, batch)
-            else:
-                member = {name: tensor[0] for name, tensor in state.items()}
-                for batch in batches:
-                    yield forward(member, batch)[None]
+        evaluate: Callable[[torch.Tensor], torch.Tensor]
+        if stacked and (stacked_outputs := self._stacked_function(batches[0].shape[1:])) is not None:
+            evaluate = partial(stacked_outputs, state)
+        elif stacked:
+            evaluate = partial(torch.func.vmap(forward, in_dims=(0, None)), state)
+        else:
+            member = {name: tensor[0] for name, tensor in state.items()}
+
+            def evaluate(batch: torch.Tensor, /) -> torch.Tensor:
+                return forward(member, batch)[None]
+
+        for batch in batches:
+            # not around the yield: what another iterator sets in between would be undone in the wrong order
+            with torch.no_grad():
+                outputs = evaluate(batch)
+            yield outputs
 
     def call(self, module: torch.nn.Module, member: Mapping[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
         """(B, features) of one checkpoint in a module without values; another kind of network has others."""

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from ckptzoo import archs
 from ckptzoo.derive.evaluation import Evaluator, along_lines, combined, standard_noise
+from ckptzoo.derive.forward import Forward, StackedForward
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import ZooError
 from ckptzoo.measure.barriers import barriers
@@ -129,6 +130,15 @@ def test_means_of_several_networks() -> None:
 def test_labels_that_do_not_fit_are_refused(targets: np.ndarray) -> None:
     with pytest.raises(ZooError, match="labels: expected 3 integers from 0 to 2"):
         Evaluator(archs.architecture("mlp-4-5-3"), Labelled("made/test", np.zeros((3, 4)), targets))
+
+
+def test_gradients_are_as_they_were_where_iterators_alternate() -> None:
+    arch = archs.architecture("mlp-4-5-3")
+    inputs = np.zeros((3, 4), np.float32)
+    networks = [StackedForward(Forward(arch), arch, inputs).outputs(weights_of(1, seed, arch=arch)) for seed in (1, 2)]
+    for _ in zip(*networks, strict=True):
+        assert torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
 
 
 def test_networks_that_are_not_finite_have_no_loss() -> None:

@@ -69,10 +69,9 @@ def test_networks_and_images_that_do_not_fit() -> None:
     few = archs.architecture("mlp-784-3")
     with pytest.raises(ZooError, match="scores of labels"):
         Evaluator(few, archs.get("mlp-784-3"), GREY, Evaluation("g")).columns(weights_of(archs.get("mlp-784-3")()))
-    silent = Architecture("mine", archs.architecture("mlp-784-10").tensors)
+    silent = Architecture("mine", Architecture.of(nn.Linear(784, 10).state_dict(), name="mine").tensors)
     with pytest.raises(ZooError, match=r"input_shape = \[784\], if that is it, in the table \[zoo\]"):
-        flat = archs.get("mlp-784-10")
-        Evaluator(silent, flat, GREY, Evaluation("g")).columns(weights_of(flat()))
+        Evaluator(silent, lambda: nn.Linear(784, 10), GREY, Evaluation("g")).columns(weights_of(nn.Linear(784, 10)))
     flattened = Architecture("mine", resnet.tensors, input_shape=(int(np.prod(resnet.input_shape or ())),))
     with pytest.raises(ZooError, match=r"input_shape, \[3072\]: of a new zoo correct it in the table \[zoo\]"):
         Evaluator(flattened, factory, COLOUR, SCALED).columns(weights_of(factory()))

@@ -44,7 +44,12 @@ class Forward:
             template = copy.deepcopy(module).to("meta")
             self._factory = partial(copy.deepcopy, template)
         else:
-            assert arch.forward is not None
+            if arch.forward is None:
+                expected, step = (
+                    "one of ckptzoo.archs",
+                    "Name the network: --module FILE.py:NAME, or module= in Python.",
+                )
+                raise ZooError(Problem(arch.name, "forward function", expected, "none", step))
             self._factory = archs.get(arch.forward)
         self._local = threading.local()
 

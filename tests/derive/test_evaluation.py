@@ -141,6 +141,12 @@ def test_gradients_are_as_they_were_where_iterators_alternate() -> None:
     assert torch.is_grad_enabled()
 
 
+def test_networks_without_a_forward_function_need_a_module() -> None:
+    tensors = archs.architecture("mlp-4-5-3").tensors
+    with pytest.raises(ZooError, match="--module"):
+        Evaluator(Architecture("own", tensors, input_shape=(4,)), labelled(archs.architecture("mlp-4-5-3"), 3, 3))
+
+
 def test_networks_that_are_not_finite_have_no_loss() -> None:
     arch = archs.architecture("mlp-4-5-3")
     weights = weights_of(2, 1, arch=arch)

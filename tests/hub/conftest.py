@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 import pytest
 
@@ -10,7 +9,6 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("huggingface_hub")
 
-from ckptzoo.hub.untrusted.supervisor import Supervisor
 from tests.support.hosted import Hosted, hosted
 from tests.support.hub_clients import allow_large_upload_warnings, fast_clock, isolate_clients
 from tests.support.hub_zoos import zoo_of
@@ -49,27 +47,3 @@ def make_zoo(tmp_path: Path) -> Callable[..., Path]:
         return zoo_of(tmp_path / name, parts, label=label)
 
     return make
-
-
-class KeptSupervisor(Supervisor):
-    """Its worker runs on at the end of a ``with``; one that was killed or failed is replaced, as always."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def kept_supervisor() -> Iterator[KeptSupervisor]:
-    """One for a module; its worker starts when it is first used."""
-    supervisor = KeptSupervisor(with_torch=True)
-    yield supervisor
-    supervisor.close()
-
-
-@pytest.fixture
-def one_worker(kept_supervisor: KeptSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests of a module read files by one worker, which would otherwise import torch for every call of ``read``.
-
-    Each file still has a reading process of its own, as in one call of ``read_all``.
-    """
-    monkeypatch.setattr("ckptzoo.hub.untrusted.api.Supervisor", lambda *, with_torch: kept_supervisor)

@@ -1,5 +1,6 @@
 """What meets bytes that strangers made: for each parser some sound inputs, and a call that may refuse and nothing else."""
 
+import atexit
 import fnmatch
 import hashlib
 import io
@@ -20,7 +21,8 @@ from ckptzoo.format.header import read_header
 from ckptzoo.format.reader import read_trees
 from ckptzoo.hub.contributions.submission import Submission
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.pickle_scan import scan_pickle
+from ckptzoo.hub.untrusted.process import ReadingProcess
+from ckptzoo.hub.untrusted.protocol import Job
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import Card
@@ -178,8 +180,18 @@ def _pickled() -> tuple[bytes, ...]:
     return tuple(made)
 
 
-def _scan(data: bytes) -> object:
-    return scan_pickle(io.BytesIO(data), location="fuzz", limits=Limits(pickle_bytes=2**20, tensor_bytes=2**26))
+@cache
+def _reading_process() -> ReadingProcess:
+    process = ReadingProcess(Limits(pickle_bytes=2**20, tensor_bytes=2**26, memory_bytes=2**29, seconds=20))
+    atexit.register(process.close)
+    return process
+
+
+def _read_pickle(data: bytes) -> None:
+    """Pickles may ask for memory without end, so that they are read in a process of their own."""
+    ((answer,), _) = _reading_process().read([Job("fuzz", "pickle", len(data), strict=False)], [data])
+    if isinstance(answer, ZooError):
+        raise answer
 
 
 def _names(data: bytes) -> None:
@@ -225,7 +237,7 @@ def targets() -> dict[str, FuzzTarget]:
         "snapshot": FuzzTarget((_snapshot()[1],), _read_snapshot),
         "documents": FuzzTarget((_in_zoo("architecture.json"), _in_zoo("symmetry.json")), _documents),
         "contents": FuzzTarget((_in_zoo("architecture.json"), _in_zoo("symmetry.json")), _contents),
-        "pickle": FuzzTarget(_pickled(), _scan),
+        "pickle": FuzzTarget(_pickled(), _read_pickle),
         "toml": FuzzTarget(
             ((template / "contribution.toml").read_bytes(), (template / "card.toml").read_bytes()), _toml
         ),

@@ -4,25 +4,26 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import HEAD_BYTES, SUFFIXES, format_of
+from ckptzoo.hub.untrusted.formats import HEAD_BYTES, format_of
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.protocol import WorkerResult, read_result
+from ckptzoo.hub.untrusted.process import Content, ReadingProcess
+from ckptzoo.hub.untrusted.protocol import Job, WorkerResult
 from ckptzoo.hub.untrusted.results import Fact, FileResult, StateDict
 from ckptzoo.hub.untrusted.safetensors import read_safetensors
-from ckptzoo.hub.untrusted.supervisor import Supervisor
 from ckptzoo.text import excerpt
 
 _MAX_FACTS = 256
 """Texts of a safetensors file's metadata that are taken as facts."""
 _MAX_FACT = 1000
 """Characters of one of them, and of its key."""
+_CHUNK_BYTES = 2**20
 _STEP = "Give the path of a checkpoint file."
 
 
@@ -37,13 +38,11 @@ def read(path: str | os.PathLike[str], *, limits: Limits | None = None) -> list[
     ------
     IntegrityError
         The file is refused; the message names what is wrong with it.
-    MissingExtraError
-        It is a file of torch.save, and torch is not installed.
 
     Notes
     -----
-    safetensors files are parsed here; all others in a sandboxed process that is started for them, which takes as long
-    as importing numpy or torch. For several files use ``read_all``.
+    safetensors files are parsed here; all others in a process that is started for them, in a fifth of a second. For
+    several files use ``read_all``. torch is not needed.
     """
     (result,) = read_all([path], limits=limits)
     if result.error is not None:
@@ -54,25 +53,22 @@ def read(path: str | os.PathLike[str], *, limits: Limits | None = None) -> list[
 def read_all(paths: Iterable[str | os.PathLike[str]], *, limits: Limits | None = None) -> Iterator[FileResult]:
     """The state dicts in many untrusted files, in order; a file that is refused does not stop the others.
 
-    Each file is read in a sandboxed process of its own; the process that starts them loads torch once.
-
     Notes
     -----
     One file is in memory at a time, besides what the caller keeps. Tested in tests/hub/untrusted/test_real.py.
     """
     files = [Path(path) for path in paths]
     limits = limits or Limits()
-    with_torch = any(SUFFIXES.get(path.suffix.lower()) == "torch" for path in files)
-    with Supervisor(with_torch=with_torch) as supervisor:
+    with ReadingProcess(limits) as process:
         for path in files:
             try:
-                result = FileResult(path, tuple(_read_file(path, supervisor, limits)))
+                result = FileResult(path, tuple(_read_file(path, process, limits)))
             except ZooError as error:
                 result = FileResult(path, error=error)
             yield result
 
 
-def _read_file(path: Path, supervisor: Supervisor, limits: Limits) -> list[StateDict]:
+def _read_file(path: Path, process: ReadingProcess, limits: Limits) -> list[StateDict]:
     location, name = excerpt(path, 1000), excerpt(path.name)
     descriptor = _open(path, location)
     try:
@@ -86,10 +82,11 @@ def _read_file(path: Path, supervisor: Supervisor, limits: Limits) -> list[State
         if file_format == "safetensors":
             states = [_read_safetensors(descriptor, location, name, limits)]
         else:
-            report, tensors = supervisor.read(file_format, descriptor, location=location, limits=limits)
-            with tensors:
-                worker_results, arrays = read_result(report, tensors, location=location, limits=limits)
-            states = [_state_dict(result, arrays, name, supervisor.guards) for result in worker_results]
+            job = Job(location, file_format, before.st_size, strict=True)
+            (answer,), arrays = process.read([job], [_content_of(descriptor, before.st_size, location)])
+            if isinstance(answer, IntegrityError):
+                raise answer
+            states = [_state_dict(result, arrays, name) for result in answer]
         after = os.fstat(descriptor)
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             got = "a file that changed while it was read"
@@ -101,7 +98,7 @@ def _read_file(path: Path, supervisor: Supervisor, limits: Limits) -> list[State
         os.close(descriptor)
 
 
-def _state_dict(result: WorkerResult, arrays: list[NDArray[Any]], name: str, guards: tuple[str, ...]) -> StateDict:
+def _state_dict(result: WorkerResult, arrays: list[NDArray[Any]], name: str) -> StateDict:
     """Names and arrays put together; a name whose array an earlier one has is an alias of that one."""
     first_names: dict[int, str] = {}
     tensors: dict[str, NDArray[Any]] = {}
@@ -111,7 +108,7 @@ def _state_dict(result: WorkerResult, arrays: list[NDArray[Any]], name: str, gua
         if (first := first_names.setdefault(index, key)) != key:
             aliases[key] = first
     source = f"{name}#{result.key}" if result.key else name
-    return StateDict(source, tensors, aliases, result.facts, result.left_out, guards)
+    return StateDict(source, tensors, aliases, result.facts, result.left_out)
 
 
 def _open(path: Path, location: str) -> int:
@@ -122,6 +119,20 @@ def _open(path: Path, location: str) -> int:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         reject(location, "file", "a file that can be read", reason or type(error).__name__, _STEP)
+
+
+def _content_of(descriptor: int, length: int, location: str) -> Content:
+    """Copies exactly ``length`` bytes of an open file."""
+
+    def copy(stream: IO[bytes]) -> None:
+        done = 0
+        while done < length:
+            if not (chunk := os.pread(descriptor, min(_CHUNK_BYTES, length - done), done)):
+                reject(location, "file", f"{length} bytes", f"{done} bytes: it changed", "Read it again.")
+            stream.write(chunk)
+            done += len(chunk)
+
+    return copy
 
 
 def _file_type(mode: int) -> str:

@@ -25,9 +25,7 @@ class Limits:
     """What becomes more than ``always_allowed`` bytes may not take this many times less in the file."""
     memory_bytes: int = 12 * 2**30
     """Address space of the reading process, above what its libraries take."""
-    cpu_seconds: int = 300
-    """Processor time of the reading process."""
     seconds: float = 600
-    """Time on the wall until the reading process is killed."""
+    """Time until the reading process is killed."""
     always_allowed: int = 64 * 2**20
     """What may be unpacked or written out of any file."""

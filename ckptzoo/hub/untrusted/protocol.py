@@ -1,38 +1,54 @@
-"""What the reading process sends back: a safetensors file and a JSON report, both checked as untrusted data."""
+"""What goes to the reading process and comes back, in frames over two pipes; answers are checked as untrusted data.
+
+A frame is the length of a JSON text in 8 bytes (little-endian), the text, and the bytes that it announces. A request
+announces files; an answer announces arrays, each padded to a multiple of 8 bytes, and says for every file which state
+dicts are made of them, or why it is refused.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from typing import IO, Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.format.header import CODES
+from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub.untrusted.errors import name_error, reject
-from ckptzoo.hub.untrusted.formats import FileFormat
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.results import Fact
-from ckptzoo.hub.untrusted.safetensors import read_safetensors
+from ckptzoo.hub.untrusted.results import Fact, Scalar
 from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.schema.documents import parse
 from ckptzoo.text import excerpt
 
-MESSAGE_BYTES = 65536
-"""Bytes of a message between the supervisor and the worker."""
+LENGTH_BYTES = 8
+ALIGNMENT = 8
 MAX_REPORT = 64 * 2**20
-"""Bytes of a report."""
-_MAX_HEADER = 64 * 2**20
-"""Bytes of the header of the safetensors file."""
+"""Bytes of a frame's JSON."""
+_MAX_DIMENSIONS = 64
 # A float is sent as a hexadecimal text: JSON has neither infinities nor NaN.
-_FACT_TYPES = {"bool": bool, "int": int, "float": str, "str": str}
+_FACT_TYPES: dict[Any, type] = {"bool": bool, "int": int, "str": str}
 _READ_AGAIN = "Read the file again; if it stays so, do not use it."
 
 
-def encode_job(file_format: FileFormat, location: str, limits: Limits) -> bytes:
-    """The message that asks for one file."""
-    return json.dumps({"kind": file_format, "location": location[:1000], "limits": asdict(limits)}).encode()
+@dataclass(frozen=True)
+class Job:
+    """One file to read.
+
+    Parameters
+    ----------
+    location : how messages call it.
+    file_format : ``torch``, ``npz``, ``npy``, ``pickle``, or ``zip`` for the archive of either torch or numpy.
+    length : its bytes.
+    strict : whether objects other than dense tensors and plain containers are refused.
+    """
+
+    location: str
+    file_format: str
+    length: int
+    strict: bool
 
 
 @dataclass(frozen=True)
@@ -42,7 +58,7 @@ class WorkerResult:
     Parameters
     ----------
     key : where it is in the file; empty where the file holds no other.
-    names, tensor_indices : of its tensors; the tensor of index 3 is ``t3`` of the safetensors file.
+    names, tensor_indices : of its tensors, and where these are among the answer's arrays.
     facts, left_out : as in ``StateDict``.
     """
 
@@ -52,117 +68,150 @@ class WorkerResult:
     facts: dict[str, Fact]
     left_out: tuple[str, ...]
 
+    def shifted(self, by: int) -> "WorkerResult":
+        """The same behind this many other arrays."""
+        return replace(self, tensor_indices=tuple(index + by for index in self.tensor_indices))
 
-def write_result(blobs: Sequence[tuple[str, tuple[int, ...]]], data: Iterable[memoryview], out: IO[bytes]) -> None:
-    """Write numbers as a safetensors file with the names ``t0``, ``t1``, ...
+
+FileAnswer = list[WorkerResult] | IntegrityError
+
+
+def encode_request(jobs: Sequence[Job], limits: Limits) -> bytes:
+    """The head of a request: the files' bytes follow it, in order."""
+    return _frame({"files": [asdict(job) for job in jobs], "limits": asdict(limits)})
+
+
+def encode_answer(files: Sequence[FileAnswer], arrays: Sequence[NDArray[Any]]) -> bytes:
+    """The head of an answer: ``padded`` bytes of the arrays follow it, in order."""
+    described = [
+        {"refused": [[item.what, item.expected, item.got, item.next_step] for item in file.problems][:20]}
+        if isinstance(file, IntegrityError)
+        else {"states": [_encode_state(state) for state in file]}
+        for file in files
+    ]
+    return _frame({"files": described, "arrays": [[array.dtype.name, list(array.shape)] for array in arrays]})
+
+
+def padded(arrays: Iterable[NDArray[Any]]) -> Iterable[bytes | memoryview]:
+    """The bytes of C-contiguous arrays as they follow an answer."""
+    for array in arrays:
+        yield array.reshape(-1).view(np.uint8).data if array.size else b""
+        yield bytes(-array.nbytes % ALIGNMENT)
+
+
+def _frame(content: dict[str, Any]) -> bytes:
+    text = json.dumps(content, separators=(",", ":")).encode()
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def _encode_state(state: WorkerResult) -> dict[str, Any]:
+    return {
+        "key": state.key,
+        "names": state.names,
+        "at": state.tensor_indices,
+        "facts": [
+            [name, [_encode_scalar(item) for item in value] if isinstance(value, tuple) else _encode_scalar(value)]
+            for name, value in state.facts.items()
+        ],
+        "left_out": state.left_out,
+    }
+
+
+def read_answer(stream: IO[bytes], locations: Sequence[str], limits: Limits) -> tuple[list[FileAnswer], list[Any]]:
+    """Check an answer: for every file its states or the error, and the arrays that states point to.
 
     Parameters
     ----------
-    blobs : dtype and shape of each tensor.
-    data : the bytes of each, made one at a time.
-    """
-    header: dict[str, Any] = {}
-    start = 0
-    for index, (dtype, shape) in enumerate(blobs):
-        stop = start + ITEMSIZE[dtype] * int(np.prod(shape, dtype=object))
-        header[f"t{index}"] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [start, stop]}
-        start = stop
-    header_bytes = json.dumps(header, separators=(",", ":")).encode()
-    out.write(len(header_bytes).to_bytes(8, "little") + header_bytes)
-    for piece in data:
-        out.write(piece)
-    out.flush()
-
-
-def encode_report(states: Sequence[WorkerResult]) -> bytes:
-    """The JSON report of a file that was read."""
-    states_json = [
-        {
-            "key": state.key,
-            "names": state.names,
-            "at": state.tensor_indices,
-            "facts": [[name, type(value).__name__, _fact_value(value)] for name, value in state.facts.items()],
-            "left_out": state.left_out,
-        }
-        for state in states
-    ]
-    return json.dumps({"states": states_json}).encode()
-
-
-def encode_refusal(problems: Iterable[Problem]) -> bytes:
-    """The JSON report of a file that was refused."""
-    return json.dumps(
-        {"refused": [[item.what, item.expected, item.got, item.next_step] for item in problems][:20]}
-    ).encode()
-
-
-def _fact_value(value: Fact) -> str | int:
-    return value.hex() if isinstance(value, float) else value
-
-
-def read_result(
-    report: bytes, tensors: IO[bytes], *, location: str, limits: Limits
-) -> tuple[list[WorkerResult], list[NDArray[Any]]]:
-    """Check what came back: the states by name, and the arrays they point to.
+    locations : of the files that were asked for, in order.
 
     Raises
     ------
     IntegrityError
-        The file was refused; or what came back is not what a reading process writes.
+        It is not what a reading process writes; ``EOFError`` where it ends too early.
     """
-    content = parse(report, location=location, max_bytes=MAX_REPORT)
-    refused = content.get("refused")
-    if isinstance(refused, list) and refused:
-        problems = [_checked_problem(location, item) for item in cast(list[Any], refused)[:20]]
-        raise IntegrityError(problems)
-    states = [
-        _checked_state(item, location, limits) for item in _checked_list(content.get("states"), location, limits.states)
-    ]
-    try:
-        arrays, _ = read_safetensors(
-            tensors,
-            location=location,
-            header_bytes=_MAX_HEADER,
-            tensor_bytes=limits.tensor_bytes,
-            tensors=limits.tensors,
-        )
-    except IntegrityError as error:
-        problems = [
-            replace(item, what=f"what came back, {item.what}", next_step=_READ_AGAIN) for item in error.problems
-        ]
-        raise IntegrityError(problems) from None
-    numbered = [arrays[name] for at in range(len(arrays)) if (name := f"t{at}") in arrays]
-    if len(numbered) != len(arrays) or not states:
-        _reject_result(
-            location, "numbered tensors and a state dict", f"{len(arrays)} tensors, {len(states)} state dicts"
-        )
-    if any(not 0 <= at < len(numbered) for state in states for at in state.tensor_indices):
-        _reject_result(location, f"names of {len(numbered)} tensors", "a name without a tensor")
-    if sum(len(state.names) for state in states) > limits.tensors:
-        _reject_result(location, f"at most {limits.tensors} names", "more")
-    return states, numbered
+    location = locations[0]
+    length = int.from_bytes(_exactly(stream, LENGTH_BYTES), "little")
+    if length > MAX_REPORT:
+        _reject_answer(location, f"a report of at most {MAX_REPORT} bytes", f"{length} bytes")
+    content = parse(bytes(_exactly(stream, length)), location=location, max_bytes=MAX_REPORT)
+    arrays = _read_arrays(stream, content.get("arrays"), location, limits, files=len(locations))
+    described = _checked_list(content.get("files"), location, len(locations))
+    if len(described) != len(locations):
+        _reject_answer(location, f"{len(locations)} files", len(described))
+    files = [_checked_file(item, at, len(arrays), limits) for item, at in zip(described, locations, strict=True)]
+    return files, arrays
 
 
-def _reject_result(location: str, expected: str, got: object) -> NoReturn:
+def _read_arrays(stream: IO[bytes], described: Any, location: str, limits: Limits, *, files: int) -> list[Any]:
+    shapes = [_checked_array(item, location) for item in _checked_list(described, location, limits.tensors * files)]
+    sizes = [prod(shape) * ITEMSIZE[dtype] for dtype, shape in shapes]
+    if sum(sizes) > limits.tensor_bytes:
+        _reject_answer(location, f"at most {limits.tensor_bytes} bytes of tensors", f"{sum(sizes)} bytes")
+    content = _exactly(stream, sum(size + -size % ALIGNMENT for size in sizes))
+    arrays: list[Any] = []
+    start = 0
+    for (dtype, shape), size in zip(shapes, sizes, strict=True):
+        found = numpy_dtype(dtype)
+        flat = np.frombuffer(content, found, prod(shape), start) if size else np.empty(0, found)
+        arrays.append(flat.reshape(shape))
+        start += size + -size % ALIGNMENT
+    return arrays
+
+
+def _exactly(stream: IO[bytes], count: int) -> bytearray:
+    content = bytearray(count)
+    view, done = memoryview(content), 0
+    while done < count:
+        read = stream.readinto(view[done:])  # pyright: ignore[reportAttributeAccessIssue]
+        if not read:
+            raise EOFError
+        done += read
+    return content
+
+
+def _reject_answer(location: str, expected: str, got: object) -> NoReturn:
     reject(location, "what came back from the reading process", expected, got, _READ_AGAIN)
 
 
 def _checked_list(value: Any, location: str, limit: int) -> list[Any]:
     if not isinstance(value, list) or len(cast(list[Any], value)) > limit:
-        _reject_result(location, f"a list of at most {limit}", type(value).__name__)
+        _reject_answer(location, f"a list of at most {limit}", type(value).__name__)
     return cast(list[Any], value)
+
+
+def _checked_array(item: Any, location: str) -> tuple[str, tuple[int, ...]]:
+    dtype, shape = item if isinstance(item, list) and len(cast(list[Any], item)) == 2 else (None, None)
+    lengths = _checked_list(shape, location, _MAX_DIMENSIONS)
+    if dtype not in ITEMSIZE or any(type(length) is not int or not 0 <= length < 2**62 for length in lengths):
+        _reject_answer(location, "a dtype and a shape of each array", excerpt(item))
+    return cast(str, dtype), tuple(lengths)
+
+
+def _checked_file(item: Any, location: str, arrays: int, limits: Limits) -> FileAnswer:
+    content = cast(dict[str, Any], item) if isinstance(item, dict) else {}
+    refused = content.get("refused")
+    if isinstance(refused, list) and refused:
+        return IntegrityError([_checked_problem(location, one) for one in cast(list[Any], refused)[:20]])
+    states = [
+        _checked_state(one, location, limits) for one in _checked_list(content.get("states"), location, limits.states)
+    ]
+    if not states or any(not 0 <= index < arrays for state in states for index in state.tensor_indices):
+        _reject_answer(location, f"state dicts of {arrays} arrays", "others")
+    if sum(len(state.names) for state in states) > limits.tensors:
+        _reject_answer(location, f"at most {limits.tensors} names", "more")
+    return states
 
 
 def _checked_problem(location: str, item: Any) -> Problem:
     words = [excerpt(word, 500) for word in _checked_list(item, location, 4)]
     if len(words) != 4:
-        _reject_result(location, "a problem in four parts", len(words))
+        _reject_answer(location, "a problem in four parts", len(words))
     return Problem(excerpt(location, 1000), *words)
 
 
 def _checked_state(item: Any, location: str, limits: Limits) -> WorkerResult:
     if not isinstance(item, dict) or set(cast(dict[str, Any], item)) != {"key", "names", "at", "facts", "left_out"}:
-        _reject_result(location, "a state dict", type(item).__name__)
+        _reject_answer(location, "a state dict", type(item).__name__)
     key, names, tensor_indices = (
         item["key"],
         _checked_list(item["names"], location, limits.tensors),
@@ -174,23 +223,36 @@ def _checked_state(item: Any, location: str, limits: Limits) -> WorkerResult:
         or any(name_error(name) for name in names)
         or len(set(names)) != len(names)
     ):
-        _reject_result(location, "printable names, each once", "others")
+        _reject_answer(location, "printable names, each once", "others")
     if len(names) != len(tensor_indices) or not names or any(type(one) is not int for one in tensor_indices):
-        _reject_result(location, "one tensor a name", f"{len(names)} names, {len(tensor_indices)} tensors")
+        _reject_answer(location, "one tensor a name", f"{len(names)} names, {len(tensor_indices)} tensors")
     facts = dict(_checked_fact(fact, location) for fact in _checked_list(item["facts"], location, 1000))
     left_out = tuple(excerpt(text) for text in _checked_list(item["left_out"], location, 1000))
     return WorkerResult(key, tuple(names), tuple(tensor_indices), facts, left_out)
 
 
+def _encode_scalar(value: Scalar) -> dict[str, str | int | bool]:
+    return {type(value).__name__: value.hex() if isinstance(value, float) else value}
+
+
 def _checked_fact(item: Any, location: str) -> tuple[str, Fact]:
-    name, kind, value = item if isinstance(item, list) and len(cast(list[Any], item)) == 3 else (None, None, None)
-    if name_error(name) is not None or kind not in _FACT_TYPES:
-        _reject_result(location, "a fact: name, kind and value", excerpt(name))
-    if kind == "float":
+    name, value = item if isinstance(item, list) and len(cast(list[Any], item)) == 2 else (None, None)
+    if name_error(name) is not None:
+        _reject_answer(location, "a fact: a name and a value", excerpt(name))
+    if isinstance(value, list):
+        return cast(str, name), tuple(_checked_scalar(one, location) for one in _checked_list(value, location, 1000))
+    return cast(str, name), _checked_scalar(value, location)
+
+
+def _checked_scalar(item: Any, location: str) -> Scalar:
+    kind, value = (
+        next(iter(cast(dict[Any, Any], item).items()), (None, None)) if isinstance(item, dict) else (None, None)
+    )
+    if kind == "float" and isinstance(value, str):
         try:
-            return cast(str, name), float.fromhex(cast(str, value)[:64])
-        except (ValueError, OverflowError, TypeError):
-            _reject_result(location, f"a number for {excerpt(name)}", type(value).__name__)
-    if type(value) is not _FACT_TYPES[cast(str, kind)] or (isinstance(value, str) and not value.isprintable()):
-        _reject_result(location, f"{kind} for {excerpt(name)}", type(value).__name__)
-    return cast(str, name), cast(Fact, value)
+            return float.fromhex(value[:64])
+        except (ValueError, OverflowError):
+            _reject_answer(location, "a number", excerpt(value))
+    if type(value) is not _FACT_TYPES.get(kind) or (isinstance(value, str) and not value.isprintable()):
+        _reject_answer(location, "a scalar", excerpt(kind))
+    return cast(Scalar, value)

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import ZooError
 
-Fact = bool | int | float | str
-"""A scalar beside the tensors of a state dict."""
+Scalar = bool | int | float | str
+Fact = Scalar | tuple[Scalar, ...]
+"""A scalar beside the tensors of a state dict, or some of them in a list among settings."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,6 @@ class StateDict:
     """Scalars beside it: ``epoch``, ``best_prec1``, ..."""
     left_out: tuple[str, ...]
     """What was recognised and not taken: ``optimizer: 62 entries``, ..."""
-    guards: tuple[str, ...] = ()
-    """The sandbox of the reading process, and what this machine could not give (``without: ...``)."""
 
 
 @dataclass(frozen=True)

@@ -1,123 +1,168 @@
-"""Reads files of ``torch.save`` in the reading process: scanned first, then loaded with ``weights_only=True``."""
+"""Reads files of ``torch.save``, in both formats, and plain pickles, as data; torch is not needed."""
 
 from io import BytesIO
-from typing import IO, Any
-from zipfile import ZipInfo
+from typing import Any
 
+from ckptzoo.errors import IntegrityError
+from ckptzoo.hub.untrusted.archives import CheckedArchive, check_archive
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import FORMAT_NAMES, LEGACY_MAGIC, CheckedArchive
+from ckptzoo.hub.untrusted.formats import FORMAT_NAMES, LEGACY_MAGIC
+from ckptzoo.hub.untrusted.inert import Unpickler
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.pickle_scan import PickleScan, scan_pickle
+from ckptzoo.hub.untrusted.rules import TENSOR_STEP, check_globals
+from ckptzoo.hub.untrusted.values import InertError, Storage
+from ckptzoo.schema.architecture import ITEMSIZE
 
-_CHUNK_BYTES = 2**22
 _PREFACE_PICKLES = 3
 """Pickles before the object's in the format before torch 1.6: a magic number, a version, facts about the machine."""
+_MAX_NESTED = 3
+"""Levels of files of torch.save within one another: a pickle of a module holds one for each of its tensors."""
 
 
-def load_torch(file: IO[bytes], archive: CheckedArchive | None, *, location: str, limits: Limits) -> Any:
-    """The object in a file of torch.save; ``members`` is None for the format before torch 1.6.
+def read_torch(data: bytes, *, location: str, limits: Limits, strict: bool, level: int = 0) -> Any:
+    """What a file of torch.save holds: plain values, ``Mapping``, ``Numbers`` and ``Inert`` objects.
+
+    Parameters
+    ----------
+    strict : whether names other than those of dense tensors and plain containers are refused.
+    level : how many files of torch.save this one is in.
 
     Raises
     ------
     IntegrityError
-        What ``scan_pickle`` refuses; tensors whose numbers are not all in the file; anything else that torch refuses.
+        It is not whole, declares more than the limits, or names what ``strict`` refuses.
+
+    Notes
+    -----
+    Arrays are views of ``data`` where they are stored as they are. Tested against
+    ``torch.load(weights_only=True)`` in tests/hub/untrusted/test_torch_files.py.
     """
-    import torch
+    read = _read_legacy if data.startswith(LEGACY_MAGIC) else _read_zip
+    return read(data, location, limits, strict, level)
 
-    if archive is None:
-        _scan_legacy(file, location=location, limits=limits)
-    elif archive.file_format == "torch":
-        _scan_zip(archive, location=location, limits=limits)
-    else:
-        reject(
+
+def read_pickle(data: bytes, *, location: str, limits: Limits) -> Any:
+    """What a plain pickle holds, with the files of torch.save inside it."""
+    return _Reader(data, location, limits, strict=False, level=0).load()
+
+
+class _Reader:
+    """Reads the pickles that follow one another in a stream."""
+
+    def __init__(self, data: bytes, location: str, limits: Limits, *, strict: bool, level: int) -> None:
+        self.stream, self.location, self.limits, self.strict, self.level = (
+            BytesIO(data),
             location,
-            "format",
-            f"{FORMAT_NAMES['torch']}, as its suffix says",
-            FORMAT_NAMES["npz"],
-            "Rename it to end in .npz.",
+            limits,
+            strict,
+            level,
         )
-    file.seek(0)
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
-    except MemoryError:
-        raise
-    except Exception as error:  # torch raises RuntimeError, UnpicklingError, KeyError, EOFError and others
-        lines = str(error).replace("Weights only load failed.", "").strip().splitlines()
-        reject(location, "file of torch.save", "what torch can load", f"{type(error).__name__}: {(lines or [''])[0]}")
+        self.storages: dict[str, Storage] = {}
+
+    def load(self, *, with_storages: bool = False) -> Any:
+        """The next pickle's object."""
+        location = self.location
+        reader = Unpickler(self.stream, self.storages if with_storages else None, self._load_nested)
+        try:
+            root = reader.load()
+        except (MemoryError, IntegrityError):
+            raise
+        except Exception as error:  # pickle raises whatever damaged bytes lead it to
+            if self.strict:
+                check_globals(reader.globals, location=location)
+            if isinstance(error, InertError):
+                reject(location, error.what, error.expected, error.got, TENSOR_STEP)
+            reject(location, "pickle", "a whole pickle", f"{type(error).__name__}: {error}")
+        if self.strict:
+            check_globals(reader.globals, location=location)
+        return root
+
+    def _load_nested(self, data: bytes) -> Any:
+        if self.level >= _MAX_NESTED:
+            raise InertError("pickle", f"at most {_MAX_NESTED} files of torch.save within one another", "more")
+        return read_torch(data, location=self.location, limits=self.limits, strict=self.strict, level=self.level + 1)
+
+    def check_sizes(self) -> None:
+        """Refuse storages and tensors that are larger than the limits, or than what is stored."""
+        location, limits = self.location, self.limits
+        for storage in self.storages.values():
+            if storage.dtype not in ITEMSIZE:
+                expected = "one of " + ", ".join(ITEMSIZE)
+                reject(location, "storage", expected, storage.dtype or "nothing", TENSOR_STEP)
+            if storage.nbytes > limits.tensor_bytes:
+                what = f"storage {storage.key[:80]!r}"
+                reject(location, what, f"at most {limits.tensor_bytes} bytes", f"{storage.nbytes} bytes")
+        stored = sum(storage.nbytes for storage in self.storages.values())
+        shown = sum(sum(storage.views.values()) for storage in self.storages.values())
+        if max(stored, shown) > limits.tensor_bytes:
+            got = f"{max(stored, shown)} bytes from their shapes"
+            reject(location, "tensors", f"at most {limits.tensor_bytes} bytes written out", got)
+        # a stride of 0 shows one number many times
+        if shown > max(limits.always_allowed, limits.expansion * stored):
+            got = f"{shown} bytes from their shapes, of {stored} stored"
+            reject(location, "tensors", f"at most {limits.expansion} times their storages written out", got)
 
 
-def _scan_zip(archive: CheckedArchive, *, location: str, limits: Limits) -> None:
-    """Scan the pickle, and compare what it declares with the archive's members and their checksums."""
-    info = archive.infos[f"{archive.folder}data.pkl"]
-    if info.file_size > limits.pickle_bytes:
-        reject(location, "data.pkl", f"at most {limits.pickle_bytes} bytes", f"{info.file_size} bytes")
-    try:
-        data = archive.archive.read(info)
-    except Exception as error:  # BadZipFile, zlib.error, EOFError
-        reject(location, "data.pkl", "bytes as they were packed", f"{type(error).__name__}: {error}")
-    scan = _scan_object(BytesIO(data), location=location, limits=limits)
-    for key, storage in scan.storages.items():
-        member = archive.infos.get(f"{archive.folder}data/{key}")
+def _read_zip(data: bytes, location: str, limits: Limits, strict: bool, level: int) -> Any:
+    archive = check_archive(data, location=location, limits=limits)
+    if archive.file_format != "torch":
+        expected = f"{FORMAT_NAMES['torch']}, as its suffix says"
+        reject(location, "format", expected, FORMAT_NAMES["npz"], "Rename it to end in .npz.")
+    folder = archive.folder
+    size = archive.infos[f"{folder}data.pkl"].file_size
+    if size > limits.pickle_bytes:
+        reject(location, "data.pkl", f"at most {limits.pickle_bytes} bytes", f"{size} bytes")
+    if f"{folder}byteorder" in archive.infos and archive.read(f"{folder}byteorder") != b"little":
+        reject(location, "numbers", "little-endian ones", "another order")
+    reader = _Reader(bytes(archive.read(f"{folder}data.pkl")), location, limits, strict=strict, level=level)
+    root = reader.load(with_storages=True)
+    reader.check_sizes()
+    for key, storage in reader.storages.items():
+        member = archive.infos.get(f"{folder}data/{key}")
         if member is None or member.file_size != storage.nbytes:
             got = "no such member" if member is None else f"{member.file_size} bytes"
-            reject(location, f"storage {key!r}", f"{storage.nbytes} bytes in the archive", got)
-        _verify_checksum(archive, member, location=location)
+            reject(location, f"storage {key[:80]!r}", f"{storage.nbytes} bytes in the archive", got)
+        storage.content = _member(archive, member.filename)
+    return root
 
 
-def _verify_checksum(archive: CheckedArchive, member: ZipInfo, *, location: str) -> None:
-    """Compare a member's bytes with its checksum, which torch does not do."""
-    try:
-        with archive.archive.open(member) as stream:
-            while stream.read(_CHUNK_BYTES):
-                pass
-    except Exception as error:  # BadZipFile, zlib.error, EOFError
-        reject(location, "numbers", "bytes as they were packed", f"{type(error).__name__}: {error}")
+def _member(archive: CheckedArchive, name: str) -> Any:
+    """Reads a member once, when it is first asked for."""
+    content: list[Any] = []
+
+    def read() -> Any:
+        if not content:
+            content.append(archive.read(name))
+        return content[0]
+
+    return read
 
 
-def _scan_legacy(file: IO[bytes], *, location: str, limits: Limits) -> None:
-    """Scan the pickles of the old format, and compare what they declare with the bytes behind them."""
-    size = file.seek(0, 2)
-    file.seek(0)
-    magic = file.read(len(LEGACY_MAGIC))
-    if magic != LEGACY_MAGIC:
-        reject(location, "file of torch.save", "torch's magic number", "other bytes")
-    file.seek(0)
-    for _ in range(_PREFACE_PICKLES):
-        scan_pickle(file, location=location, limits=limits)
-    scan = _scan_object(file, location=location, limits=limits)
-    scan_pickle(file, location=location, limits=limits)
-    # Behind the pickles each storage has its number of elements, in 8 bytes, and its numbers.
-    available, needed = size - file.tell(), sum(storage.nbytes + 8 for storage in scan.storages.values())
-    if available < needed:
-        reject(location, "numbers", f"{needed} bytes behind the pickles", f"{available} bytes")
+def _read_legacy(data: bytes, location: str, limits: Limits, strict: bool, level: int) -> Any:
+    """The format before torch 1.6: pickles, and behind them the numbers of each storage."""
+    reader = _Reader(data, location, limits, strict=strict, level=level)
+    *_, machine = [reader.load() for _ in range(_PREFACE_PICKLES)]
+    if isinstance(machine, dict) and machine.get("little_endian") is False:
+        reject(location, "numbers", "little-endian ones", "another order")
+    root = reader.load(with_storages=True)
+    reader.check_sizes()
+    keys = reader.load()
+    view, position = memoryview(data), reader.stream.tell()
+    # each storage has its number of elements, in 8 bytes, and its numbers
+    needed = sum(storage.nbytes + 8 for storage in reader.storages.values())
+    if len(data) - position < needed:
+        reject(location, "numbers", f"{needed} bytes behind the pickles", f"{len(data) - position} bytes")
+    if not isinstance(keys, list) or set(map(str, keys)) != set(reader.storages) or len(keys) != len(reader.storages):
+        reject(location, "numbers", "the keys of all storages", "others")
+    for key in map(str, keys):
+        storage = reader.storages[key]
+        if int.from_bytes(view[position : position + 8], "little") != storage.numel:
+            reject(location, f"storage {key[:80]!r}", f"{storage.numel} elements", "another number of them")
+        position += 8
+        storage.content = _slice(view, position, position + storage.nbytes)
+        position += storage.nbytes
+    return root
 
 
-def _scan_object(stream: IO[bytes], *, location: str, limits: Limits) -> PickleScan:
-    scan = scan_pickle(stream, location=location, limits=limits)
-    if sum(storage.nbytes for storage in scan.storages.values()) > limits.tensor_bytes:
-        reject(location, "storages", f"at most {limits.tensor_bytes} bytes", "more")
-    return scan
-
-
-def dense_dtype(tensor: Any, name: str, *, location: str) -> str:
-    """The dtype of a dense tensor, as zoos name it.
-
-    Raises
-    ------
-    IntegrityError
-        The tensor is not a plain array of numbers in memory, or has a dtype that a zoo cannot hold.
-    """
-    import torch
-
-    from ckptzoo.schema.architecture import ITEMSIZE
-
-    step = "Save dense tensors: x.dequantize(), x.to_dense(), x.real, x.data.clone()."
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        reject(location, f"tensor {name!r}", "a plain tensor", type(tensor).__name__, step)
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
-        kind = "quantized" if tensor.is_quantized else f"{tensor.layout} on {tensor.device}"
-        reject(location, f"tensor {name!r}", "a dense tensor with its numbers", kind, step)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in ITEMSIZE:
-        reject(location, f"dtype of {name!r}", "one of " + ", ".join(ITEMSIZE), dtype, step)
-    return dtype
+def _slice(view: memoryview, start: int, stop: int) -> Any:
+    return lambda: view[start:stop]

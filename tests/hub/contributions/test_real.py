@@ -20,7 +20,6 @@ from ckptzoo.hub.contributions.review import review
 from tests.support.effort import ALL
 from tests.support.hosted import Hosted
 
-pytestmark = pytest.mark.usefixtures("one_worker")
 DATA = Path(os.environ.get("CKPTZOO_DATA") or Path(__file__).parents[4] / "shared" / "data")
 CHECKPOINTS = DATA.parent / "checkpoints"
 RESNETS = CHECKPOINTS / "cifar10_resnet_akamaster"

@@ -13,9 +13,7 @@ from ckptzoo.hub.untrusted import Limits, read_all
 from tests.support.checkpoint_files import saved, written
 from tests.support.effort import ALL, examples
 
-pytestmark = pytest.mark.usefixtures("one_worker")
-
-LIMITS = Limits(tensor_bytes=2**24, memory_bytes=2**29, cpu_seconds=20, seconds=30)
+LIMITS = Limits(tensor_bytes=2**24, memory_bytes=2**29, seconds=30)
 ARRAYS = {
     "fc.weight": np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32),
     "fc.bias": np.arange(5, dtype=np.float64),

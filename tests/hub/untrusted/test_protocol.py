@@ -9,44 +9,51 @@ import pytest
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.protocol import WorkerResult, encode_refusal, encode_report, read_result, write_result
+from ckptzoo.hub.untrusted.protocol import FileAnswer, WorkerResult, encode_answer, padded, read_answer
 
 STATE: dict[str, Any] = {
     "key": "",
     "names": ["a", "b"],
     "at": [0, 1],
-    "facts": [["epoch", "int", 3]],
+    "facts": [["epoch", {"int": 3}]],
     "left_out": ["x"],
 }
+ARRAYS: list[np.ndarray] = [np.ones(2), np.ones(3)]
 
 
-def tensors(*arrays: np.ndarray) -> io.BytesIO:
-    out = io.BytesIO()
-    described = [(array.dtype.name, array.shape) for array in arrays]
-    write_result(described, (memoryview(array.reshape(-1).view(np.uint8)) for array in arrays), out)
-    return out
+def framed(report: object, arrays: list[np.ndarray] | None = None, tail: bytes | None = None) -> io.BytesIO:
+    arrays = ARRAYS if arrays is None else arrays
+    if isinstance(report, dict):
+        report = {"arrays": [[array.dtype.name, list(array.shape)] for array in arrays], **report}
+    text = report if isinstance(report, bytes) else json.dumps(report).encode()
+    content = b"".join(map(bytes, padded(arrays))) if tail is None else tail
+    return io.BytesIO(len(text).to_bytes(8, "little") + text + content)
 
 
-def taken(report: object, out: io.BytesIO | None = None, limits: Limits | None = None):
-    data = report if isinstance(report, bytes) else json.dumps(report).encode()
-    return read_result(data, out or tensors(np.ones(2), np.ones(3)), location="f.pt", limits=limits or Limits())
+def taken(stream: io.BytesIO, limits: Limits | None = None, files: int = 1) -> tuple[list[FileAnswer], list[Any]]:
+    return read_answer(stream, ["f.pt"] * files, limits or Limits())
 
 
-def test_states_and_facts_come_back_as_they_were_handed() -> None:
-    facts = {"a": True, "b": -(2**62), "c": 0.1, "d": float("inf"), "e": "text", "f": float("nan"), "g": 5e-324}
+def test_states_facts_and_arrays_come_back_as_they_were_sent() -> None:
+    facts: dict[str, Any] = {"a": True, "b": -(2**62), "c": 0.1, "d": float("inf"), "e": "text", "f": float("nan")}
+    facts |= {"g": 5e-324, "h": (1, 2.5, "x", True)}
     state = WorkerResult("model", ("w", "v"), (0, 0), facts, ("optimizer: 2 entries",))
-    array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    ((back,), (got,)) = taken(encode_report([state]), tensors(array))
-    assert repr(back) == repr(state) and got.tobytes() == array.tobytes()
-    assert [type(value) for value in back.facts.values()] == [type(value) for value in facts.values()]
+    array, odd, none = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, np.int8), np.zeros((0, 4))
+    other = WorkerResult("", ("u", "z"), (1, 2), {}, ())
+    arrays = [array, odd, none]
+    stream = io.BytesIO(encode_answer([[state], [other]], arrays) + b"".join(map(bytes, padded(arrays))))
+    files, back = taken(stream, files=2)
+    assert repr(files) == repr([[state], [other]])
+    assert [(got.dtype, got.shape, got.tobytes()) for got in back] == [(a.dtype, a.shape, a.tobytes()) for a in arrays]
+    assert isinstance(files[0], list)
+    assert [type(value) for value in files[0][0].facts.values()] == [type(value) for value in facts.values()]
 
 
 def test_refusals_come_back_harmless_and_short() -> None:
     problem = Problem("elsewhere", "what\x1b[31m", "a\nb", "x" * 10_000, "step")
-    with pytest.raises(IntegrityError) as caught:
-        taken(encode_refusal([problem] * 100))
-    assert len(caught.value.problems) == 20
-    back = caught.value.problems[0]
+    ((refused,), _) = taken(io.BytesIO(encode_answer([IntegrityError([problem] * 100)], [])))
+    assert isinstance(refused, IntegrityError) and len(refused.problems) == 20
+    back = refused.problems[0]
     assert (
         back.location == "f.pt" and back.what == r"what\x1b[31m" and back.expected == r"a\nb" and len(back.got) == 500
     )
@@ -57,39 +64,41 @@ def test_refusals_come_back_harmless_and_short() -> None:
     [
         {"names": ["a"]}, {"names": ["a", "a"]}, {"names": ["a", "b\n"]}, {"names": ["a", 3]}, {"names": "ab"},
         {"names": [], "at": []}, {"at": [0, 2]}, {"at": [0, -1]}, {"at": [0, True]}, {"at": [0, 1.0]}, {"key": "a\nb"},
-        {"key": {}}, {"facts": [["a"]]}, {"facts": [["a", "code", "x"]]}, {"facts": [["a", "int", "x"]]},
-        {"facts": [["a", "int", True]]}, {"facts": [["a", "float", "x"]]}, {"facts": [["a", "float", 1.0]]},
-        {"facts": [["a", "str", "b\n"]]}, {"facts": [["a\n", "str", "b"]]}, {"facts": {}}, {"left_out": "x"}, {"more": 1},
+        {"key": {}}, {"facts": [["a"]]}, {"facts": [["a", {"code": "x"}]]}, {"facts": [["a", {"int": "x"}]]},
+        {"facts": [["a", {"int": True}]]}, {"facts": [["a", {"float": "x"}]]}, {"facts": [["a", {"float": 1.0}]]},
+        {"facts": [["a", {"str": "b\n"}]]}, {"facts": [["a\n", {"str": "b"}]]}, {"facts": {}}, {"left_out": "x"},
+        {"facts": [["a", [{"int": "x"}]]]}, {"facts": [["a", [[]]]]}, {"facts": [["a", {}]]}, {"more": 1},
     ],
 )  # fmt: skip
-def test_reports_that_a_reader_would_not_write_are_refused(change: dict[str, Any]) -> None:
-    assert taken({"states": [STATE]})
+def test_states_that_a_reader_would_not_write_are_refused(change: dict[str, Any]) -> None:
+    assert taken(framed({"files": [{"states": [STATE]}]}))
     with pytest.raises(IntegrityError, match="came back"):
-        taken({"states": [{**STATE, **change}]})
+        taken(framed({"files": [{"states": [{**STATE, **change}]}]}))
 
 
 @pytest.mark.parametrize(
     "report",
-    [b"", b"[]", b"{}", b"null", b'{"states": 3}', b'{"states": []}', b'{"refused": []}', b'{"refused": [["a"]]}',
-     b'{"refused": [3]}', b"\xff", b'{"a":' * 100_000, b'{"states": [[]]}'],
+    [b"", b"[]", b"{}", b"null", b'{"files": 3}', b'{"files": []}', b"\xff", b'{"a":' * 100_000,
+     *(json.dumps({"arrays": [], "files": [file]}).encode() for file in (3, {}, {"states": []}, {"refused": []}, {"refused": [["a"]]}, {"refused": [3]}, {"states": [[]]})),
+     json.dumps({"arrays": [], "files": [{"refused": [["a", "b", "c", "d"]]}] * 2}).encode(),
+     *(json.dumps({"arrays": [array], "files": []}).encode() for array in (3, ["float32"], ["code", [1]], ["float32", [-1]], ["float32", [True]], ["float32", [1] * 70])),
+     ],
 )  # fmt: skip
-def test_reports_that_are_none_are_refused(report: bytes) -> None:
+def test_answers_that_are_none_are_refused(report: bytes) -> None:
     with pytest.raises(IntegrityError):
-        taken(report)
+        taken(framed(report, [], b""))
 
 
-def test_tensors_that_do_not_fit_are_refused() -> None:
-    good = {"states": [STATE]}
-    for out in (
-        io.BytesIO(),
-        io.BytesIO(b"x" * 100),
-        tensors(np.ones(2)),
-        io.BytesIO(tensors(np.ones(2), np.ones(3)).getvalue()[:-1]),
-    ):
-        with pytest.raises(IntegrityError, match="came back"):
-            taken(good, out)
+def test_an_answer_that_ends_early_or_is_too_large_is_refused() -> None:
+    good = {"files": [{"states": [STATE]}]}
+    whole = framed(good).getvalue()
+    for length in (0, 7, 20, len(whole) - 1):
+        with pytest.raises(EOFError):
+            taken(io.BytesIO(whole[:length]))
     with pytest.raises(IntegrityError, match="at most 39 bytes"):
-        taken(good, limits=Limits(tensor_bytes=39))
+        taken(framed(good), limits=Limits(tensor_bytes=39))
+    with pytest.raises(IntegrityError, match="a report of at most"):
+        taken(io.BytesIO((2**40).to_bytes(8, "little")))
     for limits in (Limits(states=0), Limits(tensors=1)):
         with pytest.raises(IntegrityError, match="came back"):
-            taken(good, limits=limits)
+            taken(framed(good), limits=limits)

@@ -29,10 +29,9 @@ from tests.support.checkpoint_files import (  # fmt: skip
     written,
 )
 
-pytestmark = pytest.mark.usefixtures("one_worker")
 PLAIN = "expected tensors and plain containers, got "
 BAD = "Do not load this file"
-SMALL = Limits(file_bytes=64 * 2**20, tensor_bytes=32 * 2**20, memory_bytes=2**30, cpu_seconds=60, seconds=120)
+SMALL = Limits(file_bytes=64 * 2**20, tensor_bytes=32 * 2**20, memory_bytes=2**30, seconds=120)
 
 
 class Net(nn.Module):
@@ -104,7 +103,7 @@ def code(folder: Path) -> dict[str, tuple[bytes, str]]:
     made["inst.pt"] = (torch_zip(b"\x80\x02(" + touch + b"iposix\nsystem\n."), PLAIN + "posix.system")
     made["object.pt"] = (torch_zip(b"\x80\x02(cposix\nsystem\n" + touch + b"o."), PLAIN + "posix.system")
     made["unused.pt"] = (torch_zip(b"\x80\x02cposix\nsystem\n0" + state(("w", tensor()))[2:]), PLAIN + "posix.system")
-    made["extension.pt"] = (torch_zip(b"\x80\x02\x82\x05)R."), PLAIN + "copyreg extension 5")
+    made["extension.pt"] = (torch_zip(b"\x80\x02\x82\x05)R."), "unregistered extension code 5")
     made["new.pt"] = (torch_zip(b"\x80\x02cos\nsystem\n)\x81."), PLAIN + "os.system")
     made["build.pt"] = (torch_zip(b"\x80\x02c__main__\nNet\n)\x81}b."), PLAIN + "__main__.Net")
     made["preface.th"] = (LEGACY[:-4] + b"\x80\x02cposix\nsystem\n." + state(("w", tensor())), PLAIN + "posix.system")
@@ -142,7 +141,6 @@ def test_what_was_saved_whole_is_named_with_the_way_out(tmp_path: Path) -> None:
         "complex.pt": (saved({"w": torch.ones(3, dtype=torch.complex64)}), "ComplexFloatStorage"),
         "complex.th": (saved({"w": torch.ones(3, dtype=torch.complex64)}, zipped=False), "ComplexFloatStorage"),
         "float8.pt": (saved({"w": torch.ones(3).to(torch.float8_e4m3fn)}), "float8_e4m3fn"),
-        "protocol4.pt": (saved({"w": torch.ones(3)}, protocol=4), "default pickle_protocol"),
         "script.pt": (script, "a TorchScript program"),
         "number.pt": (saved(3), "expected a state dict: names and tensors, got a int"),
         "vector.pt": (saved(torch.ones(3)), "expected a state dict: names and tensors, got a tensor of shape (3,)"),
@@ -189,20 +187,20 @@ def test_shapes_that_lie_are_refused_before_they_take_memory(tmp_path: Path) -> 
             "got two",
         ),
         "type.pt": (torch_zip(state(("w", tensor(place=storage(kind="QInt8Storage"))))), "QInt8Storage"),
-        "module.th": (LEGACY + b"\x80\x02(" + text("module") + b"NNNtQ.", "expected a storage of tensors"),
+        "module.th": (LEGACY + b"\x80\x02(" + text("other") + b"NNNtQ.", "expected a storage of tensors"),
         "set.pt": (
             torch_zip(state(("w", tensor() + b"(" + storage() + number(0) + b"(Kdt(K\x01ttb"))),
             "built a second time",
         ),
         "list.pt": (
             torch_zip(state(("w", named("torch._utils._rebuild_tensor_v2") + b"]R"))),
-            "expected its arguments",
+            "argument list must be a tuple",
         ),
         "alloc.pt": (
             torch_zip(state(("w", call("torch.storage.UntypedStorage", number(2**60))))),
-            "file of torch.save",
+            "a torch.storage.UntypedStorage",
         ),
-        "bytes.pt": (torch_zip(state(("w", call("builtins.bytearray", number(2**50))))), "memory"),
+        "bytes.pt": (torch_zip(state(("w", call("builtins.bytearray", number(2**50))))), "expected bytes, got"),
     }
     assert_refused(tmp_path / "files", cases)
 
@@ -251,7 +249,7 @@ def test_pickles_that_only_grow_when_they_are_followed(tmp_path: Path) -> None:
         "deeper.pt": (torch_zip(deeper), "expected"),
         "giant.pt": (torch_zip(giant), "whole pickle"),
         "decimal.pt": (torch_zip(decimal), "expected"),
-        "memo.pt": (torch_zip(b"\x80\x02}r\xff\xff\xff\xffj\x00\x00\x00\x01."), "whole pickle"),
+        "memo.pt": (torch_zip(b"\x80\x02}r\xff\xff\xff\xffj\x00\x00\x00\x01."), "memory: expected at most"),
         "mark.pt": (torch_zip(b"\x80\x02}u."), "whole pickle"),
         "stop.pt": (torch_zip(b"\x80\x02."), "expected"),
         "nothing.pt": (torch_zip(b""), "whole pickle"),
@@ -306,7 +304,7 @@ def test_archives_that_unpack_to_too_much_or_lead_elsewhere(tmp_path: Path) -> N
         "bomb.pt": (bomb("m/data.pkl", 4000), unpacked),
         "ratio.npz": (bomb("a.npy", 128), size),
         "declared.npz": (declared(stored, 2**31), "as many bytes as are stored"),
-        "lies.npz": (declared(bomb("a.npy", 4000), 1000), "header of numpy.save"),
+        "lies.npz": (declared(bomb("a.npy", 4000), 1000), "bytes as they were packed"),
         "less.npz": (declared(stored, 10), "expected"),
         "up.npz": (archive({"../a.npy": good}), path),
         "root.npz": (archive({"/a.npy": good}), path),
@@ -341,7 +339,7 @@ def test_archives_that_unpack_to_too_much_or_lead_elsewhere(tmp_path: Path) -> N
         "code.npz": (archive({"a.npy": npy_header("__import__('os').system('true')")}), "header of numpy.save"),
         "pickle.npz": (archive({"a.npy": b"cposix\nsystem\n."}), "header of numpy.save"),
     }  # fmt: skip
-    limits = Limits(tensors=1000, tensor_bytes=32 * 2**20, memory_bytes=2**30, cpu_seconds=60, seconds=120)
+    limits = Limits(tensors=1000, tensor_bytes=32 * 2**20, memory_bytes=2**30, seconds=120)
     assert_refused(tmp_path / "files", cases, limits)
 
 

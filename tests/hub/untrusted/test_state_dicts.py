@@ -7,14 +7,8 @@ import pytest
 
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.state_dicts import ArrayLibrary, StateCandidate, find_state_dicts
+from ckptzoo.hub.untrusted.state_dicts import StateCandidate, find_state_dicts
 
-ARRAYS = ArrayLibrary(
-    is_tensor=lambda value: isinstance(value, np.ndarray),
-    size=lambda value: value.size,
-    scalar=lambda value: value.item(),
-    describe=lambda value: f"an array of shape {value.shape}",
-)
 W, B = np.ones((2, 3)), np.ones(2)
 STATE = {"fc.weight": W, "fc.bias": B}
 LAYERS = {"fc1": {"weight": W, "bias": B}, "fc2": {"weight": W, "bias": B}}
@@ -22,7 +16,7 @@ TREE = {"Block_0": {"Conv_0": {"kernel": W}, "Norm_0": {"scale": B, "bias": B}},
 
 
 def states(root: Any, limits: Limits | None = None) -> list[StateCandidate]:
-    return find_state_dicts(root, ARRAYS, location="f.pt", limits=limits or Limits())
+    return find_state_dicts(root, location="f.pt", limits=limits or Limits())
 
 
 def keys(root: Any) -> dict[str, list[str]]:
@@ -60,10 +54,10 @@ def test_what_stands_beside_is_a_fact_or_left_and_named() -> None:
         "long": "x" * 2000, "bell": "\a", "history": [1, 2], "empty": {}, "huge": 2**70,
     }  # fmt: skip
     (state,) = states({**beside, "state_dict": STATE})
-    assert state.facts == {"epoch": 3, "acc": 0.5, "name": "lenet", "done": False, "best": 0.25}
+    assert state.facts == {"epoch": 3, "acc": 0.5, "name": "lenet", "done": False, "best": 0.25, "args.a": 1}
     assert dict(one.split(": ", 1) for one in state.left_out) == {
         "optimizer": "2 entries", "sgd": "2 entries", "lr_scheduler": "1 entry", "rng_state": "an array of shape (2, 3)",
-        "args": "1 entry", "nothing": "None", "raw": "3 bytes", "long": "a text of 2000 characters",
+        "nothing": "None", "raw": "3 bytes", "long": "a text of 2000 characters",
         "bell": "a text of 1 characters", "history": "2 items", "empty": "0 entries", "huge": "a int",
     }  # fmt: skip
     (state,) = states({**STATE, "epoch": 3, "optimizer": optimizer})
@@ -72,6 +66,22 @@ def test_what_stands_beside_is_a_fact_or_left_and_named() -> None:
         and state.facts == {"epoch": 3}
         and state.left_out == ("optimizer: 2 entries",)
     )
+
+
+def test_settings_are_facts_by_dotted_names() -> None:
+    settings = {"optim": {"lr": 0.1, "betas": (0.9, 0.99)}, "activations": ["relu", "tanh"], "net": object()}
+    (state,) = states({"model": STATE, "config": settings})
+    assert state.facts == {
+        "config.optim.lr": 0.1,
+        "config.optim.betas": (0.9, 0.99),
+        "config.activations": ("relu", "tanh"),
+    }
+    assert state.left_out == ("config.net: a object",)
+    nest: Any = {"x": 1}
+    for _ in range(40):
+        nest = dict.fromkeys("abcdefgh", nest)
+    (state,) = states({"model": STATE, "config": nest})
+    assert len(state.facts) <= 256 and len(state.left_out) <= 65
 
 
 def test_cycles_and_shared_nests_end() -> None:

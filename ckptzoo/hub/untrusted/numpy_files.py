@@ -1,0 +1,78 @@
+"""Reads .npy arrays and .npz archives of them as data."""
+
+from io import BytesIO
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.hub.untrusted.archives import check_archive
+from ckptzoo.hub.untrusted.errors import reject
+from ckptzoo.hub.untrusted.formats import FORMAT_NAMES
+from ckptzoo.hub.untrusted.limits import Limits
+from ckptzoo.schema.architecture import ITEMSIZE
+from ckptzoo.text import excerpt
+
+_MAX_HEADER = 10_000
+"""Characters of an array's header; numpy's own default."""
+_MAX_DIMENSIONS = 32
+_STEP = "Save it again with numpy.savez and plain arrays of numbers."
+
+
+def read_npz(data: bytes, *, location: str, limits: Limits) -> dict[str, NDArray[Any]]:
+    """The arrays of an archive, by name, in the archive's order.
+
+    Raises
+    ------
+    IntegrityError
+        The archive is torch's or damaged; a member is no array, holds objects or another dtype, or is larger than it
+        declares.
+    """
+    archive = check_archive(data, location=location, limits=limits)
+    if archive.file_format != "npz":
+        expected, step = f"{FORMAT_NAMES['npz']}, as .npz says", "Rename it to end in .pt."
+        reject(location, "format", expected, FORMAT_NAMES["torch"], step)
+    members = {name.removesuffix(".npy"): name for name in archive.infos}
+    return {
+        name: read_npy(archive.read(member), name=name, location=location, limits=limits)
+        for name, member in members.items()
+    }
+
+
+def read_npy(content: bytes | memoryview, *, name: str, location: str, limits: Limits) -> NDArray[Any]:
+    """One array, C-contiguous, in this machine's byte order.
+
+    Raises
+    ------
+    IntegrityError
+        It is no array of plain numbers, or not as large as it declares.
+    """
+    what = f"array {excerpt(name)!r}"
+    stream = BytesIO(content)
+    try:
+        shape, fortran, dtype = _read_header(stream)
+    except Exception as error:  # numpy parses the header with ast; what that raises is not documented
+        reject(location, what, "a header of numpy.save", f"{type(error).__name__}: {error}", _STEP)
+    if dtype.hasobject:
+        reject(location, what, "plain numbers", "Python objects, which are pickled", _STEP)
+    if dtype.name not in ITEMSIZE:
+        reject(location, f"dtype of {excerpt(name)!r}", "one of " + ", ".join(ITEMSIZE), dtype, _STEP)
+    if len(shape) > _MAX_DIMENSIONS or any(type(length) is not int or length < 0 for length in shape):
+        reject(location, f"shape of {excerpt(name)!r}", f"at most {_MAX_DIMENSIONS} integers from 0", shape, _STEP)
+    nbytes, start = prod(shape) * dtype.itemsize, stream.tell()
+    if nbytes != len(content) - start:
+        reject(location, what, f"{nbytes} bytes from its shape", f"{len(content) - start} in the file", _STEP)
+    if nbytes > limits.tensor_bytes:
+        reject(location, what, f"at most {limits.tensor_bytes} bytes", f"{nbytes} bytes", _STEP)
+    array = np.frombuffer(content, dtype, offset=start).reshape(shape, order="F" if fortran else "C")
+    return np.ascontiguousarray(array, dtype.newbyteorder("=")).reshape(shape)
+
+
+def _read_header(stream: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(stream, max_header_size=_MAX_HEADER)
+    if version == (2, 0):
+        return np.lib.format.read_array_header_2_0(stream, max_header_size=_MAX_HEADER)
+    raise ValueError(f"version {version}")

@@ -1,0 +1,174 @@
+"""The reading process: reads files of others, one request after another, with limits on memory, time and size.
+
+It gets bytes over one pipe and answers over another (``protocol``), imports numpy and what reads files, and starts
+nothing. What files could still do, with a reader that runs no code of theirs, is to exhaust memory or to crash the
+interpreter by nesting: then this process ends, and the file is refused by the one that started it.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import resource
+import sys
+import warnings
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.hub.untrusted.archives import check_archive
+from ckptzoo.hub.untrusted.errors import reject
+from ckptzoo.hub.untrusted.limits import Limits
+from ckptzoo.hub.untrusted.numpy_files import read_npy, read_npz
+from ckptzoo.hub.untrusted.protocol import LENGTH_BYTES, FileAnswer, Job, WorkerResult, encode_answer, padded
+from ckptzoo.hub.untrusted.rules import TENSOR_STEP
+from ckptzoo.hub.untrusted.state_dicts import StateCandidate, find_state_dicts
+from ckptzoo.hub.untrusted.torch_files import read_pickle, read_torch
+from ckptzoo.hub.untrusted.values import InertError, Numbers
+from ckptzoo.schema.architecture import ITEMSIZE
+
+_DEATH_SIGNAL, _KILL = 1, 9
+"""PR_SET_PDEATHSIG of linux/prctl.h, and SIGKILL: this process ends with the one that started it."""
+
+_MESSAGE_BYTES = 2**20
+"""What this process may write to a file: the error that ends it."""
+_REQUEST_BYTES, _EXPANSION = 2**29, 40
+"""What a request may take: so many bytes, and so many times its size. An object of a pickle takes two bytes of it and
+up to 70 of memory; files are mostly numbers."""
+
+
+class _Answer:
+    """The arrays of one answer, each distinct one once."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.arrays, self.nbytes = limits, list[NDArray[Any]](), 0
+
+    def add(self, job: Job, data: bytes) -> FileAnswer:
+        """Read a file; its arrays are kept where nothing of it is refused."""
+        before, nbytes = len(self.arrays), self.nbytes
+        try:
+            root = _load(job, data, self.limits)
+            found = find_state_dicts(root, location=job.location, limits=self.limits)
+            indices: dict[tuple[Any, ...], int] = {}
+            return [self._add_state(state, indices, job.location) for state in found]
+        except IntegrityError as error:
+            answer = error
+        except MemoryError:
+            expected = f"at most {self.limits.memory_bytes} bytes to read it"
+            step = "Raise Limits.memory_bytes, or split the file."
+            answer = IntegrityError(Problem(job.location, "memory", expected, "more", step))
+        except RecursionError:
+            step = "Save the state dict alone."
+            answer = IntegrityError(Problem(job.location, "content", "few levels of nesting", "too many", step))
+        except Exception as error:  # whatever untrusted bytes led a library to raise
+            got = f"{type(error).__name__}: {error}"[:300]
+            answer = IntegrityError(Problem(job.location, "content", "what can be read", got, ""))
+        del self.arrays[before:]
+        self.nbytes = nbytes
+        return answer
+
+    def _add_state(self, state: StateCandidate, indices: dict[tuple[Any, ...], int], location: str) -> WorkerResult:
+        """Names with the indices of their arrays; tensors that share all their numbers have the same one."""
+        at: list[int] = []
+        for name, tensor in state.tensors.items():
+            key = tensor.identity if isinstance(tensor, Numbers) else (id(tensor),)
+            if key not in indices:
+                indices[key] = len(self.arrays)
+                self.arrays.append(self._array(tensor, name, location))
+            at.append(indices[key])
+        return WorkerResult(state.key, tuple(state.tensors), tuple(at), state.facts, state.left_out)
+
+    def _array(self, tensor: Any, name: str, location: str) -> NDArray[Any]:
+        if str(tensor.dtype) not in ITEMSIZE:
+            reject(location, f"dtype of {name!r}", "one of " + ", ".join(ITEMSIZE), tensor.dtype, TENSOR_STEP)
+        limit, got = f"at most {self.limits.tensor_bytes} bytes", f"more with {name!r}"
+        self.nbytes += prod(tensor.shape) * ITEMSIZE[str(tensor.dtype)]
+        if self.nbytes > self.limits.tensor_bytes:
+            reject(location, "tensors", limit, got)
+        try:
+            array = tensor.read() if isinstance(tensor, Numbers) else tensor
+        except InertError as error:
+            reject(location, f"tensor {name!r}: {error.what}", error.expected, error.got, TENSOR_STEP)
+        return np.ascontiguousarray(array).reshape(tensor.shape)
+
+
+def _load(job: Job, data: bytes, limits: Limits) -> Any:
+    location, file_format = job.location, job.file_format
+    if file_format == "zip":
+        file_format = check_archive(data, location=location, limits=limits).file_format
+    if file_format == "npz":
+        return read_npz(data, location=location, limits=limits)
+    if file_format == "npy":
+        return {"array": read_npy(data, name="array", location=location, limits=limits)}
+    if file_format == "pickle":
+        return read_pickle(data, location=location, limits=limits)
+    return read_torch(data, location=location, limits=limits, strict=job.strict)
+
+
+def set_limits(memory_bytes: int) -> int:
+    """Bound this process's memory above what it uses now; it writes no files, and ends with its parent.
+
+    Returns
+    -------
+    The bound on its address space, which ``bound_memory`` lowers for each request.
+    """
+    most = _used_bytes() + memory_bytes
+    for kind, bound in (
+        (resource.RLIMIT_AS, most),
+        (resource.RLIMIT_FSIZE, _MESSAGE_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        with contextlib.suppress(OSError, ValueError):  # macOS does not bound address spaces
+            most_allowed = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+            resource.setrlimit(kind, (most_allowed, most_allowed))
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_DEATH_SIGNAL, _KILL, 0, 0, 0)
+        with contextlib.suppress(OSError):
+            # where memory runs out, the kernel ends this process first
+            Path("/proc/self/oom_score_adj").write_text("1000")
+    return most
+
+
+def bound_memory(request_bytes: int, most: int) -> None:
+    """Bound what one request may take by its size: a small pickle can ask for gigabytes."""
+    allowed = _used_bytes() + _REQUEST_BYTES + _EXPANSION * request_bytes
+    with contextlib.suppress(OSError, ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (min(allowed, most, hard if hard > 0 else most), hard))
+
+
+def _used_bytes() -> int:
+    """This process's address space; without /proc (macOS) it counts as nothing."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
+
+
+def main() -> None:
+    """Answer requests from standard input on standard output until the input ends."""
+    warnings.simplefilter("ignore")
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    most = 0
+    while head := requests.read(LENGTH_BYTES):
+        request = json.loads(requests.read(int.from_bytes(head, "little")))
+        limits = Limits(**request["limits"])
+        jobs = [Job(**item) for item in request["files"]]
+        if not most:
+            most = set_limits(limits.memory_bytes)
+            gc.freeze()
+        bound_memory(sum(job.length for job in jobs), most)
+        answer, files = _Answer(limits), list[FileAnswer]()
+        for job in jobs:
+            files.append(answer.add(job, requests.read(job.length)))
+        _write(answers, files, answer)
+
+
+def _write(answers: IO[bytes], files: list[FileAnswer], answer: _Answer) -> None:
+    answers.write(encode_answer(files, answer.arrays))
+    for piece in padded(answer.arrays):
+        answers.write(piece)
+    answers.flush()

@@ -1,0 +1,72 @@
+"""Which globals a contributed file may name, and what its owner can do where it names others."""
+
+from collections.abc import Iterable
+
+from ckptzoo.hub.untrusted.errors import reject
+from ckptzoo.hub.untrusted.inert import STORAGE_DTYPES
+from ckptzoo.schema.architecture import ITEMSIZE
+from ckptzoo.text import excerpt
+
+_CONTAINERS_AND_TENSORS = {
+    "collections.OrderedDict", "collections.Counter", "torch.Size", "torch.device", "torch.nn.parameter.Parameter",
+    "_codecs.encode", "builtins.set", "builtins.bytearray", "builtins.complex", "torch._utils._rebuild_tensor",
+    "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3", "torch._utils._rebuild_parameter",
+    "torch._utils._rebuild_parameter_with_state",
+}  # fmt: skip
+_TENSOR_KINDS = {
+    "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
+    "torch.serialization._get_layout": "a sparse tensor",
+    "torch._utils._rebuild_sparse_csr_tensor": "a sparse tensor",
+    "torch._utils._rebuild_qtensor": "a quantized tensor",
+    "torch._utils._rebuild_meta_tensor_no_storage": "a meta tensor, which has no numbers",
+    "torch._utils._rebuild_nested_tensor": "a nested tensor",
+    "torch._utils._rebuild_wrapper_subclass": "a tensor subclass",
+    "torch._tensor._rebuild_from_type_v2": "a tensor subclass, or a tensor with attributes",
+    "torch._utils._rebuild_device_tensor_from_numpy": "a tensor of another device",
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor of another device",
+}
+# Modules whose names in a pickle mean that somebody tries to run code, rather than that an object was saved whole.
+_CODE_MODULES = {
+    "os", "posix", "nt", "subprocess", "sys", "builtins", "runpy", "importlib", "shutil", "socket",
+    "webbrowser", "pty", "code", "commands", "ctypes", "pip", "timeit", "pdb", "operator", "functools", "asyncio",
+}  # fmt: skip
+TENSOR_STEP = "Save dense tensors: x.dequantize(), x.to_dense(), x.real, x.data.clone()."
+_STEPS = {
+    "numpy": "Save numbers as float(x) or int(x), arrays as torch.from_numpy(x).",
+    "argparse": "Save vars(args), or leave the arguments out.",
+}
+_NOT_LISTED = 5
+
+
+def is_allowed(name: str) -> bool:
+    """Whether a global makes a dense tensor or a plain container."""
+    module, _, last = name.rpartition(".")
+    if module in ("torch", "torch.storage", "torch.cuda") and last in STORAGE_DTYPES and last[0] != "_":
+        return True
+    return name in _CONTAINERS_AND_TENSORS or (module == "torch" and last in ITEMSIZE)
+
+
+def check_globals(names: Iterable[str], *, location: str) -> None:
+    """Refuse a file that names globals other than those of dense tensors and plain containers.
+
+    Raises
+    ------
+    IntegrityError
+        It does; the first five are named.
+    """
+    forbidden = [name for name in names if not is_allowed(name)]
+    if not forbidden:
+        return
+    words = [f"{name} ({_TENSOR_KINDS[name]})" if name in _TENSOR_KINDS else name for name in forbidden]
+    got = ", ".join(excerpt(word, 80) for word in words[:_NOT_LISTED])
+    got += f" and {len(words) - _NOT_LISTED} more" * (len(words) > _NOT_LISTED)
+    reject(location, "pickle", "tensors and plain containers", excerpt(got, 400), _step_for(forbidden))
+
+
+def _step_for(forbidden: list[str]) -> str:
+    if any(name.partition(".")[0] in _CODE_MODULES for name in forbidden):
+        return "Do not load this file: it names what would run when it is loaded."
+    if any(name in _TENSOR_KINDS or (name.startswith("torch.") and name.count(".") == 1) for name in forbidden):
+        return TENSOR_STEP
+    step = "Load it where it was made and save model.state_dict() instead."
+    return _STEPS.get(forbidden[0].partition(".")[0], step)

@@ -13,6 +13,7 @@ from ckptzoo.cli.commands import compact, export, info, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
 from ckptzoo.cli.exits import INTERRUPTED, USAGE, InterruptedCommand, code_of, listed
 from ckptzoo.cli.hub import card, contribute, pull, push, review, search
+from ckptzoo.cli.imports import import_
 from ckptzoo.cli.options import Settings, complain
 from ckptzoo.cli.serve import serve
 from ckptzoo.cli.study import mmd, study
@@ -37,6 +38,7 @@ app = typer.Typer(
 for _command in (info, show, verify, export, derive, align, predict, dedupe, mmd):
     app.command()(_command)
 app.add_typer(study)
+app.command("import")(import_)
 for _command in (search, pull, push, card, contribute, review, compact, retract):
     app.command()(_command)
 app.add_typer(cache)

@@ -5,7 +5,6 @@ import fnmatch
 import hashlib
 import io
 import tempfile
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +19,7 @@ from ckptzoo.format.files import check_span, folders_of
 from ckptzoo.format.header import read_header
 from ckptzoo.format.reader import read_trees
 from ckptzoo.hub.contributions.submission import Submission
+from ckptzoo.hub.untrusted.formats import LEGACY_MAGIC
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.process import ReadingProcess
 from ckptzoo.hub.untrusted.protocol import Job
@@ -171,12 +171,12 @@ def _contents(data: bytes) -> None:
 
 
 def _pickled() -> tuple[bytes, ...]:
+    """Files of torch in the old format, which is pickles and then numbers, without checksums."""
     made: list[bytes] = []
     for value in ({"w": torch.ones(2, 3), "n": 3}, {"state_dict": {"b": torch.nn.Parameter(torch.zeros(2))}}):
         buffer = io.BytesIO()
-        torch.save(value, buffer)
-        with zipfile.ZipFile(buffer) as archive:
-            made.append(archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl"))))
+        torch.save(value, buffer, _use_new_zipfile_serialization=False)
+        made.append(buffer.getvalue())
     return tuple(made)
 
 
@@ -189,7 +189,8 @@ def _reading_process() -> ReadingProcess:
 
 def _read_pickle(data: bytes) -> None:
     """Pickles may ask for memory without end, so that they are read in a process of their own."""
-    ((answer,), _) = _reading_process().read([Job("fuzz", "pickle", len(data), strict=False)], [data])
+    file_format = "torch" if data.startswith(LEGACY_MAGIC) else "pickle"
+    ((answer,), _) = _reading_process().read([Job("fuzz", file_format, len(data), strict=False)], [data])
     if isinstance(answer, ZooError):
         raise answer
 

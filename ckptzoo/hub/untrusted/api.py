@@ -4,25 +4,18 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import IO
 
 from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, format_of
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.process import Content, ReadingProcess
-from ckptzoo.hub.untrusted.protocol import Job, WorkerResult
-from ckptzoo.hub.untrusted.results import Fact, FileResult, StateDict
-from ckptzoo.hub.untrusted.safetensors import read_safetensors
+from ckptzoo.hub.untrusted.protocol import Job
+from ckptzoo.hub.untrusted.results import FileResult, StateDict
+from ckptzoo.hub.untrusted.safetensors import read_state_dict
 from ckptzoo.text import excerpt
 
-_MAX_FACTS = 256
-"""Texts of a safetensors file's metadata that are taken as facts."""
-_MAX_FACT = 1000
-"""Characters of one of them, and of its key."""
 _CHUNK_BYTES = 2**20
 _STEP = "Give the path of a checkpoint file."
 
@@ -80,13 +73,14 @@ def _read_file(path: Path, process: ReadingProcess, limits: Limits) -> list[Stat
             reject(location, "size", f"at most {limits.file_bytes} bytes", f"{before.st_size} bytes", "Split the file.")
         file_format = format_of(path.name, os.pread(descriptor, HEAD_BYTES, 0), location=location)
         if file_format == "safetensors":
-            states = [_read_safetensors(descriptor, location, name, limits)]
+            with os.fdopen(os.dup(descriptor), "rb") as file:
+                states = [read_state_dict(file, location, name, limits)]
         else:
             job = Job(location, file_format, before.st_size, strict=True)
             (answer,), arrays = process.read([job], [_content_of(descriptor, before.st_size, location)])
             if isinstance(answer, IntegrityError):
                 raise answer
-            states = [_state_dict(result, arrays, name) for result in answer]
+            states = [result.state_dict(name, arrays) for result in answer]
         after = os.fstat(descriptor)
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             got = "a file that changed while it was read"
@@ -96,19 +90,6 @@ def _read_file(path: Path, process: ReadingProcess, limits: Limits) -> list[Stat
         reject(location, "file", "a file that can be read", error.strerror or type(error).__name__, _STEP)
     finally:
         os.close(descriptor)
-
-
-def _state_dict(result: WorkerResult, arrays: list[NDArray[Any]], name: str) -> StateDict:
-    """Names and arrays put together; a name whose array an earlier one has is an alias of that one."""
-    first_names: dict[int, str] = {}
-    tensors: dict[str, NDArray[Any]] = {}
-    aliases: dict[str, str] = {}
-    for key, index in zip(result.names, result.tensor_indices, strict=True):
-        tensors[key] = arrays[index]
-        if (first := first_names.setdefault(index, key)) != key:
-            aliases[key] = first
-    source = f"{name}#{result.key}" if result.key else name
-    return StateDict(source, tensors, aliases, result.facts, result.left_out)
 
 
 def _open(path: Path, location: str) -> int:
@@ -138,26 +119,3 @@ def _content_of(descriptor: int, length: int, location: str) -> Content:
 def _file_type(mode: int) -> str:
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")
-
-
-def _read_safetensors(descriptor: int, location: str, name: str, limits: Limits) -> StateDict:
-    with os.fdopen(os.dup(descriptor), "rb") as file:
-        arrays, metadata = read_safetensors(
-            file,
-            location=location,
-            header_bytes=limits.header_bytes,
-            tensor_bytes=limits.tensor_bytes,
-            tensors=limits.tensors,
-        )
-    if not arrays:
-        reject(location, "content", "a state dict: names and tensors", "no tensors", "Save model.state_dict().")
-    facts: dict[str, Fact] = {}
-    left_out: list[str] = []
-    for key, text in list(metadata.items())[:_MAX_FACTS]:
-        if key.isprintable() and text.isprintable() and len(text) <= _MAX_FACT and len(key) <= _MAX_FACT:
-            facts[key] = text
-        else:
-            left_out.append(excerpt(f"{key}: a text of {len(text)} characters"))
-    if len(metadata) > _MAX_FACTS:
-        left_out.append(f"metadata: {len(metadata) - _MAX_FACTS} more texts")
-    return StateDict(name, {key: np.asarray(array) for key, array in arrays.items()}, {}, facts, tuple(left_out))

@@ -18,7 +18,7 @@ from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub.untrusted.errors import name_error, reject
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.results import Fact, Scalar
+from ckptzoo.hub.untrusted.results import Fact, Scalar, StateDict
 from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.schema.documents import parse
 from ckptzoo.text import excerpt
@@ -67,6 +67,17 @@ class WorkerResult:
     tensor_indices: tuple[int, ...]
     facts: dict[str, Fact]
     left_out: tuple[str, ...]
+
+    def state_dict(self, file: str, arrays: Sequence[NDArray[Any]]) -> StateDict:
+        """Names and arrays put together; a name whose array an earlier one has is an alias of that one."""
+        first_names: dict[int, str] = {}
+        tensors: dict[str, NDArray[Any]] = {}
+        aliases: dict[str, str] = {}
+        for name, index in zip(self.names, self.tensor_indices, strict=True):
+            tensors[name] = arrays[index]
+            if (first := first_names.setdefault(index, name)) != name:
+                aliases[name] = first
+        return StateDict(f"{file}#{self.key}" if self.key else file, tensors, aliases, self.facts, self.left_out)
 
     def shifted(self, by: int) -> "WorkerResult":
         """The same behind this many other arrays."""

@@ -12,10 +12,46 @@ from numpy.typing import NDArray
 from ckptzoo.errors import IntegrityError
 from ckptzoo.format.header import Entry, header_length, numpy_dtype, read_header
 from ckptzoo.hub.untrusted.errors import name_error, reject, with_next_step
+from ckptzoo.hub.untrusted.limits import Limits
+from ckptzoo.hub.untrusted.results import Fact, StateDict
 from ckptzoo.schema.architecture import name_problem
 from ckptzoo.schema.documents import parse
+from ckptzoo.text import excerpt
 
 _STEP = "Save it again with safetensors."
+_MAX_FACTS = 256
+"""Texts of a file's metadata that are taken as facts."""
+_MAX_FACT = 1000
+"""Characters of one of them, and of its key."""
+
+
+def read_state_dict(file: IO[bytes], location: str, name: str, limits: Limits) -> StateDict:
+    """The state dict in a whole safetensors file, with the texts of its metadata as facts.
+
+    Raises
+    ------
+    IntegrityError
+        What ``read_safetensors`` refuses; there are no tensors.
+    """
+    arrays, metadata = read_safetensors(
+        file,
+        location=location,
+        header_bytes=limits.header_bytes,
+        tensor_bytes=limits.tensor_bytes,
+        tensors=limits.tensors,
+    )
+    if not arrays:
+        reject(location, "content", "a state dict: names and tensors", "no tensors", "Save model.state_dict().")
+    facts: dict[str, Fact] = {}
+    left_out: list[str] = []
+    for key, text in list(metadata.items())[:_MAX_FACTS]:
+        if key.isprintable() and text.isprintable() and len(text) <= _MAX_FACT and len(key) <= _MAX_FACT:
+            facts[key] = text
+        else:
+            left_out.append(excerpt(f"{key}: a text of {len(text)} characters"))
+    if len(metadata) > _MAX_FACTS:
+        left_out.append(f"metadata: {len(metadata) - _MAX_FACTS} more texts")
+    return StateDict(name, {key: np.asarray(array) for key, array in arrays.items()}, {}, facts, tuple(left_out))
 
 
 def read_safetensors(

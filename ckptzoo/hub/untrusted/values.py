@@ -174,6 +174,7 @@ class Tensor(Numbers):
 
     @property
     def dtype(self) -> str:
+        """As it was written."""
         return self._dtype
 
     @property
@@ -183,10 +184,12 @@ class Tensor(Numbers):
 
     @property
     def identity(self) -> tuple[Any, ...]:
+        """Of its storage, and what of it it shows."""
         shown = (id(self.storage), self.offset, self.shape, self.strides, self._dtype, self.negative)
         return shown if all(self.shape) else (id(self),)
 
     def read(self) -> NDArray[Any]:
+        """A view of the storage."""
         if self._dtype not in ITEMSIZE:
             raise InertError("dtype", "one of " + ", ".join(ITEMSIZE), self._dtype)
         dtype = numpy_dtype(self._dtype)
@@ -219,14 +222,17 @@ class Array(Numbers):
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Lengths of its axes."""
         return self._state[0]
 
     @property
     def dtype(self) -> str:
+        """By its name in numpy."""
         dtype = self._state[1]
         return dtype.numpy_name if isinstance(dtype, DType) else described(dtype)
 
     def read(self) -> NDArray[Any]:
+        """The array in this machine's byte order."""
         shape, dtype, fortran, data = self._state
         if self.dtype not in ITEMSIZE:
             raise InertError("dtype", "one of " + ", ".join(ITEMSIZE), self.dtype)
@@ -270,6 +276,7 @@ class DType:
 
 
 def bytes_of(value: Any) -> bytes:
+    """Bytes of a pickle; those of Python 2 come as texts with surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
     if not isinstance(value, bytes | bytearray):
@@ -278,6 +285,7 @@ def bytes_of(value: Any) -> bytes:
 
 
 def are_naturals(value: Any) -> bool:
+    """Whether it is a tuple of integers from 0, below 2**62."""
     return isinstance(value, tuple) and all(type(item) is int and 0 <= item < 2**62 for item in value)
 
 

@@ -1,0 +1,109 @@
+"""``ckptzoo import``."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckptzoo.cli.exits import PROBLEMS
+from ckptzoo.cli.options import AsJson, Module, bar, print_result
+
+
+def import_(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="A folder, a .tar, .tgz, .tar.xz, .zip, or a file.", show_default=False),
+    ],
+    to: Annotated[
+        Path, typer.Option("--to", metavar="ZOO", help="The zoo's folder, new or there already.", show_default=False)
+    ],
+    adapter: Annotated[
+        str, typer.Option("--as", metavar="FORMAT", help="How the checkpoints are published; see docs/imports.md.")
+    ] = "auto",
+    names: Annotated[
+        str | None,
+        typer.Option("--names", metavar="FILE|order", help="TOML with old and new names of tensors, or by order."),
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option("--arch", metavar="NAME", help="The network, a name of ckptzoo.archs.")
+    ] = None,
+    module: Module = None,
+    input_shape: Annotated[
+        str | None, typer.Option("--input-shape", metavar="CxHxW", help="Of one example, for --module.")
+    ] = None,
+    split_by: Annotated[
+        str | None,
+        typer.Option("--split-by", metavar="NAME", help="A zoo for each value, such as extra.model.nlin."),
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out what cannot be read, list it in a report, and exit with 1.")
+    ] = False,
+    license: Annotated[
+        str | None, typer.Option("--license", metavar="SPDX", help="Of the weights.  [default: the format's own]")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", metavar="NAME", help="What they were trained on.")] = None,
+    mean: Annotated[
+        str | None, typer.Option("--mean", metavar="X,...", help="Inputs were (pixel / 255 - mean) / std.")
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option("--std", metavar="X,...", help="See --mean; ckptzoo predict uses them.")
+    ] = None,
+    metadata: Annotated[
+        Path | None,
+        typer.Option("--metadata", metavar="X.csv", help="For files: a row for each, by its column path."),
+    ] = None,
+    layout: Annotated[
+        Path | None, typer.Option("--layout", metavar="X.csv", help="For vectors: where each tensor is.")
+    ] = None,
+    id_pattern: Annotated[
+        str | None, typer.Option("--id", metavar="PATTERN", help='For files: such as "{stem}" or "{parent}-{stem}".')
+    ] = None,
+    checkpoint_offset: Annotated[
+        int | None,
+        typer.Option("--checkpoint-offset", metavar="N", help="For ray-tune: iteration less the checkpoint's number."),
+    ] = None,
+    percent: Annotated[bool, typer.Option("--percent", help="Accuracies go up to 100.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring published checkpoints into a zoo.
+
+    Reads archives member by member, without unpacking them; files are data, and nothing in them is executed. What the
+    zoo has already is left out, so that the same command goes on where it was interrupted. Where members have several
+    architectures, ZOO becomes a folder with a zoo for each.
+    """
+    from ckptzoo.hub.imports import Options, import_zoo
+    from ckptzoo.hub.imports.tables import read_by_path
+
+    table = None if names in (None, "order") else tomllib.loads(Path(str(names)).read_text())
+    options = Options(
+        id_pattern,
+        None if metadata is None else read_by_path(metadata.read_bytes(), str(metadata)),
+        None if layout is None else layout.read_text(),
+        checkpoint_offset,
+        percent,
+    )
+    with bar("importing", nbytes=True) as progress:
+        result = import_zoo(
+            source,
+            to,
+            adapter=adapter,
+            names=names if names == "order" else (table or {}).get("names", table),
+            arch=arch,
+            module=module,
+            input_shape=None if input_shape is None else [int(side) for side in input_shape.split("x")],
+            split_by=split_by,
+            skip_bad=skip_bad,
+            license=license,
+            dataset=dataset,
+            scaling=None if mean is None and std is None else (_numbers(mean, 0.0), _numbers(std, 1.0)),
+            options=options,
+            progress=progress,
+        )
+    print_result(result, as_json)
+    if result.skipped:
+        raise typer.Exit(PROBLEMS)
+
+
+def _numbers(text: str | None, default: float) -> list[float]:
+    return [default] if text is None else [float(number) for number in text.split(",")]

@@ -1,0 +1,193 @@
+"""What an adapter is, and what it finds."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.hub.imports.facts import Row
+from ckptzoo.hub.imports.sources import Source, SourceFile
+from ckptzoo.hub.untrusted import Limits, StateDict
+from ckptzoo.schema.metadata import MAX_ID
+
+MAX_SIDE_BYTES = 256 * 2**20
+"""A file of facts."""
+_UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person says about a source.
+
+    Parameters
+    ----------
+    id_pattern : for files: their ids, such as ``{stem}``.
+    metadata : rows of a table by the path that they are about.
+    layout : the text of a ``layout.csv``, for flat vectors.
+    checkpoint_offset : what to add to the number of a checkpoint of Ray to get its iteration; None: found out.
+    percent : whether accuracies go up to 100.
+    """
+
+    id_pattern: str | None = None
+    metadata: Mapping[str, Mapping[str, Any]] | None = None
+    layout: str | None = None
+    checkpoint_offset: int | None = None
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Picked:
+    """One checkpoint of a file.
+
+    Parameters
+    ----------
+    suffix : what its id ends with, where the file holds several.
+    tensors : by name, in order.
+    row : columns that differ from those of ``Found``; ``extra`` is merged.
+    gaussian : whether they are means, with the standard deviation of ``T`` as ``T_std``.
+    """
+
+    suffix: str
+    tensors: Mapping[str, NDArray[Any]]
+    row: Row = field(default_factory=dict[str, Any])
+    gaussian: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file with checkpoints.
+
+    Parameters
+    ----------
+    path : in the source.
+    member, step : of its checkpoints.
+    row : columns.
+    size : bytes that reading it takes.
+    read : the file's bytes; may be called until the next is asked for.
+    pick : the checkpoints among its state dicts.
+    """
+
+    path: str
+    member: str
+    step: int | None
+    row: Row
+    size: int
+    read: Callable[[], bytes] = field(repr=False)
+    pick: Callable[[Sequence[StateDict]], Sequence[Picked]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class FoundArrays:
+    """Checkpoints whose numbers are there already.
+
+    Parameters
+    ----------
+    path : in the source.
+    members, steps, rows : of each of K checkpoints.
+    tensors : (K, *shape) by name, in order.
+    """
+
+    path: str
+    members: Sequence[str]
+    steps: Sequence[int | None]
+    rows: Sequence[Row]
+    tensors: Mapping[str, NDArray[Any]] = field(repr=False)
+
+
+class Adapter(Protocol):
+    """One format.
+
+    Attributes
+    ----------
+    name : as ``--as`` has it.
+    license : of everything that is published in it; None where that differs or is not stated.
+    by_order : whether tensors are matched by their order and shapes where their names differ.
+    """
+
+    name: str
+    license: str | None
+    by_order: bool
+
+    def recognises(self, paths: Sequence[str]) -> bool:
+        """Whether a source with these paths (its first ones) looks like this format."""
+        ...
+
+    def checkpoints(self, source: Source, options: Options) -> Iterator[Found | FoundArrays]:
+        """Every checkpoint, in the source's order."""
+        ...
+
+
+def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
+    """Every state dict of a file, with ties under each name; the suffix is its key."""
+    return [
+        Picked(
+            state.source.partition("#")[2],
+            {**state.tensors, **{name: state.tensors[first] for name, first in state.aliases.items()}},
+            {"extra": {"facts": dict(state.facts)}} if state.facts else {},
+        )
+        for state in states
+    ]
+
+
+def identifier(text: str) -> str:
+    """A text as part of an id.
+
+    >>> identifier("run 3/net")
+    'run-3-net'
+    """
+    return _UNSUITABLE.sub("-", text).strip("-.") or "checkpoint"
+
+
+def checkpoint_id(member: str, step: int | None, suffix: str = "") -> str:
+    """The id of a member's checkpoint.
+
+    >>> checkpoint_id("run3", 40), checkpoint_id("run3", None, "ema")
+    ('run3@40', 'run3/ema')
+    """
+    ending = ("" if step is None else f"@{step}") + (f"/{identifier(suffix)}" if suffix else "")
+    return member[: MAX_ID - len(ending)] + ending
+
+
+def side_files(
+    source: Source, wanted: Callable[[str], bool], checkpoint: Callable[[str], bool] = lambda path: False
+) -> tuple[dict[str, bytes], tuple[str, bytes] | None]:
+    """The files of facts in a source, by path: a pass of its own, because they may come behind what they are about.
+
+    Parameters
+    ----------
+    wanted : whether a path is that of a file of facts.
+    checkpoint : whether it is a checkpoint; the one with the first path is read too, so that an archive in another
+        order gives tensors the same names.
+    """
+    texts: dict[str, bytes] = {}
+    first: tuple[str, bytes] | None = None
+    for file in source.files():
+        if wanted(file.path):
+            texts[file.path] = file.read(MAX_SIDE_BYTES)
+        elif checkpoint(file.path) and (first is None or file.path < first[0]):
+            first = file.path, file.read(Limits().file_bytes)
+    return texts, first
+
+
+def parse_json(data: bytes, location: str) -> Any:
+    """JSON as Python writes it.
+
+    Raises
+    ------
+    ZooError
+        It is none.
+    """
+    try:
+        return json.loads(data, parse_constant=lambda name: None)
+    except (ValueError, RecursionError) as error:
+        step = "Correct or remove the file."
+        raise ZooError(Problem(location, "file", "JSON", f"{type(error).__name__}: {error}"[:200], step)) from None
+
+
+def reader(file: SourceFile, limit: int) -> Callable[[], bytes]:
+    """Reads a file when it is asked for."""
+    return lambda: file.read(limit)

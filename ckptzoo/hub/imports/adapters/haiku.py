@@ -1,0 +1,53 @@
+"""``haiku``: samples of ``google-research/bnn_hmc``, plain pickles of Haiku parameters (Izmailov et al. 2021)."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, identifier, reader
+from ckptzoo.hub.imports.facts import row_of
+from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.untrusted import Limits, StateDict
+
+_CHECKPOINT = re.compile(r"(?:(?P<folder>.+)/)?model_step_(?P<number>\d{1,9})\.pt")
+
+
+class Haiku:
+    """Chains: folders with ``model_step_N.pt``, whose ``iteration`` is the step.
+
+    Tensors keep their names (``conv2_d.w`` of the module ``conv2_d``) and
+    layouts: kernels (height, width, in, out), dense layers (in, out).
+    """
+
+    name = "haiku"
+    license: str | None = None
+    by_order = False
+
+    def recognises(self, paths: Sequence[str]) -> bool:
+        """Whether there is a ``model_step_N.pt``."""
+        return any(_CHECKPOINT.fullmatch(path) for path in paths)
+
+    def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
+        """Every sample; its facts are in the file."""
+        for file in source.files():
+            if (matched := _CHECKPOINT.fullmatch(file.path)) is None:
+                continue
+            member = identifier(matched["folder"] or source.name)
+
+            def pick(states: Sequence[StateDict], path: str = file.path) -> Sequence[Picked]:
+                found = [_picked(state, path, options) for state in states if _is_parameters(state)]
+                return found or [_picked(state, path, options) for state in states[:1]]
+
+            yield Found(
+                file.path, member, int(matched["number"]), {}, file.size, reader(file, Limits().file_bytes), pick
+            )
+
+
+def _is_parameters(state: StateDict) -> bool:
+    return state.source.partition("#")[2] in ("params", "")
+
+
+def _picked(state: StateDict, path: str, options: Options) -> Picked:
+    row = row_of(state.facts, location=path, percent=options.percent)
+    if type(iteration := state.facts.get("iteration")) is int:
+        row["step"] = iteration
+    return Picked("", state.tensors, row)

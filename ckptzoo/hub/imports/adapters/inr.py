@@ -1,0 +1,43 @@
+"""``inr``: implicit neural representations of images, one file each, with the label and the split in the path.
+
+AvivNavon/DWSNets at 2001d52, ``experiments/mnist/`` (``mnist_png_training_<label>_<number>/**/*.pth``);
+AllanYangZhou/nfn (``<prefix>_<label>s/net<i>.pth``).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, every_state, identifier, reader
+from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.untrusted import Limits, StateDict
+
+_DWSNETS = re.compile(r"(?:.*/)?(?P<member>[a-z]+_png_(?P<split>[a-z]+)_(?P<label>\d+)_\d+)(?:/.*)?/[^/]+\.(pth|pt)")
+_NFN = re.compile(r"(?:.*/)?(?P<folder>(?P<split>[A-Za-z0-9]*)_?(?P<label>\d+)s)/(?P<name>net\d+)\.(pth|pt)")
+
+
+class ImplicitRepresentations:
+    """Members are images; ``extra.label`` is what a classifier of weights is to find."""
+
+    name = "inr"
+    license: str | None = None
+    by_order = False
+
+    def recognises(self, paths: Sequence[str]) -> bool:
+        """Whether there are files named in one of the two ways."""
+        return any(_DWSNETS.fullmatch(path) or _NFN.fullmatch(path) for path in paths)
+
+    def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
+        """Every file with a label in its path."""
+        for file in source.files():
+            matched = _DWSNETS.fullmatch(file.path) or _NFN.fullmatch(file.path)
+            if matched is None:
+                continue
+            groups = matched.groupdict()
+            member = groups.get("member") or f"{groups['folder']}-{groups['name']}"
+            extra = {"label": int(groups["label"])} | ({"split": groups["split"]} if groups["split"] else {})
+            read = reader(file, Limits().file_bytes)
+            yield Found(file.path, identifier(member), None, {"extra": extra}, file.size, read, _without_facts)
+
+
+def _without_facts(states: Sequence[StateDict]) -> Sequence[Picked]:
+    return [Picked(picked.suffix, picked.tensors) for picked in every_state(states)]

@@ -1,0 +1,56 @@
+"""``model-j``: the Model Jungle (Horwitz et al. 2024, ProbeX; eliahuhorwitz/ProbeX at e0b29aa, ``probex_datasets.py``).
+
+A repository a model: ``model.safetensors`` with what it was trained for in its header.
+"""
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, every_state, identifier, reader
+from ckptzoo.hub.imports.facts import row_of
+from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.untrusted import Limits, StateDict
+
+_MAX_LITERAL = 100_000
+
+
+class ModelJungle:
+    """Members are repositories, here folders."""
+
+    name = "model-j"
+    license: str | None = None
+    by_order = False
+
+    def recognises(self, paths: Sequence[str]) -> bool:
+        """Whether folders hold a ``model.safetensors`` each."""
+        return any(path.endswith("/model.safetensors") or path == "model.safetensors" for path in paths)
+
+    def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
+        """Every ``model.safetensors``; the header's texts are facts, read as Python's literals."""
+        for file in source.files():
+            if file.name != "model.safetensors":
+                continue
+            member = identifier(file.folder.rpartition("/")[2] or source.name)
+
+            def pick(states: Sequence[StateDict], path: str = file.path) -> Sequence[Picked]:
+                return [
+                    Picked(picked.suffix, picked.tensors, row_of(_facts(state), location=path, percent=options.percent))
+                    for picked, state in zip(every_state(states), states, strict=True)
+                ]
+
+            yield Found(file.path, member, None, {}, file.size, reader(file, Limits().file_bytes), pick)
+
+
+def _facts(state: StateDict) -> dict[str, Any]:
+    return {name: _literal(value) if isinstance(value, str) else value for name, value in state.facts.items()}
+
+
+def _literal(text: str) -> Any:
+    """A text as the literal that it is; another text as it is."""
+    if len(text) > _MAX_LITERAL or text.count("(") + text.count("[") + text.count("{") > 1000:
+        return text
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text

@@ -1,0 +1,33 @@
+"""``safetensors-archive``: archives of one safetensors file a network, as torch-uncertainty/Checkpoints has them.
+
+The networks of arXiv 2310.08287: ``models/<name>/<name>-<from>-<to>.tgz`` with 1,024 float16 files each.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ckptzoo.hub.imports.adapters.adapter import Found, Options, every_state, identifier, reader
+from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.untrusted import Limits
+
+_NUMBERED = re.compile(r"(?:.*/)?[^/]*?(?P<number>\d{1,9})\.safetensors")
+
+
+class SafetensorsArchive:
+    """Members are the numbers in the files' names; there are no facts."""
+
+    name = "safetensors-archive"
+    license: str | None = "Apache-2.0"
+    by_order = False
+
+    def recognises(self, paths: Sequence[str]) -> bool:
+        """Whether there are several files, all of them numbered safetensors files."""
+        files = [path for path in paths if path.endswith(".safetensors")]
+        return len(files) > 1 and len(files) == len(paths) and all(map(_NUMBERED.fullmatch, files))
+
+    def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
+        """Every safetensors file."""
+        for file in source.files():
+            if (matched := _NUMBERED.fullmatch(file.path)) is not None:
+                member = identifier(matched["number"])
+                yield Found(file.path, member, None, {}, file.size, reader(file, Limits().file_bytes), every_state)

@@ -1,0 +1,441 @@
+"""``import_zoo``: published checkpoints become a zoo, member by member, without unpacking anything."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
+from ckptzoo.format import durable
+from ckptzoo.hub.contributions.duplicates import digests
+from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
+from ckptzoo.hub.imports.adapters import ADAPTERS, Adapter, Found, Options
+from ckptzoo.hub.imports.adapters.adapter import FoundArrays, Picked, checkpoint_id, identifier
+from ckptzoo.hub.imports.facts import Row, merged
+from ckptzoo.hub.imports.sources import Source, open_source
+from ckptzoo.hub.imports.target import Declaration, Target, check_folder, unit_of
+from ckptzoo.hub.untrusted import Limits, StateDict
+from ckptzoo.hub.untrusted.formats import HEAD_BYTES, content_format
+from ckptzoo.hub.untrusted.process import ReadingProcess
+from ckptzoo.hub.untrusted.protocol import Job
+from ckptzoo.hub.untrusted.safetensors import read_state_dict
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.documents import canonical
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.text import Progress, counted, excerpt, size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+BATCH_FILES, BATCH_BYTES = 256, 256 * 2**20
+"""Files that are read together; two such batches are in memory."""
+AUTO = "auto"
+_RECOGNISED_BY = 10_000
+"""Paths of a source that ``auto`` looks at."""
+_MAX_LISTED = 20
+
+
+@dataclass(frozen=True)
+class ImportResult:
+    """What an import did.
+
+    Parameters
+    ----------
+    to : the zoo, or the folder of zoos.
+    source, adapter : what was read, and as which format.
+    zoos : folder inside ``to`` (``.`` for itself) and how many checkpoints were added to each.
+    added, present : checkpoints that were added, and files whose checkpoints the zoo had.
+    skipped : files that were left out, each with its problem.
+    repeated : ids of one network that came several times, by the first of them.
+    notes : what was done to how many kinds of files.
+    seconds, nbytes : time taken, bytes of the source.
+    """
+
+    to: str
+    source: str
+    adapter: str
+    zoos: Mapping[str, int]
+    added: int
+    present: int
+    skipped: Sequence[Mapping[str, str]]
+    repeated: Mapping[str, Sequence[str]]
+    notes: Mapping[str, int]
+    seconds: float
+    nbytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        return {
+            "to": self.to,
+            "source": self.source,
+            "format": self.adapter,
+            "zoos": dict(self.zoos),
+            "added": self.added,
+            "present": self.present,
+            "skipped": [dict(item) for item in self.skipped],
+            "repeated": {first: list(others) for first, others in self.repeated.items()},
+            "notes": dict(self.notes),
+            "seconds": round(self.seconds, 3),
+            "bytes": self.nbytes,
+        }
+
+    def print(self, console: "Console | None" = None) -> None:
+        """Print what was done, in a few lines."""
+        done = f"{counted(self.added, 'checkpoint')} added to {self.to}"
+        lines = [f"{self.source} ({self.adapter}): {done} in {self.seconds:.1f} s, {size(self.nbytes)} read"]
+        if self.present:
+            lines.append(f"{counted(self.present, 'file')} left out, whose checkpoints the zoo has")
+        if len(self.zoos) > 1:
+            lines += [f"  {path}: {counted(count, 'checkpoint')}" for path, count in self.zoos.items()]
+        lines += [f"note: {note} ({counted(count, 'kind')} of files)" for note, count in self.notes.items()]
+        for first, others in list(self.repeated.items())[:_MAX_LISTED]:
+            lines.append(f"note: one network {len(others) + 1} times: {first} and {_listed(others)}")
+        lines += [f"skipped: {item['problem']}" for item in self.skipped[:_MAX_LISTED]]
+        if len(self.skipped) > _MAX_LISTED:
+            lines.append(f"... and {len(self.skipped) - _MAX_LISTED:,} more that were skipped")
+        for line in lines:
+            (print if console is None else console.print)(line)
+
+
+def import_zoo(
+    source: str | Path,
+    to: str | Path,
+    *,
+    adapter: str = AUTO,
+    names: Mapping[str, str] | str | None = None,
+    arch: str | None = None,
+    module: str | Factory | None = None,
+    input_shape: Sequence[int] | None = None,
+    split_by: str | None = None,
+    skip_bad: bool = False,
+    license: str | None = None,
+    dataset: str | None = None,
+    scaling: tuple[Sequence[float], Sequence[float]] | None = None,
+    options: Options | None = None,
+    progress: Progress | None = None,
+) -> ImportResult:
+    """Bring published checkpoints into a zoo.
+
+    Parameters
+    ----------
+    source : a folder, an archive (.tar .tgz .tar.xz .zip) or a file.
+    to : the zoo's folder, new or there already: what it has is not read again. Where the source holds several
+        architectures, a folder with a zoo for each.
+    adapter : a name of ``ADAPTERS``; ``auto`` recognises the format by the paths in the source.
+    names : old to new names of tensors; ``"order"`` matches them by order where all shapes agree.
+    arch : the forward function, a name of ``ckptzoo.archs``: gives names, symmetries and the shape of inputs.
+    module : ``FILE.py:NAME`` or what makes the network: its symmetries are traced; needs ``input_shape``.
+    input_shape : of one example, without the batch.
+    split_by : ``extra.<name>`` or a column: members that differ in it go to zoos of their own.
+    skip_bad : leave out what cannot be read, and say so; otherwise the first such file ends the import.
+    license : SPDX identifier; needed where the format has none of its own.
+    dataset : the data set that the networks were trained on.
+    scaling : mean and standard deviation of the inputs, ``(pixel / 255 - mean) / std``, one number or one a channel;
+        ``derive.predict`` scales images so.
+    options : what single formats take.
+    progress : called with bytes of the source that were read, and all of them.
+
+    Raises
+    ------
+    ZooError
+        A file cannot be read, or does not fit, and is named; what was read before it is in the zoo, and the same call
+        goes on from there.
+
+    Notes
+    -----
+    Memory: two batches of at most 256 files and 256 MiB, or one file that is larger. Files are data: nothing in them
+    is executed (``ckptzoo.hub.untrusted``). Killed at any moment and called again, it ends with the same zoo.
+
+    Examples
+    --------
+    >>> import_zoo("published.tgz", "zoos/published", license="MIT")  # doctest: +SKIP
+    """
+    start = time.monotonic()
+    opened, folder = open_source(source), Path(to).absolute()
+    check_folder(folder)
+    chosen = _adapter(opened, adapter)
+    license = license or chosen.license
+    if license is None:
+        step = "Give --license with the SPDX identifier that its authors name, or LicenseRef-unknown."
+        raise ZooError(Problem(str(source), "licence", "one", f"none: {chosen.name} has no licence of its own", step))
+    shape = None if input_shape is None else tuple(input_shape)
+    declaration = Declaration(
+        folder.name, names or {}, arch, shape, None if module is None else _tracer(module), license, dataset
+    )
+    target = Target(folder, declaration, by_order=chosen.by_order)
+    defaults: Row = {"license": license} | ({"dataset": dataset} if dataset is not None else {})
+    if scaling is not None:
+        defaults["extra"] = {"mean": list(scaling[0]), "std": list(scaling[1])}
+    importer = _Importer(opened, chosen, target, defaults, split_by, skip_bad=skip_bad)
+    importer.run(options or Options(), progress)
+    result = ImportResult(
+        str(to), opened.address, chosen.name, target.zoos, importer.added, importer.present, tuple(importer.skipped),
+        {first: tuple(others) for first, others in importer.repeated.items()}, target.notes,
+        time.monotonic() - start, opened.nbytes,
+    )  # fmt: skip
+    if skip_bad:
+        durable.write_file(report_path(folder), canonical(result.to_json()))
+    return result
+
+
+def report_path(folder: Path) -> Path:
+    """Where the report of an import is written, beside the zoo."""
+    return folder.with_name(f"{folder.name}-import-report.json")
+
+
+def _tracer(module: str | Factory) -> Callable[[Architecture], Symmetry | None]:
+    def symmetry_of(arch: Architecture) -> Symmetry | None:
+        factory = network_factory(arch, module)
+        assert factory is not None
+        symmetry, reason = trace_symmetry(arch, factory)
+        if symmetry is None:
+            step = "Name a network with these tensors in --module, and the shape of its inputs in --input-shape."
+            raise SpecError(Problem(arch.name, "symmetry table", "one of the module", reason, step))
+        return symmetry
+
+    return symmetry_of
+
+
+def _adapter(source: Source, name: str) -> Adapter:
+    if name != AUTO:
+        if name not in ADAPTERS:
+            step = "Name one of these."
+            raise ZooError(Problem("--as", "format", ", ".join([AUTO, *ADAPTERS]), repr(name), step))
+        return ADAPTERS[name]
+    paths: list[str] = []
+    for file in source.files():
+        paths.append(file.path)
+        if len(paths) >= _RECOGNISED_BY:
+            break
+    fitting = [adapter for adapter in ADAPTERS.values() if adapter.recognises(paths)]
+    # files of any program have the suffixes that the other formats have too
+    special = [adapter for adapter in fitting if adapter.name != "files"]
+    if len(special) > 1:
+        got = " and ".join(adapter.name for adapter in special)
+        raise ZooError(Problem(source.address, "format", "one", got, "Say which with --as."))
+    if not fitting:
+        got = f"{counted(len(paths), 'file')}, such as {excerpt(paths[0], 80)!r}" if paths else "no files"
+        step = "Name the format with --as."
+        raise ZooError(Problem(source.address, "format", "one of " + ", ".join(ADAPTERS), got, step))
+    return (special or fitting)[0]
+
+
+@dataclass
+class _Batch:
+    found: list[tuple[Found, bytes]] = field(default_factory=list)
+    nbytes: int = 0
+    ends_member: bool = False
+
+
+class _Importer:
+    """Reads batches in one thread while the next one is collected in another."""
+
+    def __init__(
+        self, source: Source, adapter: Adapter, target: Target, defaults: Row, split_by: str | None, *, skip_bad: bool
+    ) -> None:
+        self.source, self.adapter, self.target, self.defaults = source, adapter, target, defaults
+        self.split_by, self.skip_bad = split_by, skip_bad
+        self.added = self.present = 0
+        self.skipped: list[dict[str, str]] = []
+        self.repeated: dict[str, list[str]] = {}
+        self._first_ids: dict[str, str] = {}
+        self._seen: set[str] = set()
+
+    def run(self, options: Options, progress: Progress | None) -> None:
+        """Import everything; what was read before an error is published."""
+        with ExitStack() as stack:
+            self.process = stack.enter_context(ReadingProcess(Limits()))
+            self.pool = stack.enter_context(ThreadPoolExecutor(1))
+            self._pending: Future[None] | None = None
+            try:
+                self._collect(options, progress)
+                self._wait()
+            except BaseException as error:
+                self._pending = None
+                if isinstance(error, ZooError):
+                    self.target.commit()
+                else:
+                    self.target.discard()
+                raise
+            self.target.commit()
+
+    def _collect(self, options: Options, progress: Progress | None) -> None:
+        batch, member, total = _Batch(), None, self.source.nbytes
+        for found in self.adapter.checkpoints(self.source, options):
+            if progress is not None:
+                progress(min(self.source.position, total), total)
+            if isinstance(found, FoundArrays):
+                self._submit(self._add_arrays, found)
+                continue
+            unit = unit_of(self.source.name, found.member, found.step)
+            if unit in self._seen:
+                self._refuse(found.path, "member and step", "each once", checkpoint_id(found.member, found.step))
+                continue
+            self._seen.add(unit)
+            if unit in self.target.units:
+                self.present += 1
+                continue
+            if batch.found and (len(batch.found) >= BATCH_FILES or batch.nbytes + found.size > BATCH_BYTES):
+                batch.ends_member = found.member != member
+                self._submit(self._add_files, batch)
+                batch = _Batch()
+            try:
+                batch.found.append((found, found.read()))
+            except IntegrityError:
+                raise
+            except ZooError as error:
+                self._skip(found.path, error)
+                continue
+            batch.nbytes += found.size
+            member = found.member
+        if batch.found:
+            self._submit(self._add_files, batch)
+
+    def _submit(self, work: Callable[[Any], None], argument: Any) -> None:
+        self._wait()
+        self._pending = self.pool.submit(work, argument)
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def _add_files(self, batch: _Batch) -> None:
+        checkpoints: list[tuple[Any, Row, bool, str]] = []
+        for (found, _), states in zip(batch.found, self._read(batch), strict=True):
+            try:
+                if isinstance(states, ZooError):
+                    raise states
+                made = [self._checkpoint(found, picked) for picked in found.pick(states)]
+                if not self.skip_bad:
+                    checkpoints += made
+                    continue
+                # one by one, so that what does not fit is left out alone
+                self._add(made)
+            except ZooError as error:
+                if not self.skip_bad and checkpoints:
+                    self._add(checkpoints)
+                    checkpoints = []
+                self._skip(found.path, error)
+        if checkpoints:
+            self._add(checkpoints)
+        if batch.ends_member:
+            self.target.end_member()
+
+    def _read(self, batch: _Batch) -> list[list[StateDict] | ZooError]:
+        """The state dicts of every file, or its error."""
+        made: dict[int, list[StateDict] | ZooError] = {}
+        jobs: list[tuple[int, Job]] = []
+        for number, (found, data) in enumerate(batch.found):
+            location = f"{self.source.address}: {found.path}"
+            try:
+                file_format = content_format(data[:HEAD_BYTES], location=location)
+                if file_format == "safetensors":
+                    name = found.path.rpartition("/")[2]
+                    made[number] = [read_state_dict(BytesIO(data), location, name, Limits())]
+                else:
+                    jobs.append((number, Job(location, file_format, len(data), strict=False)))
+            except ZooError as error:
+                made[number] = error
+        if jobs:
+            contents = [batch.found[number][1] for number, _ in jobs]
+            answers, arrays = self.process.read([job for _, job in jobs], contents)
+            for (number, _), answer in zip(jobs, answers, strict=True):
+                name = batch.found[number][0].path.rpartition("/")[2]
+                made[number] = (
+                    answer if isinstance(answer, IntegrityError) else [item.state_dict(name, arrays) for item in answer]
+                )
+        return [made[number] for number in range(len(batch.found))]
+
+    def _checkpoint(self, found: Found, picked: Picked) -> tuple[Any, Row, bool, str]:
+        suffix = f"/{identifier(picked.suffix)}" if picked.suffix else ""
+        row: Row = {**self.defaults, **found.row, **picked.row}
+        row["extra"] = merged(
+            self.defaults.get("extra", {}),
+            found.row.get("extra", {}),
+            picked.row.get("extra", {}),
+            {"file": found.path},
+        )
+        row["id"] = checkpoint_id(found.member, found.step, picked.suffix)
+        row["member"] = checkpoint_id(found.member, None, picked.suffix)
+        if found.step is not None:
+            row.setdefault("step", found.step)
+        row["unit"] = unit_of(self.source.name, found.member, found.step) + suffix
+        row["source"] = self.source.name
+        return picked.tensors, row, picked.gaussian, self._label(row, found.path)
+
+    def _label(self, row: Row, location: str) -> str:
+        """The zoo's name where ``split_by`` gives one to each value."""
+        if self.split_by is None:
+            return ""
+        *parents, last = self.split_by.split(".")
+        inner: Any = row
+        for parent in parents:
+            inner = inner.get(parent) if isinstance(inner, Mapping) else None
+        value = inner.get(last) if isinstance(inner, Mapping) else None
+        if value is None:
+            step = "Name something that every row has."
+            raise ZooError(Problem(location, f"--split-by {self.split_by}", "a value", "none", step))
+        return identifier(f"{last}-{value if isinstance(value, str | int | float) else json.dumps(value)}")
+
+    def _add(self, checkpoints: list[tuple[Any, Row, bool, str]]) -> None:
+        self.target.add(checkpoints)
+        self.added += len(checkpoints)
+        for tensors, row, _, _ in checkpoints:
+            (digest,) = digests({name: array[None] for name, array in tensors.items()})
+            self._note_repeated(digest, row["id"])
+
+    def _note_repeated(self, digest: str, name: str) -> None:
+        first = self._first_ids.setdefault(digest[:32], name)
+        if first != name:
+            self.repeated.setdefault(first, []).append(name)
+
+    def _add_arrays(self, found: FoundArrays) -> None:
+        rows: list[Row] = []
+        kept: list[int] = []
+        for number, (member, step, columns) in enumerate(zip(found.members, found.steps, found.rows, strict=True)):
+            unit = unit_of(self.source.name, member, step)
+            if unit in self.target.units:
+                self.present += 1
+                continue
+            if unit in self._seen:
+                self._refuse(found.path, "member and step", "each once", checkpoint_id(member, step))
+                continue
+            self._seen.add(unit)
+            extra = merged(
+                self.defaults.get("extra", {}), columns.get("extra", {}), {"file": found.path.partition("[")[0]}
+            )
+            row: Row = {**self.defaults, **columns, "extra": extra, "unit": unit, "source": self.source.name}
+            row |= {"id": checkpoint_id(member, step), "member": member}
+            if step is not None:
+                row.setdefault("step", step)
+            rows.append(row)
+            kept.append(number)
+        if not kept:
+            return
+        tensors = dict(found.tensors)
+        if len(kept) < len(found.members):
+            tensors = {name: array[kept] for name, array in tensors.items()}
+        self.target.add_stacked(tensors, rows, self._label(rows[0], found.path))
+        for digest, row in zip(digests(tensors), rows, strict=True):
+            self._note_repeated(digest, row["id"])
+        self.added += len(rows)
+        self.target.end_member()
+
+    def _refuse(self, path: str, what: str, expected: str, got: str) -> None:
+        step = "Leave one of the files out."
+        self._skip(path, ZooError(Problem(f"{self.source.address}: {path}", what, expected, f"{got!r} twice", step)))
+
+    def _skip(self, path: str, error: ZooError) -> None:
+        if not self.skip_bad:
+            raise error
+        self.skipped.append({"file": path, "problem": str(error)})
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")

@@ -1,0 +1,146 @@
+"""Tables that published zoos have beside their weights: metadata, and where in a vector each tensor is."""
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ckptzoo.errors import Problem, ZooError
+
+_MAX_UNPACKED = 2**30
+_SHAPE = re.compile(r"[\[(]?\s*((?:\d{1,9}\s*,?\s*)*)[\])]?")
+_NAMES = ("varname", "name")
+_STEP = "Correct the table: columns varname, start_idx, end_idx, shape."
+
+
+def read_table(data: bytes, location: str) -> list[dict[str, Any]]:
+    """The rows of a CSV file, also packed by gzip; numbers as such, without empty values.
+
+    Raises
+    ------
+    ZooError
+        It is none, or unpacks to more than 1 GiB.
+    """
+    if data.startswith(b"\x1f\x8b"):
+        data = _unpacked(data, location)
+    try:
+        rows = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig")), strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ZooError(Problem(location, "table", "CSV", f"{error}"[:200], "Correct or remove it.")) from None
+    return [
+        {str(name): number(value) for name, value in row.items() if name and isinstance(value, str) and value != ""}
+        for row in rows
+    ]
+
+
+def _unpacked(data: bytes, location: str) -> bytes:
+    try:
+        with gzip.open(io.BytesIO(data)) as stream:
+            unpacked = stream.read(_MAX_UNPACKED + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ZooError(Problem(location, "table", "gzip", f"{error}"[:200], "Fetch it again.")) from None
+    if len(unpacked) > _MAX_UNPACKED:
+        raise ZooError(Problem(location, "table", f"at most {_MAX_UNPACKED} bytes", "more", "Do not use it."))
+    return unpacked
+
+
+def read_by_path(data: bytes, location: str) -> dict[str, dict[str, Any]]:
+    """The rows of a table by their column ``path`` (or ``file``), without it.
+
+    Raises
+    ------
+    ZooError
+        There is no such column, or two rows are about one path.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for line, row in enumerate(read_table(data, location), start=2):
+        column = next((name for name in ("path", "file") if name in row), None)
+        if column is None:
+            got = ", ".join(row)[:160] or "none"
+            raise ZooError(Problem(location, f"line {line}: column", "path", got, "Name the files in a column path."))
+        path = str(row.pop(column))
+        if path in found:
+            raise ZooError(Problem(location, "path", "each once", f"{path[:80]!r} twice", "Remove one of the rows."))
+        found[path] = row
+    return found
+
+
+def number(text: str) -> Any:
+    """A number of a table as such, truth values too; another text as it is.
+
+    >>> number("3"), number("0.5"), number("relu"), number("True")
+    (3, 0.5, 'relu', True)
+    """
+    if text in ("True", "False"):
+        return text == "True"
+    for kind in (int, float):
+        try:
+            # underscores are Python's, and no number's
+            return kind(text) if "_" not in text else text
+        except ValueError:
+            continue
+    return text
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Where in a vector a tensor is: ``start`` to ``stop``, with this shape."""
+
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+def read_layout(data: bytes, location: str) -> tuple[Slice, ...]:
+    """Where each tensor is, from a table with the columns ``varname, start_idx, end_idx, shape``, in order.
+
+    ``end_idx`` may be that of the last number or the one behind it.
+
+    Raises
+    ------
+    ZooError
+        Columns are missing, tensors overlap or leave gaps, or a shape is not as large as its place.
+
+    Examples
+    --------
+    >>> text = b"varname,start_idx,end_idx,shape\\nb:0,0,2,(2,)\\nw:0,2,6,\\"(2, 2)\\""
+    >>> [(item.name, item.start, item.stop, item.shape) for item in read_layout(text, "layout.csv")]
+    [('b:0', 0, 2, (2,)), ('w:0', 2, 6, (2, 2))]
+    """
+    rows = read_table(data, location)
+    slices: list[Slice] = []
+    for line, row in enumerate(rows, start=2):
+        name = next((str(row[key]) for key in _NAMES if key in row), "")
+        start, stop = row.get("start_idx"), row.get("end_idx")
+        shape = _shape(row.get("shape"))
+        if not name or type(start) is not int or type(stop) is not int or shape is None:
+            got = ", ".join(f"{key} {value!r}" for key, value in row.items())[:160]
+            raise ZooError(Problem(location, f"line {line}", "a name, two positions and a shape", got, _STEP))
+        slices.append(Slice(name, start, start + prod(shape), shape))
+        if stop - start not in (prod(shape), prod(shape) - 1):
+            got = f"{stop - start} for the shape {shape}"
+            raise ZooError(Problem(location, f"line {line}: numbers of {name!r}", str(prod(shape)), got, _STEP))
+    slices.sort(key=lambda item: item.start)
+    expected = 0
+    for item in slices:
+        if item.start != expected:
+            what = f"start of {item.name!r}"
+            got = f"{item.start}: {'a gap' if item.start > expected else 'an overlap'}"
+            raise ZooError(Problem(location, what, str(expected), got, _STEP))
+        expected = item.stop
+    if not slices or len({item.name for item in slices}) < len(slices):
+        raise ZooError(Problem(location, "names", "one or more, each once", "others", _STEP))
+    return tuple(slices)
+
+
+def _shape(text: Any) -> tuple[int, ...] | None:
+    """A shape as it is printed, ``(3, 3, 1, 16)``; nothing of it is evaluated."""
+    if type(text) is int:
+        return (text,) if text >= 0 else None
+    matched = _SHAPE.fullmatch(text.strip()) if isinstance(text, str) else None
+    return None if matched is None else tuple(int(digits) for digits in re.findall(r"\d+", matched[1]))

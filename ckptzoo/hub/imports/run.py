@@ -2,17 +2,20 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
 from ckptzoo.format import durable
-from ckptzoo.hub.contributions.duplicates import digests
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
 from ckptzoo.hub.imports.adapters import ADAPTERS, Adapter, Found, Options
 from ckptzoo.hub.imports.adapters.adapter import FoundArrays, Picked, checkpoint_id, identifier
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 BATCH_FILES, BATCH_BYTES = 256, 256 * 2**20
 """Files that are read together; two such batches are in memory."""
 AUTO = "auto"
-_RECOGNISED_BY = 10_000
+_RECOGNISED_BY = 1_000
 """Paths of a source that ``auto`` looks at."""
 _MAX_LISTED = 20
 
@@ -233,7 +236,7 @@ class _Batch:
 
 
 class _Importer:
-    """Reads batches in one thread while the next one is collected in another."""
+    """Collects a batch in one thread while the last one is read in another and the one before it added in a third."""
 
     def __init__(
         self, source: Source, adapter: Adapter, target: Target, defaults: Row, split_by: str | None, *, skip_bad: bool
@@ -243,20 +246,22 @@ class _Importer:
         self.added = self.present = 0
         self.skipped: list[dict[str, str]] = []
         self.repeated: dict[str, list[str]] = {}
-        self._first_ids: dict[str, str] = {}
+        self._first_ids: dict[bytes, str] = {}
         self._seen: set[str] = set()
 
     def run(self, options: Options, progress: Progress | None) -> None:
         """Import everything; what was read before an error is published."""
         with ExitStack() as stack:
             self.process = stack.enter_context(ReadingProcess(Limits()))
-            self.pool = stack.enter_context(ThreadPoolExecutor(1))
-            self._pending: Future[None] | None = None
+            self.readers = stack.enter_context(ThreadPoolExecutor(1))
+            self.writers = stack.enter_context(ThreadPoolExecutor(1))
+            self._read_ahead: tuple[_Batch, Future[list[list[StateDict] | ZooError]]] | None = None
+            self._writing: Future[None] | None = None
             try:
                 self._collect(options, progress)
-                self._wait()
+                self._finish()
             except BaseException as error:
-                self._pending = None
+                self._finish_quietly()
                 if isinstance(error, ZooError):
                     self.target.commit()
                 else:
@@ -270,7 +275,8 @@ class _Importer:
             if progress is not None:
                 progress(min(self.source.position, total), total)
             if isinstance(found, FoundArrays):
-                self._submit(self._add_arrays, found)
+                self._finish()
+                self._add_arrays(found)
                 continue
             unit = unit_of(self.source.name, found.member, found.step)
             if unit in self._seen:
@@ -282,7 +288,7 @@ class _Importer:
                 continue
             if batch.found and (len(batch.found) >= BATCH_FILES or batch.nbytes + found.size > BATCH_BYTES):
                 batch.ends_member = found.member != member
-                self._submit(self._add_files, batch)
+                self._submit(batch)
                 batch = _Batch()
             try:
                 batch.found.append((found, found.read()))
@@ -294,20 +300,34 @@ class _Importer:
             batch.nbytes += found.size
             member = found.member
         if batch.found:
-            self._submit(self._add_files, batch)
+            self._submit(batch)
 
-    def _submit(self, work: Callable[[Any], None], argument: Any) -> None:
-        self._wait()
-        self._pending = self.pool.submit(work, argument)
+    def _submit(self, batch: _Batch) -> None:
+        """Begin to read a batch, and to add the one that was read meanwhile."""
+        self._advance()
+        self._read_ahead = batch, self.readers.submit(self._read, batch)
 
-    def _wait(self) -> None:
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            pending.result()
+    def _advance(self) -> None:
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+        if self._read_ahead is not None:
+            (batch, reading), self._read_ahead = self._read_ahead, None
+            states = reading.result()
+            self._writing = self.writers.submit(self._add_files, batch, states)
 
-    def _add_files(self, batch: _Batch) -> None:
+    def _finish(self) -> None:
+        self._advance()
+        self._advance()
+
+    def _finish_quietly(self) -> None:
+        """Add what was read before an error; a second error is a consequence of the first."""
+        with suppress(Exception):
+            self._finish()
+
+    def _add_files(self, batch: _Batch, read: list[list[StateDict] | ZooError]) -> None:
         checkpoints: list[tuple[Any, Row, bool, str]] = []
-        for (found, _), states in zip(batch.found, self._read(batch), strict=True):
+        for (found, _), states in zip(batch.found, read, strict=True):
             try:
                 if isinstance(states, ZooError):
                     raise states
@@ -387,11 +407,10 @@ class _Importer:
         self.target.add(checkpoints)
         self.added += len(checkpoints)
         for tensors, row, _, _ in checkpoints:
-            (digest,) = digests({name: array[None] for name, array in tensors.items()})
-            self._note_repeated(digest, row["id"])
+            self._note_repeated(_digest(tensors.values()), row["id"])
 
-    def _note_repeated(self, digest: str, name: str) -> None:
-        first = self._first_ids.setdefault(digest[:32], name)
+    def _note_repeated(self, digest: bytes, name: str) -> None:
+        first = self._first_ids.setdefault(digest, name)
         if first != name:
             self.repeated.setdefault(first, []).append(name)
 
@@ -422,8 +441,8 @@ class _Importer:
         if len(kept) < len(found.members):
             tensors = {name: array[kept] for name, array in tensors.items()}
         self.target.add_stacked(tensors, rows, self._label(rows[0], found.path))
-        for digest, row in zip(digests(tensors), rows, strict=True):
-            self._note_repeated(digest, row["id"])
+        for number, row in enumerate(rows):
+            self._note_repeated(_digest(array[number] for array in tensors.values()), row["id"])
         self.added += len(rows)
         self.target.end_member()
 
@@ -435,6 +454,14 @@ class _Importer:
         if not self.skip_bad:
             raise error
         self.skipped.append({"file": path, "problem": str(error)})
+
+
+def _digest(arrays: Iterable[NDArray[Any]]) -> bytes:
+    """Of a checkpoint's numbers, whatever their names."""
+    digest = blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
+    return digest.digest()
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -23,7 +24,8 @@ _EXPANSION, _ALWAYS_ALLOWED = 1000, 2**30
 """An archive may unpack to so many times its size, and to so much in any case: deflate reaches 1,032."""
 _ENCRYPTED = 0x1
 """Bit of a zip member's flags."""
-_READ_BYTES = 2**20
+_READ_BYTES = 2**16
+"""What is asked of the unpacker at a time; tarfile copies what it has not used yet."""
 _FETCH_AGAIN = "Fetch the archive again."
 
 
@@ -83,7 +85,7 @@ class Source(ABC):
         self.path, self.position = path, 0
         self.nbytes = path.stat().st_size
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The folder's or the archive's name without suffixes: the same for a folder and an archive of it."""
         return stem(self.path.resolve().name)

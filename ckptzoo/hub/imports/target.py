@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -316,7 +317,13 @@ def _usable_name(name: str) -> str:
 
 def signature_of(tensors: Tensors) -> Signature:
     """Name, shape and dtype of each tensor, in order."""
-    return tuple((name, tuple(array.shape), array.dtype.name) for name, array in tensors.items())
+    return tuple((name, array.shape, _dtype_name(array.dtype)) for name, array in tensors.items())
+
+
+@lru_cache(maxsize=64)
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    """numpy puts a dtype's name together whenever it is asked for."""
+    return dtype.name
 
 
 def unit_of(source: str, member: str, step: int | None) -> str:

@@ -7,7 +7,7 @@ dicts are made of them, or why it is refused.
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import IO, Any, NoReturn, cast
 
@@ -89,7 +89,7 @@ FileAnswer = list[WorkerResult] | IntegrityError
 
 def encode_request(jobs: Sequence[Job], limits: Limits) -> bytes:
     """The head of a request: the files' bytes follow it, in order."""
-    return _frame({"files": [asdict(job) for job in jobs], "limits": asdict(limits)})
+    return _frame({"files": [vars(job) for job in jobs], "limits": vars(limits)})
 
 
 def encode_answer(files: Sequence[FileAnswer], arrays: Sequence[NDArray[Any]]) -> bytes:
@@ -100,7 +100,11 @@ def encode_answer(files: Sequence[FileAnswer], arrays: Sequence[NDArray[Any]]) -
         else {"states": [_encode_state(state) for state in file]}
         for file in files
     ]
-    return _frame({"files": described, "arrays": [[array.dtype.name, list(array.shape)] for array in arrays]})
+    names = {dtype: dtype.name for dtype in {array.dtype for array in arrays}}
+    # thousands of files have arrays of a few kinds
+    kinds: dict[tuple[np.dtype[Any], tuple[int, ...]], int] = {}
+    indices = [kinds.setdefault((array.dtype, array.shape), len(kinds)) for array in arrays]
+    return _frame({"files": described, "kinds": [[names[dtype], shape] for dtype, shape in kinds], "arrays": indices})
 
 
 def padded(arrays: Iterable[NDArray[Any]]) -> Iterable[bytes | memoryview]:
@@ -145,7 +149,12 @@ def read_answer(stream: IO[bytes], locations: Sequence[str], limits: Limits) -> 
     if length > MAX_REPORT:
         _reject_answer(location, f"a report of at most {MAX_REPORT} bytes", f"{length} bytes")
     content = parse(bytes(_exactly(stream, length)), location=location, max_bytes=MAX_REPORT)
-    arrays = _read_arrays(stream, content.get("arrays"), location, limits, files=len(locations))
+    most = limits.tensors * len(locations)
+    kinds = [_checked_array(item, location) for item in _checked_list(content.get("kinds"), location, most)]
+    indices = _checked_list(content.get("arrays"), location, most)
+    if any(type(index) is not int or not 0 <= index < len(kinds) for index in indices):
+        _reject_answer(location, f"arrays of {len(kinds)} kinds", "others")
+    arrays = _read_arrays(stream, [kinds[index] for index in indices], location, limits)
     described = _checked_list(content.get("files"), location, len(locations))
     if len(described) != len(locations):
         _reject_answer(location, f"{len(locations)} files", len(described))
@@ -153,18 +162,18 @@ def read_answer(stream: IO[bytes], locations: Sequence[str], limits: Limits) -> 
     return files, arrays
 
 
-def _read_arrays(stream: IO[bytes], described: Any, location: str, limits: Limits, *, files: int) -> list[Any]:
-    shapes = [_checked_array(item, location) for item in _checked_list(described, location, limits.tensors * files)]
-    sizes = [prod(shape) * ITEMSIZE[dtype] for dtype, shape in shapes]
+def _read_arrays(
+    stream: IO[bytes], kinds: Sequence[tuple[str, tuple[int, ...]]], location: str, limits: Limits
+) -> list[Any]:
+    sizes = [prod(shape) * ITEMSIZE[dtype] for dtype, shape in kinds]
     if sum(sizes) > limits.tensor_bytes:
         _reject_answer(location, f"at most {limits.tensor_bytes} bytes of tensors", f"{sum(sizes)} bytes")
     content = _exactly(stream, sum(size + -size % ALIGNMENT for size in sizes))
+    dtypes = {dtype: numpy_dtype(dtype) for dtype, _ in kinds}
     arrays: list[Any] = []
     start = 0
-    for (dtype, shape), size in zip(shapes, sizes, strict=True):
-        found = numpy_dtype(dtype)
-        flat = np.frombuffer(content, found, prod(shape), start) if size else np.empty(0, found)
-        arrays.append(flat.reshape(shape))
+    for (dtype, shape), size in zip(kinds, sizes, strict=True):
+        arrays.append(np.ndarray(shape, dtypes[dtype], content, start) if size else np.empty(shape, dtypes[dtype]))
         start += size + -size % ALIGNMENT
     return arrays
 

@@ -24,7 +24,8 @@ ARRAYS: list[np.ndarray] = [np.ones(2), np.ones(3)]
 def framed(report: object, arrays: list[np.ndarray] | None = None, tail: bytes | None = None) -> io.BytesIO:
     arrays = ARRAYS if arrays is None else arrays
     if isinstance(report, dict):
-        report = {"arrays": [[array.dtype.name, list(array.shape)] for array in arrays], **report}
+        kinds = [[array.dtype.name, list(array.shape)] for array in arrays]
+        report = {"kinds": kinds, "arrays": list(range(len(arrays))), **report}
     text = report if isinstance(report, bytes) else json.dumps(report).encode()
     content = b"".join(map(bytes, padded(arrays))) if tail is None else tail
     return io.BytesIO(len(text).to_bytes(8, "little") + text + content)
@@ -79,9 +80,10 @@ def test_states_that_a_reader_would_not_write_are_refused(change: dict[str, Any]
 @pytest.mark.parametrize(
     "report",
     [b"", b"[]", b"{}", b"null", b'{"files": 3}', b'{"files": []}', b"\xff", b'{"a":' * 100_000,
-     *(json.dumps({"arrays": [], "files": [file]}).encode() for file in (3, {}, {"states": []}, {"refused": []}, {"refused": [["a"]]}, {"refused": [3]}, {"states": [[]]})),
-     json.dumps({"arrays": [], "files": [{"refused": [["a", "b", "c", "d"]]}] * 2}).encode(),
-     *(json.dumps({"arrays": [array], "files": []}).encode() for array in (3, ["float32"], ["code", [1]], ["float32", [-1]], ["float32", [True]], ["float32", [1] * 70])),
+     *(json.dumps({"kinds": [], "arrays": [], "files": [file]}).encode() for file in (3, {}, {"states": []}, {"refused": []}, {"refused": [["a"]]}, {"refused": [3]}, {"states": [[]]})),
+     json.dumps({"kinds": [], "arrays": [], "files": [{"refused": [["a", "b", "c", "d"]]}] * 2}).encode(),
+     *(json.dumps({"kinds": [["float32", [0]]], "arrays": at, "files": []}).encode() for at in ([1], [-1], [True], "0", [0.0])),
+     *(json.dumps({"kinds": [array], "arrays": [0], "files": []}).encode() for array in (3, ["float32"], ["code", [1]], ["float32", [-1]], ["float32", [True]], ["float32", [1] * 70])),
      ],
 )  # fmt: skip
 def test_answers_that_are_none_are_refused(report: bytes) -> None:

@@ -32,6 +32,7 @@ _TRAINING_NAMES = re.compile(
     r"(^|_)(optim\w*|opt|sched\w*|lr_?sched\w*|amp|scaler|grad_scaler|rng|callbacks?|loops)(_|$)"
 )
 _SETTINGS_NAMES = re.compile(r"(^|_)(hparams|hyper_parameters|args|config|cfg)(_|$)")
+_CONSTRAINTS = "torch.distributions.constraints."
 # Names of a layer's own tensors in torch, Flax and TensorFlow: a mapping of these alone is a layer.
 _LEAF_NAMES = {
     "weight", "bias", "kernel", "scale", "gamma", "beta", "embedding", "w", "b", "mean", "var",
@@ -279,11 +280,14 @@ def _module_tensors(module: Inert, prefix: str = "", depth: int = 0) -> dict[str
 
 
 def _plain(value: Any) -> Any:
-    """What OmegaConf and argparse keep settings in, as plain values."""
+    """What OmegaConf and argparse keep settings in, as plain values; a constraint of torch as its name."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(value, Inert):
             break
         attributes = value.attributes
+        if value.name.startswith(_CONSTRAINTS):
+            arguments = [f"{name}={item!r}" for name, item in attributes.items() if isinstance(item, int | float)]
+            return f"{value.name.removeprefix(_CONSTRAINTS)}({', '.join(arguments)})"
         whole = attributes if value.name == "argparse.Namespace" else value
         inner = attributes.get("_val", attributes.get("_content", whole))
         if inner is value:

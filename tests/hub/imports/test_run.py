@@ -143,18 +143,30 @@ def test_a_named_network_gives_names_and_symmetries(tmp_path: Path) -> None:
 
 def test_means_and_deviations_become_a_gaussian(tmp_path: Path) -> None:
     state = network(0)
-    save(
-        tmp_path / "pyro" / "a.pt",
-        {"params": {f"guide.{n}.{end}": v for n, v in state.items() for end in ("loc", "scale")}},
-    )
+    save(tmp_path / "pyro" / "a.pt", _pyro(state))
     save(tmp_path / "swag" / "a.pt", [{"loc": state, "scale": {n: abs(v) for n, v in network(1).items()}}] * 2)
     import_zoo(tmp_path / "pyro", tmp_path / "zoo", license="MIT", arch="mlp-4-5-3", names="order")
     zoo = ckptzoo.open(tmp_path / "zoo")
-    assert zoo.arch.forward == "gaussian-mlp-4-5-3" and np.array_equal(zoo["fc1.weight_std"][0], state["0.weight"])
+    assert zoo.arch.forward == "gaussian-mlp-4-5-3" and np.allclose(zoo["fc1.weight_std"][0], np.exp(state["0.weight"]))
+    plain = {f"{n}.{end}": v for n, v in state.items() for end in ("loc", "scale")}
+    save(tmp_path / "negative" / "a.pt", plain)
+    refused(tmp_path / "negative", "expected standard deviations from 0")
     import_zoo(tmp_path / "swag", tmp_path / "two", license="MIT")
     zoo = ckptzoo.open(tmp_path / "two")
     assert zoo.arch.name == "gaussian-two" and zoo.ids == ["a/0", "a/1"]
     assert np.array_equal(zoo["2.bias_std"][1], abs(network(1)["2.bias"]))
+
+
+def _pyro(state: dict[str, np.ndarray]) -> dict[str, object]:
+    """As ``pyro.get_param_store().save``: scales before their constraint is applied."""
+    from torch.distributions import constraints
+
+    bounds = {"loc": constraints.real, "scale": constraints.positive}
+    names = [(f"guide.{name}.{end}", value, bounds[end]) for name, value in state.items() for end in bounds]
+    return {
+        "params": {name: value for name, value, _ in names},
+        "constraints": {name: bound for name, _, bound in names},
+    }
 
 
 def test_exported_files_come_back_bit_for_bit(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from ckptzoo.hub.untrusted import SUFFIXES, Limits, StateDict
 _SUFFIXES = (*SUFFIXES, ".pkl", ".pickle", ".npy")
 _MEAN, _SCALE = "loc", "scale"
 """What Pyro and torch.distributions call the mean and the standard deviation of a normal distribution."""
+_CONSTRAINTS = "constraints."
+_LOWER_BOUND = re.compile(r"_GreaterThan(?:Eq)?\(lower_bound=([0-9.e-]+)\)")
 
 
 class Files:
@@ -106,7 +108,7 @@ def _picked(
     for picked, state in zip(every_state(states), states, strict=True):
         row = row_of(state.facts, location=path, percent=options.percent)
         row["extra"] = merged(picked.row.get("extra", {}), {}) if state.facts else {}
-        gaussian = _gaussian(picked.tensors)
+        gaussian = _gaussian(picked.tensors, state.facts, path)
         made.append(Picked(picked.suffix, gaussian or picked.tensors, row, gaussian is not None))
     return made
 
@@ -126,7 +128,9 @@ def _pairs(states: Sequence[StateDict]) -> list[Picked] | None:
     return made
 
 
-def _gaussian(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]] | None:
+def _gaussian(
+    tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], path: str
+) -> dict[str, NDArray[Any]] | None:
     """Tensors ``T.loc`` and ``T.scale`` as a Gaussian; None where they are others."""
     means, scales = (
         {name.removesuffix(f".{end}"): array for name, array in tensors.items() if name.endswith(f".{end}")}
@@ -134,12 +138,36 @@ def _gaussian(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]] | 
     )
     if not means or set(means) != set(scales) or len(means) + len(scales) != len(tensors):
         return None
+    if any(name.startswith(_CONSTRAINTS) for name in facts):
+        scales = {
+            name: _constrained(array, facts.get(f"{_CONSTRAINTS}{name}.{_SCALE}"), f"{path}: {name}.{_SCALE}")
+            for name, array in scales.items()
+        }
+    if (negative := next((name for name, array in scales.items() if (array < 0).any()), None)) is not None:
+        step = "Say so in a file of another form: what these numbers are is not known."
+        expected, got = "standard deviations from 0", f"{scales[negative].min():g}"
+        raise ZooError(Problem(path, f"tensor {negative + '.' + _SCALE!r}", expected, got, step))
     first = next(iter(means)).partition(".")[0]
     prefix = f"{first}." if all(name.startswith(f"{first}.") and name.count(".") > 1 for name in means) else ""
     return _interleaved(
         {name.removeprefix(prefix): array for name, array in means.items()},
         {name.removeprefix(prefix): array for name, array in scales.items()},
     )
+
+
+def _constrained(array: NDArray[Any], constraint: Any, location: str) -> NDArray[Any]:
+    """A parameter of Pyro, whose store keeps what its constraint is yet to be applied to.
+
+    Of a lower bound it is the exponential and the bound added (``transform_to(greater_than(bound))`` of
+    torch.distributions).
+    """
+    if constraint in ("_Real()", "_IndependentConstraint()"):
+        return array
+    matched = _LOWER_BOUND.fullmatch(str(constraint))
+    if matched is None:
+        step = "Import a file of plain means and standard deviations."
+        raise ZooError(Problem(location, "constraint", "a lower bound", str(constraint), step))
+    return (np.exp(array.astype(np.float64)) + float(matched[1])).astype(array.dtype)
 
 
 def _interleaved(means: Mapping[str, NDArray[Any]], scales: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -37,14 +37,24 @@ def symmetry_of(contents: Contents, module: Any = None) -> Symmetry:
         torch = require("torch", "torch")
         symmetry = trace(module.eval(), torch.zeros(2, *arch.input_shape)).symmetry
     else:
-        path = contents.files.name if contents.files.here is None else str(contents.files.here)
-        declaration = f"ckptzoo.derive.declare({path!r}, ckptzoo.symmetry.trace(module, inputs).symmetry)"
-        named = "" if arch.input_shape is None else "Name the network, --module FILE.py:NAME, so that it is traced; or "
-        step = f"{named}declare it with {declaration}."
+        step = declare_step(contents, "Name the network, --module FILE.py:NAME, so that it is traced")
         location, what = f"{contents.files.name}/{SYMMETRY}", f"symmetry table of {arch.name}"
-        raise SymmetryError(Problem(location, what, "one", "none", unless_layers(contents, step[0].upper() + step[1:])))
+        raise SymmetryError(Problem(location, what, "one", "none", step))
     symmetry.check(arch)
     return symmetry
+
+
+def declare_step(contents: Contents, traced: str) -> str:
+    """A next step for a zoo without a symmetry table.
+
+    Parameters
+    ----------
+    traced : how its network is traced, which needs the shape of an input.
+    """
+    path = contents.files.name if contents.files.here is None else str(contents.files.here)
+    declared = f"eclare one with ckptzoo.derive.declare({path!r}, ckptzoo.symmetry.trace(module, inputs).symmetry)."
+    is_traceable = contents.architecture.input_shape is not None
+    return unless_layers(contents, f"{traced}; or d{declared}" if is_traceable else f"D{declared}")
 
 
 def unless_layers(contents: Contents, step: str) -> str:

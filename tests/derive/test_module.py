@@ -86,6 +86,15 @@ def test_a_module_is_traced_for_a_table(tmp_path: Path) -> None:
         SymmetryError, match=r"derive .*/mine --module FILE\.py:NAME, which traces your network; or declare"
     ):
         symmetries(ckptzoo.open(tmp_path / "mine"))
+    nameless = ckptzoo.Architecture.of(network().state_dict(), name="shapeless")
+    with ckptzoo.create(tmp_path / "shapeless", arch=nameless) as writer:
+        writer.add(network().state_dict(), {"id": "net"})
+    # a network whose inputs are of unknown shape is not traced
+    for call in (lambda: derive(tmp_path / "shapeless"), lambda: symmetries(ckptzoo.open(tmp_path / "shapeless"))):
+        with pytest.raises(
+            SymmetryError, match=r"got none\. Declare one with ckptzoo\.derive\.declare\('/.*shapeless'"
+        ):
+            call()
     assert dedupe(ckptzoo.open(tmp_path / "mine"), module=network()).groups == ()
     assert ckptzoo.open(tmp_path / "mine").symmetry is None
     (found,) = derive(tmp_path / "mine", module=network()).certified

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo import archs
-from ckptzoo.derive.tables import unless_layers
+from ckptzoo.derive.tables import declare_step
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
@@ -139,7 +139,5 @@ def predict_command(zoo: Zoo, *others: str) -> str:
 
 
 def _declare(zoo: Zoo) -> str:
-    folder = str(zoo.contents.files.here or "FOLDER")
-    traced = f"Run ckptzoo derive {folder} --module FILE.py:NAME, which traces your network"
-    step = f"{traced}; or declare one with ckptzoo.derive.declare({folder!r}, table)."
-    return unless_layers(zoo.contents, step)
+    folder = zoo.contents.files.here or "FOLDER"
+    return declare_step(zoo.contents, f"Run ckptzoo derive {folder} --module FILE.py:NAME, which traces your network")

@@ -33,6 +33,11 @@ class Forward:
     module : the network; by default that of ``ckptzoo.archs``. It is copied.
     vmap : whether stacked checkpoints go through the module also where ``archs.stacked`` has a faster function.
     device : where outputs are computed.
+
+    Raises
+    ------
+    ZooError
+        The module lacks tensors of the architecture, or there is neither a module nor a name of a forward function.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class Forward:
         self._name = None if module is not None or vmap else arch.forward
         if module is not None:
             template = copy.deepcopy(module).to("meta")
+            _check_tensors(arch, template)
             self._factory = partial(copy.deepcopy, template)
         else:
             if arch.forward is None:
@@ -72,7 +78,7 @@ class Forward:
         # of a module whose code is not ours: torch raises RuntimeError for shapes that do not fit, NotImplementedError
         # for what the meta device lacks
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
-            got = f"{type(error).__name__}: {error}"[:300]
+            got = f"{type(error).__name__}: {error}"[:300].rstrip(".")
         what = f"outputs for inputs (2, {str(tuple(shape))[1:]}"
         raise ZooError(Problem(self._arch.name, what, "(2, features)", got, "Pass inputs, or a module, that fit."))
 
@@ -190,6 +196,19 @@ class StackedForward:
             single = outputs.cpu().numpy()[:count, : self._examples - start]
             start += single.shape[1]
             yield single
+
+
+def _check_tensors(arch: Architecture, module: torch.nn.Module) -> None:
+    """Refuse a module that lacks tensors of the architecture, or has others under their names."""
+    shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    needed = [(name, tensor.shape) for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)]
+    step = "Name the network of this zoo: --module FILE.py:NAME, or module= in Python."
+    if problems := [
+        Problem(arch.name, f"tensor {name!r} of the module", str(shape), str(shapes.get(name, "none")), step)
+        for name, shape in needed
+        if shapes.get(name) != shape
+    ]:
+        raise ZooError(problems)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from ckptzoo.measure.barriers import Barriers
 from ckptzoo.measure.barriers import barriers as barriers_of
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.least_barrier import least_midpoints
-from ckptzoo.studies.shared.networks import Weights, distances, pairs_at_once, read_networks
+from ckptzoo.studies.shared.networks import ALIGNED, RAW, Weights, distances, pairs_at_once, read_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import own_table, usable_rows
 from ckptzoo.symmetry import GAUGES
@@ -29,10 +29,9 @@ from ckptzoo.text import Progress, counted, printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RAW, ALIGNED = "as trained", "aligned"
 BY_ACTIVATIONS = "aligned by activations"
 LEAST = "least of all permutations"
-"""Ways in which the two networks of a pair stand to one another; the others are named after gauges and variants."""
+"""Ways besides those of all studies; the others are named after gauges and variants."""
 LEAST_PAIRS = 8
 """For a correlation."""
 SIMPLEX_POINTS = 16
@@ -261,7 +260,8 @@ def barriers(
     least : for so many pairs of OptuNets also the permutation with the least loss halfway, of all.
     recorded : also align networks by their activations on the first ``recorded`` inputs; 0 for not. Gaussians are
         aligned by weights alone.
-    module : the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
+    module : the network as a torch module, for the zoos whose forward function is not in ``ckptzoo.archs``, or for all
+        where there are no such; these are of one architecture.
     seed : of pairs, draws and points.
     progress : called with the pairs and ways done, and all of them.
 
@@ -270,7 +270,8 @@ def barriers(
     UnknownNameError
         No such gauge or variant.
     ZooError
-        There are fewer than two usable members, or ``least`` was asked for other networks than OptuNet.
+        There are fewer than two usable members, ``least`` was asked for other networks than OptuNet, or the module
+        would be that of several architectures.
     SymmetryError
         No table of symmetries is known.
 
@@ -286,6 +287,7 @@ def barriers(
         got, step = f"{pairs}, {points}, {draws}, {simplex}, {least} and {recorded}", "Correct them."
         expected = "pairs from 1, points from 3, draws from 1, simplex 0 or from 2, least and recorded from 0"
         raise ZooError(Problem("barriers", "numbers", expected, got, step))
+    own = _zoos_of_module([zoo for zoo, _ in zoos], module)
     plans = [_Plan(zoo, labelled, pairs, gauges, variants, simplex, least, recorded, seed) for zoo, labelled in zoos]
     total, done = sum(plan.steps for plan in plans), 0
 
@@ -295,8 +297,27 @@ def barriers(
         if progress is not None:
             progress(done, total)
 
-    found = [plan.measure(np.linspace(0, 1, points), draws, module, seed, advance) for plan in plans]
+    found = [
+        plan.measure(np.linspace(0, 1, points), draws, module if own[place] else None, seed, advance)
+        for place, plan in enumerate(plans)
+    ]
     return BarrierStudy(tuple(found), draws, seed)
+
+
+def _zoos_of_module(zoos: Sequence[Zoo], module: Any) -> list[bool]:
+    """Of which zoos the module is the network: those of unknown forward functions, or all where there are no such."""
+    if module is None:
+        return [False] * len(zoos)
+    unknown = [not archs.known(zoo.arch.forward) for zoo in zoos]
+    own = unknown if any(unknown) else [True] * len(zoos)
+    kinds = {
+        (zoo.arch.tensors, zoo.arch.input_shape): zoo.name for zoo, is_own in zip(zoos, own, strict=True) if is_own
+    }
+    if len(kinds) > 1:
+        step = "Name zoos of one of them at a time." if any(unknown) else "Leave it out: ckptzoo.archs has theirs."
+        got = f"other tensors in {' than in '.join(list(kinds.values())[:2])}"
+        raise ZooError(Problem("barriers", "zoos of the module", "one architecture", got, step))
+    return own
 
 
 class _Plan:

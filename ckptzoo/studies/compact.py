@@ -12,11 +12,11 @@ from rich.table import Table
 from ckptzoo import symmetry
 from ckptzoo.archs.gaussian_spec import STD
 from ckptzoo.console import columns, facts
-from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.symmetry import Fixed, Like
+from ckptzoo.studies.shared.networks import evaluator_of
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import evenly, own_table, usable_rows
 from ckptzoo.symmetry.transpositions import transpositions_by_group
@@ -24,6 +24,8 @@ from ckptzoo.text import Progress, counted, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from ckptzoo.derive.evaluation import Evaluator
 
 SAMPLED, FIRST, ALIGNED = "as sampled", "aligned with the first", "aligned with all others"
 """What a Gaussian is of; the others are named after variational ones."""
@@ -268,7 +270,8 @@ def compact(
     Raises
     ------
     ZooError
-        There are fewer than three usable samples, or the Gaussians are of another architecture.
+        There are fewer than three usable samples, they are Gaussians themselves, or the variational ones are of another
+        architecture.
     SymmetryError
         No table of symmetries is known.
     MissingExtraError
@@ -279,12 +282,13 @@ def compact(
     Samples that are together larger than ``MAX_BYTES`` are thinned out evenly, and are in memory a few times.
     Tested in tests/studies/test_compact.py.
     """
+    evaluator = evaluator_of(zoo, labelled, module)
     last = zoo.last_steps()
     usable = last.take(np.flatnonzero(usable_rows(last.metadata)))
     if len(usable) < 3 or draws < 1:
         expected, got = "3 usable ones, and draws from 1", f"{len(usable)} of {len(last)}, and {draws}"
         raise ZooError(Problem(zoo.name, "samples", expected, got, "Select others."))
-    job = _Job(usable, labelled, variational, draws, module, seed, progress)
+    job = _Job(usable, labelled, evaluator, variational, draws, seed, progress)
     return job.run()
 
 
@@ -295,16 +299,16 @@ class _Job:
         self,
         usable: Zoo,
         labelled: Labelled,
+        evaluator: "Evaluator",
         variational: Zoo | None,
         draws: int,
-        module: Any,
         seed: int,
         progress: Progress | None,
     ) -> None:
         self.table, self.arch, self.labelled = own_table(usable), usable.arch, labelled
         self.zoo = usable.take(evenly(len(usable), max(3, MAX_BYTES // usable.arch.nbytes)))
         self.usable, self.draws, self.seed = len(usable), draws, seed
-        self.evaluator = import_with_torch("evaluation").Evaluator(usable.arch, labelled, module=module)
+        self.evaluator = evaluator
         self.variational = None if variational is None else _gaussian_of(variational, usable)
         self.names = [tensor.name for tensor in usable.arch.tensors if tensor.kind != "buffer"]
         self.pruned = [name for name in self.names if len(usable.arch[name].shape) > 1]

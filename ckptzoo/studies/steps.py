@@ -11,13 +11,18 @@ from rich.table import Table
 
 from ckptzoo import symmetry
 from ckptzoo.console import columns, facts
-from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.measure.barriers import barriers as barriers_of
-from ckptzoo.studies.barriers import ALIGNED, RAW
-from ckptzoo.studies.shared.networks import distances, pairs_at_once, read_networks
+from ckptzoo.studies.shared.networks import (
+    ALIGNED,
+    RAW,
+    distances,
+    evaluator_of,
+    line_barriers,
+    pairs_at_once,
+    read_networks,
+)
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import own_table, usable_rows
 from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_in_total
@@ -120,7 +125,7 @@ def steps(zoo: Zoo, labelled: Labelled | None = None, *, module: Any = None, pro
     Raises
     ------
     ZooError
-        No member has two usable steps.
+        No member has two usable steps, or losses of Gaussians were asked for.
     SymmetryError
         No table of symmetries is known.
 
@@ -129,6 +134,7 @@ def steps(zoo: Zoo, labelled: Labelled | None = None, *, module: Any = None, pro
     Time: that of an alignment and of twice ``POINTS`` evaluations a step and member. Memory: pairs of 64 MiB with
     copies. Tested in tests/studies/test_steps.py.
     """
+    evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)
     rows_of: dict[str, dict[int, int]] = {}
     usable = usable_rows(zoo.metadata)
     for row, entry in enumerate(zoo.metadata.select(["id", "member", "step"]).to_pylist()):
@@ -138,11 +144,8 @@ def steps(zoo: Zoo, labelled: Labelled | None = None, *, module: Any = None, pro
     if not followed:
         step = "Build members with --keep-steps, such as --keep-steps 0,100,938."
         raise ZooError(Problem(zoo.name, "members with two usable steps", "one or more", "none", step))
-    table = own_table(zoo)
+    table, points, size = own_table(zoo), np.linspace(0, 1, POINTS), pairs_at_once(zoo.arch)
     pairs = [(step, row, rows[max(rows)]) for rows in followed for step, row in rows.items() if step < max(rows)]
-    evaluation = None if labelled is None else import_with_torch("evaluation")
-    evaluator = None if evaluation is None else evaluation.Evaluator(zoo.arch, labelled, module=module)
-    points, size = np.linspace(0, 1, POINTS), pairs_at_once(zoo.arch)
     found = np.zeros(len(pairs), np.int64)
     apart = {way: np.zeros(len(pairs)) for way in (RAW, ALIGNED)}
     heights = {way: np.zeros(len(pairs)) for way in (apart if labelled else ())}
@@ -154,9 +157,14 @@ def steps(zoo: Zoo, labelled: Labelled | None = None, *, module: Any = None, pro
         found[some] = transpositions_in_total(aligned.element, table)
         for way, weights in ((RAW, second), (ALIGNED, aligned.weights)):
             apart[way][some] = distances(zoo.arch, first, weights)
-            if evaluation is not None:
-                losses = evaluation.along_lines(evaluator, first, weights, points).loss
-                heights[way][some] = barriers_of(losses, points).height
+        if evaluator is not None:
+            heights[RAW][some] = heights[ALIGNED][some] = line_barriers(evaluator, first, second, points)
+            moved = found[some] > 0
+            if moved.any():
+                first, second = (
+                    {key: array[moved] for key, array in item.items()} for item in (first, aligned.weights)
+                )
+                heights[ALIGNED][start + np.flatnonzero(moved)] = line_barriers(evaluator, first, second, points)
         if progress is not None:
             progress(min(start + size, len(pairs)), len(pairs))
     return Steps(

@@ -11,16 +11,21 @@ from rich.table import Table
 
 from ckptzoo import symmetry
 from ckptzoo.console import columns, facts
-from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.measure.barriers import barriers
 from ckptzoo.measure.ranks import kendall_tau_b
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.studies.barriers import ALIGNED, RAW
-from ckptzoo.studies.shared.networks import distances, pairs_at_once, read_networks
+from ckptzoo.studies.shared.networks import (
+    ALIGNED,
+    RAW,
+    distances,
+    evaluator_of,
+    line_barriers,
+    pairs_at_once,
+    read_networks,
+)
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import own_table, usable_rows
 from ckptzoo.symmetry import GroupElement
@@ -240,7 +245,8 @@ def transpositions(
     Raises
     ------
     ZooError
-        There is no pair whose networks are both finite and did not diverge, or what rows tell of it is incomplete.
+        There is no pair whose networks are both finite and did not diverge, what rows tell of it is incomplete, or
+        losses of Gaussians were asked for.
     SymmetryError
         No table of symmetries is known, or a planted permutation is none of it.
 
@@ -251,12 +257,11 @@ def transpositions(
     """
     if points < 2:
         raise ZooError(Problem("transpositions", "points", "2 or more", str(points), "Correct it."))
+    evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)
     table = own_table(zoo)
     pairs, left_out = planted_pairs(zoo, table)
     steps = sorted({step for pair in pairs for step in pair.rows})
     taus, size = np.linspace(0, 1, points), pairs_at_once(zoo.arch)
-    evaluation = None if labelled is None else import_with_torch("evaluation")
-    evaluator = None if evaluation is None else evaluation.Evaluator(zoo.arch, labelled, module=module)
     total = sum(len(pair.rows) for pair in pairs) + len(pairs) * (points - 2 + (len(WAYS) if labelled else 0))
     done = 0
 
@@ -294,9 +299,8 @@ def transpositions(
         ways = {RAW: second, ALIGNED: aligned.weights, UNDONE: symmetry.apply(planted.inverse(), second, table)}
         for way, weights in ways.items():
             apart_by[way][batch] = distances(zoo.arch, first, weights)
-            if evaluation is not None:
-                losses = evaluation.along_lines(evaluator, first, weights, taus).loss
-                heights[way][batch] = barriers(losses, taus).height
+            if evaluator is not None:
+                heights[way][batch] = line_barriers(evaluator, first, weights, taus)
                 advance(len(batch))
         for place in range(1, points - 1):
             between = symmetry.align(_between(first, second, taus[place]), first, table).element

@@ -57,6 +57,51 @@ def test_a_network_of_ones_own(zoo: Path, tmp_path: Path, capsys: pytest.Capture
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
 
+def of_unknown_forward(zoo: Path, folder: Path, width: int) -> Path:
+    """Two perceptrons of another width, whose forward function has no name."""
+    known, table = archs.architecture(f"mlp-784-{width}-10"), archs.symmetry(f"mlp-784-{width}-10")
+    arch = ckptzoo.Architecture("mine", known.tensors, None, known.input_shape)
+    row = {"dataset": "ylecun/mnist", "extra": json.dumps(EXTRA)}
+    with ckptzoo.create(folder, arch=arch, symmetry=table) as writer:
+        writer.add(weights_of(2, width, arch=arch), [{"id": f"net-{at}", **row} for at in range(2)])
+    return folder
+
+
+def test_a_network_of_ones_own_is_that_of_zoos_whose_forward_function_is_unknown(
+    zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "network.py"
+    file.write_text(MODULE.replace("mlp-784-4-10", "mlp-784-3-10"))
+    own = of_unknown_forward(zoo, tmp_path / "own", 3)
+    options = ("--pairs", 1, "--points", 3, "--module", f"{file}:network", "--json")
+    for zoos in ((own, zoo), (zoo, own)):
+        found = answer(capsys, "study", "barriers", *zoos, *options)["zoos"]
+        assert [item["name"] for item in found] == [path.name for path in zoos]
+    other = of_unknown_forward(zoo, tmp_path / "other", 5)
+    assert run([str(word) for word in ("study", "barriers", own, other, zoo, *options)]) == 2
+    assert "expected one architecture, got other tensors in own than in other. Name zoos" in capsys.readouterr().err
+    for command in ("barriers", "pairs"):
+        module = options[-3:-1] if command == "barriers" else ("--module", f"{file}:network", "--nearest", 1)
+        assert run([str(word) for word in ("study", command, zoo, *module)]) == 2
+        assert "tensor 'fc1.weight' of the module: expected (4, 784), got (3, 784). Name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["compact", "pairs", "steps"])
+def test_losses_of_gaussians_are_refused_with_what_to_do(
+    zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    name, path = f"gaussian-{NAME}", tmp_path / "gaussians"
+    arch = archs.architecture(name)
+    row = {"member": "net", "dataset": "ylecun/mnist", "extra": json.dumps(EXTRA)}
+    with ckptzoo.create(path, arch=arch, symmetry=archs.symmetry(name)) as writer:
+        writer.add(weights_of(3, 0, arch=arch), [{"id": f"net-{at}", "step": at, **row} for at in range(3)])
+    assert run(["study", command, str(path)]) == 2
+    assert (
+        f"expected networks {NAME}, got Gaussians over their weights. Draw networks from them with "
+        "ckptzoo.derive.draws; ckptzoo study barriers takes Gaussians"
+    ) in capsys.readouterr().err
+
+
 def test_images_without_labels_of_the_zoo_are_refused(zoo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["study", "barriers", str(zoo), "--set", "fashion-mnist/test"]) == 2
     assert "labels of 'fashion-mnist/test': expected those of mnist" in capsys.readouterr().err

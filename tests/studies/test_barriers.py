@@ -16,8 +16,9 @@ from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.measure.gaussians import joined, wasserstein
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies.barriers import ALIGNED, BY_ACTIVATIONS, LEAST, RAW, BarrierStudy, barriers
+from ckptzoo.studies.barriers import BY_ACTIVATIONS, LEAST, BarrierStudy, barriers
 from ckptzoo.studies.least_barrier import _losses, _tables, least_midpoints
+from ckptzoo.studies.shared.networks import ALIGNED, RAW
 from tests.support.derived_zoos import weights_of, written
 
 RNG = np.random.default_rng(0)

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs, symmetry
 from ckptzoo.derive.evaluation import Evaluator
+from ckptzoo.derive.forward import STACK
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import ZooError
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies.barriers import ALIGNED, RAW
-from ckptzoo.studies.steps import Steps, steps
+from ckptzoo.studies.shared.networks import ALIGNED, RAW
+from ckptzoo.studies.steps import POINTS, Steps, steps
 from tests.support.derived_zoos import weights_of
 
 NAME, MEMBERS = "mlp-4-8-3", 3
@@ -57,6 +59,27 @@ def test_exchanged_neurons_are_found_at_their_step(followed: tuple[ckptzoo.Zoo, 
         assert words in said
     assert canonical(found.to_json()) == canonical(json.loads(canonical(found.to_json())))
     assert {file.name for file in found.plot(tmp_path / "pictures")} == {"steps.png", "steps.json"}
+
+
+def test_networks_that_stay_as_they_are_when_aligned_are_evaluated_once(
+    followed: tuple[ckptzoo.Zoo, Labelled],
+) -> None:
+    calls: list[int] = []
+
+    class Counted(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2 = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            calls.append(1)
+            return self.fc2(torch.relu(self.fc1(inputs)))
+
+    zoo, given = followed
+    found = steps(zoo.where("step > 2"), given, module=Counted())
+    stacks = -(-MEMBERS * POINTS // STACK)
+    assert len(calls) == 1 + stacks, "once for the number of outputs, and once for all points in stacks"
+    np.testing.assert_array_equal(found.barriers[RAW], found.barriers[ALIGNED])
 
 
 def test_without_inputs_there_are_no_barriers(followed: tuple[ckptzoo.Zoo, Labelled], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ckptzoo.derive.evaluation import Evaluator
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import SymmetryError, ZooError
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies.barriers import ALIGNED, RAW
+from ckptzoo.studies.shared.networks import ALIGNED, RAW
 from ckptzoo.studies.transpositions import UNDONE, Transpositions, transpositions
 from ckptzoo.symmetry import random_element
 from tests.support.derived_zoos import weights_of

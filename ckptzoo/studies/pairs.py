@@ -11,11 +11,10 @@ from rich.table import Table
 
 from ckptzoo import symmetry
 from ckptzoo.console import columns, facts
-from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, UnknownNameError, ZooError, require
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.measure.barriers import barriers
+from ckptzoo.studies.shared.networks import evaluator_of, line_barriers, pairs_at_once
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import evenly, own_table, usable_rows
 from ckptzoo.symmetry import GAUGES
@@ -30,8 +29,6 @@ BINS = 120
 """Of the histograms of distances."""
 SHOWN = 10
 """Nearest pairs that are printed."""
-_AT_ONCE = 32
-"""Pairs that are joined by lines at a time."""
 
 Values = NDArray[np.float64]
 
@@ -51,7 +48,7 @@ class PairStudy(StudyResult):
     neighbours : (members,) the distance of each to its nearest one.
     components : sizes of the connected parts that the nearest pairs make, the largest first.
     set : what barriers are on; None where they were not asked for.
-    barriers : ``nearest`` and ``random`` pairs to their barriers, in nats.
+    barriers : ``nearest`` and ``random`` pairs to their barriers, in nats; no random ones where the nearest are all.
     barrier_distances : and to their distances.
     seed : of the random pairs.
     """
@@ -166,7 +163,7 @@ def pairs(
     zoo : whose usable members count at their last step.
     labelled : inputs for barriers; None for distances alone.
     gauge : a name in ``ckptzoo.symmetry.GAUGES``, in which distances and lines are; by default as trained.
-    nearest : pairs whose barriers are measured, beside as many random ones.
+    nearest : pairs whose barriers are measured, beside as many random ones, unless the nearest are all pairs.
     module : the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
     seed : of the random pairs.
     progress : called with the pairs that were joined by lines, and all of them.
@@ -176,7 +173,7 @@ def pairs(
     UnknownNameError
         No such gauge.
     ZooError
-        There are fewer than three usable members.
+        There are fewer than three usable members, or barriers of Gaussians were asked for.
     SymmetryError
         No table is known, or distances would not be exact, as of networks with two hidden layers.
 
@@ -187,6 +184,7 @@ def pairs(
     """
     if gauge is not None and gauge not in GAUGES:
         raise UnknownNameError("pairs", "gauge", gauge, tuple(GAUGES))
+    evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)
     last = zoo.last_steps()
     usable = last.take(np.flatnonzero(usable_rows(last.metadata)))
     if len(usable) < 3 or nearest < 1:
@@ -203,20 +201,21 @@ def pairs(
     near = np.stack([rows[order], columns_[order]], 1)
     top = float(max(between.max(), sampled.max()))
     edges = np.linspace(0, top if top > 0 else 1, BINS + 1)
-    others = np.random.default_rng([seed, 0]).choice(len(rows), min(len(rows), len(order)), replace=False)
-    some = {"nearest": near, "random": np.stack([rows[others], columns_[others]], 1)}
+    some = {"nearest": near}
+    if len(order) < len(rows):
+        others = np.random.default_rng([seed, 0]).choice(len(rows), len(order), replace=False)
+        some["random"] = np.stack([rows[others], columns_[others]], 1)
     heights: dict[str, Values] = {}
-    if labelled is not None:
-        evaluation = import_with_torch("evaluation")
-        evaluator = evaluation.Evaluator(chosen.arch, labelled, module=module)
+    if evaluator is not None:
+        size = pairs_at_once(chosen.arch)
         total, done, points = sum(map(len, some.values())), 0, np.linspace(0, 1, 11)
         for name, places in some.items():
             found: list[Values] = []
-            for start in range(0, len(places), _AT_ONCE):
-                part = places[start : start + _AT_ONCE]
+            for start in range(0, len(places), size):
+                part = places[start : start + size]
                 first, second = ({key: array[part[:, side]] for key, array in weights.items()} for side in (0, 1))
                 aligned = symmetry.align(second, first, table).weights
-                found.append(barriers(evaluation.along_lines(evaluator, first, aligned, points).loss, points).height)
+                found.append(line_barriers(evaluator, first, aligned, points))
                 done += len(part)
                 if progress is not None:
                     progress(done, total)

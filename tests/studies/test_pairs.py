@@ -62,6 +62,16 @@ def test_copies_are_the_nearest_and_are_connected(tmp_path: Path, gauge: str | N
     assert {file.name for file in found.plot(tmp_path / "pictures")} == {"pairs.png", "pairs.json"}
 
 
+def test_all_pairs_are_joined_once(tmp_path: Path) -> None:
+    """With as many nearest pairs as there are, random ones would be the same again."""
+    zoo, given = zoo_of(tmp_path / "zoo").take(np.arange(3)), labelled()
+    joined: list[tuple[int, int]] = []
+    found = pairs(zoo, given, nearest=3, progress=lambda done, total: joined.append((done, total)))
+    assert joined[-1] == (3, 3) and list(found.barriers) == list(found.barrier_distances) == ["nearest"]
+    found.plot(tmp_path / "pictures")
+    assert list(pairs(zoo, given, nearest=2).barriers) == ["nearest", "random"]
+
+
 def test_distances_alone_need_no_inputs(tmp_path: Path) -> None:
     zoo = zoo_of(tmp_path / "zoo")
     found = pairs(zoo)

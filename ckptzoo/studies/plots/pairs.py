@@ -35,7 +35,10 @@ def distances(study: "PairStudy") -> Figure:
     ]
     if study.barriers:
         right = panels[0, 1]
-        for name, colour in (("random", MUTED), ("nearest", _NEAR_COLOUR)):
+        colours = {"random": MUTED, "nearest": _NEAR_COLOUR}
+        for name, colour in colours.items():
+            if name not in study.barriers:
+                continue
             right.plot(study.barrier_distances[name], study.barriers[name], ".", color=colour, ms=7, mew=0, alpha=0.7)
             handles.append(Line2D([], [], color=colour, marker=".", ls="", ms=9, label=f"{name} pairs"))
         right.set_xlim(left=0)

@@ -10,6 +10,25 @@ Progress = Callable[[int, int], None]
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*")
 
 
+def counter(total: int, progress: Progress | None, *, done: int = 0) -> Callable[..., None]:
+    """A function that adds a number, by default 1, to what is done, and reports it.
+
+    >>> advance = counter(3, lambda done, total: print(done, "of", total))
+    >>> advance()
+    1 of 3
+    >>> advance(2)
+    3 of 3
+    """
+
+    def advance(count: int = 1) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    return advance
+
+
 def size(nbytes: int) -> str:
     """Bytes in powers of 1000: ``1.5 MB``."""
     value = float(nbytes)

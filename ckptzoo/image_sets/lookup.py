@@ -270,7 +270,8 @@ def find_named(name: str, folder: str | Path | None = None) -> ImageSet | None:
     matched = _SET.fullmatch(name)
     if matched is None or not SET_NAME.fullmatch(name) or _is_other_split(matched[1], matched[4]):
         expected = "a data set and /test or /train, as mnist/test or mnist/train-100"
-        raise ZooError(Problem("data", "set of inputs", expected, repr(name), "Others are for derive.predict."))
+        step = "Choose such a one, or pass inputs of your own in Python: ckptzoo.derive.predict."
+        raise ZooError(Problem("data", "set of inputs", expected, repr(name), step))
     dataset, split, limit, corruption, severity = matched.groups()
     if corruption is not None:
         return find_corrupted(dataset, corruption, int(severity), folder)

@@ -21,10 +21,10 @@ from ckptzoo.measure.barriers import barriers as barriers_of
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.least_barrier import least_midpoints
 from ckptzoo.studies.shared.networks import ALIGNED, RAW, Weights, distances, pairs_at_once, read_networks
-from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import own_table, usable_rows
+from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
+from ckptzoo.studies.shared.selection import check_numbers, own_table, usable_members
 from ckptzoo.symmetry import GAUGES
-from ckptzoo.text import Progress, counted, printable
+from ckptzoo.text import Progress, counted, counter, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -283,20 +283,13 @@ def barriers(
     for gauge in gauges:
         if gauge not in GAUGES:
             raise UnknownNameError("barriers", "gauge", gauge, tuple(GAUGES))
-    if pairs < 1 or points < 3 or draws < 1 or simplex < 0 or simplex == 1 or min(least, recorded) < 0:
-        got, step = f"{pairs}, {points}, {draws}, {simplex}, {least} and {recorded}", "Correct them."
-        expected = "pairs from 1, points from 3, draws from 1, simplex 0 or from 2, least and recorded from 0"
-        raise ZooError(Problem("barriers", "numbers", expected, got, step))
+    numbers = {"pairs": (pairs, 1), "points": (points, 3), "draws": (draws, 1)}
+    # without simplices there are 0 members in one
+    numbers |= {"simplex": (simplex, 2 if simplex else 0), "least": (least, 0), "recorded": (recorded, 0)}
+    check_numbers("barriers", **numbers)
     own = _zoos_of_module([zoo for zoo, _ in zoos], module)
     plans = [_Plan(zoo, labelled, pairs, gauges, variants, simplex, least, recorded, seed) for zoo, labelled in zoos]
-    total, done = sum(plan.steps for plan in plans), 0
-
-    def advance(count: int = 1) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, total)
-
+    advance = counter(sum(plan.steps for plan in plans), progress)
     found = [
         plan.measure(np.linspace(0, 1, points), draws, module if own[place] else None, seed, advance)
         for place, plan in enumerate(plans)
@@ -335,12 +328,7 @@ class _Plan:
         recorded: int,
         seed: int,
     ) -> None:
-        last = zoo.last_steps()
-        self.zoo = last.take(np.flatnonzero(usable_rows(last.metadata)))
-        self.members, self.labelled = len(last), labelled
-        if len(self.zoo) < max(2, simplex):
-            expected, got = f"{max(2, simplex)} usable members", f"{len(self.zoo)} of {len(last)}"
-            raise ZooError(Problem(zoo.name, "members", expected, got, "Select others."))
+        self.zoo, self.members, self.labelled = usable_members(zoo, max(2, simplex)), len(zoo.last_steps()), labelled
         for variant in variants:
             if variant not in zoo.variants:
                 raise UnknownNameError(zoo.name, "variant", variant, zoo.variants)
@@ -479,24 +467,19 @@ def _means(values: Values) -> list[float | None]:
     return [float(value) if np.isfinite(value) else None for value in means]
 
 
-def _text(values: Values, digits: int = 3, scale: float = 1.0) -> str:
-    spread = Spread.of(values * scale)
-    return "-" if spread is None else f"{spread.mean:.{digits}f} ± {spread.sd:.{digits}f}"
-
-
 def _lines_table(zoo: ZooBarriers) -> Table:
     table = columns("way", "barrier", "median", "halfway", "accuracy", "distance")
     for way, lines in zoo.lines.items():
         found, falls = lines.barriers, lines.accuracy_barriers
-        median = Spread.of(found.height)
-        name = f"{way} ({zoo.least_pairs} pairs)" if way == LEAST else way
+        height = Spread.of(found.height)
+        name = f"{way} ({counted(zoo.least_pairs, 'pair')})" if way == LEAST else way
         table.add_row(
             printable(name),
-            _text(found.height),
-            "-" if median is None else f"{median.median:.3f}",
-            _text(found.middle),
-            _text(falls.height, 1, 100.0),
-            _text(lines.distances, 2),
+            mean_and_sd(height, 3),
+            "-" if height is None else f"{height.median:.3f}",
+            mean_and_sd(Spread.of(found.middle), 3),
+            mean_and_sd(Spread.of(100 * falls.height), 1),
+            mean_and_sd(Spread.of(lines.distances), 2),
         )
     return table
 
@@ -505,5 +488,6 @@ def _simplices_table(zoo: ZooBarriers) -> Table:
     table = columns("way", "simplices", "centre", "greatest")
     for way, item in zoo.simplices.items():
         size = f"{len(item.centre):,} of {item.corners.shape[1]}"
-        table.add_row(printable(way), size, _text(item.centre_rise), _text(item.greatest_rise))
+        rises = [mean_and_sd(Spread.of(values), 3) for values in (item.centre_rise, item.greatest_rise)]
+        table.add_row(printable(way), size, *rises)
     return table

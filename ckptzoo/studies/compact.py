@@ -18,9 +18,16 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.symmetry import Fixed, Like
 from ckptzoo.studies.shared.networks import evaluator_of
 from ckptzoo.studies.shared.result import StudyResult
-from ckptzoo.studies.shared.selection import evenly, own_table, usable_rows
+from ckptzoo.studies.shared.selection import (
+    check_numbers,
+    evenly,
+    own_table,
+    parameter_names,
+    usable_members,
+    usable_rows,
+)
 from ckptzoo.symmetry.transpositions import transpositions_by_group
-from ckptzoo.text import Progress, counted, printable
+from ckptzoo.text import Progress, counted, counter, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -187,7 +194,7 @@ class CompactStudy(StudyResult):
             ]
         )
         yield ""
-        yield f"Gaussians of the samples: the network of the means, and {self.draws} draws together"
+        yield f"Gaussians of the samples: the network of the means, and {counted(self.draws, 'draw')} together"
         yield self._gaussians_table()
         yield ""
         yield "accuracy of the network of the means with some of its weights, the others 0"
@@ -200,7 +207,9 @@ class CompactStudy(StudyResult):
             yield "convergence of the chains: shares with R-hat above 1.1, and effective draws"
             yield self._convergence_table()
         if self.lag:
-            said = ", ".join(f"{lag} draws: {mean:.1f} (at most {most})" for lag, (mean, most) in self.lag.items())
+            said = ", ".join(
+                f"{counted(lag, 'draw')}: {mean:.1f} (at most {most})" for lag, (mean, most) in self.lag.items()
+            )
             yield ""
             yield f"transpositions that align draws of one chain, by the lag: {said}"
 
@@ -283,12 +292,8 @@ def compact(
     Tested in tests/studies/test_compact.py.
     """
     evaluator = evaluator_of(zoo, labelled, module)
-    last = zoo.last_steps()
-    usable = last.take(np.flatnonzero(usable_rows(last.metadata)))
-    if len(usable) < 3 or draws < 1:
-        expected, got = "3 usable ones, and draws from 1", f"{len(usable)} of {len(last)}, and {draws}"
-        raise ZooError(Problem(zoo.name, "samples", expected, got, "Select others."))
-    job = _Job(usable, labelled, evaluator, variational, draws, seed, progress)
+    check_numbers("compact", draws=(draws, 1))
+    job = _Job(usable_members(zoo, 3), labelled, evaluator, variational, draws, seed, progress)
     return job.run()
 
 
@@ -310,9 +315,9 @@ class _Job:
         self.usable, self.draws, self.seed = len(usable), draws, seed
         self.evaluator = evaluator
         self.variational = None if variational is None else _gaussian_of(variational, usable)
-        self.names = [tensor.name for tensor in usable.arch.tensors if tensor.kind != "buffer"]
+        self.names = parameter_names(usable.arch)
         self.pruned = [name for name in self.names if len(usable.arch[name].shape) > 1]
-        self._progress, self._done, self._total = progress, 0, 6 + (variational is not None)
+        self._advance = counter(6 + (variational is not None), progress)
 
     def run(self) -> CompactStudy:
         """Everything."""
@@ -356,11 +361,6 @@ class _Job:
             draws=self.draws,
             seed=self.seed,
         )
-
-    def _advance(self) -> None:
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, self._total)
 
     def _moments(self, weights: Weights) -> tuple[dict[str, Values], dict[str, Values]]:
         """Means and standard deviations (ddof 1) of every parameter."""
@@ -492,18 +492,18 @@ class _Job:
 
 def _gaussian_of(variational: Zoo, samples: Zoo) -> tuple[dict[str, Values], dict[str, Values]]:
     """Means and deviations of the first usable Gaussian of a zoo."""
-    parameters = [tensor for tensor in samples.arch.tensors if tensor.kind != "buffer"]
+    names = parameter_names(samples.arch)
     fits = all(
-        name in variational.arch and variational.arch[name].shape == tensor.shape
-        for tensor in parameters
-        for name in (tensor.name, f"{tensor.name}{STD}")
+        other in variational.arch and variational.arch[other].shape == samples.arch[name].shape
+        for name in names
+        for other in (name, f"{name}{STD}")
     )
     rows = np.flatnonzero(usable_rows(variational.metadata))
     if not fits or not len(rows):
         expected, got = f"Gaussians over {samples.arch.name}", f"{len(rows)} of {variational.arch.name}"
         raise ZooError(Problem(variational.name, "variational zoo", expected, got, "Name another one."))
     one = variational.take(rows[:1])
-    mean, sigma = ({tensor.name: one[tensor.name + end][0] for tensor in parameters} for end in ("", STD))
+    mean, sigma = ({name: one[name + end][0] for name in names} for end in ("", STD))
     return _doubles(mean), _doubles(sigma)
 
 

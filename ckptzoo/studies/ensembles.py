@@ -17,7 +17,7 @@ from ckptzoo.measure.predictions import disagreement
 from ckptzoo.studies.ensemble_scores import DisjointEnsembles, Scores, SummedPredictions, log_softmax, scores
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import flags, has_labels, predict_command
-from ckptzoo.text import Progress, counted, printable
+from ckptzoo.text import Progress, counted, counter, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -353,14 +353,7 @@ def ensembles(
         if not_finite[name]:
             usable = members.take(np.flatnonzero(predictions[name].finite))
             passes.append({each: usable.predictions(each) for each in (own, name)})
-    total, done = sum(item.logits.nbytes for each in passes for item in each.values()), 0
-
-    def read(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        if progress is not None:
-            progress(done, total)
-
+    read = counter(sum(item.logits.nbytes for each in passes for item in each.values()), progress)
     (by_size, disagreements), *more = [_scored(each, targets, read) for each in passes]
     sizes = {size: Size.of(size, figures) for size, figures in by_size.items()}
     for of_pass, disagreement_of in more:

@@ -17,7 +17,7 @@ from ckptzoo.studies.neuron_orders import NeuronOrder, orders
 from ckptzoo.studies.shared.result import Spread
 from ckptzoo.studies.shared.selection import BATCH_BYTES
 from ckptzoo.studies.shared.value_histograms import ValueHistogram
-from ckptzoo.text import Progress
+from ckptzoo.text import Progress, counter
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _COPIES = 8
@@ -124,15 +124,7 @@ def gauge_distance(
     scales = [(group, element[f"{group.id}.scale"]) for group in symmetry.groups if group.scale != "none"]
     weights = [zoo[name, kind] for name in _floats(zoo.arch, zoo.arch.names) for kind in (layout.RAW, variant)]
     elements = [*(tensor for _, tensor in perms), *(tensor for _, tensor in scales)]
-    total = sum(tensor.nbytes for tensor in (*elements, *weights))
-    done = 0
-
-    def read(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        if progress is not None:
-            progress(done, total)
-
+    read = counter(sum(tensor.nbytes for tensor in (*elements, *weights)), progress)
     return (
         tuple(_order_distance(order, tensor, read) for order, tensor in perms),
         tuple(_scaling(group, tensor, read) for group, tensor in scales),

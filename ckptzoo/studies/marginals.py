@@ -18,7 +18,7 @@ from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import parameter_names, parameters_by_layer, table_of, thinned, usable_rows
 from ckptzoo.studies.shared.value_histograms import Histogram, histograms
 from ckptzoo.symmetry.counts import orbits
-from ckptzoo.text import Progress, counted, printable
+from ckptzoo.text import Progress, counted, counter, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -244,14 +244,7 @@ def marginals(zoo: Zoo, variant: str = "canonical", *, seed: int = 0, progress: 
     # the histograms read everything once; the components again, of layers of many parameters some members only
     once = sum(usable[name, kind].nbytes for name in names for kind in variants)
     total = once + sum(bytes_to_read(usable, tensors, variants) for tensors in layers.values())
-    done = once
-
-    def read(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        if progress is not None:
-            progress(done, total)
-
+    read = counter(total, progress, done=once)
     results: list[Marginal] = []
     reading = None if progress is None else lambda nbytes, _: progress(nbytes, total)
     for index, histogram in enumerate(histograms(usable, names, variants, reading)):

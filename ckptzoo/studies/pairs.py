@@ -12,13 +12,13 @@ from rich.table import Table
 from ckptzoo import symmetry
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
-from ckptzoo.errors import Problem, UnknownNameError, ZooError, require
+from ckptzoo.errors import UnknownNameError, require
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.studies.shared.networks import evaluator_of, line_barriers, pairs_at_once
-from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import evenly, own_table, usable_rows
+from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
+from ckptzoo.studies.shared.selection import check_numbers, evenly, own_table, parameter_names, usable_members
 from ckptzoo.symmetry import GAUGES
-from ckptzoo.text import Progress, counted, printable
+from ckptzoo.text import Progress, counted, counter, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +27,8 @@ MAX_MEMBERS = 4096
 """More members than this are thinned out evenly: the distances of all pairs take 8 bytes each."""
 BINS = 120
 """Of the histograms of distances."""
+POINTS = 11
+"""Of a line, with its ends."""
 SHOWN = 10
 """Nearest pairs that are printed."""
 
@@ -102,9 +104,10 @@ class PairStudy(StudyResult):
         yield ""
         yield self._distances_table()
         yield ""
+        nearest = f"{len(self.nearest):,} nearest pairs link" if len(self.nearest) > 1 else "nearest pair links"
         linked, most = sum(self.components), max(self.components, default=0)
         yield (
-            f"The {len(self.nearest):,} nearest pairs link {counted(linked, 'member')} in "
+            f"The {nearest} {counted(linked, 'member')} in "
             f"{counted(len(self.components), 'group')}, the largest of {most:,}."
         )
         yield self._nearest_table()
@@ -125,7 +128,7 @@ class PairStudy(StudyResult):
         for name, spread in zip(names, (*self.distances, neighbours), strict=True):
             if spread is not None:
                 ends = [f"{value:.3f}" for value in (spread.least, spread.median, spread.most)]
-                table.add_row(name, f"{spread.mean:.3f} ± {spread.sd:.3f}", *ends)
+                table.add_row(name, mean_and_sd(spread, 3), *ends)
         return table
 
     def _nearest_table(self) -> Table:
@@ -139,7 +142,7 @@ class PairStudy(StudyResult):
         for name, values in self.barriers.items():
             spread = Spread.of(values)
             if spread is not None:
-                cells = f"{spread.mean:.3f} ± {spread.sd:.3f}", f"{spread.median:.3f}", f"{spread.most:.3f}"
+                cells = mean_and_sd(spread, 3), f"{spread.median:.3f}", f"{spread.most:.3f}"
                 table.add_row(name, f"{spread.count:,}", *cells)
         return table
 
@@ -184,12 +187,9 @@ def pairs(
     """
     if gauge is not None and gauge not in GAUGES:
         raise UnknownNameError("pairs", "gauge", gauge, tuple(GAUGES))
+    check_numbers("pairs", nearest=(nearest, 1))
     evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)
-    last = zoo.last_steps()
-    usable = last.take(np.flatnonzero(usable_rows(last.metadata)))
-    if len(usable) < 3 or nearest < 1:
-        expected, got = "3 usable ones, and nearest from 1", f"{len(usable)} of {len(last)}, and {nearest}"
-        raise ZooError(Problem(zoo.name, "members", expected, got, "Select others."))
+    usable = usable_members(zoo, 3)
     chosen, table = usable.take(evenly(len(usable), MAX_MEMBERS)), own_table(usable)
     weights: dict[str, NDArray[Any]] = {name: np.asarray(chosen[name][:]) for name in chosen.arch.names}
     if gauge is not None:
@@ -208,7 +208,7 @@ def pairs(
     heights: dict[str, Values] = {}
     if evaluator is not None:
         size = pairs_at_once(chosen.arch)
-        total, done, points = sum(map(len, some.values())), 0, np.linspace(0, 1, 11)
+        advance, points = counter(sum(map(len, some.values())), progress), np.linspace(0, 1, POINTS)
         for name, places in some.items():
             found: list[Values] = []
             for start in range(0, len(places), size):
@@ -216,9 +216,7 @@ def pairs(
                 first, second = ({key: array[part[:, side]] for key, array in weights.items()} for side in (0, 1))
                 aligned = symmetry.align(second, first, table).weights
                 found.append(line_barriers(evaluator, first, aligned, points))
-                done += len(part)
-                if progress is not None:
-                    progress(done, total)
+                advance(len(part))
             heights[name] = np.concatenate(found)
     ids = chosen.ids
     all_sampled, all_least = Spread.of(sampled), Spread.of(between)
@@ -245,12 +243,7 @@ def pairs(
 def _distances(weights: dict[str, NDArray[Any]], zoo: Zoo) -> Values:
     """(K, K) distances of the weights as they are, over the tensors that ``pair_distances`` compares."""
     flat = np.concatenate(
-        [
-            weights[tensor.name].reshape(len(zoo), -1).astype(np.float64)
-            for tensor in zoo.arch.tensors
-            if tensor.kind != "buffer"
-        ],
-        axis=1,
+        [weights[name].reshape(len(zoo), -1).astype(np.float64) for name in parameter_names(zoo.arch)], axis=1
     )
     squares = np.square(flat).sum(1)
     return np.sqrt(np.maximum(squares[:, None] + squares - 2 * flat @ flat.T, 0))

@@ -26,7 +26,7 @@ from ckptzoo.studies.ensembles import scored_sets
 from ckptzoo.studies.published import PublishedFigure, posterior_figures, published_architecture
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import table_of, thinned, usable_rows
-from ckptzoo.text import Progress, counted, printable
+from ckptzoo.text import Progress, counted, counter, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -418,14 +418,7 @@ def posteriors(
         for kind, selections in (("one", group.one(replicates)), ("multi", group.several(modes, draws, replicates))):
             if selections:
                 jobs.append((group, kind, [samples.take(np.array(rows)) for rows in selections]))
-    total, done = sum(len(zoos) for _, _, zoos in jobs) * (len(REMOVALS) + 1), 0
-
-    def step() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total)
-
+    step = counter(sum(len(zoos) for _, _, zoos in jobs) * (len(REMOVALS) + 1), progress)
     entries: list[MethodResult] = []
     for group, kind, zoos in jobs:
         method = ENSEMBLE if group is None else group.method

@@ -23,10 +23,10 @@ from ckptzoo.studies.shared.networks import (
     pairs_at_once,
     read_networks,
 )
-from ckptzoo.studies.shared.result import Spread, StudyResult
+from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import own_table, usable_rows
 from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_in_total
-from ckptzoo.text import Progress, counted
+from ckptzoo.text import Progress, counted, counter
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,8 +103,8 @@ class Steps(StudyResult):
         ways |= {f"barrier, {way}": (values, 3) for way, values in self.barriers.items()}
         table = columns("step", "members", "transpositions", *ways)
         for step in self.steps:
-            cells = [_text(self.at(self.found, step), 1)]
-            cells += [_text(self.at(values, step), digits) for values, digits in ways.values()]
+            cells = [mean_and_sd(self.at(self.found, step), 1)]
+            cells += [mean_and_sd(self.at(values, step), digits) for values, digits in ways.values()]
             table.add_row(f"{step:,}", f"{(self.pairs == step).sum():,}", *cells)
         return table
 
@@ -149,6 +149,7 @@ def steps(zoo: Zoo, labelled: Labelled | None = None, *, module: Any = None, pro
     found = np.zeros(len(pairs), np.int64)
     apart = {way: np.zeros(len(pairs)) for way in (RAW, ALIGNED)}
     heights = {way: np.zeros(len(pairs)) for way in (apart if labelled else ())}
+    advance = counter(len(pairs), progress)
     for start in range(0, len(pairs), size):
         some = slice(start, start + size)
         _, earlier, last = np.array(pairs[some]).T
@@ -165,8 +166,7 @@ def steps(zoo: Zoo, labelled: Labelled | None = None, *, module: Any = None, pro
                     {key: array[moved] for key, array in item.items()} for item in (first, aligned.weights)
                 )
                 heights[ALIGNED][start + np.flatnonzero(moved)] = line_barriers(evaluator, first, second, points)
-        if progress is not None:
-            progress(min(start + size, len(pairs)), len(pairs))
+        advance(len(earlier))
     return Steps(
         name=zoo.name,
         members=len(followed),
@@ -178,7 +178,3 @@ def steps(zoo: Zoo, labelled: Labelled | None = None, *, module: Any = None, pro
         inputs=0 if labelled is None else len(labelled.inputs),
         barriers=heights,
     )
-
-
-def _text(spread: Spread | None, digits: int) -> str:
-    return "-" if spread is None else f"{spread.mean:.{digits}f} ± {spread.sd:.{digits}f}"

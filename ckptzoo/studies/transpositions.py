@@ -26,11 +26,11 @@ from ckptzoo.studies.shared.networks import (
     pairs_at_once,
     read_networks,
 )
-from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import own_table, usable_rows
+from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
+from ckptzoo.studies.shared.selection import check_numbers, own_table, usable_rows
 from ckptzoo.symmetry import GroupElement
 from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_in_total
-from ckptzoo.text import Progress, counted
+from ckptzoo.text import Progress, counted, counter
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,7 +188,7 @@ class Transpositions(StudyResult):
         table = columns("planted", "pairs", *values)
         for number in self.numbers:
             of = self.planted == number
-            cells = [_text(item[of], digits) for item in values.values()]
+            cells = [mean_and_sd(Spread.of(item[of]), digits) for item in values.values()]
             table.add_row(f"{number:,}", f"{of.sum():,}", *cells)
         return table
 
@@ -196,8 +196,8 @@ class Transpositions(StudyResult):
         table = columns("step", "pairs", "found as planted", "apart", "found less planted")
         for step, found, apart in zip(self.steps, self.found_at, self.apart_at, strict=True):
             of = found >= 0
-            same = f"{(apart[of] == 0).sum():,}"
-            table.add_row(f"{step:,}", f"{of.sum():,}", same, _text(apart[of], 1), _text((found - self.planted)[of], 1))
+            differences = [mean_and_sd(Spread.of(item[of]), 1) for item in (apart, found - self.planted)]
+            table.add_row(f"{step:,}", f"{of.sum():,}", f"{(apart[of] == 0).sum():,}", *differences)
         return table
 
     def _conclusions(self) -> Iterator[str]:
@@ -255,22 +255,14 @@ def transpositions(
     Time: that of an alignment a pair, kept step and point, and of T evaluations a pair and way. Memory: pairs of
     64 MiB with copies. Tested in tests/studies/test_transpositions.py.
     """
-    if points < 2:
-        raise ZooError(Problem("transpositions", "points", "2 or more", str(points), "Correct it."))
+    check_numbers("transpositions", points=(points, 2))
     evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)
     table = own_table(zoo)
     pairs, left_out = planted_pairs(zoo, table)
     steps = sorted({step for pair in pairs for step in pair.rows})
     taus, size = np.linspace(0, 1, points), pairs_at_once(zoo.arch)
     total = sum(len(pair.rows) for pair in pairs) + len(pairs) * (points - 2 + (len(WAYS) if labelled else 0))
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, total)
-
+    advance = counter(total, progress)
     found_at = np.full((len(steps), len(pairs)), -1, np.int64)
     apart_at = found_at.copy()
     found, apart = np.zeros((2, len(pairs)), np.int64)
@@ -341,7 +333,7 @@ def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
     """
     usable = usable_rows(zoo.metadata)
     rows_of: dict[str, dict[int, int]] = {}
-    told: dict[str, dict[str, Any]] = {}
+    facts_of: dict[str, dict[str, Any]] = {}
     for row, entry in enumerate(zoo.metadata.select(["id", "member", "step", "extra"]).to_pylist()):
         planted = (parse_extra(entry["extra"]) or {}).get("planted")
         if planted is None or entry["member"] is None:
@@ -353,20 +345,20 @@ def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
         # of a network that diverged all steps say so
         rows_of.setdefault(entry["member"], {})
         if "of" in planted:
-            told[entry["member"]] = planted
+            facts_of[entry["member"]] = planted
         if usable[row]:
             rows_of[entry["member"]][entry["step"] or 0] = row
     pairs: list[PlantedPair] = []
-    for member, planted in told.items():
+    for member, planted in facts_of.items():
         own, reference = rows_of[member], rows_of.get(planted["of"], {})
         if both := {step: (reference[step], own[step]) for step in sorted(own.keys() & reference.keys())}:
             element = _planted_element(planted["permutations"], table)
             pairs.append(PlantedPair(int(planted["run"]), int(planted["transpositions"]), element, both))
     if not pairs:
-        got = f"none of {counted(len(told), 'planted member')}" if told else "no planted members"
+        got = f"none of {counted(len(facts_of), 'planted member')}" if facts_of else "no planted members"
         expected, step = "a planted member and its reference, both finite", f"Build some: {_BUILD}."
         raise ZooError(Problem(zoo.name, "pairs", expected, got, step))
-    return sorted(pairs, key=lambda pair: (pair.transpositions, pair.run)), len(told) - len(pairs)
+    return sorted(pairs, key=lambda pair: (pair.transpositions, pair.run)), len(facts_of) - len(pairs)
 
 
 def _planted_element(perms: Mapping[str, list[int]], table: Symmetry) -> GroupElement:
@@ -399,8 +391,3 @@ def _between(first: Weights, second: Weights, tau: float) -> Weights:
 
 def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
-
-
-def _text(values: NDArray[Any], digits: int) -> str:
-    spread = Spread.of(values)
-    return "-" if spread is None else f"{spread.mean:.{digits}f} ± {spread.sd:.{digits}f}"

@@ -105,3 +105,8 @@ def test_losses_of_gaussians_are_refused_with_what_to_do(
 def test_images_without_labels_of_the_zoo_are_refused(zoo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["study", "barriers", str(zoo), "--set", "fashion-mnist/test"]) == 2
     assert "labels of 'fashion-mnist/test': expected those of mnist" in capsys.readouterr().err
+
+
+def test_numbers_that_are_refused_are_named(zoo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["study", "barriers", str(zoo), "--simplex", "1"]) == 2
+    assert "barriers: simplex: expected 2 or more, got 1." in capsys.readouterr().err

@@ -147,6 +147,18 @@ def test_networks_without_a_forward_function_need_a_module() -> None:
         Evaluator(Architecture("own", tensors, input_shape=(4,)), labelled(archs.architecture("mlp-4-5-3"), 3, 3))
 
 
+def test_inputs_and_modules_that_do_not_fit_are_refused() -> None:
+    arch = archs.architecture("mlp-4-5-3")
+    with pytest.raises(
+        ZooError, match=r"outputs for inputs \(2, 5,?\): expected .*[^.]\. Pass inputs, or a module, that"
+    ):
+        Forward(arch).features((5,))
+    with pytest.raises(ZooError, match=r"'fc1.weight' of the module: expected \(5, 4\), got \(6, 4\)\. Name"):
+        Forward(arch, archs.get("mlp-4-6-3")())
+    with pytest.raises(ZooError, match=r"'fc1.weight' of the module: expected \(5, 4\), got none\. Name"):
+        Forward(arch, torch.nn.Linear(4, 3))
+
+
 def test_networks_that_are_not_finite_have_no_loss() -> None:
     arch = archs.architecture("mlp-4-5-3")
     weights = weights_of(2, 1, arch=arch)

@@ -327,7 +327,9 @@ def test_names_that_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         refused(lambda name=name: image_sets.find_named(name, tmp_path), "set of inputs: expected", repr(name))
     refused(lambda: image_sets.find_named("mnist/fog-3", tmp_path), "set of corrupted images")
     refused(
-        lambda: image_sets.find_named("mnist/validation-5", tmp_path), "set of inputs: expected a data set and /test"
+        lambda: image_sets.find_named("mnist/validation-5", tmp_path),
+        "set of inputs: expected a data set and /test",
+        "Choose such a one, or pass inputs of your own in Python: ckptzoo.derive.predict.",
     )
     np.savez(tmp_path / "a_test.npz", images=np.zeros((2, 4, 4), np.uint8), labels=np.zeros(2, int))
     refused(lambda: image_sets.find_named("a/test-3", tmp_path), "images: expected at most 2 examples, got 3")

@@ -127,6 +127,7 @@ def test_the_least_barrier_and_variants_in_a_study(tmp_path: Path) -> None:
     assert len(only.lines[LEAST].losses) == 2 == only.least_pairs
     for way in (RAW, ALIGNED):
         assert (only.lines[LEAST].losses[:, 1] <= only.lines[way].losses[:2, 1] + 1e-6).all()
+    assert "least of all permutations (2 pairs)" in printed(found)
     files = {file.name for file in found.plot(tmp_path / "pictures")}
     assert files == {"barriers.png", "barriers.json"}
 
@@ -148,14 +149,27 @@ def test_zoos_of_several_widths_are_drawn_together(tmp_path: Path) -> None:
     assert again.to_json() == found.to_json()
 
 
+def test_a_single_pair_has_no_deviation(tmp_path: Path) -> None:
+    arch = archs.architecture(OPTUNET)
+    zoo = ckptzoo.open(written(tmp_path / "zoo", arch, weights_of(2, 1, arch=arch)))
+    found = barriers([(zoo, labelled((1, 28, 28), 10))], points=3, gauges=[], simplex=2, least=1)
+    said = printed(found)
+    assert "least of all permutations (1 pair)" in said and "±" in said and "± 0." not in said
+    assert said.count("± -") == 3 * 4 + 2 * 2
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
         ({"gauges": ["nothing"]}, UnknownNameError, "gauge"),
         ({"variants": ["aligned-no"]}, UnknownNameError, "variant"),
-        ({"points": 2}, ZooError, "points from 3"),
-        ({"simplex": 1}, ZooError, "simplex 0 or from 2"),
-        ({"simplex": 9}, ZooError, "9 usable members"),
+        (
+            {"points": 2, "pairs": 0},
+            ZooError,
+            "pairs: expected 1 or more, got 0(.|\n)*points: expected 3 or more, got 2",
+        ),
+        ({"simplex": 1}, ZooError, "simplex: expected 2 or more, got 1"),
+        ({"simplex": 9}, ZooError, "members: expected 9 or more that are finite and did not diverge, got 3 of 3"),
         ({"least": 1}, ZooError, "least barrier: expected OptuNets"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,9 +91,16 @@ def test_chains_mix_once_they_are_aligned(found: CompactStudy) -> None:
 
 def test_it_is_printed_drawn_and_written(found: CompactStudy, tmp_path: Path) -> None:
     console = Console(width=130, file=io.StringIO(), record=True)
-    found.print(console)
+    replace(found, draws=1).print(console)
     said = " ".join(console.export_text().split())
-    for words in ("samples: 24 samples of 3 chains", "made/test: 200", "20 draws together", "R-hat", "transpositions"):
+    for words in (
+        "samples: 24 samples of 3 chains",
+        "made/test: 200",
+        "and 1 draw together",
+        "R-hat",
+        "lag: 1 draw: ",
+        ", 2 draws: ",
+    ):
         assert words in said
     assert canonical(found.to_json()) == canonical(json.loads(canonical(found.to_json())))
     assert {file.name for file in found.plot(tmp_path)} == {"compact.png", "compact.json"}
@@ -121,5 +129,7 @@ def test_a_variational_gaussian_beside(
 
 def test_two_samples_are_refused(planted: tuple[ckptzoo.Zoo, Labelled, dict[str, np.ndarray]]) -> None:
     zoo, labelled, _ = planted
-    with pytest.raises(ZooError, match="3 usable ones"):
+    with pytest.raises(ZooError, match="members: expected 3 or more that are finite and did not diverge, got 2 of 2"):
         compact(zoo.take(np.arange(2)), labelled)
+    with pytest.raises(ZooError, match="compact: draws: expected 1 or more, got 0"):
+        compact(zoo, labelled, draws=0)

@@ -70,6 +70,10 @@ def test_all_pairs_are_joined_once(tmp_path: Path) -> None:
     assert joined[-1] == (3, 3) and list(found.barriers) == list(found.barrier_distances) == ["nearest"]
     found.plot(tmp_path / "pictures")
     assert list(pairs(zoo, given, nearest=2).barriers) == ["nearest", "random"]
+    console = Console(width=100, file=io.StringIO(), record=True)
+    pairs(zoo, given, nearest=1).print(console)
+    said = console.export_text()
+    assert "The nearest pair links 2 members in 1 group, the largest of 2." in said and said.count("± -") == 2
 
 
 def test_distances_alone_need_no_inputs(tmp_path: Path) -> None:
@@ -86,7 +90,7 @@ def test_distances_alone_need_no_inputs(tmp_path: Path) -> None:
     ("name", "options", "error", "words"),
     [
         (NAME, {"gauge": "none"}, UnknownNameError, "gauge"),
-        (NAME, {"nearest": 0}, ZooError, "nearest from 1"),
+        (NAME, {"nearest": 0}, ZooError, "pairs: nearest: expected 1 or more, got 0"),
         ("mlp-4-5-5-2", {}, SymmetryError, "meet in no tensor"),
     ],
 )

@@ -111,6 +111,18 @@ class Spread:
         return asdict(self)
 
 
+def mean_and_sd(spread: Spread | None, digits: int) -> str:
+    """The mean and its standard deviation, with a dash for what there is not.
+
+    >>> mean_and_sd(Spread.of([1.0, 3.0]), 1), mean_and_sd(Spread.of([1.0]), 1), mean_and_sd(Spread.of([]), 1)
+    ('2.0 ± 1.4', '1.0 ± -', '-')
+    """
+    if spread is None:
+        return "-"
+    sd = f"{spread.sd:.{digits}f}" if spread.count > 1 else "-"
+    return f"{spread.mean:.{digits}f} ± {sd}"
+
+
 def counts_json(counts: Counts) -> dict[str, Any]:
     """The counts by name; ``permutations`` is None where they have more than ``MAX_DIGITS`` digits."""
     exact = counts.log10_permutations < MAX_DIGITS

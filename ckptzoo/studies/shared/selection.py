@@ -47,6 +47,47 @@ def usable_rows(metadata: pa.Table) -> NDArray[np.bool_]:
     return ~flags(metadata, "diverged") & flags(metadata, "finite", missing=True)
 
 
+def usable_members(zoo: Zoo, least: int) -> Zoo:
+    """The members at their last step that are finite and did not diverge.
+
+    Parameters
+    ----------
+    least : how many are needed.
+
+    Raises
+    ------
+    ZooError
+        There are fewer.
+    """
+    last = zoo.last_steps()
+    usable = last.take(usable_rows(last.metadata))
+    if len(usable) < least:
+        expected, got = f"{least:,} or more that are finite and did not diverge", f"{len(usable):,} of {len(last):,}"
+        raise ZooError(Problem(zoo.name, "members", expected, got, "Select others."))
+    return usable
+
+
+def check_numbers(location: str, **numbers: tuple[int, int]) -> None:
+    """Refuse numbers that are too small.
+
+    Parameters
+    ----------
+    numbers : name to the number and the least that it may be.
+
+    Raises
+    ------
+    ZooError
+        With a problem for each of them.
+    """
+    problems = [
+        Problem(location, name, f"{least} or more", str(number), "Correct it.")
+        for name, (number, least) in numbers.items()
+        if number < least
+    ]
+    if problems:
+        raise ZooError(problems)
+
+
 def flags(metadata: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.bool_]:
     """(N,) a column of true and false, with ``missing`` where it holds nothing."""
     return metadata[column].fill_null(missing).to_numpy().astype(np.bool_)

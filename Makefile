@@ -24,7 +24,7 @@ posterior-mnist: $(READY)  ## draws of six approximate posteriors of OptuNet on 
 # Workers take tests from one another when they run out, so that one long file does not keep a core to itself.
 # Half as many workers again as cores: tests wait for servers, disks and processes a fifth of the time.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print((3 * (os.cpu_count() or 1) + 1) // 2)')
-# Workers, and the programs that tests start, would compile every module anew where no bytecode is written.
+# Workers, and the programs that tests start, would compile every module again where no bytecode is written.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
 

@@ -256,7 +256,7 @@ def merge(
 
 def status(
     to: Annotated[Path, typer.Argument(metavar="ZOO", help="The zoo's folder.", show_default=False)],
-    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until all is done.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every two seconds, until all is done.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what of the plans in a zoo's folder is done, running, silent or set aside, and when it will end."""

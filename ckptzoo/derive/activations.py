@@ -143,7 +143,7 @@ class ActivationProducts:
 
     Notes
     -----
-    The reference is evaluated anew for each call, so that nothing is kept of the inputs' activations. Tested in
+    The reference is evaluated again for each call, so that nothing is kept of the inputs' activations. Tested in
     tests/derive/test_activations.py.
     """
 

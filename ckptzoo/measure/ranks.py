@@ -1,4 +1,4 @@
-"""How alike two orders are: Kendall's tau with and without ties, transpositions, and what to expect by chance."""
+"""How alike two orders are: Kendall's tau with and without ties, and what to expect by chance."""
 
 from typing import Any
 
@@ -109,53 +109,6 @@ def kendall_tau_b(first: ArrayLike, second: ArrayLike) -> Values:
     # A product of equal roots would round, and tau-b without ties would not be tau to the last bit.
     mean = np.where(ordered_x == ordered_y, ordered_x, np.sqrt(ordered_x) * np.sqrt(ordered_y))
     return np.divide(difference, mean, out=np.full(np.shape(mean), np.nan), where=mean > 0)
-
-
-def transpositions(perm: ArrayLike) -> NDArray[np.int64]:
-    r"""The least number of exchanges of two entries that sort a permutation: n minus the number of its cycles.
-
-    A permutation and its inverse need equally many. As a measure of how far orders are apart: Xiao, Liu and Bamler,
-    arXiv 2401.00611.
-
-    Parameters
-    ----------
-    perm : (..., n) integers, each of 0 to n - 1 once in every row.
-
-    Returns
-    -------
-    (...,) int64 in 0 .. n - 1.
-
-    Raises
-    ------
-    ZooError
-        A row is no permutation.
-
-    Notes
-    -----
-    Time n log n, memory a few copies.
-    """
-    perms = np.asarray(perm)
-    n = perms.shape[-1] if perms.ndim else 0
-    if not n or perms.dtype.kind not in "iu" or (np.sort(perms, axis=-1) != np.arange(n)).any():
-        expected = f"each of 0 to {n - 1} once"
-        raise ZooError(Problem("transpositions", "rows", expected, "another row", "Pass permutations."))
-    # Pointer doubling: after k rounds every entry knows the smallest of the 2^k entries ahead of it on its cycle, and
-    # a cycle counts once, at the entry that is its own smallest.
-    smallest, ahead = np.broadcast_to(np.arange(n), perms.shape), perms
-    for _ in range(int(n - 1).bit_length()):
-        smallest = np.minimum(smallest, np.take_along_axis(smallest, ahead, -1))
-        ahead = np.take_along_axis(ahead, ahead, -1)
-    return n - (smallest == np.arange(n)).sum(-1)
-
-
-def random_transpositions(n: int) -> float:
-    r"""The mean number of transpositions of a random permutation of n: ``n - H_n``.
-
-    A random permutation has :math:`H_n = \sum_{k=1}^n 1/k` cycles on average: each of its n entries lies on a cycle
-    of length k with probability 1/n for k = 1 .. n, and is then 1/k of a cycle (Xiao, Liu and Bamler,
-    arXiv 2401.00611).
-    """
-    return n - float((1 / np.arange(1, n + 1)).sum())
 
 
 def normal_tau(correlation: ArrayLike) -> Values:

@@ -174,7 +174,7 @@ class _Parser(h11.Connection):
         self._pieces = self._bytes = self._burst = self._burst_bytes = 0
 
     def begin_burst(self) -> None:
-        """Count anew the pieces that arrive at once."""
+        """Start the count of the pieces that arrive at once again."""
         self._burst = self._burst_bytes = 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:

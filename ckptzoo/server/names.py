@@ -16,7 +16,7 @@ _WINDOWS_DEVICE = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")
 _MAX_PATH, _MAX_PART = 1024, 255
 """Bytes; 255 is the limit of the usual file systems for one name."""
 _MAX_LEVELS = 32
-"""Every level of a path is a folder that a commit stores anew."""
+"""Every level of a path is a folder that a commit stores again."""
 
 
 def decoded(raw: str) -> str:

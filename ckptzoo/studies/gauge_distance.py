@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.measure.ranks import kendall, random_transpositions, transpositions
+from ckptzoo.measure.ranks import kendall
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Group, Symmetry
@@ -17,6 +17,7 @@ from ckptzoo.studies.neuron_orders import NeuronOrder, orders
 from ckptzoo.studies.shared.result import Spread
 from ckptzoo.studies.shared.selection import BATCH_BYTES
 from ckptzoo.studies.shared.value_histograms import ValueHistogram
+from ckptzoo.symmetry.transpositions import random_transpositions, transpositions
 from ckptzoo.text import Progress, counter
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.measure.ranks import kendall, noise_tau, normal_tau, normal_tau_sd, random_transpositions, transpositions
+from ckptzoo.measure.ranks import kendall, noise_tau, normal_tau, normal_tau_sd
+from ckptzoo.symmetry.transpositions import random_transpositions, transpositions
 
 ENOUGH = 8
 """Fewer members have no reading: their spread says too little."""

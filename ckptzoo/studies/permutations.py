@@ -13,7 +13,6 @@ from rich.table import Table
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.measure.ranks import random_transpositions
 from ckptzoo.schema import layout
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.neuron_orders import Keys, NeuronOrder, keys_of, largest_weights, orders
@@ -21,6 +20,7 @@ from ckptzoo.studies.order_movement import AS, ENOUGH, LESS, MORE, SIGMAS, UNKNO
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table, table_of, usable_rows
 from ckptzoo.symmetry import GAUGES
+from ckptzoo.symmetry.transpositions import random_transpositions
 from ckptzoo.text import Progress, counted, printable
 
 if TYPE_CHECKING:

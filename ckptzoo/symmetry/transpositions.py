@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ckptzoo.errors import SymmetryError
+from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import Like, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.arrays import to_numpy
 from ckptzoo.symmetry.element import GroupElement
@@ -14,12 +14,25 @@ from ckptzoo.symmetry.element import GroupElement
 def transpositions(perms: ArrayLike) -> NDArray[np.int64]:
     """The least number of transpositions (exchanges of two) that make up each permutation: n less its cycles.
 
-    The number of transpositions between two networks (Xiao, Liu and Bamler, arXiv 2401.00611) is that of
-    ``h.inverse().compose(g)``.
+    A permutation and its inverse need equally many. The number of transpositions between two networks (Xiao, Liu and
+    Bamler, arXiv 2401.00611) is that of ``h.inverse().compose(g)``.
 
     Parameters
     ----------
-    perms : (..., n) integers, each row a permutation.
+    perms : (..., n) integers, each of 0 to n - 1 once in every row.
+
+    Returns
+    -------
+    (...,) int64 in 0 .. n - 1.
+
+    Raises
+    ------
+    SymmetryError
+        A row is no permutation.
+
+    Notes
+    -----
+    Time n log n, memory a few copies.
 
     Examples
     --------
@@ -27,6 +40,10 @@ def transpositions(perms: ArrayLike) -> NDArray[np.int64]:
     [0, 1, 3]
     """
     current = np.asarray(perms)
+    n = current.shape[-1] if current.ndim else 0
+    if not n or current.dtype.kind not in "iu" or (np.sort(current, axis=-1) != np.arange(n)).any():
+        expected = f"each of 0 to {n - 1} once"
+        raise SymmetryError(Problem("transpositions", "rows", expected, "another row", "Pass permutations."))
     places = np.broadcast_to(np.arange(current.shape[-1]), current.shape)
     first, reached = places, 1
     while reached < current.shape[-1]:
@@ -34,6 +51,16 @@ def transpositions(perms: ArrayLike) -> NDArray[np.int64]:
         first = np.minimum(first, np.take_along_axis(first, current, -1))
         current, reached = np.take_along_axis(current, current, -1), 2 * reached
     return (first != places).sum(axis=-1)
+
+
+def random_transpositions(n: int) -> float:
+    r"""The mean number of transpositions of a random permutation of n: ``n - H_n``.
+
+    A random permutation has :math:`H_n = \sum_{k=1}^n 1/k` cycles on average: each of its n entries lies on a cycle
+    of length k with probability 1/n for k = 1 .. n, and is then 1/k of a cycle (Xiao, Liu and Bamler,
+    arXiv 2401.00611).
+    """
+    return n - float((1 / np.arange(1, n + 1)).sum())
 
 
 def transpositions_by_group(element: GroupElement) -> dict[str, NDArray[np.int64]]:

@@ -73,41 +73,41 @@ def test_seeds_are_those_of_runs_and_numbers() -> None:
 
 def test_members_start_at_the_reference_with_its_neurons_exchanged(whole: Path) -> None:
     zoo, table = ckptzoo.open(whole), archs.symmetry(TOY.architecture)
-    rows, told = zoo.metadata.to_pylist(), facts(whole)
+    rows, facts_of = zoo.metadata.to_pylist(), facts(whole)
     first = {row["member"]: place for place, row in enumerate(rows) if row["step"] == 0}
     assert len(first) == 8
     for member, place in first.items():
         start = {name: np.asarray(zoo[name])[place : place + 1] for name in zoo.arch.names}
-        if "of" not in told[place]:
-            assert told[place] == {"run": told[place]["run"]}
+        if "of" not in facts_of[place]:
+            assert facts_of[place] == {"run": facts_of[place]["run"]}
             seeds = [rows[place]["seed"]]
             initial = rng.initial_weights(zoo.arch, rng.member_keys(rows[place]["recipe_digest"], seeds))
             assert all(np.array_equal(start[name], initial[name]) for name in start)
             continue
-        perms = told[place]["permutations"]
+        perms = facts_of[place]["permutations"]
         counts = {group: int(transpositions(perm)) for group, perm in perms.items()}
-        assert counts == told[place]["groups"] and sum(counts.values()) == told[place]["transpositions"]
+        assert counts == facts_of[place]["groups"] and sum(counts.values()) == facts_of[place]["transpositions"]
         element = GroupElement.identity(table, 1)
         for group, perm in perms.items():
             element.perms[group][0] = perm
-        reference = first[told[place]["of"]]
-        assert rows[reference]["seed"] < rows[place]["seed"] and member != told[place]["of"]
+        reference = first[facts_of[place]["of"]]
+        assert rows[reference]["seed"] < rows[place]["seed"] and member != facts_of[place]["of"]
         moved = apply(
             element, {name: np.asarray(zoo[name])[reference : reference + 1] for name in zoo.arch.names}, table
         )
         assert all(np.array_equal(start[name], moved[name]) for name in start)
-    assert [item.get("transpositions") for item in told if item["run"] == 1][:4] == [None, *NUMBERS]
+    assert [item.get("transpositions") for item in facts_of if item["run"] == 1][:4] == [None, *NUMBERS]
     runs = [{name: np.asarray(zoo[name])[first[rows[place]["member"]]] for name in zoo.arch.names} for place in (0, 4)]
     assert not np.array_equal(runs[0]["fc1.weight"], runs[1]["fc1.weight"])
 
 
 def test_the_order_of_the_examples_is_another_one(whole: Path) -> None:
     """A member whose start is that of the reference ends elsewhere."""
-    zoo, told = ckptzoo.open(whole), facts(whole)
+    zoo, facts_of = ckptzoo.open(whole), facts(whole)
     steps = zoo.metadata["step"].to_pylist()
-    ends = [place for place in range(len(zoo)) if steps[place] == TOY.steps and told[place]["run"] == 0]
+    ends = [place for place in range(len(zoo)) if steps[place] == TOY.steps and facts_of[place]["run"] == 0]
     reference, same = ends[0], ends[1]
-    assert told[same]["transpositions"] == 0 and told[same]["permutations"] == {}
+    assert facts_of[same]["transpositions"] == 0 and facts_of[same]["permutations"] == {}
     assert np.abs(zoo["fc1.weight"][reference] - zoo["fc1.weight"][same]).max() > 1e-3
 
 

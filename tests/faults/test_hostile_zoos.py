@@ -101,7 +101,7 @@ def sealed(found: pa.Table, facts: dict[str, Any]) -> bytes:
 def tables(
     files: dict[str, bytes], bomb: Callable[[pa.Table, dict[str, Any]], tuple[pa.Table, dict[str, Any]]], name: str
 ) -> dict[str, bytes]:
-    """The files with one table of the first part changed, sealed anew, and no snapshot."""
+    """The files with one table of the first part changed, sealed again, and no snapshot."""
     path = next(path for path in files if path.startswith(PART) and path.endswith(name))
     file = pq.ParquetFile(pa.BufferReader(files[path]))
     facts = json.loads(file.metadata.metadata[table.KEY])

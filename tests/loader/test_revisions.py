@@ -136,7 +136,7 @@ def test_revisions_are_looked_for_among_the_newest(monkeypatch):
 
 
 def test_the_time_of_a_search_is_that_of_its_revisions(monkeypatch):
-    """Two hundred parts and tombstones: no list of parts is encoded anew for each of the 40,000 revisions."""
+    """Two hundred parts and tombstones: no list of parts is encoded again for each of the 40,000 revisions."""
     encoded = []
     monkeypatch.setattr(reader, "canonical", lambda text: encoded.append(text) or canonical(text))
     trees = [SimpleNamespace(parts=[SimpleNamespace(digest=f"{kind}{at}") for at in range(200)]) for kind in "ab"]

@@ -17,8 +17,6 @@ from ckptzoo.measure.ranks import (
     noise_tau,
     normal_tau,
     normal_tau_sd,
-    random_transpositions,
-    transpositions,
 )
 from tests.support.effort import examples
 
@@ -34,10 +32,6 @@ def test_known_answers() -> None:
     assert kendall([1, 2, 3, 4], [4, 3, 2, 1]) == -1
     assert kendall([0.5, -2], [7, 9]) == -1
     assert kendall([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)
-    np.testing.assert_array_equal(
-        transpositions([[0, 1, 2, 3], [1, 0, 2, 3], [1, 0, 3, 2], [1, 2, 3, 0]]), [0, 1, 2, 3]
-    )
-    assert transpositions([0]) == 0 and transpositions(np.roll(np.arange(64), 1)) == 63
 
 
 def looped(first: np.ndarray, second: np.ndarray) -> float:
@@ -102,39 +96,6 @@ def test_without_ties_tau_b_is_tau_to_the_last_bit(seed: int, n: int) -> None:
     np.testing.assert_array_equal(kendall_tau_b(first, second), kendall(first, second))
 
 
-def walked(perm: np.ndarray) -> int:
-    """The number of cycles, by walking along them."""
-    seen: set[int] = set()
-    cycles = 0
-    for start in range(len(perm)):
-        cycles += start not in seen
-        while start not in seen:
-            seen.add(start)
-            start = int(perm[start])
-    return cycles
-
-
-@given(seed=st.integers(0, 2**32), n=st.integers(1, 70))
-@settings(max_examples=examples(60), deadline=None)
-def test_transpositions_are_what_the_cycles_leave(seed: int, n: int) -> None:
-    rng = np.random.default_rng(seed)
-    perms = rng.permuted(np.tile(np.arange(n), (2, 3, 1)), axis=2)
-    found = transpositions(perms)
-    assert found.shape == (2, 3)
-    for at in np.ndindex(2, 3):
-        assert found[at] == n - walked(perms[at])
-    np.testing.assert_array_equal(transpositions(np.argsort(perms, axis=2)), found)
-    other = rng.permutation(n)
-    np.testing.assert_array_equal(transpositions(np.argsort(other)[perms[..., other]]), found)
-
-
-def test_random_transpositions_are_the_mean_over_all_permutations() -> None:
-    for n in (1, 2, 3, 5, 7):
-        every = np.array(list(itertools.permutations(range(n))))
-        assert transpositions(every).mean() == pytest.approx(random_transpositions(n), abs=1e-12)
-    assert random_transpositions(2) == 0.5 and random_transpositions(3) == pytest.approx(7 / 6)
-
-
 @pytest.mark.parametrize(("n", "d"), [(2, 0.73), (7, 0.31), (40, 1.9), (200, 0.08)])
 def test_the_null_is_what_independent_noise_gives(n: int, d: float) -> None:
     rng = np.random.default_rng(n)
@@ -179,9 +140,3 @@ def test_what_has_no_tau_is_refused(first: Any, second: Any) -> None:
 def test_what_has_no_tau_b_is_refused(first: Any, second: Any) -> None:
     with pytest.raises(ZooError, match=r"kendall_tau_b: .*expected"):
         kendall_tau_b(first, second)
-
-
-@pytest.mark.parametrize("perm", [[0, 0, 1], [1, 2, 3], [0.0, 1.0], [[0, 1], [1, 1]], [], 3])
-def test_what_is_no_permutation_is_refused(perm: Any) -> None:
-    with pytest.raises(ZooError, match="transpositions: rows: expected"):
-        transpositions(perm)

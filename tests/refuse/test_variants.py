@@ -162,7 +162,7 @@ def test_checkpoints_that_were_not_derived_are_named(path):
 
 
 def rewritten(path, part, change):
-    """Other columns in a derived part, sealed, digested and named anew."""
+    """Other columns in a derived part, sealed, digested and named again."""
     held, index = read_part(Folder(path), "derived/made", part.name)
     rows = change(stored_rows(Folder(path), held))
     digest = part_digest(rows, index, held.facts)

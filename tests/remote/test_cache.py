@@ -354,7 +354,7 @@ def test_a_damaged_revision_is_as_good_as_none(cache: Path, damage: str) -> None
     ],
 )
 def test_a_sealed_revision_of_other_types_is_as_good_as_none(cache: Path, facts: object) -> None:
-    """Whoever can write to the cache can seal a record anew."""
+    """Whoever can write to the cache can seal a record again."""
     of = Cache(cache, "zoo", limit=MIB)
     found = RevisionRecord("c" * 40, {"a": FileEntry("a", 12)})
     of.remember("main", found)

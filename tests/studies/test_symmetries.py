@@ -16,12 +16,12 @@ import ckptzoo
 from ckptzoo import archs
 from ckptzoo.derive import derive
 from ckptzoo.errors import MissingExtraError, SymmetryError, UnknownNameError, ZooError
-from ckptzoo.measure.ranks import kendall, transpositions
+from ckptzoo.measure.ranks import kendall
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies import gauge_distance as module
 from ckptzoo.studies.shared import plots
 from ckptzoo.studies.symmetries import GaugeCounts, Symmetries, symmetries
-from ckptzoo.symmetry import GroupElement, apply
+from ckptzoo.symmetry import GroupElement, apply, transpositions
 
 Make = Callable[..., ckptzoo.Zoo]
 

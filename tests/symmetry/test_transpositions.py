@@ -2,9 +2,12 @@
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
@@ -13,15 +16,63 @@ from ckptzoo.symmetry.transpositions import (
     most_transpositions,
     random_element,
     random_permutations,
+    random_transpositions,
     transpositions,
     transpositions_by_group,
     transpositions_in_total,
 )
+from tests.support.effort import examples
 
 
 def test_all_permutations_of_4() -> None:
     found = transpositions(np.array(list(itertools.permutations(range(4)))))
     assert Counter(found.tolist()) == {0: 1, 1: 6, 2: 11, 3: 6}
+
+
+def test_known_answers() -> None:
+    np.testing.assert_array_equal(
+        transpositions([[0, 1, 2, 3], [1, 0, 2, 3], [1, 0, 3, 2], [1, 2, 3, 0]]), [0, 1, 2, 3]
+    )
+    assert transpositions([0]) == 0 and transpositions(np.roll(np.arange(64), 1)) == 63
+
+
+def walked(perm: np.ndarray) -> int:
+    """The number of cycles, by walking along them."""
+    seen: set[int] = set()
+    cycles = 0
+    for start in range(len(perm)):
+        cycles += start not in seen
+        while start not in seen:
+            seen.add(start)
+            start = int(perm[start])
+    return cycles
+
+
+@given(seed=st.integers(0, 2**32), n=st.integers(1, 70))
+@settings(max_examples=examples(60), deadline=None)
+def test_transpositions_are_what_the_cycles_leave(seed: int, n: int) -> None:
+    rng = np.random.default_rng(seed)
+    perms = rng.permuted(np.tile(np.arange(n), (2, 3, 1)), axis=2)
+    found = transpositions(perms)
+    assert found.shape == (2, 3)
+    for at in np.ndindex(2, 3):
+        assert found[at] == n - walked(perms[at])
+    np.testing.assert_array_equal(transpositions(np.argsort(perms, axis=2)), found)
+    other = rng.permutation(n)
+    np.testing.assert_array_equal(transpositions(np.argsort(other)[perms[..., other]]), found)
+
+
+def test_random_transpositions_are_the_mean_over_all_permutations() -> None:
+    for n in (1, 2, 3, 5, 7):
+        every = np.array(list(itertools.permutations(range(n))))
+        assert transpositions(every).mean() == pytest.approx(random_transpositions(n), abs=1e-12)
+    assert random_transpositions(2) == 0.5 and random_transpositions(3) == pytest.approx(7 / 6)
+
+
+@pytest.mark.parametrize("perm", [[0, 0, 1], [1, 2, 3], [0.0, 1.0], [[0, 1], [1, 1]], [], 3])
+def test_what_is_no_permutation_is_refused(perm: Any) -> None:
+    with pytest.raises(SymmetryError, match="transpositions: rows: expected"):
+        transpositions(perm)
 
 
 def test_products_of_transpositions() -> None:

@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ckptzoo.measure.ranks import random_transpositions
 from ckptzoo.studies.order_movement import Movement
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, step_axis, styled
 from ckptzoo.studies.shared.selection import thinned
+from ckptzoo.symmetry.transpositions import random_transpositions
 from ckptzoo.text import counted
 
 MAX_ORDERS = 4

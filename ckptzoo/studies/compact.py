@@ -15,8 +15,15 @@ from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.schema.symmetry import Fixed, Like
-from ckptzoo.studies.shared.networks import evaluator_of
+from ckptzoo.studies.chains import (
+    MAX_R_HAT,
+    Convergence,
+    are_comparable,
+    chain_rows,
+    convergence_of,
+    transpositions_by_lag,
+)
+from ckptzoo.studies.shared.networks import Weights, evaluator_of
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import (
     check_numbers,
@@ -26,7 +33,6 @@ from ckptzoo.studies.shared.selection import (
     usable_members,
     usable_rows,
 )
-from ckptzoo.symmetry.transpositions import transpositions_by_group
 from ckptzoo.text import Progress, counted, counter, printable
 
 if TYPE_CHECKING:
@@ -42,47 +48,12 @@ KEPT = (1.0, 0.8, 0.6, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05)
 """Shares of the weights that pruning keeps."""
 MAX_BYTES = 512 * 2**20
 """Weights of the samples together, or two of them; more are thinned out evenly."""
-MAX_R_HAT = 1.1
-"""Above, chains have not mixed (Gelman and Rubin, "Inference from iterative simulation", 1992)."""
 _SHOWN = 100
 """Inputs whose probabilities are tested for convergence."""
-_LAGS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Draws between those whose transpositions are counted."""
-_PAIRS = 64
-"""Pairs of draws of each lag, at most."""
 BINS = np.linspace(-8, 2, 401)
 """Ends of the histograms' bins, in powers of ten."""
 
 Values = NDArray[np.float64]
-Weights = Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class Convergence:
-    """Of n numbers over some chains.
-
-    Parameters
-    ----------
-    r_hat, ess : (n,) rank-normalised split R-hat, and effective draws of the bulk, of all chains together; NaN for a
-        number that is the same in all draws.
-    """
-
-    r_hat: Values
-    ess: Values
-
-    @property
-    def above(self) -> float:
-        """The share with R-hat above ``MAX_R_HAT``."""
-        return float(np.nanmean(np.where(np.isnan(self.r_hat), np.nan, self.r_hat > MAX_R_HAT)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Summaries by name."""
-        return {
-            "numbers": len(self.r_hat),
-            "above": self.above,
-            "median_r_hat": float(np.nanmedian(self.r_hat)),
-            "median_ess": float(np.nanmedian(self.ess)),
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +175,7 @@ class CompactStudy(StudyResult):
         yield self._merged_table()
         if self.convergence:
             yield ""
-            yield "convergence of the chains: shares with R-hat above 1.1, and effective draws"
+            yield f"convergence of the chains: shares with R-hat above {MAX_R_HAT}, and effective draws"
             yield self._convergence_table()
         if self.lag:
             said = ", ".join(
@@ -339,14 +310,14 @@ class _Job:
             self._advance()
         # the first one stays as it is when all are aligned with one another
         sigma, one = moments[ALIGNED][1], len(self.zoo) // 2
-        rows = self._chains()
+        chains = chain_rows(self.zoo)
         return CompactStudy(
             name=self.zoo.name,
             set=self.labelled.set,
             inputs=len(self.labelled.inputs),
             samples=len(self.zoo),
             usable=self.usable,
-            chains=len(rows),
+            chains=len(chains),
             members=members,
             gaussians=gaussians,
             pruned_member={
@@ -356,8 +327,8 @@ class _Job:
                 for name, weights in ((SAMPLED, samples), (ALIGNED, aligned))
             },
             merged=self._merged(samples, aligned),
-            convergence=self._convergence(rows, samples, aligned),
-            lag=self._lags(rows, samples),
+            convergence=self._convergence(chains, samples, aligned),
+            lag=transpositions_by_lag(chains, samples, self.table),
             draws=self.draws,
             seed=self.seed,
         )
@@ -445,48 +416,20 @@ class _Job:
             accuracies.append(scores.accuracy.tolist())
         return dict(zip(counts, zip(*accuracies, strict=True), strict=True))
 
-    def _chains(self) -> list[NDArray[np.int64]]:
-        """The rows of each chain, in the order of its steps; none of samples that name no mode."""
-        rows = self.zoo.metadata.select(["mode", "step"]).to_pylist()
-        by_mode: dict[str, list[int]] = {}
-        for place, row in enumerate(rows):
-            if row["mode"] is not None:
-                by_mode.setdefault(row["mode"], []).append(place)
-        return [np.array(sorted(places, key=lambda place: rows[place]["step"] or 0)) for places in by_mode.values()]
-
     def _convergence(
-        self, rows: Sequence[NDArray[np.int64]], samples: Weights, aligned: Weights
+        self, chains: Sequence[NDArray[np.int64]], samples: Weights, aligned: Weights
     ) -> dict[str, Convergence]:
-        if len(rows) < 2 or len({len(chain) for chain in rows}) > 1 or len(rows[0]) < 4:
+        """Of weights as sampled and aligned, and of probabilities, where chains can be compared."""
+        if not are_comparable(chains):
             return {}
-        from ckptzoo.measure.convergence import convergence
-
-        places = np.stack(rows)
         found: dict[str, Convergence] = {}
-        for name, weights in ((f"weights, {SAMPLED}", samples), (f"weights, {ALIGNED}", aligned)):
-            flat = np.concatenate([np.asarray(weights[key]).reshape(len(self.zoo), -1) for key in self.names], 1)
-            found[name] = Convergence(*convergence(flat[places]))
+        for name, weights in ((SAMPLED, samples), (ALIGNED, aligned)):
+            flat = np.concatenate([weights[key].reshape(len(self.zoo), -1) for key in self.names], 1)
+            found[f"weights, {name}"] = convergence_of(chains, flat)
         outputs = self.evaluator.outputs(samples)[:, :_SHOWN].astype(np.float64)
         likelihoods = np.exp(outputs - outputs.max(2, keepdims=True))
         likelihoods /= likelihoods.sum(2, keepdims=True)
-        found["probabilities of test inputs"] = Convergence(
-            *convergence(likelihoods.reshape(len(self.zoo), -1)[places])
-        )
-        return found
-
-    def _lags(self, rows: Sequence[NDArray[np.int64]], samples: Weights) -> dict[int, tuple[float, int]]:
-        """Transpositions between draws of one chain."""
-        found: dict[int, tuple[float, int]] = {}
-        own = [group.id for group in self.table.groups if not isinstance(group.perm, Like | Fixed)]
-        for lag in _LAGS:
-            pairs = [(chain[start], chain[start + lag]) for chain in rows for start in range(len(chain) - lag)]
-            if not pairs:
-                break
-            some = np.array([pairs[place] for place in evenly(len(pairs), _PAIRS)])
-            later, earlier = ({name: array[some[:, side]] for name, array in samples.items()} for side in (1, 0))
-            counts = transpositions_by_group(symmetry.align(later, earlier, self.table).element)
-            total = np.sum([counts[name] for name in own], axis=0)
-            found[lag] = float(total.mean()), int(total.max())
+        found["probabilities of test inputs"] = convergence_of(chains, likelihoods.reshape(len(self.zoo), -1))
         return found
 
 

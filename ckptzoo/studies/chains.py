@@ -1,0 +1,98 @@
+"""Chains of draws of networks: whether they have mixed, and how far their neurons are permuted as they go."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo import symmetry
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.studies.shared.networks import Weights
+from ckptzoo.studies.shared.selection import evenly
+from ckptzoo.symmetry.transpositions import transpositions_in_total
+
+MAX_R_HAT = 1.1
+"""Above, chains have not mixed (Gelman and Rubin, "Inference from iterative simulation", 1992)."""
+LEAST_DRAWS = 4
+"""Of a chain, so that its halves can be compared."""
+_LAGS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Draws between those whose transpositions are counted."""
+_PAIRS = 64
+"""Pairs of draws of each lag, at most."""
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Convergence:
+    """Of n numbers over some chains.
+
+    Parameters
+    ----------
+    r_hat, ess : (n,) rank-normalised split R-hat, and effective draws of the bulk, of all chains together; NaN for a
+        number that is the same in all draws.
+    """
+
+    r_hat: Values
+    ess: Values
+
+    @property
+    def above(self) -> float:
+        """The share with R-hat above ``MAX_R_HAT``."""
+        return float(np.nanmean(np.where(np.isnan(self.r_hat), np.nan, self.r_hat > MAX_R_HAT)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Summaries by name."""
+        return {
+            "numbers": len(self.r_hat),
+            "above": self.above,
+            "median_r_hat": float(np.nanmedian(self.r_hat)),
+            "median_ess": float(np.nanmedian(self.ess)),
+        }
+
+
+def chain_rows(zoo: Zoo) -> list[NDArray[np.int64]]:
+    """The rows of each chain, which the column ``mode`` names, in the order of its steps; none of other samples."""
+    rows = zoo.metadata.select(["mode", "step"]).to_pylist()
+    by_mode: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        if row["mode"] is not None:
+            by_mode.setdefault(row["mode"], []).append(place)
+    return [np.array(sorted(places, key=lambda place: rows[place]["step"] or 0)) for places in by_mode.values()]
+
+
+def are_comparable(chains: Sequence[NDArray[np.int64]]) -> bool:
+    """Whether there are two chains or more, of one length, with ``LEAST_DRAWS``."""
+    return len(chains) > 1 and len({len(rows) for rows in chains}) == 1 and len(chains[0]) >= LEAST_DRAWS
+
+
+def convergence_of(chains: Sequence[NDArray[np.int64]], numbers: NDArray[Any]) -> Convergence:
+    """How far comparable chains have converged in some numbers, (K, n) of K samples.
+
+    Raises
+    ------
+    MissingExtraError
+        arviz-stats is not installed.
+    """
+    from ckptzoo.measure.convergence import convergence
+
+    return Convergence(*convergence(numbers[np.stack(chains)]))
+
+
+def transpositions_by_lag(
+    chains: Sequence[NDArray[np.int64]], samples: Weights, table: Symmetry
+) -> dict[int, tuple[float, int]]:
+    """Lag in draws to the transpositions that align draws so far apart in one chain: their mean, and the most."""
+    found: dict[int, tuple[float, int]] = {}
+    for lag in _LAGS:
+        pairs = [(chain[start], chain[start + lag]) for chain in chains for start in range(len(chain) - lag)]
+        if not pairs:
+            break
+        some = np.array([pairs[place] for place in evenly(len(pairs), _PAIRS)])
+        earlier, later = ({name: array[some[:, side]] for name, array in samples.items()} for side in (0, 1))
+        counts = transpositions_in_total(symmetry.align(later, earlier, table).element, table)
+        found[lag] = float(counts.mean()), int(counts.max())
+    return found

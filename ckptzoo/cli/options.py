@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ckptzoo.loader.zoo import Zoo
+    from ckptzoo.studies.shared.result import StudyResult
 
 MAX_COMPLETIONS = 200
 """Ids that the shell is offered."""
@@ -120,6 +121,9 @@ VariantName = Annotated[
     str | None,
     typer.Option("--variant", metavar="NAME", help="The gauge the weights are in.", autocompletion=complete_variants),
 ]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write pictures and a JSON file there.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -168,6 +172,11 @@ def print_result(result: Result, as_json: bool, files: Sequence[Path] | None = N
         print()
     for path in files or ():
         print(path)
+
+
+def print_study(result: "StudyResult", output: Path | None, as_json: bool) -> None:
+    """Write the pictures of a study's result where that is asked for, and print it."""
+    print_result(result, as_json, [] if output is None else result.plot(output))
 
 
 def complain(kind: str, text: str) -> None:

@@ -4,46 +4,32 @@ import warnings
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckptzoo.cli.loss_studies import barriers, compact, pairs, steps, transpositions
 from ckptzoo.cli.options import (
     AsJson,
-    Data,
-    Module,
+    Output,
     VariantName,
     Where,
     ZooAddress,
     bar,
-    complete_gauges,
     complete_variants,
     opened,
     print_result,
+    print_study,
 )
 from ckptzoo.cli.ray_shares import On, work_on_ray
 
 if TYPE_CHECKING:
     from ckptzoo.loader.zoo import Zoo
-    from ckptzoo.studies.shared.result import StudyResult
 
 Studied = Annotated[
     str,
     typer.Option("--variant", metavar="NAME", help="The derived variant to study.", autocompletion=complete_variants),
 ]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write pictures and a JSON file there.")
-]
-
-Statistics = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        min=0,
-        help="Training images for the statistics of BatchNorm of each network; 0 takes those stored.",
-    ),
-]
-
 _FORMULATIONS = ("pinned", "eval_chain", "volume")
 """Those of ``ckptzoo.symmetry.min_mass``, which is not imported for the shell's completion."""
 
@@ -66,7 +52,7 @@ def symmetries(
 
     with bar("reading weights", nbytes=True) as progress:
         result = compute(opened(zoo, where), variant, progress=progress)
-    _show(result, output, as_json)
+    print_study(result, output, as_json)
 
 
 class OrderKey(StrEnum):
@@ -99,7 +85,7 @@ def permutations(
 
     with bar("following members") as progress:
         result = compute(opened(zoo, where), variant, key=key.value, progress=progress)
-    _show(result, output, as_json)
+    print_study(result, output, as_json)
 
 
 @study.command()
@@ -126,7 +112,7 @@ def mass(
 
     with bar("minimising masses") as progress:
         result = compute(opened(zoo, where), formulation=formulation, progress=progress)
-    _show(result, output, as_json)
+    print_study(result, output, as_json)
 
 
 @study.command()
@@ -145,7 +131,7 @@ def marginals(
 
     with bar("reading weights", nbytes=True) as progress:
         result = compute(opened(zoo, where), variant, progress=progress)
-    _show(result, output, as_json)
+    print_study(result, output, as_json)
 
 
 @study.command()
@@ -164,7 +150,7 @@ def modes(
 
     with bar("shifting means") as progress:
         result = compute(opened(zoo, where), variant, progress=progress)
-    _show(result, output, as_json)
+    print_study(result, output, as_json)
 
 
 @study.command()
@@ -177,7 +163,7 @@ def toy(zoo: ZooAddress, output: Output = None, where: Where = None, as_json: As
 
     with bar("reading weights") as progress:
         result = compute(opened(zoo, where), progress=progress)
-    _show(result, output, as_json)
+    print_study(result, output, as_json)
 
 
 @study.command()
@@ -220,7 +206,7 @@ def ensembles(
     references = dict(_reference(text) for text in reference or ())
     with bar("reading predictions", nbytes=True) as progress:
         result = compute(opened(zoo, where), set, ood=ood, references=references, seed=seed, progress=progress)
-    _show(result, output, as_json)
+    print_study(result, output, as_json)
 
 
 @study.command()
@@ -268,7 +254,7 @@ def posteriors(
             seed=seed,
             progress=progress,
         )
-    _show(result, output, as_json)
+    print_study(result, output, as_json)
 
 
 @study.command()
@@ -315,238 +301,12 @@ def collapse(
             seed=seed,
             progress=progress,
         )
-    _show(result, output, as_json)
+    print_study(result, output, as_json)
 
 
-@study.command()
-def barriers(
-    zoos: Annotated[
-        list[str],
-        typer.Argument(metavar="ZOO...", help="Folders, or addresses, of one zoo or more.", show_default=False),
-    ],
-    set: Annotated[
-        str | None, typer.Option("--set", metavar="SET", help="Labelled inputs.  [default: the test set of each zoo]")
-    ] = None,
-    data: Data = None,
-    pairs: Annotated[int, typer.Option(metavar="N", min=1, help="Pairs of members of each zoo.")] = 16,
-    points: Annotated[int, typer.Option(metavar="N", min=3, help="Points of a line, with its ends.")] = 11,
-    gauges: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gauge",
-            metavar="NAME",
-            help="Also bring pairs into this gauge and align them there; repeatable.  [default: unit-norm, min-mass]",
-            autocompletion=complete_gauges,
-        ),
-    ] = None,
-    variants: Annotated[
-        list[str] | None,
-        typer.Option("--variant", metavar="NAME", help="Also join members as a stored variant has them; repeatable."),
-    ] = None,
-    draws: Annotated[int, typer.Option(metavar="N", min=1, help="Of a Gaussian, for a prediction.")] = 16,
-    simplex: Annotated[int, typer.Option(metavar="K", min=0, help="Also score points between K members at once.")] = 0,
-    least: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="Of OptuNets: for N pairs try all 28,800 permutations halfway."),
-    ] = 0,
-    activations: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="Also align by what channels hold on the first N inputs; 0 for not."),
-    ] = 0,
-    module: Module = None,
-    statistics: Statistics = 10_000,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of pairs, draws and points.")] = 0,
-    output: Output = None,
-    where: Where = None,
-    as_json: AsJson = False,
-) -> None:
-    """How high are the barriers between members, as trained and aligned?
-
-    Losses on the lines between pairs of members, or of Gaussians, as in arXiv 2310.10171; several zoos together are
-    also drawn against their width.
-    """
-    from ckptzoo.hub.contributions.inputs import labelled_of
-    from ckptzoo.studies.barriers import barriers as compute
-
-    chosen = [opened(zoo, where) for zoo in zoos]
-    labelled = [labelled_of(zoo, set, data=data, statistics=statistics) for zoo in chosen]
-    with bar("evaluating lines") as progress:
-        result = compute(
-            list(zip(chosen, labelled, strict=True)),
-            pairs=pairs,
-            points=points,
-            gauges=("unit-norm", "min-mass") if gauges is None else gauges,
-            variants=variants or (),
-            draws=draws,
-            simplex=simplex,
-            least=least,
-            recorded=activations,
-            module=_network(chosen[0], module),
-            seed=seed,
-            progress=progress,
-        )
-    _show(result, output, as_json)
-
-
-@study.command()
-def transpositions(
-    zoo: ZooAddress,
-    set: Annotated[
-        str | None,
-        typer.Option("--set", metavar="SET", help="Labelled inputs.  [default: the test set of the zoo]"),
-    ] = None,
-    data: Data = None,
-    barriers: Annotated[bool, typer.Option(help="Measure barriers, which needs labelled inputs.")] = True,
-    points: Annotated[int, typer.Option(metavar="N", min=2, help="Points of a line, with its ends.")] = 11,
-    module: Module = None,
-    statistics: Statistics = 10_000,
-    output: Output = None,
-    where: Where = None,
-    as_json: AsJson = False,
-) -> None:
-    """Are planted permutations of hidden neurons still there after training?
-
-    Of a zoo that python -m builders planted trained: the transpositions that alignment finds between members and their
-    references, distances and barriers, against the number that was planted, as in arXiv 2401.00611.
-    """
-    from ckptzoo.hub.contributions.inputs import labelled_of
-    from ckptzoo.studies.transpositions import transpositions as compute
-
-    chosen, labelled = opened(zoo, where), None
-    if barriers:
-        labelled = labelled_of(chosen, set, data=data, statistics=statistics)
-    with bar("aligning pairs") as progress:
-        result = compute(chosen, labelled, points=points, module=_network(chosen, module), progress=progress)
-    _show(result, output, as_json)
-
-
-@study.command()
-def steps(
-    zoo: ZooAddress,
-    set: Annotated[
-        str | None,
-        typer.Option("--set", metavar="SET", help="Labelled inputs.  [default: the test set of the zoo]"),
-    ] = None,
-    data: Data = None,
-    barriers: Annotated[bool, typer.Option(help="Measure barriers, which needs labelled inputs.")] = True,
-    module: Module = None,
-    statistics: Statistics = 10_000,
-    output: Output = None,
-    where: Where = None,
-    as_json: AsJson = False,
-) -> None:
-    """How far are the kept steps of training from the last one?
-
-    In transpositions, distances and barriers, as trained and aligned; build members with --keep-steps.
-    """
-    from ckptzoo.hub.contributions.inputs import labelled_of
-    from ckptzoo.studies.steps import steps as compute
-
-    chosen, labelled = opened(zoo, where), None
-    if barriers:
-        labelled = labelled_of(chosen, set, data=data, statistics=statistics)
-    with bar("comparing steps") as progress:
-        result = compute(chosen, labelled, module=_network(chosen, module), progress=progress)
-    _show(result, output, as_json)
-
-
-@study.command()
-def compact(
-    zoo: ZooAddress,
-    variational: Annotated[
-        str | None,
-        typer.Option(metavar="ZOO", help="A zoo of Gaussians over the same networks, the first of which is compared."),
-    ] = None,
-    set: Annotated[
-        str | None, typer.Option("--set", metavar="SET", help="Labelled inputs.  [default: the test set of the zoo]")
-    ] = None,
-    data: Data = None,
-    draws: Annotated[int, typer.Option(metavar="N", min=1, help="Of each Gaussian, which predict together.")] = 50,
-    module: Module = None,
-    statistics: Statistics = 10_000,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the draws.")] = 0,
-    output: Output = None,
-    where: Where = None,
-    as_json: AsJson = False,
-) -> None:
-    """Is the posterior one Gaussian, once its symmetries are removed?
-
-    Gaussians of samples as they are and aligned, as in arXiv 2401.00611: deviations, accuracy of means and draws,
-    pruning, merging, and of chains the convergence.
-    """
-    from ckptzoo.hub.contributions.inputs import labelled_of
-    from ckptzoo.studies.compact import compact as compute
-
-    chosen, other = opened(zoo, where), None if variational is None else opened(variational)
-    labelled = labelled_of(chosen, set, data=data, statistics=statistics)
-    with bar("fitting Gaussians") as progress:
-        result = compute(
-            chosen,
-            labelled,
-            variational=other,
-            draws=draws,
-            module=_network(chosen, module),
-            seed=seed,
-            progress=progress,
-        )
-    _show(result, output, as_json)
-
-
-@study.command()
-def pairs(
-    zoo: ZooAddress,
-    gauge: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Bring all into this gauge before.", autocompletion=complete_gauges),
-    ] = None,
-    nearest: Annotated[int, typer.Option(metavar="N", min=1, help="Nearest pairs that are listed and joined.")] = 100,
-    barriers: Annotated[bool, typer.Option(help="Measure barriers of the nearest and of as many random pairs.")] = True,
-    set: Annotated[
-        str | None, typer.Option("--set", metavar="SET", help="Labelled inputs.  [default: the test set of the zoo]")
-    ] = None,
-    data: Data = None,
-    module: Module = None,
-    statistics: Statistics = 10_000,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the random pairs.")] = 0,
-    output: Output = None,
-    where: Where = None,
-    as_json: AsJson = False,
-) -> None:
-    """How far apart are all pairs of members modulo permutations, and are the nearest connected?
-
-    Exact, of networks such as OptuNet and perceptrons with one hidden layer.
-    """
-    from ckptzoo.hub.contributions.inputs import labelled_of
-    from ckptzoo.studies.pairs import pairs as compute
-
-    chosen, labelled = opened(zoo, where), None
-    if barriers:
-        labelled = labelled_of(chosen, set, data=data, statistics=statistics)
-    with bar("joining pairs") as progress:
-        result = compute(
-            chosen,
-            labelled,
-            gauge=gauge,
-            nearest=nearest,
-            module=_network(chosen, module),
-            seed=seed,
-            progress=progress,
-        )
-    _show(result, output, as_json)
-
-
-def _network(zoo: "Zoo", module: str | None) -> Any:
-    """The user's own network; None where none is named."""
-    if module is None:
-        return None
-    from ckptzoo.hub.contributions.evaluation import own_network
-
-    return own_network(zoo.arch, module)
-
-
-def _show(result: "StudyResult", output: Path | None, as_json: bool) -> None:
-    """Write a result's pictures where that is asked for, and print it."""
-    print_result(result, as_json, [] if output is None else result.plot(output))
+# in the order of ckptzoo study --help
+for _command in (barriers, transpositions, steps, compact, pairs):
+    study.command()(_command)
 
 
 def _reference(text: str) -> tuple[str, float]:

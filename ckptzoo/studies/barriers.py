@@ -169,7 +169,7 @@ class ZooBarriers:
 
 @dataclass(frozen=True, eq=False)
 class BarrierStudy(StudyResult):
-    """Barriers of one zoo or of several, drawn as ``barriers.png``, and against the width as ``widths.png``.
+    """Barriers of one zoo or of several, drawn as ``barriers.png``, and of several widths as ``widths.png``.
 
     Parameters
     ----------
@@ -218,10 +218,10 @@ class BarrierStudy(StudyResult):
         return found
 
     def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.barriers import curves, widths
+        from ckptzoo.studies.plots.barriers import curves, has_widths, widths
 
         figures = {"barriers.png": curves(self.zoos)}
-        if len({zoo.width for zoo in self.zoos}) > 1:
+        if any(has_widths(self.zoos, zoo.kind) for zoo in self.zoos):
             figures["widths.png"] = widths(self.zoos)
         return figures
 

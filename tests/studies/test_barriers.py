@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.measure.gaussians import joined, wasserstein
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies.barriers import BY_ACTIVATIONS, LEAST, BarrierStudy, barriers
+from ckptzoo.studies.barriers import BY_ACTIVATIONS, LEAST, BarrierStudy, Lines, barriers
 from ckptzoo.studies.least_barrier import _losses, _tables, least_midpoints
+from ckptzoo.studies.plots.barriers import widths
 from ckptzoo.studies.shared.networks import ALIGNED, RAW
 from tests.support.derived_zoos import weights_of, written
 
@@ -147,6 +149,27 @@ def test_zoos_of_several_widths_are_drawn_together(tmp_path: Path) -> None:
     assert {file.name for file in found.plot(tmp_path / "pictures")} == {"barriers.png", "widths.png", "barriers.json"}
     again = barriers(zoos, pairs=6, points=3)
     assert again.to_json() == found.to_json()
+
+
+def test_kinds_of_one_width_are_not_drawn_against_it(tmp_path: Path) -> None:
+    zoos = []
+    for width, recipe in ((2, "one"), (4, "one"), (8, "other")):
+        arch, folder = archs.architecture(f"mlp-4-{width}-3"), tmp_path / f"w{width}"
+        with ckptzoo.create(folder, arch=arch, symmetry=archs.symmetry(arch.name)) as writer:
+            writer.add(weights_of(4, width, arch=arch), [{"id": f"m{at}", "recipe": recipe} for at in range(4)])
+        zoos.append((ckptzoo.open(folder), labelled((4,), 3)))
+    found = barriers(zoos, pairs=2, points=3)
+    figure = widths(found.zoos)
+    (panel,), (key,) = figure.axes, figure.legends
+    assert panel.get_title(loc="left") == "one" and "1 more kind not shown" in key.get_title().get_text()
+    assert panel.get_ylim()[1] >= 10 * panel.get_ylim()[0], "also where all barriers are 0"
+    assert key._ncols == 4, "four ways are in one line"
+    assert {file.name for file in found.plot(tmp_path / "one")} == {"barriers.png", "widths.png", "barriers.json"}
+    uneven = Lines(np.array([0, 0.5, 1]), np.array([[0, 1.0, 0], [0, 0, 0]]), np.zeros((2, 3)), np.ones(2))
+    figure = widths([replace(zoo, lines={RAW: uneven}) for zoo in found.zoos])
+    assert figure.axes[0].get_ylim()[0] > 1e-4, "an error as large as its mean reaches down to 0"
+    two = replace(found, zoos=found.zoos[1:])
+    assert {file.name for file in two.plot(tmp_path / "two")} == {"barriers.png", "barriers.json"}
 
 
 def test_a_single_pair_has_no_deviation(tmp_path: Path) -> None:

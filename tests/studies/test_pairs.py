@@ -15,6 +15,7 @@ from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import SymmetryError, UnknownNameError, ZooError
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies.pairs import pairs
+from ckptzoo.studies.plots.pairs import distances
 from tests.support.derived_zoos import weights_of, written
 
 NAME = "mlp-4-8-3"
@@ -69,6 +70,10 @@ def test_all_pairs_are_joined_once(tmp_path: Path) -> None:
     found = pairs(zoo, given, nearest=3, progress=lambda done, total: joined.append((done, total)))
     assert joined[-1] == (3, 3) and list(found.barriers) == list(found.barrier_distances) == ["nearest"]
     found.plot(tmp_path / "pictures")
+    _, right = distances(found).axes
+    (line,) = right.lines
+    x, y = np.asarray(line.get_data(), float)
+    assert x.max() < 0.97 * right.get_xlim()[1] and y.max() < 0.97 * right.get_ylim()[1], "whole points"
     assert list(pairs(zoo, given, nearest=2).barriers) == ["nearest", "random"]
     console = Console(width=100, file=io.StringIO(), record=True)
     pairs(zoo, given, nearest=1).print(console)

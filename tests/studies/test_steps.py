@@ -16,6 +16,7 @@ from ckptzoo.derive.forward import STACK
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import ZooError
 from ckptzoo.schema.documents import canonical
+from ckptzoo.studies.plots.steps import steps as picture
 from ckptzoo.studies.shared.networks import ALIGNED, RAW
 from ckptzoo.studies.steps import POINTS, Steps, steps
 from tests.support.derived_zoos import weights_of
@@ -80,6 +81,10 @@ def test_networks_that_stay_as_they_are_when_aligned_are_evaluated_once(
     stacks = -(-MEMBERS * POINTS // STACK)
     assert len(calls) == 1 + stacks, "once for the number of outputs, and once for all points in stacks"
     np.testing.assert_array_equal(found.barriers[RAW], found.barriers[ALIGNED])
+    numbers, distances, _ = picture(found).axes
+    assert numbers.get_ylim()[1] >= 1 and all(tick == int(tick) for tick in numbers.get_yticks())
+    below, above = (line for line in distances.lines if len(line.get_xdata()) and line.get_marker() in "os")
+    assert below.get_marker() == "s" and below.get_markersize() > above.get_markersize(), "both are seen"
 
 
 def test_without_inputs_there_are_no_barriers(followed: tuple[ckptzoo.Zoo, Labelled], tmp_path: Path) -> None:

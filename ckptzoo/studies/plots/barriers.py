@@ -23,7 +23,7 @@ _MARKERS = "osD^vP*"
 _WIDE = 4
 """Distances that differ by more than this factor are shown on a logarithmic axis."""
 _LEAST = 1e-3
-"""Nats: lower means are shown here, because the axis is logarithmic."""
+"""Nats: lower means, and lower ends of errors, are shown here, because the axis is logarithmic."""
 
 
 @styled
@@ -52,16 +52,27 @@ def curves(zoos: Sequence["ZooBarriers"]) -> Figure:
     panels[-1][0].set_xlabel("from the first network to the second")
     panels[-1][1].set_xlabel("distance of the weights")
     handles = [Line2D([], [], color=_COLOURS[place % len(_COLOURS)], lw=2, label=way) for place, way in enumerate(ways)]
-    more = f"; {left_out:,} more zoos not shown" if left_out else ""
-    head(figure, f"loss on lines between networks, mean and middle half of the pairs{more}", handles)
+    more = f"; {counted(left_out, 'more zoo')} not shown" if left_out else ""
+    head(
+        figure,
+        f"loss on lines between networks, mean and middle half of the pairs{more}",
+        handles,
+        columns=_columns(handles),
+    )
     return figure
+
+
+def has_widths(zoos: Sequence["ZooBarriers"], kind: str) -> bool:
+    """Whether there are networks of this kind of several widths."""
+    return len({zoo.width for zoo in zoos if zoo.kind == kind}) > 1
 
 
 @styled
 def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
-    """Mean barriers against the width, a panel a kind of network."""
+    """Mean barriers against the width, a panel for each kind of network that has several widths."""
     kinds = list(dict.fromkeys(zoo.kind for zoo in zoos))
-    shown, left_out = thinned(kinds, MAX_ZOOS)
+    shown, _ = thinned([kind for kind in kinds if has_widths(zoos, kind)], MAX_ZOOS)
+    left_out = len(kinds) - len(shown)
     rows = -(-len(shown) // 2)
     figure = Figure(figsize=(WIDTH, 1.3 + 3.4 * rows), layout="constrained")
     panels: Any = figure.subplots(rows, min(2, len(shown)), squeeze=False, sharey=True)
@@ -73,10 +84,18 @@ def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
         for place, way in enumerate(ways):
             points = [(zoo.width, zoo.lines[way].barriers.height) for zoo in of_kind if way in zoo.lines]
             if points:
-                means = [max(float(np.mean(heights)), _LEAST) for _, heights in points]
-                errors = [_standard_error(heights) for _, heights in points]
+                means = np.array([max(float(np.mean(heights)), _LEAST) for _, heights in points])
+                errors = np.array([_standard_error(heights) for _, heights in points])
                 look: Any = {"color": _COLOURS[place % len(_COLOURS)], "marker": _MARKERS[place % len(_MARKERS)]}
-                axes.errorbar([width for width, _ in points], means, errors, ms=5, lw=1.4, capsize=2, **look)
+                axes.errorbar(
+                    [width for width, _ in points],
+                    means,
+                    [np.minimum(errors, means - _LEAST), errors],
+                    ms=5,
+                    lw=1.4,
+                    capsize=2,
+                    **look,
+                )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
@@ -86,15 +105,23 @@ def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
         axes.minorticks_off()
         axes.set_title(abbreviated(kind, 56), fontsize=10, pad=4)
         axes.set_xlabel("width")
+    # one decade at least: all barriers may be as low as the axis shows them
+    bottom, top = panels[0, 0].get_ylim()
+    panels[0, 0].set_ylim(bottom / 1.2, max(top, 10 * bottom))
     for row in panels:
         row[0].set_ylabel("barrier (nats)")
     handles = [
         Line2D([], [], color=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)], ms=5, label=way)
         for place, way in enumerate(ways)
     ]
-    more = f"; {left_out:,} more kinds not shown" if left_out else ""
-    head(figure, f"barriers against the width, mean ± standard error{more}", handles)
+    more = f"; {counted(left_out, 'more kind')} not shown" if left_out else ""
+    head(figure, f"barriers against the width, mean ± standard error{more}", handles, columns=_columns(handles))
     return figure
+
+
+def _columns(handles: Sequence[Line2D]) -> int:
+    """Of the key: four ways, as by default, are in one line."""
+    return 4 if len(handles) == 4 else 3
 
 
 def _standard_error(values: Any) -> float:

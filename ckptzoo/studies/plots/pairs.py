@@ -25,13 +25,13 @@ def distances(study: "PairStudy") -> Figure:
         left.stairs(counts / counts.sum(), study.edges, color=colour, fill=True, alpha=0.7, lw=0)
     farthest = study.nearest[-1][2]
     left.axvline(farthest, color=_NEAR_COLOUR, lw=1.4, ls="--")
-    left.set_xlim(0, study.edges[-1])
+    left.set_xlim(0, 1.05 * study.edges[-1])
     left.set_xlabel("distance of a pair")
     left.set_ylabel("share of the pairs")
     handles: list[Any] = [
         Patch(color=RAW_COLOUR, alpha=0.7, label="as they are"),
         Patch(color=DERIVED_COLOUR, alpha=0.7, label="modulo permutations"),
-        Line2D([], [], color=_NEAR_COLOUR, ls="--", label=f"the {len(study.nearest):,} nearest are below"),
+        Line2D([], [], color=_NEAR_COLOUR, ls="--", label=f"the {len(study.nearest):,} nearest are left of it"),
     ]
     if study.barriers:
         right = panels[0, 1]
@@ -39,8 +39,12 @@ def distances(study: "PairStudy") -> Figure:
         for name, colour in colours.items():
             if name not in study.barriers:
                 continue
-            right.plot(study.barrier_distances[name], study.barriers[name], ".", color=colour, ms=7, mew=0, alpha=0.7)
+            look: Any = {"color": colour, "ms": 7, "mew": 0, "alpha": 0.7, "clip_on": False}
+            right.plot(study.barrier_distances[name], study.barriers[name], ".", **look)
             handles.append(Line2D([], [], color=colour, marker=".", ls="", ms=9, label=f"{name} pairs"))
+        # with 0, so that the margin is a share of the whole axis
+        right.update_datalim([(0, 0)])
+        right.autoscale_view()
         right.set_xlim(left=0)
         right.set_ylim(bottom=0)
         right.set_xlabel("distance modulo permutations")

@@ -15,7 +15,8 @@ from ckptzoo.text import counted
 if TYPE_CHECKING:
     from ckptzoo.studies.steps import Steps
 
-_LOOKS = ((RAW_COLOUR, "o"), (DERIVED_COLOUR, "s"))
+_LOOKS = ((RAW_COLOUR, "o", 3.6, 1.1), (DERIVED_COLOUR, "s", 7.0, 2.2))
+"""Colour, marker, its size and the width of lines of each way: the second is seen behind the first."""
 
 
 @styled
@@ -24,11 +25,11 @@ def steps(result: "Steps") -> Figure:
     count = 3 if result.barriers else 2
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
     panels: Any = figure.subplots(1, count)
-    _against(panels[0], result, result.found, INK, "o")
+    _against(panels[0], result, result.found, INK, "o", 4.0, 1.4)
     panels[0].set_ylabel("transpositions to the last step")
     for axes, by_way in zip(panels[1:], (result.distances, result.barriers), strict=False):
-        for values, (colour, marker) in zip(by_way.values(), _LOOKS, strict=True):
-            _against(axes, result, values, colour, marker)
+        for values, look in reversed(list(zip(by_way.values(), _LOOKS, strict=True))):
+            _against(axes, result, values, *look)
     panels[1].set_ylabel("distance to the last step")
     if result.barriers:
         panels[2].set_ylabel(f"barrier on {abbreviated(str(result.set), 20)} (nats)")
@@ -36,19 +37,24 @@ def steps(result: "Steps") -> Figure:
         if any(step > 0 for step in result.steps):
             step_axis(axes, result.steps)
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_locator(MaxNLocator(6))
+        axes.yaxis.set_major_locator(MaxNLocator(6, integer=axes is panels[0]))
+    panels[0].set_ylim(top=max(1.05, panels[0].get_ylim()[1]))
     handles = [
-        Line2D([], [], color=colour, marker=marker, ms=4.5, label=way)
-        for way, (colour, marker) in zip(result.distances, _LOOKS, strict=True)
+        Line2D([], [], color=colour, marker=marker, ms=size, mfc="white", lw=width, label=way)
+        for way, (colour, marker, size, width) in zip(result.distances, _LOOKS, strict=True)
     ]
     title = f"{abbreviated(result.name, 32)}: kept steps of {counted(result.members, 'member')} against the last"
     head(figure, f"{title}, mean ± deviation", handles)
     return figure
 
 
-def _against(axes: Axes, result: "Steps", values: NDArray[Any], colour: str, marker: str) -> None:
+def _against(
+    axes: Axes, result: "Steps", values: NDArray[Any], colour: str, marker: str, size: float, width: float
+) -> None:
     spreads = [(step, result.at(values, step)) for step in result.steps]
     shown = [(step, item) for step, item in spreads if item is not None]
     means, errors = ([getattr(item, name) for _, item in shown] for name in ("mean", "sd"))
     places = np.array([step for step, _ in shown])
-    axes.errorbar(places, means, errors, color=colour, marker=marker, ms=4.5, lw=1.4, capsize=2)
+    axes.errorbar(places, means, errors, color=colour, fmt="none", elinewidth=width, capsize=size / 2)
+    # markers at 0 are whole, and before the axis
+    axes.plot(places, means, color=colour, marker=marker, ms=size, mfc="white", lw=width, clip_on=False, zorder=3)

@@ -68,8 +68,13 @@ def png(figure: Figure) -> bytes:
     return data.getvalue()
 
 
-def head(figure: Figure, title: str, handles: list[Any]) -> None:
-    """The title and the key, one above the other at the left."""
+def head(figure: Figure, title: str, handles: list[Any], *, columns: int = 3) -> None:
+    """The title and the key, one above the other at the left.
+
+    Parameters
+    ----------
+    columns : of the key.
+    """
     # "outside" needs a layout that makes room: constrained, or compressed, in every figure here
     figure.legend(
         handles=handles,
@@ -77,7 +82,7 @@ def head(figure: Figure, title: str, handles: list[Any]) -> None:
         title_fontsize=13,
         alignment="left",
         loc="outside upper left",
-        ncols=3,
+        ncols=columns,
         borderaxespad=0,
         columnspacing=1.6,
     )

@@ -202,13 +202,12 @@ def _check_tensors(arch: Architecture, module: torch.nn.Module) -> None:
     """Refuse a module that lacks tensors of the architecture, or has others under their names."""
     shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     needed = [(name, tensor.shape) for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)]
-    step = "Name the network of this zoo: --module FILE.py:NAME, or module= in Python."
-    if problems := [
-        Problem(arch.name, f"tensor {name!r} of the module", str(shape), str(shapes.get(name, "none")), step)
-        for name, shape in needed
-        if shapes.get(name) != shape
-    ]:
-        raise ZooError(problems)
+    others = [(name, shape) for name, shape in needed if shapes.get(name) != shape]
+    if others:
+        (name, shape), *more = others
+        got = f"{shapes.get(name, 'none')}{f', and {len(more):,} more differ' if more else ''}"
+        step = "Name the network of this zoo: --module FILE.py:NAME, or module= in Python."
+        raise ZooError(Problem(arch.name, f"tensor {name!r} of the module", str(shape), got, step))
 
 
 @contextmanager

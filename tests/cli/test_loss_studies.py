@@ -83,7 +83,10 @@ def test_a_network_of_ones_own_is_that_of_zoos_whose_forward_function_is_unknown
     for command in ("barriers", "pairs"):
         module = options[-3:-1] if command == "barriers" else ("--module", f"{file}:network", "--nearest", 1)
         assert run([str(word) for word in ("study", command, zoo, *module)]) == 2
-        assert "tensor 'fc1.weight' of the module: expected (4, 784), got (3, 784). Name" in capsys.readouterr().err
+        assert (
+            "tensor 'fc1.weight' of the module: expected (4, 784), got (3, 784), and 2 more differ. Name"
+            in capsys.readouterr().err
+        )
 
 
 @pytest.mark.parametrize("command", ["compact", "pairs", "steps"])

@@ -153,9 +153,13 @@ def test_inputs_and_modules_that_do_not_fit_are_refused() -> None:
         ZooError, match=r"outputs for inputs \(2, 5,?\): expected .*[^.]\. Pass inputs, or a module, that"
     ):
         Forward(arch).features((5,))
-    with pytest.raises(ZooError, match=r"'fc1.weight' of the module: expected \(5, 4\), got \(6, 4\)\. Name"):
+    with pytest.raises(
+        ZooError, match=r"'fc1.weight' of the module: expected \(5, 4\), got \(6, 4\), and 2 more differ\. Name"
+    ):
         Forward(arch, archs.get("mlp-4-6-3")())
-    with pytest.raises(ZooError, match=r"'fc1.weight' of the module: expected \(5, 4\), got none\. Name"):
+    with pytest.raises(
+        ZooError, match=r"'fc1.weight' of the module: expected \(5, 4\), got none, and 3 more differ\. Name"
+    ):
         Forward(arch, torch.nn.Linear(4, 3))
 
 

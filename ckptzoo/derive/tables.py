@@ -52,9 +52,9 @@ def declare_step(contents: Contents, traced: str) -> str:
     traced : how its network is traced, which needs the shape of an input.
     """
     path = contents.files.name if contents.files.here is None else str(contents.files.here)
-    declared = f"eclare one with ckptzoo.derive.declare({path!r}, ckptzoo.symmetry.trace(module, inputs).symmetry)."
-    is_traceable = contents.architecture.input_shape is not None
-    return unless_layers(contents, f"{traced}; or d{declared}" if is_traceable else f"D{declared}")
+    way = "Declare one with" if contents.architecture.input_shape is None else f"{traced}; or declare one with"
+    declaration = f"ckptzoo.derive.declare({path!r}, ckptzoo.symmetry.trace(module, inputs).symmetry)"
+    return unless_layers(contents, f"{way} {declaration}.")
 
 
 def unless_layers(contents: Contents, step: str) -> str:

@@ -288,12 +288,12 @@ def barriers(
     numbers |= {"simplex": (simplex, 2 if simplex else 0), "least": (least, 0), "recorded": (recorded, 0)}
     check_numbers("barriers", **numbers)
     own = _zoos_of_module([zoo for zoo, _ in zoos], module)
-    plans = [_Plan(zoo, labelled, pairs, gauges, variants, simplex, least, recorded, seed) for zoo, labelled in zoos]
-    advance = counter(sum(plan.steps for plan in plans), progress)
-    found = [
-        plan.measure(np.linspace(0, 1, points), draws, module if own[place] else None, seed, advance)
-        for place, plan in enumerate(plans)
+    plans = [
+        _Plan(zoo, labelled, pairs, gauges, variants, simplex, least, recorded, module if is_own else None, seed)
+        for (zoo, labelled), is_own in zip(zoos, own, strict=True)
     ]
+    advance = counter(sum(plan.steps for plan in plans), progress)
+    found = [plan.measure(np.linspace(0, 1, points), draws, seed, advance) for plan in plans]
     return BarrierStudy(tuple(found), draws, seed)
 
 
@@ -303,9 +303,7 @@ def _zoos_of_module(zoos: Sequence[Zoo], module: Any) -> list[bool]:
         return [False] * len(zoos)
     unknown = [not archs.known(zoo.arch.forward) for zoo in zoos]
     own = unknown if any(unknown) else [True] * len(zoos)
-    kinds = {
-        (zoo.arch.tensors, zoo.arch.input_shape): zoo.name for zoo, is_own in zip(zoos, own, strict=True) if is_own
-    }
+    kinds = {zoo.arch.tensors: zoo.name for zoo, is_own in zip(zoos, own, strict=True) if is_own}
     if len(kinds) > 1:
         step = "Name zoos of one of them at a time." if any(unknown) else "Leave it out: ckptzoo.archs has theirs."
         got = f"other tensors in {' than in '.join(list(kinds.values())[:2])}"
@@ -326,6 +324,7 @@ class _Plan:
         simplex: int,
         least: int,
         recorded: int,
+        module: Any,
         seed: int,
     ) -> None:
         self.zoo, self.members, self.labelled = usable_members(zoo, max(2, simplex)), len(zoo.last_steps()), labelled
@@ -341,6 +340,8 @@ class _Plan:
         if least and self.arch.forward != "optunet":
             step = "Leave it out: others have too many permutations."
             raise ZooError(Problem(zoo.name, "least barrier", "OptuNets", str(self.arch.forward), step))
+        self.module = module
+        self.evaluator = import_with_torch("evaluation").Evaluator(self.arch, labelled, module=module)
         self.recorded = 0 if self.is_gaussian else recorded
         self.pairs = _pairs(len(self.zoo), pairs, np.random.default_rng([seed, 0]))
         self.least = min(least, len(self.pairs))
@@ -354,11 +355,10 @@ class _Plan:
         ways = 2 + bool(self.recorded) + len(self.gauges) + len(self.variants)
         return len(self.pairs) * ways + 2 * len(self.groups) + self.least
 
-    def measure(self, points: Values, draws: int, module: Any, seed: int, advance: Any) -> ZooBarriers:
+    def measure(self, points: Values, draws: int, seed: int, advance: Any) -> ZooBarriers:
         """Everything."""
         evaluation = import_with_torch("evaluation")
-        given = self.labelled
-        evaluator = evaluation.Evaluator(self.arch, given, module=module)
+        given, evaluator = self.labelled, self.evaluator
         noise = evaluation.standard_noise(self.arch, draws, seed) if self.is_gaussian else None
         parts: dict[str, list[Lines]] = {}
 
@@ -376,7 +376,7 @@ class _Plan:
             aligned = symmetry.align(second, first, self.table)
             add(ALIGNED, first, aligned.weights)
             if self.recorded:
-                add(BY_ACTIVATIONS, first, self._by_activations(first, second, module))
+                add(BY_ACTIVATIONS, first, self._by_activations(first, second))
             for gauge in self.gauges:
                 aligned = symmetry.align(second, first, self.table, gauge=gauge)
                 add(f"{ALIGNED}, {gauge}", aligned.reference, aligned.weights)
@@ -388,7 +388,7 @@ class _Plan:
                 )
                 element = least_midpoints(evaluator, one, other, self.table, given.targets)
                 add(LEAST, one, symmetry.apply(element, other, self.table))
-        simplices = {way: self._simplices(evaluation, evaluator, noise, way, seed, advance) for way in (RAW, ALIGNED)}
+        simplices = {way: self._simplices(evaluation, noise, way, seed, advance) for way in (RAW, ALIGNED)}
         ids = self.zoo.ids
         return ZooBarriers(
             name=self.zoo.name,
@@ -404,19 +404,21 @@ class _Plan:
             least_pairs=self.least,
         )
 
-    def _by_activations(self, first: Weights, second: Weights, module: Any) -> dict[str, NDArray[Any]]:
+    def _by_activations(self, first: Weights, second: Weights) -> dict[str, NDArray[Any]]:
         """The second networks of pairs, each aligned with the first by what channels hold on the inputs."""
         recording, inputs = import_with_torch("activations"), self.labelled.inputs[: self.recorded]
         found: list[dict[str, NDArray[Any]]] = []
         for place in range(len(next(iter(first.values())))):
             one, other = ({name: array[[place]] for name, array in item.items()} for item in (first, second))
             reference = {name: array[0] for name, array in one.items()}
-            products = recording.ActivationProducts(self.arch, self.table, reference, inputs, module).products(other)
+            products = recording.ActivationProducts(self.arch, self.table, reference, inputs, self.module).products(
+                other
+            )
             aligned = symmetry.align(other, reference, self.table, method="activations", activations=products)
             found.append(aligned.weights)
         return {name: np.concatenate([weights[name] for weights in found]) for name in first}
 
-    def _simplices(self, evaluation: Any, evaluator: Any, noise: Any, way: str, seed: int, advance: Any) -> Simplices:
+    def _simplices(self, evaluation: Any, noise: Any, way: str, seed: int, advance: Any) -> Simplices:
         rng, k = np.random.default_rng([seed, 2]), self.groups.shape[1]
         found: list[tuple[Values, Values]] = []
         for group in self.groups:
@@ -426,7 +428,7 @@ class _Plan:
                 weights = symmetry.apply(element, weights, self.table)
             shares = np.concatenate([np.eye(k), np.full((1, k), 1 / k), rng.dirichlet(np.ones(k), SIMPLEX_POINTS)])
             corners = {name: array[None] for name, array in weights.items()}
-            found.append((evaluation.combined(evaluator, corners, shares[None], noise).loss[0], shares[k + 1 :]))
+            found.append((evaluation.combined(self.evaluator, corners, shares[None], noise).loss[0], shares[k + 1 :]))
             advance()
         losses = np.array([loss for loss, _ in found]).reshape(len(found), k + 1 + SIMPLEX_POINTS)
         shares = np.array([share for _, share in found]).reshape(len(found), SIMPLEX_POINTS, k)

@@ -131,8 +131,8 @@ def steps(zoo: Zoo, labelled: Labelled | None = None, *, module: Any = None, pro
 
     Notes
     -----
-    Time: that of an alignment and of twice ``POINTS`` evaluations a step and member. Memory: pairs of 64 MiB with
-    copies. Tested in tests/studies/test_steps.py.
+    Time: that of an alignment and of ``POINTS`` evaluations a step and member, twice as many where alignment permutes
+    it. Memory: pairs of 64 MiB with copies. Tested in tests/studies/test_steps.py.
     """
     evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)
     rows_of: dict[str, dict[int, int]] = {}

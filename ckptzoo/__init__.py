@@ -25,6 +25,7 @@ _PUBLIC = {
     "search": "ckptzoo.hub.search",
     "pull": "ckptzoo.hub.pull",
     "push": "ckptzoo.hub.push",
+    "import_zoo": "ckptzoo.hub.imports",
     "contribute": "ckptzoo.hub.contributions.contribute",
     "review": "ckptzoo.hub.contributions.review",
     "Architecture": "ckptzoo.schema.architecture",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from ckptzoo.format.writer import create as create
     from ckptzoo.hub.contributions.contribute import contribute as contribute
     from ckptzoo.hub.contributions.review import review as review
+    from ckptzoo.hub.imports import import_zoo as import_zoo
     from ckptzoo.hub.pull import pull as pull
     from ckptzoo.hub.push import push as push
     from ckptzoo.hub.search import search as search

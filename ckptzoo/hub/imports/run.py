@@ -27,6 +27,7 @@ from ckptzoo.hub.untrusted.formats import HEAD_BYTES, content_format
 from ckptzoo.hub.untrusted.process import ReadingProcess
 from ckptzoo.hub.untrusted.protocol import Job
 from ckptzoo.hub.untrusted.safetensors import read_state_dict
+from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.symmetry import Symmetry
@@ -215,6 +216,9 @@ def _adapter(source: Source, name: str) -> Adapter:
         paths.append(file.path)
         if len(paths) >= _RECOGNISED_BY:
             break
+    if zoo := next((path for path in paths if path.rpartition("/")[2] == layout.ZOO), None):
+        step = "Open it as it is, or copy it with ckptzoo pull; ckptzoo export writes its checkpoints to files."
+        raise ZooError(Problem(source.address, "source", "checkpoints of others", f"a zoo: {excerpt(zoo, 80)!r}", step))
     fitting = [adapter for adapter in ADAPTERS.values() if adapter.recognises(paths)]
     # files of any program have the suffixes that the other formats have too
     special = [adapter for adapter in fitting if adapter.name != "files"]

@@ -209,6 +209,8 @@ def test_what_a_person_says_wrong_is_named(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "note.txt").write_text("x")
     refused(tmp_path / "published", "expected no folder, an empty one or a zoo", to="other")
+    import_zoo(tmp_path / "published", tmp_path / "done" / "zoo", license="MIT")
+    refused(tmp_path / "done", "expected checkpoints of others, got a zoo")
     refused(tmp_path / "none", "expected a folder or a file, got nothing")
     refused(tmp_path / "other", "1 file, such as 'note.txt'")
     refused(tmp_path / "published", "expected auto, safetensors-archive", adapter="keras")

@@ -13,7 +13,11 @@ from ckptzoo.cli.options import AsJson, Module, bar, print_result
 def import_(
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="A folder, a .tar, .tgz, .tar.xz, .zip, or a file.", show_default=False),
+        typer.Argument(
+            metavar="SOURCE",
+            help="A folder, .tar, .tgz, .tar.xz, .zip or file; https:// or hf://datasets/.",
+            show_default=False,
+        ),
     ],
     to: Annotated[
         Path, typer.Option("--to", metavar="ZOO", help="The zoo's folder, new or there already.", show_default=False)

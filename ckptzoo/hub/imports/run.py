@@ -20,7 +20,8 @@ from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace
 from ckptzoo.hub.imports.adapters import ADAPTERS, Adapter, Found, Options
 from ckptzoo.hub.imports.adapters.adapter import FoundArrays, Picked, checkpoint_id, identifier
 from ckptzoo.hub.imports.facts import Row, merged
-from ckptzoo.hub.imports.sources import Source, open_source
+from ckptzoo.hub.imports.remote_sources import open_source
+from ckptzoo.hub.imports.sources import Source
 from ckptzoo.hub.imports.target import Declaration, Target, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, content_format
@@ -121,13 +122,15 @@ def import_zoo(
     dataset: str | None = None,
     scaling: tuple[Sequence[float], Sequence[float]] | None = None,
     options: Options | None = None,
+    endpoint: str | None = None,
+    token: str | None = None,
     progress: Progress | None = None,
 ) -> ImportResult:
     """Bring published checkpoints into a zoo.
 
     Parameters
     ----------
-    source : a folder, an archive (.tar .tgz .tar.xz .zip) or a file.
+    source : a folder, an archive (.tar .tgz .tar.xz .zip) or a file, here, ``https://...`` or ``hf://datasets/...``.
     to : the zoo's folder, new or there already: what it has is not read again. Where the source holds several
         architectures, a folder with a zoo for each.
     adapter : a name of ``ADAPTERS``; ``auto`` recognises the format by the paths in the source.
@@ -142,6 +145,7 @@ def import_zoo(
     scaling : mean and standard deviation of the inputs, ``(pixel / 255 - mean) / std``, one number or one a channel;
         ``derive.predict`` scales images so.
     options : what single formats take.
+    endpoint, token : of the hub of a source ``hf://...``, if they are not those that huggingface_hub uses.
     progress : called with bytes of the source that were read, and all of them.
 
     Raises
@@ -160,7 +164,7 @@ def import_zoo(
     >>> import_zoo("published.tgz", "zoos/published", license="MIT")  # doctest: +SKIP
     """
     start = time.monotonic()
-    opened, folder = open_source(source), Path(to).absolute()
+    opened, folder = open_source(source, endpoint=endpoint, token=token), Path(to).absolute()
     check_folder(folder)
     chosen = _adapter(opened, adapter)
     license = license or chosen.license

@@ -11,7 +11,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -72,53 +72,71 @@ class SourceFile:
         return data
 
 
+@dataclass(frozen=True)
+class Blob:
+    """The bytes of a source that is one file, here or on another machine.
+
+    Parameters
+    ----------
+    address : as messages have it.
+    name : the file's name.
+    size : bytes.
+    open : a stream of them from the start, which can seek.
+    is_local : whether several threads may read it at once.
+    """
+
+    address: str
+    name: str
+    size: int
+    open: Callable[[], IO[bytes]] = field(repr=False)
+    is_local: bool = True
+
+    @classmethod
+    def of(cls, path: Path) -> "Blob":
+        """A file of this machine."""
+        return cls(str(path), path.resolve().name, path.stat().st_size, _opener(path))
+
+
 class Source(ABC):
     """Something with files in it that can be read from the first to the last, as often as one likes.
 
     Attributes
     ----------
+    address : as it was given.
+    name : the folder's or the archive's name without suffixes: the same for a folder and an archive of it.
     nbytes : bytes in all, as ``position`` counts them.
     position : bytes that the last pass has read or skipped.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.position = path, 0
-        self.nbytes = path.stat().st_size
-
-    @cached_property
-    def name(self) -> str:
-        """The folder's or the archive's name without suffixes: the same for a folder and an archive of it."""
-        return stem(self.path.resolve().name)
-
-    @property
-    def address(self) -> str:
-        """As it was given."""
-        return str(self.path)
+    def __init__(self, address: str, name: str, nbytes: int) -> None:
+        self.address, self.name, self.nbytes, self.position = address, stem(name), nbytes, 0
 
     @abstractmethod
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files: folders and zip archives in order of their paths, tar archives in their own."""
 
 
-def open_source(address: str | os.PathLike[str]) -> Source:
-    """The source at an address: a folder, a tar or zip archive, or a single file.
+def open_path(path: Path) -> Source:
+    """A folder, an archive or a file of this machine.
 
     Raises
     ------
     ZooError
         Nothing is there.
     """
-    path = Path(address)
     if path.is_dir():
         return FolderSource(path)
     if not path.is_file():
-        step = "Give a folder, an archive (.tar .tgz .tar.xz .zip) or a checkpoint file."
-        raise ZooError(Problem(str(address), "source", "a folder or a file", "nothing", step))
-    if path.name.lower().endswith(_TAR_SUFFIXES):
-        return TarSource(path)
-    if path.name.lower().endswith(".zip"):
-        return ZipSource(path)
-    return FileSource(path)
+        step = "Give a folder, an archive (.tar .tgz .tar.xz .zip), a checkpoint file, or an address https:// or hf://."
+        raise ZooError(Problem(str(path), "source", "a folder or a file", "nothing", step))
+    return open_blob(Blob.of(path))
+
+
+def open_blob(blob: Blob) -> Source:
+    """An archive, by its suffix, or a single file."""
+    if blob.name.lower().endswith(_TAR_SUFFIXES):
+        return TarSource(blob)
+    return ZipSource(blob) if blob.name.lower().endswith(".zip") else FileSource(blob)
 
 
 def stem(name: str) -> str:
@@ -135,16 +153,15 @@ class FolderSource(Source):
     """A folder and those inside it; links to files are followed, links to folders are not."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
         found = {item.relative_to(path).as_posix(): item.stat().st_size for item in _walk(path)}
-        self._sizes = {name: found[name] for name in sorted(found)}
-        self.nbytes = sum(found.values())
+        super().__init__(str(path), path.resolve().name, sum(found.values()))
+        self._path, self._sizes = path, {name: found[name] for name in sorted(found)}
 
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
         self.position = 0
         for path, size in self._sizes.items():
-            yield SourceFile(path, size, _opener(self.path / path))
+            yield SourceFile(path, size, _opener(self._path / path))
             self.position += size
 
 
@@ -164,40 +181,53 @@ def _opener(path: Path) -> Callable[[], IO[bytes]]:
 class FileSource(Source):
     """A single file."""
 
+    def __init__(self, blob: Blob) -> None:
+        super().__init__(blob.address, blob.name, blob.size)
+        self._blob = blob
+
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
         self.position = 0
-        yield SourceFile(self.path.name, self.nbytes, _opener(self.path))
+        yield SourceFile(self._blob.name, self.nbytes, self._blob.open)
         self.position = self.nbytes
 
 
 class ZipSource(Source):
     """A zip archive."""
 
+    def __init__(self, blob: Blob) -> None:
+        super().__init__(blob.address, blob.name, blob.size)
+        self._blob = blob
+
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
         self.position = 0
-        try:
-            archive = zipfile.ZipFile(self.path)
-        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
-            _refuse(self.address, "archive", "a whole zip archive", f"{type(error).__name__}: {error}", _FETCH_AGAIN)
-        with archive:
+        with self._blob.open() as packed:
+            try:
+                archive = zipfile.ZipFile(packed)
+            except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+                got = f"{type(error).__name__}: {error}"
+                _refuse(self.address, "archive", "a whole zip archive", got, _FETCH_AGAIN)
             seen: set[str] = set()
             for info in sorted(archive.infolist(), key=lambda item: item.filename):
-                if info.is_dir():
-                    continue
-                path = _checked_path(info.filename, self.address)
-                if path in seen:
-                    _refuse(self.address, "member", "every path once", f"{excerpt(path)!r} twice", "Repack it.")
-                seen.add(path)
-                if info.flag_bits & _ENCRYPTED:
-                    step = "Decrypt the archive, and import that."
-                    _refuse(self.address, f"member {excerpt(path)!r}", "unencrypted bytes", "an encrypted one", step)
-                if info.file_size > max(_ALWAYS_ALLOWED, _EXPANSION * info.compress_size):
-                    _refuse_expansion(self.address, path, info.file_size, info.compress_size)
-                yield SourceFile(path, info.file_size, self._opener(archive, info))
-                self.position += info.compress_size
+                if not info.is_dir():
+                    path = self._checked(info, seen)
+                    yield SourceFile(path, info.file_size, self._opener(archive, info))
+                    self.position += info.compress_size
         self.position = self.nbytes
+
+    def _checked(self, info: zipfile.ZipInfo, seen: set[str]) -> str:
+        """A member's path, after what its entry in the directory says was checked."""
+        path = _checked_path(info.filename, self.address)
+        if path in seen:
+            _refuse(self.address, "member", "every path once", f"{excerpt(path)!r} twice", "Repack it.")
+        seen.add(path)
+        if info.flag_bits & _ENCRYPTED:
+            step = "Decrypt the archive, and import that."
+            _refuse(self.address, f"member {excerpt(path)!r}", "unencrypted bytes", "an encrypted one", step)
+        if info.file_size > max(_ALWAYS_ALLOWED, _EXPANSION * info.compress_size):
+            _refuse_expansion(self.address, path, info.file_size, info.compress_size)
+        return path
 
     def _opener(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Callable[[], IO[bytes]]:
         def open_member() -> IO[bytes]:
@@ -212,9 +242,13 @@ class ZipSource(Source):
 class TarSource(Source):
     """A tar archive, as it is or packed by gzip or xz, read in its own order."""
 
+    def __init__(self, blob: Blob) -> None:
+        super().__init__(blob.address, blob.name, blob.size)
+        self._blob = blob
+
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
-        with self.path.open("rb") as packed, _unpacked(self.path, packed) as stream:
+        with self._blob.open() as packed, _unpacked(self._blob, packed) as stream:
             yield from self._members(stream, packed)
             self.position = self.nbytes
 
@@ -283,25 +317,25 @@ class _Checked(io.RawIOBase, IO[bytes]):
 
 
 @contextlib.contextmanager
-def _unpacked(path: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
+def _unpacked(blob: Blob, packed: IO[bytes]) -> Iterator[IO[bytes]]:
     """The tar archive's own bytes."""
-    name = path.name.lower()
+    name = blob.name.lower()
     if name.endswith((".xz", ".txz")):
         with lzma.open(packed) as stream:
             yield stream
     elif name.endswith((".gz", ".tgz")):
-        with _gunzip(packed) as stream:
+        with _gunzip(packed, is_local=blob.is_local) as stream:
             yield stream
     else:
         yield packed
 
 
-def _gunzip(packed: IO[bytes]) -> Any:
-    """Unpacks gzip, with rapidgzip on all cores where it is installed."""
-    try:
-        import rapidgzip
-    except ImportError:
+def _gunzip(packed: IO[bytes], *, is_local: bool) -> Any:
+    """Unpacks gzip; a file of this machine with rapidgzip on all cores, where it is installed."""
+    if not is_local or find_spec("rapidgzip") is None:
         return gzip.open(packed)
+    import rapidgzip
+
     return rapidgzip.open(packed, parallelization=os.cpu_count() or 1)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.imports.sources import open_source, stem
+from ckptzoo.hub.imports.remote_sources import open_source
+from ckptzoo.hub.imports.sources import stem
 from tests.support.published_zoos import packed
 
 

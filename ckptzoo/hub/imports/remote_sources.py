@@ -1,0 +1,174 @@
+"""Sources on other machines: files behind a web server with ranges, and dataset repositories of a hub.
+
+Nothing is stored here: archives are read as they arrive, and a transfer that breaks off goes on at its next byte.
+"""
+
+import io
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from ckptzoo.errors import Problem, RemoteError, ZooError
+from ckptzoo.hub.imports.sources import Blob, Source, SourceFile, open_blob, open_path
+from ckptzoo.remote import http
+from ckptzoo.remote.address import HubAddress, WebAddress, candidates
+from ckptzoo.remote.http import Connections
+from ckptzoo.remote.hub_store import HubStore, hub_address
+from ckptzoo.remote.retry import RetryPolicy, read_range, retry
+from ckptzoo.remote.stores import CancelToken, FileEntry, Store
+from ckptzoo.remote.web_store import StaticStore
+
+_SEEK_BYTES = 2**18
+"""What is read and dropped rather than asked for again by a new request."""
+
+
+def open_source(address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None) -> Source:
+    """The source at an address: a folder, an archive or a file, here, ``https://...``, or ``hf://datasets/...``.
+
+    Parameters
+    ----------
+    endpoint, token : of the hub, if they are not those that huggingface_hub uses.
+
+    Raises
+    ------
+    ZooError
+        Nothing is there, or the server does not serve ranges.
+    """
+    text = os.fspath(address)
+    if "://" not in text:
+        return open_path(Path(text))
+    (place, *_) = candidates(text)
+    if isinstance(place, HubAddress):
+        return _of_hub(place, endpoint, token)
+    if isinstance(place, WebAddress):
+        return open_blob(_of_web(place.url))
+    step = "Give a folder, an archive, or an address https:// or hf://datasets/."
+    raise ZooError(Problem(text, "source", "https:// or hf://datasets/", text, step))
+
+
+def _of_web(url: str) -> Blob:
+    folder, _, name = url.rpartition("/")
+    retry_policy, connections = RetryPolicy(), Connections()
+
+    def request() -> int:
+        sent = {"Range": "bytes=0-0"}
+        with http.get(connections, url, location=url, cancel=CancelToken(), headers=sent) as answer:
+            total = answer.headers.get("content-range", "").rpartition("/")[2]
+            if answer.status not in (200, 206):
+                raise http.refusal(answer, url)
+            if answer.status != 206 or not total.isdecimal():
+                step = "Download it, and import the file."
+                raise RemoteError(Problem(url, "answer", "a range of the file, and its size", "the whole file", step))
+            return int(total)
+
+    size = retry(request, retry_policy=retry_policy, cancel=CancelToken())
+    store = StaticStore(folder, "", {name: FileEntry(name, size)}, connections)
+    return _blob(store, name, url)
+
+
+def _of_hub(place: HubAddress, endpoint: str | None, token: str | None) -> Source:
+    repository = HubAddress(place.repo, place.revision)
+    store = HubStore.opened(repository, retry_policy=RetryPolicy(), endpoint=endpoint, token=token)
+    address = hub_address(place, store.endpoint)
+    if place.folder in store.entries:
+        return open_blob(_blob(store, place.folder, address))
+    inside = f"{place.folder}/" if place.folder else ""
+    names = [name for name in store.entries if name.startswith(inside)]
+    if not names:
+        step = "Check the path; the repository's page lists its files."
+        raise ZooError(Problem(address, "source", "a folder or a file of the repository", "nothing", step))
+    return RepositorySource(store, address, inside, names)
+
+
+def _blob(store: Store, name: str, address: str) -> Blob:
+    size = store.entries[name].size
+    return Blob(address, name.rpartition("/")[2], size, lambda: _buffered(store, name), is_local=False)
+
+
+class RepositorySource(Source):
+    """A folder of a repository."""
+
+    def __init__(self, store: Store, address: str, inside: str, names: list[str]) -> None:
+        name = inside.rstrip("/").rpartition("/")[2] or address.rpartition("/")[2].partition("@")[0]
+        super().__init__(address, name, sum(store.entries[name].size for name in names))
+        self._store, self._inside, self._names = store, inside, names
+
+    def files(self) -> Iterator[SourceFile]:
+        """A pass over all files; what is not read is not fetched."""
+        self.position = 0
+        for name in self._names:
+            entry = self._store.entries[name]
+            yield SourceFile(name.removeprefix(self._inside), entry.size, self._opener(name))
+            self.position += entry.size
+
+    def _opener(self, name: str) -> Any:
+        return lambda: _buffered(self._store, name)
+
+
+def _buffered(store: Store, name: str) -> IO[bytes]:
+    return io.BufferedReader(_RemoteFile(store, name), _SEEK_BYTES)
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file of a store, read from where it is asked for to its end by one request, until another place is wanted."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self._name, self._size = store, name, store.entries[name].size
+        self._position = 0
+        self._pieces: Generator[bytes] | None = None
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """The place of the next byte."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place; the next read begins a request there, unless it is near."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        target = max(0, start + offset)
+        ahead = target - self._position
+        if self._pieces is not None and 0 <= ahead <= _SEEK_BYTES:
+            while ahead and (skipped := self._take(ahead)):
+                ahead -= len(skipped)
+        elif ahead:
+            self._stop()
+        self._position = target
+        return target
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer as far as the next piece goes; 0 at the end."""
+        if self._position >= self._size:
+            return 0
+        piece = self._take(len(buffer))
+        buffer[: len(piece)] = piece
+        self._position += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        """End the request."""
+        self._stop()
+        super().close()
+
+    def _take(self, count: int) -> memoryview:
+        if self._pieces is None:
+            self._pieces = read_range(
+                self._store, self._name, self._position, self._size, retry_policy=RetryPolicy(), cancel=CancelToken()
+            )
+        if not self._left:
+            self._left = memoryview(next(self._pieces, b""))
+        piece, self._left = self._left[:count], self._left[count:]
+        return piece
+
+    def _stop(self) -> None:
+        if self._pieces is not None:
+            self._pieces.close()
+        self._pieces, self._left = None, memoryview(b"")

@@ -63,6 +63,7 @@ bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON 
 	@$(PY) benchmarks/server.py
 	@$(PY) benchmarks/shared.py
 	@$(PY) benchmarks/remote.py
+	@$(PY) benchmarks/imports.py
 
 MINUTES ?= 8
 OUT ?= bench-results/gpu

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,11 +37,11 @@ from ckptzoo.text import Progress, counted, excerpt, size
 if TYPE_CHECKING:
     from rich.console import Console
 
-BATCH_FILES, BATCH_BYTES = 256, 256 * 2**20
+BATCH_FILES, BATCH_BYTES = 256, 64 * 2**20
 """Files that are read together; two such batches are in memory."""
 AUTO = "auto"
-_RECOGNISED_BY = 1_000
-"""Paths of a source that ``auto`` looks at."""
+_RECOGNISED_BY, _RECOGNISED_BYTES = 1_000, 256 * 2**20
+"""Paths of a source that ``auto`` looks at, and bytes of their files: packed ones are unpacked for it."""
 _MAX_LISTED = 20
 
 
@@ -215,10 +215,11 @@ def _adapter(source: Source, name: str) -> Adapter:
             step = "Name one of these."
             raise ZooError(Problem("--as", "format", ", ".join([AUTO, *ADAPTERS]), repr(name), step))
         return ADAPTERS[name]
-    paths: list[str] = []
+    paths, nbytes = list[str](), 0
     for file in source.files():
         paths.append(file.path)
-        if len(paths) >= _RECOGNISED_BY:
+        nbytes += file.size
+        if len(paths) >= _RECOGNISED_BY or nbytes > _RECOGNISED_BYTES:
             break
     if zoo := next((path for path in paths if path.rpartition("/")[2] == layout.ZOO), None):
         step = "Open it as it is, or copy it with ckptzoo pull; ckptzoo export writes its checkpoints to files."
@@ -466,10 +467,10 @@ class _Importer:
 
 def _digest(arrays: Iterable[NDArray[Any]]) -> bytes:
     """Of a checkpoint's numbers, whatever their names."""
-    digest = blake2b(digest_size=16)
+    digest = sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
-    return digest.digest()
+    return digest.digest()[:16]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -248,11 +248,11 @@ class TarSource(Source):
 
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
-        with self._blob.open() as packed, _unpacked(self._blob, packed) as stream:
-            yield from self._members(stream, packed)
+        with self._blob.open() as packed, _unpacked(self._blob, packed) as (stream, consumed):
+            yield from self._members(stream, consumed)
             self.position = self.nbytes
 
-    def _members(self, stream: IO[bytes], packed: IO[bytes]) -> Iterator[SourceFile]:
+    def _members(self, stream: IO[bytes], consumed: Callable[[], int]) -> Iterator[SourceFile]:
         seen: set[str] = set()
         try:
             with tarfile.open(fileobj=stream, mode="r|", bufsize=_READ_BYTES) as archive:
@@ -268,9 +268,11 @@ class TarSource(Source):
                     if path in seen:
                         _refuse(self.address, "member", "every path once", f"{excerpt(path)!r} twice", "Repack it.")
                     seen.add(path)
-                    consumed = self.position = packed.tell()
-                    if info.offset_data + info.size > max(_ALWAYS_ALLOWED, _EXPANSION * max(consumed, _READ_BYTES)):
-                        _refuse_expansion(self.address, path, info.offset_data + info.size, consumed)
+                    self.position = consumed()
+                    if info.offset_data + info.size > max(
+                        _ALWAYS_ALLOWED, _EXPANSION * max(self.position, _READ_BYTES)
+                    ):
+                        _refuse_expansion(self.address, path, info.offset_data + info.size, self.position)
                     yield SourceFile(path, info.size, self._opener(archive, info))
         except (tarfile.TarError, EOFError, OSError, lzma.LZMAError, ValueError, RuntimeError) as error:
             if isinstance(error, OSError) and error.errno is not None:
@@ -317,26 +319,23 @@ class _Checked(io.RawIOBase, IO[bytes]):
 
 
 @contextlib.contextmanager
-def _unpacked(blob: Blob, packed: IO[bytes]) -> Iterator[IO[bytes]]:
-    """The tar archive's own bytes."""
+def _unpacked(blob: Blob, packed: IO[bytes]) -> Iterator[tuple[Any, Callable[[], int]]]:
+    """The tar archive's own bytes, and how many of the packed ones were used for them."""
     name = blob.name.lower()
     if name.endswith((".xz", ".txz")):
         with lzma.open(packed) as stream:
-            yield stream
-    elif name.endswith((".gz", ".tgz")):
-        with _gunzip(packed, is_local=blob.is_local) as stream:
-            yield stream
+            yield stream, packed.tell
+    elif not name.endswith((".gz", ".tgz")):
+        yield packed, packed.tell
+    elif blob.is_local and find_spec("rapidgzip") is not None:
+        # on all cores; it reads the file by itself
+        import rapidgzip
+
+        with rapidgzip.open(packed, parallelization=os.cpu_count() or 1) as stream:
+            yield stream, lambda: stream.tell_compressed() // 8
     else:
-        yield packed
-
-
-def _gunzip(packed: IO[bytes], *, is_local: bool) -> Any:
-    """Unpacks gzip; a file of this machine with rapidgzip on all cores, where it is installed."""
-    if not is_local or find_spec("rapidgzip") is None:
-        return gzip.open(packed)
-    import rapidgzip
-
-    return rapidgzip.open(packed, parallelization=os.cpu_count() or 1)
+        with gzip.open(packed) as stream:
+            yield stream, packed.tell
 
 
 def _checked_path(name: str, location: str) -> str:

@@ -121,7 +121,7 @@ class Target:
         for number, items in groups.items():
             zoo = self._zoos[number]
             stacked = {
-                tensor.name: np.stack([tensors[zoo.matched[signature][tensor.name]] for signature, tensors, _ in items])
+                tensor.name: _stacked([tensors[zoo.matched[signature][tensor.name]] for signature, tensors, _ in items])
                 for tensor in zoo.arch.tensors
             }
             self._write(zoo, stacked, [row for _, _, row in items])
@@ -282,6 +282,10 @@ class Target:
             beside.rename(self.folder)
         else:
             beside.rmdir()
+
+
+def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return np.stack(arrays) if len(arrays) > 1 else arrays[0][None]  # a large file comes alone: not copied
 
 
 def _label_of(arch: Architecture) -> str:

@@ -154,6 +154,36 @@ def modes(
 
 
 @study.command()
+def predict_accuracy(
+    zoo: ZooAddress,
+    variant: Studied = "canonical",
+    target: Annotated[
+        str, typer.Option(metavar="COLUMN", help="What is predicted; claimed_test_accuracy of imported zoos.")
+    ] = "test_accuracy",
+    splits: Annotated[int, typer.Option(metavar="N", min=1, help="Random splits.")] = 5,
+    copies: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Permuted copies of each training network, in one of the rows.")
+    ] = 4,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of splits, permutations and trees.")] = 0,
+    output: Output = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """How well do weights alone tell a network's accuracy?
+
+    Ridge regression and trees on statistics of the weights and on the weights, as trained and in a gauge, split by
+    member; and what a split of checkpoints would claim.
+    """
+    from ckptzoo.studies.predict_accuracy import predict_accuracy as compute
+
+    with bar("fitting regressors") as progress:
+        result = compute(
+            opened(zoo, where), variant, target=target, splits=splits, copies=copies, seed=seed, progress=progress
+        )
+    print_study(result, output, as_json)
+
+
+@study.command()
 def toy(zoo: ZooAddress, output: Output = None, where: Where = None, as_json: AsJson = False) -> None:
     """What do symmetries do to the posterior of a perceptron with two neurons?
 

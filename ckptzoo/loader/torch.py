@@ -89,7 +89,7 @@ class TorchStream:
         self._start = self._state = self._stream.state_dict()
 
 
-def _refuse_to_collate(batches: list[Batch], **_: Any) -> NoReturn:
+def refuse_to_collate(batches: list[Any], **_: Any) -> NoReturn:
     """What DataLoader calls to make one batch of several, where it was not told that the dataset makes batches."""
     step = "Write DataLoader(dataset, batch_size=None), and the size in zoo.to_torch(..., batch_size=...)."
     got = f"one that puts {len(batches)} batches of up to {len(batches[0])} checkpoints together"
@@ -99,7 +99,7 @@ def _refuse_to_collate(batches: list[Batch], **_: Any) -> NoReturn:
 
 
 # without an entry of its own, a Batch is a type that torch cannot put together, and the error does not say what to do
-default_collate_fn_map[Batch] = _refuse_to_collate
+default_collate_fn_map[Batch] = refuse_to_collate
 
 
 class ZooDataset(IterableDataset[Batch]):
@@ -154,14 +154,17 @@ class ZooDataset(IterableDataset[Batch]):
         # a worker that is spawned has no process group to ask
         return {**self.__dict__, "_ranks": self._rank()}
 
-    def __iter__(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
+        """This worker's batches, as numpy has them."""
         info = get_worker_info()
         rank, world_size = self._rank()
         shard = ReaderShard(rank, world_size, *((info.id, info.num_workers) if info is not None else (0, 1)))
         stream = Stream(self._source, **self._options, shard=shard)
         stream.load_state_dict(self.state_dict())
-        for batch in stream:
-            yield batch.with_arrays(owned)
+        return iter(stream)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (batch.with_arrays(owned) for batch in self.batches())
 
     def state_dict(self) -> State:
         """Where the next iteration starts."""

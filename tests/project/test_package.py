@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
         ("import ckptzoo", "numpy pyarrow torch huggingface_hub datasets safetensors typer matplotlib"),
         ("import ckptzoo.schema.architecture, ckptzoo.errors", "numpy pyarrow torch"),
         ("import ckptzoo; ckptzoo.open; ckptzoo.create; ckptzoo.verify", "torch datasets huggingface_hub matplotlib"),
+        ("import ckptzoo; ckptzoo.learning", "torch datasets huggingface_hub matplotlib"),
         ("import ckptzoo.archs, ckptzoo.symmetry, ckptzoo.measure, ckptzoo.studies, ckptzoo.derive", "torch datasets"),
         ("import ckptzoo.cli", "numpy pyarrow torch datasets matplotlib"),
         ("import ckptzoo; ckptzoo.push, ckptzoo.pull, ckptzoo.search", "torch datasets huggingface_hub matplotlib"),

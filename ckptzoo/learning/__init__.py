@@ -1,0 +1,30 @@
+"""Weights as training data: streams with random group elements, statistics, targets, mixes of zoos.
+
+>>> import ckptzoo
+>>> from ckptzoo import learning
+>>> zoo = ckptzoo.open("cards/mnist-optunet")  # doctest: +SKIP
+>>> stream = learning.stream(zoo, target="test_accuracy", augment=learning.Augment(scales=0.3))  # doctest: +SKIP
+>>> next(iter(stream)).y.shape  # doctest: +SKIP
+(64,)
+"""
+
+from ckptzoo.learning.augment import Augment
+from ckptzoo.learning.mix import Mix, mix
+from ckptzoo.learning.statistics import PER, Statistics, statistics
+from ckptzoo.learning.stream import Batch, Form, Stream, stream, to_torch
+from ckptzoo.learning.targets import targets
+
+__all__ = [
+    "PER",
+    "Augment",
+    "Batch",
+    "Form",
+    "Mix",
+    "Statistics",
+    "Stream",
+    "mix",
+    "statistics",
+    "stream",
+    "targets",
+    "to_torch",
+]

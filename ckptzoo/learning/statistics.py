@@ -224,15 +224,25 @@ class _Moments:
     """The mean and the sum of squared differences from it, by position."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.count, self.mean, self.squares = 0, np.zeros(shape), np.zeros(shape)
+        self.count, self.origin = 0, np.zeros(shape)
+        self.shift, self.squares = np.zeros(shape), np.zeros(shape)
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """Of everything so far."""
+        return self.origin + self.shift
 
     def add(self, values: NDArray[np.float64]) -> None:
         """Count (B, *shape) more."""
         with np.errstate(invalid="ignore", over="ignore"):  # infinities are named at the end
+            if not self.count:
+                # what never changes then has differences of exactly 0
+                self.origin = values[0]
+            values = values - self.origin
             B, mean = len(values), values.mean(axis=0)
             squares = np.square(values - mean).sum(axis=0)
-            shift, total = mean - self.mean, self.count + B
-            self.mean = self.mean + shift * (B / total)
+            shift, total = mean - self.shift, self.count + B
+            self.shift = self.shift + shift * (B / total)
             self.squares = self.squares + squares + np.square(shift) * (self.count * B / total)
         self.count = total
 

@@ -154,7 +154,7 @@ def test_bad_input(tmp_path, zoo, weights):
     with pytest.raises(ZooError, match="tensor 'other'"):
         found.apply({"other": np.zeros((2, 8), np.float32)})
     weights["fc2.bias"][3, 1] = np.nan
-    with pytest.raises(ZooError, match="statistics of 'fc2.bias': expected finite weights"):
+    with pytest.raises(ZooError, match=r"statistics of 'fc2\.bias': expected finite weights"):
         learning.statistics(zoo_of(tmp_path / "nan", weights))
 
 

@@ -1,7 +1,7 @@
 """Random group elements that follow from seed, epoch, id and view alone, whoever draws them and how many at a time."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -74,14 +74,9 @@ class Augment:
         keys = element_keys(id_hashes(ids), seed, epoch, view)
         perms, scales = Draw.of(symmetry, self)(keys)
         whole = GroupElement.identity(symmetry, len(keys))
-        perms = {name: perms[name] if name in perms else perm for name, perm in whole.perms.items()}
-        return GroupElement(
-            perms,
-            {
-                name: np.take_along_axis(scales[name], perms[name], axis=1) if name in scales else scale
-                for name, scale in whole.scales.items()
-            },
-        )
+        moved = {**whole.perms, **perms}
+        scaled = {name: np.take_along_axis(scale, moved[name], axis=1) for name, scale in scales.items()}
+        return GroupElement(moved, {**whole.scales, **scaled})
 
     def require(self, symmetry: Symmetry | None, variant: str, *, location: str) -> Symmetry:
         """The table, where the elements may be applied to a variant's weights.
@@ -197,20 +192,20 @@ class Draw:
 
 
 def bounded(
-    scales: Mapping[str, NDArray[np.float64]], tensors: Mapping[str, NDArray[Any]], table: Symmetry
+    scales: Mapping[str, NDArray[np.float64]], read: Callable[[str], NDArray[Any]], table: Symmetry
 ) -> dict[str, NDArray[np.float64]]:
     """The scales, of which none makes a running variance negative.
 
     Parameters
     ----------
     scales : group to (K, n), of the channels in the order of the tensors.
-    tensors : name to (K, *shape).
+    read : a running variance by its name, (K, *shape).
     """
     made = dict(scales)
     for action in table.actions:
         if action.exponent != 2 or not action.eps or not action.groups & made.keys():
             continue
-        variance = by_channel(np.asarray(tensors[action.tensor], np.float64), action)
+        variance = by_channel(np.asarray(read(action.tensor), np.float64), action)
         variance = np.maximum(variance, 0).reshape(len(variance), variance.shape[1] * variance.shape[2], -1)
         for name, places in positions(action, table):
             if name in made:

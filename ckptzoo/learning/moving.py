@@ -1,21 +1,44 @@
-"""Random group elements acting on batches that are read one after the other: scales in place, then permutations."""
+"""Random group elements acting on batches: scales, then standardisation, then permutations, while rows are in cache."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.format.header import numpy_dtype
+from ckptzoo.learning.statistics import Statistics
+from ckptzoo.schema.symmetry import AxisAction, Symmetry
 from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.moves import Move, sources
 from ckptzoo.symmetry.scales import scaled_variance
 
 Tensors = dict[str, NDArray[Any]]
 """Tensor name to (B, *shape)."""
+Drawn = tuple[Mapping[str, NDArray[np.int64]], Mapping[str, NDArray[np.float64]]]
+"""Permutations (B, n) by group, and scales (B, n) of the channels in their old order; groups left alone are missing."""
+Read = Callable[[str, slice], NDArray[Any]]
+"""A tensor's name and a run of the batch, to the weights as stored, (run, *shape)."""
+_CHUNK_BYTES = 2**19
+"""Weights of one tensor that are read, scaled and moved together: they stay in a core's second-level cache."""
 _ENTRIES = 1024
 """From this number of entries a tensor's rows and columns are moved one after the other, checkpoint by checkpoint,
-instead of through a list of where each entry comes from: measured."""
+instead of by a list of where each entry comes from: measured."""
+_HALVES = (np.dtype(np.float16), numpy_dtype("bfloat16"))
+
+
+@dataclass(frozen=True, eq=False)
+class _Acting:
+    """What acts on one tensor of a batch: rows (B, rows), columns (B, blocks, columns), and factors in their order."""
+
+    row: Any | None
+    column: Any | None
+    factors: list[tuple[AxisAction, NDArray[Any]]]
+
+    def __getitem__(self, run: slice) -> "_Acting":
+        row, column = (None if index is None else index[run] for index in (self.row, self.column))
+        return _Acting(row, column, [(action, factor[run]) for action, factor in self.factors])
 
 
 class Mover:
@@ -24,70 +47,117 @@ class Mover:
     Parameters
     ----------
     shapes : tensor name to its shape in one checkpoint.
-    table : the symmetries.
+    table : the symmetries; None where nothing is drawn.
+    statistics : by which weights are standardised between scales and permutations.
 
     Notes
     -----
-    Permutations move bits. Scales act in float64 on variances and in the tensor's own precision elsewhere: a weight
-    that is scaled on two axes is rounded up to four times. No bit depends on the other checkpoints of a batch.
+    Permutations move bits. Scales act in float64 on variances and in the tensor's own precision elsewhere, at least
+    float32: a weight that is scaled on two axes is rounded four times. No bit depends on the other checkpoints of a
+    batch. Beside the result a few MiB.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], table: Symmetry) -> None:
-        self._moves = {name: Move.of(shape, table.actions_on(name), table) for name, shape in shapes.items()}
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], table: Symmetry | None, statistics: Statistics | None = None
+    ) -> None:
+        self._statistics = statistics
+        actions = {name: () if table is None else table.actions_on(name) for name in shapes}
+        self._moves = {
+            name: None if table is None or not actions[name] else Move.of(shape, actions[name], table)
+            for name, shape in shapes.items()
+        }
 
-    def scaled(self, tensors: Tensors, scales: Mapping[str, NDArray[np.float64]], *, owned: bool) -> Tensors:
-        """Every channel times its scale, group to (B, n) in the order of the tensors.
+    def views(self, read: Read, B: int, draws: Sequence[Drawn]) -> list[Tensors]:
+        """A view of the batch for each of the draws.
 
         Parameters
         ----------
-        owned : whether the tensors may be overwritten where that is possible.
+        read : reads the weights; nothing that it gives is kept or changed, unless it may be written to.
+        B : checkpoints.
         """
-        made = dict(tensors)
-        for name, array in tensors.items():
-            move = self._moves[name]
-            factors = move.factors(scales) if is_float(array) else []
-            if not factors:
-                continue
-            # what does not move is one element a row
-            work: Any = array.reshape(len(array), move.shape[0], -1)
-            free = owned and array.flags.writeable and array.flags.c_contiguous
-            for action, factor in factors:
-                if action.exponent == 2:
-                    values = work.astype(np.float64)
-                    found = scaled_variance(values, factor, action.eps, float(np.finfo(array.dtype).eps), action.tensor)
-                    work, free = found.astype(array.dtype), True
-                    continue
-                act = np.divide if action.exponent == -1 else np.multiply
-                factor = factor.astype(array.dtype)
-                if 1 < factor.shape[1] < work.shape[1]:
-                    factor = np.repeat(factor, work.shape[1] // factor.shape[1], axis=1)
-                work, free = act(work, factor, out=work if free else None), True
-            made[name] = work.reshape(array.shape)
-        return made
+        views: list[Tensors] = [{} for _ in draws]
+        for name, move in self._moves.items():
+            for made, found in zip(views, self._views_of(name, move, read, B, draws), strict=True):
+                made[name] = found
+        return views
 
-    def permuted(self, tensors: Tensors, perms: Mapping[str, NDArray[np.int64]]) -> Tensors:
-        """New arrays in which every channel is where its group's permutation (B, n) puts it; others as they are."""
-        made = dict(tensors)
-        for name, array in tensors.items():
-            move = self._moves[name]
-            row, column = move.rows(perms), move.columns(perms)
-            if row is not None or column is not None:
-                made[name] = np.empty(array.shape, array.dtype)
-                _gather(np.ascontiguousarray(array), row, column, move, made[name])
-        return made
+    def _views_of(self, name: str, move: Move | None, read: Read, B: int, draws: Sequence[Drawn]) -> list[NDArray[Any]]:
+        first = read(name, slice(0, 1))
+        dtype = np.dtype(np.float32) if first.dtype in _HALVES else first.dtype
+        floats = is_float(first)
+        acting = [_acting(move, perms, scales if floats else {}, dtype) for perms, scales in draws]
+        standard = self._statistics.near(name, first.astype(dtype)) if floats and self._statistics else None
+        if standard is None and not any(map(_changes, acting)):
+            whole = read(name, slice(0, B))
+            return [whole.astype(dtype, copy=False)] * len(draws)
+        targets = [np.empty((B, *first.shape[1:]), dtype) for _ in draws]
+        for run in _runs(B, first.nbytes):
+            stored = read(name, run)
+            source = stored.astype(dtype, copy=False)
+            free = len(draws) == 1 and source.flags.writeable and source.flags.c_contiguous
+            for one, target in zip(acting, targets, strict=True):
+                work, own = _scaled(source, one[run].factors, free=free)
+                if standard is not None:
+                    work = np.subtract(work, standard[0], out=work if own else None)
+                    np.divide(work, standard[1], out=work)
+                _move(work, one[run], move, target[run])
+        return targets
 
 
-def _gather(source: NDArray[Any], row: Any | None, column: Any | None, move: Move, target: NDArray[Any]) -> None:
-    """Fill the target (B, *shape): from rows (B, rows) and columns (B, blocks, columns)."""
+def _changes(acting: _Acting) -> bool:
+    return acting.row is not None or acting.column is not None or bool(acting.factors)
+
+
+def _acting(move: Move | None, perms: Mapping[str, Any], scales: Mapping[str, Any], dtype: np.dtype[Any]) -> _Acting:
+    if move is None:
+        return _Acting(None, None, [])
+    factors = [
+        (action, factor if action.exponent == 2 else factor.astype(dtype)) for action, factor in move.factors(scales)
+    ]
+    return _Acting(move.rows(perms), move.columns(perms), factors)
+
+
+def _runs(B: int, row_bytes: int) -> Iterator[slice]:
+    step = max(1, _CHUNK_BYTES // max(1, row_bytes))
+    return (slice(start, min(start + step, B)) for start in range(0, B, step))
+
+
+def _scaled(
+    source: NDArray[Any], factors: Sequence[tuple[AxisAction, NDArray[Any]]], *, free: bool
+) -> tuple[NDArray[Any], bool]:
+    """The weights under their factors, and whether they may be written to; where ``free``, in their own memory."""
+    if not factors:
+        return source, free
+    work = source
+    for action, factor in factors:
+        # axis 0 has a factor a row; the others one for each row of a block, and each position in it
+        work = work.reshape(len(source), factor.shape[1], -1, factor.shape[2])
+        factor = factor[:, :, None]
+        if action.exponent == 2:
+            precision = float(np.finfo(source.dtype).eps)
+            found = scaled_variance(work.astype(np.float64), factor, action.eps, precision, action.tensor)
+            work = found.astype(source.dtype)
+        else:
+            act = np.divide if action.exponent == -1 else np.multiply
+            work = act(work, factor, out=work if free else None)
+        free = True
+    return work.reshape(source.shape), True
+
+
+def _move(source: NDArray[Any], acting: _Acting, move: Move | None, target: NDArray[Any]) -> None:
+    """Fill the target (B, *shape), contiguous, with what comes to each of its positions."""
+    row, column = acting.row, acting.column
+    if move is None or (row is None and column is None):
+        target[...] = source
+        return
+    source = np.ascontiguousarray(source)
     B, (rows, columns, still) = len(source), move.shape
     if column is not None and column.shape[1] == 1 and rows * columns >= _ENTRIES:
-        lines = np.empty((rows, columns, still), source.dtype) if row is not None else None
+        lines = np.empty((rows, columns, still), source.dtype)
         whole, into = source.reshape(B, rows, columns, still), target.reshape(B, rows, columns, still)
         for at in range(B):
-            here = whole[at]
-            if lines is not None and row is not None:
-                # with its default, mode="raise", np.take fills a buffer first and copies it to ``out``
-                here = np.take(here, row[at], axis=0, out=lines, mode="clip")
+            # with its default, mode="raise", np.take fills a buffer first and copies it to ``out``
+            here = whole[at] if row is None else np.take(whole[at], row[at], axis=0, out=lines, mode="clip")
             np.take(here, column[at, 0], axis=1, out=into[at], mode="clip")
         return
     index = sources(row, column, slice(0, rows), move.shape)

@@ -91,12 +91,9 @@ class Statistics:
             for name, array in tensors.items()
         }
 
-    def apply_in_place(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """``apply`` into the memory of numpy arrays that may be written to; the same bits."""
-        for name, array in tensors.items():
-            if is_float(array):
-                np.subtract(array, self._near(self.mean, name, array), out=array)
-                np.divide(array, self._near(self.deviation, name, array), out=array)
+    def near(self, name: str, array: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """A tensor's mean and deviation as ``apply`` takes them from and divides an array (K, *shape) of its dtype."""
+        return self._near(self.mean, name, array), self._near(self.deviation, name, array)
 
     def _near(self, values: Mapping[str, NDArray[np.float64]], name: str, array: Any) -> Any:
         """Values in the framework, dtype and place of a tensor."""

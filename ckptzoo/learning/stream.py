@@ -10,9 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.format.header import numpy_dtype
 from ckptzoo.learning.augment import Augment, Draw, bounded, element_keys, id_hashes
-from ckptzoo.learning.moving import Mover, Tensors
+from ckptzoo.learning.moving import Drawn, Mover, Read, Tensors
 from ckptzoo.learning.statistics import Statistics
 from ckptzoo.learning.targets import Missing, Target, targets
 from ckptzoo.loader import stream as loader
@@ -20,10 +19,6 @@ from ckptzoo.loader.checkpoint import import_torch
 from ckptzoo.loader.stream import ReaderShard, Remainder, Shuffle, Source, State
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-
-_ROW = "row"
-"""The column of positions in the selection that goes along with the weights."""
-_HALVES = (np.dtype(np.float16), numpy_dtype("bfloat16"))
 
 
 class Form(Protocol):
@@ -90,17 +85,19 @@ class UnencodedBatch:
 
 
 class Preparation:
-    """What becomes of each batch of weights: k views of it, standardised, with targets.
+    """What becomes of each batch of rows: k views of their weights, standardised, with targets.
 
     Parameters
     ----------
-    zoo : the checkpoints that are streamed, in the order of ``hashes`` and ``y``.
+    zoo : the checkpoints that are streamed.
+    source : what they are read from, in the same order.
     y : (N,) or (N, m) targets, or None.
     """
 
     def __init__(
         self,
         zoo: Zoo,
+        source: Source,
         y: NDArray[Any] | None,
         views: int,
         form: Form | None,
@@ -108,45 +105,32 @@ class Preparation:
         augment: Augment | None,
         standardize: Statistics | None,
     ) -> None:
-        self._y, self._views, self._form, self._statistics = y, views, form, standardize
+        self._source, self._y, self._views, self._form = source, y, views, form
         self._table = None if augment is None else augment.require(zoo.symmetry, variant, location=zoo.name)
         self._draw = None if augment is None or self._table is None else Draw.of(self._table, augment)
         shapes = {tensor.name: tensor.shape for tensor in zoo.arch.tensors}
-        self._mover = None if self._table is None else Mover(shapes, self._table)
+        self._mover = Mover(shapes, self._table, standardize)
         self._hashes = id_hashes(zoo.ids) if self._draw is not None else np.zeros(0, np.uint64)
 
-    def __call__(self, batch: loader.Batch) -> UnencodedBatch:
-        """The views of a batch that has the column of rows."""
-        rows, state = batch.columns[_ROW], batch.state
-        # the state is that behind the batch: at the end of an epoch the next one's start
+    def __call__(self, rows: NDArray[np.int64], state: State) -> UnencodedBatch:
+        """The views of the checkpoints at these positions, of which the state is that behind them."""
+        # at the end of an epoch the state is the start of the next one
         epoch = state["epoch"] - (state["position"] == 0)
-        tensors = {
-            name: array.astype(np.float32) if array.dtype in _HALVES else array for name, array in batch.tensors.items()
-        }
-        draws = [self._drawn(rows, state["seed"], epoch, view) for view in range(self._views)]
-        if all(not scales for _, scales in draws):
-            tensors = self._standardized(tensors, owned=False)
-            views = [self._permuted(tensors, perms) for perms, _ in draws]
-        else:
-            views = [
-                self._permuted(self._standardized(self._scaled(tensors, scales), owned=True), perms)
-                for perms, scales in draws
-            ]
-        return UnencodedBatch(tuple(views), None if self._y is None else self._y[rows], batch.ids, state, self._form)
+        places = self._source.rows[rows]
 
-    def _drawn(self, rows: NDArray[np.int64], seed: int, epoch: int, view: int) -> tuple[Any, Any]:
-        return ({}, {}) if self._draw is None else self._draw(element_keys(self._hashes[rows], seed, epoch, view))
+        def read(name: str, run: slice) -> NDArray[Any]:
+            return self._source.readers[name].gather(places[run])
 
-    def _scaled(self, tensors: Tensors, scales: Mapping[str, NDArray[np.float64]]) -> Tensors:
-        if self._mover is None or self._table is None:
-            return tensors
-        return self._mover.scaled(tensors, bounded(scales, tensors, self._table), owned=self._views == 1)
+        draws = [self._drawn(rows, read, state["seed"], epoch, view) for view in range(self._views)]
+        views = self._mover.views(read, len(rows), draws)
+        ids = tuple(self._source.ids.take(pa.array(rows)).to_pylist())
+        return UnencodedBatch(tuple(views), None if self._y is None else self._y[rows], ids, state, self._form)
 
-    def _standardized(self, tensors: Tensors, *, owned: bool) -> Tensors:
-        return tensors if self._statistics is None else self._statistics.apply(tensors)
-
-    def _permuted(self, tensors: Tensors, perms: Mapping[str, NDArray[np.int64]]) -> Tensors:
-        return tensors if self._mover is None else self._mover.permuted(tensors, perms)
+    def _drawn(self, rows: NDArray[np.int64], read: Read, seed: int, epoch: int, view: int) -> Drawn:
+        if self._draw is None or self._table is None:
+            return {}, {}
+        perms, scales = self._draw(element_keys(self._hashes[rows], seed, epoch, view))
+        return perms, bounded(scales, lambda name: read(name, slice(0, len(rows))), self._table)
 
 
 class _Views:
@@ -161,7 +145,7 @@ class _Views:
         return len(self._stream)
 
     def __iter__(self) -> Iterator[UnencodedBatch]:
-        return map(self._prepare, self._stream)
+        return (self._prepare(rows, state) for rows, state in self._stream.turns())
 
 
 class Stream:
@@ -335,7 +319,6 @@ def prepared(
     if target is not None:
         zoo, y = targets(zoo, target, missing=missing)
     source = zoo.source((), variant)
-    source = replace(source, columns=pa.table({_ROW: np.arange(len(source.rows))}))
     named = isinstance(form, str)
     made = import_module("ckptzoo.learning.forms").form_of(form, zoo.arch, zoo.symmetry) if named else form
-    return source, Preparation(zoo, y, views, made, variant, augment, standardize)
+    return source, Preparation(zoo, source, y, views, made, variant, augment, standardize)

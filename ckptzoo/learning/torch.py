@@ -23,8 +23,8 @@ class AugmentedDataset(IterableDataset[Batch]):
         self._prepare, self._dataset = prepare, ZooDataset(source, **options)
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self._dataset.batches():
-            yield self._prepare(batch).with_arrays(owned)
+        for rows, state in self._dataset.stream().turns():
+            yield self._prepare(rows, state).with_arrays(owned)
 
     def state_dict(self) -> State:
         """Where the next iteration starts."""

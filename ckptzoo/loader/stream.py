@@ -304,6 +304,13 @@ class Stream:
         return rounds(len(self._source.rows), position, self._batch_size, self._shard, self._remainder)
 
     def __iter__(self) -> Iterator[Batch]:
+        return (self._read(rows, state) for rows, state in self.turns())
+
+    def turns(self) -> Iterator[tuple[NDArray[np.int64], State]]:
+        """An iteration's batches before their tensors are read: the rows, as positions in the source's, and the state.
+
+        What is on another machine has been fetched for them.
+        """
         start, count, world_size = dict(self._start), len(self._source.rows), self._shard.world_size
         left = count - start["position"]
         if self._remainder == "error" and not is_even(left, self._batch_size, world_size):
@@ -325,7 +332,7 @@ class Stream:
         with closing(batches):  # where the consumer stops early, what is being fetched is cancelled
             for rows, (_, _, behind) in zip(batches, turns, strict=True):
                 self._state = self._state_at(start, behind)
-                yield self._read(rows, self._state)
+                yield rows, self._state
         self._start = self._state = self._state_at(start, count)
 
     def _state_at(self, start: State, position: int) -> State:

@@ -154,17 +154,17 @@ class ZooDataset(IterableDataset[Batch]):
         # a worker that is spawned has no process group to ask
         return {**self.__dict__, "_ranks": self._rank()}
 
-    def batches(self) -> Iterator[Batch]:
-        """This worker's batches, as numpy has them."""
+    def stream(self) -> Stream:
+        """This worker's share of the zoo, where the next iteration starts, in numpy."""
         info = get_worker_info()
         rank, world_size = self._rank()
         shard = ReaderShard(rank, world_size, *((info.id, info.num_workers) if info is not None else (0, 1)))
         stream = Stream(self._source, **self._options, shard=shard)
         stream.load_state_dict(self.state_dict())
-        return iter(stream)
+        return stream
 
     def __iter__(self) -> Iterator[Batch]:
-        return (batch.with_arrays(owned) for batch in self.batches())
+        return (batch.with_arrays(owned) for batch in self.stream())
 
     def state_dict(self) -> State:
         """Where the next iteration starts."""

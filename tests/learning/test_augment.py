@@ -98,13 +98,16 @@ def test_elements_are_of_the_group_and_act_as_apply_does(net, seed, scales, perm
     element.check(net.table)
     weights = net.weights(K, seed)
     perms, free = Draw.of(net.table, augment)(element_keys(id_hashes(IDS[:K]), seed, 0, 0))
-    free = bounded(free, weights, net.table)
+    free = bounded(free, weights.__getitem__, net.table)
     whole = GroupElement.identity(net.table, K)
     scaling = GroupElement(whole.perms, {**whole.scales, **free})
     moving = GroupElement({**whole.perms, **perms}, whole.scales)
     expected = apply(moving, apply(scaling, weights, net.table), net.table)
+    before = {name: array.copy() for name, array in weights.items()}
     mover = Mover(net.shapes, net.table)
-    made = mover.permuted(mover.scaled(weights, free, owned=False), perms)
+    made, again = mover.views(lambda name, run: weights[name][run], K, [(perms, free), (perms, free)])
+    assert all((weights[name] == before[name]).all() for name in weights)
+    assert all((made[name] == again[name]).all() for name in weights)
     for name, array in expected.items():
         assert made[name].dtype == array.dtype
         assert np.allclose(made[name], array, rtol=1e-13, atol=1e-15), name
@@ -133,11 +136,11 @@ def test_scales_in_front_of_a_running_variance_are_bounded_exactly():
     variance = np.array([[0.0, 1e-3, 10.0]])
     scales = np.array([[0.5, -0.5, 0.5]])
     least = np.sqrt(1e-2 / (variance + 1e-2))
-    found = bounded({"a": scales}, {"a.bias": np.ones((1, 3)), "var": variance}, table)["a"]
-    assert found.tolist() == [[least[0, 0], -least[0, 1], 0.5]]
-    made = Mover({"a.bias": (3,), "var": (3,)}, table).scaled(
-        {"a.bias": np.ones((1, 3)), "var": variance}, {"a": found}, owned=False
-    )
+    weights = {"a.bias": np.ones((1, 3)), "var": variance}
+    found = bounded({"a": scales}, weights.__getitem__, table)
+    assert found["a"].tolist() == [[least[0, 0], -least[0, 1], 0.5]]
+    mover = Mover({"a.bias": (3,), "var": (3,)}, table)
+    (made,) = mover.views(lambda name, run: weights[name][run].copy(), 1, [({}, found)])
     assert made["var"][0].tolist() == pytest.approx([0, 0, 0.25 * (10 + 1e-2) - 1e-2], abs=1e-17, rel=1e-15)
 
 

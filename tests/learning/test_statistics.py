@@ -149,7 +149,7 @@ def test_bad_input(tmp_path, zoo, weights):
     with pytest.raises(ZooError, match="expected one checkpoint or more"):
         learning.statistics(zoo[:0])
     found = learning.statistics(zoo[:3], per="position")
-    with pytest.raises(ZooError, match="tensor 'fc1.bias'"):
+    with pytest.raises(ZooError, match=r"tensor 'fc1\.bias'"):
         found.apply({"fc1.bias": np.zeros((2, 8), np.float32)})
     with pytest.raises(ZooError, match="tensor 'other'"):
         found.apply({"other": np.zeros((2, 8), np.float32)})

@@ -1,5 +1,6 @@
 """Random group elements acting on batches: scales, then standardisation, then permutations, while rows are in cache."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +21,13 @@ Drawn = tuple[Mapping[str, NDArray[np.int64]], Mapping[str, NDArray[np.float64]]
 """Permutations (B, n) by group, and scales (B, n) of the channels in their old order; groups left alone are missing."""
 Read = Callable[[str, slice], NDArray[Any]]
 """A tensor's name and a run of the batch, to the weights as stored, (run, *shape)."""
-_CHUNK_BYTES = 2**19
+_CHUNK_BYTES = 2**18
 """Weights of one tensor that are read, scaled and moved together: they stay in a core's second-level cache."""
 _ENTRIES = 1024
 """From this number of entries a tensor's rows and columns are moved one after the other, checkpoint by checkpoint,
 instead of by a list of where each entry comes from: measured."""
+_KEPT = 8
+"""Arrays of a shape that are kept at most: of a batch in use and of one ahead, in a few views."""
 _HALVES = (np.dtype(np.float16), numpy_dtype("bfloat16"))
 
 
@@ -39,6 +42,29 @@ class _Acting:
     def __getitem__(self, run: slice) -> "_Acting":
         row, column = (None if index is None else index[run] for index in (self.row, self.column))
         return _Acting(row, column, [(action, factor[run]) for action, factor in self.factors])
+
+
+class Buffers:
+    """Arrays for batches, each given again once nobody else holds it: fresh memory costs as much as filling it.
+
+    Where all arrays are in use, a new one is made, so that batches which the caller keeps are never written to. Not for
+    several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[Any, ...], list[NDArray[Any]]] = {}
+
+    def __call__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array with whatever is in it."""
+        held = self._held.setdefault((shape, dtype), [])
+        for at in range(len(held)):
+            # the list holds it, and the call; any view, tensor or buffer of it would hold it too
+            if sys.getrefcount(held[at]) == 2:
+                return held[at]
+        made = np.empty(shape, dtype)
+        if len(held) < _KEPT:
+            held.append(made)
+        return made
 
 
 class Mover:
@@ -67,21 +93,32 @@ class Mover:
             for name, shape in shapes.items()
         }
 
-    def views(self, read: Read, B: int, draws: Sequence[Drawn]) -> list[Tensors]:
+    def views(
+        self, read: Read, B: int, draws: Sequence[Drawn], empty: Callable[..., NDArray[Any]] = np.empty
+    ) -> list[Tensors]:
         """A view of the batch for each of the draws.
 
         Parameters
         ----------
         read : reads the weights; nothing that it gives is kept or changed, unless it may be written to.
         B : checkpoints.
+        empty : makes the arrays, from shape and dtype.
         """
         views: list[Tensors] = [{} for _ in draws]
         for name, move in self._moves.items():
-            for made, found in zip(views, self._views_of(name, move, read, B, draws), strict=True):
+            for made, found in zip(views, self._views_of(name, move, read, B, draws, empty), strict=True):
                 made[name] = found
         return views
 
-    def _views_of(self, name: str, move: Move | None, read: Read, B: int, draws: Sequence[Drawn]) -> list[NDArray[Any]]:
+    def _views_of(
+        self,
+        name: str,
+        move: Move | None,
+        read: Read,
+        B: int,
+        draws: Sequence[Drawn],
+        empty: Callable[..., NDArray[Any]],
+    ) -> list[NDArray[Any]]:
         first = read(name, slice(0, 1))
         dtype = np.dtype(np.float32) if first.dtype in _HALVES else first.dtype
         floats = is_float(first)
@@ -90,7 +127,7 @@ class Mover:
         if standard is None and not any(map(_changes, acting)):
             whole = read(name, slice(0, B))
             return [whole.astype(dtype, copy=False)] * len(draws)
-        targets = [np.empty((B, *first.shape[1:]), dtype) for _ in draws]
+        targets = [empty((B, *first.shape[1:]), dtype) for _ in draws]
         for run in _runs(B, first.nbytes):
             stored = read(name, run)
             source = stored.astype(dtype, copy=False)
@@ -130,9 +167,10 @@ def _scaled(
         return source, free
     work = source
     for action, factor in factors:
-        # axis 0 has a factor a row; the others one for each row of a block, and each position in it
-        work = work.reshape(len(source), factor.shape[1], -1, factor.shape[2])
-        factor = factor[:, :, None]
+        K, blocks, width = factor.shape
+        # axis 0 has a factor a row, which are the blocks then; the others one for each position in the rows of a block
+        work = work.reshape(K, blocks, -1) if width == 1 else work.reshape(K, blocks, -1, width)
+        factor = factor if width == 1 else factor[:, :, None]
         if action.exponent == 2:
             precision = float(np.finfo(source.dtype).eps)
             found = scaled_variance(work.astype(np.float64), factor, action.eps, precision, action.tensor)
@@ -156,10 +194,10 @@ def _move(source: NDArray[Any], acting: _Acting, move: Move | None, target: NDAr
         lines = np.empty((rows, columns, still), source.dtype)
         whole, into = source.reshape(B, rows, columns, still), target.reshape(B, rows, columns, still)
         for at in range(B):
-            # with its default, mode="raise", np.take fills a buffer first and copies it to ``out``
-            here = whole[at] if row is None else np.take(whole[at], row[at], axis=0, out=lines, mode="clip")
-            np.take(here, column[at, 0], axis=1, out=into[at], mode="clip")
+            # with its default, mode="raise", take fills a buffer first and copies it to ``out``
+            here = whole[at] if row is None else whole[at].take(row[at], 0, lines, "clip")
+            here.take(column[at, 0], 1, into[at], "clip")
         return
     index = sources(row, column, slice(0, rows), move.shape)
     entries = (B * rows, columns * still) if column is None else (B * rows * columns, still)
-    np.take(source.reshape(entries), index, axis=0, out=target.reshape(*index.shape, -1), mode="clip")
+    source.reshape(entries).take(index, 0, target.reshape(*index.shape, -1), "clip")

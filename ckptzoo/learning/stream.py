@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.learning.augment import Augment, Draw, bounded, element_keys, id_hashes
-from ckptzoo.learning.moving import Drawn, Mover, Read, Tensors
+from ckptzoo.learning.moving import Buffers, Drawn, Mover, Read, Tensors
 from ckptzoo.learning.statistics import Statistics
 from ckptzoo.learning.targets import Missing, Target, targets
 from ckptzoo.loader import stream as loader
@@ -112,7 +112,7 @@ class Preparation:
         self._mover = Mover(shapes, self._table, standardize)
         self._hashes = id_hashes(zoo.ids) if self._draw is not None else np.zeros(0, np.uint64)
 
-    def __call__(self, rows: NDArray[np.int64], state: State) -> UnencodedBatch:
+    def __call__(self, rows: NDArray[np.int64], state: State, buffers: Buffers) -> UnencodedBatch:
         """The views of the checkpoints at these positions, of which the state is that behind them."""
         # at the end of an epoch the state is the start of the next one
         epoch = state["epoch"] - (state["position"] == 0)
@@ -122,7 +122,7 @@ class Preparation:
             return self._source.readers[name].gather(places[run])
 
         draws = [self._drawn(rows, read, state["seed"], epoch, view) for view in range(self._views)]
-        views = self._mover.views(read, len(rows), draws)
+        views = self._mover.views(read, len(rows), draws, buffers)
         ids = tuple(self._source.ids.take(pa.array(rows)).to_pylist())
         return UnencodedBatch(tuple(views), None if self._y is None else self._y[rows], ids, state, self._form)
 
@@ -145,7 +145,8 @@ class _Views:
         return len(self._stream)
 
     def __iter__(self) -> Iterator[UnencodedBatch]:
-        return (self._prepare(rows, state) for rows, state in self._stream.turns())
+        buffers = Buffers()
+        return (self._prepare(rows, state, buffers) for rows, state in self._stream.turns())
 
 
 class Stream:

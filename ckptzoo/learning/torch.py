@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from ckptzoo.learning.moving import Buffers
 from ckptzoo.learning.stream import Batch, Preparation
 from ckptzoo.loader.stream import Source, State
 from ckptzoo.loader.torch import ZooDataset, owned, refuse_to_collate
@@ -23,8 +24,9 @@ class AugmentedDataset(IterableDataset[Batch]):
         self._prepare, self._dataset = prepare, ZooDataset(source, **options)
 
     def __iter__(self) -> Iterator[Batch]:
+        buffers = Buffers()
         for rows, state in self._dataset.stream().turns():
-            yield self._prepare(rows, state).with_arrays(owned)
+            yield self._prepare(rows, state, buffers).with_arrays(owned)
 
     def state_dict(self) -> State:
         """Where the next iteration starts."""

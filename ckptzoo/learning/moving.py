@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.learning.statistics import Statistics
+from ckptzoo.loader.readers import MmapReader, TensorReader
 from ckptzoo.schema.symmetry import AxisAction, Symmetry
 from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.moves import Move, sources
@@ -19,10 +20,8 @@ Tensors = dict[str, NDArray[Any]]
 """Tensor name to (B, *shape)."""
 Drawn = tuple[Mapping[str, NDArray[np.int64]], Mapping[str, NDArray[np.float64]]]
 """Permutations (B, n) by group, and scales (B, n) of the channels in their old order; groups left alone are missing."""
-Read = Callable[[str, slice], NDArray[Any]]
-"""A tensor's name and a run of the batch, to the weights as stored, (run, *shape)."""
-_CHUNK_BYTES = 2**18
-"""Weights of one tensor that are read, scaled and moved together: they stay in a core's second-level cache."""
+_CHUNK_BYTES = 2**20
+"""Weights of one tensor that are moved and scaled together: about a core's second-level cache."""
 _ENTRIES = 1024
 """From this number of entries a tensor's rows and columns are moved one after the other, checkpoint by checkpoint,
 instead of by a list of where each entry comes from: measured."""
@@ -94,50 +93,67 @@ class Mover:
         }
 
     def views(
-        self, read: Read, B: int, draws: Sequence[Drawn], empty: Callable[..., NDArray[Any]] = np.empty
+        self,
+        readers: Mapping[str, TensorReader],
+        rows: NDArray[np.int64],
+        draws: Sequence[Drawn],
+        empty: Callable[..., NDArray[Any]] = np.empty,
     ) -> list[Tensors]:
-        """A view of the batch for each of the draws.
+        """A view of a batch for each of the draws.
 
         Parameters
         ----------
-        read : reads the weights; nothing that it gives is kept or changed, unless it may be written to.
-        B : checkpoints.
+        readers : of the tensors.
+        rows : (B,) rows of the tree.
         empty : makes the arrays, from shape and dtype.
         """
         views: list[Tensors] = [{} for _ in draws]
+        # where standardisation is the same for all positions that a permutation exchanges, rows are moved first, so
+        # that they are read once; products and differences of single weights are the same before and behind
+        first = self._statistics is None or self._statistics.commutes
+        moved = [(perms, _moved(scales, perms) if first else scales) for perms, scales in draws]
         for name, move in self._moves.items():
-            for made, found in zip(views, self._views_of(name, move, read, B, draws, empty), strict=True):
-                made[name] = found
+            found = self._views_of(name, move, readers[name], rows, moved, first, empty)
+            for made, array in zip(views, found, strict=True):
+                made[name] = array
         return views
 
     def _views_of(
         self,
         name: str,
         move: Move | None,
-        read: Read,
-        B: int,
+        reader: TensorReader,
+        rows: NDArray[np.int64],
         draws: Sequence[Drawn],
+        moves_first: bool,
         empty: Callable[..., NDArray[Any]],
     ) -> list[NDArray[Any]]:
-        first = read(name, slice(0, 1))
-        dtype = np.dtype(np.float32) if first.dtype in _HALVES else first.dtype
-        floats = is_float(first)
+        dtype = np.dtype(np.float32) if reader.dtype in _HALVES else reader.dtype
+        shape = (len(rows), *reader.shape)
+        floats = is_float(np.empty(0, dtype))
         acting = [_acting(move, perms, scales if floats else {}, dtype) for perms, scales in draws]
-        standard = self._statistics.near(name, first.astype(dtype)) if floats and self._statistics else None
+        standard = (
+            self._statistics.near(name, np.empty((0, *reader.shape), dtype)) if floats and self._statistics else None
+        )
         if standard is None and not any(map(_changes, acting)):
-            whole = read(name, slice(0, B))
-            return [whole.astype(dtype, copy=False)] * len(draws)
-        targets = [empty((B, *first.shape[1:]), dtype) for _ in draws]
-        for run in _runs(B, first.nbytes):
-            stored = read(name, run)
-            source = stored.astype(dtype, copy=False)
-            free = len(draws) == 1 and source.flags.writeable and source.flags.c_contiguous
-            for one, target in zip(acting, targets, strict=True):
-                work, own = _scaled(source, one[run].factors, free=free)
-                if standard is not None:
-                    work = np.subtract(work, standard[0], out=work if own else None)
-                    np.divide(work, standard[1], out=work)
-                _move(work, one[run], move, target[run])
+            return [reader.gather(rows).astype(dtype, copy=False)] * len(draws)
+        targets = [empty(shape, dtype) for _ in draws]
+        held, places = reader.among(rows) if isinstance(reader, MmapReader) else (reader.gather(rows), None)
+        held, places = np.ascontiguousarray(held), np.arange(len(rows)) if places is None else places
+        if reader.dtype != dtype:
+            held, places = held[places].astype(dtype), np.arange(len(rows))
+        for run in _runs(len(rows), reader.row_bytes):
+            for whole, target in zip(acting, targets, strict=True):
+                one, into = whole[run], target[run]
+                if moves_first:
+                    _move(held, places[run], one, move, into)
+                    _scale(into, one.factors)
+                    _standardize(into, standard)
+                else:
+                    work = held[places[run]]
+                    _scale(work, one.factors)
+                    _standardize(work, standard)
+                    _move(work, np.arange(len(work)), one, move, into)
         return targets
 
 
@@ -159,45 +175,55 @@ def _runs(B: int, row_bytes: int) -> Iterator[slice]:
     return (slice(start, min(start + step, B)) for start in range(0, B, step))
 
 
-def _scaled(
-    source: NDArray[Any], factors: Sequence[tuple[AxisAction, NDArray[Any]]], *, free: bool
-) -> tuple[NDArray[Any], bool]:
-    """The weights under their factors, and whether they may be written to; where ``free``, in their own memory."""
-    if not factors:
-        return source, free
-    work = source
+def _moved(scales: Mapping[str, Any], perms: Mapping[str, Any]) -> dict[str, Any]:
+    """The scales of the channels in their new order."""
+    return {
+        name: np.take_along_axis(scale, perms[name], axis=1) if name in perms else scale
+        for name, scale in scales.items()
+    }
+
+
+def _scale(weights: NDArray[Any], factors: Sequence[tuple[AxisAction, NDArray[Any]]]) -> None:
+    """Multiply contiguous weights (B, *shape) by their factors, in place."""
     for action, factor in factors:
         K, blocks, width = factor.shape
         # axis 0 has a factor a row, which are the blocks then; the others one for each position in the rows of a block
-        work = work.reshape(K, blocks, -1) if width == 1 else work.reshape(K, blocks, -1, width)
+        work = weights.reshape(K, blocks, -1) if width == 1 else weights.reshape(K, blocks, -1, width)
         factor = factor if width == 1 else factor[:, :, None]
         if action.exponent == 2:
-            precision = float(np.finfo(source.dtype).eps)
-            found = scaled_variance(work.astype(np.float64), factor, action.eps, precision, action.tensor)
-            work = found.astype(source.dtype)
+            precision = float(np.finfo(weights.dtype).eps)
+            work[...] = scaled_variance(work.astype(np.float64), factor, action.eps, precision, action.tensor)
+        elif action.exponent == -1:
+            np.divide(work, factor, out=work)
         else:
-            act = np.divide if action.exponent == -1 else np.multiply
-            work = act(work, factor, out=work if free else None)
-        free = True
-    return work.reshape(source.shape), True
+            np.multiply(work, factor, out=work)
 
 
-def _move(source: NDArray[Any], acting: _Acting, move: Move | None, target: NDArray[Any]) -> None:
-    """Fill the target (B, *shape), contiguous, with what comes to each of its positions."""
+def _standardize(weights: NDArray[Any], standard: tuple[NDArray[Any], NDArray[Any]] | None) -> None:
+    if standard is not None:
+        np.subtract(weights, standard[0], out=weights)
+        np.divide(weights, standard[1], out=weights)
+
+
+def _move(
+    held: NDArray[Any], places: NDArray[np.int64], acting: _Acting, move: Move | None, target: NDArray[Any]
+) -> None:
+    """Fill the target (B, *shape), contiguous, with what comes to each position from the rows at B places."""
     row, column = acting.row, acting.column
     if move is None or (row is None and column is None):
-        target[...] = source
+        # with its default, mode="raise", take fills a buffer first and copies it to ``out``
+        held.take(places, 0, target, "clip")
         return
-    source = np.ascontiguousarray(source)
-    B, (rows, columns, still) = len(source), move.shape
+    B, M, (rows, columns, still) = len(places), len(held), move.shape
     if column is not None and column.shape[1] == 1 and rows * columns >= _ENTRIES:
-        lines = np.empty((rows, columns, still), source.dtype)
-        whole, into = source.reshape(B, rows, columns, still), target.reshape(B, rows, columns, still)
-        for at in range(B):
-            # with its default, mode="raise", take fills a buffer first and copies it to ``out``
-            here = whole[at] if row is None else whole[at].take(row[at], 0, lines, "clip")
+        lines = np.empty((rows, columns, still), held.dtype)
+        whole, into = held.reshape(M, rows, columns, still), target.reshape(B, rows, columns, still)
+        for at, place in enumerate(places):
+            here = whole[place] if row is None else whole[place].take(row[at], 0, lines, "clip")
             here.take(column[at, 0], 1, into[at], "clip")
         return
     index = sources(row, column, slice(0, rows), move.shape)
-    entries = (B * rows, columns * still) if column is None else (B * rows * columns, still)
-    source.reshape(entries).take(index, 0, target.reshape(*index.shape, -1), "clip")
+    each = rows if column is None else rows * columns
+    index += (each * (places - np.arange(B))).reshape(B, *[1] * (index.ndim - 1))
+    entries = (M * each, columns * still if column is None else still)
+    held.reshape(entries).take(index, 0, target.reshape(*index.shape, -1), "clip")

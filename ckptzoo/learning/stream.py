@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.learning.augment import Augment, Draw, bounded, element_keys, id_hashes
-from ckptzoo.learning.moving import Buffers, Drawn, Mover, Read, Tensors
+from ckptzoo.learning.moving import Buffers, Drawn, Mover, Tensors
 from ckptzoo.learning.statistics import Statistics
 from ckptzoo.learning.targets import Missing, Target, targets
 from ckptzoo.loader import stream as loader
@@ -116,21 +116,18 @@ class Preparation:
         """The views of the checkpoints at these positions, of which the state is that behind them."""
         # at the end of an epoch the state is the start of the next one
         epoch = state["epoch"] - (state["position"] == 0)
-        places = self._source.rows[rows]
-
-        def read(name: str, run: slice) -> NDArray[Any]:
-            return self._source.readers[name].gather(places[run])
-
-        draws = [self._drawn(rows, read, state["seed"], epoch, view) for view in range(self._views)]
-        views = self._mover.views(read, len(rows), draws, buffers)
+        readers, places = self._source.readers, self._source.rows[rows]
+        draws = [self._drawn(rows, state["seed"], epoch, view) for view in range(self._views)]
+        views = self._mover.views(readers, places, draws, buffers)
         ids = tuple(self._source.ids.take(pa.array(rows)).to_pylist())
         return UnencodedBatch(tuple(views), None if self._y is None else self._y[rows], ids, state, self._form)
 
-    def _drawn(self, rows: NDArray[np.int64], read: Read, seed: int, epoch: int, view: int) -> Drawn:
+    def _drawn(self, rows: NDArray[np.int64], seed: int, epoch: int, view: int) -> Drawn:
         if self._draw is None or self._table is None:
             return {}, {}
         perms, scales = self._draw(element_keys(self._hashes[rows], seed, epoch, view))
-        return perms, bounded(scales, lambda name: read(name, slice(0, len(rows))), self._table)
+        places = self._source.rows[rows]
+        return perms, bounded(scales, lambda name: self._source.readers[name].gather(places), self._table)
 
 
 class _Views:

@@ -108,6 +108,18 @@ class MmapReader:
         )
         return assemble(len(rows), pieces)
 
+    def among(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """A read-only array that holds these rows, contiguous and aligned, and where in it each of them is.
+
+        All of a shard's rows, as a view, where these are in one shard, else a copy of these.
+        """
+        owner = np.searchsorted(self._locations.starts, rows, side="right") - 1
+        if len(rows) and (owner == owner[0]).all():
+            whole = self._whole(int(owner[0]))
+            if whole.flags.aligned and whole.flags.c_contiguous:
+                return whole, rows - self._locations.starts[owner[0]]
+        return np.require(self.gather(rows), requirements=["C", "A"]), np.arange(len(rows))
+
     def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
         """Rows in order, one view for every run of rows in one shard."""
         locations = self._locations

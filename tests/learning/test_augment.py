@@ -30,6 +30,16 @@ def test_known_words():
     assert element.scales["fc1"][0, :3].tolist() == pytest.approx(KNOWN_SCALES, abs=1e-15)
 
 
+class Held:
+    """A reader of an array."""
+
+    def __init__(self, array):
+        self.array, self.dtype, self.shape, self.row_bytes = array, array.dtype, array.shape[1:], array[:1].nbytes
+
+    def gather(self, rows):
+        return self.array[rows]
+
+
 def _vector(group: str, n: int) -> AxisAction:
     return AxisAction(f"{group}.bias", 0, (Segment(group, 0, 1, n),), 1, False, "bias")
 
@@ -105,7 +115,8 @@ def test_elements_are_of_the_group_and_act_as_apply_does(net, seed, scales, perm
     expected = apply(moving, apply(scaling, weights, net.table), net.table)
     before = {name: array.copy() for name, array in weights.items()}
     mover = Mover(net.shapes, net.table)
-    made, again = mover.views(lambda name, run: weights[name][run], K, [(perms, free), (perms, free)])
+    readers = {name: Held(array) for name, array in weights.items()}
+    made, again = mover.views(readers, np.arange(K), [(perms, free), (perms, free)])
     assert all((weights[name] == before[name]).all() for name in weights)
     assert all((made[name] == again[name]).all() for name in weights)
     for name, array in expected.items():
@@ -140,7 +151,7 @@ def test_scales_in_front_of_a_running_variance_are_bounded_exactly():
     found = bounded({"a": scales}, weights.__getitem__, table)
     assert found["a"].tolist() == [[least[0, 0], -least[0, 1], 0.5]]
     mover = Mover({"a.bias": (3,), "var": (3,)}, table)
-    (made,) = mover.views(lambda name, run: weights[name][run].copy(), 1, [({}, found)])
+    (made,) = mover.views({name: Held(array) for name, array in weights.items()}, np.arange(1), [({}, found)])
     assert made["var"][0].tolist() == pytest.approx([0, 0, 0.25 * (10 + 1e-2) - 1e-2], abs=1e-17, rel=1e-15)
 
 

@@ -60,6 +60,7 @@ bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON 
 	@$(PY) benchmarks/mmd.py --columns 65536
 	@$(PY) benchmarks/pairwise_mi.py
 	@$(PY) benchmarks/predict.py
+	@$(PY) benchmarks/learning.py
 	@$(PY) benchmarks/server.py
 	@$(PY) benchmarks/shared.py
 	@$(PY) benchmarks/remote.py

@@ -40,6 +40,12 @@ class Augment:
     ZooError
         ``scales`` is negative, not finite, or so large (above 80) that float32 overflows.
 
+    Notes
+    -----
+    Permutations and signs are the same on every machine; scales to numpy's exponential, whose last bit may differ from
+    one processor to another. On one machine all bits are the same for any batch size. Uniformity and independence are
+    tested in tests/learning/test_augment.py.
+
     Examples
     --------
     >>> from ckptzoo import archs

@@ -136,7 +136,9 @@ class Mover:
             self._statistics.near(name, np.empty((0, *reader.shape), dtype)) if floats and self._statistics else None
         )
         if standard is None and not any(map(_changes, acting)):
-            return [reader.gather(rows).astype(dtype, copy=False)] * len(draws)
+            alike = reader.gather(rows).astype(dtype, copy=False)
+            # each view has memory of its own, as callers may write to it
+            return [alike, *(alike.copy() for _ in draws[1:])]
         targets = [empty(shape, dtype) for _ in draws]
         held, places = reader.among(rows) if isinstance(reader, MmapReader) else (reader.gather(rows), None)
         held, places = np.ascontiguousarray(held), np.arange(len(rows)) if places is None else places

@@ -54,6 +54,8 @@ def targets(zoo: Zoo, target: Target, *, missing: Missing = "error") -> tuple[Zo
         values, said = _joined(zoo, target), "given by id"
     elif isinstance(target, np.ndarray):
         values, said = _numbers(zoo, target, "given"), "given"
+    elif not target:
+        raise ZooError(Problem(zoo.name, "target", "one column or more", "none", "Leave target= out."))
     else:
         values = np.stack([_column(zoo, name) for name in target], axis=1)
         said = ", ".join(map(repr, target))

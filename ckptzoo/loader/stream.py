@@ -26,6 +26,8 @@ from ckptzoo.schema.layout import Span
 
 WINDOW_BYTES = 64 * 2**20
 """Rows are shuffled within a window of this many bytes, at least one block of rows."""
+ROWS_AHEAD = 4096
+"""Rows whose order is computed together, where batches have fewer: a few calls of numpy for all of them."""
 BATCHES_AHEAD = 2
 """Batches of a zoo on another machine that are fetched before they are asked for."""
 
@@ -320,13 +322,23 @@ class Stream:
         plan = EpochPlan(self._row_blocks, self._window, self._shuffle, start["seed"], start["epoch"])
         turns = self._rounds()
 
-        def rows_of(turn: int) -> NDArray[np.int64]:
+        def positions_of(turn: int) -> NDArray[np.int64]:
             first, size, _ = turns[turn]
             # only "pad" passes the end, and continues with the epoch's first rows
-            return plan.rows(np.arange(first, first + size, dtype=np.int64) % count)
+            return np.arange(first, first + size, dtype=np.int64) % count
+
+        def rows_of(turn: int) -> NDArray[np.int64]:
+            return plan.rows(positions_of(turn))
+
+        def all_rows() -> Generator[NDArray[np.int64]]:
+            step = max(1, ROWS_AHEAD // self._batch_size)
+            for start in range(0, len(turns), step):
+                some = [positions_of(turn) for turn in range(start, min(start + step, len(turns)))]
+                ends = np.cumsum([len(positions) for positions in some])
+                yield from np.split(plan.rows(np.concatenate(some)), ends[:-1])
 
         if self._source.prefetch is None:
-            batches = (rows_of(turn) for turn in range(len(turns)))
+            batches = all_rows()
         else:
             batches = prepared(range(len(turns)), rows_of, self._source.prepare)
         with closing(batches):  # where the consumer stops early, what is being fetched is cancelled

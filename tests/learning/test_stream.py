@@ -11,10 +11,11 @@ from torch.utils.data import DataLoader
 
 import ckptzoo
 from ckptzoo import archs, image_sets, learning
+from ckptzoo.derive import declare
 from ckptzoo.errors import StateError, UnknownNameError, ZooError
 from ckptzoo.learning import Augment
+from ckptzoo.learning.moving import Buffers
 from ckptzoo.symmetry import GroupElement, apply
-from tests.cards.test_shipped import seen
 from tests.conftest import rows_of
 from tests.support.effort import FEW_EXAMPLES, examples
 
@@ -43,10 +44,11 @@ def by_id(batches, view=None):
 def test_every_view_gives_the_stored_predictions(zoo):
     digits, outputs = image_sets.find("digits"), archs.stacked("optunet", (1, 28, 28))
     assert digits is not None and outputs is not None
-    images = seen(digits.images[:16])
+    images = torch.from_numpy(((digits.images[:16] / 255 - 0.1307) / 0.3081).astype(np.float32))
     stored = dict(zip(zoo.ids, zoo.predictions("digits/test-16").logits[:], strict=True))
     raw = dict(zip(zoo.ids, flattened({name: zoo[name][:] for name in zoo.arch.names}), strict=True))
     for batch in learning.stream(zoo, views=3, augment=BOTH, device="cpu"):
+        assert len({view["fc.bias"].data_ptr() for view in batch.x}) == 3  # nothing acts on it
         for view in batch.x:
             found = outputs(view, images).numpy()
             np.testing.assert_allclose(found, np.stack([stored[id] for id in batch.ids]), rtol=2**-10, atol=1e-3)
@@ -261,6 +263,8 @@ def test_targets(make_zoo, tmp_path):
         learning.targets(zoo, "member")
     with pytest.raises(ZooError, match=r"target extra\.optim: expected numbers"):
         learning.targets(zoo, "extra.optim")
+    with pytest.raises(ZooError, match="expected one column or more"):
+        learning.targets(zoo, [])
     with pytest.raises(UnknownNameError, match="test_acuracy"):
         learning.targets(zoo, "test_acuracy")
     with pytest.raises(UnknownNameError, match="missing"):
@@ -270,3 +274,42 @@ def test_targets(make_zoo, tmp_path):
     accuracies = dict(zip(zoo.ids, zoo.metadata["test_accuracy"].to_pylist(), strict=True))
     for batch in batches:
         assert batch.y.tolist() == np.float32([accuracies[id] for id in batch.ids]).tolist()
+
+
+def test_batches_that_are_kept_are_not_written_to_again(zoo):
+    stream = learning.stream(zoo, batch_size=8, augment=BOTH, device="cpu")
+    kept, copies = [], []
+    for batch in stream:
+        kept.append(batch.x["conv2.weight"][2:, :1])  # a view alone keeps the batch's memory
+        copies.append(kept[-1].clone())
+        del batch
+    assert all(torch.equal(one, two) for one, two in zip(kept, copies, strict=True))
+
+
+def test_buffers_are_given_again_once_nobody_holds_them():
+    buffers = Buffers()
+    first = buffers((3, 4), np.dtype(np.float32))
+    place = first.ctypes.data
+    assert buffers((3, 4), np.dtype(np.float32)).ctypes.data != place
+    view = torch.from_numpy(first[1:].reshape(-1))
+    del first
+    assert all(array.ctypes.data != place for array in [buffers((3, 4), np.dtype(np.float32))])
+    del view
+    assert buffers((3, 4), np.dtype(np.float32)).ctypes.data == place
+
+
+@pytest.mark.parametrize("per", ["orbit", "position"])
+def test_shards_and_order_of_rows_do_not_matter(zoo, tmp_path, per):
+    weights = {name: zoo[name][:] for name in zoo.arch.names}
+    with ckptzoo.create(tmp_path / "parts", arch=zoo.arch) as writer:
+        for start, stop in ((0, 1), (1, 40), (40, 96)):
+            writer.add(
+                {name: array[start:stop] for name, array in weights.items()}, [{"id": id} for id in zoo.ids[start:stop]]
+            )
+            writer.commit()
+    declare(tmp_path / "parts", zoo.symmetry)
+    parts = ckptzoo.open(tmp_path / "parts")
+    options = {"augment": BOTH, "standardize": learning.statistics(zoo, per=per)}
+    expected = by_id(learning.stream(zoo, shuffle=False, **options))
+    assert by_id(learning.stream(parts, batch_size=7, shuffle="global", **options)) == expected
+    assert by_id(learning.stream(parts[::-1], shuffle=False, **options)) == expected

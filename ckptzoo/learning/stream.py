@@ -248,7 +248,7 @@ def stream(
     >>> for batch in learning.stream(zoo, target="test_accuracy", augment=augment, standardize=scale):  # doctest: +SKIP
     ...     print(batch.x["conv2.weight"].shape, batch.y.shape, batch.state["position"])
     ...     break
-    (64, 10, 1, 4, 4) (64,) 64
+    (64, 10, 1, 5, 5) (64,) 64
     """
     source, prepare = prepared(zoo, target, missing, views, form, variant, augment, standardize)
     shard = ReaderShard(rank, world_size)

@@ -1,5 +1,6 @@
 """Augmented streams: the same function, the same bits for every reader, and what is refused."""
 
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
@@ -313,3 +314,9 @@ def test_shards_and_order_of_rows_do_not_matter(zoo, tmp_path, per):
     expected = by_id(learning.stream(zoo, shuffle=False, **options))
     assert by_id(learning.stream(parts, batch_size=7, shuffle="global", **options)) == expected
     assert by_id(learning.stream(parts[::-1], shuffle=False, **options)) == expected
+
+
+def test_datasets_are_sent_to_other_processes(zoo):
+    dataset = learning.to_torch(zoo, target="seed", augment=BOTH, standardize=learning.statistics(zoo), batch_size=40)
+    again = ForkingPickler.loads(ForkingPickler.dumps(dataset))
+    assert by_id(again) == by_id(dataset)

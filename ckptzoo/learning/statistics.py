@@ -194,7 +194,7 @@ def statistics(zoo: Zoo, *, per: Per = "tensor", variant: str = layout.RAW) -> S
             moments.setdefault(name, _Moments(array.shape[1:])).add(array)
     for name, found in moments.items():
         if not (np.isfinite(found.mean).all() and np.isfinite(found.squares).all()):
-            step = "Leave checkpoints that diverged out, for example zoo.where('finite == true')."
+            step = "Leave checkpoints that diverged out, for example zoo.where('finite == True')."
             raise ZooError(Problem(zoo.name, f"statistics of {name!r}", "finite weights", "others", step))
     mean: dict[str, NDArray[np.float64]] = {}
     deviation: dict[str, NDArray[np.float64]] = {}
@@ -257,7 +257,8 @@ class _Moments:
         ends = np.full((2, len(sizes)), self.mean.ravel()[np.unique(flat, return_index=True)[1]])
         np.minimum.at(ends[0], flat, self.mean.ravel())
         np.maximum.at(ends[1], flat, self.mean.ravel())
-        deviations[(within == 0) & (ends[0] == ends[1])] = 0
+        fixed = (within == 0) & (ends[0] == ends[1])
+        deviations[fixed], means[fixed] = 0, ends[0][fixed]
         if labels is None:
             return means.reshape(()), deviations.reshape(())
         return means[flat].reshape(labels.shape), deviations[flat].reshape(labels.shape)

@@ -159,3 +159,27 @@ def test_scales_in_front_of_a_running_variance_are_bounded_exactly():
 def test_scales_out_of_range_are_refused(scales):
     with pytest.raises(ZooError, match="logarithm from 0 to 80"):
         Augment(scales=scales)
+
+
+@pytest.mark.parametrize(
+    ("variant", "refused"),
+    [
+        ("raw", ""),
+        ("canonical", "permutations scales signs"),
+        ("unit-norm", "scales signs"),
+        ("min-mass", "scales signs"),
+        ("aligned-best", "permutations scales signs"),
+    ],
+)
+def test_variants_are_not_augmented_with_what_was_removed(variant, refused):
+    table = archs.symmetry("mlp-4-8-2")
+    for name, augment in {
+        "permutations": Augment(),
+        "scales": Augment(permutations=False, scales=0.1),
+        "signs": Augment(permutations=False, signs=True),
+    }.items():
+        if name in refused:
+            with pytest.raises(ZooError, match="weights that still have them"):
+                augment.require(table, variant, location="zoo")
+        else:
+            assert augment.require(table, variant, location="zoo") is table

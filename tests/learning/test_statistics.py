@@ -154,8 +154,20 @@ def test_bad_input(tmp_path, zoo, weights):
     with pytest.raises(ZooError, match="tensor 'other'"):
         found.apply({"other": np.zeros((2, 8), np.float32)})
     weights["fc2.bias"][3, 1] = np.nan
-    with pytest.raises(ZooError, match=r"statistics of 'fc2\.bias': expected finite weights"):
-        learning.statistics(zoo_of(tmp_path / "nan", weights))
+    diverged = zoo_of(tmp_path / "nan", weights)
+    with pytest.raises(
+        ZooError, match=r"statistics of 'fc2\.bias': expected finite weights.*where\('finite == True'\)"
+    ):
+        learning.statistics(diverged)
+    diverged.where("finite == True")
+
+
+def test_what_never_changes_has_no_deviation_in_float64_either(tmp_path):
+    arch = ckptzoo.Architecture("wide", (ckptzoo.Tensor("w", (3,), "float64"),))
+    zoo = zoo_of(tmp_path / "zoo", {"w": np.full((700, 3), 0.1)}, arch)
+    for per in ("tensor", "position"):
+        found = learning.statistics(zoo, per=per)
+        assert found.constant == {"w": 3} and (found.deviation["w"] == 1).all() and (found.mean["w"] == 0.1).all()
 
 
 def test_a_zoo_without_a_table_has_no_orbits(tmp_path, make_zoo):

@@ -9,10 +9,10 @@
 """
 
 from ckptzoo.learning.augment import Augment
-from ckptzoo.learning.mix import Mix, mix
-from ckptzoo.learning.statistics import PER, Statistics, statistics
-from ckptzoo.learning.stream import Batch, Form, Stream, stream, to_torch
-from ckptzoo.learning.targets import targets
+from ckptzoo.learning.augmented_stream import Batch, Form, Stream, stream, to_torch
+from ckptzoo.learning.mixing import Mix, mix
+from ckptzoo.learning.standardization import PER, Statistics, statistics
+from ckptzoo.learning.target_values import targets
 
 __all__ = [
     "PER",

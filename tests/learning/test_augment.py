@@ -12,7 +12,7 @@ from ckptzoo import archs
 from ckptzoo.errors import ZooError
 from ckptzoo.learning import Augment
 from ckptzoo.learning.augment import Draw, bounded, element_keys, id_hashes
-from ckptzoo.learning.moving import Mover
+from ckptzoo.learning.group_action import Mover
 from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement, apply
 from tests.support.effort import FEW_EXAMPLES, examples

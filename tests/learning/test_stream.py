@@ -15,7 +15,7 @@ from ckptzoo import archs, image_sets, learning
 from ckptzoo.derive import declare
 from ckptzoo.errors import StateError, UnknownNameError, ZooError
 from ckptzoo.learning import Augment
-from ckptzoo.learning.moving import Buffers
+from ckptzoo.learning.group_action import Buffers
 from ckptzoo.symmetry import GroupElement, apply
 from tests.conftest import rows_of
 from tests.support.effort import FEW_EXAMPLES, examples

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.learning.augment import Augment, Draw, bounded, element_keys, id_hashes
-from ckptzoo.learning.moving import Buffers, Drawn, Mover, Tensors
-from ckptzoo.learning.statistics import Statistics
-from ckptzoo.learning.targets import Missing, Target, targets
+from ckptzoo.learning.group_action import Buffers, Drawn, Mover, Tensors
+from ckptzoo.learning.standardization import Statistics
+from ckptzoo.learning.target_values import Missing, Target, targets
 from ckptzoo.loader import stream as loader
 from ckptzoo.loader.checkpoint import import_torch
 from ckptzoo.loader.stream import ReaderShard, Remainder, Shuffle, Source, State

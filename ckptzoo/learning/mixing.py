@@ -7,7 +7,7 @@ import numpy as np
 
 from ckptzoo.errors import Problem, StateError, ZooError
 from ckptzoo.learning.augment import mixed
-from ckptzoo.learning.stream import Batch, Stream
+from ckptzoo.learning.augmented_stream import Batch, Stream
 from ckptzoo.loader.permutation import derive_key
 from ckptzoo.loader.stream import State
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.format.header import numpy_dtype
-from ckptzoo.learning.statistics import Statistics
+from ckptzoo.learning.standardization import Statistics
 from ckptzoo.loader.readers import MmapReader, TensorReader
 from ckptzoo.schema.symmetry import AxisAction, Symmetry
 from ckptzoo.symmetry.arrays import is_float

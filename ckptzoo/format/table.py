@@ -82,9 +82,10 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) ->
     SpecError
         A value does not have its column's type, or an id is missing.
     """
+    names = set(schema.names)  # which pyarrow puts together whenever it is asked for them
     for row in rows:
         for name in row:
-            if name not in schema.names:
+            if name not in names:
                 raise UnknownNameError(location, "column", name, schema.names)
     columns: list[pa.Array] = []
     problems: list[Problem] = []

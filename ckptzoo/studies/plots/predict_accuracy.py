@@ -18,32 +18,28 @@ _LEAST = -0.5
 @styled
 def predict_accuracy(result: "PredictAccuracy") -> Figure:
     """A line for each kind of features and regressor: filled by member, hollow by checkpoint."""
-    from ckptzoo.studies.predict_accuracy import BY_CHECKPOINT, BY_MEMBER
-
     figure = Figure(figsize=(WIDTH, 1.5 + 0.55 * len(result.kinds)), layout="constrained")
     axes: Any = figure.subplots()
     colours = dict(zip(result.variants, (RAW_COLOUR, DERIVED_COLOUR), strict=False))
-    for line, (features, regressor) in enumerate(result.kinds):
-        for shift, variant in zip((-0.16, 0.16), result.variants, strict=False):
-            for split in (BY_CHECKPOINT, BY_MEMBER):
-                score = result.score(variant, features, regressor, split)
-                if score is None:
-                    continue
-                colour, place = colours[variant], line + shift
-                filled = colour if split == BY_MEMBER else "white"
-                if score.r2.mean < _LEAST:
-                    axes.plot(_LEAST, place, marker="<", ms=7, mfc=filled, mec=colour, clip_on=False, zorder=3)
-                    axes.text(_LEAST + 0.03, place, f"{score.r2.mean:.2f}", color=colour, va="center", fontsize=8)
-                    continue
-                axes.errorbar(score.r2.mean, place, xerr=score.r2.sd, fmt="none", ecolor=colour, elinewidth=1.2)
-                axes.plot(score.r2.mean, place, marker="o", ms=6, mfc=filled, mec=colour, zorder=3)
+    shifts = dict(zip(result.variants, (-0.16, 0.16), strict=False))
+    # those by member last, so that they are seen
+    for score in sorted(result.scores, key=lambda item: item.by_member):
+        colour = colours[score.variant]
+        place = result.kinds.index((score.features, score.regressor)) + shifts[score.variant]
+        filled = colour if score.by_member else "white"
+        if score.r2.mean < _LEAST:
+            axes.plot(_LEAST, place, marker="<", ms=7, mfc=filled, mec=colour, clip_on=False, zorder=3)
+            axes.text(_LEAST + 0.03, place, f"{score.r2.mean:.2f}", color=colour, va="center", fontsize=8)
+            continue
+        axes.errorbar(score.r2.mean, place, xerr=score.r2.sd, fmt="none", ecolor=colour, elinewidth=1.2)
+        axes.plot(score.r2.mean, place, marker="o", ms=6, mfc=filled, mec=colour, zorder=3)
     axes.set_yticks(range(len(result.kinds)), [f"{features}, {regressor}" for features, regressor in result.kinds])
     axes.set_ylim(len(result.kinds) - 0.5, -0.5)
     axes.set_xlim(_LEAST, 1.02)
     axes.axvline(0, color="0.8", lw=0.8, zorder=0)
     axes.set_xlabel("R2 on held-out networks")
     handles = [Line2D([], [], color=colour, marker="o", lw=0, label=name) for name, colour in colours.items()]
-    if any(score.split == BY_CHECKPOINT for score in result.scores):
+    if not all(score.by_member for score in result.scores):
         handles.append(
             Line2D([], [], color="0.3", marker="o", mfc="white", lw=0, label="split by checkpoint: too good")
         )

@@ -109,6 +109,15 @@ def test_what_was_read_before_a_bad_file_is_kept_and_skipping_leaves_it_out(tmp_
     assert [item["file"] for item in report["skipped"]] == ["b.pt", "d.pt"] and report["added"] == 3
 
 
+def test_scalars_of_a_file_become_columns_without_what_is_private(tmp_path: Path) -> None:
+    settings = {"optim": {"lr": 0.1}, "data_dir": "/home/somebody/data", "hostname": "n1", "name": "x"}
+    save(tmp_path / "published" / "a.pt", {"model": network(0), "epoch": 3, "test_acc": 0.5, "args": settings})
+    import_zoo(tmp_path / "published", tmp_path / "zoo", license="MIT")
+    (row,) = ckptzoo.open(tmp_path / "zoo").metadata.to_pylist()
+    assert (row["epoch"], row["claimed_test_accuracy"]) == (3.0, 0.5)
+    assert json.loads(row["extra"]) == {"args": {"name": "x", "optim": {"lr": 0.1}}, "file": "a.pt"}
+
+
 def test_one_network_several_times_is_reported(tmp_path: Path) -> None:
     save(tmp_path / "published" / "list.pt", [network(1), network(2), network(1), network(1)])
     result = import_zoo(tmp_path / "published", tmp_path / "zoo", license="MIT")

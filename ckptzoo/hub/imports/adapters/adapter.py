@@ -127,7 +127,6 @@ def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
         Picked(
             state.source.partition("#")[2],
             {**state.tensors, **{name: state.tensors[first] for name, first in state.aliases.items()}},
-            {"extra": {"facts": dict(state.facts)}} if state.facts else {},
         )
         for state in states
     ]

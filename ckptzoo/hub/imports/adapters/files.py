@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ckptzoo.archs.gaussian_spec import STD
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, every_state, identifier, reader
-from ckptzoo.hub.imports.facts import merged, row_of
+from ckptzoo.hub.imports.facts import row_of
 from ckptzoo.hub.imports.sources import Source, SourceFile
 from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import SUFFIXES, Limits, StateDict
@@ -107,7 +107,6 @@ def _picked(
     made: list[Picked] = []
     for picked, state in zip(every_state(states), states, strict=True):
         row = row_of(state.facts, location=path, percent=options.percent)
-        row["extra"] = merged(picked.row.get("extra", {}), {}) if state.facts else {}
         gaussian = _gaussian(picked.tensors, state.facts, path)
         made.append(Picked(picked.suffix, gaussian or picked.tensors, row, gaussian is not None))
     return made

@@ -7,9 +7,9 @@ AllanYangZhou/nfn (``<prefix>_<label>s/net<i>.pth``).
 import re
 from collections.abc import Iterator, Sequence
 
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, every_state, identifier, reader
+from ckptzoo.hub.imports.adapters.adapter import Found, Options, every_state, identifier, reader
 from ckptzoo.hub.imports.sources import Source
-from ckptzoo.hub.untrusted import Limits, StateDict
+from ckptzoo.hub.untrusted import Limits
 
 _DWSNETS = re.compile(r"(?:.*/)?(?P<member>[a-z]+_png_(?P<split>[a-z]+)_(?P<label>\d+)_\d+)(?:/.*)?/[^/]+\.(pth|pt)")
 _NFN = re.compile(r"(?:.*/)?(?P<folder>(?P<split>[A-Za-z0-9]*)_?(?P<label>\d+)s)/(?P<name>net\d+)\.(pth|pt)")
@@ -36,8 +36,4 @@ class ImplicitRepresentations:
             member = groups.get("member") or f"{groups['folder']}-{groups['name']}"
             extra = {"label": int(groups["label"])} | ({"split": groups["split"]} if groups["split"] else {})
             read = reader(file, Limits().file_bytes)
-            yield Found(file.path, identifier(member), None, {"extra": extra}, file.size, read, _without_facts)
-
-
-def _without_facts(states: Sequence[StateDict]) -> Sequence[Picked]:
-    return [Picked(picked.suffix, picked.tensors) for picked in every_state(states)]
+            yield Found(file.path, identifier(member), None, {"extra": extra}, file.size, read, every_state)

@@ -27,6 +27,9 @@ _ENTRIES = 1024
 instead of by a list of where each entry comes from: measured."""
 _KEPT = 8
 """Arrays of a shape that are kept at most: of a batch in use and of one ahead, in a few views."""
+_LIST = [np.empty(0)]
+_UNUSED = sys.getrefcount(_LIST[0])
+"""References to an array that only a list holds, as this version of Python counts them."""
 _HALVES = (np.dtype(np.float16), numpy_dtype("bfloat16"))
 
 
@@ -57,8 +60,8 @@ class Buffers:
         """An array with whatever is in it."""
         held = self._held.setdefault((shape, dtype), [])
         for at in range(len(held)):
-            # the list holds it, and the call; any view, tensor or buffer of it would hold it too
-            if sys.getrefcount(held[at]) == 2:
+            # any view, tensor or buffer of it would hold it too
+            if sys.getrefcount(held[at]) == _UNUSED:
                 return held[at]
         made = np.empty(shape, dtype)
         if len(held) < _KEPT:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ckptzoo.cli.exits import PROBLEMS
-from ckptzoo.cli.options import AsJson, Module, bar, print_result
+from ckptzoo.cli.options import AsJson, bar, print_result
 
 
 def import_(
@@ -32,7 +32,14 @@ def import_(
     arch: Annotated[
         str | None, typer.Option("--arch", metavar="NAME", help="The network, a name of ckptzoo.archs.")
     ] = None,
-    module: Module = None,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--module",
+            metavar="FILE.py:NAME",
+            help="A file of your own, which is executed here; NAME() makes the network; once for each activation.",
+        ),
+    ] = None,
     input_shape: Annotated[
         str | None, typer.Option("--input-shape", metavar="CxHxW", help="Of one example, for --module.")
     ] = None,
@@ -94,7 +101,7 @@ def import_(
             adapter=adapter,
             names=names if names == "order" else (table or {}).get("names", table),
             arch=arch,
-            module=module,
+            module=modules or None,
             input_shape=None if input_shape is None else [int(side) for side in input_shape.split("x")],
             split_by=split_by,
             skip_bad=skip_bad,

@@ -7,6 +7,7 @@ from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.alignment.align import Aligned, align
 from ckptzoo.symmetry.alignment.barycentre import Barycentre, barycentre
 from ckptzoo.symmetry.alignment.pairs import pair_distances
+from ckptzoo.symmetry.common import common
 from ckptzoo.symmetry.counts import Counts, GroupCounts, count, counts_by_group, orbits
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.fingerprint import fingerprint
@@ -31,6 +32,7 @@ __all__ = [
     "apply",
     "barycentre",
     "canonicalize",
+    "common",
     "count",
     "counts_by_group",
     "fingerprint",

@@ -32,6 +32,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry import common
 from ckptzoo.text import Progress, counted, excerpt, size
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def import_zoo(
     adapter: str = AUTO,
     names: Mapping[str, str] | str | None = None,
     arch: str | None = None,
-    module: str | Factory | None = None,
+    module: str | Factory | Sequence[str | Factory] | None = None,
     input_shape: Sequence[int] | None = None,
     split_by: str | None = None,
     skip_bad: bool = False,
@@ -136,7 +137,8 @@ def import_zoo(
     adapter : a name of ``ADAPTERS``; ``auto`` recognises the format by the paths in the source.
     names : old to new names of tensors; ``"order"`` matches them by order where all shapes agree.
     arch : the forward function, a name of ``ckptzoo.archs``: gives names, symmetries and the shape of inputs.
-    module : ``FILE.py:NAME`` or what makes the network: its symmetries are traced; needs ``input_shape``.
+    module : ``FILE.py:NAME`` or what makes the network: its symmetries are traced; needs ``input_shape``. Several where
+        members differ in their activations: the zoo gets the symmetries that all of them share.
     input_shape : of one example, without the batch.
     split_by : ``extra.<name>`` or a column: members that differ in it go to zoos of their own.
     skip_bad : leave out what cannot be read, and say so; otherwise the first such file ends the import.
@@ -172,9 +174,7 @@ def import_zoo(
         step = "Give --license with the SPDX identifier that its authors name, or LicenseRef-unknown."
         raise ZooError(Problem(str(source), "licence", "one", f"none: {chosen.name} has no licence of its own", step))
     shape = None if input_shape is None else tuple(input_shape)
-    declaration = Declaration(
-        folder.name, names or {}, arch, shape, None if module is None else _tracer(module), license, dataset
-    )
+    declaration = Declaration(folder.name, names or {}, arch, shape, _tracer(module), license, dataset)
     target = Target(folder, declaration, by_order=chosen.by_order)
     defaults: Row = {"license": license} | ({"dataset": dataset} if dataset is not None else {})
     if scaling is not None:
@@ -196,17 +196,25 @@ def report_path(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-import-report.json")
 
 
-def _tracer(module: str | Factory) -> Callable[[Architecture], Symmetry | None]:
-    def symmetry_of(arch: Architecture) -> Symmetry | None:
-        factory = network_factory(arch, module)
-        assert factory is not None
-        symmetry, reason = trace_symmetry(arch, factory)
-        if symmetry is None:
-            step = "Name a network with these tensors in --module, and the shape of its inputs in --input-shape."
-            raise SpecError(Problem(arch.name, "symmetry table", "one of the module", reason, step))
-        return symmetry
+def _tracer(
+    module: str | Factory | Sequence[str | Factory] | None,
+) -> Callable[[Architecture], Symmetry | None] | None:
+    """What makes the symmetry table of an architecture: that which all modules share."""
+    modules = [] if module is None else [module] if isinstance(module, str) or callable(module) else list(module)
 
-    return symmetry_of
+    def symmetry_of(arch: Architecture) -> Symmetry | None:
+        tables: list[Symmetry] = []
+        for item in modules:
+            factory = network_factory(arch, item)
+            assert factory is not None
+            table, reason = trace_symmetry(arch, factory)
+            if table is None:
+                step = "Name networks with these tensors in --module, and the shape of their inputs in --input-shape."
+                raise SpecError(Problem(arch.name, "symmetry table", "one of each module", reason, step))
+            tables.append(table)
+        return common(tables)
+
+    return symmetry_of if modules else None
 
 
 def _adapter(source: Source, name: str) -> Adapter:

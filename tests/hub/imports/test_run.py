@@ -147,7 +147,12 @@ def test_a_named_network_gives_names_and_symmetries(tmp_path: Path) -> None:
     module = f"{tmp_path / 'net.py'}:make"
     import_zoo(tmp_path / "published", tmp_path / "own", license="MIT", module=module, input_shape=[4])
     table_ = ckptzoo.open(tmp_path / "own").symmetry
-    assert table_ is not None and [group.n for group in table_.groups] == [5]
+    assert table_ is not None and [(group.n, group.scale) for group in table_.groups] == [(5, "positive")]
+    (tmp_path / "tanh.py").write_text((tmp_path / "net.py").read_text().replace("ReLU", "Tanh"))
+    modules = [module, f"{tmp_path / 'tanh.py'}:make"]
+    import_zoo(tmp_path / "published", tmp_path / "both", license="MIT", module=modules, input_shape=[4])
+    table_ = ckptzoo.open(tmp_path / "both").symmetry
+    assert table_ is not None and [(group.n, group.scale) for group in table_.groups] == [(5, "none")]
 
 
 def test_means_and_deviations_become_a_gaussian(tmp_path: Path) -> None:

@@ -1,0 +1,232 @@
+"""``common``: the symmetries that several networks of the same tensors share, such as those of other activations."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from ckptzoo.errors import Problem, SymmetryError
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Perm, Segment, Sym, Symmetry, Wreath
+
+_Key = tuple[int, str]
+"""A group of one of the tables: the table's number and the group's id."""
+
+
+def common(tables: Iterable[Symmetry]) -> Symmetry:
+    """The table of a group all of whose elements are elements of every table's.
+
+    Members of a zoo whose networks differ in activations alone share their permutations, and the scales that all
+    activations allow: of ReLU and tanh none. Groups are matched by the positions of the tensors that they move,
+    whatever they are called. Where one table ties what another leaves apart, it is tied; an axis that only some tables
+    move, or that they move in blocks of other sizes, stays.
+
+    Parameters
+    ----------
+    tables : one or more, of networks whose tensors have equal names and shapes.
+
+    Returns
+    -------
+    Symmetry : groups have the ids of the first table. Of one table, that table.
+
+    Raises
+    ------
+    SymmetryError
+        There is no table, or nothing is left that all share.
+
+    Notes
+    -----
+    Where tables move one axis by different block systems, or list its channels in different runs, it is taken as
+    fixed: the result is a group that all share, which then may not be the largest. Tested in
+    tests/symmetry/test_common.py: elements of the result keep the outputs of every network.
+
+    Examples
+    --------
+    >>> from ckptzoo import archs
+    >>> relu, tanh = archs.symmetry("mlp-4-8-3"), archs.symmetry("mlp-tanh-4-8-3")
+    >>> [(group.id, group.n, group.scale) for group in common([relu, tanh]).groups]
+    [('fc1', 8, 'none')]
+    """
+    listed = tuple(tables)
+    if not listed:
+        raise SymmetryError(Problem("common", "tables", "one or more", "none", "Give the tables of the networks."))
+    return listed[0] if len(listed) == 1 else _Meet(listed).table()
+
+
+class _Classes:
+    """Names that have to mean one thing, joined in classes; each class is known by one of them."""
+
+    def __init__(self) -> None:
+        self._leaders: dict[_Key, _Key] = {}
+
+    def __getitem__(self, item: _Key) -> _Key:
+        leader = self._leaders.setdefault(item, item)
+        if leader != item:
+            leader = self._leaders[item] = self[leader]
+        return leader
+
+    def join(self, first: _Key, second: _Key) -> None:
+        """Make the classes of two things one."""
+        self._leaders[self[second]] = self[first]
+
+
+class _Meet:
+    """Which groups of several tables move together, and what all of them allow."""
+
+    def __init__(self, tables: Sequence[Symmetry]) -> None:
+        self.tables = tables
+        self.actions = [{(action.tensor, action.axis): action for action in table.actions} for table in tables]
+        self.groups = {(number, group.id): group for number, table in enumerate(tables) for group in table.groups}
+        self.scaled_together = _Classes()
+        self.moved_together = _Classes()
+        self.outers = _Classes()
+        self.fixed: set[_Key] = set()
+        self.without_sizes: set[_Key] = set()
+        self.without_signs: set[_Key] = set()
+        for key, group in self.groups.items():
+            if isinstance(group.perm, Like):
+                self.moved_together.join((key[0], group.perm.group), key)
+        for axis in dict.fromkeys(axis for actions in self.actions for axis in actions):
+            self._compare([actions.get(axis) for actions in self.actions])
+        self._tie_blocks()
+
+    def _compare(self, actions: Sequence[AxisAction | None]) -> None:
+        """Match the groups of one axis, and note what the tables do not share there."""
+        present = [(number, action) for number, action in enumerate(actions) if action is not None]
+        (first_number, first), *others = present
+        same = len(present) == len(actions) and all(_runs(first) == _runs(action) for _, action in others)
+        if not same:
+            for number, action in present:
+                for segment in action.segments:
+                    self._keep((number, segment.group))
+            return
+        for number, action in others:
+            for one, two in zip(first.segments, action.segments, strict=True):
+                self.scaled_together.join((first_number, one.group), (number, two.group))
+                self.moved_together.join((first_number, one.group), (number, two.group))
+            keys = {(number, segment.group) for segment in action.segments}
+            if first.exponent != action.exponent:
+                self.without_sizes |= keys
+                self.without_signs |= keys
+            if first.eps != action.eps:  # of a scale of modulus 1 the variance stays as it is
+                self.without_sizes |= keys
+            if first.absolute != action.absolute:
+                self.without_signs |= keys
+            self._compare_signs(first_number, first, number, action)
+
+    def _compare_signs(self, first_number: int, first: AxisAction, number: int, action: AxisAction) -> None:
+        """Gains that take signs: of the same channels in both tables, or of none."""
+        keys = {(first_number, segment.group) for segment in first.signs}
+        keys |= {(number, segment.group) for segment in action.signs}
+        if [_place(segment) for segment in first.signs] != [_place(segment) for segment in action.signs]:
+            self.without_signs |= keys
+            return
+        for one, two in zip(first.signs, action.signs, strict=True):
+            self.scaled_together.join((first_number, one.group), (number, two.group))
+
+    def _keep(self, key: _Key) -> None:
+        """Neither move nor scale a group."""
+        self.fixed.add(key)
+        self.without_sizes.add(key)
+        self.without_signs.add(key)
+
+    def _tie_blocks(self) -> None:
+        """Block permutations of one class are one; what shares blocks with a fixed group is fixed."""
+        for members in self._classes(self.moved_together):
+            wreaths = [(key, group.perm) for key, group in members if isinstance(group.perm, Wreath)]
+            sizes = {(perm.g, perm.k) for _, perm in wreaths}
+            if len(sizes) > 1 or any(isinstance(group.perm, Fixed) for _, group in members):
+                self.fixed |= {key for key, _ in members}
+            for (key, one), (other_key, two) in pairwise(wreaths):
+                self.outers.join((key[0], one.outer), (other_key[0], two.outer))
+        changed = True
+        while changed:
+            before = len(self.fixed)
+            fixed = {self.moved_together[key] for key in self.fixed}
+            blocks = {
+                self.outers[key[0], group.perm.outer]
+                for key, group in self.groups.items()
+                if isinstance(group.perm, Wreath) and self.moved_together[key] in fixed
+            }
+            self.fixed |= {
+                key
+                for key, group in self.groups.items()
+                if self.moved_together[key] in fixed
+                or (isinstance(group.perm, Wreath) and self.outers[key[0], group.perm.outer] in blocks)
+            }
+            changed = len(self.fixed) > before
+
+    def _classes(self, classes: _Classes) -> Iterator[list[tuple[_Key, Group]]]:
+        found: dict[_Key, list[tuple[_Key, Group]]] = {}
+        for key, group in self.groups.items():
+            found.setdefault(classes[key], []).append((key, group))
+        yield from found.values()
+
+    def table(self) -> Symmetry:
+        """The result, in the order of the first table."""
+        ids: dict[_Key, str] = {}
+        scales: dict[_Key, str] = {}
+        for members in self._classes(self.scaled_together):
+            leader = self.scaled_together[members[0][0]]
+            ids[leader], scales[leader] = members[0][1].id, self._scale(members)
+        actions = [self._action(action, ids, scales) for axis, action in self.actions[0].items() if self._shared(axis)]
+        used = {name for action in actions for name in action.groups}
+        groups: list[Group] = []
+        leaders: dict[_Key, str] = {}
+        for group in self.tables[0].groups:
+            name = ids[self.scaled_together[0, group.id]]
+            if name != group.id or name not in used:
+                continue
+            moved = self.moved_together[0, group.id]
+            perm: Perm = Like(leaders[moved]) if moved in leaders else self._perm(moved)
+            leaders.setdefault(moved, name)
+            groups.append(Group(name, group.n, perm, scales[self.scaled_together[0, group.id]]))
+        if not groups:
+            step = "Give tables of networks with the same tensors, or split the zoo."
+            raise SymmetryError(Problem("common", "symmetries", "some that all tables share", "none", step))
+        return Symmetry(tuple(groups), tuple(actions))
+
+    def _shared(self, axis: tuple[str, int]) -> bool:
+        return all(axis in actions for actions in self.actions)
+
+    def _action(self, action: AxisAction, ids: dict[_Key, str], scales: dict[_Key, str]) -> AxisAction:
+        def renamed(segment: Segment) -> Segment:
+            return replace(segment, group=ids[self.scaled_together[0, segment.group]])
+
+        signs = tuple(
+            renamed(segment)
+            for segment in action.signs
+            if scales[self.scaled_together[0, segment.group]] in ("sign", "nonzero")
+        )
+        return replace(action, segments=tuple(map(renamed, action.segments)), signs=signs)
+
+    def _scale(self, members: Sequence[tuple[_Key, Group]]) -> str:
+        """What all members allow: ``nonzero`` is positive scales and signs."""
+        sizes = all(group.resizes and key not in self.without_sizes for key, group in members)
+        signs = all(group.flips and key not in self.without_signs for key, group in members)
+        return {(True, True): "nonzero", (True, False): "positive", (False, True): "sign"}.get((sizes, signs), "none")
+
+    def _perm(self, moved: _Key) -> Perm:
+        members = [(key, group) for key, group in self.groups.items() if self.moved_together[key] == moved]
+        if any(key in self.fixed for key, _ in members):
+            return Fixed()
+        for key, group in members:
+            if isinstance(group.perm, Wreath):
+                return replace(group.perm, outer=self._outer(key[0], group.perm.outer))
+        return Sym()
+
+    def _outer(self, number: int, outer: str) -> str:
+        """The name of a block permutation: that of the first table, where it is one of its own."""
+        leader = self.outers[number, outer]
+        named = (
+            group.perm.outer
+            for (table, _), group in self.groups.items()
+            if table == 0 and isinstance(group.perm, Wreath) and self.outers[0, group.perm.outer] == leader
+        )
+        return next(named, f"{leader[0]}:{leader[1]}")
+
+
+def _runs(action: AxisAction) -> tuple[object, ...]:
+    return (action.blocks, *map(_place, action.segments))
+
+
+def _place(segment: Segment) -> tuple[int, int, int]:
+    return segment.offset, segment.inner, segment.count

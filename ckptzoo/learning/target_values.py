@@ -1,6 +1,5 @@
 """What a network is to predict from weights: numbers joined to checkpoints by their ids."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -92,32 +91,12 @@ def _whole(zoo: Zoo, target: Target) -> bool:
 
 def _column(zoo: Zoo, name: str) -> NDArray[np.float64]:
     """A column, or a number within ``extra``, as float64 with NaN where it is missing."""
-    if name.startswith(_EXTRA):
-        return _extra(zoo, name)
-    table = zoo.metadata
-    if name not in table.column_names:
-        raise UnknownNameError(zoo.name, "column", name, table.column_names)
-    kind = table[name].type
+    values = zoo.column(name)
+    kind = values.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         step = "Choose a column of numbers, or give numbers by id: target={id: number}."
         raise ZooError(Problem(zoo.name, f"target {name!r}", "numbers or truth values", str(kind), step))
-    return table[name].cast(pa.float64()).to_numpy()
-
-
-def _extra(zoo: Zoo, name: str) -> NDArray[np.float64]:
-    """A number in the JSON of the rows' ``extra``; a key that is itself ``a.b`` comes before ``b`` within ``a``."""
-    found: list[Any] = []
-    for text in zoo.metadata["extra"].to_pylist():
-        value: Any = json.loads(text) if text else None
-        left = name.removeprefix(_EXTRA)
-        while isinstance(value, dict) and left:
-            if left in value:
-                value, left = value[left], ""
-            else:
-                key, _, left = left.partition(".")
-                value = value.get(key) if left else None
-        found.append(None if left else value)
-    return _numbers(zoo, found, name)
+    return values.cast(pa.float64()).to_numpy()
 
 
 def _joined(zoo: Zoo, given: Mapping[str, Any]) -> NDArray[np.float64]:

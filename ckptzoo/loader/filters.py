@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.loader.extra import dotted
 from ckptzoo.text import excerpt
 
 Filters = Any
@@ -151,7 +152,7 @@ def kept(filters: Filters, count: int) -> NDArray[np.int64] | None:
 def columns_in(condition: pc.Expression, columns: list[str]) -> list[str]:
     """The columns that a condition may read: those whose names are in its text, which pyarrow gives no list of."""
     words = set(re.findall(r"\w+", str(condition)))
-    return [name for name in columns if name in words]
+    return [name for name in columns if name in words or ("." in name and name in str(condition))]
 
 
 def unfit(condition: pc.Expression, error: pa.ArrowException, schema: pa.Schema) -> ZooError:
@@ -197,7 +198,7 @@ def _condition(node: ast.expr, schema: pa.Schema) -> pc.Expression:
         case ast.Compare(left=left, ops=ops, comparators=others):
             pairs = zip([left, *others], ops, others, strict=False)  # 0 < a < 1 is 0 < a and a < 1
             return reduce(operator.and_, [_comparison(a, _SYMBOLS[type(op)], b, schema) for a, op, b in pairs])
-        case ast.Name(id=name):
+        case ast.Name() | ast.Attribute() if (name := _named(node)) is not None:
             column = _column(name, schema)
             if column.kind != "truth":
                 step = f"Write, for example, {column.example()}."
@@ -237,7 +238,13 @@ def _lost_quotes(node: ast.expr, schema: pa.Schema) -> bool:
 
 def _operand(node: ast.expr, schema: pa.Schema) -> Any:
     """A column, or the value of a constant."""
-    return _column(node.id, schema) if isinstance(node, ast.Name) else _constant(node)
+    name = _named(node)
+    return _column(name, schema) if name is not None else _constant(node)
+
+
+def _named(node: ast.expr) -> str | None:
+    """The column that a part of a condition names, also within ``extra``; None where it is something else."""
+    return node.id if isinstance(node, ast.Name) else dotted(node)
 
 
 def _constant(node: ast.expr) -> Any:

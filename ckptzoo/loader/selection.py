@@ -14,6 +14,7 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.checkpoint import Checkpoint
+from ckptzoo.loader.extra import PREFIX, extra_column, names_in
 from ckptzoo.loader.filters import Filters, columns_in, expression, kept, unfit
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
@@ -79,15 +80,26 @@ class Selection:
         return self.columns(self.contents.raw.rows.schema.names)
 
     def columns(self, names: Sequence[str]) -> pa.Table:
-        """Some columns of the metadata, one row per checkpoint; no others are read."""
+        """Some columns of the metadata, one row per checkpoint; no others are read.
+
+        ``extra.optim.lr`` is a value within ``extra``.
+        """
         _ = self.contents.ids  # raises where ids are repeated; of a remote zoo nothing has read them before
-        missing = [name for name in names if name not in self._columns]
+        within = [name for name in names if name.startswith(PREFIX) and name not in self._columns]
+        missing = [name for name in names if name not in self._columns and not name.startswith(PREFIX)]
+        if within:
+            (texts,) = self.columns(["extra"]).columns
+            self._columns.update({name: pa.chunked_array([extra_column(texts, name)]) for name in within})
         if missing:
             table = self.contents.columns(self.contents.raw, missing)
             everything = np.array_equal(self.rows, np.arange(len(table)))
             own = table if everything else table.take(pa.array(self.rows))
             self._columns.update(zip(missing, own.columns, strict=True))
-        fields = [self.contents.raw.rows.schema.field(name) for name in names]
+        own_schema = self.contents.raw.rows.schema
+        fields = [
+            pa.field(name, self._columns[name].type) if name.startswith(PREFIX) else own_schema.field(name)
+            for name in names
+        ]
         return pa.Table.from_arrays([self._columns[name] for name in names], schema=pa.schema(fields))
 
     @property
@@ -113,6 +125,8 @@ class Selection:
         if (positions := kept(filters, len(self.rows))) is not None:
             return positions
         schema = self.contents.raw.rows.schema
+        for field in self.columns(names_in(filters)).schema:
+            schema = schema.append(field)
         condition = expression(filters, schema)
         try:
             numbered = self.columns(columns_in(condition, schema.names) or ["id"]).append_column(
@@ -216,7 +230,7 @@ class Selection:
         names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
         known = self.contents.raw.rows.schema.names
         for name in names:
-            if name not in known:
+            if name not in known and not name.startswith(PREFIX):
                 raise UnknownNameError(self.name, "column", name, known)
             if name in tensors:
                 step = "Leave one of them out, and read the column from zoo.metadata."

@@ -149,6 +149,25 @@ class Zoo:
         """One row per checkpoint, in the zoo's order; the columns are those of ``ckptzoo.schema.metadata.COLUMNS``."""
         return self._selection.metadata
 
+    def column(self, name: str) -> pa.ChunkedArray:
+        """(N,) one column of the metadata, in the zoo's order; no other is read.
+
+        Parameters
+        ----------
+        name : of a column, or ``extra.optim.lr`` for a value within ``extra``, null where a row has none.
+
+        Raises
+        ------
+        UnknownNameError
+            There is none; of values within ``extra``, no row has it.
+        ZooError
+            Values within ``extra`` are of several types, or objects or lists.
+        """
+        names = self._contents.raw.rows.schema.names
+        if name not in names and not name.startswith("extra."):
+            raise UnknownNameError(self.name, "column", name, names)
+        return self._selection.columns([name])[name]
+
     @property
     def ids(self) -> list[str]:
         """The checkpoints' ids, in the zoo's order."""
@@ -211,6 +230,7 @@ class Zoo:
             which is parsed and never evaluated; ``{"dataset": "mnist", "seed": [3, 4]}``, the value or the values that
             columns are to have; or a mask, ``(N,)`` booleans. ``None`` stands for a missing value, and a text such as
             ``"2024-01-31"`` for a time where the column holds times, of UTC where it names no other zone.
+            ``extra.optim.lr`` is a value within the JSON of ``extra``, which is parsed where it is named.
 
         Raises
         ------

@@ -262,7 +262,7 @@ def test_targets(make_zoo, tmp_path):
         learning.targets(zoo, np.zeros(3))
     with pytest.raises(ZooError, match="target 'member': expected numbers or truth values, got string"):
         learning.targets(zoo, "member")
-    with pytest.raises(ZooError, match=r"target extra\.optim: expected numbers"):
+    with pytest.raises(ZooError, match=r"extra\.optim: expected numbers, texts or truth values"):
         learning.targets(zoo, "extra.optim")
     with pytest.raises(ZooError, match="expected one column or more"):
         learning.targets(zoo, [])

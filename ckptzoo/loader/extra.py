@@ -1,0 +1,148 @@
+"""Values within the JSON of the column ``extra`` as columns of their own: ``extra.optim.lr``."""
+
+import ast
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import json as pj
+
+from ckptzoo.errors import Problem, UnknownNameError, ZooError
+
+PREFIX = "extra."
+_KINDS = (pa.float64(), pa.string(), pa.bool_())
+"""What a value may be, in the order in which they are tried; integers are read as float64."""
+_BLOCK_BYTES = 64 * 2**20
+"""More than the largest ``extra``: pyarrow wants a row in one block."""
+_LOOKED_AT = 1000
+"""Rows whose names are listed where one is unknown."""
+
+
+def names_in(filters: Any) -> list[str]:
+    """The names ``extra.<...>`` in any form of filters."""
+    if isinstance(filters, str):
+        try:
+            nodes = list(ast.walk(ast.parse(filters.strip(), mode="eval")))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # which the parser of filters reports
+            return []
+        found: Iterable[str | None] = (dotted(node) for node in nodes if isinstance(node, ast.Attribute))
+        listed = [name for name in found if name is not None]
+        # of a.b.c the tree holds a.b too
+        return [name for name in dict.fromkeys(listed) if not any(other.startswith(f"{name}.") for other in listed)]
+    if isinstance(filters, pc.Expression):
+        return list(dict.fromkeys(re.findall(r"\bextra\.[\w.]*\w", str(filters))))
+    if isinstance(filters, Mapping):
+        return [name for name in filters if isinstance(name, str) and name.startswith(PREFIX)]
+    if isinstance(filters, tuple) and filters and isinstance(filters[0], str):
+        return [filters[0]] if filters[0].startswith(PREFIX) else []
+    if isinstance(filters, list | tuple):
+        return list(
+            dict.fromkeys(name for item in filters if isinstance(item, list | tuple) for name in names_in(item))
+        )
+    return []
+
+
+def dotted(node: ast.expr | ast.AST) -> str | None:
+    """``extra.optim.lr`` of its tree; None of anything else."""
+    if isinstance(node, ast.Attribute):
+        inner = dotted(node.value)
+        return None if inner is None else f"{inner}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) and node.id == PREFIX[:-1] else None
+
+
+def extra_column(texts: pa.ChunkedArray, name: str) -> pa.Array:
+    """The values under one name, null where a row has none.
+
+    Parameters
+    ----------
+    texts : the column ``extra``.
+    name : ``extra.`` and the keys, joined by dots, which keys themselves may have.
+
+    Returns
+    -------
+    float64 for numbers, string, or bool.
+
+    Raises
+    ------
+    UnknownNameError
+        No row has it.
+    ZooError
+        Values are of several types, or objects or lists.
+
+    Notes
+    -----
+    Parsed by pyarrow where all rows have the same form, else by json, ten times more slowly.
+    """
+    data = "\n".join(text or "{}" for text in texts.to_pylist()).encode()
+    path = name.removeprefix(PREFIX).split(".")
+    for kind in _KINDS:
+        found = _parsed(data, path, kind, len(texts))
+        if found is not None and found.null_count < len(found):
+            return found
+    values = [_value(json.loads(text) if text else None, path) for text in texts.to_pylist()]
+    present = {_kind(value) for value in values if value is not None}
+    if len(present) == 1 and None not in present:
+        return pa.array(values, present.pop())
+    if present:
+        got = "values of several types, objects or lists"
+        raise ZooError(Problem("where", name, "numbers, texts or truth values in all rows", got, "Name another."))
+    raise UnknownNameError("where", "column", name, sorted(_names(texts)))
+
+
+def _value(content: Any, path: list[str]) -> Any:
+    """What is under the keys of one row, one by one or several joined by dots; None where nothing is."""
+    if not path:
+        return content
+    if not isinstance(content, dict):
+        return None
+    for count in range(len(path), 0, -1):
+        if (key := ".".join(path[:count])) in content:
+            return _value(content[key], path[count:])
+    return None
+
+
+def _kind(value: Any) -> pa.DataType | None:
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int | float):
+        return pa.float64()
+    return pa.string() if isinstance(value, str) else None
+
+
+def _parsed(data: bytes, path: list[str], kind: pa.DataType, count: int) -> pa.Array | None:
+    """The values of a type; None where there are others."""
+    field = pa.field(path[-1], kind)
+    for key in reversed(path[:-1]):
+        field = pa.field(key, pa.struct([field]))
+    options = pj.ParseOptions(
+        explicit_schema=pa.schema([field]), unexpected_field_behavior="ignore", newlines_in_values=True
+    )
+    try:
+        table = pj.read_json(io.BytesIO(data), pj.ReadOptions(block_size=max(_BLOCK_BYTES, 1)), options)
+    except pa.ArrowInvalid:
+        return None
+    column = table.column(0).combine_chunks()
+    for key in path[1:]:
+        # Array.field would not pass on which parents are null
+        column = pc.call_function("struct_field", [column], pc.StructFieldOptions([key]))
+    return column if len(column) == count else None
+
+
+def _names(texts: pa.ChunkedArray) -> set[str]:
+    """Names of values in the first rows."""
+    found: set[str] = set()
+
+    def note(value: Any, name: str) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                note(item, f"{name}.{key}")
+        else:
+            found.add(name)
+
+    for text in texts[:_LOOKED_AT].to_pylist():
+        note(json.loads(text) if text else {}, PREFIX[:-1])
+    return found

@@ -125,7 +125,6 @@ class _Nodes:
         self.symmetry = symmetry
         self._sets: dict[tuple[int, str], set[int]] = {}
         self._starts: dict[tuple[int, str], int] = {}
-        self._sizes: dict[tuple[int, str], int] = {}
         self._end = 0
         for group in symmetry.groups:
             leader = symmetry.leader(group.id)
@@ -134,7 +133,7 @@ class _Nodes:
 
     def _start(self, key: tuple[int, str], size: int) -> int:
         if key not in self._starts:
-            self._starts[key], self._sizes[key], self._sets[key] = self._end, size, set()
+            self._starts[key], self._sets[key] = self._end, set()
             self._end += size
         return self._starts[key]
 

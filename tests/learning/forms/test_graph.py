@@ -27,8 +27,33 @@ class Mixed(nn.Module):
         return self.fc2(torch.relu(self.fc1(torch.cat([x, x], 1).flatten(1))))
 
 
-def mixed():
-    found = trace(Mixed().eval(), torch.zeros(1, 2, 8, 8))
+class Placed(nn.Module):
+    """Positions added to features, a residual sum of linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.positions = nn.Linear(3, 8), nn.Parameter(torch.zeros(1, 4, 8))
+        self.down, self.up, self.last = nn.Linear(8, 6), nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.first(x) + self.positions
+        return self.last((x + self.up(torch.relu(self.down(x)))).mean(1))
+
+
+class Grouped(nn.Module):
+    """Convolutions in groups that follow one another, and a normalisation in groups."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv1d(2, 6, 3, groups=2), nn.Conv1d(6, 4, 3, groups=2)
+        self.norm, self.last = nn.GroupNorm(2, 4), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(self.second(torch.relu(self.first(x))))).flatten(1))
+
+
+def traced(module, *shape):
+    found = trace(module.eval(), torch.zeros(shape))
     return found.architecture, found.symmetry
 
 
@@ -58,7 +83,9 @@ NETWORKS = {
         )
     },
     "embedding": embedding,
-    "mixed": mixed,
+    "mixed": lambda: traced(Mixed(), 1, 2, 8, 8),
+    "grouped": lambda: traced(Grouped(), 2, 2, 8),
+    "positions": lambda: traced(Placed(), 2, 4, 3),
 }
 
 

@@ -32,7 +32,9 @@ def cluster() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(ROOT))
         made = Cluster(initialize_head=True, head_node_args=settings)
-        yield made.address
+        address = made.address
+        assert address is not None
+        yield address
         ray.shutdown()
         made.shutdown()
 
@@ -117,8 +119,7 @@ def test_a_cluster_with_a_token(tmp_path: Path) -> None:
     command += ["--include-dashboard=false", f"--object-store-memory={80 * 2**20}"]
     path = zoo_of(tmp_path / "zoo", (2, 1))
     derive_there = [sys.executable, "-m", "ckptzoo", "derive", str(path), "--on", f"ray://127.0.0.1:{port}"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=environment, **quiet) as head:
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as head:
         try:
             end = time.monotonic() + 60
             ended = subprocess.run(derive_there, env=environment, capture_output=True, text=True)

@@ -25,9 +25,9 @@ from rich.table import Table
 
 from benchmarks.layers_report import machine
 from builders import posterior, rng, sources
-from builders.posterior.build import with_steps
 from builders.posterior.log_density import examples_last, log_density
 from builders.posterior.method import Method, Surroundings
+from builders.posterior.training import with_steps
 from builders.recipe import GaussianRecipe
 from builders.sources import Source
 from builders.train import available_cores, choose_engine, open_trainer

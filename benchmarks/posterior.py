@@ -21,9 +21,9 @@ from torch import nn
 
 from builders import posterior, rng, sources
 from builders.data_source import Feed
-from builders.posterior.build import with_steps
 from builders.posterior.method import Method, Surroundings
 from builders.posterior.sghmc import Sghmc
+from builders.posterior.training import with_steps
 from builders.recipe import Recipe
 from builders.sources import Source
 from builders.train import available_cores, open_trainer

@@ -1,8 +1,9 @@
 """Approximate posteriors: methods that write draws of a recipe's networks into a zoo, ``python -m builders posterior``.
 
-``method`` says what a method is, ``build`` writes the zoo. ``dropout``, ``bnn``, ``sghmc``, ``csghmc``, ``swag``,
-``laplace`` and ``hmc`` are one method each, its derivation above its code; ``curvature``, ``optunet`` and ``gaussian``
-are the mathematics of Laplace's approximation, ``log_density`` is that of ``hmc``.
+``method`` says what a method is; ``build`` writes the zoo, around the ``modes`` that it finds, by a ``plan`` whose
+units ``training`` does. ``dropout``, ``bnn``, ``sghmc``, ``csghmc``, ``swag``, ``laplace`` and ``hmc`` are one method
+each, its derivation above its code; ``curvature``, ``optunet`` and ``gaussian`` are the mathematics of Laplace's
+approximation, ``log_density`` is that of ``hmc``.
 """
 
 from importlib import import_module

@@ -3,133 +3,41 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from rich.console import Console
 
 import ckptzoo
-from builders import metadata, posterior, rng, sources
+from builders import posterior, rng, sources
 from builders.build import SAVE_SECONDS, create_zoo, read_zoo, train_all, units_to_build, write_page
 from builders.checkpointing import (
     PLAN,
     WORK_FOLDER,
     BuildFolder,
-    Interrupted,
     LockedError,
-    Unit,
     catch_stop_signals,
     locked_build_folder,
 )
-from builders.data_source import Feed
-from builders.energy import Counter, Spent, counter_of
+from builders.energy import Counter, counter_of
 from builders.estimate import SECONDS, Estimate, require_at_least, time_measuring, time_steps
 from builders.posterior.method import Method, Surroundings
-from builders.progress import duration
+from builders.posterior.modes import draw_id, find_modes, present_draws
+from builders.posterior.plan import DrawUnit, PosteriorPlan
+from builders.posterior.training import FIRST_GAUSSIAN, DrawTraining, with_steps
 from builders.recipe import Recipe
 from builders.sources import Source
-from builders.state import Tensors, TrainingState
-from builders.train import Trainer, available_cores, choose_engine, default_unit_size, device_kind, open_trainer
-from builders.units import UnitTraining
+from builders.train import available_cores, choose_engine, default_unit_size, device_kind, open_trainer
 from ckptzoo import archs
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.text import counted
 
-_FIRST_GAUSSIAN = 10**6
-"""The number under which a unit's Gaussians are stored beside its draws; a mode has fewer draws."""
 MAX_DRAWS = 10**5
 """Of a mode."""
-_EXTRA = ("engine", "trained_together", "energy_joules")
-"""What draws tell in ``extra`` as trained members do."""
-_MEASURED = 64
-"""Draws that are measured together."""
 _SETTLE_SECONDS = 60.0
 """How long another process may take to settle a build."""
-
-
-@dataclass(frozen=True)
-class FoundModes:
-    """What draws are taken around, one by one.
-
-    Parameters
-    ----------
-    names : members of a zoo, or chains: the values of the column ``mode``.
-    seeds : of the members or chains.
-    weights : ``{name: (M, *shape)}`` of the members; None where chains start at random weights.
-    """
-
-    names: tuple[str, ...]
-    seeds: tuple[int, ...]
-    weights: dict[str, NDArray[Any]] | None
-
-    def weights_of(self, modes: list[int], device: torch.device) -> Tensors | None:
-        """Those of some modes on a device."""
-        if self.weights is None:
-            return None
-        return {name: torch.from_numpy(array[modes]).to(device) for name, array in self.weights.items()}
-
-
-@dataclass(frozen=True)
-class PosteriorPlan:
-    """What a build of draws makes, settled when it starts.
-
-    Parameters
-    ----------
-    method, prefix : the method's digest, and how ids begin.
-    modes, draws : how many the zoo holds when it is done.
-    names, seeds : of every mode.
-    present : draws of each mode that the zoo held when the build started.
-    unit_size : modes that advance together.
-    device, engine, dataset_digest : as for ``builders.checkpointing.BuildPlan``.
-    """
-
-    method: str
-    prefix: str
-    modes: int
-    draws: int
-    names: tuple[str, ...]
-    seeds: tuple[int, ...]
-    present: tuple[int, ...]
-    unit_size: int
-    device: str
-    engine: str
-    dataset_digest: str
-
-    @property
-    def units(self) -> list["DrawUnit"]:
-        """Modes that lack the same draws, piece by piece."""
-        lacking = [mode for mode in range(self.modes) if self.present[mode] < self.draws]
-        units: list[DrawUnit] = []
-        for present, group in groupby(lacking, key=lambda mode: self.present[mode]):
-            modes = list(group)
-            for start in range(0, len(modes), self.unit_size):
-                piece = modes[start : start + self.unit_size]
-                seeds = tuple(self.seeds[mode] for mode in piece)
-                name = f"{self.prefix}-{seeds[0]:06d}-{seeds[-1]:06d}-draws-{present}-{self.draws - 1}"
-                units.append(DrawUnit(name, seeds, tuple(piece), range(present, self.draws)))
-        return units
-
-
-@dataclass(frozen=True)
-class DrawUnit(Unit):
-    """Modes that advance together.
-
-    Parameters
-    ----------
-    modes : their places among all modes.
-    draws : the numbers of the draws to be taken.
-    """
-
-    modes: tuple[int, ...]
-    draws: range
-
-
 Settled = tuple[PosteriorPlan, list[DrawUnit]] | None
 """A plan and the units that the zoo lacks; None where it lacks nothing."""
 
@@ -225,14 +133,14 @@ def build(
     console = console or Console()
     source = sources.load(recipe, folder)
     root = Path(to).absolute()
-    found = _find_modes(model, modes, start)
+    found = find_modes(model, modes, start)
     default_engine = _choose_engine(model, device, engine)
     create_zoo(root, recipe, _card(root, recipe))
 
     def settle(build_folder: BuildFolder) -> Settled:
         """The plan, and the units that the zoo lacks; None where it lacks nothing."""
         contents = read_zoo(root, recipe)
-        present = _present(contents.raw.metadata, model, found)
+        present = present_draws(contents.raw.metadata, model, found)
         unfinished = build_folder.settle_plan(None, PosteriorPlan)
         engine_name = engine or (unfinished.engine if unfinished else default_engine)
         wanted = PosteriorPlan(
@@ -255,14 +163,14 @@ def build(
         if plan is None:
             return None
         ids = {
-            unit.name: {_draw_id(model, seed, number) for seed in unit.seeds for number in unit.draws}
+            unit.name: {draw_id(model, seed, number) for seed in unit.seeds for number in unit.draws}
             for unit in plan.units
         }
         lacking = units_to_build(root.name, contents.raw, ids)
         return plan, [unit for unit in plan.units if unit.name in lacking]
 
     @contextmanager
-    def training(build_folder: BuildFolder, plan: PosteriorPlan) -> Iterator[_DrawTraining]:
+    def training(build_folder: BuildFolder, plan: PosteriorPlan) -> Iterator[DrawTraining]:
         with (
             catch_stop_signals() as should_stop,
             open_trainer(model.chain, source, device=device, engine=plan.engine) as plain,
@@ -270,7 +178,7 @@ def build(
         ):
             surroundings = Surroundings(plain.data_source, source, plan.engine)
             trainer, meter = with_steps(plain, model, surroundings), counter or own_counter
-            yield _DrawTraining(
+            yield DrawTraining(
                 build_folder,
                 trainer,
                 model.sampler or plan.engine,
@@ -329,7 +237,7 @@ def _settle_beside_others(root: Path, build_folder: BuildFolder, settle: Callabl
 
 
 def _take_share(
-    root: Path, job: "_DrawTraining", units: Sequence["DrawUnit"], share: tuple[int, int], console: Console
+    root: Path, job: DrawTraining, units: Sequence[DrawUnit], share: tuple[int, int], console: Console
 ) -> BuiltDraws:
     """Train every n-th unit that no other process holds; nothing is added to the zoo."""
     mine = [unit for unit in units[share[0] :: share[1]] if not job.is_finished(unit)]
@@ -375,7 +283,7 @@ def estimate(
     model = _load(method, recipe, settings, changes, start)
     _check_draws(model, draws)
     source = sources.load(recipe, folder)
-    found = _find_modes(model, modes, start)
+    found = find_modes(model, modes, start)
     engine = _choose_engine(model, device, engine)
     together = list(range(min(modes, unit_size or _unit_size(model, source, device, engine))))
     keys = rng.member_keys(model.digest, [found.seeds[mode] for mode in together])
@@ -435,216 +343,11 @@ def _card(root: Path, recipe: Recipe) -> ckptzoo.Card:
     return ckptzoo.Card(root.name, summary=summary, dataset=recipe.dataset)
 
 
-def _find_modes(model: Method, count: int, start: str | Path | None) -> FoundModes:
-    """The members to start from, or the names and seeds of chains."""
-    if model.modes_are == "chain":
-        if start is not None:
-            expected, step = "no zoo to start from, because it trains chains of its own", "Leave out --from."
-            raise ZooError(Problem("posterior", f"method {model.name}", expected, str(start), step))
-        seeds = tuple(range(count))
-        return FoundModes(tuple(f"{model.prefix}-{seed:06d}" for seed in seeds), seeds, None)
-    if start is None:
-        expected, step = "a zoo of members to start from", "Name one with --from."
-        raise ZooError(Problem("posterior", f"method {model.name}", expected, "none", step))
-    zoo = ckptzoo.open(start).last_steps()
-    return _members(model, zoo, count, str(start))
-
-
-def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> FoundModes:
-    """The first members of a zoo that are finite, did not diverge, and were trained by the recipe."""
-    recipe = model.recipe
-    if zoo.arch.digest != recipe.arch.digest:
-        step = "Name a zoo of the recipe's networks with --from."
-        raise ZooError(Problem(location, "architecture", f"{recipe.arch.name}, the recipe's", zoo.arch.name, step))
-    columns = ["member", "seed", "recipe", "recipe_digest", "finite", "diverged", "method"]
-    table = zoo.metadata.select(columns).to_pylist()
-    of_recipe = [(place, row) for place, row in enumerate(table) if row["recipe_digest"] == recipe.digest]
-    if not of_recipe:
-        others = sorted({f"{row['recipe']} {str(row['recipe_digest'])[:15]}" for row in table})[:3]
-        expected = f"{recipe.name} {recipe.digest[:15]}"
-        step = (
-            "Name a zoo that this recipe trained with --from, or the recipe, and its --epochs, that trained this one."
-        )
-        raise ZooError(Problem(location, "recipe of the members", expected, ", ".join(others) or "no members", step))
-    usable = [
-        (place, row)
-        for place, row in of_recipe
-        if row["finite"] and not row["diverged"] and row["seed"] is not None and row["method"] is None
-    ]
-    if len(usable) < count:
-        got = f"{len(usable):,} of {len(of_recipe):,}"
-        step = "Ask for fewer modes, or train more members."
-        raise ZooError(
-            Problem(location, "members that are finite and did not diverge", f"at least {count:,}", got, step)
-        )
-    chosen = usable[:count]
-    places = [place for place, _ in chosen]
-    members = zoo.take(places)
-    weights = {tensor.name: np.array(members[tensor.name][:]) for tensor in recipe.arch.tensors}
-    return FoundModes(tuple(row["member"] for _, row in chosen), tuple(row["seed"] for _, row in chosen), weights)
-
-
-def _present(table: Any, model: Method, modes: FoundModes) -> tuple[int, ...]:
-    """How many draws of each mode, from 0 on, the zoo holds; retracted ones count."""
-    names = ("id", "recipe_digest", "mode", "draw", "seed")
-    columns = zip(*(table[name].to_pylist() for name in names), strict=True)
-    # other writers may write any digest into their rows; an id that goes with the rest is a draw of the method
-    held = {
-        (mode, draw)
-        for name, digest, mode, draw, seed in columns
-        if digest == model.digest and None not in (draw, seed) and name == _draw_id(model, seed, draw)
-    }
-    counts: list[int] = []
-    for name in modes.names:
-        count = 0
-        while (name, count) in held:
-            count += 1
-        counts.append(count)
-    return tuple(counts)
-
-
-def _draw_id(model: Method, seed: int, number: int) -> str:
-    return f"{model.prefix}-{seed:06d}-d{number:05d}"
-
-
 def _unit_size(model: Method, source: Source, device: str, engine: str) -> int:
     """Modes of a unit where no number is asked for."""
     if model.one_at_a_time:
         return available_cores()
     return model.unit_size or default_unit_size(source, device, engine)
-
-
-def with_steps(trainer: Trainer, model: Method, surroundings: Surroundings) -> Trainer:
-    """The trainer with the steps of a method in place of plain training."""
-
-    def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
-        model.advance(surroundings, state, stop)
-
-    alone = model.one_at_a_time
-    return replace(trainer, engine=advance, few_groups=not alone, one_at_a_time=alone)
-
-
-@dataclass(frozen=True, eq=False)
-class _DrawTraining(UnitTraining):
-    """The chains of a plan's modes, and their draws."""
-
-    plan: PosteriorPlan
-    model: Method
-    modes: FoundModes
-    surroundings: Surroundings
-
-    @property
-    def name(self) -> str:
-        """See ``UnitTraining``."""
-        return self.model.label
-
-    @property
-    def steps(self) -> int:
-        """See ``UnitTraining``."""
-        return self.model.steps
-
-    def stops(self, unit: Unit) -> Sequence[int]:
-        """See ``UnitTraining``."""
-        assert isinstance(unit, DrawUnit)
-        return sorted({*(step for step, _ in self.model.stops(unit.draws)), self.model.steps})
-
-    def is_finished(self, unit: Unit) -> bool:
-        """See ``UnitTraining``."""
-        assert isinstance(unit, DrawUnit)
-        return all(self.build_folder.is_kept(unit, number) for number in unit.draws) and not self._unmeasured(unit)
-
-    def start(self, unit: Unit) -> TrainingState:
-        """See ``UnitTraining``."""
-        assert isinstance(unit, DrawUnit)
-        keys = rng.member_keys(self.model.digest, unit.seeds)
-        weights = self.modes.weights_of(list(unit.modes), self.surroundings.data_source.device)
-        return self.model.start(self.surroundings, keys, weights)
-
-    def at_stop(self, unit: Unit, state: TrainingState, total: Spent) -> None:
-        """See ``UnitTraining``."""
-        assert isinstance(unit, DrawUnit)
-        gaussian = self.model.gaussian(self.surroundings, state) if state.step == self.steps else None
-        if gaussian is not None and not self.build_folder.is_kept(unit, _FIRST_GAUSSIAN):
-            now, recipe = datetime.now(UTC), self.model.recipe
-            facts = {"dataset": recipe.dataset, "dataset_digest": self.plan.dataset_digest, "extra": self.model.facts()}
-            rows = [
-                {"id": name, "member": name, "seed": seed, "unit": unit.name, "created": now, **facts, **self._common()}
-                for name, seed in zip(self._names(unit), unit.seeds, strict=True)
-            ]
-            self.build_folder.keep(unit, _FIRST_GAUSSIAN, gaussian, rows)
-        for step, numbers in self.model.stops(unit.draws):
-            for number in numbers if step == state.step else ():
-                if not self.build_folder.is_kept(unit, number):
-                    weights = self.model.draw(self.surroundings, state, number)
-                    self.build_folder.keep(unit, number, weights, self._rows(unit, number, state, total))
-
-    def finish(self, unit: Unit) -> None:
-        """Measure the draws, many together: measuring a few takes as long as measuring ``_MEASURED`` of them."""
-        assert isinstance(unit, DrawUnit)
-        unmeasured, size = self._unmeasured(unit), max(1, _MEASURED // len(unit.modes))
-        for first in range(0, len(unmeasured), size):
-            if self.should_stop():
-                raise Interrupted(f"{unit.name}: stopped while draws were measured. Run the same command to carry on.")
-            numbers = unmeasured[first : first + size]
-            kept = [self.build_folder.read_kept(unit, number) for number in numbers]
-            together = {
-                name: torch.from_numpy(np.concatenate([weights[name] for weights, _ in kept])).to(
-                    self.surroundings.data_source.device
-                )
-                for name in kept[0][0]
-            }
-            measured = self.trainer.measure(together)
-            for place, (number, (weights, rows)) in enumerate(zip(numbers, kept, strict=True)):
-                for mode, row in enumerate(rows):
-                    index = place * len(unit.modes) + mode
-                    row |= {column: values[index].item() for column, values in measured.items()}
-                tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
-                self.build_folder.keep(unit, number, tensors, rows)
-
-    def _unmeasured(self, unit: DrawUnit) -> list[int]:
-        """The stored draws whose rows lack the measured columns."""
-        return [number for number in unit.draws if "diverged" not in self.build_folder.read_kept(unit, number)[1][0]]
-
-    def _rows(self, unit: DrawUnit, number: int, state: TrainingState, total: Spent) -> list[dict[str, Any]]:
-        """One row a mode, without what is measured later."""
-        rows = metadata.rows(
-            self.model.chain,
-            self.surroundings.source,
-            {},
-            unit=unit.name,
-            seeds=unit.seeds,
-            step=state.step,
-            spent=total,
-            device=self.plan.device,
-            engine=self.engine,
-        )
-        own = self.model.mode_facts(state)
-        for row, mode, seed, facts in zip(rows, self._names(unit), unit.seeds, own, strict=True):
-            name = _draw_id(self.model, seed, number)
-            kept = {key: row["extra"][key] for key in _EXTRA if key in row["extra"]}
-            extra = {**self.model.facts(), **facts, **kept}
-            row |= {"id": name, "member": name, "mode": mode, "draw": number, **self._common(), "extra": extra}
-        return rows
-
-    def _names(self, unit: DrawUnit) -> list[str]:
-        return [self.modes.names[mode] for mode in unit.modes]
-
-    def _common(self) -> dict[str, Any]:
-        return {
-            "method": self.model.name,
-            "recipe": self.model.label,
-            "recipe_digest": self.model.digest,
-            "source": f"python -m builders posterior {self.model.name} {self.model.recipe.name}",
-        }
-
-    def describe(self, steps_per_second: float) -> str:
-        """See ``UnitTraining``."""
-        units = self.plan.units
-        modes = sum(len(unit.modes) for unit in units)
-        seconds = modes * self.steps / steps_per_second
-        drawn = sum(len(unit.modes) * len(unit.draws) for unit in units)
-        what = f"{counted(drawn, 'draw')} of {counted(modes, 'mode')}"
-        return f"{what} with {self.engine}: {duration(seconds)} of steps, besides measuring"
 
 
 def _merge(root: Path, build_folder: BuildFolder, units: list[DrawUnit]) -> tuple[str | None, int, int]:
@@ -663,7 +366,7 @@ def _merge(root: Path, build_folder: BuildFolder, units: list[DrawUnit]) -> tupl
 
 def _merge_gaussians(root: Path, build_folder: BuildFolder, model: Method, units: list[DrawUnit]) -> Path | None:
     """Add means and deviations to the zoo beside, for modes that it lacks."""
-    with_gaussians = [unit for unit in units if build_folder.is_kept(unit, _FIRST_GAUSSIAN)]
+    with_gaussians = [unit for unit in units if build_folder.is_kept(unit, FIRST_GAUSSIAN)]
     if not with_gaussians:
         return None
     path, name = root.with_name(f"{root.name}-gaussian"), f"gaussian-{model.recipe.architecture}"
@@ -678,7 +381,7 @@ def _merge_gaussians(root: Path, build_folder: BuildFolder, model: Method, units
     present = set(ckptzoo.open(path).ids) if any(path.glob("parts/*")) else set[str]()
     with ckptzoo.append(path) as writer:
         for unit in with_gaussians:
-            weights, rows = build_folder.read_kept(unit, _FIRST_GAUSSIAN)
+            weights, rows = build_folder.read_kept(unit, FIRST_GAUSSIAN)
             new = [place for place, row in enumerate(rows) if row["id"] not in present]
             if new:
                 writer.add({name: weights[name][new] for name in arch.names}, [rows[place] for place in new])

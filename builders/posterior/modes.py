@@ -1,0 +1,120 @@
+"""The modes that draws are taken around: members of a zoo or chains, and the draws of each that a zoo holds."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import ckptzoo
+from builders.posterior.method import Method
+from builders.state import Tensors
+from ckptzoo.errors import Problem, ZooError
+
+
+@dataclass(frozen=True)
+class FoundModes:
+    """What draws are taken around, one by one.
+
+    Parameters
+    ----------
+    names : members of a zoo, or chains: the values of the column ``mode``.
+    seeds : of the members or chains.
+    weights : ``{name: (M, *shape)}`` of the members; None where chains start at random weights.
+    """
+
+    names: tuple[str, ...]
+    seeds: tuple[int, ...]
+    weights: dict[str, NDArray[Any]] | None
+
+    def weights_of(self, modes: list[int], device: torch.device) -> Tensors | None:
+        """Those of some modes on a device."""
+        if self.weights is None:
+            return None
+        return {name: torch.from_numpy(array[modes]).to(device) for name, array in self.weights.items()}
+
+
+def find_modes(model: Method, count: int, start: str | Path | None) -> FoundModes:
+    """The members to start from, or the names and seeds of chains.
+
+    Parameters
+    ----------
+    count : how many modes are wanted.
+    start : the zoo of the members; None for chains.
+
+    Raises
+    ------
+    ZooError
+        The method starts otherwise, or the zoo has too few members of the recipe that are finite and did not diverge.
+    """
+    if model.modes_are == "chain":
+        if start is not None:
+            expected, step = "no zoo to start from, because it trains chains of its own", "Leave out --from."
+            raise ZooError(Problem("posterior", f"method {model.name}", expected, str(start), step))
+        seeds = tuple(range(count))
+        return FoundModes(tuple(f"{model.prefix}-{seed:06d}" for seed in seeds), seeds, None)
+    if start is None:
+        expected, step = "a zoo of members to start from", "Name one with --from."
+        raise ZooError(Problem("posterior", f"method {model.name}", expected, "none", step))
+    zoo = ckptzoo.open(start).last_steps()
+    return _members(model, zoo, count, str(start))
+
+
+def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> FoundModes:
+    """The first members of a zoo that are finite, did not diverge, and were trained by the recipe."""
+    recipe = model.recipe
+    if zoo.arch.digest != recipe.arch.digest:
+        step = "Name a zoo of the recipe's networks with --from."
+        raise ZooError(Problem(location, "architecture", f"{recipe.arch.name}, the recipe's", zoo.arch.name, step))
+    columns = ["member", "seed", "recipe", "recipe_digest", "finite", "diverged", "method"]
+    table = zoo.metadata.select(columns).to_pylist()
+    of_recipe = [(place, row) for place, row in enumerate(table) if row["recipe_digest"] == recipe.digest]
+    if not of_recipe:
+        others = sorted({f"{row['recipe']} {str(row['recipe_digest'])[:15]}" for row in table})[:3]
+        expected = f"{recipe.name} {recipe.digest[:15]}"
+        step = (
+            "Name a zoo that this recipe trained with --from, or the recipe, and its --epochs, that trained this one."
+        )
+        raise ZooError(Problem(location, "recipe of the members", expected, ", ".join(others) or "no members", step))
+    usable = [
+        (place, row)
+        for place, row in of_recipe
+        if row["finite"] and not row["diverged"] and row["seed"] is not None and row["method"] is None
+    ]
+    if len(usable) < count:
+        got = f"{len(usable):,} of {len(of_recipe):,}"
+        step = "Ask for fewer modes, or train more members."
+        raise ZooError(
+            Problem(location, "members that are finite and did not diverge", f"at least {count:,}", got, step)
+        )
+    chosen = usable[:count]
+    places = [place for place, _ in chosen]
+    members = zoo.take(places)
+    weights = {tensor.name: np.array(members[tensor.name][:]) for tensor in recipe.arch.tensors}
+    return FoundModes(tuple(row["member"] for _, row in chosen), tuple(row["seed"] for _, row in chosen), weights)
+
+
+def present_draws(table: Any, model: Method, modes: FoundModes) -> tuple[int, ...]:
+    """How many draws of each mode, from 0 on, the zoo holds; retracted ones count."""
+    names = ("id", "recipe_digest", "mode", "draw", "seed")
+    columns = zip(*(table[name].to_pylist() for name in names), strict=True)
+    # other writers may write any digest into their rows; an id that goes with the rest is a draw of the method
+    held = {
+        (mode, draw)
+        for name, digest, mode, draw, seed in columns
+        if digest == model.digest and None not in (draw, seed) and name == draw_id(model, seed, draw)
+    }
+    counts: list[int] = []
+    for name in modes.names:
+        count = 0
+        while (name, count) in held:
+            count += 1
+        counts.append(count)
+    return tuple(counts)
+
+
+def draw_id(model: Method, seed: int, number: int) -> str:
+    """The id of a draw of the mode with a seed."""
+    return f"{model.prefix}-{seed:06d}-d{number:05d}"

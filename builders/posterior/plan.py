@@ -1,0 +1,61 @@
+"""What a build of draws makes: its plan, and the units that the plan is done in."""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from builders.checkpointing import Unit
+
+
+@dataclass(frozen=True)
+class DrawUnit(Unit):
+    """Modes that advance together.
+
+    Parameters
+    ----------
+    modes : their places among all modes.
+    draws : the numbers of the draws to be taken.
+    """
+
+    modes: tuple[int, ...]
+    draws: range
+
+
+@dataclass(frozen=True)
+class PosteriorPlan:
+    """What a build of draws makes, settled when it starts.
+
+    Parameters
+    ----------
+    method, prefix : the method's digest, and how ids begin.
+    modes, draws : how many the zoo holds when it is done.
+    names, seeds : of every mode.
+    present : draws of each mode that the zoo held when the build started.
+    unit_size : modes that advance together.
+    device, engine, dataset_digest : as for ``builders.checkpointing.BuildPlan``.
+    """
+
+    method: str
+    prefix: str
+    modes: int
+    draws: int
+    names: tuple[str, ...]
+    seeds: tuple[int, ...]
+    present: tuple[int, ...]
+    unit_size: int
+    device: str
+    engine: str
+    dataset_digest: str
+
+    @property
+    def units(self) -> list[DrawUnit]:
+        """Modes that lack the same draws, piece by piece."""
+        lacking = [mode for mode in range(self.modes) if self.present[mode] < self.draws]
+        units: list[DrawUnit] = []
+        for present, group in groupby(lacking, key=lambda mode: self.present[mode]):
+            modes = list(group)
+            for start in range(0, len(modes), self.unit_size):
+                piece = modes[start : start + self.unit_size]
+                seeds = tuple(self.seeds[mode] for mode in piece)
+                name = f"{self.prefix}-{seeds[0]:06d}-{seeds[-1]:06d}-draws-{present}-{self.draws - 1}"
+                units.append(DrawUnit(name, seeds, tuple(piece), range(present, self.draws)))
+        return units

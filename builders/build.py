@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import pyarrow.compute as pc
 import torch
@@ -45,6 +45,7 @@ _WAIT_SECONDS = 2.0
 """How often a build that has nothing left to do looks whether others are done."""
 UNIT_SECONDS = 300.0
 """About how long a unit takes of an engine that trains one member at a time; one member may take longer."""
+AnyUnit = TypeVar("AnyUnit", bound=Unit)
 CARDS = Path(__file__).parents[1] / "cards"
 """The cards of published zoos, by the name of their recipe."""
 
@@ -90,6 +91,30 @@ class Settled:
     held: int
 
 
+class TrainingOptions(TypedDict, total=False):
+    """Keyword arguments that ``build``, ``builders.shared.plan`` and ``builders.planted.build`` have in common.
+
+    Parameters
+    ----------
+    folder : where the data is; see ``builders.sources.load``.
+    keep_steps : optimiser steps whose checkpoints are kept besides the last.
+    epochs : trains shorter or longer than the recipe says; that is another recipe, with another digest.
+    device : ``cpu``, by default, or ``cuda``.
+    unit_size : members trained together; by default that of the unfinished build, else as many as take about 5 minutes
+        of an engine that trains one member at a time, else ``builders.train.default_unit_size``.
+    engine : a name in ``builders.engines``; by default that of the unfinished build, else the fastest for the recipe.
+    threads : see ``builders.train.open_trainer``; no bit depends on it.
+    """
+
+    folder: str | Path | None
+    keep_steps: Sequence[int]
+    epochs: int | None
+    device: str
+    unit_size: int | None
+    engine: str | None
+    threads: int | None
+
+
 @dataclass(frozen=True, eq=False)
 class BuildRequest:
     """What ``build`` and ``builders.shared.plan`` were asked for; the parameters are those of ``build``.
@@ -115,14 +140,14 @@ class BuildRequest:
         to: str | Path,
         *,
         members: int,
-        folder: str | Path | None,
-        keep_steps: Sequence[int],
-        epochs: int | None,
-        first_seed: int,
-        device: str,
-        unit_size: int | None,
-        engine: str | None,
-        threads: int | None,
+        folder: str | Path | None = None,
+        keep_steps: Sequence[int] = (),
+        epochs: int | None = None,
+        first_seed: int = 0,
+        device: str = "cpu",
+        unit_size: int | None = None,
+        engine: str | None = None,
+        threads: int | None = None,
     ) -> "BuildRequest":
         """Check the arguments, load the data, and make the zoo where there is none."""
         recipe = Recipe.of(recipe, epochs)
@@ -199,17 +224,11 @@ def build(
     to: str | Path,
     *,
     members: int,
-    folder: str | Path | None = None,
-    keep_steps: Sequence[int] = (),
-    epochs: int | None = None,
     first_seed: int = 0,
-    device: str = "cpu",
-    unit_size: int | None = None,
-    engine: str | None = None,
-    threads: int | None = None,
     save_seconds: float = SAVE_SECONDS,
     counter: Counter | None = None,
     console: Console | None = None,
+    **options: Unpack[TrainingOptions],
 ) -> Built:
     """Train members until a zoo holds a number of a recipe's, and add them as one part.
 
@@ -220,17 +239,11 @@ def build(
     recipe : a recipe, its name, or the path of its file.
     to : the zoo's folder; made where there is none.
     members : how many of this recipe the zoo is to hold. Seeds that it does not have are allotted.
-    folder : where the data is; see ``builders.sources.load``.
-    keep_steps : optimiser steps whose checkpoints are kept besides the last.
-    epochs : trains shorter or longer than the recipe says; that is another recipe, with another digest.
     first_seed : the smallest seed to allot.
-    unit_size : members trained together; by default that of the unfinished build, else as many as take about 5 minutes
-        of an engine that trains one member at a time, else ``builders.train.default_unit_size``.
-    engine : a name in ``builders.engines``; by default that of the unfinished build, else the fastest for the recipe.
-    threads : see ``builders.train.open_trainer``; no bit depends on it.
     save_seconds : how much training is lost at most when the process is killed; more where a save takes more than 1 %
         of that.
     counter : of the joules that the device uses; by default NVML's for a CUDA device, and none for a CPU.
+    options : those of ``TrainingOptions``.
 
     Raises
     ------
@@ -239,19 +252,7 @@ def build(
     ZooError
         The arguments do not fit each other, the zoo, or an unfinished build there.
     """
-    request = BuildRequest.of(
-        recipe,
-        to,
-        members=members,
-        folder=folder,
-        keep_steps=keep_steps,
-        epochs=epochs,
-        first_seed=first_seed,
-        device=device,
-        unit_size=unit_size,
-        engine=engine,
-        threads=threads,
-    )
+    request = BuildRequest.of(recipe, to, members=members, first_seed=first_seed, **options)
     return build_requested(request, save_seconds=save_seconds, counter=counter, console=console)
 
 
@@ -316,9 +317,8 @@ def code_version() -> str:
 
 def lacking_units(root: Path, contents: Contents, recipe: Recipe, plan: BuildPlan) -> list[Unit]:
     """The units of a plan that the zoo lacks; raises as ``units_to_build``."""
-    ids = {unit.name: _ids(recipe, unit, plan.keep_steps) for unit in plan.units}
-    lacking = units_to_build(root.name, contents.raw, ids)
-    return [unit for unit in plan.units if unit.name in lacking]
+    ids = {unit: _ids(recipe, unit, plan.keep_steps) for unit in plan.units}
+    return units_to_build(root.name, contents.raw, ids)
 
 
 def default_size(trainer: Trainer, engine: str, counter: Counter) -> int:
@@ -395,8 +395,8 @@ def allot(present: set[int], members: int, first_seed: int, taken: Set[int] = fr
     return tuple(seed for seed in candidates if seed not in used)[:missing]
 
 
-def units_to_build(location: str, raw: Tree, ids_by_unit: Mapping[str, set[str]]) -> set[str]:
-    """The names of the units that a zoo lacks.
+def units_to_build(location: str, raw: Tree, ids_by_unit: Mapping[AnyUnit, set[str]]) -> list[AnyUnit]:
+    """The units that a zoo lacks, in the given order.
 
     Parameters
     ----------
@@ -413,8 +413,8 @@ def units_to_build(location: str, raw: Tree, ids_by_unit: Mapping[str, set[str]]
     present: dict[str | None, set[str]] = {}
     for name, unit in zip(*(column.to_pylist() for column in rows.columns), strict=True):
         present.setdefault(unit, set()).add(name)
-    lacking = {unit for unit, ids in ids_by_unit.items() if present.get(unit) != ids}
-    wanted = lacking.union(*(ids_by_unit[unit] for unit in lacking))
+    lacking = [unit for unit, ids in ids_by_unit.items() if present.get(unit.name) != ids]
+    wanted = {unit.name for unit in lacking}.union(*(ids_by_unit[unit] for unit in lacking))
     if taken := sorted(wanted.intersection({*rows["id"].to_pylist(), *present.keys()})):
         expected, got = "ids and units that no other checkpoint has", f"{len(taken):,} taken, such as {taken[0]!r}"
         step = "Build into another folder, or from another --first-seed; ids stay taken when checkpoints are retracted."

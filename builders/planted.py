@@ -16,13 +16,13 @@ others: a member is a function of recipe, run and t, whatever else is built.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from rich.console import Console
 
 from builders import rng
-from builders.build import SAVE_SECONDS, BuildRequest, Built, MemberTraining, build_requested
+from builders.build import SAVE_SECONDS, BuildRequest, Built, MemberTraining, TrainingOptions, build_requested
 from builders.checkpointing import Unit
 from builders.energy import Counter, Spent
 from builders.estimate import require_at_least
@@ -95,16 +95,10 @@ def build(
     *,
     runs: int,
     transpositions: Sequence[int],
-    folder: str | Path | None = None,
-    keep_steps: Sequence[int] = (),
-    epochs: int | None = None,
-    device: str = "cpu",
-    unit_size: int | None = None,
-    engine: str | None = None,
-    threads: int | None = None,
     save_seconds: float = SAVE_SECONDS,
     counter: Counter | None = None,
     console: Console | None = None,
+    **options: Unpack[TrainingOptions],
 ) -> Built:
     """Train references and planted members until a zoo holds those of ``runs`` runs, and add them as one part.
 
@@ -117,8 +111,7 @@ def build(
     runs : with other initial weights each.
     transpositions : the numbers of them in each run, 0 to the most that the architecture has (n - 1 of one layer of n
         hidden neurons); the order does not matter.
-    to, folder, keep_steps, epochs, device, unit_size, engine, threads, save_seconds, counter : as for
-        ``builders.build.build``.
+    to, save_seconds, counter, options : as for ``builders.build.build``.
 
     Raises
     ------
@@ -128,7 +121,7 @@ def build(
         The architecture has no permutation with one of the numbers; or the arguments do not fit each other, the zoo, or
         an unfinished build there.
     """
-    wanted = planted_recipe(Recipe.of(recipe, epochs))
+    wanted = planted_recipe(Recipe.of(recipe, options.pop("epochs", None)))
     require_at_least(runs=runs)
     numbers, most = tuple(sorted(set(transpositions))), most_transpositions(archs.symmetry(wanted.architecture))
     wrong = [number for number in numbers if not 0 <= number <= most]
@@ -136,19 +129,7 @@ def build(
         expected, got = f"numbers from 0 to {most} for {wanted.architecture}", str(wrong[0]) if wrong else "none"
         step = "Choose others, such as --transpositions 0,1."
         raise ZooError(Problem("planted", "transpositions", expected, got, step))
-    request = BuildRequest.of(
-        wanted,
-        to,
-        members=runs * (1 + len(numbers)),
-        folder=folder,
-        keep_steps=keep_steps,
-        epochs=None,
-        first_seed=0,
-        device=device,
-        unit_size=unit_size,
-        engine=engine,
-        threads=threads,
-    )
+    request = BuildRequest.of(wanted, to, members=runs * (1 + len(numbers)), first_seed=0, **options)
     planted = _PlantedRequest(**vars(request), runs=runs, numbers=numbers, most=most)
     return build_requested(planted, save_seconds=save_seconds, counter=counter, console=console)
 

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Unpack
 
 from rich.console import Console
 
@@ -25,6 +26,7 @@ from builders.build import (
     SAVE_SECONDS,
     BuildRequest,
     MemberTraining,
+    TrainingOptions,
     code_version,
     default_size,
     lacking_units,
@@ -116,14 +118,8 @@ def plan(
     to: str | Path,
     *,
     members: int,
-    folder: str | Path | None = None,
-    keep_steps: Sequence[int] = (),
-    epochs: int | None = None,
     first_seed: int = 0,
-    device: str = "cpu",
-    unit_size: int | None = None,
-    engine: str | None = None,
-    threads: int | None = None,
+    **options: Unpack[TrainingOptions],
 ) -> Planned:
     """Settle what is built, as ``builders.build.build`` does with the same arguments; nothing is trained.
 
@@ -134,22 +130,10 @@ def plan(
     ZooError
         The arguments do not fit each other, the zoo, or an unfinished build there.
     """
-    request = BuildRequest.of(
-        recipe,
-        to,
-        members=members,
-        folder=folder,
-        keep_steps=keep_steps,
-        epochs=epochs,
-        first_seed=first_seed,
-        device=device,
-        unit_size=unit_size,
-        engine=engine,
-        threads=threads,
-    )
+    request = BuildRequest.of(recipe, to, members=members, first_seed=first_seed, **options)
 
     def measure_size(engine: str) -> int:
-        with request.open_trainer(engine) as trainer, counter_of(device) as counter:
+        with request.open_trainer(engine) as trainer, counter_of(request.device) as counter:
             return default_size(trainer, engine, counter)
 
     with locked_build_folder(request.root, request.recipe.prefix) as build_folder:

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from builders.cli.build import build, cost, estimate, merge, plan, status, submit, work
+from builders.cli.build import build, cost, estimate, merge, plan, planted, status, submit, work
 from builders.cli.draws import posterior, posteriors
-from builders.cli.planted import planted
 from builders.cli.recipes import inputs, predict, quickstart, recipes, round_weights, search
 from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of
 from ckptzoo.cli.options import Settings

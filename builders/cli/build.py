@@ -1,13 +1,14 @@
-"""The commands that train a recipe's members: build, and its parts for any number of machines."""
+"""The commands that train members: build and planted, and the parts of build for any number of machines."""
 
 import contextlib
 import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from builders.cli.options import (
     ArchitectureName,
@@ -16,12 +17,16 @@ from builders.cli.options import (
     Device,
     Engine,
     Epochs,
+    FirstSeed,
     KeepSteps,
     Members,
+    NewZoo,
+    PlannedDevice,
     Precision,
     Predictions,
     RecipeName,
     SaveEvery,
+    SharedZoo,
     Threads,
     UnitSize,
     console_of,
@@ -34,19 +39,21 @@ from ckptzoo.cli.exits import PROBLEMS
 from ckptzoo.text import counted
 
 if TYPE_CHECKING:
+    from builders.build import Built
+    from builders.recipe import Recipe
     from builders.shared import Worked
 
 
 def build(
     recipe: RecipeName,
     members: Members,
-    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder; made where there is none.")],
+    to: NewZoo,
     data: DataFolder = None,
     keep_steps: KeepSteps = "",
     epochs: Epochs = None,
     precision: Precision = None,
     architecture: ArchitectureName = None,
-    first_seed: Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")] = 0,
+    first_seed: FirstSeed = 0,
     device: Device = "cpu",
     engine: Engine = None,
     threads: Threads = None,
@@ -58,17 +65,23 @@ def build(
 
     Stopped or killed at any moment, the same command carries on; when the zoo holds them all, it adds nothing.
     """
-    from builders import predicting
-    from builders.build import build as run
+    from builders.build import build as train
     from builders.recipe import Recipe
 
-    console, wanted = console_of(), Recipe.of(recipe, epochs, precision, architecture)
-    sets = predicting.input_sets(wanted, data) if predictions else ()
-    built = run(
-        wanted,
+    def report(built: "Built", console: Console) -> None:
+        if built.part is None:
+            console.print(f"{to}: holds {counted(built.held, 'member')} of {recipe} already; nothing was added.")
+        else:
+            console.print(f"{to}: {built.checkpoints:,} checkpoints of {built.members:,} members in part {built.part}.")
+
+    _train(
+        train,
+        report,
+        Recipe.of(recipe, epochs, precision, architecture),
         to,
+        data,
+        predictions=predictions,
         members=members,
-        folder=data,
         keep_steps=parse_numbers(keep_steps),
         first_seed=first_seed,
         device=device,
@@ -76,27 +89,72 @@ def build(
         engine=engine,
         threads=threads,
         save_seconds=save_every,
-        console=console,
     )
-    if built.part is None:
-        console.print(f"{to}: holds {counted(built.held, 'member')} of {recipe} already; nothing was added.")
-    else:
-        console.print(f"{to}: {built.checkpoints:,} checkpoints of {built.members:,} members in part {built.part}.")
-    for item in built.cost:
-        console.print(f"{to}: {item.line()}.", highlight=False, soft_wrap=True)
-    predicting.predict(to, sets, console)
 
 
-def plan(
+def planted(
     recipe: RecipeName,
-    members: Members,
-    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder; made where there is none.")],
+    transpositions: Annotated[
+        str, typer.Option(metavar="NUMBERS", help="Members of each run by the transpositions of their start: 0,1,2,4.")
+    ],
+    runs: Annotated[int, typer.Option(min=1, help="How many initial networks, each with its reference and members.")],
+    to: NewZoo,
     data: DataFolder = None,
     keep_steps: KeepSteps = "",
     epochs: Epochs = None,
     precision: Precision = None,
     architecture: ArchitectureName = None,
-    first_seed: Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")] = 0,
+    device: Device = "cpu",
+    engine: Engine = None,
+    threads: Threads = None,
+    unit_size: UnitSize = None,
+    save_every: SaveEvery = 20,
+    predictions: Predictions = False,
+) -> None:
+    """Train networks from the same start with some hidden neurons exchanged, in other orders, and add them to a zoo.
+
+    Each run has a reference, trained from random weights, and for every number of transpositions a member that starts
+    at these weights with the hidden neurons permuted by as many (arXiv 2401.00611). Stopped or killed at any moment,
+    the same command carries on.
+    """
+    from builders.planted import build as train
+    from builders.recipe import Recipe
+
+    def report(built: "Built", console: Console) -> None:
+        line = f"{to}: holds these members already; nothing was added."
+        if built.part is not None:
+            added = f"{counted(built.checkpoints, 'checkpoint')} of {counted(built.members, 'member')}"
+            line = f"{to}: {added} in part {built.part}."
+        console.print(line, highlight=False, soft_wrap=True)
+
+    _train(
+        train,
+        report,
+        Recipe.of(recipe, epochs, precision, architecture),
+        to,
+        data,
+        predictions=predictions,
+        runs=runs,
+        transpositions=parse_numbers(transpositions, "--transpositions"),
+        keep_steps=parse_numbers(keep_steps),
+        device=device,
+        unit_size=unit_size,
+        engine=engine,
+        threads=threads,
+        save_seconds=save_every,
+    )
+
+
+def plan(
+    recipe: RecipeName,
+    members: Members,
+    to: NewZoo,
+    data: DataFolder = None,
+    keep_steps: KeepSteps = "",
+    epochs: Epochs = None,
+    precision: Precision = None,
+    architecture: ArchitectureName = None,
+    first_seed: FirstSeed = 0,
     device: Device = "cpu",
     engine: Engine = None,
     threads: Threads = None,
@@ -128,7 +186,7 @@ def plan(
 
 def work(
     recipe: RecipeName,
-    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder, shared by all.")],
+    to: SharedZoo,
     unit: Annotated[str | None, typer.Option(metavar="NAME", help="Only this unit; status lists them.")] = None,
     share: Annotated[str, typer.Option(metavar="I/N", help="Only every N-th unit, from the I-th, from 0.")] = "",
     duration: Annotated[
@@ -138,7 +196,7 @@ def work(
     epochs: Epochs = None,
     precision: Precision = None,
     architecture: ArchitectureName = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="By default that of the plan.")] = None,
+    device: PlannedDevice = None,
     threads: Threads = None,
     save_every: SaveEvery = 20,
     on: Annotated[
@@ -178,7 +236,7 @@ def work(
 
 def submit(
     recipe: RecipeName,
-    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder, shared by all.")],
+    to: SharedZoo,
     slurm: Annotated[bool, typer.Option("--slurm", help="Submit an array of tasks to Slurm.")] = False,
     as_command: Annotated[
         bool, typer.Option("--print", help="Print the command that any other scheduler may run any number of times.")
@@ -194,7 +252,7 @@ def submit(
     epochs: Epochs = None,
     precision: Precision = None,
     architecture: ArchitectureName = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="By default that of the plan.")] = None,
+    device: PlannedDevice = None,
     threads: Threads = None,
     save_every: SaveEvery = 20,
 ) -> None:
@@ -348,3 +406,25 @@ def _work_on(on: str | None) -> "Callable[..., Worked]":
     from builders.ray_work import work as work_on_ray
 
     return partial(work_on_ray, address=address or None)
+
+
+def _train(
+    train: "Callable[..., Built]",
+    report: "Callable[[Built, Console], None]",
+    recipe: "Recipe",
+    to: Path,
+    data: Path | None,
+    *,
+    predictions: bool,
+    **options: Any,
+) -> None:
+    """Train members, report what was added and what it cost, and add the predictions that are asked for."""
+    from builders import predicting
+
+    console = console_of()
+    sets = predicting.input_sets(recipe, data) if predictions else ()
+    built = train(recipe, to, folder=data, console=console, **options)
+    report(built, console)
+    for item in built.cost:
+        console.print(f"{to}: {item.line()}.", highlight=False, soft_wrap=True)
+    predicting.predict(to, sets, console)

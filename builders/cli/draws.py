@@ -12,6 +12,7 @@ from builders.cli.options import (
     Device,
     Engine,
     Epochs,
+    NewZoo,
     Precision,
     Predictions,
     RecipeName,
@@ -33,7 +34,7 @@ def posterior(
     recipe: RecipeName,
     modes: Annotated[int, typer.Option(min=1, help="How many modes: chains, or members of the zoo named by --from.")],
     draws: Annotated[int, typer.Option(min=1, help="How many draws of each mode the zoo is to hold.")],
-    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder; made where there is none.")],
+    to: NewZoo,
     start: Annotated[
         str | None,
         typer.Option(

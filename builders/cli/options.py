@@ -10,6 +10,8 @@ from rich.console import Console
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="The name of a recipe, or the path of a .toml file.", show_default=False)
 ]
+NewZoo = Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder; made where there is none.")]
+SharedZoo = Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder, shared by all.")]
 DataFolder = Annotated[
     Path | None,
     typer.Option("--data", metavar="FOLDER", help="Where the data set is; by default $CKPTZOO_DATA, else fetched."),
@@ -30,8 +32,10 @@ ArchitectureName = Annotated[
     ),
 ]
 Members = Annotated[int, typer.Option(min=1, help="How many members of this recipe the zoo is to hold.")]
+FirstSeed = Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")]
 KeepSteps = Annotated[str, typer.Option(metavar="STEPS", help="Optimiser steps to keep besides the last: 0,100,938.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+PlannedDevice = Annotated[str | None, typer.Option(metavar="NAME", help="By default that of the plan.")]
 UnitSize = Annotated[
     int | None,
     typer.Option(

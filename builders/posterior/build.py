@@ -163,11 +163,9 @@ def build(
         if plan is None:
             return None
         ids = {
-            unit.name: {draw_id(model, seed, number) for seed in unit.seeds for number in unit.draws}
-            for unit in plan.units
+            unit: {draw_id(model, seed, number) for seed in unit.seeds for number in unit.draws} for unit in plan.units
         }
-        lacking = units_to_build(root.name, contents.raw, ids)
-        return plan, [unit for unit in plan.units if unit.name in lacking]
+        return plan, units_to_build(root.name, contents.raw, ids)
 
     @contextmanager
     def training(build_folder: BuildFolder, plan: PosteriorPlan) -> Iterator[DrawTraining]:

@@ -9,7 +9,8 @@
 """
 
 from ckptzoo.learning.augment import Augment
-from ckptzoo.learning.augmented_stream import Batch, Form, Stream, stream, to_torch
+from ckptzoo.learning.augmented_stream import Batch, Stream, stream, to_torch
+from ckptzoo.learning.forms import Form
 from ckptzoo.learning.mixing import Mix, mix
 from ckptzoo.learning.standardization import PER, Statistics, statistics
 from ckptzoo.learning.target_values import targets

@@ -1,9 +1,9 @@
 """Streams of augmented weights and their targets, for networks that learn from weights."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.learning.augment import Augment, Draw, bounded, element_keys, id_hashes
+from ckptzoo.learning.forms import Form, form_of
 from ckptzoo.learning.group_action import Buffers, Drawn, Mover, Tensors
 from ckptzoo.learning.standardization import Statistics
 from ckptzoo.learning.target_values import Missing, Target, targets
@@ -19,18 +20,6 @@ from ckptzoo.loader.checkpoint import import_torch
 from ckptzoo.loader.stream import ReaderShard, Remainder, Shuffle, Source, State
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-
-
-class Form(Protocol):
-    """How a network takes weights, and back: of ``{name: (B, *shape)}``, numpy or torch, without loss."""
-
-    def encode(self, tensors: Mapping[str, Any]) -> Any:
-        """What the network takes."""
-        ...
-
-    def decode(self, encoded: Any) -> dict[str, Any]:
-        """The tensors again."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,6 +306,5 @@ def prepared(
     if target is not None:
         zoo, y = targets(zoo, target, missing=missing)
     source = zoo.source((), variant)
-    named = isinstance(form, str)
-    made = import_module("ckptzoo.learning.forms").form_of(form, zoo.arch, zoo.symmetry) if named else form
+    made = form_of(form, zoo.arch, zoo.symmetry) if isinstance(form, str) else form
     return source, Preparation(zoo, source, y, views, made, variant, augment, standardize)

@@ -55,7 +55,7 @@ def variables(words: str) -> dict[str, str]:
             "study ",
             [
                 *("barriers", "collapse", "compact", "ensembles", "marginals", "mass", "modes", "pairs"),
-                *("permutations", "posteriors", "steps", "symmetries", "toy", "transpositions"),
+                *("permutations", "posteriors", "predict-accuracy", "steps", "symmetries", "toy", "transpositions"),
             ],
         ),
         ("study perm", ["permutations"]),

@@ -11,8 +11,10 @@
 (5, 3, 4)
 """
 
+from collections.abc import Mapping
+from typing import Any, Protocol
+
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.learning.augmented_stream import Form
 from ckptzoo.learning.forms.flat import FlatForm
 from ckptzoo.learning.forms.graph import Graph, GraphForm
 from ckptzoo.learning.forms.tokens import Tokens, TokensForm
@@ -23,6 +25,7 @@ from ckptzoo.schema.symmetry import Symmetry
 __all__ = [
     "NAMES",
     "FlatForm",
+    "Form",
     "Graph",
     "GraphForm",
     "Tokens",
@@ -32,6 +35,18 @@ __all__ = [
     "form_of",
 ]
 NAMES = ("flat", "tokens", "tuples", "graph")
+
+
+class Form(Protocol):
+    """How a network takes weights, and back: of ``{name: (B, *shape)}``, numpy or torch, without loss."""
+
+    def encode(self, tensors: Mapping[str, Any]) -> Any:
+        """What the network takes."""
+        ...
+
+    def decode(self, encoded: Any) -> dict[str, Any]:
+        """The tensors again."""
+        ...
 
 
 def form_of(name: str, architecture: Architecture, symmetry: Symmetry | None) -> Form:

@@ -54,7 +54,7 @@ def dotted(node: ast.expr | ast.AST) -> str | None:
     return node.id if isinstance(node, ast.Name) and node.id == PREFIX[:-1] else None
 
 
-def extra_column(texts: pa.ChunkedArray, name: str) -> pa.Array:
+def extra_column(texts: pa.ChunkedArray, name: str, *, location: str) -> pa.Array:
     """The values under one name, null where a row has none.
 
     Parameters
@@ -79,7 +79,10 @@ def extra_column(texts: pa.ChunkedArray, name: str) -> pa.Array:
     """
     data = "\n".join(text or "{}" for text in texts.to_pylist()).encode()
     path = name.removeprefix(PREFIX).split(".")
-    for kind in _KINDS:
+    # a key with dots in it stands for several, which pyarrow would not find
+    stretches = [".".join(path[start:stop]) for stop in range(2, len(path) + 1) for start in range(stop - 1)]
+    has_dotted_keys = any(f'"{words}"'.encode() in data for words in stretches)
+    for kind in () if has_dotted_keys else _KINDS:
         found = _parsed(data, path, kind, len(texts))
         if found is not None and found.null_count < len(found):
             return found
@@ -89,8 +92,8 @@ def extra_column(texts: pa.ChunkedArray, name: str) -> pa.Array:
         return pa.array(values, present.pop())
     if present:
         got = "values of several types, objects or lists"
-        raise ZooError(Problem("where", name, "numbers, texts or truth values in all rows", got, "Name another."))
-    raise UnknownNameError("where", "column", name, sorted(_names(texts)))
+        raise ZooError(Problem(location, name, "numbers, texts or truth values in all rows", got, "Name another."))
+    raise UnknownNameError(location, "column", name, sorted(_names(texts)))
 
 
 def _value(content: Any, path: list[str]) -> Any:

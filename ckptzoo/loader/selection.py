@@ -89,7 +89,9 @@ class Selection:
         missing = [name for name in names if name not in self._columns and not name.startswith(PREFIX)]
         if within:
             (texts,) = self.columns(["extra"]).columns
-            self._columns.update({name: pa.chunked_array([extra_column(texts, name)]) for name in within})
+            self._columns.update(
+                {name: pa.chunked_array([extra_column(texts, name, location=self.name)]) for name in within}
+            )
         if missing:
             table = self.contents.columns(self.contents.raw, missing)
             everything = np.array_equal(self.rows, np.arange(len(table)))

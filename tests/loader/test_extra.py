@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 import ckptzoo
 from ckptzoo import archs
+from ckptzoo.cli.app import run
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.format.maintenance import compact
+from ckptzoo.loader.extra import extra_column
 from tests.support.derived_zoos import weights_of
 from tests.support.serving import Served, running
 
@@ -68,6 +71,22 @@ def test_what_is_not_there_or_of_several_types_is_named(zoo: ckptzoo.Zoo) -> Non
             zoo.where(name)
     with pytest.raises(ZooError, match="a number to compare"):
         zoo.where("extra.depth == 'three'")
+
+
+def test_keys_with_dots_stand_for_several() -> None:
+    def read(*rows: Any) -> list[Any]:
+        return extra_column(
+            pa.chunked_array([[json.dumps(row) for row in rows]]), "extra.a.b.c", location="zoo"
+        ).to_pylist()
+
+    assert read({"a.b": {"c": 5}}, {"a": {"b.c": 6}}, {"a": {"b": {"c": 7}}}, {"a.b.c": 8}, {}) == [5, 6, 7, 8, None]
+    with pytest.raises(ZooError, match="several types"):
+        read({"a.b.c": "x"}, {"a": {"b": {"c": 6}}})
+
+
+def test_the_command_line_takes_them(zoo: ckptzoo.Zoo, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info", str(zoo.path), "--where", "extra.optim.lr < 0.05", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoints"] == 1
 
 
 def test_of_a_zoo_on_another_machine_the_column_is_fetched_where_it_is_named(zoo: ckptzoo.Zoo) -> None:

@@ -16,6 +16,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "open": "ckptzoo.loader.zoo",
     "Zoo": "ckptzoo.loader.zoo",
+    "open_collection": "ckptzoo.loader.collection",
+    "write_collection": "ckptzoo.loader.collection",
     "ray_datasource": "ckptzoo.loader.ray",
     "create": "ckptzoo.format.writer",
     "append": "ckptzoo.format.writer",
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
     from ckptzoo.hub.pull import pull as pull
     from ckptzoo.hub.push import push as push
     from ckptzoo.hub.search import search as search
+    from ckptzoo.loader.collection import open_collection as open_collection
+    from ckptzoo.loader.collection import write_collection as write_collection
     from ckptzoo.loader.ray import ray_datasource as ray_datasource
     from ckptzoo.loader.zoo import Zoo as Zoo
     from ckptzoo.loader.zoo import open as open

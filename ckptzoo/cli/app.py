@@ -9,6 +9,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ckptzoo.cli.cache import cache
+from ckptzoo.cli.collection import collection
 from ckptzoo.cli.commands import compact, export, info, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
 from ckptzoo.cli.exits import INTERRUPTED, USAGE, InterruptedCommand, code_of, listed
@@ -39,6 +40,7 @@ for _command in (info, show, verify, export, derive, align, predict, dedupe, mmd
     app.command()(_command)
 app.add_typer(study)
 app.command("import")(import_)
+app.command()(collection)
 for _command in (search, pull, push, card, contribute, review, compact, retract):
     app.command()(_command)
 app.add_typer(cache)

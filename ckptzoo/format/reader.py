@@ -208,6 +208,8 @@ def read_documents(files: Files) -> tuple[Identity, Architecture, Symmetry | Non
     """zoo.json and the documents it names, their digests checked."""
     if files.size(layout.ZOO) is None:
         step = "Make a zoo with ckptzoo.create, or name another folder."
+        if files.size(layout.COLLECTION) is not None:
+            step = "It is a collection of zoos: open it with ckptzoo.open_collection, or name one of its folders."
         raise IntegrityError(Problem(files.name, layout.ZOO, "a file", "none; this is not a zoo", step))
     names = [name for name in (layout.ZOO, layout.ARCHITECTURE, layout.SYMMETRY) if files.size(name) is not None]
     read = dict(zip(names, files.read_many(names, max_bytes=MAX_DOCUMENT), strict=True))

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
-from ckptzoo.loader.extra import dotted
+from ckptzoo.loader.extra import dotted, extra_column, names_in
 from ckptzoo.text import excerpt
 
 Filters = Any
@@ -117,6 +117,25 @@ def expression(filters: Filters, schema: pa.Schema) -> pc.Expression:
         if all(isinstance(item, list) for item in filters):
             return reduce(operator.or_, (_all(_term(term, schema) for term in terms) for terms in filters))
     raise _malformed(filters)
+
+
+def matching(filters: Filters, metadata: pa.Table, *, location: str) -> NDArray[np.int64]:
+    """The positions of the rows that satisfy filters other than masks, also of values within ``extra``.
+
+    Raises
+    ------
+    UnknownNameError, ZooError
+        As ``expression``; pyarrow cannot evaluate the expression.
+    """
+    for name in names_in(filters):
+        values = extra_column(metadata["extra"], name, location=location)
+        metadata = metadata.append_column(name, values)
+    condition = expression(filters, metadata.schema)
+    numbered = metadata.append_column("__row", pa.array(np.arange(len(metadata))))
+    try:
+        return numbered.filter(condition)["__row"].to_numpy()
+    except pa.ArrowException as error:
+        raise unfit(condition, error, metadata.schema) from error
 
 
 def kept(filters: Filters, count: int) -> NDArray[np.int64] | None:

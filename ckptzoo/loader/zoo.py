@@ -71,14 +71,15 @@ def open(
     ``refresh`` alone. Retracted checkpoints are left out, with a warning. The number of requests and of bytes is
     tested in ``tests/loader/test_remote_files.py``.
     """
-    contents = read_contents(_files(address, endpoint, token), revision)
+    contents = read_contents(files_at(address, endpoint, token), revision)
     rows = standing(contents)
     if note := left_out(contents, rows):
         warnings.warn(f"{contents.files.name}: {note}; zoo.retracted lists them.", UserWarning, stacklevel=2)
     return Zoo(contents, {}, rows)
 
 
-def _files(address: str | os.PathLike[str], endpoint: str | None, token: str | None) -> Files:
+def files_at(address: str | os.PathLike[str], endpoint: str | None, token: str | None) -> Files:
+    """The files of a folder on this machine or of a place on another one."""
     if os.fspath(address) and Path(address).is_dir():
         return Folder(address)
     return RemoteFiles(open_remote(address, endpoint=endpoint, token=token), os.fspath(address), endpoint, token)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+import ckptzoo
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
@@ -52,7 +53,7 @@ class ImportResult:
 
     Parameters
     ----------
-    to : the zoo, or the folder of zoos.
+    to : the zoo, or the collection of zoos.
     source, adapter : what was read, and as which format.
     zoos : folder inside ``to`` (``.`` for itself) and how many checkpoints were added to each.
     added, present : checkpoints that were added, and files whose checkpoints the zoo had.
@@ -133,7 +134,7 @@ def import_zoo(
     ----------
     source : a folder, an archive (.tar .tgz .tar.xz .zip) or a file, here, ``https://...`` or ``hf://datasets/...``.
     to : the zoo's folder, new or there already: what it has is not read again. Where the source holds several
-        architectures, a folder with a zoo for each.
+        architectures, a collection with a zoo for each.
     adapter : a name of ``ADAPTERS``; ``auto`` recognises the format by the paths in the source.
     names : old to new names of tensors; ``"order"`` matches them by order where all shapes agree.
     arch : the forward function, a name of ``ckptzoo.archs``: gives names, symmetries and the shape of inputs.
@@ -181,6 +182,8 @@ def import_zoo(
         defaults["extra"] = {"mean": list(scaling[0]), "std": list(scaling[1])}
     importer = _Importer(opened, chosen, target, defaults, split_by, skip_bad=skip_bad)
     importer.run(options or Options(), progress)
+    if target.has_several:
+        ckptzoo.write_collection(folder)
     result = ImportResult(
         str(to), opened.address, chosen.name, target.zoos, importer.added, importer.present, tuple(importer.skipped),
         {first: tuple(others) for first, others in importer.repeated.items()}, target.notes,

@@ -100,6 +100,11 @@ class Target:
             self.units.update(unit.partition("/")[0] for unit in units if unit is not None)
 
     @property
+    def has_several(self) -> bool:
+        """Whether the folder is one of zoos."""
+        return any(zoo.path != self.folder for zoo in self._zoos)
+
+    @property
     def zoos(self) -> dict[str, int]:
         """The zoos' folders inside the target, and how many checkpoints were added to each."""
         return {str(zoo.path.relative_to(self.folder)): zoo.added for zoo in self._zoos}

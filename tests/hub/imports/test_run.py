@@ -91,6 +91,8 @@ def test_members_that_differ_in_a_fact_go_to_zoos_of_their_own(tmp_path: Path) -
     ray_tune(tmp_path / "ray")
     result = import_zoo(tmp_path / "ray", tmp_path / "zoo", split_by="extra.model.dropout")
     assert result.zoos == {"dropout-0.0": 3, "dropout-0.5": 3}
+    both = ckptzoo.open_collection(tmp_path / "zoo")
+    assert len(both) == 6 and list(both.where("extra.model.dropout > 0.1").zoos) == ["dropout-0.5"]
     with pytest.raises(ZooError, match=r"--split-by extra\.none: expected a value, got none"):
         import_zoo(tmp_path / "ray", tmp_path / "other", split_by="extra.none")
 
@@ -206,7 +208,7 @@ def test_batches_of_any_size_give_the_same_zoo(tmp_path: Path, monkeypatch: pyte
     for size in (1, 5):
         monkeypatch.setattr(running, "BATCH_FILES", size)
         import_zoo(tmp_path / "nets", tmp_path / f"zoo{size}", license="MIT")
-        for path in sorted((tmp_path / "zoo").iterdir()):
+        for path in sorted(item for item in (tmp_path / "zoo").iterdir() if item.is_dir()):
             other = tmp_path / f"zoo{size}" / path.name
             assert ckptzoo.open(path).metadata.drop(["source"]).equals(ckptzoo.open(other).metadata.drop(["source"]))
         assert contents(tmp_path / f"zoo{size}") == contents(tmp_path / "zoo")

@@ -69,3 +69,5 @@ def test_facts_of_the_samples(tmp_path: Path) -> None:
     assert not any(word in str(rows) for word in ("hostname", "192.0.2.", "node_ip", "'pid'"))
     result = import_zoo(SAMPLES / "wild-park-toy", tmp_path / "park", license="MIT")
     assert sorted(result.zoos.values()) == [2, 4]
+    park = ckptzoo.open_collection(tmp_path / "park").where("claimed_test_accuracy > 0.2")
+    assert sum(map(len, park)) == len(park) > 0

@@ -1,0 +1,284 @@
+"""Collections: zoos of several architectures in one folder, with the rows of all of them in one table.
+
+``collection.json`` names the zoos with their revisions, ``collection.parquet`` has every row, and the column ``zoo``
+says where its checkpoint is: so a condition opens only the zoos that it needs. Both follow from the zoos and can be
+made again at any time.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
+from ckptzoo.format import durable, table
+from ckptzoo.format.files import Files, Folder
+from ckptzoo.loader.filters import Filters, kept, matching
+from ckptzoo.loader.zoo import Zoo, files_at
+from ckptzoo.loader.zoo import open as open_zoo
+from ckptzoo.schema import layout
+from ckptzoo.schema.documents import REFETCH, Document, seal, unseal
+from ckptzoo.text import counted
+
+_ZOO = "zoo"
+"""The column that says in which zoo a row is."""
+SCHEMA = pa.schema([pa.field(_ZOO, pa.string(), nullable=False), *table.METADATA_SCHEMA])
+
+
+@dataclass(frozen=True)
+class ZooEntry:
+    """One zoo of a collection, as it was when the collection was written.
+
+    Parameters
+    ----------
+    folder : inside the collection.
+    name, architecture : its name, and the digest of its architecture.
+    revision : of the zoo.
+    checkpoints : how many it had, without those that were retracted.
+    """
+
+    folder: str
+    name: str
+    architecture: str
+    revision: str
+    checkpoints: int
+
+    def to_json(self) -> Document:
+        """As collection.json has it."""
+        return dict(vars(self))
+
+
+def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
+    """Write ``collection.json`` and ``collection.parquet`` of the zoos in a folder; equal zoos give equal bytes.
+
+    Parameters
+    ----------
+    folder : whose folders are zoos; others in it are left alone.
+
+    Raises
+    ------
+    ZooError
+        No folder in it is a zoo.
+
+    Notes
+    -----
+    Reads the rows of all zoos. Each file is replaced at once, the table first; a reader that meets a new table with the
+    old document says that the collection is to be written again.
+    """
+    root = Path(folder).absolute()
+    names = sorted(path.parent.name for path in root.glob(f"*/{layout.ZOO}"))
+    if not names:
+        step = "Name a folder whose folders are zoos, such as ckptzoo import makes of several architectures."
+        raise ZooError(Problem(str(folder), "zoos", "folders with a zoo.json", "none", step))
+    entries: list[ZooEntry] = []
+    tables: list[pa.Table] = []
+    for name in names:
+        zoo = open_zoo(root / name)
+        entries.append(ZooEntry(name, zoo.name, zoo.arch.digest, zoo.revision, len(zoo)))
+        rows = zoo.metadata
+        labels = pa.array([name] * len(rows), pa.string())
+        tables.append(
+            pa.Table.from_arrays([labels, *(column.combine_chunks() for column in rows.columns)], schema=SCHEMA)
+        )
+    data = table.encode(tables, {"version": layout.VERSION}, sealed=True)
+    durable.write_file(root / layout.COLLECTION_ROWS, data)
+    content: Document = {
+        "format": layout.FORMAT,
+        "version": layout.VERSION,
+        "kind": "collection",
+        "rows": f"sha256:{hashlib.sha256(data).hexdigest()}",
+        "zoos": [entry.to_json() for entry in entries],
+    }
+    durable.write_file(root / layout.COLLECTION, seal(content))
+    return tuple(entries)
+
+
+def open_collection(
+    address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None
+) -> "Collection":
+    """Open a collection: a folder on this machine, or of a dataset repository.
+
+    Parameters
+    ----------
+    address, endpoint, token : as in ``ckptzoo.open``.
+
+    Raises
+    ------
+    IntegrityError
+        It is no collection, or its files are damaged or of two writings.
+
+    Notes
+    -----
+    Reads the document and the table; zoos are opened when they are asked for, at the revision that the collection
+    knows: checkpoints that came since are seen once it is written again.
+    """
+    files = files_at(address, endpoint, token)
+    location = f"{files.name}/{layout.COLLECTION}"
+    if files.size(layout.COLLECTION) is None:
+        step = "Write one with ckptzoo collection FOLDER; a single zoo is opened with ckptzoo.open."
+        raise IntegrityError(Problem(location, "file", "a collection", "no such file", step))
+    content, _ = unseal(files.read(layout.COLLECTION), location=location)
+    entries = _entries(content, location)
+    data = files.read(layout.COLLECTION_ROWS)
+    if content.get("rows") != f"sha256:{hashlib.sha256(data).hexdigest()}":
+        step = "Write the collection again with ckptzoo collection FOLDER."
+        got = "another table"
+        raise IntegrityError(
+            Problem(f"{files.name}/{layout.COLLECTION_ROWS}", "digest", str(content["rows"]), got, step)
+        )
+    rows = _rows(data, entries, f"{files.name}/{layout.COLLECTION_ROWS}")
+    zoos = _Zoos(os.fspath(address), files, entries, endpoint, token)
+    return Collection(files.name, zoos, rows, np.arange(len(rows)))
+
+
+def _entries(content: Document, location: str) -> dict[str, ZooEntry]:
+    if (content.get("format"), content.get("kind")) != (layout.FORMAT, "collection"):
+        got = f"{content.get('format')!r}, {content.get('kind')!r}"
+        raise IntegrityError(Problem(location, "format and kind", f"{layout.FORMAT!r}, 'collection'", got, REFETCH))
+    if content.get("version") != layout.VERSION:
+        step, got = "Upgrade ckptzoo to read it.", repr(content.get("version"))
+        raise IntegrityError(Problem(location, "format version", str(layout.VERSION), got, step))
+    listed = content.get("zoos")
+    found: dict[str, ZooEntry] = {}
+    for item in listed if isinstance(listed, list) else []:
+        types = {"folder": str, "name": str, "architecture": str, "revision": str, "checkpoints": int}
+        if not isinstance(item, dict) or {key: type(value) for key, value in item.items()} != types:
+            raise IntegrityError(Problem(location, "zoo", ", ".join(types), str(item)[:160], REFETCH))
+        folder = item["folder"]
+        # the name of one folder, so that no name leads out of the collection
+        if folder in ("", ".", "..") or "/" in folder or "\\" in folder or not folder.isprintable() or folder in found:
+            raise IntegrityError(
+                Problem(location, "folder", "names of folders, each once", repr(folder)[:160], REFETCH)
+            )
+        found[folder] = ZooEntry(**item)
+    if not found:
+        raise IntegrityError(Problem(location, "zoos", "one or more", str(listed)[:160], REFETCH))
+    return found
+
+
+def _rows(data: bytes, entries: Mapping[str, ZooEntry], location: str) -> pa.Table:
+    table.check_seal(data, location=location)
+    file, _ = table.open_table(data, location=location)
+    expected = {entry.folder: entry.checkpoints for entry in entries.values() if entry.checkpoints}
+    table.check_count(file, sum(expected.values()), location=location)
+    rows = table.filled(table.read_table(data, file, SCHEMA, location=location, least=32), SCHEMA)
+    counts = pc.value_counts(rows[_ZOO]).to_pylist()
+    if {item["values"]: item["counts"] for item in counts} != expected:
+        raise IntegrityError(
+            Problem(location, "rows", "as many of each zoo as collection.json says", "others", REFETCH)
+        )
+    return rows
+
+
+class _Zoos(Mapping[str, Zoo]):
+    """The zoos by their folders, opened when they are first asked for."""
+
+    def __init__(
+        self, address: str, files: Files, entries: Mapping[str, ZooEntry], endpoint: str | None, token: str | None
+    ) -> None:
+        self._address, self._files, self.entries = address, files, entries
+        self._endpoint, self._token = endpoint, token
+        self.opened: dict[str, Zoo] = {}
+
+    def __getitem__(self, folder: str) -> Zoo:
+        if folder not in self.entries:
+            raise UnknownNameError(self._files.name, "zoo", folder, tuple(self.entries))
+        if folder not in self.opened:
+            address = self._files.here / folder if isinstance(self._files, Folder) else f"{self._address}/{folder}"
+            revision = self.entries[folder].revision
+            try:
+                self.opened[folder] = open_zoo(address, revision=revision, endpoint=self._endpoint, token=self._token)
+            except ZooError as error:
+                problem = error.problems[0] if error.problems else None
+                got = problem.got if problem else str(error)
+                step = "Write the collection again with ckptzoo collection FOLDER."
+                location = f"{self._files.name}/{folder}"
+                raise IntegrityError(Problem(location, "zoo", f"revision {revision}", got, step)) from error
+        return self.opened[folder]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class Collection:
+    """Zoos of several architectures, or the checkpoints of them that satisfy a condition.
+
+    ``collection.zoos[folder]`` is a Zoo of the checkpoints that are selected, opened when it is asked for; iteration
+    gives these zoos, and ``len`` counts checkpoints.
+    """
+
+    def __init__(self, name: str, zoos: _Zoos, rows: pa.Table, chosen: NDArray[np.int64]) -> None:
+        self.name, self._zoos, self._rows, self._chosen = name, zoos, rows, chosen
+
+    def __repr__(self) -> str:
+        return f"<collection {self.name}: {counted(len(self), 'checkpoint')} in {counted(len(self.zoos), 'zoo')}>"
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __iter__(self) -> Iterator[Zoo]:
+        return iter(self.zoos.values())
+
+    @property
+    def entries(self) -> tuple[ZooEntry, ...]:
+        """Every zoo of the collection, selected from or not."""
+        return tuple(self._zoos.entries.values())
+
+    @property
+    def metadata(self) -> pa.Table:
+        """One row a checkpoint, by zoo; the first column, ``zoo``, is the zoo's folder."""
+        return self._rows.take(pa.array(self._chosen))
+
+    @property
+    def zoos(self) -> "Mapping[str, Zoo]":
+        """The zoos in which checkpoints are selected, by their folders; each is opened when it is asked for."""
+        return _Selected(self._zoos, self.metadata)
+
+    def where(self, filters: Filters) -> "Collection":
+        """The checkpoints whose metadata satisfy a condition, as ``Zoo.where`` takes it; no zoo is opened.
+
+        Examples
+        --------
+        >>> collection.where("zoo == 'arch-1f' and claimed_test_accuracy > 0.8").zoos  # doctest: +SKIP
+        """
+        positions = kept(filters, len(self))
+        if positions is None:
+            positions = matching(filters, self.metadata, location=self.name)
+        return Collection(self.name, self._zoos, self._rows, self._chosen[positions])
+
+
+class _Selected(Mapping[str, Zoo]):
+    """The zoos of some rows, each with the checkpoints of these rows."""
+
+    def __init__(self, zoos: _Zoos, metadata: pa.Table) -> None:
+        self._zoos = zoos
+        encoded = metadata[_ZOO].combine_chunks().dictionary_encode()
+        folders, indices = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+        self._ids = {
+            folder: metadata["id"].take(pa.array(np.flatnonzero(indices == at))) for at, folder in enumerate(folders)
+        }
+
+    def __getitem__(self, folder: str) -> Zoo:
+        zoo = self._zoos[folder]
+        ids = self._ids.get(folder)
+        if ids is None or len(ids) == len(zoo):
+            return zoo if ids is not None else zoo[:0]
+        return zoo.where({"id": ids})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __repr__(self) -> str:
+        return repr({folder: len(ids) for folder, ids in self._ids.items()})

@@ -1,0 +1,121 @@
+"""Zoos of several architectures in one folder: found by their rows, opened when they are needed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptzoo
+from ckptzoo import archs
+from ckptzoo.cli.app import run
+from ckptzoo.errors import IntegrityError, UnknownNameError, ZooError
+from ckptzoo.schema.documents import seal
+from tests.support.derived_zoos import weights_of
+
+NAMES = {"narrow": "mlp-4-5-3", "wide": "mlp-4-7-3"}
+
+
+def add(path: Path, name: str, count: int, first: int = 0) -> None:
+    arch = archs.architecture(name)
+    writer = ckptzoo.append(path) if path.exists() else ckptzoo.create(path, arch=arch)
+    rows = [
+        {"id": f"m{at}", "test_accuracy": at / 10, "extra": json.dumps({"width": int(name.split("-")[2])})}
+        for at in range(first, first + count)
+    ]
+    with writer:
+        writer.add(weights_of(count, first, arch=arch), rows)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "both"
+    root.mkdir()
+    for folder, name in NAMES.items():
+        add(root / folder, name, 4 if folder == "narrow" else 3)
+    (root / "notes").mkdir()
+    ckptzoo.write_collection(root)
+    return root
+
+
+def test_rows_of_all_zoos_are_in_one_table_and_only_those_needed_are_opened(folder: Path) -> None:
+    both = ckptzoo.open_collection(folder)
+    assert len(both) == 7 and [entry.folder for entry in both.entries] == ["narrow", "wide"]
+    assert both.metadata["zoo"].to_pylist() == ["narrow"] * 4 + ["wide"] * 3 and "2 zoos" in repr(both)
+    (folder / "narrow" / "zoo.json").unlink()  # it is not needed
+    wide = both.where("extra.width == 7 and test_accuracy > 0.05")
+    assert len(wide) == 2 and list(wide.zoos) == ["wide"]
+    (zoo,) = wide
+    assert zoo.ids == ["m1", "m2"] and zoo.arch.name == NAMES["wide"]
+    assert len(both.where([True] * 2 + [False] * 5)) == 2 and len(both.where({"zoo": "wide"})) == 3
+    assert len(both.where("test_accuracy > 5")) == 0 and not both.where("test_accuracy > 5").zoos
+    with pytest.raises(IntegrityError, match="Write the collection again"):
+        both.zoos["narrow"]
+    with pytest.raises(UnknownNameError):
+        both.where("nothing == 1")
+    with pytest.raises(UnknownNameError):
+        both.zoos["none"]
+
+
+def test_zoos_are_as_they_were_until_it_is_written_again(folder: Path) -> None:
+    add(folder / "wide", NAMES["wide"], 2, first=3)
+    both = ckptzoo.open_collection(folder)
+    assert len(both) == 7 and len(both.zoos["wide"]) == 3
+    ckptzoo.write_collection(folder)
+    assert len(ckptzoo.open_collection(folder)) == 9
+
+
+def test_equal_zoos_give_equal_bytes_and_retracted_rows_are_left_out(folder: Path) -> None:
+    files = [folder / "collection.json", folder / "collection.parquet"]
+    before = [path.read_bytes() for path in files]
+    ckptzoo.write_collection(folder)
+    assert [path.read_bytes() for path in files] == before
+    ckptzoo.retract(folder / "narrow", ["m0"], reason="made by mistake")
+    with pytest.warns(UserWarning, match="retracted"):
+        ckptzoo.write_collection(folder)
+        both = ckptzoo.open_collection(folder)
+        assert len(both) == 6 and len(both.zoos["narrow"]) == 3
+
+
+def test_what_is_damaged_or_of_two_writings_is_refused(folder: Path, tmp_path: Path) -> None:
+    document, table = folder / "collection.json", folder / "collection.parquet"
+    good, rows = document.read_bytes(), table.read_bytes()
+    add(folder / "wide", NAMES["wide"], 2, first=3)
+    ckptzoo.write_collection(folder)
+    document.write_bytes(good)
+    with pytest.raises(IntegrityError, match="Write the collection again"):
+        ckptzoo.open_collection(folder)
+    table.write_bytes(rows)
+    assert len(ckptzoo.open_collection(folder)) == 7
+    content = json.loads(good)
+    content.pop("digest")
+    for change, words in (
+        ({"kind": "zoo"}, "format and kind"), ({"version": 9}, "Upgrade ckptzoo"), ({"zoos": []}, "one or more"),
+        ({"zoos": [{**content["zoos"][0], "folder": "../narrow"}]}, "names of folders"),
+        ({"zoos": content["zoos"][:1] * 2}, "each once"), ({"zoos": content["zoos"][:1]}, "rows"),
+        ({"zoos": [{"folder": "x"}]}, "zoo"),
+    ):  # fmt: skip
+        document.write_bytes(seal({**content, **change}))
+        with pytest.raises(IntegrityError, match=words):
+            ckptzoo.open_collection(folder)
+    document.write_bytes(good[:-3] + b"x}\n")
+    with pytest.raises(IntegrityError):
+        ckptzoo.open_collection(folder)
+    with pytest.raises(IntegrityError, match="Write one with ckptzoo collection"):
+        ckptzoo.open_collection(folder / "wide")
+    with pytest.raises(IntegrityError, match=r"ckptzoo\.open_collection"):
+        ckptzoo.open(folder)
+    with pytest.raises(ZooError, match="folders with a zoo"):
+        ckptzoo.write_collection(tmp_path / "none")
+
+
+def test_the_command_writes_and_lists_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "collection.json").unlink()
+    assert run(["collection", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "narrow" in out and "wide" in out
+    assert run(["collection", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["checkpoints"] == 7 and [zoo["checkpoints"] for zoo in found["zoos"]] == [4, 3]
+    both = ckptzoo.open_collection(folder)
+    assert np.array_equal(both.zoos["wide"]["fc1.bias"][:], ckptzoo.open(folder / "wide")["fc1.bias"][:])

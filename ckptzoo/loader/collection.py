@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
@@ -168,7 +167,7 @@ def _rows(data: bytes, entries: Mapping[str, ZooEntry], location: str) -> pa.Tab
     expected = {entry.folder: entry.checkpoints for entry in entries.values() if entry.checkpoints}
     table.check_count(file, sum(expected.values()), location=location)
     rows = table.filled(table.read_table(data, file, SCHEMA, location=location, least=32), SCHEMA)
-    counts = pc.value_counts(rows[_ZOO]).to_pylist()
+    counts = rows[_ZOO].value_counts().to_pylist()
     if {item["values"]: item["counts"] for item in counts} != expected:
         raise IntegrityError(
             Problem(location, "rows", "as many of each zoo as collection.json says", "others", REFETCH)

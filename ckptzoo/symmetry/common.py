@@ -86,17 +86,23 @@ class _Meet:
                 self.moved_together.join((key[0], group.perm.group), key)
         for axis in dict.fromkeys(axis for actions in self.actions for axis in actions):
             self._compare([actions.get(axis) for actions in self.actions])
+        self._drop_signs_within_classes()
         self._tie_blocks()
 
     def _compare(self, actions: Sequence[AxisAction | None]) -> None:
         """Match the groups of one axis, and note what the tables do not share there."""
         present = [(number, action) for number, action in enumerate(actions) if action is not None]
         (first_number, first), *others = present
-        same = len(present) == len(actions) and all(_runs(first) == _runs(action) for _, action in others)
+        same = len(present) == len(actions) and all(
+            first.blocks == action.blocks
+            and _runs(first.segments, self.tables[first_number]) == _runs(action.segments, self.tables[number])
+            for number, action in others
+        )
         if not same:
             for number, action in present:
                 for segment in action.segments:
                     self._keep((number, segment.group))
+                self.without_signs |= {(number, segment.group) for segment in action.signs}
             return
         for number, action in others:
             for one, two in zip(first.segments, action.segments, strict=True):
@@ -116,11 +122,19 @@ class _Meet:
         """Gains that take signs: of the same channels in both tables, or of none."""
         keys = {(first_number, segment.group) for segment in first.signs}
         keys |= {(number, segment.group) for segment in action.signs}
-        if [_place(segment) for segment in first.signs] != [_place(segment) for segment in action.signs]:
+        if _runs(first.signs, self.tables[first_number]) != _runs(action.signs, self.tables[number]):
             self.without_signs |= keys
             return
         for one, two in zip(first.signs, action.signs, strict=True):
             self.scaled_together.join((first_number, one.group), (number, two.group))
+
+    def _drop_signs_within_classes(self) -> None:
+        """A gain that is scaled with what it normalises takes no signs: a table cannot say it."""
+        for number, table in enumerate(self.tables):
+            for action in table.actions:
+                gains = {self.scaled_together[number, segment.group] for segment in action.segments}
+                normalised = {self.scaled_together[number, segment.group] for segment in action.signs}
+                self.without_signs |= gains & normalised
 
     def _keep(self, key: _Key) -> None:
         """Neither move nor scale a group."""
@@ -224,9 +238,12 @@ class _Meet:
         return next(named, f"{leader[0]}:{leader[1]}")
 
 
-def _runs(action: AxisAction) -> tuple[object, ...]:
-    return (action.blocks, *map(_place, action.segments))
-
-
-def _place(segment: Segment) -> tuple[int, int, int]:
-    return segment.offset, segment.inner, segment.count
+def _runs(segments: Sequence[Segment], table: Symmetry) -> list[tuple[int, ...]]:
+    """Which channels are where, whatever the groups are called: of each run its first channel, and of how many."""
+    starts: dict[str, int] = {}
+    found: list[tuple[int, ...]] = []
+    for segment in segments:
+        n, start = table[segment.group].n, starts.get(segment.group, 0)
+        starts[segment.group] = (start + segment.count) % n
+        found.append((segment.offset, segment.inner, segment.count, start, n))
+    return found

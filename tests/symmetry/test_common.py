@@ -162,3 +162,32 @@ def test_an_axis_that_only_some_move_stays() -> None:
         common([one, table([Group("a", 4, Sym(), "positive")], [act("v", 0, ("a", 4))])])
     with pytest.raises(SymmetryError, match="one or more, got none"):
         common([])
+
+
+def test_equal_runs_of_groups_of_other_sizes_are_other_channels() -> None:
+    """Two runs of two channels: four of one group, one group of two twice, or two groups of two."""
+
+    def halves(first: Group, *second: Group) -> Symmetry:
+        segments = (Segment(first.id, 0, 1, 2), Segment((second or (first,))[0].id, 2, 1, 2))
+        return table([first, *second], [AxisAction("w", 0, segments, 1, True, "out")])
+
+    four = halves(Group("a", 4, Sym(), "positive"))
+    twice, two = (
+        halves(Group("b", 2, Sym(), "positive"), *others) for others in ([], [Group("c", 2, Sym(), "positive")])
+    )
+    for tables in ([four, twice], [twice, four], [four, two], [two, four]):
+        assert {(group.perm, group.scale) for group in common(tables).groups} == {(Fixed(), "none")}
+    assert common([twice, two]).groups == common([two, twice]).groups == (Group("b", 2, Sym(), "positive"),)
+
+
+def test_signs_need_the_gain_that_takes_them_in_every_table() -> None:
+    before, after = Group("a", 4, Sym(), "nonzero"), Group("b", 4, Like("a"), "positive")
+    gain = AxisAction("gain", 0, (Segment("b", 0, 1, 4),), 1, True, "gain", signs=(Segment("a", 0, 1, 4),))
+    signed = table([before, after], [act("w", 0, ("a", 4)), act("x", 0, ("b", 4)), gain])
+    absent = table([before, after], [act("w", 0, ("a", 4)), act("x", 0, ("b", 4))])
+    for tables in ([signed, absent], [absent, signed]):
+        assert common(tables)["a"].scale == "positive"
+    # one that ties the gain with what it normalises, and so has no signs
+    tied = table([before], [act("w", 0, ("a", 4)), act("x", 0, ("a", 4)), act("gain", 0, ("a", 4), absolute=True)])
+    for tables in ([signed, tied], [tied, signed]):
+        assert [group.scale for group in common(tables).groups] == ["positive"]

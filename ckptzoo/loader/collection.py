@@ -8,7 +8,7 @@ made again at any time.
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,10 @@ from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
 from ckptzoo.format import durable, table
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.loader.filters import Filters, kept, matching
+from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.zoo import Zoo, files_at
 from ckptzoo.loader.zoo import open as open_zoo
+from ckptzoo.remote.address import HubAddress, candidates
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import REFETCH, Document, seal, unseal
 from ckptzoo.text import counted
@@ -189,7 +191,7 @@ class _Zoos(Mapping[str, Zoo]):
         if folder not in self.entries:
             raise UnknownNameError(self._files.name, "zoo", folder, tuple(self.entries))
         if folder not in self.opened:
-            address = self._files.here / folder if isinstance(self._files, Folder) else f"{self._address}/{folder}"
+            address = _address_of(folder, self._files, self._address)
             revision = self.entries[folder].revision
             try:
                 self.opened[folder] = open_zoo(address, revision=revision, endpoint=self._endpoint, token=self._token)
@@ -206,6 +208,17 @@ class _Zoos(Mapping[str, Zoo]):
 
     def __len__(self) -> int:
         return len(self.entries)
+
+
+def _address_of(folder: str, files: Files, address: str) -> str | os.PathLike[str]:
+    """Where a zoo of a collection is; in a repository at the commit that the collection was read at."""
+    if isinstance(files, Folder):
+        return files.here / folder
+    place = candidates(address)[-1]  # a folder of the same name would have been opened
+    if isinstance(files, RemoteFiles) and isinstance(place, HubAddress):
+        inside = f"{place.folder}/{folder}" if place.folder else folder
+        return str(replace(place, revision=files.remote.revision, folder=inside))
+    return f"{str(place).rstrip('/')}/{folder}"
 
 
 class Collection:

@@ -1,0 +1,44 @@
+"""A collection in a dataset repository: only the zoos that a condition needs are asked for, all at one commit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from huggingface_hub import CommitOperationAdd
+
+import ckptzoo
+from tests.loader.test_collection import NAMES, add
+from tests.support.hosted import Hosted
+
+REPO = "lab/both"
+
+
+def publish(server: Hosted, root: Path) -> None:
+    ckptzoo.write_collection(root)
+    api = server.api()
+    api.create_repo(REPO, repo_type="dataset", exist_ok=True)
+    files = [path for path in sorted(root.rglob("*")) if path.is_file()]
+    operations = [CommitOperationAdd(path.relative_to(root).as_posix(), path.read_bytes()) for path in files]
+    api.create_commit(REPO, operations, commit_message="both", repo_type="dataset")
+
+
+@pytest.mark.parametrize("address", [REPO, f"{REPO}@main", f"hf://datasets/{REPO}", f"hf://datasets/{REPO}/"])
+def test_zoos_of_a_repository_are_read_at_the_commit_of_the_collection(
+    server: Hosted, tmp_path: Path, address: str
+) -> None:
+    root = tmp_path / "both"
+    for folder, name in NAMES.items():
+        add(root / folder, name, 3)
+    publish(server, root)
+    how = {"endpoint": server.url, "token": server.tokens["read"]}
+    both = ckptzoo.open_collection(address, **how)
+    expected = ckptzoo.open(root / "wide")["fc1.bias"][:]
+    add(root / "wide", NAMES["wide"], 2, first=3)
+    publish(server, root)
+    since = len(server.request_log.entries)
+    (wide,) = both.where("zoo == 'wide'")
+    assert np.array_equal(wide["fc1.bias"][:], expected)
+    assert not [item.path for item in server.request_log.entries[since:] if "narrow" in item.path]
+    # other commits are not asked for: the commit is the one that the collection was read at
+    assert not [item.path for item in server.request_log.entries[since:] if "/main" in item.path]
+    assert len(ckptzoo.open_collection(address, **how).zoos["wide"]) == 5

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
+from ckptzoo.errors import AbsentError, IntegrityError, Problem, RemoteError, UnknownNameError, ZooError
 from ckptzoo.format import durable, table
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.loader.filters import Filters, kept, matching
@@ -196,6 +196,8 @@ class _Zoos(Mapping[str, Zoo]):
             try:
                 self.opened[folder] = open_zoo(address, revision=revision, endpoint=self._endpoint, token=self._token)
             except ZooError as error:
+                if isinstance(error, RemoteError) and not isinstance(error, AbsentError):
+                    raise  # the zoo may be as it was
                 problem = error.problems[0] if error.problems else None
                 got = problem.got if problem else str(error)
                 step = "Write the collection again with ckptzoo collection FOLDER."

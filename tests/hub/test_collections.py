@@ -7,6 +7,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd
 
 import ckptzoo
+from ckptzoo.errors import OfflineError
 from tests.loader.test_collection import NAMES, add
 from tests.support.hosted import Hosted
 
@@ -42,3 +43,15 @@ def test_zoos_of_a_repository_are_read_at_the_commit_of_the_collection(
     # other commits are not asked for: the commit is the one that the collection was read at
     assert not [item.path for item in server.request_log.entries[since:] if "/main" in item.path]
     assert len(ckptzoo.open_collection(address, **how).zoos["wide"]) == 5
+
+
+def test_a_network_that_fails_is_no_reason_to_write_the_collection_again(
+    server: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(tmp_path / "both" / "wide", NAMES["wide"], 3)
+    publish(server, tmp_path / "both")
+    both = ckptzoo.open_collection(REPO, endpoint=server.url, token=server.tokens["read"])
+    with monkeypatch.context() as patch, pytest.raises(OfflineError, match="Unset CKPTZOO_OFFLINE"):
+        patch.setenv("CKPTZOO_OFFLINE", "1")
+        both.zoos["wide"]
+    assert len(both.zoos["wide"]) == 3

@@ -7,6 +7,7 @@ made again at any time.
 
 import hashlib
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,7 +118,7 @@ def open_collection(
     Notes
     -----
     Reads the document and the table; zoos are opened when they are asked for, at the revision that the collection
-    knows: checkpoints that came since are seen once it is written again.
+    knows: checkpoints that came since are seen once it is written again, and a warning says that there are some.
     """
     files = files_at(address, endpoint, token)
     location = f"{files.name}/{layout.COLLECTION}"
@@ -191,19 +192,31 @@ class _Zoos(Mapping[str, Zoo]):
         if folder not in self.entries:
             raise UnknownNameError(self._files.name, "zoo", folder, tuple(self.entries))
         if folder not in self.opened:
-            address = _address_of(folder, self._files, self._address)
-            revision = self.entries[folder].revision
-            try:
-                self.opened[folder] = open_zoo(address, revision=revision, endpoint=self._endpoint, token=self._token)
-            except ZooError as error:
-                if isinstance(error, RemoteError) and not isinstance(error, AbsentError):
-                    raise  # the zoo may be as it was
-                problem = error.problems[0] if error.problems else None
-                got = problem.got if problem else str(error)
-                step = "Write the collection again with ckptzoo collection FOLDER."
-                location = f"{self._files.name}/{folder}"
-                raise IntegrityError(Problem(location, "zoo", f"revision {revision}", got, step)) from error
+            self.opened[folder] = self._open(folder)
         return self.opened[folder]
+
+    def _open(self, folder: str) -> Zoo:
+        """A zoo as the collection knows it; one that has changed since is told of."""
+        address, how = (
+            _address_of(folder, self._files, self._address),
+            {"endpoint": self._endpoint, "token": self._token},
+        )
+        location, revision = f"{self._files.name}/{folder}", self.entries[folder].revision
+        step = "Write the collection again with ckptzoo collection FOLDER."
+        try:
+            zoo = open_zoo(address, **how)
+            if zoo.revision == revision:
+                return zoo
+            zoo = open_zoo(address, revision=revision, **how)
+        except ZooError as error:
+            if isinstance(error, RemoteError) and not isinstance(error, AbsentError):
+                raise  # the zoo may be as it was
+            problem = error.problems[0] if error.problems else None
+            got = problem.got if problem else str(error)
+            raise IntegrityError(Problem(location, "zoo", f"revision {revision}", got, step)) from error
+        note = f"{location}: the zoo has changed since the collection was written, and is as it was then. {step}"
+        warnings.warn(note, UserWarning, stacklevel=4)
+        return zoo
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

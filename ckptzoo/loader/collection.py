@@ -66,7 +66,7 @@ def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
     Raises
     ------
     ZooError
-        No folder in it is a zoo.
+        No folder in it is a zoo, or the name of one cannot be in a collection.
 
     Notes
     -----
@@ -78,6 +78,9 @@ def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
     if not names:
         step = "Name a folder whose folders are zoos, such as ckptzoo import makes of several architectures."
         raise ZooError(Problem(str(folder), "zoos", "folders with a zoo.json", "none", step))
+    if wrong := next((name for name in names if not _is_name(name)), None):
+        step = "Give the folder another name."
+        raise ZooError(Problem(str(folder), "name of a zoo's folder", "printable, no backslash", repr(wrong), step))
     entries: list[ZooEntry] = []
     tables: list[pa.Table] = []
     for name in names:
@@ -153,8 +156,7 @@ def _entries(content: Document, location: str) -> dict[str, ZooEntry]:
         if not isinstance(item, dict) or {key: type(value) for key, value in item.items()} != types:
             raise IntegrityError(Problem(location, "zoo", ", ".join(types), str(item)[:160], REFETCH))
         folder = item["folder"]
-        # the name of one folder, so that no name leads out of the collection
-        if folder in ("", ".", "..") or "/" in folder or "\\" in folder or not folder.isprintable() or folder in found:
+        if not _is_name(folder) or folder in found:
             raise IntegrityError(
                 Problem(location, "folder", "names of folders, each once", repr(folder)[:160], REFETCH)
             )
@@ -162,6 +164,11 @@ def _entries(content: Document, location: str) -> dict[str, ZooEntry]:
     if not found:
         raise IntegrityError(Problem(location, "zoos", "one or more", str(listed)[:160], REFETCH))
     return found
+
+
+def _is_name(folder: str) -> bool:
+    """Whether it is the name of one folder, so that it does not lead out of the collection."""
+    return folder not in ("", ".", "..") and "/" not in folder and "\\" not in folder and folder.isprintable()
 
 
 def _rows(data: bytes, entries: Mapping[str, ZooEntry], location: str) -> pa.Table:
@@ -197,10 +204,8 @@ class _Zoos(Mapping[str, Zoo]):
 
     def _open(self, folder: str) -> Zoo:
         """A zoo as the collection knows it; one that has changed since is told of."""
-        address, how = (
-            _address_of(folder, self._files, self._address),
-            {"endpoint": self._endpoint, "token": self._token},
-        )
+        address = _address_of(folder, self._files, self._address)
+        how = {"endpoint": self._endpoint, "token": self._token}
         location, revision = f"{self._files.name}/{folder}", self.entries[folder].revision
         step = "Write the collection again with ckptzoo collection FOLDER."
         try:

@@ -111,6 +111,14 @@ def test_what_is_damaged_or_of_two_writings_is_refused(folder: Path, tmp_path: P
         ckptzoo.write_collection(tmp_path / "none")
 
 
+def test_what_could_not_be_read_is_not_written(folder: Path) -> None:
+    before = (folder / "collection.json").read_bytes()
+    add(folder / "back\\slash", NAMES["narrow"], 1)
+    with pytest.raises(ZooError, match=r"slash.*Give the folder another name"):
+        ckptzoo.write_collection(folder)
+    assert (folder / "collection.json").read_bytes() == before and len(ckptzoo.open_collection(folder)) == 7
+
+
 def test_the_command_writes_and_lists_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "collection.json").unlink()
     assert run(["collection", str(folder)]) == 0

@@ -18,6 +18,9 @@ _PUBLIC = {
     "Zoo": "ckptzoo.loader.zoo",
     "open_collection": "ckptzoo.loader.collection",
     "write_collection": "ckptzoo.loader.collection",
+    "make_split": "ckptzoo.format.splits",
+    "write_split": "ckptzoo.format.splits",
+    "import_split": "ckptzoo.hub.imports.split_lists",
     "ray_datasource": "ckptzoo.loader.ray",
     "create": "ckptzoo.format.writer",
     "append": "ckptzoo.format.writer",
@@ -43,12 +46,15 @@ if TYPE_CHECKING:
     from ckptzoo.errors import ZooError as ZooError
     from ckptzoo.format.maintenance import compact as compact
     from ckptzoo.format.maintenance import retract as retract
+    from ckptzoo.format.splits import make_split as make_split
+    from ckptzoo.format.splits import write_split as write_split
     from ckptzoo.format.verify import verify as verify
     from ckptzoo.format.writer import append as append
     from ckptzoo.format.writer import create as create
     from ckptzoo.hub.contributions.contribute import contribute as contribute
     from ckptzoo.hub.contributions.review import review as review
     from ckptzoo.hub.imports import import_zoo as import_zoo
+    from ckptzoo.hub.imports.split_lists import import_split as import_split
     from ckptzoo.hub.pull import pull as pull
     from ckptzoo.hub.push import push as push
     from ckptzoo.hub.search import search as search

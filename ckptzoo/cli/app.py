@@ -17,6 +17,7 @@ from ckptzoo.cli.hub import card, contribute, pull, push, review, search
 from ckptzoo.cli.imports import import_
 from ckptzoo.cli.options import Settings, complain
 from ckptzoo.cli.serve import serve
+from ckptzoo.cli.splits import splits
 from ckptzoo.cli.study import mmd, study
 from ckptzoo.errors import SpecError
 
@@ -41,6 +42,7 @@ for _command in (info, show, verify, export, derive, align, predict, dedupe, mmd
 app.add_typer(study)
 app.command("import")(import_)
 app.command()(collection)
+app.add_typer(splits)
 for _command in (search, pull, push, card, contribute, review, compact, retract):
     app.command()(_command)
 app.add_typer(cache)

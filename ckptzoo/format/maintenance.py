@@ -76,6 +76,8 @@ def belongs_to_zoo(name: str) -> bool:
             return last in (*layout.DOCUMENTS, *CARDS, LISTING)
         case [layout.SNAPSHOTS]:
             return layout.SNAPSHOT_NAME.fullmatch(last) is not None
+        case [layout.SPLITS]:
+            return layout.SPLIT_FILE.fullmatch(last) is not None
         case [layout.PICTURES, *_]:
             return not last.startswith(".")
         case [layout.PARTS, part]:

@@ -20,6 +20,7 @@ from ckptzoo.format.maintenance import LISTING, belongs_to_zoo
 from ckptzoo.format.part import Part, part_digest, stored_rows
 from ckptzoo.format.predictions import input_problems
 from ckptzoo.format.reader import duplicate_problems, list_trees, read_documents, read_tree
+from ckptzoo.format.splits import split_problems
 from ckptzoo.format.tree import LazyTable, Tree, empty_tree
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import may_change
@@ -58,7 +59,7 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
 def _found(root: Path, deep: bool, progress: Progress | None) -> Generator[Problem]:
     files = Folder(root)
     try:
-        _, arch, symmetry = read_documents(files)
+        identity, arch, symmetry = read_documents(files)
     except (IntegrityError, SpecError) as error:
         yield from error.problems
         return
@@ -88,6 +89,7 @@ def _found(root: Path, deep: bool, progress: Progress | None) -> Generator[Probl
     yield from _unrelated(files, raw, trees)
     yield from _snapshots(files, trees, limits.blocks, deep=deep)
     yield from _listing(files)
+    yield from split_problems(files, identity, raw)
     if deep:
         yield from _foreign(root)
         yield from _digests(files, sound)
@@ -124,7 +126,7 @@ def _extras(files: Files, raw: Tree) -> Iterator[Problem]:
 def _foreign(root: Path) -> Iterator[Problem]:
     """What lies beside the zoo's own folders and is no part of it, and links out of the folder; not hidden ones."""
     for path in sorted(root.iterdir()):
-        trees = (layout.PARTS, layout.DERIVED, layout.SNAPSHOTS, layout.PICTURES)
+        trees = (layout.PARTS, layout.DERIVED, layout.SNAPSHOTS, layout.PICTURES, layout.SPLITS)
         known = path.name in trees if path.is_dir() else belongs_to_zoo(path.name)
         if not known and not path.name.startswith("."):
             advice = "Move it out of the zoo's folder, or let its name begin with a dot."
@@ -160,6 +162,10 @@ def _strays(root: Path) -> Iterator[Problem]:
                 if file.name not in files and not layout.SHARD_NAME.fullmatch(file.name):
                     expected = "metadata, index or shard"
                     yield Problem(f"{location}/{path.name}", "a file", expected, repr(file.name), step)
+    splits = root / layout.SPLITS
+    for path in sorted(splits.iterdir()) if splits.is_dir() else []:
+        if not path.name.startswith(".") and not layout.SPLIT_FILE.fullmatch(path.name):
+            yield Problem(f"{root.name}/{layout.SPLITS}", "a split", "<name>.json", repr(path.name), step)
     snapshots = root / layout.SNAPSHOTS
     for path in sorted(snapshots.iterdir()) if snapshots.is_dir() else []:
         if not path.name.startswith(".") and not layout.SNAPSHOT_NAME.fullmatch(path.name):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents
+from ckptzoo.format.splits import COLUMNS, part_numbers, read_split, split_names
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
 from ckptzoo.loader.datasets import iterable
 from ckptzoo.loader.filters import Filters
@@ -269,6 +270,36 @@ class Zoo:
     def last_steps(self) -> "Zoo":
         """Each member's checkpoint of the last step, in zoo order."""
         return self.take(self._selection.last_steps())
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits that the zoo has."""
+        return split_names(self._contents.files)
+
+    def split(self, name: str, part: str) -> "Zoo":
+        """The checkpoints in one part of a split, such as those to train on.
+
+        Parameters
+        ----------
+        name : in ``splits``.
+        part : of the split, such as ``"train"``.
+
+        Raises
+        ------
+        UnknownNameError
+            The zoo has no such split, or the split no such part.
+        IntegrityError
+            The split's document is damaged, or that of another zoo.
+
+        Examples
+        --------
+        >>> train, test = zoo.split("main", "train"), zoo.split("main", "test")  # doctest: +SKIP
+        """
+        split = read_split(self._contents.files, name, self._contents.identity)
+        if part not in split.parts:
+            raise UnknownNameError(self.name, f"part of split {name!r}", part, split.parts)
+        numbers = part_numbers(split, self._selection.columns(COLUMNS))
+        return self.take(np.flatnonzero(numbers == split.parts.index(part)))
 
     @overload
     def __getitem__(self, key: str | tuple[str, str]) -> StackedTensor: ...

@@ -21,6 +21,7 @@ PARTS = "parts"
 DERIVED = "derived"
 SNAPSHOTS = "snapshots"
 PICTURES = "pictures"
+SPLITS = "splits"
 METADATA = "metadata.parquet"
 INDEX = "index.parquet"
 
@@ -49,8 +50,14 @@ SNAPSHOT_NAME = re.compile(r"(\d{6})-(?:([1-9]\d{0,9})-)?([0-9a-f]{64})\.parquet
 ALIGNED = "aligned-"
 """How the names of variants begin that are aligned with a reference."""
 DERIVED_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+SPLIT_FILE = re.compile(rf"({DERIVED_NAME.pattern})\.json")
 SET_NAME = re.compile(r"(?=.{3,51}\Z)([a-z0-9]+(?:-[a-z0-9]+)*)/([a-z0-9]+(?:-[a-z0-9]+)*)")
 """A set of inputs: a data set and which of its examples, as ``fashion-mnist/test``."""
+
+
+def split_file(name: str) -> str:
+    """``splits/main.json`` for the split ``main``."""
+    return f"{SPLITS}/{name}.json"
 
 
 def predictions_name(inputs: str) -> str:

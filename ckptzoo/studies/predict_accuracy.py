@@ -16,6 +16,7 @@ from rich.table import Table
 from ckptzoo import symmetry
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError, require
+from ckptzoo.format.splits import members_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
 from ckptzoo.schema import layout
@@ -192,8 +193,7 @@ def predict_accuracy(
     """
     require("sklearn", "stats", package="scikit-learn")
     chosen, values = _with_target(zoo, target)
-    named = chosen.metadata["member"].to_pylist()
-    members = np.array([member or own for member, own in zip(named, chosen.ids, strict=True)])
+    members = np.array(members_of(chosen.metadata).to_pylist())
     flat = len(chosen) * sum(tensor.size for tensor in chosen.arch.tensors) * 8 <= MAX_FLAT_BYTES
     variants = [layout.RAW] if variant is None else [layout.RAW, variant]
     several = len(set(members.tolist())) < len(members)

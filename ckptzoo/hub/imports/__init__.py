@@ -2,5 +2,6 @@
 
 from ckptzoo.hub.imports.adapters import ADAPTERS, Options
 from ckptzoo.hub.imports.run import ImportResult, import_zoo
+from ckptzoo.hub.imports.split_lists import import_order, import_split
 
-__all__ = ["ADAPTERS", "ImportResult", "Options", "import_zoo"]
+__all__ = ["ADAPTERS", "ImportResult", "Options", "import_order", "import_split", "import_zoo"]

@@ -159,7 +159,7 @@ def import_zoo(
 
     Notes
     -----
-    Memory: two batches of at most 256 files and 256 MiB, or one file that is larger. Files are data: nothing in them
+    Memory: two batches of at most 256 files and 64 MiB, or one file that is larger. Files are data: nothing in them
     is executed (``ckptzoo.hub.untrusted``). Killed at any moment and called again, it ends with the same zoo.
 
     Examples

@@ -25,16 +25,31 @@ def read_table(data: bytes, location: str) -> list[dict[str, Any]]:
     ZooError
         It is none, or unpacks to more than 1 GiB.
     """
-    if data.startswith(b"\x1f\x8b"):
-        data = _unpacked(data, location)
+    lines = text_of(data, location)
     try:
-        rows = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig")), strict=True))
-    except (UnicodeDecodeError, csv.Error) as error:
+        rows = list(csv.DictReader(lines, strict=True))
+    except csv.Error as error:
         raise ZooError(Problem(location, "table", "CSV", f"{error}"[:200], "Correct or remove it.")) from None
     return [
         {str(name): number(value) for name, value in row.items() if name and isinstance(value, str) and value != ""}
         for row in rows
     ]
+
+
+def text_of(data: bytes, location: str) -> io.StringIO:
+    """A text, also packed by gzip.
+
+    Raises
+    ------
+    ZooError
+        It is not UTF-8, or unpacks to more than 1 GiB.
+    """
+    if data.startswith(b"\x1f\x8b"):
+        data = _unpacked(data, location)
+    try:
+        return io.StringIO(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ZooError(Problem(location, "text", "UTF-8", f"{error}"[:200], "Correct or remove it.")) from None
 
 
 def _unpacked(data: bytes, location: str) -> bytes:

@@ -33,6 +33,7 @@ from ckptzoo.hub.pull.destination import (
 )
 from ckptzoo.hub.pull.page import read_card_files, read_existing, write_card_files, write_if_changed
 from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection
+from ckptzoo.hub.pull.splits import read_splits, write_splits
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.remote import Remote
 from ckptzoo.remote.stores import decode
@@ -67,6 +68,7 @@ def mirror(
     derived = (*gauges, *map(layout.predictions_name, sets))
     wanted_trees = [layout.PARTS, *_ROWS_ALONE, *(f"{layout.DERIVED}/{name}" for name in derived)]
     documents, card_files = read_existing(files, layout.DOCUMENTS), read_card_files(files)
+    splits = read_splits(files, identity)
     listing = read_existing(files, (LISTING,)) if selection.is_everything else {}
     stored_selection = {**selection.to_json(), "zoo": digest_of(identity.to_json())}
     partial = not selection.is_everything
@@ -77,6 +79,7 @@ def mirror(
         for name, data in documents.items():
             if not (root / name).exists():
                 write_file(root / name, data)
+        write_splits(root, splits, identity)
         pulled = PulledParts(root)
         already = pulled.paths()
         available = [f"{tree}/{name}" for tree in wanted_trees for name in trees.get(tree, ())]

@@ -28,6 +28,7 @@ from ckptzoo.hub.pull.destination import (
 )
 from ckptzoo.hub.pull.page import read_card_files, write_card_files
 from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection
+from ckptzoo.hub.pull.splits import read_splits, write_splits
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.selection import left_out, standing
 from ckptzoo.loader.zoo import Zoo
@@ -53,20 +54,22 @@ def extract(
     zoo = _open_standing(files)
     writer = SubsetWriter(zoo if selection.where is None else zoo.where(selection.where), selection)
     symmetry = zoo.contents.identity.symmetry if writer.has_all_tensors else None
-    identity = seal(Identity(zoo.name, writer.arch.digest, symmetry).to_json())
-    card_files = read_card_files(files)
+    identity = Identity(zoo.name, writer.arch.digest, symmetry)
+    zoo_document = seal(identity.to_json())
+    card_files, splits = read_card_files(files), read_splits(files, zoo.contents.identity)
     documents = {layout.ARCHITECTURE: seal(writer.arch.to_json())}
     if writer.has_all_tensors and files.size(layout.SYMMETRY) is not None:
         documents[layout.SYMMETRY] = files.read(layout.SYMMETRY)
-    documents[layout.ZOO] = identity  # last, because the folder is a zoo from then on
+    documents[layout.ZOO] = zoo_document  # last, because the folder is a zoo from then on
     stored_selection = {**selection.to_json(), "zoo": digest_of(zoo.contents.identity.to_json())}
-    with locked_destination(root, identity, stored_selection, partial=True) as destination:
+    with locked_destination(root, zoo_document, stored_selection, partial=True) as destination:
         remote = files.remote
         shared = remote.cache
         remote.cache = blocks = BlockCache(destination.blocks, shared, keeps=shared is not None)
         for name, data in documents.items():
             if not (root / name).exists():
                 write_file(root / name, data)
+        write_splits(root, splits, identity)
         pulled = PulledParts(root)
         written: list[str] = []
         todo = [

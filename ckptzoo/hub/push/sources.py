@@ -12,6 +12,7 @@ from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import table
 from ckptzoo.format.files import DEREFERENCE, Folder, check_span, folders_of, leads_outside
 from ckptzoo.format.part import Part, read_part, read_rows
+from ckptzoo.format.splits import split_names
 from ckptzoo.hub.card import card_in
 from ckptzoo.hub.card.pictures import check_pictures
 from ckptzoo.hub.client import Client
@@ -44,7 +45,7 @@ class LocalPart:
 
 @dataclass(frozen=True)
 class LocalZoo:
-    """A zoo's folder: documents, card files with their pictures, and parts: raw ones first, each tree's in order."""
+    """A zoo's folder: documents and splits, card files with pictures, and parts: raw first, each tree's in order."""
 
     root: Path
     documents: dict[str, LocalFile]
@@ -85,7 +86,7 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
     pictures = check_pictures(files, card_in(files)) if (root / CARD_TOML).is_file() else ()
     documents, card_files = (
         {name: _hashed(root / name) for name in names if (root / name).is_file()}
-        for names in (layout.DOCUMENTS, (*CARDS, *pictures))
+        for names in ((*layout.DOCUMENTS, *map(layout.split_file, split_names(files))), (*CARDS, *pictures))
     )
     return LocalZoo(root, documents, card_files, tuple(parts))
 

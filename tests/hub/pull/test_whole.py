@@ -190,3 +190,48 @@ def test_offline_says_what_is_missing(
     pulled = pull(REPO, tmp_path / "two", layers=["other"], endpoint=server.url)
     assert pulled.fetched == 0 and pulled.checkpoints == 24
     verified(tmp_path / "two")
+
+
+def test_splits_come_along(derived: Path, publish: Publish, tmp_path: Path) -> None:
+    source = shutil.copytree(derived, tmp_path / "source" / "zoo")
+    ckptzoo.make_split(source, "main", {"train": 0.5, "test": 0.5})
+    ckptzoo.write_split(source, "paper", {"train": ["m0-0", "m1-1"], "test": ["m2-0"]})
+    ckptzoo.compact(source)
+    server = publish(source)
+    remote = ckptzoo.open(REPO, endpoint=server.url)
+    assert remote.splits == ("main", "paper") and remote.split("paper", "test").ids == ["m2-0"]
+    pull(REPO, tmp_path / "got", endpoint=server.url)
+    assert files_of(tmp_path / "got") == files_of(source)
+    with running(Served({f"/zoo/{name}": data for name, data in files_of(source).items()})) as served:
+        pull(f"{served.url}/zoo", tmp_path / "web")
+    assert files_of(tmp_path / "web") == {name: data for name, data in files_of(source).items() if name != LISTING}
+    # a part of the zoo, of the same tensors and of fewer: the same members on each side
+    for name, options in (("few", {"where": "seed < 2"}), ("fc", {"layers": ["fc"]})):
+        for _ in range(2):
+            pull(source, tmp_path / name, **options)
+        part, whole = verified(tmp_path / name), ckptzoo.open(source)
+        for split in whole.splits:
+            expected = [id for id in whole.split(split, "train").ids if id in part]
+            assert part.split(split, "train").ids == expected
+    assert (tmp_path / "few" / "splits" / "main.json").read_bytes() == (source / "splits" / "main.json").read_bytes()
+
+
+def test_another_split_of_the_same_name_stays(derived: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(derived, tmp_path / "source" / "zoo")
+    pull(source, tmp_path / "got")
+    ckptzoo.make_split(tmp_path / "got", "main", seed=1)
+    before = files_of(tmp_path / "got")
+    ckptzoo.make_split(source, "main", seed=2)
+    with pytest.warns(UserWarning, match="another split 'main' is here already; it stays"):
+        pull(source, tmp_path / "got")
+    assert files_of(tmp_path / "got") == before
+
+
+def test_a_damaged_split_is_not_pulled(derived: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(derived, tmp_path / "source" / "zoo")
+    ckptzoo.make_split(source, "main")
+    file = source / "splits" / "main.json"
+    file.write_bytes(file.read_bytes().replace(b'"seed":0', b'"seed":1'))
+    with pytest.raises(IntegrityError, match=r"splits/main\.json: digest of the content"):
+        pull(source, tmp_path / "got")
+    assert not (tmp_path / "got").exists()

@@ -11,6 +11,7 @@ import pytest
 
 import ckptzoo
 from ckptzoo.derive import derive
+from ckptzoo.errors import HubError
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.push import Planned, plan
 from tests.support.hosted import ZOO, Hosted
@@ -188,3 +189,19 @@ def test_load_dataset_reads_the_metadata(server: Hosted, make_zoo: Make, tmp_pat
         ids,
         ids,
     ]
+
+
+def test_splits_go_along_and_none_is_replaced(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
+    zoo = make_zoo("zoo", (3, 2))
+    ckptzoo.make_split(zoo, "main", {"train": 0.5, "test": 0.5})
+    assert "splits/main.json" in pushed(server, zoo).documents
+    down = downloaded(server, tmp_path)
+    assert_same_except_generated(zoo, down)
+    assert ckptzoo.open(down).split("main", "train").ids == ckptzoo.open(zoo).split("main", "train").ids
+    ckptzoo.write_split(zoo, "paper", {"train": ["m0-0"], "test": ["m1-0"]})
+    second = pushed(server, zoo)
+    assert second.documents == ("splits/paper.json",) and pushed(server, zoo).commits == ()
+    (zoo / "splits" / "main.json").unlink()
+    ckptzoo.make_split(zoo, "main", {"train": 0.5, "test": 0.5}, seed=1)
+    with pytest.raises(HubError, match=r"splits/main\.json: expected digest .*documents of a zoo are never replaced"):
+        pushed(server, zoo)

@@ -15,7 +15,7 @@ def import_(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder, .tar, .tgz, .tar.xz, .zip or file; https:// or hf://datasets/.",
+            help="A folder, .tar, .tgz, .tar.xz, .zip or file; https:// or hf://.",
             show_default=False,
         ),
     ],

@@ -24,6 +24,7 @@ _STEP = (
     "Write a folder, org/zoo, hf://datasets/org/zoo@revision, https://host/path/zoo, or an fsspec address such as "
     "s3://bucket/zoo."
 )
+DATASETS, MODELS = "datasets", "models"
 MAIN = "main"
 """The revision of a repository where none is asked for."""
 
@@ -40,15 +41,26 @@ class FolderAddress:
 
 @dataclass(frozen=True)
 class HubAddress:
-    """A dataset repository of the Hugging Face hub, or a folder in one."""
+    """A repository of the Hugging Face hub, or a folder in one.
+
+    Parameters
+    ----------
+    kind : ``datasets`` or ``models``, as the hub's API calls them. Zoos are datasets.
+    """
 
     repo: str
     revision: str = MAIN
     folder: str = ""
+    kind: str = DATASETS
 
     def __str__(self) -> str:
         revision = "" if self.revision == MAIN else f"@{self.revision}"
-        return f"hf://datasets/{self.repo}{revision}{self.folder and '/' + self.folder}"
+        return f"hf://{self.page}{revision}{self.folder and '/' + self.folder}"
+
+    @property
+    def page(self) -> str:
+        """The path of its page: models have no prefix."""
+        return self.repo if self.kind == MODELS else f"{self.kind}/{self.repo}"
 
 
 @dataclass(frozen=True)
@@ -120,6 +132,21 @@ def repository(text: str) -> str:
         if isinstance(place, HubAddress) and place.revision == MAIN and not place.folder:
             return place.repo
     raise ZooError(Problem(text, "repository", "org/zoo", "another address", "Name a repository of a hub."))
+
+
+def model_address(text: str) -> HubAddress:
+    """The model repository of an address ``hf://org/model@revision/folder``.
+
+    Raises
+    ------
+    ZooError
+        It is another address.
+    """
+    matched = _HUB.fullmatch(unquote(text[len("hf://") :])) if text.lower().startswith("hf://") else None
+    if matched is None:
+        step = "Write hf://datasets/org/name for a dataset, hf://org/name for a model."
+        raise ZooError(Problem(text, "address of a repository", "hf://org/model@revision", text, step))
+    return HubAddress(matched["repo"], matched["revision"] or MAIN, matched["folder"] or "", MODELS)
 
 
 def _hub(text: str) -> HubAddress:

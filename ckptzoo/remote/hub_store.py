@@ -1,4 +1,4 @@
-"""A dataset repository of the Hugging Face hub as a store, pinned to a commit.
+"""A repository of the Hugging Face hub as a store, pinned to a commit.
 
 huggingface_hub is asked for the address of the hub and for the token only. Ranges do not go through it, because its
 file system resolves a file again for every read; here a file is resolved once, and the signed address to which the
@@ -126,7 +126,7 @@ class HubStore:
     def _page(self, name: str) -> str:
         """Where the hub resolves a file."""
         path = f"{self.place.folder}/{name}" if self.place.folder else name
-        return f"{self.endpoint}/datasets/{self.place.repo}/resolve/{self.revision}/{quote(path)}"
+        return f"{self.endpoint}/{self.place.page}/resolve/{self.revision}/{quote(path)}"
 
     def _unexpired(self, name: str) -> str | None:
         """The address that a file was resolved to, unless it is about to expire."""
@@ -149,7 +149,7 @@ def read_listing(
         The hub refuses, or its answer makes no sense.
     """
     location, cancel = str(place), CancelToken()
-    api = f"{endpoint}/api/datasets/{place.repo}"
+    api = f"{endpoint}/api/{place.kind}/{place.repo}"
 
     def read(url: str) -> tuple[Any, str]:
         def request() -> tuple[Any, str]:

@@ -1,4 +1,4 @@
-"""Sources on other machines: files behind a web server with ranges, and dataset repositories of a hub.
+"""Sources on other machines: files behind a web server with ranges, and repositories of a hub.
 
 Nothing is stored here: archives are read as they arrive, and a transfer that breaks off goes on at its next byte.
 """
@@ -6,13 +6,14 @@ Nothing is stored here: archives are read as they arrive, and a transfer that br
 import io
 import os
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from ckptzoo.errors import Problem, RemoteError, ZooError
 from ckptzoo.hub.imports.sources import Blob, Source, SourceFile, open_blob, open_path
 from ckptzoo.remote import http
-from ckptzoo.remote.address import HubAddress, WebAddress, candidates
+from ckptzoo.remote.address import HubAddress, WebAddress, candidates, model_address
 from ckptzoo.remote.http import Connections
 from ckptzoo.remote.hub_store import HubStore, hub_address
 from ckptzoo.remote.retry import RetryPolicy, read_range, retry
@@ -24,7 +25,8 @@ _SEEK_BYTES = 2**18
 
 
 def open_source(address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None) -> Source:
-    """The source at an address: a folder, an archive or a file, here, ``https://...``, or ``hf://datasets/...``.
+    """The source at an address: a folder, an archive or a file, here, ``https://...``, ``hf://datasets/org/name``,
+    or ``hf://org/name`` for a model.
 
     Parameters
     ----------
@@ -38,13 +40,15 @@ def open_source(address: str | os.PathLike[str], *, endpoint: str | None = None,
     text = os.fspath(address)
     if "://" not in text:
         return open_path(Path(text))
+    if text.lower().startswith("hf://") and not text.lower().startswith("hf://datasets/"):
+        return _of_hub(model_address(text), endpoint, token)
     (place, *_) = candidates(text)
     if isinstance(place, HubAddress):
         return _of_hub(place, endpoint, token)
     if isinstance(place, WebAddress):
         return open_blob(_of_web(place.url))
-    step = "Give a folder, an archive, or an address https:// or hf://datasets/."
-    raise ZooError(Problem(text, "source", "https:// or hf://datasets/", text, step))
+    step = "Give a folder, an archive, or an address https:// or hf://."
+    raise ZooError(Problem(text, "source", "https:// or hf://", text, step))
 
 
 def _of_web(url: str) -> Blob:
@@ -68,7 +72,7 @@ def _of_web(url: str) -> Blob:
 
 
 def _of_hub(place: HubAddress, endpoint: str | None, token: str | None) -> Source:
-    repository = HubAddress(place.repo, place.revision)
+    repository = replace(place, folder="")
     store = HubStore.opened(repository, retry_policy=RetryPolicy(), endpoint=endpoint, token=token)
     address = hub_address(place, store.endpoint)
     if place.folder in store.entries:
@@ -89,8 +93,8 @@ def _blob(store: Store, name: str, address: str) -> Blob:
 class RepositorySource(Source):
     """A folder of a repository."""
 
-    def __init__(self, store: Store, address: str, inside: str, names: list[str]) -> None:
-        name = inside.rstrip("/").rpartition("/")[2] or address.rpartition("/")[2].partition("@")[0]
+    def __init__(self, store: HubStore, address: str, inside: str, names: list[str]) -> None:
+        name = (inside.rstrip("/") or store.place.repo).rpartition("/")[2]
         super().__init__(address, name, sum(store.entries[name].size for name in names))
         self._store, self._inside, self._names = store, inside, names
 

@@ -132,7 +132,8 @@ def import_zoo(
 
     Parameters
     ----------
-    source : a folder, an archive (.tar .tgz .tar.xz .zip) or a file, here, ``https://...`` or ``hf://datasets/...``.
+    source : a folder, an archive (.tar .tgz .tar.xz .zip) or a file, here, ``https://...``,
+        ``hf://datasets/org/name`` or ``hf://org/model``.
     to : the zoo's folder, new or there already: what it has is not read again. Where the source holds several
         architectures, a collection with a zoo for each.
     adapter : a name of ``ADAPTERS``; ``auto`` recognises the format by the paths in the source.

@@ -32,7 +32,7 @@ def test_an_archive_behind_a_web_server_gives_the_same_zoo(tmp_path: Path, suffi
 def test_what_a_web_server_refuses(tmp_path: Path) -> None:
     with running(Served({"/a.tar": b"x"})) as served, pytest.raises(ZooError, match="status 404"):
         open_source(f"{served.url}/b.tar")
-    with pytest.raises(ZooError, match="hf://datasets/"):
+    with pytest.raises(ZooError, match="expected https:// or hf://"):
         open_source("s3://bucket/a.tar")
 
 
@@ -49,3 +49,23 @@ def test_repositories_of_a_hub_and_archives_in_them(tmp_path: Path, server: Host
         assert result.added == len(expected), inside
     with pytest.raises(ZooError, match="expected a folder or a file of the repository, got nothing"):
         open_source("hf://datasets/lab/published/none", endpoint=server.url)
+
+
+def test_a_zoo_of_model_repositories(tmp_path: Path, server: Hosted) -> None:
+    expected = FORMATS["model-j"](tmp_path / "nets")
+    api, folders = server.api("write"), sorted(path for path in (tmp_path / "nets").iterdir())
+    for folder in folders:
+        api.create_repo(f"lab/{folder.name}")
+        api.upload_folder(repo_id=f"lab/{folder.name}", folder_path=folder)
+        for added in (1, 0):  # the second time it is there
+            result = import_zoo(f"hf://lab/{folder.name}", tmp_path / "zoo", license="MIT", endpoint=server.url)
+            assert result.added == added
+    import_zoo(tmp_path / "nets", tmp_path / "other", license="MIT")
+    one, other = (ckptzoo.open(tmp_path / name) for name in ("zoo", "other"))
+    assert len(one) == len(expected) and sorted(one.ids) == sorted(other.ids)
+    for name in one.arch.names:
+        assert all((one.checkpoint(id)[name] == other.checkpoint(id)[name]).all() for id in one.ids)
+    with pytest.raises(ZooError, match=r"hf://lab/none: repository: expected one that is there"):
+        open_source("hf://lab/none", endpoint=server.url)
+    with pytest.raises(ZooError, match=r"expected hf://org/model@revision, got hf://lab\. Write hf://datasets"):
+        open_source("hf://lab", endpoint=server.url)

@@ -67,6 +67,8 @@ def overview(zoo: Zoo, card: Card) -> str:
         facts.append(("variants", listed(list(trees), limit=6)))
     if outputs:
         facts.append(("predictions", listed(list(outputs), limit=6)))
+    if zoo.splits:
+        facts.append(("splits", listed(list(zoo.splits), limit=6)))
     facts.append(("size", "; ".join(size_facts)))
     facts.append(("revision", f"{code(zoo.revision[:19])} in {counted(len(zoo.contents.raw.parts), 'part')}"))
     return table(("checkpoints", checkpoints), facts)

@@ -200,7 +200,8 @@ def test_splits_go_along_and_none_is_replaced(server: Hosted, make_zoo: Make, tm
     assert ckptzoo.open(down).split("main", "train").ids == ckptzoo.open(zoo).split("main", "train").ids
     ckptzoo.write_split(zoo, "paper", {"train": ["m0-0"], "test": ["m1-0"]})
     second = pushed(server, zoo)
-    assert second.documents == ("splits/paper.json",) and pushed(server, zoo).commits == ()
+    assert set(second.documents) == {"splits/paper.json", "README.md"} and pushed(server, zoo).commits == ()
+    assert b"| splits | `main`, `paper` |" in (downloaded(server, tmp_path) / "README.md").read_bytes()
     (zoo / "splits" / "main.json").unlink()
     ckptzoo.make_split(zoo, "main", {"train": 0.5, "test": 0.5}, seed=1)
     with pytest.raises(HubError, match=r"splits/main\.json: expected digest .*documents of a zoo are never replaced"):

@@ -4,7 +4,8 @@ Networks 784-64-64-10 are permuted, with and without scales, in batches of 64; O
 batches of 512. DWSNets' way (Navon et al., arXiv 2301.12780; https://github.com/AvivNavon/DWSNets,
 experiments/data.py, ``INRDataset``) takes one network at a time: it loads the state dict's file with ``torch.load``,
 permutes lists of weights with ``torch.randperm`` and collates; of its augmentations the positive scales alone. A second
-row has it with all state dicts in memory. Repeats are interleaved; medians are printed.
+row has it with all state dicts in memory. Where torch_geometric is installed (extra ``graphs``), graphs are measured
+beside its batches (``benchmarks/learning_graphs.py``). Repeats are interleaved; medians are printed.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -188,15 +190,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mlps", type=int, default=1024, help=f"networks {MLP} (1024)")
     parser.add_argument("--optunets", type=int, default=32_768, help="OptuNets (32768)")
+    parser.add_argument("--graph-batches", type=int, default=4, help="batches of graphs, 64 networks each (4)")
     parser.add_argument("--repeats", type=int, default=5, help="of each contender (5)")
     parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "learning.json", help="where figures go")
     chosen = parser.parse_args()
-    if min(chosen.mlps, chosen.optunets, chosen.repeats) < 1:
-        parser.error("--mlps, --optunets and --repeats: expected more than 0.")
+    if min(chosen.mlps, chosen.optunets, chosen.graph_batches, chosen.repeats) < 1:
+        parser.error("--mlps, --optunets, --graph-batches and --repeats: expected more than 0.")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(chosen.mlps, chosen.optunets, chosen.repeats, Path(folder))
     reached, facts, console = aims(rows), machine(ROOT), Console()
+    if find_spec("torch_geometric") is None:
+        console.print("torch_geometric is not installed: no graphs are measured (pip install 'ckptzoo[graphs]').")
+    else:
+        from benchmarks import learning_graphs
+
+        graphs = learning_graphs.measure(chosen.graph_batches, chosen.repeats)
+        rows, reached = rows + graphs, [*reached, learning_graphs.aim(graphs)]
     table = Table(title="Streams of augmented weights", box=SIMPLE_HEAD)
     for column in ("contender", "networks a second", "of it drawing"):
         table.add_column(column, justify="left" if column == "contender" else "right")

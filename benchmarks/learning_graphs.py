@@ -1,4 +1,4 @@
-"""Graphs of networks 784-64-64-10 (54,912 edges) in batches of 64, beside torch_geometric's batches, on one thread.
+"""For benchmarks/learning.py: graphs of networks 784-64-64-10 (54,912 edges) beside torch_geometric's batches of 64.
 
 neural-graphs' way (Kofinas et al., arXiv 2403.12143; https://github.com/mkofinas/neural-graphs at 87e12f2,
 experiments/cnn_generalization/utils.py) makes a ``Data`` of each network by way of dense matrices of nodes times nodes,
@@ -7,26 +7,18 @@ weights and biases concatenated; what remains is mostly ``from_data_list``. All 
 stacked tensors, as a stream gives them. Repeats are interleaved; medians are printed.
 """
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 from torch_geometric.data import Batch, Data
 
-from benchmarks.layers_report import machine
 from ckptzoo import archs
 from ckptzoo.learning.forms import GraphForm
 
-ROOT = Path(__file__).resolve().parent.parent
 MLP, BATCH = "mlp-784-64-64-10", 64
 AIM = 10.0
 """Times ``from_data_list`` of ready ``edge_index``."""
@@ -62,7 +54,7 @@ def ready_graph(state: State, edge_index: torch.Tensor, inputs: int) -> Data:
 
 
 def measure(batches: int, repeats: int) -> list[dict[str, Any]]:
-    """A row for each contender, with graphs a second."""
+    """A row for each contender, with networks a second."""
     arch = archs.architecture(MLP)
     rng, count = np.random.default_rng(0), batches * BATCH
     stacks = {
@@ -100,37 +92,18 @@ def measure(batches: int, repeats: int) -> list[dict[str, Any]]:
                 make(at)
             seconds[name].append(time.perf_counter() - began)
     return [
-        {"contender": name, "seconds": taken, "graphs_a_second": count / statistics.median(taken)}
+        {
+            "contender": f"{MLP}, {name}",
+            "seconds": taken,
+            "networks_a_second": count / statistics.median(taken),
+            "drawing": None,
+        }
         for name, taken in seconds.items()
     ]
 
 
-def main() -> None:
-    """Measure, print the table, write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=4, help=f"of {BATCH} networks (4)")
-    parser.add_argument("--repeats", type=int, default=5, help="of each contender (5)")
-    path = ROOT / "bench-results" / "learning_graphs.json"
-    parser.add_argument("--json", type=Path, default=path, help="where figures go")
-    chosen = parser.parse_args()
-    if min(chosen.batches, chosen.repeats) < 1:
-        parser.error("--batches and --repeats: expected more than 0.")
-    torch.set_num_threads(1)
-    rows = measure(chosen.batches, chosen.repeats)
-    rates = {row["contender"]: row["graphs_a_second"] for row in rows}
-    facts, console = machine(ROOT), Console()
-    table = Table(title=f"Graphs of {MLP}", box=SIMPLE_HEAD)
-    for column in ("contender", "graphs a second", f"times {READY}"):
-        table.add_column(column, justify="left" if column == "contender" else "right")
-    for name, rate in rates.items():
-        table.add_row(name, f"{rate:,.0f}", f"{rate / rates[READY]:.2f}")
-    console.print(table)
-    reached = {"aim": f"{OURS}, times {READY}", "wanted": AIM, "got": rates[OURS] / rates[READY]}
-    console.print(f"{reached['aim']}: {reached['got']:.3g} (aim {AIM:g})")
-    console.print(f"{facts['cpu']}, {facts['cores']} cores, torch {torch.__version__}")
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps({"machine": facts, "rows": rows, "aims": [reached]}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+def aim(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was aimed at and what was reached."""
+    rates = {row["contender"]: row["networks_a_second"] for row in rows}
+    got = rates[f"{MLP}, {OURS}"] / rates[f"{MLP}, {READY}"]
+    return {"aim": f"{OURS}, times {READY}", "wanted": AIM, "got": got}

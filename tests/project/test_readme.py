@@ -25,6 +25,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 STUDIES = ROOT / "docs/studies.md"
 PROGRAMS = [text for kind, text in BLOCKS if kind == "python"]
+LEARNING = ROOT / "docs/learning.md"
 STUDY_PROGRAMS = re.findall(r"```python\n(.*?)```", STUDIES.read_text(), re.DOTALL)
 WALK = next(text for kind, text in BLOCKS if kind == "sh" and "ckptzoo serve" in text)
 IN_TURN = """
@@ -80,6 +81,23 @@ def test_python_blocks_about_studies_run(few):
     run([sys.executable, "-W", "error", "-c", IN_TURN, *STUDY_PROGRAMS], few)
 
 
+def test_the_page_about_learning_runs(folder):
+    """In full where all tests are asked for; else with fewer networks and one epoch."""
+    text = LEARNING.read_text()
+    if not ALL:
+        text = text.replace("--members 48 --epochs 5 --keep-steps 10,30,90", "--members 12 --epochs 1")
+        text = text.replace("range(8)", "range(1)").replace("batch_size=16 if", "batch_size=4 if")
+        assert "--members 12" in text and "range(1)" in text and "batch_size=4" in text
+    (lines,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    run(["bash", "-euc", lines], folder)
+    out = run(
+        [sys.executable, "-W", "error", "-c", IN_TURN, *re.findall(r"```python\n(.*?)```", text, re.DOTALL)], folder
+    )
+    assert out.startswith("torch.Size([64, 10, 1, 5, 5]) torch.Size([64]) 64\n") and out.count("tensor(") == 2
+    if ALL:
+        assert all(float(found) > 0.5 for found in re.findall(r"tensor\((.*?)\)", out))
+
+
 @pytest.mark.parametrize("block", [text for kind, text in BLOCKS if kind == "sh" and text != WALK])
 def test_shell_lines_run(few, block, monkeypatch):
     """In this process, which has imported torch already; the walk below starts the programs themselves."""
@@ -130,7 +148,9 @@ def test_the_make_lines_are_targets_and_the_extras_exist():
         assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", STUDIES, ROOT / "docs/hub.md", ROOT / "docs/image_sets.md"])
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", STUDIES, LEARNING, ROOT / "docs/hub.md", ROOT / "docs/image_sets.md"]
+)
 def test_pictures_and_links_exist(page):
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert (page.parent / link).exists(), link

@@ -43,7 +43,7 @@ class FlatForm:
             in the floating one.
         """
         B, dtype = number_of(tensors, self._architecture), one_dtype(tensors, self._architecture)
-        parts = [converted(tensors[name], dtype).reshape(B, -1) for name in self._architecture.names]
+        parts = [converted(tensors[item.name], dtype).reshape(B, item.size) for item in self._architecture.tensors]
         return array_namespace(*parts).concat(parts, axis=1)
 
     def decode(self, encoded: Any) -> dict[str, Any]:

@@ -68,9 +68,9 @@ class Graph(NamedTuple):
         graphs = torch.arange(B, device=x.device)
         batch = data.Batch(
             _base_cls=data.Data,
-            x=x.reshape(B * N, -1),
+            x=x.reshape(B * N, x.shape[2]),
             edge_index=(edge_index[:, None] + N * graphs[:, None]).reshape(2, B * E),
-            edge_attr=edge_attr.reshape(B * E, -1),
+            edge_attr=edge_attr.reshape(B * E, edge_attr.shape[2]),
             edge_layer=edge_layer.repeat(B),
             node_group=node_group.repeat(B),
             batch=graphs.repeat_interleave(N),
@@ -193,7 +193,7 @@ class GraphForm:
         x = xp.zeros((B, self._nodes * len(self.features)), dtype=dtype, device=device(like))
         for one in self._node_tensors:
             name = one.tensor.name
-            x[:, places[name]] = converted(tensors[name], dtype).reshape(B, -1)
+            x[:, places[name]] = converted(tensors[name], dtype).reshape(B, one.tensor.size)
         edge_attr = xp.empty((B, self._edges, self._width), dtype=dtype, device=device(like))
         start = 0
         for one in self._edge_tensors:
@@ -202,13 +202,13 @@ class GraphForm:
                 rest = one.tensor.size // len(one.places)
                 count = _slots(one.edges, one.width, one.tensor.size, len(one.places))
                 spread = xp.zeros((B, one.edges * count, rest), dtype=dtype, device=device(like))
-                spread[:, places[one.tensor.name]] = value.reshape(B, -1, rest)
+                spread[:, places[one.tensor.name]] = value.reshape(B, len(one.places), rest)
                 value = spread
             part = slice(start, start + one.edges)
             edge_attr[:, part, : one.width] = value.reshape(B, one.edges, one.width)
             edge_attr[:, part, one.width :] = 0
             start += one.edges
-        return Graph(x.reshape(B, self._nodes, -1), edge_attr, **shared)
+        return Graph(x.reshape(B, self._nodes, len(self.features)), edge_attr, **shared)
 
     def decode(self, encoded: Any) -> dict[str, Any]:
         """A graph as tensors ``{name: (B, *shape)}``; floats in the dtype of the graph.
@@ -226,7 +226,7 @@ class GraphForm:
         check_encoded(x, (self._nodes, len(self.features)), "x", self._architecture)
         check_encoded(edge_attr, (self._edges, self._width), "edge_attr", self._architecture)
         xp, B, start = array_namespace(x, edge_attr), len(x), 0
-        places, flat = self._places.beside(x), x.reshape(len(x), -1)
+        places, flat = self._places.beside(x), x.reshape(len(x), self._nodes * len(self.features))
         found: dict[str, Any] = {}
         for one in self._node_tensors:
             value = flat[:, places[one.tensor.name]].reshape(B, *one.tensor.shape)
@@ -236,7 +236,8 @@ class GraphForm:
             start += one.edges
             if one.places is not None:
                 rest = one.tensor.size // len(one.places)
-                value = value.reshape(B, -1, rest)[:, places[one.tensor.name]]
+                count = _slots(one.edges, one.width, one.tensor.size, len(one.places))
+                value = value.reshape(B, one.edges * count, rest)[:, places[one.tensor.name]]
             lengths = [one.tensor.shape[axis] for axis in one.axes]
             others = [size for axis, size in enumerate(one.tensor.shape) if axis not in one.axes]
             value = value.reshape(B, *lengths, *others)

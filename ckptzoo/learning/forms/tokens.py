@@ -110,7 +110,10 @@ class TokensForm:
         B, dtype = number_of(tensors, self._architecture), one_dtype(tensors, self._architecture)
         xp, parts = array_namespace(*tensors.values()), []
         for rows, length in zip(self._layers, self._lengths, strict=True):
-            sides = [converted(tensors[one.name], dtype).reshape(B, rows.count, -1) for one in rows.tensors]
+            sides = [
+                converted(tensors[one.name], dtype).reshape(B, rows.count, one.size // rows.count)
+                for one in rows.tensors
+            ]
             if spare := length * self.token_size - rows.width:
                 sides.append(xp.zeros((B, rows.count, spare), dtype=dtype, device=device(sides[0])))
             joined = sides[0] if len(sides) == 1 else xp.concat(sides, axis=2)
@@ -134,7 +137,8 @@ class TokensForm:
         check_encoded(tokens, (self._count, self.token_size), "tokens", self._architecture)
         found, start = {}, 0
         for rows, length in zip(self._layers, self._lengths, strict=True):
-            part = tokens[:, start : start + rows.count * length].reshape(len(tokens), rows.count, -1)
+            part = tokens[:, start : start + rows.count * length]
+            part = part.reshape(len(tokens), rows.count, length * self.token_size)
             start, at = start + rows.count * length, 0
             for tensor in rows.tensors:
                 width = tensor.size // rows.count

@@ -131,3 +131,16 @@ def test_forms_that_do_not_exist_are_refused():
         TuplesForm(arch, "other")
     with pytest.raises(ZooError, match=r"token_size: expected an integer from 1, or None, got 0"):
         TokensForm(arch, 0)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize(("form", "name"), CASES)
+def test_no_checkpoints_are_encoded_and_decoded(form, name, framework):
+    arch = archs.architecture(name)
+    weights = any_bits(arch, "float32", B=0)
+    if framework == "torch":
+        weights = {key: tensor_of(value) for key, value in weights.items()}
+    made = FORMS[form](arch)
+    found = made.decode(made.encode(weights))
+    assert list(found) == list(weights)
+    assert all(found[key].shape == value.shape and found[key].dtype == value.dtype for key, value in weights.items())

@@ -1,10 +1,17 @@
 """``ckptzoo serve``: the hub's protocol from a folder."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from ckptzoo.cli.options import AsJson, console, emit
+
+if TYPE_CHECKING:
+    import sqlite3
 
 serve = typer.Typer(name="serve", help="Host zoos: the hub's protocol from a folder.", rich_markup_mode=None)
 
@@ -76,33 +83,186 @@ def run(
 
 
 @serve.command()
+def user(
+    root: Root,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Of the account.", show_default=False)] = None,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take its tokens, memberships and grants.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List all users.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make the account of a person, whose name is also the namespace of what they publish.
+
+    A name stays taken when its account is revoked, because its repositories stay.
+    """
+    _one_of(name, list_)
+    with _writing(root) as connection:
+        from ckptzoo.server.store import accounts
+        from ckptzoo.server.store.audit import OPERATOR
+
+        if name is not None and revoke:
+            accounts.revoke(connection, name, actor=OPERATOR)
+        elif name is not None:
+            accounts.add(connection, name, accounts.USER, actor=OPERATOR)
+        users = [item for item in accounts.listed(connection, accounts.USER) if name in (None, item.name)]
+        rows = [{**vars(item), "organisations": accounts.organisations(connection, item.name)} for item in users]
+    _show("users", rows, as_json, ("name", "disabled", "organisations", "created"))
+
+
+@serve.command()
+def org(
+    root: Root,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Of the organisation.", show_default=False)] = None,
+    member: Annotated[str | None, typer.Option("--member", metavar="USER", help="Who belongs to it.")] = None,
+    role: Annotated[
+        str, typer.Option("--role", help="What the member may in its namespace: read, contribute, write or admin.")
+    ] = "write",
+    revoke: Annotated[
+        bool, typer.Option("--revoke", help="End the membership of --member, or that of all, and all grants.")
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List all organisations.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make an organisation, or a user a member of it.
+
+    Its name is a namespace, in which its members have their roles.
+    """
+    _one_of(name, list_)
+    with _writing(root) as connection:
+        from ckptzoo.server.store import accounts
+        from ckptzoo.server.store.audit import OPERATOR
+
+        if name is not None and revoke and member is None:
+            accounts.revoke(connection, name, actor=OPERATOR)
+        elif name is not None:
+            if not revoke:
+                accounts.add(connection, name, accounts.ORGANISATION, actor=OPERATOR)
+            if member is not None:
+                accounts.set_member(connection, name, member, None if revoke else role, actor=OPERATOR)
+        found = [item for item in accounts.listed(connection, accounts.ORGANISATION) if name in (None, item.name)]
+        rows = [{**vars(item), "members": accounts.members(connection, item.name)} for item in found]
+    _show("organisations", rows, as_json, ("name", "disabled", "members", "created"))
+
+
+@serve.command()
+def grant(
+    root: Root,
+    account: Annotated[
+        str | None, typer.Argument(metavar="ACCOUNT", help="A user or an organisation.", show_default=False)
+    ] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="PLACE", help="A namespace, or a repository org/name.", show_default=False)
+    ] = None,
+    role: Annotated[str, typer.Option("--role", help="read, contribute, write or admin.")] = "read",
+    kind: Annotated[str, typer.Option("--kind", help="Of the repository: dataset, model or space.")] = "dataset",
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take the grant.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List all grants.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give an account a role in a namespace or a repository that is not its own.
+
+    An organisation's grant is for all its members, each up to their role in it. Whoever has none reads what is public,
+    and opens pull requests there.
+    """
+    _one_of(account, list_)
+    if account is not None and target is None:
+        raise typer.BadParameter("expected ACCOUNT PLACE, such as ada lab/zoo.")
+    with _writing(root) as connection:
+        from ckptzoo.server.errors import no_repository
+        from ckptzoo.server.store import accounts, repositories
+        from ckptzoo.server.store.audit import OPERATOR
+
+        if account is not None and target is not None:
+            place: str | int = target
+            if "/" in target:
+                repository = repositories.find(connection, kind, target)
+                if repository is None:
+                    raise no_repository(f"{kind} {target}")
+                place = repository.id
+            accounts.set_grant(connection, account, place, None if revoke else role, actor=OPERATOR)
+        rows = [vars(item) for item in accounts.grants(connection, account)]
+    _show("grants", rows, as_json, ("account", "target", "role"))
+
+
+@serve.command()
 def token(
     root: Root,
-    user: Annotated[str, typer.Option("--user", help="Whose it is; also the namespace of what they create.")] = "user",
-    write: Annotated[bool, typer.Option("--write", help="It may change everything.")] = False,
+    user: Annotated[str, typer.Option("--user", help="Whose it is; the account is made where there is none.")] = "user",
+    write: Annotated[bool, typer.Option("--write", help="It may do all that its owner may.")] = False,
     contribute: Annotated[bool, typer.Option("--contribute", help="It may read, and open pull requests.")] = False,
+    name: Annotated[str, typer.Option("--name", help="What its owner calls it.")] = "",
+    scope: Annotated[
+        str, typer.Option("--scope", metavar="PLACE", help="A namespace or a repository; it reads others if public.")
+    ] = "",
+    days: Annotated[float | None, typer.Option("--days", min=0, help="It ends after so many.")] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Make none; remove every token of the user.")] = False,
+    number: Annotated[int | None, typer.Option("--number", help="With --revoke: remove this one alone.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Make none; list those of all users.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it; it may only read, unless an option allows more.
+    """Make a token and print it; it may only read, unless an option allows more, and never more than its owner.
 
     Only its digest is kept, so it cannot be shown again. The server may be running.
     """
-    if write + contribute + revoke > 1:
-        raise typer.BadParameter("expected one of --write, --contribute and --revoke, got several.")
+    if write + contribute + revoke + list_ > 1:
+        raise typer.BadParameter("expected one of --write, --contribute, --revoke and --list, got several.")
+    with _writing(root) as connection:
+        from datetime import timedelta
+
+        from ckptzoo.server.store import tokens
+
+        if revoke:
+            print(f"{user}: {tokens.revoke(connection, user, number)} removed.")
+        elif list_:
+            rows = [{**vars(item), **vars(item.limits)} for item in tokens.listed(connection)]
+            for row in rows:
+                del row["limits"]
+            _show("tokens", rows, as_json, ("number", "user", "name", "role", "scope", "created", "expires", "used"))
+        else:
+            role = "write" if write else "contribute" if contribute else "read"
+            expires = None if days is None else timedelta(days=days)
+            print(tokens.make_token(connection, user, role, name=name, scope=scope, expires=expires))
+
+
+@contextmanager
+def _writing(root: Path) -> Iterator["sqlite3.Connection"]:
+    """The database of a server's folder, at the present version; the server may be running."""
     _need_server()
     from ckptzoo.server.service import database_of
-    from ckptzoo.server.store import tokens
 
     database = database_of(root)
     try:
         with database.writing() as connection:
-            if revoke:
-                print(f"{user}: {tokens.revoke(connection, user)} removed.")
-            else:
-                role = "write" if write else "contribute" if contribute else "read"
-                print(tokens.make_token(connection, user, role))
+            yield connection
     finally:
         database.close()
+
+
+def _one_of(name: str | None, list_: bool) -> None:
+    if (name is None) != list_:
+        raise typer.BadParameter("expected a name, or --list.")
+
+
+def _show(name: str, rows: list[dict[str, Any]], as_json: bool, columns: tuple[str, ...]) -> None:
+    """Rows as a table, or as a JSON object that has them under a name."""
+    from ckptzoo import console as tables
+    from ckptzoo.text import printable
+
+    if as_json:
+        emit({name: rows})
+        return
+    if not rows:
+        print("None.")
+        return
+    table = tables.columns(*columns)
+    for row in rows:
+        table.add_row(*(printable(_cell(row[column])) for column in columns))
+    console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} ({role})" for name, role in value.items())
+    return "" if value is None or value is False else "yes" if value is True else str(value)
 
 
 def _need_server() -> None:

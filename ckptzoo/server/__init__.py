@@ -9,6 +9,7 @@
     routes/      the handlers, one topic of the protocol per file
     request      the authorized request that handlers get
     responses    files and ranges of them, the front matter of a README.md
+    access       who may do what: one decision
     errors       refusals, and how much a client may ask for
     names        which names of repositories, branches and files are accepted
     service      the open folder: store, signer, limits

@@ -14,10 +14,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ckptzoo.server.access import READ, ROLES, role_in
 from ckptzoo.server.connections import network_of
-from ckptzoo.server.errors import Refusal, no_repository
+from ckptzoo.server.errors import Refusal, lacking, no_repository
 from ckptzoo.server.names import KINDS, checked_id, decoded
-from ckptzoo.server.request import AuthorizedRequest
+from ckptzoo.server.request import AuthorizedRequest, Caller
 from ckptzoo.server.routes import (
     commits,
     content,
@@ -28,7 +29,7 @@ from ckptzoo.server.routes import (
 from ckptzoo.server.service import Service
 from ckptzoo.server.shares import Share, Shares
 from ckptzoo.server.store import repositories as stored
-from ckptzoo.server.store.tokens import Caller, identify
+from ckptzoo.server.store.tokens import identify, is_use_due, note_use
 
 Handler = Callable[[AuthorizedRequest], Response] | Callable[[AuthorizedRequest], Awaitable[Response]]
 
@@ -92,7 +93,7 @@ ROUTES = (
     _route("GET", "/api/{kind}", None, repositories.listing, "costly"),
     _route("GET", _REPO, None, repositories.info, "list"),
     _route("GET", _REPO + "/revision/{revision}", None, repositories.info, "list"),
-    _route("PUT", _REPO + "/settings", "write", repositories.settings),
+    _route("PUT", _REPO + "/settings", "admin", repositories.settings),
     _route("GET", _REPO + "/auth-check", None, repositories.auth_check),
     _route("GET", _REPO + "/auth-check/write", "write", repositories.auth_check),
     _route("GET", _REPO + "/tree/{revision}", None, content.tree),
@@ -248,11 +249,15 @@ class Application:
     def _authorize(
         self, request: Request, route: Route, pieces: dict[str, str]
     ) -> tuple[Caller | None, stored.Repository | None]:
-        """The caller and the repository that the path names; refused unless the caller has the role that is needed."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        """The caller and the repository that the path names; refused unless the caller has the role that is needed.
+
+        A repository that the caller may not read is answered like one that does not exist, so that its name is not
+        given away.
+        """
+        scheme, _, text = request.headers.get("authorization", "").partition(" ")
         with self.service.database.reading() as connection:
-            caller = identify(connection, token.strip()) if scheme.lower() == "bearer" and not route.signed else None
-            if caller is None and scheme and not route.signed:
+            known = identify(connection, text.strip()) if scheme.lower() == "bearer" and not route.signed else None
+            if known is None and scheme and not route.signed:
                 # the hub's words: any other 401 at a repository's address is RepositoryNotFoundError in huggingface_hub
                 raise _unauthorized("Invalid credentials in Authorization header")
             repository, name = None, ""
@@ -261,13 +266,22 @@ class Application:
                 repository = stored.find(
                     connection, KINDS[pieces.get("kind") or pieces.get("prefix") or "models"], name
                 )
+        caller = None if known is None else Caller(*known)
+        if caller is not None and is_use_due(caller.token):
+            with self.service.database.writing() as connection:
+                note_use(connection, caller.token.number)
         if caller is None and (route.role is not None or (self.service.private and not route.signed)):
             raise _unauthorized("Expected a token, got none.")
-        if route.role is not None and caller is not None and not caller.may(route.role):
-            raise Refusal(403, f"Expected a token that may {route.role}, got one that may {caller.role}")
-        # A private repository is answered like one that does not exist, so that its name is not given away.
-        if "id" in pieces and (repository is None or (repository.private and caller is None)):
+        needed = route.role or READ
+        if "id" not in pieces:
+            if caller is not None and ROLES.index(caller.token.limits.role) < ROLES.index(needed):
+                raise lacking(needed, caller.token.limits.role)
+            return caller, None
+        role = None if repository is None else role_in(None if caller is None else caller.subject, repository.target)
+        if role is None:
             raise no_repository(name)
+        if ROLES.index(role) < ROLES.index(needed):
+            raise lacking(needed, role)
         return caller, repository
 
     async def _drain(self, request: Request) -> None:

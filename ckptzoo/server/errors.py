@@ -30,6 +30,11 @@ def no_repository(name: str) -> Refusal:
     return Refusal(404, f"Repository not found: {name}", code="RepoNotFound")
 
 
+def lacking(needed: str, role: str | None, place: str = "here") -> Refusal:
+    """The caller may not do what was asked."""
+    return Refusal(403, f"Expected a token that may {needed} {place}, got one that may {role or 'do nothing'} there.")
+
+
 def no_revision(name: str) -> Refusal:
     """No branch, tag, pull request or commit has this name."""
     return Refusal(404, f"Invalid rev id: {name}", code="RevisionNotFound")

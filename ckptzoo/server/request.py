@@ -13,12 +13,13 @@ from urllib.parse import parse_qs
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
-from ckptzoo.server.errors import Refusal
+from ckptzoo.server.access import ROLES, Subject, Target, may, role_in
+from ckptzoo.server.errors import Refusal, lacking, no_repository
 from ckptzoo.server.names import decoded
 from ckptzoo.server.service import Service
 from ckptzoo.server.shares import Share
 from ckptzoo.server.store.repositories import Repository
-from ckptzoo.server.store.tokens import Caller
+from ckptzoo.server.store.tokens import StoredToken
 
 Result = TypeVar("Result")
 _HOST = re.compile(r"([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::\d+)?")
@@ -27,6 +28,14 @@ _OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", socket.gethostname().
 """Names that mean the machine that the server runs on."""
 _MAX_SHOWN = 100
 """Characters of untrusted text in a message."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Whose token came with a request, and what it may do."""
+
+    token: StoredToken
+    subject: Subject
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,12 @@ class AuthorizedRequest:
     def user(self) -> str:
         """The caller's name."""
         assert self.caller is not None
-        return self.caller.user
+        return self.caller.token.user
+
+    @property
+    def subject(self) -> Subject | None:
+        """What the caller may; None without a token."""
+        return None if self.caller is None else self.caller.subject
 
     @property
     def query(self) -> Mapping[str, str]:
@@ -106,8 +120,22 @@ class AuthorizedRequest:
         return await to_thread.run_sync(function, *arguments, limiter=self.threads)
 
     def may(self, role: str) -> bool:
-        """Whether the caller has at least this role."""
-        return self.caller is not None and self.caller.may(role)
+        """Whether the caller has at least this role in the repository that the path names."""
+        return may(self.subject, role, self.repository.target)
+
+    def require(self, role: str, target: Target) -> None:
+        """Refuse unless the caller has at least this role in another repository, or in a namespace.
+
+        Raises
+        ------
+        Refusal
+            With status 404 for a repository that the caller may not read, else with 403.
+        """
+        held = role_in(self.subject, target)
+        if held is None and target.number is not None:
+            raise no_repository(target.name)
+        if held is None or ROLES.index(held) < ROLES.index(role):
+            raise lacking(role, held, f"in {target.name}")
 
     def piece(self, name: str) -> str:
         """A piece of the path, decoded; empty where it is absent."""

@@ -14,7 +14,7 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.server.errors import Refusal, ServerLimits
 from ckptzoo.server.quotas import Quotas
 from ckptzoo.server.store.blobs import Blobs
-from ckptzoo.server.store.database import Database
+from ckptzoo.server.store.database import VERSION, Database
 from ckptzoo.server.store.migrations import migrate
 from ckptzoo.server.store.repositories import ATTRIBUTES
 
@@ -71,9 +71,22 @@ class Signer:
 
 
 def database_of(root: Path) -> Database:
-    """The database of a server's folder, made where there is none; it may be open in several processes."""
+    """The database of a server's folder, made where there is none; it may be open in several processes.
+
+    Raises
+    ------
+    ZooError
+        Its tables are of an earlier version.
+    """
     root.mkdir(parents=True, exist_ok=True)
-    return Database(root / "hub.sqlite")
+    database = Database(root / "hub.sqlite")
+    with database.reading() as connection:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version != VERSION:
+        database.close()
+        step = "Start ckptzoo serve once: it brings them to it."
+        raise ZooError(Problem(str(root), "tables", f"version {VERSION}", f"{version}", step))
+    return database
 
 
 class Service:
@@ -119,7 +132,7 @@ class Service:
         try:
             self.blobs = Blobs(self.root)
             self.blobs.add(ATTRIBUTES)
-            self.database = database_of(self.root)
+            self.database = Database(self.root / "hub.sqlite")
             migrate(self.database, self.blobs)
         except BaseException:
             os.close(self._lock)

@@ -18,6 +18,8 @@ from ckptzoo.hub.client import Client
 from ckptzoo.remote.address import HubAddress
 from ckptzoo.remote.hub_store import HubStore
 from ckptzoo.remote.retry import RetryPolicy
+from ckptzoo.server.store import accounts
+from ckptzoo.server.store.audit import OPERATOR
 from tests.support.hosted import SMALL, ZOO, Hosted, hosted
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning", "ignore:Hidden comments:UserWarning")
@@ -294,6 +296,12 @@ def test_discussions(zoo: Hosted) -> None:
 def test_access(zoo: Hosted) -> None:
     put(zoo, {"a.txt": b"1"})
     zoo.api().update_repo_settings(ZOO, repo_type="dataset", private=True)
+    with pytest.raises(RepositoryNotFoundError):
+        zoo.api("read").auth_check(**SET)
+    with zoo.service.database.writing() as connection:
+        for account in ("reader", "stranger"):
+            role = "read" if account == "reader" else "contribute"
+            accounts.set_grant(connection, account, "lab", role, actor=OPERATOR)
     assert get(zoo, "a.txt", "read") == b"1"
     zoo.api("read").auth_check(**SET)
     zoo.api().auth_check(**SET, write=True)

@@ -46,6 +46,32 @@ def test_tokens_are_made_and_revoked_while_it_runs(tmp_path: Path) -> None:
     assert exit_code(run_serve()) == 2
 
 
+def test_accounts_are_made_and_listed(tmp_path: Path) -> None:
+    root = ("--root", str(tmp_path))
+
+    def listed(command: str, *arguments: str) -> list[dict[str, object]]:
+        done = run_serve(command, *root, *arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        (rows,) = json.loads(done.stdout).values()
+        return rows
+
+    assert [item["name"] for item in listed("user", "ada")] == ["ada"]
+    listed("org", "lab", "--member", "ada", "--role", "admin")
+    assert listed("org", "--list")[0]["members"] == {"ada": "admin"}
+    listed("user", "bob")
+    assert listed("grant", "bob", "lab", "--role", "write") == [{"account": "bob", "role": "write", "target": "lab"}]
+    assert listed("grant", "bob", "lab", "--revoke") == []
+    made = run_serve("token", *root, "--user", "ada", "--write", "--name", "laptop", "--scope", "lab", "--days", "2")
+    (token,) = listed("token", "--list")
+    assert made.stdout.startswith("hf_") and (token["name"], token["scope"], token["used"]) == ("laptop", "lab", None)
+    assert "1 removed" in run_serve("token", *root, "--user", "ada", "--revoke", "--number", "1").stdout
+    assert listed("user", "ada", "--revoke")[0]["disabled"] is True and listed("org", "--list")[0]["members"] == {}
+    for wrong in (("user",), ("grant", "bob"), ("grant", "--list", "bob")):
+        assert exit_code(run_serve(wrong[0], *root, *wrong[1:])) == 2
+    assert "Make it with ckptzoo serve user" in run_serve("org", *root, "lab", "--member", "nobody").stderr
+    assert "expected one of read" in run_serve("org", *root, "lab", "--member", "bob", "--role", "king").stderr
+
+
 def test_it_loads_no_library_of_arrays_or_tables(tmp_path: Path) -> None:
     """They would double its memory."""
     with server_process(tmp_path) as (process, url):

@@ -17,13 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptzoo.server import app
+from ckptzoo.server.access import Subject
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.responses import MAX_FRONT_MATTER, front_matter
 from ckptzoo.server.routes import discussions
 from ckptzoo.server.store import database, repositories
 from ckptzoo.server.store.commits import Commit, History, diff, merge
 from ckptzoo.server.store.git_objects import Node, Trees
-from ckptzoo.server.store.tokens import Caller
+from ckptzoo.server.store.tokens import StoredToken
 from tests.support.effort import examples
 from tests.support.hosted import SMALL, ZOO, Hosted, ask, commit_body, hosted, push
 
@@ -385,7 +386,7 @@ def test_reads_of_clients_that_left_are_not_begun(zoo: Hosted, monkeypatch: pyte
 def test_requests_of_clients_that_left_are_not_authorized(zoo: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     release, calls, identify = threading.Event(), [], app.identify
 
-    def wait(connection: sqlite3.Connection, token: str) -> Caller | None:
+    def wait(connection: sqlite3.Connection, token: str) -> tuple[StoredToken, Subject] | None:
         calls.append(token)
         release.wait(WAIT)
         return identify(connection, token)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from ckptzoo.server.errors import ServerLimits
+from ckptzoo.server.store import accounts
+from ckptzoo.server.store.audit import OPERATOR
 from tests.support.hosted import ZOO, Answer, Hosted, ask, commit_body, hosted, push
 
 DATA = bytes(range(256)) * 4
@@ -59,6 +61,9 @@ def test_ranges(filled: Hosted, name: str, data: bytes) -> None:
 def test_repositories_of_a_namespace(server: Hosted) -> None:
     assert ask(server, "GET", "/api/settings/repositories").json() == []
     api = server.api()
+    with server.service.database.writing() as connection:
+        accounts.add(connection, "else", accounts.ORGANISATION, actor=OPERATOR)
+        accounts.set_member(connection, "else", "lab", "write", actor=OPERATOR)
     for name, kind, private in ((ZOO, "dataset", False), ("lab/net", "model", True), ("else/zoo", "dataset", False)):
         api.create_repo(name, repo_type=kind, private=private)
     push(server, FILES)

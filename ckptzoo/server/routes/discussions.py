@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.request import AuthorizedRequest, text_of
+from ckptzoo.server.store.audit import note
 from ckptzoo.server.store.commits import MAIN, PULLS, History, diff, merge
 from ckptzoo.server.store.discussions import CHANGEABLE, Discussions, Event, StoredDiscussion
 from ckptzoo.server.store.git_objects import Trees
@@ -176,6 +177,7 @@ def merge_pull(request: AuthorizedRequest) -> Response:
             discussions.comment(pull.number, request.user, text)
         discussions.set_merged(pull.number, oid)
         discussions.set_status(pull.number, request.user, "merged")
+        note(connection, request.user, "merge", f"{request.repository.name}#{pull.number}", oid)
     return JSONResponse({"mergeCommitId": oid, "head": proposed.oid, "target": head.oid})
 
 

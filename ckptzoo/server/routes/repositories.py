@@ -6,11 +6,13 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from ckptzoo.server.access import ADMIN, READ, WRITE, Target, may
 from ckptzoo.server.errors import Refusal, no_repository
 from ckptzoo.server.names import KINDS, checked_branch, checked_id
 from ckptzoo.server.request import AuthorizedRequest, text_of
 from ckptzoo.server.responses import MAX_FRONT_MATTER, front_matter, tags
-from ckptzoo.server.store import repositories
+from ckptzoo.server.store import accounts, repositories
+from ckptzoo.server.store.audit import note
 from ckptzoo.server.store.commits import HEADS, MAIN, PULLS, TAGS, Commit, History
 from ckptzoo.server.store.discussions import Discussions
 from ckptzoo.server.store.git_objects import Trees
@@ -27,10 +29,13 @@ def create(request: AuthorizedRequest) -> Response:
     body = request.json()
     kind = _kind(body)
     name = checked_id(f"{text_of(body, 'organization', request.user)}/{text_of(body, 'name')}")
+    request.require(WRITE, Target(name.partition("/")[0]))
     with request.service.database.writing() as connection:
         exists = repositories.find(connection, kind, name) is not None
         if not exists:
-            repositories.create(connection, kind, name, private=_private(body) or False, author=request.user)
+            private = _private(body) or False
+            repositories.create(connection, kind, name, private=private, author=request.user)
+            note(connection, request.user, f"create {kind}", name, "private" if private else "public")
     url = f"{request.origin}/{'' if kind == 'model' else f'{kind}s/'}{name}"
     content = {"url": url, "name": name, "id": name}
     if exists:
@@ -47,7 +52,9 @@ def delete(request: AuthorizedRequest) -> Response:
         repository = repositories.find(connection, _kind(body), name)
         if repository is None:
             raise no_repository(name)
+        request.require(ADMIN, repository.target)
         repositories.remove(connection, repository)
+        note(connection, request.user, f"delete {repository.kind}", name)
     return JSONResponse({})
 
 
@@ -59,19 +66,29 @@ def move(request: AuthorizedRequest) -> Response:
         repository = repositories.find(connection, _kind(body), old)
         if repository is None:
             raise no_repository(old)
+        request.require(ADMIN, repository.target)
+        request.require(WRITE, Target(new.partition("/")[0]))
         repositories.move(connection, repository, new)
+        note(connection, request.user, f"move {repository.kind}", old, new)
     return JSONResponse({})
 
 
 def settings(request: AuthorizedRequest) -> Response:
-    """Hide a repository from those without a token, or show it."""
+    """Hide a repository from those who have no role in it, or show it; close it to their pull requests, or open it."""
     body = request.json()
     if body.get("gated"):  # on the hub, access after a request to the owner
         raise Refusal(400, "gated: expected false, this server has private and public repositories only.")
-    private = _private(body)
-    if private is not None:
-        with request.service.database.writing() as connection:
+    # as the hub's own page calls it
+    private, closed = _private(body), body.get("discussionsDisabled")
+    if not isinstance(closed, bool | None):
+        raise Refusal(400, "discussionsDisabled: expected true or false.")
+    with request.service.database.writing() as connection:
+        if private is not None:
             repositories.set_private(connection, request.repository, private)
+            note(connection, request.user, "hide" if private else "show", request.repository.name)
+        if closed is not None:
+            repositories.set_closed(connection, request.repository, closed)
+            note(connection, request.user, "close" if closed else "open", request.repository.name)
     return JSONResponse({"private": request.repository.private if private is None else private})
 
 
@@ -84,7 +101,7 @@ def listing(request: AuthorizedRequest) -> Response:
     matching: list[dict[str, Any]] = []
     with request.service.database.reading() as connection:
         for repository in repositories.listed(connection, KINDS[request.raw_pieces["kind"]]):
-            if repository.private and not request.may("read"):
+            if not may(request.subject, READ, repository.target):
                 continue
             if author is not None and repository.name.split("/")[0] != author:
                 continue
@@ -112,7 +129,7 @@ def owned(request: AuthorizedRequest) -> Response:
     with request.service.database.reading() as connection:
         for kind in KINDS.values():
             for repository in repositories.listed(connection, kind):
-                if repository.name.split("/")[0] != namespace:
+                if repository.name.split("/")[0] != namespace or not may(request.subject, READ, repository.target):
                     continue
                 commit = History(connection, repository.id).resolve(MAIN)
                 trees = Trees(connection, repository.id)
@@ -312,8 +329,14 @@ def _remove_ref(request: AuthorizedRequest, name: str) -> Response:
 def whoami(request: AuthorizedRequest) -> Response:
     """The user that the token belongs to, and its role."""
     assert request.caller is not None
-    name, role = request.caller.user, request.caller.role
-    token = {"displayName": name, "role": role, "createdAt": "1970-01-01T00:00:00.000Z"}
+    name, token_limits = request.user, request.caller.token.limits
+    with request.service.database.reading() as connection:
+        organisations = accounts.organisations(connection, name)
+    token = {
+        "displayName": request.caller.token.name or name,
+        "role": token_limits.role,
+        "createdAt": request.caller.token.created,
+    }
     return JSONResponse(
         {
             "type": "user",
@@ -321,7 +344,10 @@ def whoami(request: AuthorizedRequest) -> Response:
             "name": name,
             "fullname": name,
             "isPro": False,
-            "orgs": [],
+            "orgs": [
+                {"type": "org", "id": org, "name": org, "fullname": org, "roleInOrg": role}
+                for org, role in organisations.items()
+            ],
             "auth": {"type": "access_token", "accessToken": token},
         }
     )

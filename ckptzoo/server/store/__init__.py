@@ -10,5 +10,7 @@
     repositories  repositories, and which contents each was given
     discussions   discussions, pull requests and their events
     usage         what contributors have taken up
-    tokens        who may read, contribute and write
+    accounts      users, organisations, members and grants
+    tokens        whose tokens there are, and what each allows
+    audit         what was done to accounts and repositories, by whom and when
 """

@@ -9,15 +9,29 @@ from pathlib import Path
 
 from ckptzoo.errors import Problem, ZooError
 
-VERSION = 1
+VERSION = 2
 """Of the tables, in ``PRAGMA user_version``; ``migrations`` brings older databases to it."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS accounts (
+    name TEXT PRIMARY KEY, kind TEXT NOT NULL, created TEXT NOT NULL, disabled INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS members (
+    organisation TEXT NOT NULL REFERENCES accounts, user TEXT NOT NULL REFERENCES accounts, role TEXT NOT NULL,
+    PRIMARY KEY (organisation, user)) STRICT;
 CREATE TABLE IF NOT EXISTS tokens (
-    digest TEXT PRIMARY KEY, user TEXT NOT NULL, role TEXT NOT NULL, created TEXT NOT NULL) STRICT;
+    number INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT NOT NULL UNIQUE, user TEXT NOT NULL REFERENCES accounts,
+    name TEXT NOT NULL, role TEXT NOT NULL, scope TEXT NOT NULL, created TEXT NOT NULL, expires TEXT, used TEXT) STRICT;
 CREATE TABLE IF NOT EXISTS repositories (
     id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, name TEXT NOT NULL, private INTEGER NOT NULL,
-    created TEXT NOT NULL, UNIQUE (kind, name)) STRICT;
+    created TEXT NOT NULL, closed INTEGER NOT NULL DEFAULT 0, UNIQUE (kind, name)) STRICT;
+CREATE TABLE IF NOT EXISTS grants (
+    account TEXT NOT NULL REFERENCES accounts, namespace TEXT REFERENCES accounts,
+    repository INTEGER REFERENCES repositories ON DELETE CASCADE, role TEXT NOT NULL,
+    UNIQUE (account, namespace), UNIQUE (account, repository),
+    CHECK ((namespace IS NULL) != (repository IS NULL))) STRICT;
+CREATE TABLE IF NOT EXISTS audit (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT, time TEXT NOT NULL, actor TEXT NOT NULL, action TEXT NOT NULL,
+    target TEXT NOT NULL, detail TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS files (
     oid TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL, large INTEGER NOT NULL,
     PRIMARY KEY (oid, large)) STRICT;
@@ -53,6 +67,11 @@ ROW_BYTES = 256
 """About what a row of ids, names and times takes up, with its entries in indices."""
 _BUSY_SECONDS = 30.0
 """How long SQLite waits for another process, such as ``ckptzoo serve token``, to end its transaction."""
+
+
+def statement_of(table: str) -> str:
+    """The statement that makes a table."""
+    return next(text for text in _SCHEMA.split(";") if f"EXISTS {table} (" in text)
 
 
 class Database:

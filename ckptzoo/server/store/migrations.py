@@ -6,7 +6,8 @@ import sqlite3
 from collections.abc import Iterator
 
 from ckptzoo.server.store.blobs import Blobs
-from ckptzoo.server.store.database import VERSION, Database
+from ckptzoo.server.store.commits import now
+from ckptzoo.server.store.database import VERSION, Database, statement_of
 from ckptzoo.server.store.git_objects import File, Trees, pointer, pointer_file
 
 _log = logging.getLogger("ckptzoo.server")
@@ -19,22 +20,53 @@ def migrate(database: Database, blobs: Blobs) -> list[str]:
 
     Notes
     -----
+    To version 2: tokens got owners with accounts. Those that may write keep that in their user's own namespace alone;
+    a namespace without an account becomes an organisation without members.
+
     From version 0, in which a file was looked up by its git id alone, whichever repository asked: a text that is a
     pointer could stand in the place of a large file, and a large file in the place of the text. Sizes of contents
     could be others than those of their bytes, and comments could hold what is not Unicode.
     """
     wrong: list[str] = []
     with database.writing() as connection:
-        if connection.execute("PRAGMA user_version").fetchone()[0] == VERSION:
-            return wrong
-        wrong += _correct_contents(connection, blobs)
-        _split_files(connection)
-        wrong += _separate_pointers(connection, blobs)
-        wrong += _clean_events(connection)
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version < 1:
+            wrong += _correct_contents(connection, blobs)
+            _split_files(connection)
+            wrong += _separate_pointers(connection, blobs)
+            wrong += _clean_events(connection)
+        if version < 2:
+            wrong += _make_accounts(connection)
         connection.execute(f"PRAGMA user_version = {VERSION}")
     for message in wrong:
         _log.warning("%s", message)
     return wrong
+
+
+def _make_accounts(connection: sqlite3.Connection) -> Iterator[str]:
+    """Make the accounts of tokens and namespaces, and bring tokens and repositories to their new columns."""
+    # the table of a later version is there only where this one's was made by it
+    columns = {row["name"] for row in connection.execute("PRAGMA table_info(tokens)")}
+    if "number" in columns:
+        return
+    connection.execute("ALTER TABLE repositories ADD COLUMN closed INTEGER NOT NULL DEFAULT 0")
+    old = connection.execute("SELECT digest, user, role, created FROM tokens ORDER BY created, digest").fetchall()
+    connection.execute("DROP TABLE tokens")
+    connection.execute(statement_of("tokens"))
+    for user in sorted({row["user"] for row in old}):
+        connection.execute("INSERT INTO accounts VALUES (?, 'user', ?, 0)", (user, now()))
+    for row in old:
+        scope = row["user"] if row["role"] == "write" else ""
+        values = (row["digest"], row["user"], row["role"], scope, row["created"])
+        connection.execute(
+            "INSERT INTO tokens (digest, user, name, role, scope, created) VALUES (?, ?, '', ?, ?, ?)", values
+        )
+    names = [row["name"].partition("/")[0] for row in connection.execute("SELECT name FROM repositories")]
+    for namespace in sorted(set(names)):
+        if connection.execute("SELECT 1 FROM accounts WHERE name = ?", (namespace,)).fetchone() is None:
+            connection.execute("INSERT INTO accounts VALUES (?, 'organisation', ?, 0)", (namespace, now()))
+            step = f"Add some with ckptzoo serve org --root FOLDER {namespace} --member USER."
+            yield f"{namespace}: has repositories and no tokens, and is an organisation without members now. {step}"
 
 
 def _correct_contents(connection: sqlite3.Connection, blobs: Blobs) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import sqlite3
 from dataclasses import dataclass
 
+from ckptzoo.server.access import Target
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.store.commits import MAIN, History, now
 from ckptzoo.server.store.git_objects import File, Node, Trees
@@ -15,17 +16,28 @@ ATTRIBUTES = "".join(f"*{ending} filter=lfs diff=lfs merge=lfs -text\n" for endi
 
 @dataclass(frozen=True)
 class Repository:
-    """One repository."""
+    """One repository.
+
+    Parameters
+    ----------
+    closed : whether only those who have a role in it may open pull requests and discussions.
+    """
 
     id: int
     kind: str
     name: str
     private: bool
     created: str
+    closed: bool
+
+    @property
+    def target(self) -> Target:
+        """What ``access.may`` asks about."""
+        return Target(self.name, self.id, self.private, self.closed)
 
 
 def _repository(row: sqlite3.Row) -> Repository:
-    return Repository(row["id"], row["kind"], row["name"], bool(row["private"]), row["created"])
+    return Repository(row["id"], row["kind"], row["name"], bool(row["private"]), row["created"], bool(row["closed"]))
 
 
 def find(connection: sqlite3.Connection, kind: str, name: str) -> Repository | None:
@@ -70,8 +82,13 @@ def move(connection: sqlite3.Connection, repository: Repository, name: str) -> N
 
 
 def set_private(connection: sqlite3.Connection, repository: Repository, private: bool) -> None:
-    """Hide a repository from those without a token, or show it."""
+    """Hide a repository from those who have no role in it, or show it."""
     connection.execute("UPDATE repositories SET private = ? WHERE id = ?", (int(private), repository.id))
+
+
+def set_closed(connection: sqlite3.Connection, repository: Repository, closed: bool) -> None:
+    """Leave pull requests and discussions to those who have a role, or open them to every account."""
+    connection.execute("UPDATE repositories SET closed = ? WHERE id = ?", (int(closed), repository.id))
 
 
 def remove(connection: sqlite3.Connection, repository: Repository) -> None:

@@ -1,51 +1,113 @@
-"""Tokens: who may read, contribute and write. Only their digests are stored."""
+"""Tokens: whose they are, and what they allow of what their owners may. Only their digests are stored."""
 
 import hashlib
 import secrets
 import sqlite3
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
-from ckptzoo.server.names import checked_user
+from ckptzoo.server.access import TOKEN_ROLES, Subject, TokenLimits
+from ckptzoo.server.store import accounts
+from ckptzoo.server.store.audit import OPERATOR, note
+from ckptzoo.server.store.commits import now
 
-ROLES = ("read", "contribute", "write")
-"""Each may do what those before it may: read private repositories; open pull requests; everything."""
+USED_EVERY = timedelta(hours=1)
+"""How exact the last use of a token is: one write an hour, whatever is asked."""
 
 
 @dataclass(frozen=True)
-class Caller:
-    """Whose token came with a request, and what it may do."""
+class StoredToken:
+    """A token, without its text.
 
+    Parameters
+    ----------
+    number : by which it is named.
+    expires : the time from which it is refused; None for never.
+    used : when it was last used, within an hour; None for never.
+    """
+
+    number: int
     user: str
-    role: str
+    name: str
+    limits: TokenLimits
+    created: str
+    expires: str | None
+    used: str | None
 
-    def may(self, role: str) -> bool:
-        """Whether the caller's role includes ``role``."""
-        return ROLES.index(self.role) >= ROLES.index(role)
 
+def make_token(
+    connection: sqlite3.Connection,
+    user: str,
+    role: str,
+    *,
+    name: str = "",
+    scope: str = "",
+    expires: timedelta | None = None,
+    actor: str = OPERATOR,
+) -> str:
+    """Make a token; it is returned once and cannot be shown again. Makes the account where there is none.
 
-def make_token(connection: sqlite3.Connection, user: str, role: str) -> str:
-    """Make a token; it is returned once and cannot be shown again."""
-    checked_user(user)
-    ROLES.index(role)  # raises for an unknown role
+    Parameters
+    ----------
+    role : of ``TOKEN_ROLES``.
+    name : what its owner calls it.
+    scope : as in ``TokenLimits``.
+    expires : after this long.
+    """
+    TOKEN_ROLES.index(role)  # raises for an unknown role
+    accounts.add(connection, user, accounts.USER, actor=actor)
     # as the tokens of the hub begin
     token = f"hf_{secrets.token_hex(20)}"
-    row = (_digest(token), user, role, datetime.now(UTC).isoformat())
-    connection.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", row)
+    end = None if expires is None else (datetime.now(UTC) + expires).isoformat()
+    row = (digest_of(token), user, name, role, scope, now(), end)
+    statement = "INSERT INTO tokens (digest, user, name, role, scope, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    connection.execute(statement, row)
+    note(connection, actor, "make token", user, f"{role} {scope} {name}".strip())
     return token
 
 
-def revoke(connection: sqlite3.Connection, user: str) -> int:
-    """Remove every token of a user; returns how many there were."""
-    return connection.execute("DELETE FROM tokens WHERE user = ?", (user,)).rowcount
+def listed(connection: sqlite3.Connection, user: str | None = None) -> list[StoredToken]:
+    """Every token, or those of a user."""
+    rows = connection.execute("SELECT * FROM tokens ORDER BY user, number").fetchall()
+    return [_token(row) for row in rows if user in (None, row["user"])]
 
 
-def identify(connection: sqlite3.Connection, token: str) -> Caller | None:
-    """The owner of a token, None where it is not known."""
-    row = connection.execute("SELECT user, role FROM tokens WHERE digest = ?", (_digest(token),)).fetchone()
-    return None if row is None else Caller(row["user"], row["role"])
+def revoke(connection: sqlite3.Connection, user: str, number: int | None = None, *, actor: str = OPERATOR) -> int:
+    """Remove every token of a user, or the one of this number; returns how many there were."""
+    query = "DELETE FROM tokens WHERE user = ?1 AND (?2 IS NULL OR number = ?2)"
+    count = connection.execute(query, (user, number)).rowcount
+    if count:
+        note(connection, actor, "revoke token", user, "all" if number is None else str(number))
+    return count
 
 
-def _digest(token: str) -> str:
+def identify(connection: sqlite3.Connection, token: str) -> tuple[StoredToken, Subject] | None:
+    """A token and what its bearer may; None where it is not known, or has expired."""
+    row = connection.execute("SELECT * FROM tokens WHERE digest = ?", (digest_of(token),)).fetchone()
+    if row is None:
+        return None
+    found = _token(row)
+    if found.expires is not None and datetime.fromisoformat(found.expires) <= datetime.now(UTC):
+        return None
+    return found, accounts.subject_of(connection, found.user, found.limits)
+
+
+def is_use_due(token: StoredToken) -> bool:
+    """Whether the last use that is noted of a token is an hour ago."""
+    return token.used is None or datetime.now(UTC) - datetime.fromisoformat(token.used) >= USED_EVERY
+
+
+def note_use(connection: sqlite3.Connection, number: int) -> None:
+    """Note that a token was used now."""
+    connection.execute("UPDATE tokens SET used = ? WHERE number = ?", (datetime.now(UTC).isoformat(), number))
+
+
+def digest_of(token: str) -> str:
     """A token is 160 random bits, so a plain digest cannot be reversed by guessing."""
     return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _token(row: sqlite3.Row) -> StoredToken:
+    limits = TokenLimits(row["role"], row["scope"])
+    times = row["created"], row["expires"], row["used"]
+    return StoredToken(row["number"], row["user"], row["name"], limits, *times)

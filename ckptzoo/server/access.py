@@ -1,0 +1,112 @@
+"""Who may do what: one decision for every address of the protocol and for every page. Knows no HTTP and no database.
+
+An account has a role in namespaces (its own, those of its organisations, those that it was granted) and in single
+repositories, and the highest of them counts. A token lowers it: to what the token may do at most, and to where.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+READ, CONTRIBUTE, WRITE, ADMIN = ROLES = ("read", "contribute", "write", "admin")
+"""Each includes those before it. Read; open and answer pull requests and discussions; commit, merge, and in a
+namespace make repositories; remove, rename and hide repositories, close them to others, and say who else may."""
+TOKEN_ROLES = (READ, CONTRIBUTE, WRITE)
+"""What a token may do at most; with ``write`` all that its owner may."""
+
+
+@dataclass(frozen=True)
+class TokenLimits:
+    """What a token allows of what its owner may.
+
+    Parameters
+    ----------
+    role : one of ``TOKEN_ROLES``.
+    scope : a namespace or a repository, ``lab`` or ``lab/zoo``, outside of which it reads what is public; empty for
+        everywhere.
+    """
+
+    role: str
+    scope: str = ""
+
+    def covers(self, name: str) -> bool:
+        """Whether a namespace or a repository is within the scope."""
+        return self.scope in ("", name, name.partition("/")[0])
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Who asks.
+
+    Parameters
+    ----------
+    user : the account's name.
+    namespaces : its role in each namespace in which it has one; in its own it is ``admin``.
+    repositories : its role in each repository for which it has a grant, by the repository's number.
+    token : of the request; None where the account itself asks.
+    """
+
+    user: str
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    repositories: Mapping[int, str] = field(default_factory=dict)
+    token: TokenLimits | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is asked about: a repository, or a namespace in which one is to be made.
+
+    Parameters
+    ----------
+    name : ``lab/zoo``, or ``lab`` for the namespace.
+    number : of the repository; None for a namespace.
+    private : whether only those who have a role may know of it.
+    closed : whether only those who have a role may open pull requests and discussions.
+    """
+
+    name: str
+    number: int | None = None
+    private: bool = True
+    closed: bool = True
+
+
+def role_in(subject: Subject | None, target: Target) -> str | None:
+    """The highest role of somebody in a repository or a namespace; None for who may not know of it.
+
+    Parameters
+    ----------
+    subject : None without an account.
+
+    Examples
+    --------
+    >>> zoo, ada = Target("lab/zoo", 1, private=False, closed=False), Subject("ada", {"ada": "admin"})
+    >>> role_in(None, zoo), role_in(ada, zoo), role_in(ada, Target("lab/other", 2)), role_in(ada, Target("ada"))
+    ('read', 'contribute', None, 'admin')
+    """
+    public = [] if target.private else [READ]
+    if subject is None or (subject.token is not None and not subject.token.covers(target.name)):
+        return _highest(public)
+    if not target.private and not target.closed:
+        public.append(CONTRIBUTE)
+    granted = [subject.namespaces.get(target.name.partition("/")[0])]
+    if target.number is not None:
+        granted.append(subject.repositories.get(target.number))
+    highest = _highest([*public, *(role for role in granted if role is not None)])
+    if highest is None or subject.token is None or subject.token.role == WRITE:
+        return highest
+    return min(highest, subject.token.role, key=ROLES.index)
+
+
+def may(subject: Subject | None, action: str, target: Target) -> bool:
+    """Whether somebody may do what needs a role.
+
+    Parameters
+    ----------
+    subject : None without an account.
+    action : the role that is needed, one of ``ROLES``.
+    """
+    role = role_in(subject, target)
+    return role is not None and ROLES.index(role) >= ROLES.index(action)
+
+
+def _highest(roles: list[str]) -> str | None:
+    return max(roles, key=ROLES.index, default=None)

@@ -1,0 +1,38 @@
+"""What was done to accounts and repositories, by whom and when: a row for each, written with the change itself."""
+
+import sqlite3
+from dataclasses import dataclass
+
+from ckptzoo.server.store.commits import now
+
+OPERATOR = "(operator)"
+"""Who is at the server's machine; no account has such a name."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One change.
+
+    Parameters
+    ----------
+    actor : the account, or ``OPERATOR``.
+    action, target, detail : what was done, to what, and what else there is to say.
+    """
+
+    time: str
+    actor: str
+    action: str
+    target: str
+    detail: str
+
+
+def note(connection: sqlite3.Connection, actor: str, action: str, target: str, detail: str = "") -> None:
+    """Add a row in the transaction of the change."""
+    row = (now(), actor, action, target, detail)
+    connection.execute("INSERT INTO audit (time, actor, action, target, detail) VALUES (?, ?, ?, ?, ?)", row)
+
+
+def entries(connection: sqlite3.Connection, limit: int) -> list[Entry]:
+    """The last changes, the newest first."""
+    query = "SELECT time, actor, action, target, detail FROM audit ORDER BY sequence DESC LIMIT ?"
+    return [Entry(*row) for row in connection.execute(query, (limit,))]

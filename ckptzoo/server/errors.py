@@ -32,7 +32,7 @@ def no_repository(name: str) -> Refusal:
 
 def lacking(needed: str, role: str | None, place: str = "here") -> Refusal:
     """The caller may not do what was asked."""
-    return Refusal(403, f"Expected a token that may {needed} {place}, got one that may {role or 'do nothing'} there.")
+    return Refusal(403, f"Expected a token that may {needed} {place}, got one that may {role or 'do nothing'}")
 
 
 def no_revision(name: str) -> Refusal:

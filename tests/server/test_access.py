@@ -265,4 +265,4 @@ def test_names_of_accounts(server: Hosted) -> None:
 def test_answers_of_a_token_that_may_not(laboratory: Hosted) -> None:
     answer: Answer = ask(laboratory, "POST", f"/api/datasets/{OPEN}/branch/x", {}, role="bob-contribute")
     assert answer.status == 403
-    assert answer.json()["error"] == "Expected a token that may write here, got one that may contribute there."
+    assert answer.json()["error"] == "Expected a token that may write here, got one that may contribute"

@@ -18,6 +18,7 @@ _PUBLIC = {
     "Zoo": "ckptzoo.loader.zoo",
     "open_collection": "ckptzoo.loader.collection",
     "write_collection": "ckptzoo.loader.collection",
+    "verify_collection": "ckptzoo.loader.collection",
     "make_split": "ckptzoo.format.splits",
     "write_split": "ckptzoo.format.splits",
     "import_split": "ckptzoo.hub.imports.split_lists",
@@ -29,6 +30,7 @@ _PUBLIC = {
     "retract": "ckptzoo.format.maintenance",
     "search": "ckptzoo.hub.search",
     "pull": "ckptzoo.hub.pull",
+    "pull_collection": "ckptzoo.hub.pull",
     "push": "ckptzoo.hub.push",
     "import_zoo": "ckptzoo.hub.imports",
     "contribute": "ckptzoo.hub.contributions.contribute",
@@ -56,9 +58,11 @@ if TYPE_CHECKING:
     from ckptzoo.hub.imports import import_zoo as import_zoo
     from ckptzoo.hub.imports.split_lists import import_split as import_split
     from ckptzoo.hub.pull import pull as pull
+    from ckptzoo.hub.pull import pull_collection as pull_collection
     from ckptzoo.hub.push import push as push
     from ckptzoo.hub.search import search as search
     from ckptzoo.loader.collection import open_collection as open_collection
+    from ckptzoo.loader.collection import verify_collection as verify_collection
     from ckptzoo.loader.collection import write_collection as write_collection
     from ckptzoo.loader.ray import ray_datasource as ray_datasource
     from ckptzoo.loader.zoo import Zoo as Zoo

@@ -41,16 +41,19 @@ def verify(
     shallow: Annotated[bool, typer.Option("--shallow", help="Check what opening reads; leave the weights.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check every byte of a zoo.
+    """Check every byte of a zoo, or of all zoos of a collection.
 
     Prints every problem found, with what was expected, what is there and what to do, and exits with 1 if there is one.
     """
     import ckptzoo
+    from ckptzoo.loader.collection import verify_collection
+    from ckptzoo.schema import layout
     from ckptzoo.text import counted, printable
 
     root = folder(zoo)
+    is_collection = (root / layout.COLLECTION).exists() and not (root / layout.ZOO).exists()
     with bar("verifying", nbytes=True) as progress:
-        problems = ckptzoo.verify(root, deep=not shallow, progress=progress)
+        problems = (verify_collection if is_collection else ckptzoo.verify)(root, deep=not shallow, progress=progress)
     if as_json:
         # the first of a problem's facts is named "where" in this output, though it is an attribute ``location``
         listed = [asdict(problem) for problem in problems]

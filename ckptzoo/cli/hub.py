@@ -28,6 +28,7 @@ from ckptzoo.cli.options import (
 from ckptzoo.text import Progress
 
 if TYPE_CHECKING:
+    from ckptzoo.hub.pull import Pulled
     from ckptzoo.hub.search import FoundZoo, SearchResult
 
 MAX_LINES = 60
@@ -266,30 +267,44 @@ def pull(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a zoo, or a part of one that is itself a zoo.
+    """Fetch a zoo, a part of one that is itself a zoo, or all zoos of a collection.
 
     Every byte is checked. A pull that was interrupted is carried on by the same command, which fetches only what is
     missing; repeated later it brings what has been added since.
     """
+    from ckptzoo.errors import IntegrityError
     from ckptzoo.hub.pull import pull as fetch
-    from ckptzoo.text import counted, printable, size
+    from ckptzoo.hub.pull import pull_collection
+    from ckptzoo.schema import layout
 
+    options = {"variants": _split(variant), "where": where, "predictions": _split(predictions)}
     try:
         with transfer_bar("pulling") as progress:
-            result = fetch(
-                zoo,
-                output,
-                variants=_split(variant),
-                layers=_split(layers),
-                where=where,
-                predictions=_split(predictions),
-                progress=progress,
-            )
+            try:
+                results = (fetch(zoo, output, layers=_split(layers), progress=progress, **options),)
+            except IntegrityError as error:
+                if error.problem.what != layout.ZOO or layers is not None:
+                    raise
+                try:
+                    results = pull_collection(zoo, output, progress=progress, **options)
+                except IntegrityError as other:
+                    # it is neither
+                    raise (error if other.problem.location.endswith(layout.COLLECTION) else other) from None
     except KeyboardInterrupt:
         raise InterruptedCommand("what was fetched is kept; carry on with the same command.") from None
     if as_json:
-        emit(result.to_json())
+        emit(results[0].to_json() if len(results) == 1 else {"zoos": [result.to_json() for result in results]})
         return
+    if not results:
+        print("No zoo of the collection has such checkpoints; nothing was fetched.")
+    for result in results:
+        several = len(results) > 1
+        _print_pulled(result, *((str(result.folder), result.address) if several else (str(output), zoo)))
+
+
+def _print_pulled(result: "Pulled", output: str, zoo: str) -> None:
+    from ckptzoo.text import counted, printable, size
+
     counts = f"{counted(len(result.parts), 'part')} came, {result.there:,} were there"
     new_parts = counts if result.parts else "nothing was missing"
     print(printable(f"{output}: {counted(result.checkpoints, 'checkpoint')} ({', '.join(result.variants)}) of {zoo}."))

@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from ckptzoo.errors import AbsentError, IntegrityError, Problem, RemoteError, UnknownNameError, ZooError
 from ckptzoo.format import durable, table
 from ckptzoo.format.files import Files, Folder
+from ckptzoo.format.maintenance import LISTING
+from ckptzoo.format.maintenance import encode as encode_listing
+from ckptzoo.format.verify import verify
 from ckptzoo.loader.filters import Filters, kept, matching
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.zoo import Zoo, files_at
@@ -26,7 +29,7 @@ from ckptzoo.loader.zoo import open as open_zoo
 from ckptzoo.remote.address import HubAddress, candidates
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import REFETCH, Document, seal, unseal
-from ckptzoo.text import counted
+from ckptzoo.text import Progress, counted
 
 _ZOO = "zoo"
 """The column that says in which zoo a row is."""
@@ -58,6 +61,8 @@ class ZooEntry:
 
 def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
     """Write ``collection.json`` and ``collection.parquet`` of the zoos in a folder; equal zoos give equal bytes.
+
+    A ``listing.json`` names both for web servers; the zoos need those that ``ckptzoo compact`` writes.
 
     Parameters
     ----------
@@ -100,7 +105,12 @@ def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
         "rows": f"sha256:{hashlib.sha256(data).hexdigest()}",
         "zoos": [entry.to_json() for entry in entries],
     }
-    durable.write_file(root / layout.COLLECTION, seal(content))
+    document = seal(content)
+    durable.write_file(root / layout.COLLECTION, document)
+    # for web servers that cannot list; the zoos have listings of their own
+    files = {layout.COLLECTION: document, layout.COLLECTION_ROWS: data}
+    listing = {name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()}
+    durable.write_file(root / LISTING, encode_listing(listing))
     return tuple(entries)
 
 
@@ -140,6 +150,44 @@ def open_collection(
     rows = _rows(data, entries, f"{files.name}/{layout.COLLECTION_ROWS}")
     zoos = _Zoos(os.fspath(address), files, entries, endpoint, token)
     return Collection(files.name, zoos, rows, np.arange(len(rows)))
+
+
+def verify_collection(
+    folder: str | os.PathLike[str], *, deep: bool = True, progress: Progress | None = None
+) -> list[Problem]:
+    """The problems of a collection and of its zoos, up to about 100 of each; an empty list is a sound collection.
+
+    Parameters
+    ----------
+    folder : the collection's.
+    deep, progress : as in ``ckptzoo.verify``, which every zoo is given to.
+    """
+    root = Path(folder).absolute()
+    problems: list[Problem] = []
+    zoos = sorted(path.parent.name for path in root.glob(f"*/{layout.ZOO}"))
+    for name in zoos:
+        found = verify(root / name, deep=deep, progress=progress)
+        problems += [replace(problem, location=f"{root.name}/{problem.location}") for problem in found]
+    try:
+        collection = open_collection(root)
+    except IntegrityError as error:
+        return [*problems, *error.problems]
+    step, entries = "Write the collection again with ckptzoo collection FOLDER.", collection.entries
+    if (listed := [entry.folder for entry in entries]) != zoos:
+        problems.append(Problem(f"{root.name}/{layout.COLLECTION}", "zoos", ", ".join(zoos), ", ".join(listed), step))
+    if problems:
+        return problems
+    for entry in entries:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*retracted", category=UserWarning)
+            zoo = open_zoo(root / entry.folder)
+        if zoo.revision != entry.revision:
+            location = f"{root.name}/{entry.folder}"
+            problems.append(Problem(location, "revision in the collection", zoo.revision, entry.revision, step))
+        elif not collection.where({_ZOO: entry.folder}).metadata.drop_columns([_ZOO]).equals(zoo.metadata):
+            location = f"{root.name}/{layout.COLLECTION_ROWS}"
+            problems.append(Problem(location, f"rows of {entry.folder}", "those of the zoo", "others", step))
+    return problems
 
 
 def _entries(content: Document, location: str) -> dict[str, ZooEntry]:
@@ -196,15 +244,19 @@ class _Zoos(Mapping[str, Zoo]):
         self.opened: dict[str, Zoo] = {}
 
     def __getitem__(self, folder: str) -> Zoo:
-        if folder not in self.entries:
-            raise UnknownNameError(self._files.name, "zoo", folder, tuple(self.entries))
         if folder not in self.opened:
             self.opened[folder] = self._open(folder)
         return self.opened[folder]
 
+    def address_of(self, folder: str) -> str | os.PathLike[str]:
+        """Where a zoo is."""
+        if folder not in self.entries:
+            raise UnknownNameError(self._files.name, "zoo", folder, tuple(self.entries))
+        return _address_of(folder, self._files, self._address)
+
     def _open(self, folder: str) -> Zoo:
         """A zoo as the collection knows it; one that has changed since is told of."""
-        address = _address_of(folder, self._files, self._address)
+        address = self.address_of(folder)
         how = {"endpoint": self._endpoint, "token": self._token}
         location, revision = f"{self._files.name}/{folder}", self.entries[folder].revision
         step = "Write the collection again with ckptzoo collection FOLDER."
@@ -264,6 +316,16 @@ class Collection:
     def entries(self) -> tuple[ZooEntry, ...]:
         """Every zoo of the collection, selected from or not."""
         return tuple(self._zoos.entries.values())
+
+    def address_of(self, folder: str) -> str | os.PathLike[str]:
+        """Where a zoo of the collection is, as ``ckptzoo.open`` takes it; in a repository at the collection's commit.
+
+        Raises
+        ------
+        UnknownNameError
+            The collection has no such zoo.
+        """
+        return self._zoos.address_of(folder)
 
     @property
     def metadata(self) -> pa.Table:

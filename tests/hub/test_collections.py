@@ -7,9 +7,11 @@ import pytest
 from huggingface_hub import CommitOperationAdd
 
 import ckptzoo
+from ckptzoo.cli.app import run
 from ckptzoo.errors import OfflineError
 from tests.loader.test_collection import NAMES, add
 from tests.support.hosted import Hosted
+from tests.support.hub_zoos import files_of
 
 REPO = "lab/both"
 
@@ -55,3 +57,25 @@ def test_a_network_that_fails_is_no_reason_to_write_the_collection_again(
         patch.setenv("CKPTZOO_OFFLINE", "1")
         both.zoos["wide"]
     assert len(both.zoos["wide"]) == 3
+
+
+def test_a_collection_is_pulled(server: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "both"
+    for folder, name in NAMES.items():
+        add(root / folder, name, 3)
+    publish(server, root)
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    whole, few, none = (str(tmp_path / name) for name in ("whole", "few", "none"))
+    assert run(["pull", REPO, "-o", whole]) == 0
+    assert files_of(Path(whole)) == files_of(root) and ckptzoo.verify_collection(whole) == []
+    add(root / "wide", NAMES["wide"], 2, first=3)
+    publish(server, root)
+    found = ckptzoo.pull_collection(REPO, whole)
+    assert [(item.folder.name, len(item.parts)) for item in found] == [("narrow", 0), ("wide", 1)]
+    assert files_of(Path(whole)) == files_of(root)
+    assert run(["pull", REPO, "-o", few, "--where", "test_accuracy > 0.35", "--json"]) == 0
+    assert ckptzoo.open_collection(few).metadata["id"].to_pylist() == ["m4"]
+    assert run(["pull", REPO, "-o", none, "--where", "test_accuracy > 5"]) == 0 and not Path(none).exists()
+    server.api().create_repo("lab/neither", repo_type="dataset")
+    assert run(["pull", "lab/neither", "-o", none]) == 3

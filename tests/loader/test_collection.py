@@ -1,6 +1,9 @@
 """Zoos of several architectures in one folder: found by their rows, opened when they are needed."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ from ckptzoo.cli.app import run
 from ckptzoo.errors import IntegrityError, UnknownNameError, ZooError
 from ckptzoo.schema.documents import seal
 from tests.support.derived_zoos import weights_of
+from tests.support.serving import Served, running
 
 NAMES = {"narrow": "mlp-4-5-3", "wide": "mlp-4-7-3"}
 
@@ -129,3 +133,67 @@ def test_the_command_writes_and_lists_it(folder: Path, capsys: pytest.CaptureFix
     assert found["checkpoints"] == 7 and [zoo["checkpoints"] for zoo in found["zoos"]] == [4, 3]
     both = ckptzoo.open_collection(folder)
     assert np.array_equal(both.zoos["wide"]["fc1.bias"][:], ckptzoo.open(folder / "wide")["fc1.bias"][:])
+
+
+def test_verify_checks_the_zoos_and_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def found() -> list[tuple[str, str]]:
+        return [(item.location, item.what) for item in ckptzoo.verify_collection(folder)]
+
+    assert found() == [] and run(["verify", str(folder)]) == 0 and "no problem found" in capsys.readouterr().out
+    (shard,) = (folder / "wide").rglob("raw-*.safetensors")
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert {what[:6] for _, what in found()} == {"sha256"} and all(at.startswith("both/wide/") for at, _ in found())
+    assert run(["verify", str(folder)]) == 1
+    shard.write_bytes(data)
+    add(folder / "wide", NAMES["wide"], 1, first=3)
+    assert found() == [("both/wide", "revision in the collection")]
+    ckptzoo.write_collection(folder)
+    assert found() == []
+    add(folder / "third", NAMES["wide"], 1)
+    assert found() == [("both/collection.json", "zoos")]
+    ckptzoo.write_collection(folder)
+    file = folder / "collection.parquet"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert found()[0][0] == "both/collection.parquet"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import ckptzoo
+replace, left = Path.replace, [int(sys.argv[2])]
+def replaced(self, target):
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left[0] -= 1
+    replace(self, target)
+Path.replace = replaced
+ckptzoo.write_collection(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("files", [0, 1])
+def test_a_kill_leaves_the_old_collection_or_one_that_says_that_it_is_torn(folder: Path, files: int) -> None:
+    before = ckptzoo.open_collection(folder).metadata
+    add(folder / "wide", NAMES["wide"], 2, first=3)
+    ended = subprocess.run([sys.executable, "-c", KILLED, folder, str(files)], check=False, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    if files == 0:
+        assert ckptzoo.open_collection(folder).metadata.equals(before)
+    else:
+        with pytest.raises(IntegrityError, match="Write the collection again with ckptzoo collection"):
+            ckptzoo.open_collection(folder)
+    ckptzoo.write_collection(folder)
+    assert len(ckptzoo.open_collection(folder)) == 9 and ckptzoo.verify_collection(folder) == []
+
+
+def test_behind_a_web_server(folder: Path, tmp_path: Path) -> None:
+    for name in NAMES:
+        ckptzoo.compact(folder / name)
+    files = {f"/pub/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in folder.rglob("*.*")}
+    with running(Served(files)) as served:
+        both = ckptzoo.open_collection(f"{served.url}/pub")
+        assert both.metadata.equals(ckptzoo.open_collection(folder).metadata)
+        (wide,) = both.where("zoo == 'wide'")
+        assert np.array_equal(wide["fc1.bias"][:], ckptzoo.open(folder / "wide")["fc1.bias"][:])

@@ -255,6 +255,9 @@ def test_names_of_accounts(server: Hosted) -> None:
         for name in ("Lab", "api", "a b", "datasets", "x--y", ""):
             with pytest.raises(Refusal):
                 accounts.add(connection, name, accounts.USER, actor=OPERATOR)
+        for scope in ("a b", "lab/zoo/more", "api"):
+            with pytest.raises(Refusal):
+                tokens.make_token(connection, "lab", WRITE, scope=scope)
         with pytest.raises(Refusal, match="there is the user lab"):
             accounts.add(connection, "lab", accounts.ORGANISATION, actor=OPERATOR)
         with pytest.raises(Refusal, match="nobody: expected a user, got none"):

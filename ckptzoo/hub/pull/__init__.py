@@ -11,5 +11,6 @@
 """
 
 from ckptzoo.hub.pull.api import Pulled, pull
+from ckptzoo.hub.pull.collection import pull_collection
 
-__all__ = ["Pulled", "pull"]
+__all__ = ["Pulled", "pull", "pull_collection"]

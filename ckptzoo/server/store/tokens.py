@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ckptzoo.server.access import TOKEN_ROLES, Subject, TokenLimits
+from ckptzoo.server.names import checked_id, checked_user
 from ckptzoo.server.store import accounts
 from ckptzoo.server.store.audit import OPERATOR, note
 from ckptzoo.server.store.commits import now
@@ -55,6 +56,8 @@ def make_token(
     expires : after this long.
     """
     TOKEN_ROLES.index(role)  # raises for an unknown role
+    if scope:
+        (checked_id if "/" in scope else checked_user)(scope)
     accounts.add(connection, user, accounts.USER, actor=actor)
     # as the tokens of the hub begin
     token = f"hf_{secrets.token_hex(20)}"

@@ -1,0 +1,58 @@
+"""A pull of a collection: every zoo of it, then the table of all rows."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ckptzoo.hub.pull.api import Pulled, pull
+from ckptzoo.loader.collection import open_collection, write_collection
+from ckptzoo.text import Progress
+
+
+def pull_collection(
+    address: str | os.PathLike[str],
+    folder: str | Path,
+    *,
+    variants: Sequence[str] | None = None,
+    where: str | None = None,
+    predictions: Sequence[str] | None = None,
+    endpoint: str | None = None,
+    token: str | None = None,
+    progress: Progress | None = None,
+) -> tuple[Pulled, ...]:
+    """Fetch the zoos of a collection, each as ``pull`` does, and write the collection of what came.
+
+    Parameters
+    ----------
+    address, endpoint, token : as ``open_collection`` takes them.
+    folder : where to; each zoo gets a folder in it.
+    variants, where, predictions : as ``pull`` takes them, for every zoo; zoos in which a condition selects nothing are
+        left out.
+    progress : called for each zoo in turn.
+
+    Raises
+    ------
+    IntegrityError
+        It is no collection, or the bytes that came are not those that were promised.
+    ZooError, RemoteError, OSError
+        As ``pull``.
+
+    Notes
+    -----
+    A call that was interrupted is continued by the same call. The collection is written last: until then an earlier
+    one in the folder says that its zoos have changed. Pulled whole, its files have the bytes of the source's.
+
+    Examples
+    --------
+    >>> pull_collection("org/zoos", "zoos", where="test_accuracy > 0.9")  # doctest: +SKIP
+    """
+    found, root = open_collection(address, endpoint=endpoint, token=token), Path(folder).absolute()
+    chosen = found if where is None else found.where(where)
+    pulled: list[Pulled] = []
+    for name in chosen.zoos:
+        how = {"variants": variants, "where": where, "predictions": predictions, "progress": progress}
+        place = found.address_of(name)
+        pulled.append(pull(place, root / name, endpoint=endpoint, token=token, **how))
+    if pulled:
+        write_collection(root)
+    return tuple(pulled)

@@ -26,7 +26,7 @@ from ckptzoo.server.app import ROUTES
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.store import accounts, repositories, tokens
 from ckptzoo.server.store.audit import OPERATOR, entries
-from tests.support.hosted import Answer, Hosted, ask
+from tests.support.hosted import Answer, Hosted, ask, push
 
 NAMES = st.sampled_from(["ada", "bob", "lab"])
 TARGETS = st.builds(
@@ -269,3 +269,29 @@ def test_answers_of_a_token_that_may_not(laboratory: Hosted) -> None:
     answer: Answer = ask(laboratory, "POST", f"/api/datasets/{OPEN}/branch/x", {}, role="bob-contribute")
     assert answer.status == 403
     assert answer.json()["error"] == "Expected a token that may write here, got one that may contribute"
+
+
+def test_the_address_of_a_file_ends_with_the_role(laboratory: Hosted) -> None:
+    service = laboratory.service
+    for repo in (SECRET, OPEN):
+        push(laboratory, {"a.safetensors": b"2" * 999}, f"datasets/{repo}")
+    with service.database.writing() as connection:
+        secret = repositories.find(connection, "dataset", SECRET)
+        assert secret is not None
+        accounts.set_grant(connection, "bob", secret.id, READ, actor=OPERATOR)
+
+    def address(repo: str, role: str) -> str:
+        return ask(laboratory, "GET", f"/datasets/{repo}/resolve/main/a.safetensors", role=role).headers["location"]
+
+    def status(address: str) -> int:
+        return ask(laboratory, "GET", address, role=None).status
+
+    granted, own, public = address(SECRET, "bob-read"), address(SECRET, "write"), address(OPEN, "bob-read")
+    assert [status(item) for item in (granted, own, public)] == [200] * 3
+    with service.database.writing() as connection:
+        accounts.set_grant(connection, "bob", secret.id, None, actor=OPERATOR)
+    ask(laboratory, "PUT", f"/api/datasets/{OPEN}/settings", {"private": True})
+    assert [status(item) for item in (granted, own, public)] == [403, 200, 403]
+    with service.database.writing() as connection:
+        accounts.revoke(connection, "lab", actor=OPERATOR)
+    assert status(own) == 403

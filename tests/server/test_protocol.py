@@ -123,7 +123,7 @@ def test_a_changed_address_is_refused(filled: Hosted) -> None:
     assert ask(filled, "GET", address, role=None).body == DATA
     path, query = address.split("?")
     fields = query.split("&")
-    names = ["commit", "expires", "member", "name", "repository", "signature"]
+    names = ["commit", "expires", "name", "repository", "signature", "user"]
     assert sorted(field.split("=")[0] for field in fields) == names
     for at, field in enumerate(fields):
         last = "1" if field[-1] != "1" else "2"

@@ -8,11 +8,12 @@ from urllib.parse import quote
 
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from ckptzoo.server.access import READ, may
 from ckptzoo.server.errors import Refusal, no_entry
 from ckptzoo.server.names import checked_path, decoded
 from ckptzoo.server.request import AuthorizedRequest
 from ckptzoo.server.responses import file_response
-from ckptzoo.server.store import repositories
+from ckptzoo.server.store import accounts, repositories
 from ckptzoo.server.store.commits import Commit, History
 from ckptzoo.server.store.git_objects import Node, Trees, position
 
@@ -88,7 +89,7 @@ def resolve(request: AuthorizedRequest) -> Response:
         return file_response(request.http_request, service.blobs.path(file.sha256), file.oid, headers, text)
     fields = {"commit": commit.oid, "name": path.split("/")[-1], "repository": request.repository.id}
     if request.caller is not None:
-        fields["member"] = 1
+        fields["user"] = request.user
     query = service.signer.query(f"read {file.sha256}", fields)
     target = f"{service.blobs_url or request.origin}/_blobs/{file.sha256}?{query}"
     # Clients read digest and size off the redirect, before they follow it.
@@ -102,7 +103,10 @@ def blob(request: AuthorizedRequest) -> Response:
     fields = request.service.signer.check(f"read {sha256}", request.query)
     with request.service.database.reading() as connection:
         repository = repositories.by_id(connection, int(fields["repository"]))
-    if repository is None or (repository.private and "member" not in fields):
+        # asked again, because roles may have been taken since the address was made
+        asks = repository is not None and repository.private and "user" in fields
+        subject = accounts.subject_of(connection, fields["user"]) if asks else None
+    if repository is None or not may(subject, READ, repository.target):
         raise Refusal(403, "The address is no longer good: its repository was hidden or removed.")
     path = request.service.blobs.path(sha256)
     headers = {

@@ -137,7 +137,10 @@ def set_grant(connection: sqlite3.Connection, account: str, target: str | int, r
 
 
 def subject_of(connection: sqlite3.Connection, user: str, token: TokenLimits | None = None) -> Subject:
-    """What a user may, as ``access.may`` takes it."""
+    """What a user may, as ``access.may`` takes it; what everybody may, where the account was revoked."""
+    account = find(connection, user)
+    if account is None or account.disabled:
+        return Subject(user, token=token)
     namespaces, repositories = {user: ADMIN}, dict[int, str]()
     own_role = {user: ADMIN, **organisations(connection, user)}
     for organisation, role in own_role.items():

@@ -1,6 +1,6 @@
 """``ckptzoo serve``: the hub's protocol from a folder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckptzoo.cli.options import AsJson, console, emit
+from ckptzoo.cli.exits import PROBLEMS
+from ckptzoo.cli.options import AsJson, bar, console, emit
 
 if TYPE_CHECKING:
     import sqlite3
+
+    from ckptzoo.server.store.backup import Copied
 
 serve = typer.Typer(name="serve", help="Host zoos: the hub's protocol from a folder.", rich_markup_mode=None)
 
@@ -221,6 +224,59 @@ def token(
             role = "write" if write else "contribute" if contribute else "read"
             expires = None if days is None else timedelta(days=days)
             print(tokens.make_token(connection, user, role, name=name, scope=scope, expires=expires))
+
+
+@serve.command()
+def backup(
+    root: Root,
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="The backup's folder, new or an earlier one.")],
+    as_json: AsJson = False,
+) -> None:
+    """Back a server's folder up, while it runs.
+
+    The backup has all that was acknowledged before. Files that it has already are not copied again.
+    """
+    _need_server()
+    from ckptzoo.server.store.backup import back_up
+
+    with bar("backing up") as progress:
+        copied = back_up(root, to, progress)
+    _show_copied(f"{to}", copied, as_json)
+
+
+@serve.command()
+def restore(
+    source: Annotated[Path, typer.Argument(metavar="BACKUP", help="The backup's folder.", show_default=False)],
+    root: Annotated[Path, typer.Option("--root", metavar="FOLDER", help="The server's new folder.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Then read every byte, and exit with 1 if one is wrong.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a server's folder of a backup, which stays as it is."""
+    _need_server()
+    from ckptzoo.server.store import backup as backups
+
+    with bar("restoring") as progress:
+        copied = backups.restore(source, root, progress)
+    found: list[str] = []
+    if verify:
+        with bar("verifying") as progress:
+            found = [str(problem) for problem in backups.problems(root, progress)]
+    _show_copied(f"{root}", copied, as_json, found)
+    if found:
+        raise typer.Exit(PROBLEMS)
+
+
+def _show_copied(folder: str, copied: "Copied", as_json: bool, problems: Sequence[str] = ()) -> None:
+    from ckptzoo.text import counted, printable, size
+
+    if as_json:
+        emit({"folder": folder, **vars(copied), "problems": list(problems)})
+        return
+    for problem in problems:
+        print(printable(problem))
+    print(f"{folder}: {counted(copied.blobs, 'file')}, {size(copied.nbytes)}; {copied.added:,} were not there.")
 
 
 @contextmanager

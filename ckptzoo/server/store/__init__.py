@@ -10,6 +10,7 @@
     repositories  repositories, and which contents each was given
     discussions   discussions, pull requests and their events
     usage         what contributors have taken up
+    backup        backups of the folder, and folders made of them
     accounts      users, organisations, members and grants
     tokens        whose tokens there are, and what each allows
     audit         what was done to accounts and repositories, by whom and when

@@ -1,0 +1,200 @@
+"""Backups of a server's folder, while it is served, and folders made of them.
+
+A backup is the database as it was at one moment, and every blob that it names. Blobs never change, and one is on the
+disk before the database names it: so what is copied after that moment has all that was acknowledged before it.
+"""
+
+import hashlib
+import os
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.server.store.blobs import sync
+from ckptzoo.server.store.database import VERSION
+
+DATABASE = "hub.sqlite"
+_TEMPORARY = ".backup-"
+_CHUNK_BYTES = 2**20
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What a backup or its restoration did.
+
+    Parameters
+    ----------
+    blobs, nbytes : that there are.
+    added : blobs that were not there before.
+    """
+
+    blobs: int
+    nbytes: int
+    added: int
+
+
+def back_up(root: Path, target: Path, progress: Progress | None = None) -> Copied:
+    """Bring a backup up to the present; the server may be running.
+
+    Parameters
+    ----------
+    root : the server's folder.
+    target : the backup's; made where there is none. Blobs are linked where it is on the same file system, else copied.
+    progress : called with the blobs that are there, and all of them.
+
+    Raises
+    ------
+    ZooError
+        There is no server's folder, or its tables are of another version.
+
+    Notes
+    -----
+    The database is put in place last: a backup that is interrupted leaves the earlier one whole, and the same call goes
+    on where it was.
+    """
+    _check_database(root)
+    target.mkdir(parents=True, exist_ok=True)
+    _sweep(target)
+    temporary = target / f"{_TEMPORARY}{secrets.token_hex(8)}"
+    try:
+        temporary.touch(mode=0o600)  # digests of tokens and the signing key are in it
+        with closing(sqlite3.connect(root / DATABASE)) as source, closing(sqlite3.connect(temporary)) as copy:
+            source.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")  # one file; the log of a served database is a second one
+        sync(temporary)
+        copied = _copy_blobs(root, target, temporary, progress)
+        temporary.replace(target / DATABASE)
+        sync(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return copied
+
+
+def restore(backup: Path, root: Path, progress: Progress | None = None) -> Copied:
+    """Make a server's folder of a backup, which stays as it is.
+
+    Parameters
+    ----------
+    backup : its folder.
+    root : the new folder; one that an interrupted call began is continued.
+
+    Raises
+    ------
+    ZooError
+        There is no backup, or a server's folder there already.
+    """
+    _check_database(backup)
+    if (root / DATABASE).exists():
+        raise ZooError(Problem(str(root), "folder", "a new one", "a server's folder", "Restore into another folder."))
+    root.mkdir(parents=True, exist_ok=True)
+    _sweep(root)
+    copied = _copy_blobs(backup, root, backup / DATABASE, progress)
+    temporary = root / f"{_TEMPORARY}{secrets.token_hex(8)}"
+    try:
+        temporary.touch(mode=0o600)
+        shutil.copyfile(backup / DATABASE, temporary)
+        sync(temporary)
+        temporary.replace(root / DATABASE)
+        sync(root)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return copied
+
+
+def problems(root: Path, progress: Progress | None = None) -> Iterator[Problem]:
+    """What is wrong with a backup, or with a server's folder that is not served: every byte is read."""
+    _check_database(root)
+    step = "Restore another backup; what this one lacks is lost in it."
+    with closing(sqlite3.connect(f"file:{root / DATABASE}?mode=ro", uri=True)) as connection:
+        for row in connection.execute("PRAGMA integrity_check"):
+            if row[0] != "ok":
+                yield Problem(f"{root}/{DATABASE}", "database", "a sound one", str(row[0])[:200], step)
+        for row in connection.execute("PRAGMA foreign_key_check"):
+            yield Problem(f"{root}/{DATABASE}", f"rows of {row[0]}", "of what is there", "others", step)
+        named = _named(connection)
+    for done, (sha256, size) in enumerate(named.items(), start=1):
+        path, digest = _path(root, sha256), hashlib.sha256()
+        if not path.is_file():
+            yield Problem(str(path), "blob", f"{size} bytes", "none", step)
+            continue
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+        if (path.stat().st_size, digest.hexdigest()) != (size, sha256):
+            got = f"{path.stat().st_size} bytes with sha256 {digest.hexdigest()}"
+            yield Problem(str(path), "blob", f"{size} bytes with the sha256 of its name", got, step)
+        if progress is not None:
+            progress(done, len(named))
+
+
+def _check_database(root: Path) -> None:
+    path = root / DATABASE
+    if not path.is_file():
+        step = "Name a folder that ckptzoo serve or ckptzoo serve backup made."
+        raise ZooError(Problem(str(root), DATABASE, "a file", "none", step))
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        raise ZooError(Problem(str(path), "database", "one of SQLite", str(error), "Use another copy.")) from None
+    if version != VERSION:
+        step = "Start ckptzoo serve once, which brings it to it." if version < VERSION else "Upgrade ckptzoo."
+        raise ZooError(Problem(str(root), "tables", f"version {VERSION}", f"{version}", step))
+
+
+def _named(connection: sqlite3.Connection) -> dict[str, int]:
+    """The sha256 and the size of every blob that a database names."""
+    rows = connection.execute("SELECT sha256, size FROM files UNION SELECT sha256, size FROM contents ORDER BY sha256")
+    return dict(rows.fetchall())
+
+
+def _path(root: Path, sha256: str) -> Path:
+    return root / "blobs" / sha256[:2] / sha256
+
+
+def _copy_blobs(source: Path, target: Path, database: Path, progress: Progress | None) -> Copied:
+    """Link or copy the blobs that a database names and the target lacks."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        named = _named(connection)
+    added, folders = 0, set[Path]()
+    (target / "blobs").mkdir(mode=0o700, exist_ok=True)
+    for done, (sha256, size) in enumerate(named.items(), start=1):
+        path = _path(target, sha256)
+        if not path.is_file() or path.stat().st_size != size:
+            path.parent.mkdir(exist_ok=True)
+            _link_or_copy(_path(source, sha256), path)
+            folders.add(path.parent)
+            added += 1
+        if progress is not None:
+            progress(done, len(named))
+    for folder in (*folders, target / "blobs"):
+        sync(folder)
+    return Copied(len(named), sum(named.values()), added)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+    try:
+        try:
+            os.link(source, temporary)
+        except OSError as error:  # another file system, or one without links
+            if isinstance(error, FileNotFoundError):
+                step = "The server's folder is damaged: ckptzoo serve restore --verify of an earlier backup has it."
+                raise ZooError(Problem(str(source), "blob", "a file", "none", step)) from None
+            shutil.copyfile(source, temporary)
+            sync(temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what interrupted calls left."""
+    for path in (*folder.glob(f"{_TEMPORARY}*"), *folder.glob(f"blobs/*/{_TEMPORARY}*")):
+        path.unlink(missing_ok=True)

@@ -21,7 +21,10 @@ def tamper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tamper]:
     """A zoo on a server, which no test of this file changes."""
     folder = tmp_path_factory.mktemp("shared")
     with hosted(folder / "served") as server:
-        yield Tamper(server, zoo_of(folder / "zoo"), folder)
+        made = Tamper(server, zoo_of(folder / "zoo"), folder)
+        # made before the first pull request: where one is open with the same weights, `contribute` makes no other
+        made.part()
+        yield made
 
 
 def held(zoo: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +15,12 @@ from ckptzoo.cli.options import AsJson, bar, console, emit
 if TYPE_CHECKING:
     import sqlite3
 
+    from ckptzoo.server.service import Service
     from ckptzoo.server.store.backup import Copied
 
 serve = typer.Typer(name="serve", help="Host zoos: the hub's protocol from a folder.", rich_markup_mode=None)
 
+_SECRET_LETTERS = 16
 Root = Annotated[
     Path, typer.Option("--root", metavar="FOLDER", help="Where everything is kept; made where there is none.")
 ]
@@ -40,6 +43,21 @@ def run(
     ] = None,
     quota: Annotated[
         str | None, typer.Option("--quota", metavar="SIZE", help="What each contributor may send in all: 100GB.")
+    ] = None,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option("--proxy", metavar="ADDRESS", help="Of a proxy, whose X-Forwarded-* are believed. Repeatable."),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option("--rate", metavar="RATE", help="Requests of one address at most, such as 3000/minute."),
+    ] = None,
+    metrics_token: Annotated[
+        Path | None,
+        typer.Option("--metrics-token", metavar="FILE", help="Answer /metrics to who sends the token in this file."),
+    ] = None,
+    oidc: Annotated[
+        Path | None, typer.Option("--oidc", metavar="FILE", help="Let users sign in with an OpenID provider; TOML.")
     ] = None,
     faults: Annotated[
         str | None,
@@ -66,6 +84,7 @@ def run(
     _need_server()
     from ckptzoo.server.app import Application
     from ckptzoo.server.errors import ServerLimits
+    from ckptzoo.server.oidc import provider_in
     from ckptzoo.server.run import serve as run_server
     from ckptzoo.server.service import Service
     from ckptzoo.server.testing import FaultPlan, layered
@@ -77,12 +96,47 @@ def run(
         limits = replace(limits, connections=connections)
     if quota is not None:
         limits = replace(limits, contributor_bytes=parse_size(quota, location="--quota"))
-    service = Service(root, private=private, url=url, limits=limits)
+    if rate is not None:
+        limits = replace(limits, rates={**limits.rates, "requests": _rate(rate)})
+    service = Service(
+        root,
+        private=private,
+        url=url,
+        limits=limits,
+        metrics_token=None if metrics_token is None else _token_in(metrics_token),
+        oidc=None if oidc is None else provider_in(oidc),
+    )
     try:
         app = layered(Application(service), plan=plan, readable=ledger).app if plan or ledger else Application(service)
-        run_server(app, host, port, lambda address: print(f"{root}: serving at {address}", flush=True), limits=limits)
+        run_server(app, host, port, partial(_ready, service), limits=limits, proxies=proxy or ())
     finally:
         service.close()
+
+
+def _rate(text: str) -> str:
+    from limits import parse
+
+    try:
+        parse(text)
+    except ValueError:
+        raise typer.BadParameter(f"--rate: expected one such as 3000/minute, got {text!r:.100}.") from None
+    return text
+
+
+def _token_in(path: Path) -> str:
+    text = path.read_text().strip()
+    if len(text) < _SECRET_LETTERS:
+        raise typer.BadParameter(f"--metrics-token: {path}: expected {_SECRET_LETTERS} characters or more.")
+    return text
+
+
+def _ready(service: "Service", address: str) -> None:
+    """Say where it serves, and keep the address for the links of ``serve user``."""
+    from ckptzoo.server.store.database import set_setting
+
+    with service.database.writing() as connection:
+        set_setting(connection, "address", (service.url or address).rstrip("/"))
+    print(f"{service.root}: serving at {address}", flush=True)
 
 
 @serve.command()
@@ -95,20 +149,29 @@ def user(
 ) -> None:
     """Make the account of a person, whose name is also the namespace of what they publish.
 
-    A name stays taken when its account is revoked, because its repositories stay.
+    It prints a link that signs in to the pages once, within 24 hours; for an account that is there, another one. A name
+    stays taken when its account is revoked, because its repositories stay.
     """
     _one_of(name, list_)
+    link = None
     with _writing(root) as connection:
-        from ckptzoo.server.store import accounts
+        from ckptzoo.server.store import accounts, sessions
         from ckptzoo.server.store.audit import OPERATOR
+        from ckptzoo.server.store.database import setting
 
         if name is not None and revoke:
             accounts.revoke(connection, name, actor=OPERATOR)
         elif name is not None:
-            accounts.add(connection, name, accounts.USER, actor=OPERATOR)
+            address = setting(connection, "address") or "http://127.0.0.1:8000"
+            link = f"{address}/-/link/{sessions.make_link(connection, name, actor=OPERATOR)}"
         users = [item for item in accounts.listed(connection, accounts.USER) if name in (None, item.name)]
         rows = [{**vars(item), "organisations": accounts.organisations(connection, item.name)} for item in users]
+    if as_json:
+        emit({"users": rows, "link": link})
+        return
     _show("users", rows, as_json, ("name", "disabled", "organisations", "created"))
+    if link is not None:
+        print(f"Signs in once, within 24 hours: {link}")
 
 
 @serve.command()
@@ -325,5 +388,5 @@ def _need_server() -> None:
     """Raise unless what the server is made of is installed."""
     from ckptzoo.errors import require
 
-    for module in ("starlette", "uvicorn", "yaml"):
+    for module in ("jinja2", "limits", "markdown_it", "nh3", "prometheus_client", "starlette", "uvicorn", "yaml"):
         require(module, "server")

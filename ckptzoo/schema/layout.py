@@ -22,6 +22,8 @@ DERIVED = "derived"
 SNAPSHOTS = "snapshots"
 PICTURES = "pictures"
 SPLITS = "splits"
+EXPLORER = "pages/explorer.html"
+"""A page that shows a zoo, of one file."""
 METADATA = "metadata.parquet"
 INDEX = "index.parquet"
 

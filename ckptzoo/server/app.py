@@ -5,9 +5,11 @@ import inspect
 import logging
 import re
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import cast
+from urllib.parse import quote
 
 from anyio import CancelScope, CapacityLimiter, Semaphore, move_on_after, to_thread
 from starlette.requests import ClientDisconnect, Request
@@ -18,17 +20,20 @@ from ckptzoo.server.access import READ, ROLES, role_in
 from ckptzoo.server.connections import network_of
 from ckptzoo.server.errors import Refusal, lacking, no_repository
 from ckptzoo.server.names import KINDS, checked_id, decoded
+from ckptzoo.server.pages import html, pulls, settings, signing_in, zoos
 from ckptzoo.server.request import AuthorizedRequest, Caller
 from ckptzoo.server.routes import (
     commits,
     content,
     discussions,
+    metrics,
     repositories,
     uploads,
 )
 from ckptzoo.server.service import Service
 from ckptzoo.server.shares import Share, Shares
 from ckptzoo.server.store import repositories as stored
+from ckptzoo.server.store import sessions
 from ckptzoo.server.store.tokens import identify, is_use_due, note_use
 
 Handler = Callable[[AuthorizedRequest], Response] | Callable[[AuthorizedRequest], Awaitable[Response]]
@@ -50,6 +55,9 @@ _PIECES = {
     "id": "(?P<id>[^/]+/[^/]+?)",
     "path": "(?P<path>.+)",
     "sha256": "(?P<sha256>[0-9a-f]{64})",
+    # the page of a repository; nothing of the protocol, and nothing signed
+    "page": "(?!api/|_|-/)(?:(?P<prefix>datasets|spaces)/)?(?P<id>[^/]+/[^/]+?)",
+    "namespace": "(?P<namespace>[^/]+)",
 }
 """Patterns of named pieces of a path; others are one segment."""
 
@@ -59,7 +67,7 @@ class Route:
     """A method, the pattern of its raw paths, the role that it needs (None: that of reading), handler and threads.
 
     ``reads_body`` handlers are coroutines, which read their body as it arrives; the others block, and run in a thread.
-    ``signed`` addresses need no token.
+    ``signed`` addresses need no token of ours. A ``page`` is for people, whom a cookie names instead of a token.
     """
 
     method: str
@@ -69,6 +77,12 @@ class Route:
     threads: str
     reads_body: bool
     signed: bool
+    page: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of its handler, for metrics."""
+        return f"{self.handler.__module__.rpartition('.')[2]}.{self.handler.__name__}"
 
 
 def _route(method: str, path: str, role: str | None, handler: Handler, threads: str = "") -> Route:
@@ -79,6 +93,10 @@ def _route(method: str, path: str, role: str | None, handler: Handler, threads: 
 
     pattern, reads_body = re.compile(re.sub(r"\{(\w+)\}", pattern_of, path)), inspect.iscoroutinefunction(handler)
     return Route(method, pattern, role, handler, threads or default, reads_body, path.startswith("/_"))
+
+
+def _page(method: str, path: str, role: str | None, handler: Handler, threads: str = "") -> Route:
+    return replace(_route(method, path, role, handler, threads), page=True)
 
 
 _REPO = "/api/{kind}/{id}"
@@ -125,7 +143,47 @@ ROUTES = (
     _route("PUT", "/_uploads/{sha256}/part", None, uploads.receive_part),
     _route("POST", "/_uploads/{sha256}/join", None, uploads.join),
 )
-"""Every call that the server answers. Addresses below ``/_`` are signed, and need no token."""
+"""Every call of the protocol. Addresses below ``/_`` are signed, and need no token."""
+PAGES = (
+    _page("GET", "/", None, zoos.listing),
+    _page("GET", "/-/style.css", None, html.style),
+    _page("GET", "/-/icon.svg", None, html.icon),
+    _page("GET", "/-/sign-in", None, signing_in.sign_in),
+    _page("POST", "/-/sign-in", None, signing_in.sign_in_with_token),
+    _page("GET", "/-/link/{code}", None, signing_in.link),
+    _page("POST", "/-/link/{code}", None, signing_in.use_link),
+    _page("POST", "/-/sign-out", None, signing_in.sign_out),
+    _page("POST", "/-/oidc/start", None, signing_in.oidc_start),
+    _page("GET", "/-/oidc/callback", None, signing_in.oidc_callback, "write"),
+    _page("GET", "/-/tokens", "read", settings.own_tokens),
+    _page("POST", "/-/tokens", "read", settings.make_token),
+    _page("POST", "/-/tokens/{number}/revoke", "read", settings.revoke_token),
+    _page("GET", "/-/changes", "read", settings.changes),
+    _page("GET", "/{page}", None, zoos.zoo, "list"),
+    _page("GET", "/{page}/explorer/{revision}", None, zoos.explorer),
+    _page("GET", "/{page}/explorer/{revision}/frame", None, zoos.explorer_frame),
+    _page("GET", "/{page}/tree/{revision}", None, zoos.files),
+    _page("GET", "/{page}/tree/{revision}/{path}", None, zoos.files),
+    _page("GET", "/{page}/blob/{revision}/{path}", None, zoos.file),
+    _page("GET", "/{page}/raw/{revision}/{path}", None, zoos.raw),
+    _page("GET", "/{page}/commits/{revision}", None, zoos.history),
+    _page("GET", "/{page}/commit/{revision}", None, zoos.change, "costly"),
+    _page("GET", "/{page}/discussions", None, pulls.listing),
+    _page("GET", "/{page}/discussions/{number}", None, pulls.details, "costly"),
+    _page("GET", "/{page}/discussions/{number}/files", None, pulls.changes, "costly"),
+    _page("POST", "/{page}/discussions/{number}/comment", "contribute", pulls.comment),
+    _page("POST", "/{page}/discussions/{number}/status", "contribute", pulls.status),
+    _page("POST", "/{page}/discussions/{number}/merge", "write", pulls.merge),
+    _page("GET", "/{page}/settings", "admin", settings.repository),
+    _page("POST", "/{page}/settings", "admin", settings.change_repository),
+    _page("POST", "/{namespace}/members", "read", settings.change_members),
+    # before namespaces, of which one may have this name: its zoos have two names
+    replace(_route("GET", "/metrics", None, metrics.answer), signed=True),
+    _page("GET", "/{namespace}", None, zoos.namespace),
+)
+"""Every page, and every form of one. Without a session, those with a role lead to signing in."""
+_PUBLIC_PAGES = (html.style, html.icon, *signing_in.FORMS)
+"""Pages of a private server that are for everybody."""
 _EXPANDING = frozenset({content.tree, content.paths_info})
 """Handlers that compute for long where they are asked for the last commit of each entry."""
 
@@ -146,6 +204,12 @@ class Application:
         limits = service.limits
         self._costly = Shares("long computations", limits.costly_requests)
         self._memory = Shares("memory", limits.address_bytes, limits.held_bytes)
+        service.metrics.watch(
+            {
+                "ckptzoo_held_bytes": ("Bodies and answers in memory.", lambda: self._memory.held),
+                "ckptzoo_costly_requests": ("Long computations.", lambda: self._costly.held),
+            }
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -155,7 +219,7 @@ class Application:
 
     async def _respond(self, request: Request, memory: Share, send: Send) -> None:
         """Answer one request, or say what was wrong with it."""
-        scope, receive = request.scope, request.receive
+        scope, receive, started = request.scope, request.receive, time.perf_counter()
         try:
             response = await self._answer(request, memory)
             if not isinstance(response, StreamingResponse) and len(response.body) > _PIECE_BYTES:
@@ -165,12 +229,12 @@ class Application:
             return
         except Refusal as refusal:
             await self._drain(request)
-            response = _error_response(refusal)
+            response = _refused(request, refusal)
         except (OSError, sqlite3.OperationalError) as error:
             if "locked" in str(error) and isinstance(error, sqlite3.OperationalError):  # SQLITE_BUSY
                 await self._drain(request)
                 message = "Another process has locked the database. Try again."
-                await _error_response(Refusal(503, message, headers={"Retry-After": "5"}))(scope, receive, send)
+                await _refused(request, Refusal(503, message, headers={"Retry-After": "5"}))(scope, receive, send)
                 return
             # SQLite says "database or disk is full" (SQLITE_FULL), without an errno.
             full = "full" in str(error) if isinstance(error, sqlite3.OperationalError) else error.errno in _DISK_FULL
@@ -178,11 +242,13 @@ class Application:
             if not full:
                 _log.exception("%s %s", request.method, request.url.path)
             message = "The server's disk is full." if full else "The server could not read or write its disk."
-            response = _error_response(Refusal(507 if full else 500, message))
-        # a mistake of a handler: the log gets the traceback, and the client JSON as for every other error
+            response = _refused(request, Refusal(507 if full else 500, message))
+        # a mistake of a handler: the log gets the traceback, and the client an answer as for every other error
         except Exception:
             _log.exception("%s %s", request.method, request.url.path)
-            response = _error_response(Refusal(500, "The server made a mistake."))
+            response = _refused(request, Refusal(500, "The server made a mistake."))
+        handler = scope.get("state", {}).get("handler", "none")
+        self.service.metrics.note(handler, response.status_code, started)
         await response(scope, receive, send)
 
     async def _answer(self, request: Request, memory: Share) -> Response:
@@ -191,6 +257,9 @@ class Application:
         method = "GET" if request.method == "HEAD" else request.method
         route, pieces = _matched(method, raw)
         threads = self._threads[route.threads]
+        request.scope.setdefault("state", {})["handler"] = route.name
+        if not route.page:
+            self.service.rates.take("requests", _address(request))
         # before the body is read, so that nobody sends much without a token
         async with self._authorizing:
             # while it waited: Connections says so
@@ -203,6 +272,9 @@ class Application:
             is_small = caller is None or route.handler is content.paths_info
             body = await self._body(request, limits.small_json_bytes if is_small else limits.json_bytes, memory)
         authorized = AuthorizedRequest(self.service, request, pieces, caller, repository, threads, memory, body)
+        if route.page and route.method == "POST":
+            html.check_form(authorized)
+            self.service.rates.take("forms", authorized.network if caller is None else authorized.user)
         if route.reads_body:
             return await cast(Awaitable[Response], route.handler(authorized))
         if route.threads == "write":
@@ -254,28 +326,25 @@ class Application:
         A repository that the caller may not read is answered like one that does not exist, so that its name is not
         given away.
         """
-        scheme, _, text = request.headers.get("authorization", "").partition(" ")
         with self.service.database.reading() as connection:
-            known = identify(connection, text.strip()) if scheme.lower() == "bearer" and not route.signed else None
-            if known is None and scheme and not route.signed:
-                # the hub's words: any other 401 at a repository's address is RepositoryNotFoundError in huggingface_hub
-                raise _unauthorized("Invalid credentials in Authorization header")
+            caller = self._session(connection, request) if route.page else self._bearer(connection, request, route)
             repository, name = None, ""
             if "id" in pieces:
                 name = checked_id(decoded(pieces["id"]))
                 repository = stored.find(
                     connection, KINDS[pieces.get("kind") or pieces.get("prefix") or "models"], name
                 )
-        caller = None if known is None else Caller(*known)
-        if caller is not None and is_use_due(caller.token):
+        if caller is not None and caller.token is not None and is_use_due(caller.token):
             with self.service.database.writing() as connection:
                 note_use(connection, caller.token.number)
-        if caller is None and (route.role is not None or (self.service.private and not route.signed)):
+        is_private = self.service.private and not route.signed and route.handler not in _PUBLIC_PAGES
+        if caller is None and (route.role is not None or is_private):
             raise _unauthorized("Expected a token, got none.")
         needed = route.role or READ
         if "id" not in pieces:
-            if caller is not None and ROLES.index(caller.token.limits.role) < ROLES.index(needed):
-                raise lacking(needed, caller.token.limits.role)
+            limits = None if caller is None else caller.subject.token
+            if limits is not None and ROLES.index(limits.role) < ROLES.index(needed):
+                raise lacking(needed, limits.role)
             return caller, None
         role = None if repository is None else role_in(None if caller is None else caller.subject, repository.target)
         if role is None:
@@ -283,6 +352,23 @@ class Application:
         if ROLES.index(role) < ROLES.index(needed):
             raise lacking(needed, role)
         return caller, repository
+
+    def _bearer(self, connection: sqlite3.Connection, request: Request, route: Route) -> Caller | None:
+        """The owner of the token that came with a request; None without one."""
+        scheme, _, text = request.headers.get("authorization", "").partition(" ")
+        if not scheme or route.signed:
+            return None
+        known = identify(connection, text.strip()) if scheme.lower() == "bearer" else None
+        if known is None:
+            # the hub's words: any other 401 at a repository's address is RepositoryNotFoundError in huggingface_hub
+            raise _unauthorized("Invalid credentials in Authorization header")
+        return Caller(known[1], token=known[0])
+
+    def _session(self, connection: sqlite3.Connection, request: Request) -> Caller | None:
+        """Who has signed in and asks for a page; None for anybody else."""
+        secret = request.cookies.get(signing_in.cookie_name(signing_in.is_secure(self.service, request)))
+        session = None if secret is None else sessions.find(connection, secret)
+        return None if session is None else Caller(session.subject, session=session.digest)
 
     async def _drain(self, request: Request) -> None:
         """Read the rest of a refused body, because clients read the answer only after they have sent everything."""
@@ -299,10 +385,10 @@ class Application:
 
 def _matched(method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
     """The route of a request, and the named pieces of its path."""
-    for route in ROUTES:
+    for route in (*ROUTES, *PAGES):
         if route.method == method and (match := route.pattern.fullmatch(raw_path)) is not None:
             return route, match.groupdict()
-    if any(route.pattern.fullmatch(raw_path) for route in ROUTES):
+    if any(route.pattern.fullmatch(raw_path) for route in (*ROUTES, *PAGES)):
         raise Refusal(405, "Method not allowed.")
     raise Refusal(404, "There is nothing at this address.")
 
@@ -325,6 +411,17 @@ def _in_pieces(response: Response) -> Response:
 def _unauthorized(message: str) -> Refusal:
     # a 401 must name a scheme (RFC 9110, section 15.5.2)
     return Refusal(401, message, headers={"WWW-Authenticate": 'Bearer realm="ckptzoo"'})
+
+
+def _refused(request: Request, refusal: Refusal) -> Response:
+    """What was wrong: for browsers a page, or the way to sign in, and JSON for all others."""
+    # no client of the protocol asks for HTML
+    if "text/html" not in request.headers.get("accept", ""):
+        return _error_response(refusal)
+    if refusal.status != 401:
+        return html.error_page(refusal)
+    address = quote(request.url.path, safe="") if request.method == "GET" else ""
+    return html.see(f"/-/sign-in?next={address}")
 
 
 def _error_response(refusal: Refusal) -> Response:

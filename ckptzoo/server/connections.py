@@ -8,6 +8,7 @@ import asyncio
 import ipaddress
 import resource
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -41,10 +42,12 @@ class Connections:
     ----------
     limits : how long requests may take to arrive, and how many connections an address may hold. All addresses together
         may hold a third as many as the process may open files, because each may have a file open besides.
+    proxies : addresses that may hold as many as all together, because they come for many.
     """
 
-    def __init__(self, limits: ServerLimits) -> None:
+    def __init__(self, limits: ServerLimits, proxies: Sequence[str] = ()) -> None:
         self.limits = limits
+        self.proxies = frozenset(network_of(address) for address in proxies)
         self.total = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3
         self.count: Counter[str] = Counter()
 
@@ -77,7 +80,8 @@ class _BoundedConnection(H11Protocol):
         super().connection_made(transport)
         self._address = network_of((transport.get_extra_info("peername") or ("",))[0])
         self._all.count[self._address] += 1
-        if self._all.count[self._address] > self._limits.connections or self._all.count.total() > self._all.total:
+        limit = self._all.total if self._address in self._all.proxies else self._limits.connections
+        if self._all.count[self._address] > limit or self._all.count.total() > self._all.total:
             transport.write(_BUSY)
             transport.close()
         else:

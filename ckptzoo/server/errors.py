@@ -1,7 +1,7 @@
 """How a request is refused, and how much a client may ask for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckptzoo.errors import ZooError
 
@@ -109,5 +109,8 @@ class ServerLimits:
     body_rate: float = 200
     connections: int = 256
     """Connections from one address (from one network of 64 bits for IPv6) at once."""
+    rates: Mapping[str, str] = field(default_factory=lambda: {"sign-in": "20/minute", "forms": "120/minute"})
+    """How often: ``sign-in`` from one address, ``forms`` of one account, and, where it is given, ``requests`` of the
+    protocol from one address; in the notation of the package limits."""
     drain_bytes: int = 64 * 2**20
     """How much of a refused body is still read, because clients read the answer after they have sent everything."""

@@ -14,6 +14,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
 from ckptzoo.server.access import ROLES, Subject, Target, may, role_in
+from ckptzoo.server.connections import network_of
 from ckptzoo.server.errors import Refusal, lacking, no_repository
 from ckptzoo.server.names import decoded
 from ckptzoo.server.service import Service
@@ -32,10 +33,17 @@ _MAX_SHOWN = 100
 
 @dataclass(frozen=True)
 class Caller:
-    """Whose token came with a request, and what it may do."""
+    """Who asks, and what that one may do.
 
-    token: StoredToken
+    Parameters
+    ----------
+    token : that came with the request; None where somebody asks for a page.
+    session : the digest of the session of somebody who asks for a page.
+    """
+
     subject: Subject
+    token: StoredToken | None = None
+    session: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class AuthorizedRequest:
     def user(self) -> str:
         """The caller's name."""
         assert self.caller is not None
-        return self.caller.token.user
+        return self.caller.subject.user
 
     @property
     def subject(self) -> Subject | None:
@@ -103,6 +111,12 @@ class AuthorizedRequest:
             step = "Start it with --url where clients know it by another name."
             raise Refusal(421, f"Host: expected a name of the server's machine, got {host[:_MAX_SHOWN]!r}. {step}")
         return f"{self.http_request.url.scheme}://{host}"
+
+    @property
+    def network(self) -> str:
+        """The client's address, or for IPv6 its network."""
+        client = self.http_request.client
+        return network_of("" if client is None else client.host)
 
     @cached_property
     def address(self) -> str:

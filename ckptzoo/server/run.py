@@ -4,7 +4,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import uvicorn
@@ -35,12 +35,17 @@ class _Server(uvicorn.Server):
         self._ready()
 
 
-def _server(app: ASGIApp, limits: ServerLimits | None, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
+def _server(
+    app: ASGIApp, limits: ServerLimits | None, proxies: Sequence[str], ready: Callable[[], None] = lambda: None
+) -> uvicorn.Server:
     """One process, HTTP/1.1. Idle connections are kept for longer than clients reuse them."""
     return _Server(
         uvicorn.Config(
             app,
-            http=Connections(limits or ServerLimits()),  # pyright: ignore[reportArgumentType]
+            # by default uvicorn believes what this machine says of other clients
+            proxy_headers=bool(proxies),
+            forwarded_allow_ips=list(proxies),
+            http=Connections(limits or ServerLimits(), proxies),  # pyright: ignore[reportArgumentType]
             ws="none",
             loop="asyncio",
             # the application has no startup and no shutdown events
@@ -67,23 +72,35 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
 
 
 def serve(
-    app: ASGIApp, host: str, port: int, ready: Callable[[str], None], *, limits: ServerLimits | None = None
+    app: ASGIApp,
+    host: str,
+    port: int,
+    ready: Callable[[str], None],
+    *,
+    limits: ServerLimits | None = None,
+    proxies: Sequence[str] = (),
 ) -> None:
-    """Serve until interrupted; ``ready`` is called with the address once requests are answered.
+    """Serve until interrupted; it sets the switch interval of the whole process.
 
-    It sets the switch interval of the whole process.
+    Parameters
+    ----------
+    ready : called with the address once requests are answered.
+    limits : of connections.
+    proxies : addresses of proxies, whose X-Forwarded-For and X-Forwarded-Proto are believed; of nobody else's.
     """
     bound, url = listen(host, port)
     sys.setswitchinterval(_SWITCH_SECONDS)
     with bound:
-        _server(app, limits, lambda: ready(url)).run(sockets=[bound])
+        _server(app, limits, proxies, lambda: ready(url)).run(sockets=[bound])
 
 
 class Serving:
     """``with Serving(app) as url``: a server on a free loopback port, in a thread."""
 
-    def __init__(self, app: ASGIApp, *, port: int = 0, limits: ServerLimits | None = None) -> None:
-        self._server = _server(app, limits)
+    def __init__(
+        self, app: ASGIApp, *, port: int = 0, limits: ServerLimits | None = None, proxies: Sequence[str] = ()
+    ) -> None:
+        self._server = _server(app, limits, proxies)
         self._socket, self.url = listen("127.0.0.1", port)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
 

@@ -12,11 +12,15 @@ from urllib.parse import urlencode
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.server.errors import Refusal, ServerLimits
+from ckptzoo.server.metrics import Metrics
+from ckptzoo.server.oidc import Provider
 from ckptzoo.server.quotas import Quotas
+from ckptzoo.server.rates import Rates
 from ckptzoo.server.store.blobs import Blobs
 from ckptzoo.server.store.database import VERSION, Database
 from ckptzoo.server.store.migrations import migrate
 from ckptzoo.server.store.repositories import ATTRIBUTES
+from ckptzoo.server.summaries import Summaries
 
 
 class Signer:
@@ -64,6 +68,10 @@ class Signer:
             raise Refusal(403, "The address has expired. Ask for a new one.")
         return content
 
+    def code(self, purpose: str, text: str) -> str:
+        """What nobody else can compute of a text: its HMAC-SHA256, in hex."""
+        return self._signature(purpose, {"text": text})
+
     def _signature(self, purpose: str, content: Mapping[str, str]) -> str:
         # urlencode escapes line breaks, & and =, so that no two queries have the same text
         text = f"{purpose}\n{urlencode(sorted(content.items()))}"
@@ -99,6 +107,8 @@ class Service:
     limits : how much a client may ask for.
     url : the address under which clients reach the server; without it, the one that each names in its request, which
         has to be an address or the name of this machine.
+    metrics_token : whoever sends it gets the metrics; without one nobody does.
+    oidc : the provider with which users may sign in.
     blobs_url : the address that large files are served from; another origin, as the hub has it, or the same.
     clock : the time in seconds since 1970, for signed addresses.
 
@@ -116,10 +126,12 @@ class Service:
         limits: ServerLimits | None = None,
         url: str | None = None,
         blobs_url: str | None = None,
+        metrics_token: str | None = None,
+        oidc: Provider | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.root, self.private, self.limits = Path(root).absolute(), private, limits or ServerLimits()
-        self.url, self.blobs_url = url, blobs_url
+        self.url, self.blobs_url, self.metrics_token, self.oidc = url, blobs_url, metrics_token, oidc
         self.root.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -138,6 +150,9 @@ class Service:
             os.close(self._lock)
             raise
         self.quotas = Quotas(self.database, self.limits)
+        self.rates = Rates(self.limits.rates)
+        self.summaries = Summaries(self.blobs)
+        self.metrics = Metrics()
         self.signer = Signer(self._key(), self.limits.address_seconds, clock)
 
     def _key(self) -> bytes:

@@ -213,7 +213,7 @@ def test_members_and_grants(laboratory: Hosted) -> None:
     assert roles() == [None, CONTRIBUTE, None]
     assert ask(laboratory, "GET", "/api/whoami-v2", role="bob-write").status == 401
     with service.database.reading() as connection:
-        actions = [(item.actor, item.action, item.target) for item in entries(connection, 100)]
+        actions = [(item.actor, item.action, item.target) for item in entries(connection)]
     assert actions[0] == (OPERATOR, "revoke user", "bob") and ("bob", "create dataset", "institute/theirs") in actions
 
 

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,13 @@ class Hosted:
 
 @contextmanager
 def hosted(
-    root: Path, *, limits: ServerLimits = SMALL, plan: FaultPlan | None = None, port: int = 0, **options: Any
+    root: Path,
+    *,
+    limits: ServerLimits = SMALL,
+    plan: FaultPlan | None = None,
+    port: int = 0,
+    proxies: Sequence[str] = (),
+    **options: Any,
 ) -> Iterator[Hosted]:
     """Serve a folder until the end of the block; the token of the role contribute belongs to ``stranger``."""
     service = Service(root, limits=limits, **options)
@@ -50,7 +56,7 @@ def hosted(
             users = {"read": "reader", "contribute": "stranger", "write": "lab"}
             tokens = {role: make_token(connection, user, role) for role, user in users.items()}
         app = layered(Application(service), plan=plan, readable=True)
-        with Serving(app.app, port=port, limits=limits) as url:
+        with Serving(app.app, port=port, limits=limits, proxies=proxies) as url:
             yield Hosted(url, root, service, app.request_log, app.faults, tokens)
     finally:
         service.close()
@@ -94,7 +100,7 @@ def ask(
         connection.close()
 
 
-def push(server: Hosted, files: dict[str, bytes], repo: str = f"datasets/{ZOO}") -> str:
+def push(server: Hosted, files: dict[str, bytes], repo: str = f"datasets/{ZOO}", *, revision: str = "main") -> str:
     """Commit files as a client does, large ones first; returns the commit."""
     lines: list[dict[str, Any]] = [{"key": "header", "value": {"summary": "push"}}]
     for path, data in files.items():
@@ -108,7 +114,7 @@ def push(server: Hosted, files: dict[str, bytes], repo: str = f"datasets/{ZOO}")
         else:
             content = base64.b64encode(data).decode()
             lines.append({"key": "file", "value": {"path": path, "content": content, "encoding": "base64"}})
-    answer = ask(server, "POST", f"/api/{repo}/commit/main", commit_body(*lines))
+    answer = ask(server, "POST", f"/api/{repo}/commit/{revision}", commit_body(*lines))
     assert answer.status == 200, answer.body
     return answer.json()["commitOid"]
 

@@ -1,6 +1,7 @@
 """Discussions and pull requests: list, open, comment, change, merge."""
 
 import sqlite3
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,8 +14,10 @@ from ckptzoo.server.store.commits import MAIN, PULLS, History, diff, merge
 from ckptzoo.server.store.discussions import CHANGEABLE, Discussions, Event, StoredDiscussion
 from ckptzoo.server.store.git_objects import Trees
 
-_MAX_TEXT = 65536
+MAX_TEXT = 65536
 """Characters of a description or a comment."""
+EXPECTED_HEAD, EXPECTED_TARGET = "expectedHead", "expectedTarget"
+"""Names in the body of a merge: the pull request's last commit, and that of its target."""
 _SHOWN_CONFLICTS, _SHOWN_OID = 20, 40
 _MERGE_SECONDS = 2.0
 """How long conflicts are looked for before anybody merges."""
@@ -41,7 +44,7 @@ def listing(request: AuthorizedRequest) -> Response:
 def create(request: AuthorizedRequest) -> Response:
     """Open a discussion, or a draft of a pull request, which has no changes yet."""
     body = request.json()
-    title, text = _title(body), text_of(body, "description", "")[:_MAX_TEXT]
+    title, text = _title(body), text_of(body, "description", "")[:MAX_TEXT]
     with request.service.database.writing() as connection:
         request.service.quotas.check_discussions(connection, request.contributor)
         discussions = Discussions(connection, request.repository.id)
@@ -71,7 +74,7 @@ def details(request: AuthorizedRequest) -> Response:
             base, proposed = history.resolve(discussion.base).tree, history.resolve(discussion.ref).tree
             conflicts: list[str] | bool = []
             if discussion.status in ("draft", "open"):
-                conflicts = _conflicts(trees, base, history.resolve(discussion.target).tree, proposed)
+                conflicts = conflicts_of(trees, base, history.resolve(discussion.target).tree, proposed)
             merged = {} if discussion.merged is None else {"mergeCommitId": discussion.merged}
             changes = {"base": discussion.target, **merged}
             content.update(changes=changes, filesWithConflicts=conflicts)
@@ -80,8 +83,8 @@ def details(request: AuthorizedRequest) -> Response:
     return JSONResponse(content)
 
 
-def _conflicts(trees: Trees, base: str, target: str, proposed: str) -> list[str] | bool:
-    """The files with conflicts; True, as the hub has it, where it would take too long to find them."""
+def conflicts_of(trees: Trees, base: str, target: str, proposed: str) -> list[str] | bool:
+    """The files with conflicts, by the ids of three folders; True, as the hub has it, where it takes too long."""
     try:
         return list(merge(trees, base, target, proposed, seconds=_MERGE_SECONDS).conflicts)
     except Refusal:
@@ -90,18 +93,22 @@ def _conflicts(trees: Trees, base: str, target: str, proposed: str) -> list[str]
 
 def comment(request: AuthorizedRequest) -> Response:
     """Add a comment."""
-    text = text_of(request.json(), "comment")[:_MAX_TEXT]
+    return JSONResponse({"newMessage": _event(add_comment(request, text_of(request.json(), "comment")))})
+
+
+def add_comment(request: AuthorizedRequest, text: str) -> Event:
+    """Add a comment to the discussion that the path names."""
     with request.service.database.writing() as connection:
         discussions = Discussions(connection, request.repository.id)
         number = discussions.get(request.path_number("number")).number
-        event = discussions.comment(number, request.user, text)
+        event = discussions.comment(number, request.user, text[:MAX_TEXT])
         charge(request, connection, discussions, number)
-    return JSONResponse({"newMessage": _event(event)})
+    return event
 
 
 def edit_comment(request: AuthorizedRequest) -> Response:
     """Change a comment of the caller's own."""
-    return _edited(request, text_of(request.json(), "content")[:_MAX_TEXT])
+    return _edited(request, text_of(request.json(), "content")[:MAX_TEXT])
 
 
 def hide_comment(request: AuthorizedRequest) -> Response:
@@ -123,7 +130,14 @@ def rename(request: AuthorizedRequest) -> Response:
 def change_status(request: AuthorizedRequest) -> Response:
     """Open or close a discussion; a draft that is opened may be merged."""
     body = request.json()
-    status, text = text_of(body, "status"), text_of(body, "comment", "")[:_MAX_TEXT]
+    return JSONResponse(
+        {"newStatus": _event(set_status(request, text_of(body, "status"), text_of(body, "comment", "")))}
+    )
+
+
+def set_status(request: AuthorizedRequest, status: str, text: str) -> Event:
+    """Open or close the discussion that the path names, with a comment unless the text is empty."""
+    text = text[:MAX_TEXT]
     if status not in CHANGEABLE:
         raise Refusal(400, f"status: expected one of {', '.join(CHANGEABLE)}, got {status[:100]!r}.")
     with request.service.database.writing() as connection:
@@ -138,7 +152,7 @@ def change_status(request: AuthorizedRequest) -> Response:
         event = discussions.set_status(discussion.number, request.user, status)
         if status != "closed":  # a full one may be closed
             charge(request, connection, discussions, discussion.number)
-    return JSONResponse({"newStatus": _event(event)})
+    return event
 
 
 def merge_pull(request: AuthorizedRequest) -> Response:
@@ -149,7 +163,26 @@ def merge_pull(request: AuthorizedRequest) -> Response:
     answer repeats them as ``head`` and ``target``, so that clients can tell.
     """
     body = request.json()
-    text = text_of(body, "comment", "")[:_MAX_TEXT]
+    expected = {name: text_of(body, name) for name in (EXPECTED_HEAD, EXPECTED_TARGET) if body.get(name) is not None}
+    return JSONResponse(merge_reviewed(request, text_of(body, "comment", ""), expected))
+
+
+def merge_reviewed(
+    request: AuthorizedRequest,
+    text: str,
+    expected: Mapping[str, str],
+    check: Callable[[Discussions, StoredDiscussion, str, str], None] | None = None,
+) -> dict[str, str]:
+    """Merge the pull request that the path names.
+
+    Parameters
+    ----------
+    text : of a comment and of the commit; may be empty.
+    expected : the commits that were reviewed, by ``EXPECTED_HEAD`` and ``EXPECTED_TARGET``.
+    check : called with the discussions, the pull request, its last commit and its target's, in the same transaction;
+        refuses.
+    """
+    text = text[:MAX_TEXT]
     with request.service.database.writing() as connection:
         discussions = Discussions(connection, request.repository.id)
         history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
@@ -159,11 +192,13 @@ def merge_pull(request: AuthorizedRequest) -> Response:
         if pull.target.startswith(PULLS):
             raise Refusal(400, f"Pull request {pull.number}: expected a branch as target, got {pull.target}.")
         head, proposed = history.resolve(pull.target), history.resolve(pull.ref)
-        for name, commit in (("expectedHead", proposed), ("expectedTarget", head)):
-            expected = text_of(body, name, commit.oid)
-            if expected != commit.oid:
-                message = f"A commit has happened since. {name}: expected {commit.oid}, got {expected[:_SHOWN_OID]}."
+        for name, commit in ((EXPECTED_HEAD, proposed), (EXPECTED_TARGET, head)):
+            reviewed = expected.get(name, commit.oid)
+            if reviewed != commit.oid:
+                message = f"A commit has happened since. {name}: expected {commit.oid}, got {reviewed[:_SHOWN_OID]}."
                 raise Refusal(412, f"Pull request {pull.number}: {message}")
+        if check is not None:
+            check(discussions, pull, proposed.oid, head.oid)
         merged = merge(trees, history.resolve(pull.base).tree, head.tree, proposed.tree)
         if merged.conflicts:
             shown = ", ".join(merged.conflicts[:_SHOWN_CONFLICTS])
@@ -178,7 +213,7 @@ def merge_pull(request: AuthorizedRequest) -> Response:
         discussions.set_merged(pull.number, oid)
         discussions.set_status(pull.number, request.user, "merged")
         note(connection, request.user, "merge", f"{request.repository.name}#{pull.number}", oid)
-    return JSONResponse({"mergeCommitId": oid, "head": proposed.oid, "target": head.oid})
+    return {"mergeCommitId": oid, "head": proposed.oid, "target": head.oid}
 
 
 def charge(

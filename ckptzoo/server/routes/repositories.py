@@ -328,7 +328,7 @@ def _remove_ref(request: AuthorizedRequest, name: str) -> Response:
 
 def whoami(request: AuthorizedRequest) -> Response:
     """The user that the token belongs to, and its role."""
-    assert request.caller is not None
+    assert request.caller is not None and request.caller.token is not None
     name, token_limits = request.user, request.caller.token.limits
     with request.service.database.reading() as connection:
         organisations = accounts.organisations(connection, name)

@@ -78,11 +78,17 @@ def add(connection: sqlite3.Connection, name: str, kind: str, *, actor: str) -> 
     return found
 
 
+def is_taken(connection: sqlite3.Connection, name: str) -> bool:
+    """Whether an account has this name, or one that differs in capital letters alone."""
+    return connection.execute("SELECT 1 FROM accounts WHERE lower(name) = lower(?)", (name,)).fetchone() is not None
+
+
 def revoke(connection: sqlite3.Connection, name: str, *, actor: str) -> None:
-    """Take an account's tokens, memberships and grants; its name and its repositories stay."""
+    """Take an account's tokens, sessions, memberships and grants; its name and its repositories stay."""
     account = _known(connection, name)
     connection.execute("UPDATE accounts SET disabled = 1 WHERE name = ?", (name,))
-    connection.execute("DELETE FROM tokens WHERE user = ?", (name,))
+    for table in ("tokens", "sessions", "links", "identities"):
+        connection.execute(f"DELETE FROM {table} WHERE user = ?", (name,))
     connection.execute("DELETE FROM members WHERE user = ?1 OR organisation = ?1", (name,))
     connection.execute("DELETE FROM grants WHERE account = ?", (name,))
     note(connection, actor, f"revoke {account.kind}", name)
@@ -133,7 +139,9 @@ def set_grant(connection: sqlite3.Connection, account: str, target: str | int, r
     if role is not None:
         statement = f"INSERT INTO grants (account, {column}, role) VALUES (?, ?, ?)"
         connection.execute(statement, (account, target, _role(role)))
-    note(connection, actor, "grant" if role else "take grant", str(target), f"{account} {role or ''}".strip())
+    query = "SELECT kind || ' ' || name AS name FROM repositories WHERE id = ?"
+    place = connection.execute(query, (target,)).fetchone()["name"] if isinstance(target, int) else target
+    note(connection, actor, "grant" if role else "take grant", place, f"{account} {role or ''}".strip())
 
 
 def subject_of(connection: sqlite3.Connection, user: str, token: TokenLimits | None = None) -> Subject:

@@ -1,6 +1,7 @@
 """What was done to accounts and repositories, by whom and when: a row for each, written with the change itself."""
 
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckptzoo.server.store.commits import now
@@ -32,7 +33,7 @@ def note(connection: sqlite3.Connection, actor: str, action: str, target: str, d
     connection.execute("INSERT INTO audit (time, actor, action, target, detail) VALUES (?, ?, ?, ?, ?)", row)
 
 
-def entries(connection: sqlite3.Connection, limit: int) -> list[Entry]:
-    """The last changes, the newest first."""
-    query = "SELECT time, actor, action, target, detail FROM audit ORDER BY sequence DESC LIMIT ?"
-    return [Entry(*row) for row in connection.execute(query, (limit,))]
+def entries(connection: sqlite3.Connection) -> Iterator[Entry]:
+    """Every change, the newest first."""
+    query = "SELECT time, actor, action, target, detail FROM audit ORDER BY sequence DESC"
+    return (Entry(*row) for row in connection.execute(query))

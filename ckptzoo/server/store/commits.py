@@ -210,7 +210,7 @@ def merge(trees: Trees, base: str, target: str, proposed: str, *, seconds: float
 def diff(
     trees: Trees,
     blobs: Blobs,
-    before: str,
+    before: str | None,
     after: str,
     *,
     seconds: float = _DIFF_SECONDS,
@@ -220,7 +220,7 @@ def diff(
 
     Parameters
     ----------
-    before, after : ids of the folders.
+    before, after : ids of the folders; None before the first commit.
     seconds : after this long it is cut.
     is_abandoned : asked between files; where true, the diff is cut.
     """

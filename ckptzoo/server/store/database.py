@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckptzoo.errors import Problem, ZooError
 
-VERSION = 2
+VERSION = 3
 """Of the tables, in ``PRAGMA user_version``; ``migrations`` brings older databases to it."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
@@ -21,6 +21,14 @@ CREATE TABLE IF NOT EXISTS members (
 CREATE TABLE IF NOT EXISTS tokens (
     number INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT NOT NULL UNIQUE, user TEXT NOT NULL REFERENCES accounts,
     name TEXT NOT NULL, role TEXT NOT NULL, scope TEXT NOT NULL, created TEXT NOT NULL, expires TEXT, used TEXT) STRICT;
+CREATE TABLE IF NOT EXISTS sessions (
+    digest TEXT PRIMARY KEY, user TEXT NOT NULL REFERENCES accounts,
+    token INTEGER REFERENCES tokens (number) ON DELETE CASCADE, created TEXT NOT NULL, expires TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS links (
+    digest TEXT PRIMARY KEY, user TEXT NOT NULL REFERENCES accounts, expires TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS identities (
+    issuer TEXT NOT NULL, subject TEXT NOT NULL, user TEXT NOT NULL REFERENCES accounts,
+    PRIMARY KEY (issuer, subject)) STRICT;
 CREATE TABLE IF NOT EXISTS repositories (
     id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, name TEXT NOT NULL, private INTEGER NOT NULL,
     created TEXT NOT NULL, closed INTEGER NOT NULL DEFAULT 0, UNIQUE (kind, name)) STRICT;
@@ -72,6 +80,17 @@ _BUSY_SECONDS = 30.0
 def statement_of(table: str) -> str:
     """The statement that makes a table."""
     return next(text for text in _SCHEMA.split(";") if f"EXISTS {table} (" in text)
+
+
+def setting(connection: sqlite3.Connection, name: str) -> str | None:
+    """A text that is kept under a name."""
+    row = connection.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
+    return None if row is None else row["value"].decode()
+
+
+def set_setting(connection: sqlite3.Connection, name: str, text: str) -> None:
+    """Keep a text under a name."""
+    connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, text.encode()))
 
 
 class Database:

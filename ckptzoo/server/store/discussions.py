@@ -56,7 +56,7 @@ class Discussions:
     """
 
     def __init__(self, connection: sqlite3.Connection, repository: int) -> None:
-        self._connection, self._repository = connection, repository
+        self.connection, self._repository = connection, repository
         self.written_bytes = 0
 
     def create(
@@ -72,7 +72,7 @@ class Discussions:
         """Open a discussion, or with a base a pull request."""
         number = self.count() + 1
         row = (self._repository, number, title, author, now(), status, None if base is None else target, base)
-        self._connection.execute("INSERT INTO discussions VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
+        self.connection.execute("INSERT INTO discussions VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
         self.written_bytes += ROW_BYTES
         if description:
             self.comment(number, author, description)
@@ -81,12 +81,12 @@ class Discussions:
     def count(self) -> int:
         """How many there are."""
         query = "SELECT COUNT(*) AS n FROM discussions WHERE repository = ?"
-        return self._connection.execute(query, (self._repository,)).fetchone()["n"]
+        return self.connection.execute(query, (self._repository,)).fetchone()["n"]
 
     def get(self, number: int) -> StoredDiscussion:
         """The discussion of this number."""
         query = "SELECT * FROM discussions WHERE repository = ? AND number = ?"
-        row = self._connection.execute(query, (self._repository, number)).fetchone()
+        row = self.connection.execute(query, (self._repository, number)).fetchone()
         if row is None:
             raise Refusal(404, f"Discussion not found: {number}")
         return StoredDiscussion(*row)
@@ -94,19 +94,19 @@ class Discussions:
     def all(self) -> list[StoredDiscussion]:
         """Every discussion, the last first."""
         query = "SELECT * FROM discussions WHERE repository = ? ORDER BY number DESC"
-        return [StoredDiscussion(*row) for row in self._connection.execute(query, (self._repository,))]
+        return [StoredDiscussion(*row) for row in self.connection.execute(query, (self._repository,))]
 
     def events(self, number: int) -> list[Event]:
         """The events of a discussion, in order."""
         query = "SELECT * FROM events WHERE repository = ? AND number = ? ORDER BY sequence"
-        return [_event(row) for row in self._connection.execute(query, (self._repository, number))]
+        return [_event(row) for row in self.connection.execute(query, (self._repository, number))]
 
     def note(self, number: int, type: str, author: str, data: dict[str, Any]) -> Event:
         """Add an event."""
         event = Event(secrets.token_hex(12), type, author, now(), data)
         row = (event.id, self._repository, number, type, author, event.created, self._text(data))
         columns = "(id, repository, number, type, author, created, data)"
-        self._connection.execute(f"INSERT INTO events {columns} VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        self.connection.execute(f"INSERT INTO events {columns} VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         return event
 
     def comment(self, number: int, author: str, text: str) -> Event:
@@ -127,7 +127,7 @@ class Discussions:
         moderates : the comment may be another author's.
         """
         query = "SELECT * FROM events WHERE repository = ? AND number = ? AND id = ? AND type = 'comment'"
-        row = self._connection.execute(query, (self._repository, number, id)).fetchone()
+        row = self.connection.execute(query, (self._repository, number, id)).fetchone()
         if row is None:
             raise Refusal(404, f"Comment not found: {id}")
         event = _event(row)
@@ -137,14 +137,14 @@ class Discussions:
         event.data.update(latest=latest, edited=text is not None, hidden=text is None)
         first, *others = event.data["history"]
         event.data["history"] = [first, *[*others, latest][-max(versions - 1, 1) :]]
-        self._connection.execute("UPDATE events SET data = ? WHERE id = ?", (self._text(event.data), id))
+        self.connection.execute("UPDATE events SET data = ? WHERE id = ?", (self._text(event.data), id))
         return event
 
     def size(self, number: int, author: str) -> int:
         """What an author's events in a discussion take up, in bytes."""
         query = """SELECT COALESCE(SUM(LENGTH(CAST(data AS BLOB)) + ?), 0) AS n FROM events
             WHERE repository = ? AND number = ? AND author = ?"""
-        return self._connection.execute(query, (ROW_BYTES, self._repository, number, author)).fetchone()["n"]
+        return self.connection.execute(query, (ROW_BYTES, self._repository, number, author)).fetchone()["n"]
 
     def _text(self, data: dict[str, Any]) -> str:
         text = json.dumps(data, ensure_ascii=False)
@@ -167,7 +167,7 @@ class Discussions:
 
     def _set(self, number: int, column: str, value: str) -> None:
         statement = f"UPDATE discussions SET {column} = ? WHERE repository = ? AND number = ?"
-        self._connection.execute(statement, (value, self._repository, number))
+        self.connection.execute(statement, (value, self._repository, number))
 
 
 def _event(row: sqlite3.Row) -> Event:

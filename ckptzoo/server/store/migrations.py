@@ -20,6 +20,8 @@ def migrate(database: Database, blobs: Blobs) -> list[str]:
 
     Notes
     -----
+    To version 3: tables of sessions, which are made with the database's others.
+
     To version 2: tokens got owners with accounts. Those that may write keep that in their user's own namespace alone;
     a namespace without an account becomes an organisation without members.
 

@@ -58,6 +58,16 @@ def listed(connection: sqlite3.Connection, kind: str) -> list[Repository]:
     return [_repository(row) for row in rows]
 
 
+def with_heads(connection: sqlite3.Connection) -> list[tuple[Repository, str, str]]:
+    """Every repository with the last commit of main and its date, the last changed first."""
+    rows = connection.execute(
+        """SELECT r.*, c.oid AS head, c.date AS changed FROM repositories r
+        JOIN refs f ON f.repository = r.id AND f.name = ? JOIN commits c ON c.oid = f.oid ORDER BY c.date DESC, r.id""",
+        (MAIN,),
+    )
+    return [(_repository(row), row["head"], row["changed"]) for row in rows]
+
+
 def create(connection: sqlite3.Connection, kind: str, name: str, *, private: bool, author: str) -> Repository:
     """Make a repository with one commit, which holds .gitattributes; the blob of ``ATTRIBUTES`` is stored already."""
     if find(connection, kind, name) is not None:

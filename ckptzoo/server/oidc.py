@@ -1,0 +1,223 @@
+"""Signing in with an OpenID Connect provider: authorization code flow with PKCE (RFC 7636).
+
+The package Authlib makes the requests and checks what comes back. Who signs in for the first time gets an account of
+the name that the provider says, where the provider's file allows it and no account has the name.
+"""
+
+import secrets
+import time
+import tomllib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from urllib.parse import urlsplit
+
+from ckptzoo.errors import Problem, SpecError, require
+from ckptzoo.server.errors import Refusal
+
+_SECONDS, _ATTEMPTS = 600, 10_000
+"""How long somebody may take at the provider, and how many may be there at once; the oldest end."""
+_TIMEOUT = 10.0
+_KEYS = {"issuer": str, "client_id": str, "client_secret": str, "name": str, "create": bool, "claim": str}
+_REQUIRED = ("issuer", "client_id", "client_secret")
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whom a provider has signed in.
+
+    Parameters
+    ----------
+    issuer, subject : the provider, and its name for the user, which never changes.
+    name : what the user would like to be called; may be empty.
+    following : the page to go on with.
+    """
+
+    issuer: str
+    subject: str
+    name: str
+    following: str
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    verifier: str
+    nonce: str
+    browser: str
+    following: str
+    ends: float
+
+
+class Provider:
+    """An OpenID Connect provider, and who is there at the moment.
+
+    Parameters
+    ----------
+    issuer : its address.
+    client_id, client_secret : as it knows this server.
+    name : for the button.
+    create : whether who signs in for the first time gets an account.
+    claim : which claim is the account's name then.
+    """
+
+    def __init__(
+        self,
+        issuer: str,
+        client_id: str,
+        client_secret: str,
+        *,
+        name: str = "",
+        create: bool = False,
+        claim: str = "preferred_username",
+    ) -> None:
+        require("authlib", "oidc")
+        require("requests", "oidc")
+        self.issuer, self.create, self.claim = issuer.rstrip("/"), create, claim
+        self.name = name or urlsplit(issuer).hostname or issuer
+        self._client = (client_id, client_secret)
+        self._attempts: OrderedDict[str, _Attempt] = OrderedDict()
+        self._lock = Lock()
+        self._metadata: dict[str, Any] | None = None
+
+    def start(self, redirect: str, browser: str, following: str) -> str:
+        """The provider's address to send somebody to.
+
+        Parameters
+        ----------
+        redirect : our address that the provider sends them back to.
+        browser : a secret of theirs, asked for again in ``finish``.
+        following : the page to go on with.
+        """
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        attempt = _Attempt(verifier, nonce, browser, following, time.monotonic() + _SECONDS)
+        with self._lock:
+            self._attempts[state] = attempt
+            while len(self._attempts) > _ATTEMPTS:
+                self._attempts.popitem(last=False)
+        with self._session(redirect) as session:
+            address = self._discovered()["authorization_endpoint"]
+            url, _ = session.create_authorization_url(address, state=state, nonce=nonce, code_verifier=verifier)
+        return url
+
+    def finish(self, redirect: str, browser: str, query: Mapping[str, str]) -> Identity:
+        """Whom the provider has signed in, by the query with which it sent them back.
+
+        Raises
+        ------
+        Refusal
+            With status 400: the state is not of this browser, was used already or is too old, or the provider says
+            no; with 502 where the provider gives no sound answer.
+        """
+        with self._lock:
+            attempt = self._attempts.pop(query.get("state", ""), None)
+        if attempt is None or attempt.ends < time.monotonic() or not secrets.compare_digest(attempt.browser, browser):
+            raise Refusal(400, "Signing in: expected a fresh answer of the provider to this browser. Start again.")
+        if "code" not in query:
+            raise Refusal(400, f"Signing in: the provider says {query.get('error', 'nothing')[:100]!r}.")
+        claims = self._claims(redirect, query["code"], attempt)
+        subject, name = claims.get("sub"), claims.get(self.claim)
+        if not isinstance(subject, str) or not subject:
+            raise Refusal(502, "Signing in: expected the provider to name the user, it does not.")
+        return Identity(self.issuer, subject, name if isinstance(name, str) else "", attempt.following)
+
+    def _claims(self, redirect: str, code: str, attempt: _Attempt) -> Mapping[str, Any]:
+        """The claims of the ID token, checked against the provider's keys, this client, and the attempt."""
+        import requests
+        from authlib.common.errors import AuthlibBaseError
+        from authlib.oidc.core import CodeIDToken
+        from joserfc import jwt
+        from joserfc.errors import JoseError
+        from joserfc.jwk import KeySet
+
+        try:
+            metadata = self._discovered()
+            with self._session(redirect) as session:
+                address = metadata["token_endpoint"]
+                token = session.fetch_token(address, code=code, code_verifier=attempt.verifier, timeout=_TIMEOUT)
+                # the claims of the scope profile may be there alone (OpenID Connect Core 1.0, section 5.4)
+                about = session.get(metadata["userinfo_endpoint"], timeout=_TIMEOUT)
+                about.raise_for_status()
+            keys = _json(metadata["jwks_uri"])
+            # without algorithms given, joserfc takes those it recommends, none of them "none"
+            decoded = jwt.decode(token["id_token"], KeySet.import_key_set(keys))
+            options = {"iss": {"essential": True, "values": [self.issuer, metadata["issuer"]]}}
+            claims = CodeIDToken(
+                decoded.claims, decoded.header, options, {"nonce": attempt.nonce, "client_id": self._client[0]}
+            )
+            claims.validate(leeway=60)
+            user: dict[str, Any] = about.json()
+            if user["sub"] != claims["sub"]:  # to be checked by section 5.3.2
+                raise ValueError("userinfo: it is about another user")
+        except (AuthlibBaseError, JoseError) as error:
+            raise Refusal(400, f"Signing in: the provider's answer was refused: {error!s:.200}") from None
+        except (requests.RequestException, KeyError, ValueError, TypeError) as error:
+            raise self._no_answer(error) from None
+        return {**user, **claims}
+
+    def _discovered(self) -> dict[str, Any]:
+        """What the provider says of itself (OpenID Connect Discovery 1.0); asked for once."""
+        import requests
+
+        if self._metadata is None:
+            address = f"{self.issuer}/.well-known/openid-configuration"
+            try:
+                found: dict[str, Any] = _json(address)
+                if found["issuer"].rstrip("/") != self.issuer:
+                    raise ValueError(f"issuer: expected {self.issuer}, got {found['issuer']!r:.100}")
+                for name in ("authorization_endpoint", "token_endpoint", "jwks_uri", "userinfo_endpoint"):
+                    _ = found[name]
+            except (requests.RequestException, KeyError, ValueError, TypeError, AttributeError) as error:
+                raise self._no_answer(error) from None
+            self._metadata = found
+        return self._metadata
+
+    def _session(self, redirect: str) -> Any:
+        from authlib.integrations.requests_client import OAuth2Session
+
+        scope = "openid profile"
+        return OAuth2Session(*self._client, scope=scope, redirect_uri=redirect, code_challenge_method="S256")
+
+    def _no_answer(self, error: Exception) -> Refusal:
+        return Refusal(502, f"{self.issuer}: expected a sound answer, got {type(error).__name__}: {error!s:.200}")
+
+
+def _json(address: str) -> Any:
+    import requests
+
+    answer = requests.get(address, timeout=_TIMEOUT)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def provider_in(path: Path) -> Provider:
+    """The provider that a TOML file describes, with the parameters of ``Provider`` as its keys.
+
+    Raises
+    ------
+    SpecError
+        A key is missing, not known, or of another type; the issuer is neither https nor on this machine.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SpecError(Problem(str(path), "file", "TOML", str(error), "Correct it; docs/hub.md has one.")) from None
+    problems = [
+        Problem(str(path), name, kind.__name__, repr(content.get(name))[:100], "Correct it; docs/hub.md has one.")
+        for name, kind in _KEYS.items()
+        if not isinstance(content.get(name, None if name in _REQUIRED else kind()), kind)
+    ]
+    known = ", ".join(_KEYS)
+    problems += [
+        Problem(str(path), "key", f"one of {known}", name[:100], "Remove it.") for name in content.keys() - _KEYS.keys()
+    ]
+    if not problems:
+        parts = urlsplit(content["issuer"])
+        if parts.scheme != "https" and parts.hostname not in _LOCAL:
+            problems.append(Problem(str(path), "issuer", "an https address", content["issuer"][:100], "Use https."))
+    if problems:
+        raise SpecError(problems)
+    return Provider(**content)

@@ -1,0 +1,135 @@
+"""Templates and the answers made of them, with the headers that keep what others uploaded from running."""
+
+import hmac
+from datetime import datetime
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from ckptzoo.server.access import ROLES
+from ckptzoo.server.errors import Refusal
+from ckptzoo.server.request import AuthorizedRequest
+from ckptzoo.server.service import Service
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
+    "frame-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    # with no-referrer browsers send Origin: null with forms of our own
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+"""Of every page. No script runs on it, whatever a card holds."""
+STYLE = "/-/style.css"
+
+
+def page(
+    request: AuthorizedRequest, template: str, status: int = 200, headers: dict[str, str] | None = None, **values: Any
+) -> Response:
+    """A template as the answer to a request; it also gets the user's name and the session's form token."""
+    user = "" if request.caller is None else request.user
+    known = {"user": user, "form_token": form_token(request.service, request), "path": request.http_request.url.path}
+    text = _environment().get_template(template).render(**known, **values)
+    return HTMLResponse(text, status, {**HEADERS, **(headers or {})})
+
+
+def error_page(refusal: Refusal) -> Response:
+    """What was wrong with a request for a page; the same for everybody."""
+    text = (
+        _environment()
+        .get_template("error.html")
+        .render(user=None, form_token="", path="", status=refusal.status, message=refusal.message)
+    )
+    return HTMLResponse(text, refusal.status, {**refusal.headers, **HEADERS})
+
+
+def see(address: str) -> Response:
+    """Go on at another address of ours, behind a form."""
+    return RedirectResponse(address, 303, headers={"Cache-Control": "no-store"})
+
+
+def form_token(service: Service, request: AuthorizedRequest) -> str:
+    """What every form of a session holds, so that no other site can send one."""
+    return "" if request.caller is None else service.signer.code("form", request.caller.session)
+
+
+def check_form(request: AuthorizedRequest) -> None:
+    """Refuse a form that was not made by a page of ours for this session.
+
+    Raises
+    ------
+    Refusal
+        With status 403: the Origin is absent, null (a sandboxed frame's) or foreign, or the form's token is another.
+    """
+    origin = request.http_request.headers.get("origin", "")
+    if origin != request.origin:
+        raise Refusal(
+            403, f"Origin: expected {request.origin}, got {origin[:100] or 'none'}. Send the form from its page."
+        )
+    expected = form_token(request.service, request)
+    given = request.form.get("form_token", [""])[0]
+    if expected and not hmac.compare_digest(given.encode(), expected.encode()):
+        raise Refusal(403, "The form is of another session. Go back, reload the page and send it again.")
+
+
+def field(request: AuthorizedRequest, name: str, limit: int = 1000) -> str:
+    """A field of a form, without white space around it; empty where it is absent.
+
+    Raises
+    ------
+    Refusal
+        It is longer than ``limit`` characters.
+    """
+    text = request.form.get(name, [""])[0].replace("\r\n", "\n").strip()
+    if len(text) > limit:
+        raise Refusal(413, f"{name}: expected at most {limit:,} characters, got {len(text):,}.")
+    return text
+
+
+def style(request: AuthorizedRequest) -> Response:
+    """The style sheet of all pages."""
+    headers = {"Cache-Control": "max-age=3600", "X-Content-Type-Options": "nosniff"}
+    return Response(_file("style.css"), media_type="text/css", headers=headers)
+
+
+def icon(request: AuthorizedRequest) -> Response:
+    """The picture beside a page's title."""
+    headers = {"Cache-Control": "max-age=86400", "X-Content-Type-Options": "nosniff"}
+    return Response(_file("icon.svg"), media_type="image/svg+xml", headers=headers)
+
+
+@cache
+def _file(name: str) -> bytes:
+    return files("ckptzoo.server.pages").joinpath("templates", name).read_bytes()
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("ckptzoo.server.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["roles"] = ROLES
+    environment.filters.update(date=_date, bytes=_bytes, segment=lambda text: quote(text, safe=""), path=quote)
+    return environment
+
+
+def _date(text: str | None) -> str:
+    return "never" if text is None else f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M}"
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} TB"

@@ -1,0 +1,153 @@
+"""Pages on which owners say who may do what: of repositories, organisations, tokens; and what was done so far."""
+
+from datetime import timedelta
+from itertools import islice
+
+from starlette.responses import Response
+
+from ckptzoo.server.access import ADMIN, ROLES, TOKEN_ROLES, Target, TokenLimits, may
+from ckptzoo.server.errors import Refusal
+from ckptzoo.server.names import checked_user
+from ckptzoo.server.pages.html import field, page, see
+from ckptzoo.server.pages.zoos import address_of, context_of
+from ckptzoo.server.request import AuthorizedRequest
+from ckptzoo.server.store import accounts, audit, repositories, tokens
+
+_DAYS = ("30", "90", "365", "")
+"""How long tokens of the form are good for; the empty one is for ever."""
+_ENTRIES, _READ_ENTRIES = 200, 50_000
+"""Changes that the page of changes shows, and that it reads at most."""
+
+
+def repository(request: AuthorizedRequest) -> Response:
+    """Who may see a repository, propose changes and write to it."""
+    with request.service.database.reading() as connection:
+        context = context_of(request, connection, "settings")
+        place = f"{request.repository.kind} {request.repository.name}"
+        grants = [item for item in accounts.grants(connection) if item.target == place]
+    return page(request, "settings.html", **context, grants=grants)
+
+
+def change_repository(request: AuthorizedRequest) -> Response:
+    """Do what a form of the page of settings asks for."""
+    found, action = request.repository, field(request, "action")
+    following = f"{address_of(found)}/settings"
+    with request.service.database.writing() as connection:
+        if action in ("hide", "show"):
+            repositories.set_private(connection, found, action == "hide")
+            audit.note(connection, request.user, action, found.name)
+        elif action in ("close", "open"):
+            repositories.set_closed(connection, found, action == "close")
+            audit.note(connection, request.user, action, found.name)
+        elif action in ("grant", "take"):
+            role = _role(request) if action == "grant" else None
+            accounts.set_grant(connection, field(request, "account", 100), found.id, role, actor=request.user)
+        elif action == "delete":
+            if field(request, "name") != found.name:
+                raise Refusal(400, f"Name: expected {found.name}, to be sure that you mean it. Nothing was removed.")
+            repositories.remove(connection, found)
+            audit.note(connection, request.user, f"delete {found.kind}", found.name)
+            following = "/"
+        else:
+            raise _unknown(action)
+    return see(following)
+
+
+def change_members(request: AuthorizedRequest) -> Response:
+    """Make somebody a member of an organisation, change the role, or end the membership."""
+    name = checked_user(request.piece("namespace"))
+    if not may(request.subject, ADMIN, Target(name)):
+        raise Refusal(404, "There is nothing at this address.")
+    role = None if field(request, "action") == "remove" else _role(request)
+    member = field(request, "account", 100)
+    with request.service.database.writing() as connection:
+        if member == request.user and role != ADMIN:
+            raise Refusal(400, "Member: expected another than yourself, so that somebody may still change it.")
+        accounts.set_member(connection, name, member, role, actor=request.user)
+    return see(f"/{name}")
+
+
+def own_tokens(request: AuthorizedRequest) -> Response:
+    """The caller's tokens, and a form for another one."""
+    return _tokens(request, made=None)
+
+
+def make_token(request: AuthorizedRequest) -> Response:
+    """Make a token and show it, once."""
+    limits = _own_limits(request)
+    role, scope, days = field(request, "role"), field(request, "scope", 200), field(request, "days")
+    if role not in TOKEN_ROLES or days not in _DAYS:
+        raise Refusal(400, f"Token: expected a role of {', '.join(TOKEN_ROLES)} and one of the times of the form.")
+    if limits is not None and TOKEN_ROLES.index(role) > TOKEN_ROLES.index(limits.role):
+        raise Refusal(403, f"Token: expected one that may {limits.role} at most, as that with which you signed in.")
+    expires = timedelta(days=int(days)) if days else None
+    with request.service.database.writing() as connection:
+        text = tokens.make_token(
+            connection,
+            request.user,
+            role,
+            name=field(request, "name", 100),
+            scope=scope,
+            expires=expires,
+            actor=request.user,
+        )
+    return _tokens(request, made=text)
+
+
+def revoke_token(request: AuthorizedRequest) -> Response:
+    """Remove one of the caller's tokens, and the sessions that began with it."""
+    _own_limits(request)
+    with request.service.database.writing() as connection:
+        if not tokens.revoke(connection, request.user, request.path_number("number"), actor=request.user):
+            raise Refusal(404, "Expected one of your tokens, got none. It was revoked already.")
+    return see("/-/tokens")
+
+
+def changes(request: AuthorizedRequest) -> Response:
+    """The last changes that the caller made, and those in namespaces that the caller administers."""
+
+    def concerns(entry: audit.Entry) -> bool:
+        place = entry.target.removeprefix("dataset ").removeprefix("model ").removeprefix("space ").partition("/")[0]
+        return entry.actor == request.user or may(request.subject, ADMIN, Target(place))
+
+    with request.service.database.reading() as connection:
+        read = islice(audit.entries(connection), _READ_ENTRIES)
+        entries = list(islice((entry for entry in read if concerns(entry)), _ENTRIES))
+    return page(request, "audit.html", entries=entries)
+
+
+def _tokens(request: AuthorizedRequest, made: str | None) -> Response:
+    with request.service.database.reading() as connection:
+        listed = tokens.listed(connection, request.user)
+    return page(request, "tokens.html", tokens=listed, made=made, token_roles=TOKEN_ROLES, limits=_limits(request))
+
+
+def _limits(request: AuthorizedRequest) -> TokenLimits | None:
+    return None if request.subject is None else request.subject.token
+
+
+def _own_limits(request: AuthorizedRequest) -> TokenLimits | None:
+    """Those of the token with which the caller has signed in.
+
+    Raises
+    ------
+    Refusal
+        With status 403 where it is good for one place alone: with another token it would be for all.
+    """
+    limits = _limits(request)
+    if limits is not None and limits.scope:
+        raise Refusal(
+            403, f"Token: expected to be signed in for all places, it is {limits.scope}. Use a one-time link."
+        )
+    return limits
+
+
+def _role(request: AuthorizedRequest) -> str:
+    role = field(request, "role")
+    if role not in ROLES:
+        raise Refusal(400, f"Role: expected one of {', '.join(ROLES)}, got {role[:100]!r}.")
+    return role
+
+
+def _unknown(action: str) -> Refusal:
+    return Refusal(400, f"Action: expected one of the page's forms, got {action[:100]!r}.")

@@ -1,0 +1,113 @@
+"""Who has signed in to the pages: sessions, the one-time links that begin them, and identities at a provider.
+
+Of links and sessions only the digests are stored.
+"""
+
+import secrets
+import sqlite3
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from ckptzoo.server.access import Subject, TokenLimits
+from ckptzoo.server.store import accounts
+from ckptzoo.server.store.audit import note
+from ckptzoo.server.store.tokens import digest_of, identify
+
+SESSION_DAYS, LINK_HOURS = 30, 24
+_RANDOM_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Session:
+    """Somebody who has signed in.
+
+    Parameters
+    ----------
+    digest : by which the session is stored.
+    subject : what the account may; no more than the token with which it has signed in, if it was one.
+    """
+
+    digest: str
+    subject: Subject
+
+
+def make_link(connection: sqlite3.Connection, user: str, *, actor: str) -> str:
+    """The code of a link with which a user signs in once within ``LINK_HOURS``; earlier links of the user end."""
+    accounts.add(connection, user, accounts.USER, actor=actor)
+    code = secrets.token_urlsafe(_RANDOM_BYTES)
+    connection.execute("DELETE FROM links WHERE user = ? OR expires <= ?", (user, _now()))
+    row = (digest_of(code), user, _now(timedelta(hours=LINK_HOURS)))
+    connection.execute("INSERT INTO links VALUES (?, ?, ?)", row)
+    note(connection, actor, "make link", user)
+    return code
+
+
+def user_of_link(connection: sqlite3.Connection, code: str) -> str | None:
+    """Whom a link is for; None where it is not known, was used, or is too old."""
+    query = "SELECT user FROM links WHERE digest = ? AND expires > ?"
+    row = connection.execute(query, (digest_of(code), _now())).fetchone()
+    return None if row is None else row["user"]
+
+
+def use_link(connection: sqlite3.Connection, code: str) -> str | None:
+    """Sign in with a link, which ends; returns the session's secret, or None as ``user_of_link`` does."""
+    user = user_of_link(connection, code)
+    if user is None:
+        return None
+    connection.execute("DELETE FROM links WHERE digest = ?", (digest_of(code),))
+    return begin(connection, user)
+
+
+def use_token(connection: sqlite3.Connection, text: str) -> str | None:
+    """Sign in with a token; the session ends when the token does. None where it is not known."""
+    known = identify(connection, text)
+    return None if known is None else begin(connection, known[0].user, token=known[0].number)
+
+
+def begin(connection: sqlite3.Connection, user: str, *, token: int | None = None) -> str:
+    """Begin a session; returns its secret, 256 random bits."""
+    secret = secrets.token_urlsafe(_RANDOM_BYTES)
+    connection.execute("DELETE FROM sessions WHERE expires <= ?", (_now(),))
+    row = (digest_of(secret), user, token, _now(), _now(timedelta(days=SESSION_DAYS)))
+    connection.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", row)
+    note(connection, user, "sign in", user, "" if token is None else f"token {token}")
+    return secret
+
+
+def find(connection: sqlite3.Connection, secret: str) -> Session | None:
+    """The session of a secret; None where there is none, or it has ended."""
+    query = """SELECT s.digest, s.user, s.token, t.role, t.scope
+        FROM sessions s LEFT JOIN tokens t ON t.number = s.token
+        WHERE s.digest = ?1 AND s.expires > ?2 AND (t.expires IS NULL OR t.expires > ?2)"""
+    row = connection.execute(query, (digest_of(secret), _now())).fetchone()
+    if row is None:
+        return None
+    limits = None if row["token"] is None else TokenLimits(row["role"], row["scope"])
+    return Session(row["digest"], accounts.subject_of(connection, row["user"], limits))
+
+
+def end(connection: sqlite3.Connection, digest: str) -> None:
+    """Sign out."""
+    connection.execute("DELETE FROM sessions WHERE digest = ?", (digest,))
+
+
+def end_all(connection: sqlite3.Connection, user: str) -> None:
+    """Sign a user out everywhere."""
+    connection.execute("DELETE FROM sessions WHERE user = ?", (user,))
+
+
+def user_of_identity(connection: sqlite3.Connection, issuer: str, subject: str) -> str | None:
+    """The user whom a provider calls so; None where nobody is."""
+    query = "SELECT user FROM identities WHERE issuer = ? AND subject = ?"
+    row = connection.execute(query, (issuer, subject)).fetchone()
+    return None if row is None else row["user"]
+
+
+def set_identity(connection: sqlite3.Connection, issuer: str, subject: str, user: str) -> None:
+    """Note that a provider calls a user so."""
+    connection.execute("INSERT OR REPLACE INTO identities VALUES (?, ?, ?)", (issuer, subject, user))
+    note(connection, user, "connect identity", user, f"{issuer} {subject}")
+
+
+def _now(later: timedelta = timedelta()) -> str:
+    return (datetime.now(UTC) + later).isoformat()

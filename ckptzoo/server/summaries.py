@@ -1,0 +1,175 @@
+"""What a page says of a repository besides its name: facts of its card and of its files, kept by commit."""
+
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptzoo.schema import layout
+from ckptzoo.server.responses import MAX_FRONT_MATTER, front_matter, tags
+from ckptzoo.server.store.blobs import Blobs
+from ckptzoo.server.store.commits import History
+from ckptzoo.server.store.discussions import Discussions
+from ckptzoo.server.store.git_objects import File, Trees
+
+_MAX_TEXT, _MAX_TAGS = 100, 30
+_FACTS = ("checkpoints", "members", "parameters")
+"""Numbers that a zoo's card has below ``ckptzoo``."""
+_MERGES = 20
+"""So many of the last merged pull requests are looked at."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A card's facts.
+
+    Parameters
+    ----------
+    title : the card's ``pretty_name``.
+    license : empty where the card names none.
+    tags : as a search finds them.
+    numbers : of checkpoints, members and parameters, where the card has them.
+    """
+
+    title: str = ""
+    license: str = ""
+    tags: tuple[str, ...] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    def tagged(self, start: str) -> str:
+        """What follows the first tag that begins so, as ``optunet`` for ``arch:``."""
+        return next((tag.removeprefix(start) for tag in self.tags if tag.startswith(start)), "")
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What the files of a commit are.
+
+    Parameters
+    ----------
+    readme : None where there is none.
+    explorer : the page ``pages/explorer.html``, if there is one.
+    """
+
+    files: int
+    nbytes: int
+    readme: File | None
+    explorer: File | None
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What a merge has left to do.
+
+    Parameters
+    ----------
+    number : of the pull request.
+    what : files and folders that are as they were before.
+    """
+
+    number: int
+    what: tuple[str, ...]
+
+
+class Summaries:
+    """Summaries and overviews by repository and commit; the least used are forgotten.
+
+    Parameters
+    ----------
+    blobs : where cards are.
+    size : how many are kept; a summary is below 5 kB.
+    """
+
+    def __init__(self, blobs: Blobs, size: int = 10_000) -> None:
+        self._blobs, self._size = blobs, size
+        self._kept: OrderedDict[tuple[str, int, str], Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def summary(self, connection: sqlite3.Connection, repository: int, commit: str) -> Summary:
+        """What the card says of a repository at a commit."""
+        return self._of("summary", repository, commit, lambda: self._summary(connection, repository, commit))
+
+    def overview(self, connection: sqlite3.Connection, repository: int, commit: str) -> Overview:
+        """What a repository holds at a commit; counted once."""
+        return self._of("overview", repository, commit, lambda: _overview(connection, repository, commit))
+
+    def behind(self, connection: sqlite3.Connection, repository: int, commit: str) -> Behind | None:
+        """What the last merges have left to do; None where it was done, or somebody has pushed parts since."""
+        return self._of("behind", repository, commit, lambda: _behind(connection, repository, commit))
+
+    def _of(self, kind: str, repository: int, commit: str, make: Callable[[], Any]) -> Any:
+        key = (kind, repository, commit)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        made = make()
+        with self._lock:
+            self._kept[key] = made
+            while len(self._kept) > self._size:
+                self._kept.popitem(last=False)
+        return made
+
+    def _summary(self, connection: sqlite3.Connection, repository: int, commit: str) -> Summary:
+        trees = Trees(connection, repository)
+        found = History(connection, repository).commit(commit)
+        readme = None if found is None else _file(trees, found.tree, layout.README)
+        if readme is None:
+            return Summary()
+        with self._blobs.path(readme.sha256).open("rb") as file:
+            text = file.read(MAX_FRONT_MATTER).decode(errors="replace")
+        try:
+            card = front_matter(text)
+        except ValueError:
+            return Summary()
+        own = card.get("ckptzoo")
+        numbers = {name: own[name] for name in _FACTS if type(own.get(name)) is int} if isinstance(own, dict) else {}
+        return Summary(
+            title=str(card.get("pretty_name") or "")[:_MAX_TEXT],
+            license=str(card.get("license") or "")[:_MAX_TEXT],
+            tags=tuple(tag[:_MAX_TEXT] for tag in tags(card)[:_MAX_TAGS]),
+            numbers=numbers,
+        )
+
+
+def _overview(connection: sqlite3.Connection, repository: int, commit: str) -> Overview:
+    trees = Trees(connection, repository)
+    tree = History(connection, repository).resolve(commit).tree
+    oids = [node.oid for _, node in trees.walk(tree) if not node.folder]
+    files = trees.files(oids)
+    return Overview(
+        files=len(oids),
+        nbytes=sum(files[oid].size for oid in oids),
+        readme=_file(trees, tree, layout.README),
+        explorer=_file(trees, tree, layout.EXPLORER),
+    )
+
+
+def _behind(connection: sqlite3.Connection, repository: int, commit: str) -> Behind | None:
+    trees, history = Trees(connection, repository), History(connection, repository)
+    head = history.resolve(commit).tree
+    merged = [item for item in Discussions(connection, repository).all() if item.merged is not None]
+    for item in merged[:_MERGES]:
+        merge = history.commit(item.merged or "")
+        parents = [] if merge is None else history.parents(merge.oid)
+        before = history.commit(parents[0]) if parents else None
+        if merge is None or before is None:
+            continue
+        parts = [trees.find(tree, layout.PARTS) for tree in (before.tree, merge.tree, head)]
+        if parts[0] == parts[1] or parts[1] != parts[2]:
+            continue
+        names = [layout.README, layout.SNAPSHOTS]
+        derived = trees.find(merge.tree, layout.DERIVED)
+        if derived is not None and derived.folder:
+            names += [f"{layout.DERIVED}/{name}" for name in trees.nodes(derived.oid) if name not in layout.ROWS_ALONE]
+        same = [name for name in names if (node := trees.find(merge.tree, name)) and node == trees.find(head, name)]
+        if same:
+            return Behind(item.number, tuple(same))
+    return None
+
+
+def _file(trees: Trees, tree: str, path: str) -> File | None:
+    node = trees.find(tree, path)
+    return None if node is None or node.folder else trees.file(node.oid)

@@ -1,0 +1,198 @@
+"""Signing in with an OpenID Connect provider that runs beside the server."""
+
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import requests
+from oidc_provider_mock import run_server_in_thread
+
+from ckptzoo.errors import SpecError
+from ckptzoo.server.errors import Refusal
+from ckptzoo.server.oidc import Provider, provider_in
+from ckptzoo.server.store import accounts, sessions
+from ckptzoo.server.store.audit import OPERATOR
+from tests.support.hosted import Hosted, hosted
+from tests.support.pages import Browser, Page
+
+# the provider's own, of the Authlib that it uses
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+CLIENT = ("ckptzoo", "a secret")
+
+
+@pytest.fixture
+def issuer() -> Iterator[str]:
+    """The address of a provider."""
+    with run_server_in_thread() as running:
+        yield f"http://localhost:{running.server_port}"
+
+
+def provider(issuer: str, *, create: bool = True) -> Provider:
+    return Provider(issuer, *CLIENT, name="Example", create=create)
+
+
+@pytest.fixture
+def server(tmp_path: Path, issuer: str) -> Iterator[Hosted]:
+    """A server whose users sign in there."""
+    for name in ("ada", "eve"):
+        claims = {"preferred_username": name}
+        requests.put(f"{issuer}/users/{name}@example.org", json=claims, timeout=10).raise_for_status()
+    with hosted(tmp_path / "served", oidc=provider(issuer)) as running:
+        yield running
+
+
+def at_the_provider(browser: Browser, name: str) -> str:
+    """Start, and sign in at the provider; returns the path that it sends the browser back to."""
+    started = browser.post("/-/oidc/start", next="/-/tokens")
+    assert started.status == 303, started.text
+    address = started.headers["location"]
+    query = urllib.parse.parse_qs(urllib.parse.urlsplit(address).query)
+    assert query["code_challenge_method"] == ["S256"] and query["response_type"] == ["code"]
+    answer = requests.post(address, data={"sub": f"{name}@example.org"}, allow_redirects=False, timeout=10)
+    assert answer.status_code == 302, answer.text
+    return answer.headers["location"].removeprefix(browser.server.url)
+
+
+def signed_in(server: Hosted, name: str) -> tuple[Browser, Page]:
+    browser = Browser(server)
+    callback = at_the_provider(browser, name)
+    return browser, browser.get(callback)
+
+
+def test_the_first_time_and_the_second(server: Hosted) -> None:
+    for _ in range(2):
+        browser, page = signed_in(server, "ada")
+        assert page.status == 303 and page.headers["location"] == "/-/tokens", page.text
+        assert browser.get("/-/tokens").title == "Tokens of ada"
+    with server.service.database.reading() as connection:
+        assert [item.name for item in accounts.listed(connection, accounts.USER)].count("ada") == 1
+
+
+def test_a_replayed_callback_is_refused(server: Hosted) -> None:
+    browser = Browser(server)
+    callback = at_the_provider(browser, "ada")
+    at_provider = browser.cookie
+    assert browser.get(callback).status == 303
+    browser.cookie = at_provider
+    page = browser.get(callback)
+    assert page.status == 400 and "expected a fresh answer" in page.text
+
+
+def test_a_callback_of_another_browser_is_refused(server: Hosted) -> None:
+    """Somebody makes somebody else sign in as him."""
+    callback = at_the_provider(Browser(server), "eve")
+    victim = Browser(server)
+    at_the_provider(victim, "ada")
+    assert victim.get(callback).status == 400
+    assert Browser(server).get(callback).status == 400
+
+
+@pytest.mark.parametrize("query", ["", "state=x&code=y", "error=access_denied", "state=%00&code=%ff"])
+def test_callbacks_that_nobody_asked_for(server: Hosted, query: str) -> None:
+    assert Browser(server).get(f"/-/oidc/callback?{query}").status == 400
+
+
+def test_what_the_provider_refuses(server: Hosted) -> None:
+    browser = Browser(server)
+    state = urllib.parse.parse_qs(urllib.parse.urlsplit(at_the_provider(browser, "ada")).query)["state"][0]
+    page = browser.get(f"/-/oidc/callback?state={state}&error=access_denied")
+    assert page.status == 400 and "access_denied" in page.text
+    browser = Browser(server)
+    state = urllib.parse.parse_qs(urllib.parse.urlsplit(at_the_provider(browser, "ada")).query)["state"][0]
+    assert browser.get(f"/-/oidc/callback?state={state}&code=forged").status == 400
+
+
+def test_a_name_that_is_taken_is_not_taken_over(server: Hosted) -> None:
+    with server.service.database.writing() as connection:
+        accounts.add(connection, "Ada", accounts.USER, actor=OPERATOR)
+        code = sessions.make_link(connection, "Ada", actor=OPERATOR)
+    _, page = signed_in(server, "ada")
+    assert page.status == 403 and "there is an account of this name already" in page.text
+    # its owner connects the two
+    browser = Browser(server)
+    browser.post(f"/-/link/{code}")
+    session = browser.cookie
+    callback = at_the_provider(browser, "ada")
+    browser.cookie = f"{session}; {browser.cookie}"
+    assert browser.get(callback).status == 303
+    browser, page = signed_in(server, "ada")
+    assert page.status == 303 and browser.get("/-/tokens").title == "Tokens of Ada"
+
+
+def test_accounts_are_made_where_the_operator_says(tmp_path: Path, issuer: str) -> None:
+    requests.put(f"{issuer}/users/ada@example.org", json={"preferred_username": "ada"}, timeout=10).raise_for_status()
+    with hosted(tmp_path / "served", oidc=provider(issuer, create=False)) as server:
+        _, page = signed_in(server, "ada")
+    assert page.status == 403 and "there is no account yet" in page.text
+    requests.put(f"{issuer}/users/odd@example.org", json={"preferred_username": "a b"}, timeout=10).raise_for_status()
+    with hosted(tmp_path / "other", oidc=provider(issuer)) as server:
+        assert signed_in(server, "odd")[1].status == 400
+
+
+def test_a_provider_that_is_not_there(tmp_path: Path) -> None:
+    with hosted(tmp_path / "served", oidc=Provider("http://localhost:9", *CLIENT)) as server:
+        page = Browser(server).post("/-/oidc/start")
+    assert page.status == 502 and "http://localhost:9: expected a sound answer" in page.text
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        # discovery says which provider it is; another one's answer is none (OpenID Connect Discovery 1.0, 4.3)
+        (b'{"issuer": "https://other.example.org"}', "issuer: expected"),
+        (b'{"issuer": 3}', "AttributeError"),
+        (b"[]", "TypeError"),
+        (b"<html>", "JSONDecodeError"),
+    ],
+)
+def test_a_provider_that_is_none(said: bytes, expected: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.handle_request, daemon=True).start()
+        known = Provider(f"http://127.0.0.1:{running.server_port}", *CLIENT)
+        with pytest.raises(Refusal, match=expected):
+            known.start("http://x/", "browser", "/")
+
+
+def test_many_attempts_at_once(issuer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptzoo.server.oidc._ATTEMPTS", 3)
+    known = provider(issuer)
+    threads = [threading.Thread(target=known.start, args=("http://x/", "browser", "/")) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(known._attempts) == 3
+
+
+SOUND = 'issuer = "https://id.example.org"\nclient_id = "a"\nclient_secret = "b"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("issuer = ", "expected TOML"),
+        ('issuer = "https://id.example.org"', "client_id: expected str, got None"),
+        (f'{SOUND}create = "yes"', "create: expected bool, got 'yes'"),
+        (f"{SOUND}colour = 1", "expected one of issuer, client_id"),
+        (SOUND.replace("https", "http"), "issuer: expected an https address"),
+    ],
+)
+def test_files_that_describe_no_provider(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "oidc.toml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=expected):
+        provider_in(path)
+    path.write_text(SOUND)
+    assert provider_in(path).name == "id.example.org"

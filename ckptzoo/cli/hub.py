@@ -450,6 +450,12 @@ def review(
         typer.Option("--derive", help="With --merge: also add the variants and predictions that the zoo has."),
     ] = False,
     post: Annotated[bool, typer.Option("--post", help="Write the checks as a comment.")] = False,
+    finish: Annotated[
+        bool,
+        typer.Option(
+            "--finish", help="It was merged on the hub's page: do all of --merge --derive but the merge, and no check."
+        ),
+    ] = False,
     accept_near_copies: Annotated[
         bool,
         typer.Option(
@@ -467,23 +473,29 @@ def review(
     measured again where the test set is available. Exits with 1 if a check failed.
     """
     from ckptzoo.hub.client.quiet import quietly
+    from ckptzoo.hub.contributions.finish import finish as finish_merged
     from ckptzoo.hub.contributions.review import review as check_pull_request
 
+    if finish and (merge or derive or post or accept_near_copies):
+        raise typer.BadParameter("it stands alone: the pull request is merged already", param_hint="--finish")
     if derive and not merge:
         raise typer.BadParameter("add --merge: nothing is derived before a merge", param_hint="--derive")
 
     with quietly(), stages() as progress:
-        result = check_pull_request(
-            repository,
-            number,
-            merge=merge,
-            derive=derive,
-            post=post,
-            accept_near_copies=accept_near_copies,
-            module=module,
-            data=data,
-            progress=progress,
-        )
+        if finish:
+            result = finish_merged(repository, number, module=module, data=data, progress=progress)
+        else:
+            result = check_pull_request(
+                repository,
+                number,
+                merge=merge,
+                derive=derive,
+                post=post,
+                accept_near_copies=accept_near_copies,
+                module=module,
+                data=data,
+                progress=progress,
+            )
     print_result(result, as_json)
     if not result.passed:
         raise typer.Exit(PROBLEMS)

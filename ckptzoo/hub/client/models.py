@@ -65,6 +65,7 @@ class Discussion:
     comments : empty in listings.
     conflicts : files that were changed on both sides; empty in listings.
     merged : the commit that merged it, or None.
+    commits : its own, in order; empty in listings.
     """
 
     number: int
@@ -76,6 +77,7 @@ class Discussion:
     comments: tuple[Comment, ...] = ()
     conflicts: tuple[str, ...] = ()
     merged: str | None = None
+    commits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ def discussion_of(item: Any, *, pages: bool) -> Discussion:
         tuple(Comment(event.author, event.content) for event in comments),
         ("some files",) if conflicts is True else tuple(conflicts),  # True: the hub does not say which
         getattr(item, "merge_commit_oid", None),
+        tuple(event.oid for event in getattr(item, "events", ()) if event.type == "commit"),
     )
 
 

@@ -7,7 +7,7 @@ that has the zoo's documents.
 import hashlib
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,11 +36,16 @@ from ckptzoo.hub.contributions.report import (
     summaries_markdown,
 )
 from ckptzoo.hub.contributions.row_checks import check_author
-from ckptzoo.hub.contributions.run_checks import CheckReport, StageProgress, run_checks
+from ckptzoo.hub.contributions.run_checks import (
+    CheckReport,
+    StageProgress,
+    run_checks,
+)
 from ckptzoo.hub.contributions.target_zoo import TargetZoo, open_target, write_documents
 from ckptzoo.remote import open_remote
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
+from ckptzoo.schema.review_mark import ReviewMark
 from ckptzoo.text import counted, excerpt, shortened, size
 
 MAX_BYTES = 64 * 2**30
@@ -125,6 +130,11 @@ class Review:
         undone_note = f"; {counted(undone, 'check')} not done" if undone else ""
         outcome = f"{counted(len(failed), 'check')} of {len(self.checks)} failed" if failed else "nothing failed"
         return f"{outcome}{undone_note}."
+
+    def comment(self) -> str:
+        """``markdown`` with a last line for programs, which is not shown: what was reviewed, and whether it passed."""
+        mark = ReviewMark(self.head or "", self.main or "", self.passed)
+        return f"{self.markdown()}\n\n{mark.line()}"
 
     def markdown(self) -> str:
         """The commits that were reviewed, the verdict, every checkpoint and every check; a comment, with its marks."""
@@ -234,8 +244,12 @@ def _parts_of(listing: Listing) -> list[str]:
     return sorted({part for part in folders if layout.PART_NAME.fullmatch(part)})
 
 
-def compare(client: Client, repo: str, number: int) -> Changes:
+def compare(client: Client, repo: str, number: int, *, own: Set[str] = frozenset()) -> Changes:
     """Compare a pull request with the commit that it starts from.
+
+    Parameters
+    ----------
+    own : its commits where it is merged, because they are commits of the zoo then.
 
     Raises
     ------
@@ -246,7 +260,7 @@ def compare(client: Client, repo: str, number: int) -> Changes:
     revision = f"refs/pr/{number}"
     main, head = client.listing(repo), client.listing(repo, revision)
     # a hub names the branch that a pull request goes to, not the commit that it starts from
-    zoo_commits = set(client.commits(repo))
+    zoo_commits = set(client.commits(repo)) - own
     base_commit = next((commit for commit in client.commits(repo, head.commit) if commit in zoo_commits), None)
     if base_commit is None:
         step = "Close it; its contributor may open another one."
@@ -384,7 +398,7 @@ def review(
             entries=report.entries,
             checks=(*checks, *report.checks),
         )
-        comment = result.markdown()
+        comment = result.comment()
         if post and comment not in {item.text.strip() for item in discussion.comments}:
             client.pull_requests.comment(repo, number, comment)
         if not (merge and result.passed):

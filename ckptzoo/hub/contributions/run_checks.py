@@ -23,7 +23,7 @@ from ckptzoo.hub.contributions.report import Check, CheckpointSummary, check_res
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-from ckptzoo.text import excerpt
+from ckptzoo.text import Progress, excerpt
 
 StageProgress = Callable[[str, int, int], None]
 """Called with the stage (``reading``, ``fetching``, ``measuring``, ``deriving ...``, ``predicting ...``,
@@ -93,14 +93,22 @@ def run_checks(
     )
     duplicates = copies(zoo, target)
     if measured is None:
-        evaluations_by_row = evaluations(zoo)
-        if target is not None:
-            recipes = zoo.metadata["recipe"].to_pylist()
-            by_recipe = {name: evaluation_of_recipe(target.zoo, name) for name in set(recipes) - {None}}
-            evaluations_by_row = [
-                item or by_recipe.get(name) for item, name in zip(evaluations_by_row, recipes, strict=True)
-            ]
-        measuring = None if progress is None else partial(progress, "measuring")
-        measured = measure_zoo(zoo, evaluators, evaluations_by_row, measuring)
+        measured = measured_figures(
+            zoo, target, evaluators, None if progress is None else partial(progress, "measuring")
+        )
     checks = (byte_check, *row_results, duplicates.check(), check_accuracy(zoo, measured, evaluators))
     return CheckReport(checks, summarize(zoo, measured, duplicates.found), zoo, measured)
+
+
+def measured_figures(
+    zoo: Zoo, target: TargetZoo | None, evaluators: EvaluatorPool, progress: Progress | None = None
+) -> dict[str, Figures]:
+    """Figures by id of the checkpoints that can be measured, scaled as their rows or the zoo's recipes say."""
+    evaluations_by_row = evaluations(zoo)
+    if target is not None:
+        recipes = zoo.metadata["recipe"].to_pylist()
+        by_recipe = {name: evaluation_of_recipe(target.zoo, name) for name in set(recipes) - {None}}
+        evaluations_by_row = [
+            item or by_recipe.get(name) for item, name in zip(evaluations_by_row, recipes, strict=True)
+        ]
+    return measure_zoo(zoo, evaluators, evaluations_by_row, progress)

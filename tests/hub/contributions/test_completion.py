@@ -1,5 +1,6 @@
 """What a merge leaves to do: figures, variants and predictions of the new checkpoints."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,10 +9,14 @@ import pytest
 
 import ckptzoo
 from ckptzoo.derive import derive, predict
+from ckptzoo.errors import HubError
 from ckptzoo.hub.contributions.evaluation import EVALUATION_KEY
+from ckptzoo.hub.contributions.finish import finish
+from ckptzoo.hub.contributions.review import Review
 from ckptzoo.hub.push import push
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import assert_generated_page, downloaded, weights_of
+from tests.support.pages import Browser
 from tests.support.tampering import Tamper
 
 SCALING = {"dataset": "mnist", "mean": 0.0, "std": 1.0}
@@ -115,3 +120,69 @@ def test_what_cannot_be_derived_is_said(tamper: Tamper, tmp_path: Path, monkeypa
     )
     zoo = ckptzoo.open(ZOO, endpoint=tamper.server.url)
     assert len(zoo.having("canonical")) == 6 and len(zoo.having("mnist/test")) == 5
+
+
+def merged_on_the_page(tamper: Tamper, number: int) -> None:
+    """Checks are posted, and somebody presses the button."""
+    assert tamper.review(number, merge=False, post=True).passed
+    browser = Browser(tamper.server)
+    browser.sign_in("write")
+    text = browser.get(f"/datasets/{ZOO}/discussions/{number}").text
+    fields = dict(re.findall(r'name="(head|target)" value="([0-9a-f]{40})"', text))
+    page = browser.post(f"/datasets/{ZOO}/discussions/{number}/merge", **fields)
+    assert page.status == 303, page.text
+
+
+def finished(tamper: Tamper, number: int) -> Review:
+    return finish(ZOO, number, data=tamper.data, endpoint=tamper.server.url, token=tamper.server.tokens["write"])
+
+
+def test_finish_does_all_but_the_merge(tamper: Tamper, tmp_path: Path) -> None:
+    """The files are those of ``review --merge --derive``, but for when and by which name they were made."""
+    predicted(tamper)
+    published(tamper)
+    number = proposed(tamper)
+    with pytest.raises(HubError, match="expected one that is merged, got open"):
+        finished(tamper, number)
+    merged_on_the_page(tamper, number)
+    zoo = ckptzoo.open(ZOO, endpoint=tamper.server.url)
+    assert len(zoo) == 6 and len(zoo.having("canonical")) == 5
+    found = finished(tamper, number)
+    assert found.passed and found.notes == () and found.merged is not None
+    down = downloaded(tamper.server, tmp_path)
+    assert ckptzoo.verify(down) == []
+    assert_generated_page(down)
+    zoo = ckptzoo.open(down)
+    assert all(len(zoo.having(name)) == 6 for name in ("canonical", "first-weight", "mnist/test"))
+    assert zoo.metadata["test_accuracy"].null_count == 0 and len(zoo.measured) == 1
+    # the same again, and the page says nothing more
+    before = tamper.server.api().list_repo_commits(ZOO, repo_type="dataset")
+    assert finished(tamper, number).notes == ()
+    after = tamper.server.api().list_repo_commits(ZOO, repo_type="dataset")
+    assert [item.commit_id for item in after] == [item.commit_id for item in before]
+    browser = Browser(tamper.server)
+    browser.sign_in("write")
+    assert "--finish" not in browser.get(f"/datasets/{ZOO}").text
+
+
+def test_finish_after_one_that_derived_nothing(tamper: Tamper) -> None:
+    published(tamper)
+    number = proposed(tamper)
+    assert tamper.review(number).merged is not None
+    assert finished(tamper, number).notes == ()
+    zoo = ckptzoo.open(ZOO, endpoint=tamper.server.url)
+    assert len(zoo.having("canonical", "first-weight")) == 6 and len(zoo.measured) == 1
+
+
+def test_what_cannot_be_finished(tamper: Tamper, tmp_path: Path) -> None:
+    published(tamper)
+    number = proposed(tamper)
+    merged_on_the_page(tamper, number)
+    api = tamper.server.api()
+    (name,) = {path.rpartition("/")[0] for path in api.list_repo_files(ZOO, repo_type="dataset") if "000003" in path}
+    api.delete_folder(name, ZOO, repo_type="dataset")
+    with pytest.raises(HubError, match="expected parts that the zoo has, got parts/000003"):
+        finished(tamper, number)
+    discussion = api.create_discussion(ZOO, title="Only words", repo_type="dataset")
+    with pytest.raises(HubError, match="a discussion without changes"):
+        finished(tamper, discussion.num)

@@ -14,6 +14,7 @@ from ckptzoo.cli.options import AsJson, bar, console, emit
 
 if TYPE_CHECKING:
     import sqlite3
+    from datetime import timedelta
 
     from ckptzoo.server.service import Service
     from ckptzoo.server.store.backup import Copied
@@ -329,6 +330,52 @@ def restore(
     _show_copied(f"{root}", copied, as_json, found)
     if found:
         raise typer.Exit(PROBLEMS)
+
+
+@serve.command()
+def gc(
+    root: Root,
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="TIME", help="What was sent within this time stays: 12h, 7d; 1h at least.")
+    ] = "7d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what nothing names any more: of removed repositories, squashed branches, uploads without a commit.
+
+    The server may be running. Killed at any moment it leaves what it has not come to.
+    """
+    _need_server()
+    from ckptzoo.server.service import database_of
+    from ckptzoo.server.store.garbage import collect
+    from ckptzoo.text import counted, size
+
+    time = _grace(grace)
+    database = database_of(root)
+    try:
+        with bar("removing") as progress:
+            found = collect(root, database, grace=time, dry_run=dry_run, progress=progress)
+    finally:
+        database.close()
+    if as_json:
+        emit({"folder": str(root), "dry_run": dry_run, **vars(found)})
+        return
+    rows = f"{counted(found.commits, 'commit')}, {counted(found.folders, 'folder')}, {counted(found.files, 'file')}"
+    would = "would remove" if dry_run else "removed"
+    print(f"{root}: {would} {counted(found.blobs, 'blob')}, {size(found.nbytes)}, and the rows of {rows}.")
+
+
+def _grace(text: str) -> "timedelta":
+    from datetime import timedelta
+
+    units = {"h": 1.0, "d": 24.0, "w": 168.0}
+    try:
+        hours = float(text[:-1]) * units[text[-1]]
+    except (KeyError, IndexError, ValueError):
+        hours = 0.0
+    if not 1 <= hours < 1e6:
+        raise typer.BadParameter(f"{text!r}: expected a time of 1h or more, such as 12h or 7d.", param_hint="--grace")
+    return timedelta(hours=hours)
 
 
 def _show_copied(folder: str, copied: "Copied", as_json: bool, problems: Sequence[str] = ()) -> None:

@@ -133,7 +133,13 @@ def _store_small(request: AuthorizedRequest, proposal: _Proposal, value: dict[st
 
 def _commit(request: AuthorizedRequest, proposal: _Proposal) -> Response:
     revision, new_pull = request.piece("revision"), request.is_set("create_pr")
-    with request.service.database.writing() as connection:
+    blobs = request.service.blobs
+    with blobs.held(), request.service.database.writing() as connection:
+        # a body may have taken longer to arrive than blobs without a commit are kept
+        small = {file.sha256 for *_, file in proposal.operations if file is not None and not file.large}
+        if not all(blobs.path(digest).exists() for digest in small):
+            message = "A file that was sent first is no longer there. Try again."
+            raise Refusal(503, message, headers={"Retry-After": "1"})
         history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
         discussions = Discussions(connection, request.repository.id)
         ref = history.writable(revision)

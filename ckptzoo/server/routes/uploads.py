@@ -78,6 +78,9 @@ def batch(request: AuthorizedRequest) -> Response:
     files = [(digest_of(item, "oid"), integer_of(item, "size")) for item in objects]
     with request.service.database.reading() as connection:
         given = {sha256: repositories.given(connection, request.repository.id, sha256) for sha256, _ in files}
+    # what need not be sent again stays until its commit comes
+    for sha256, size in given.items():
+        given[sha256] = size if size is None or request.service.blobs.touch(sha256) else None
     answer: list[dict[str, Any]] = []
     room = request.service.quotas.room(request.contributor)
     step = _part_bytes(request, [size for sha256, size in set(files) if given[sha256] is None])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.server.store.blobs import sync
+from ckptzoo.server.store.blobs import locked, sync
 from ckptzoo.server.store.database import VERSION
 
 DATABASE = "hub.sqlite"
@@ -64,11 +64,13 @@ def back_up(root: Path, target: Path, progress: Progress | None = None) -> Copie
     temporary = target / f"{_TEMPORARY}{secrets.token_hex(8)}"
     try:
         temporary.touch(mode=0o600)  # digests of tokens and the signing key are in it
-        with closing(sqlite3.connect(root / DATABASE)) as source, closing(sqlite3.connect(temporary)) as copy:
-            source.backup(copy)
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file; the log of a served database is a second one
-        sync(temporary)
-        copied = _copy_blobs(root, target, temporary, progress)
+        # garbage waits meanwhile, so that every blob that this database names is there
+        with locked(root, shared=True):
+            with closing(sqlite3.connect(root / DATABASE)) as source, closing(sqlite3.connect(temporary)) as copy:
+                source.backup(copy)
+                copy.execute("PRAGMA journal_mode = DELETE")  # one file; the log of a served database is a second one
+            sync(temporary)
+            copied = _copy_blobs(root, target, temporary, progress)
         temporary.replace(target / DATABASE)
         sync(target)
     finally:

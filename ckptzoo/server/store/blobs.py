@@ -1,5 +1,6 @@
 """Bytes in files named by their sha256, which appear whole or not at all."""
 
+import fcntl
 import hashlib
 import os
 import secrets
@@ -7,8 +8,10 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.server.errors import Refusal
 
 _CHUNK_BYTES = 2**20
@@ -20,6 +23,40 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(root: Path, *, shared: bool = False, seconds: float = 600) -> Iterator[float]:
+    """Hold the lock of a folder's blobs; yields when it was got, by ``time.monotonic()``.
+
+    Parameters
+    ----------
+    root : the server's folder.
+    shared : with others, to store and name blobs; else alone, to remove some.
+    seconds : how long to wait for it alone.
+
+    Raises
+    ------
+    ZooError
+        Others keep it, such as a backup.
+    """
+    descriptor = os.open(root / "blobs.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                # who waits to be alone does not keep others from sharing it
+                fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    step = "Wait until the backup is made."
+                    problem = Problem(str(root), "blobs", "nobody else who holds them", "somebody", step)
+                    raise ZooError(problem) from None
+                time.sleep(0.005)
+        yield time.monotonic()
     finally:
         os.close(descriptor)
 
@@ -72,7 +109,7 @@ class Blobs:
     """
 
     def __init__(self, root: Path) -> None:
-        self._blobs, self._incoming = root / "blobs", root / "incoming"
+        self._root, self._blobs, self._incoming = root, root / "blobs", root / "incoming"
         for first in range(256):
             (self._blobs / f"{first:02x}").mkdir(parents=True, exist_ok=True)
         self._uploads: dict[str, tuple[str, float]] = {}
@@ -89,6 +126,19 @@ class Blobs:
     def path(self, sha256: str) -> Path:
         """Where a complete blob is."""
         return self._blobs / sha256[:2] / sha256
+
+    def held(self) -> AbstractContextManager[float]:
+        """While blobs are named, so that none of them is removed; see ``garbage``."""
+        return locked(self._root, shared=True)
+
+    def touch(self, sha256: str) -> bool:
+        """Make a stored blob as young as a new one; whether there is one."""
+        with self.held():
+            try:
+                os.utime(self.path(sha256))
+            except FileNotFoundError:
+                return False
+            return True
 
     def arrive(self, limit: int) -> Arriving:
         """Begin a file of at most ``limit`` bytes."""
@@ -108,7 +158,8 @@ class Blobs:
                 message = f"Content: expected {size} bytes with sha256 {sha256}, got {arriving.size} with {digest}."
                 raise Refusal(422, message)
             target = self.path(sha256)
-            arriving.path.replace(target)
+            with self.held():
+                arriving.path.replace(target)
             # a rename is on the disk once its folder is (fsync(2))
             sync(target.parent)
         finally:
@@ -117,7 +168,7 @@ class Blobs:
     def add(self, data: bytes) -> str:
         """Store bytes that are in memory; returns their sha256."""
         sha256 = hashlib.sha256(data).hexdigest()
-        if not self.path(sha256).exists():
+        if not self.touch(sha256):
             arriving = self.arrive(len(data))
             try:
                 arriving.write(data)

@@ -159,11 +159,29 @@ class Database:
             yield connection
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """The only connection that writes; everything is committed at the end, or nothing where it raises."""
-        # IMMEDIATE takes the write lock at once: a transaction that reads first could find the database changed.
-        with self._writer, self._borrowed(self._writers, "BEGIN IMMEDIATE") as connection:
-            yield connection
+    def writing(self, *, check_references: bool = True) -> Iterator[sqlite3.Connection]:
+        """The only connection that writes; everything is committed at the end, or nothing where it raises.
+
+        Parameters
+        ----------
+        check_references : of rows that are removed; without an index SQLite reads a whole table for each.
+        """
+        with self._writer:
+            if not check_references:
+                self._set_references("OFF")
+            try:
+                # IMMEDIATE takes the lock at once: a transaction that reads first could find the database changed.
+                with self._borrowed(self._writers, "BEGIN IMMEDIATE") as connection:
+                    yield connection
+            finally:
+                if not check_references:
+                    self._set_references("ON")
+
+    def _set_references(self, state: str) -> None:
+        # without effect within a transaction
+        connection = self._writers.get_nowait()
+        connection.execute(f"PRAGMA foreign_keys = {state}")
+        self._writers.put(connection)
 
     def close(self) -> None:
         """Close every connection."""

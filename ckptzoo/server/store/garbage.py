@@ -1,0 +1,246 @@
+"""What nothing names any more is removed from a server's folder, while it is served.
+
+A removed repository, a squashed branch and an upload without a commit leave commits, folders and blobs behind. What
+stays is what a commit of a repository's history reaches, and for the grace time what was sent since.
+
+Rows are found in one read transaction and removed in short write transactions. Each of those first looks at the commits
+that were added meanwhile: a row that one of them uses stays, and one that is removed before it is added is stored
+again by it. A blob is unlinked only under a lock (``Blobs.held``) that uploads and commits share: a commit that used it
+has touched it under that lock, so that it is younger than the grace time, or finds it gone and is refused.
+"""
+
+import hashlib
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from ckptzoo.server.store.blobs import locked
+from ckptzoo.server.store.database import Database
+from ckptzoo.server.store.git_objects import tree_nodes
+from ckptzoo.server.store.repositories import ATTRIBUTES
+
+_ROWS = 500
+"""Removed by one statement."""
+_WRITE_SECONDS = 0.03
+"""How long a transaction goes on: uploads wait for it, and get as long a pause behind it."""
+_LOCK_SECONDS = 0.03
+"""The same for blobs."""
+_PATHS = 50
+"""Blobs between two looks at the time."""
+Progress = Callable[[int, int], None]
+Item = TypeVar("Item", int, str)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was removed, or would be.
+
+    Parameters
+    ----------
+    commits, folders, files : rows that nothing reached.
+    contents : what repositories were sent and never committed.
+    blobs, nbytes : files on the disk.
+    """
+
+    commits: int
+    folders: int
+    files: int
+    contents: int
+    blobs: int
+    nbytes: int
+
+
+class Reached:
+    """Everything that the commits of all histories reach, brought up to date with those that are added."""
+
+    def __init__(self) -> None:
+        self.commits, self.trees, self.files = set[str](), set[str](), set[str]()
+        self._last = 0
+
+    def update(self, connection: sqlite3.Connection) -> bool:
+        """Add what commits reach that were added since; whether there were some."""
+        query = """SELECT h.sequence, c.oid, c.tree FROM history h JOIN commits c ON c.oid = h.oid
+            WHERE h.sequence > ? ORDER BY h.sequence"""
+        rows = connection.execute(query, (self._last,)).fetchall()
+        for sequence, commit, tree in rows:
+            self._last = sequence
+            self.commits.add(commit)
+            self._walk(connection, tree)
+        return bool(rows)
+
+    def _walk(self, connection: sqlite3.Connection, tree: str) -> None:
+        waiting = [tree]
+        while waiting:
+            oid = waiting.pop()
+            if oid in self.trees:
+                continue
+            self.trees.add(oid)
+            row = connection.execute("SELECT content FROM trees WHERE oid = ?", (oid,)).fetchone()
+            for node in tree_nodes(row["content"]).values():
+                if node.folder:
+                    waiting.append(node.oid)
+                else:
+                    self.files.add(node.oid)
+
+
+def collect(
+    root: Path, database: Database, *, grace: timedelta, dry_run: bool = False, progress: Progress | None = None
+) -> Collected:
+    """Remove what nothing names.
+
+    Parameters
+    ----------
+    root : the server's folder; it may be served, and may be backed up.
+    database : its database.
+    grace : what was sent within this long stays, because its commit may be on the way. Below an hour an upload that is
+        under way may have to be sent again.
+    dry_run : only count.
+    progress : called with the rows and blobs that are done, and all of them.
+
+    Notes
+    -----
+    Killed at any moment it leaves what it has not come to, and the same call goes on.
+    """
+    reached, oldest = Reached(), time.time() - grace.total_seconds()
+    with database.reading() as connection:
+        reached.update(connection)
+        commits = _missing(connection, "SELECT oid FROM commits", reached.commits)
+        trees = _missing(connection, "SELECT oid FROM trees", reached.trees)
+        files = _missing(connection, "SELECT DISTINCT oid FROM files", reached.files)
+        used = _used(connection, reached)
+        rows = connection.execute("SELECT rowid, sha256 FROM contents").fetchall()
+    contents = {number: digest for number, digest in rows if digest not in used and _is_old(root, digest, oldest)}
+    # blobs that rows name which are about to be removed
+    kept = used | {digest for number, digest in rows if number not in contents}
+    blobs = {path.name: path for path in _blobs(root) if path.name not in kept and _is_old(root, path.name, oldest)}
+    nbytes = sum(path.stat().st_size for path in blobs.values())
+    found = Collected(len(commits), len(trees), len(files), len(contents), len(blobs), nbytes)
+    if dry_run:
+        return found
+    total, done = len(commits) + len(trees) + len(files) + len(contents) + len(blobs), 0
+
+    def note(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    return Collected(
+        _remove(database, reached, commits, reached.commits, {"parents": "child", "commits": "oid"}, note),
+        _remove(database, reached, trees, reached.trees, {"trees": "oid"}, note),
+        _remove(database, reached, files, reached.files, {"files": "oid"}, note),
+        _remove_contents(root, database, reached, contents, oldest, note),
+        *_unlink(root, database, list(blobs.values()), oldest, note),
+    )
+
+
+def _missing(connection: sqlite3.Connection, query: str, reached: set[str]) -> list[str]:
+    return [row[0] for row in connection.execute(query) if row[0] not in reached]
+
+
+def _used(connection: sqlite3.Connection, reached: Reached) -> set[str]:
+    """The blobs of files that are reached."""
+    rows = connection.execute("SELECT oid, sha256 FROM files")
+    # every new repository begins with it, without sending it
+    return {hashlib.sha256(ATTRIBUTES).hexdigest(), *(digest for oid, digest in rows if oid in reached.files)}
+
+
+def _remove(
+    database: Database,
+    reached: Reached,
+    oids: Sequence[str],
+    live: set[str],
+    columns: Mapping[str, str],
+    note: Callable[[int], None],
+) -> int:
+    """Remove rows by their ids, but those that were reached meanwhile; returns how many ids."""
+    removed = 0
+    for connection, some in _transactions(database, oids):
+        reached.update(connection)
+        gone = [oid for oid in some if oid not in live]
+        for table, column in columns.items():
+            marks = ", ".join("?" * len(gone))
+            connection.execute(f"DELETE FROM {table} WHERE {column} IN ({marks})", gone)
+        removed += len(gone)
+        note(len(some))
+    return removed
+
+
+def _remove_contents(
+    root: Path,
+    database: Database,
+    reached: Reached,
+    contents: dict[int, str],
+    oldest: float,
+    note: Callable[[int], None],
+) -> int:
+    removed, used = 0, set[str]()
+    for connection, some in _transactions(database, list(contents)):
+        if reached.update(connection) or not used:
+            used = _used(connection, reached)
+        # sent again meanwhile, its blob is younger
+        gone = [number for number in some if contents[number] not in used and _is_old(root, contents[number], oldest)]
+        # a number may be another row's by now
+        statement = "DELETE FROM contents WHERE rowid = ? AND sha256 = ?"
+        connection.executemany(statement, [(number, contents[number]) for number in gone])
+        removed += len(gone)
+        note(len(some))
+    return removed
+
+
+def _transactions(database: Database, items: Sequence[Item]) -> Iterator[tuple[sqlite3.Connection, Sequence[Item]]]:
+    """Some of the items at a time, in short write transactions with pauses."""
+    start = 0
+    while start < len(items):
+        began = time.monotonic()
+        with database.writing(check_references=False) as connection:
+            while start < len(items) and time.monotonic() - began < _WRITE_SECONDS:
+                yield connection, items[start : start + _ROWS]
+                start += _ROWS
+        time.sleep(time.monotonic() - began)
+
+
+def _unlink(
+    root: Path, database: Database, paths: Sequence[Path], oldest: float, note: Callable[[int], None]
+) -> tuple[int, int]:
+    """Unlink blobs that no row names, and that nobody has touched; returns how many, and their bytes.
+
+    A blob gets a row only after it was touched, so that the rows are read once.
+    """
+    count = nbytes = start = 0
+    with database.reading() as connection:
+        named = {*_named(connection), hashlib.sha256(ATTRIBUTES).hexdigest()}
+    while start < len(paths):
+        with locked(root) as began:
+            while start < len(paths) and time.monotonic() - began < _LOCK_SECONDS:
+                for path in paths[start : start + _PATHS]:
+                    if path.name not in named and _is_old(root, path.name, oldest):
+                        nbytes += path.stat().st_size
+                        path.unlink()
+                        count += 1
+                note(len(paths[start : start + _PATHS]))
+                start += _PATHS
+        time.sleep(_LOCK_SECONDS / 2)
+    return count, nbytes
+
+
+def _named(connection: sqlite3.Connection) -> set[str]:
+    rows: Iterable[sqlite3.Row] = connection.execute("SELECT sha256 FROM files UNION SELECT sha256 FROM contents")
+    return {row[0] for row in rows}
+
+
+def _blobs(root: Path) -> Iterator[Path]:
+    for folder in sorted((root / "blobs").iterdir()):
+        yield from folder.iterdir()
+
+
+def _is_old(root: Path, digest: str, oldest: float) -> bool:
+    """Whether a blob was stored and last used before a time; one that is not there is."""
+    try:
+        return (root / "blobs" / digest[:2] / digest).stat().st_mtime < oldest
+    except FileNotFoundError:
+        return True

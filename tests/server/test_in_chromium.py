@@ -119,7 +119,7 @@ def test_by_keyboard_alone(laboratory: Hosted, browser: Chromium) -> None:
     press("Tokens")
     go_to(page, "Name")
     page.keyboard.type("laptop")
-    press("Make it")
+    press("Create token")
     token = page.locator(".notice pre").inner_text()
     laboratory.tokens["made"] = token
     assert laboratory.api("made").whoami()["name"] == "ada"
@@ -146,7 +146,7 @@ PATHS = (
     "/", "/lab", "/institute", "/?q=nothing", f"/datasets/{ZOO}", f"/datasets/{ZOO}/tree/main", f"/datasets/{ZOO}/blob/main/README.md",
     f"/datasets/{ZOO}/blob/main/pictures/a.png", f"/datasets/{ZOO}/commits/main", f"/datasets/{ZOO}/commit/main",
     f"/datasets/{ZOO}/discussions", f"/datasets/{ZOO}/discussions?status=closed", f"/datasets/{ZOO}/discussions/1",
-    f"/datasets/{ZOO}/discussions/1/files", f"/datasets/{ZOO}/settings", "/lab/net", "/-/tokens", "/-/changes",
+    f"/datasets/{ZOO}/discussions/1/files", f"/datasets/{ZOO}/settings", "/lab/net", "/-/tokens", "/-/audit",
     "/-/sign-in", "/-/link/none", "/none",
 )  # fmt: skip
 
@@ -214,7 +214,7 @@ fetch("/-/tokens").then(() => tried.push("fetch")).catch(() => {}).finally(() =>
     for code, expected in ((script, "ran; reached "), (f"{script} ", "nothing")):
         push(laboratory, {"pages/explorer.html": explorer(code)}, f"datasets/{ZOO}")
         page.goto(f"{laboratory.url}/datasets/{ZOO}")
-        page.get_by_role("link", name="Look at the weights").click()
+        page.get_by_role("link", name="Explore the weights").click()
         shown = page.frame_locator("iframe").locator("#shown")
         if code == script:
             page.frame_locator("iframe").get_by_text("ran;").wait_for()

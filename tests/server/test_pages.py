@@ -258,7 +258,7 @@ def test_settings_and_members(laboratory: Hosted, ada: Browser, bob: Browser) ->
     assert bob.get(place).status == 200 and bob.get(f"{place}/settings").status == 403
     assert ada.post(f"{place}/settings", action="grant", account="nobody", role="read").status == 404
     assert ada.post(f"{place}/settings", action="grant", account="bob", role="king").status == 400
-    assert ada.post(f"{place}/settings", action="take", account="bob").status == 303
+    assert ada.post(f"{place}/settings", action="revoke", account="bob").status == 303
     assert bob.get(place).status == 404
     assert ada.post(f"{place}/settings", action="show").status == 303 and bob.get(place).status == 200
     assert ada.post(f"{place}/settings", action="close").status == 303
@@ -278,9 +278,9 @@ def test_settings_and_members(laboratory: Hosted, ada: Browser, bob: Browser) ->
     assert ada.post("/institute/members", action="remove", account="ada").status == 400
     assert ada.post("/institute/members", action="remove", account="bob").status == 303
     assert bob.get("/institute").status == 404
-    changes = ada.get("/-/changes").text
+    changes = ada.get("/-/audit").text
     assert all(item in changes for item in ("delete dataset", "remove member", "take grant", "dataset lab/secret"))
-    assert "lab/secret" not in bob.get("/-/changes").text
+    assert "lab/secret" not in bob.get("/-/audit").text
 
 
 @pytest.fixture
@@ -313,7 +313,7 @@ def test_what_was_checked_is_merged_and_nothing_else(proposed: Hosted, ada: Brow
     head, main = heads(proposed)
     page = ada.get(PULL)
     assert "&lt;i&gt;More&lt;/i&gt;" in page.text and "Some <strong>more</strong>." in page.text
-    assert "Nobody who may write has posted checks" in page.text and f"Merge {head[:12]}" not in page.text
+    assert "Nobody with the role write has posted checks" in page.text and f"Merge {head[:12]}" not in page.text
     form = {"head": head, "target": main}
     assert ada.post(f"{PULL}/merge", **form).status == 412
     # checks of those who may not write do not count, nor do failed ones, nor those of another commit
@@ -491,7 +491,7 @@ def test_only_released_explorers_run(laboratory: Hosted, ada: Browser, monkeypat
 def test_a_private_server(tmp_path: Path) -> None:
     with hosted(tmp_path / "private", private=True) as server:
         browser = Browser(server)
-        for path in ("/", "/lab", "/datasets/lab/zoo", "/-/changes"):
+        for path in ("/", "/lab", "/datasets/lab/zoo", "/-/audit"):
             assert browser.get(path).headers["location"].startswith("/-/sign-in?next=")
         assert browser.get("/-/style.css").status == 200
         assert browser.sign_in("read").status == 303 and browser.get("/").status == 200

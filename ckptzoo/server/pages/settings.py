@@ -16,7 +16,7 @@ from ckptzoo.server.store import accounts, audit, repositories, tokens
 _DAYS = ("30", "90", "365", "")
 """How long tokens of the form are good for; the empty one is for ever."""
 _ENTRIES, _READ_ENTRIES = 200, 50_000
-"""Changes that the page of changes shows, and that it reads at most."""
+"""Entries that the audit log shows, and how many it reads at most."""
 
 
 def repository(request: AuthorizedRequest) -> Response:
@@ -39,12 +39,12 @@ def change_repository(request: AuthorizedRequest) -> Response:
         elif action in ("close", "open"):
             repositories.set_closed(connection, found, action == "close")
             audit.note(connection, request.user, action, found.name)
-        elif action in ("grant", "take"):
+        elif action in ("grant", "revoke"):
             role = _role(request) if action == "grant" else None
             accounts.set_grant(connection, field(request, "account", 100), found.id, role, actor=request.user)
         elif action == "delete":
             if field(request, "name") != found.name:
-                raise Refusal(400, f"Name: expected {found.name}, to be sure that you mean it. Nothing was removed.")
+                raise Refusal(400, f"Name: expected {found.name}, to confirm. Nothing was deleted.")
             repositories.remove(connection, found)
             audit.note(connection, request.user, f"delete {found.kind}", found.name)
             following = "/"
@@ -103,7 +103,7 @@ def revoke_token(request: AuthorizedRequest) -> Response:
     return see("/-/tokens")
 
 
-def changes(request: AuthorizedRequest) -> Response:
+def audit_log(request: AuthorizedRequest) -> Response:
     """The last changes that the caller made, and those in namespaces that the caller administers."""
 
     def concerns(entry: audit.Entry) -> bool:

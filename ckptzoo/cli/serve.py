@@ -305,6 +305,13 @@ def backup(
 
     with bar("backing up") as progress:
         copied = back_up(root, to, progress)
+    with _writing(root) as connection:
+        from datetime import UTC, datetime
+
+        from ckptzoo.server.doctor import LAST_BACKUP
+        from ckptzoo.server.store.database import set_setting
+
+        set_setting(connection, LAST_BACKUP, f"{datetime.now(UTC).isoformat(timespec='seconds')} {to.absolute()}")
     _show_copied(f"{to}", copied, as_json)
 
 
@@ -363,6 +370,28 @@ def gc(
     rows = f"{counted(found.commits, 'commit')}, {counted(found.folders, 'folder')}, {counted(found.files, 'file')}"
     would = "would remove" if dry_run else "removed"
     print(f"{root}: {would} {counted(found.blobs, 'blob')}, {size(found.nbytes)}, and the rows of {rows}.")
+
+
+@serve.command()
+def doctor(root: Root, as_json: AsJson = False) -> None:
+    """Check a server's folder, its disk and its address, and say what to do; exit with 1 if there is a problem.
+
+    The server may be running. Bytes of files are not read: ckptzoo serve restore --verify does that with a backup.
+    """
+    _need_server()
+    from ckptzoo.server.doctor import PROBLEM, examine
+    from ckptzoo.text import printable
+
+    checks = examine(root)
+    if as_json:
+        emit({"folder": str(root), "checks": [vars(check) for check in checks]})
+    else:
+        for check in checks:
+            print(f"{check.outcome:<8}{check.name:<13}{printable(check.detail)}")
+            if check.step:
+                print(f"{'':<21}{printable(check.step)}")
+    if any(check.outcome == PROBLEM for check in checks):
+        raise typer.Exit(PROBLEMS)
 
 
 def _grace(text: str) -> "timedelta":

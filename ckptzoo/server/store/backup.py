@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.server.store.blobs import locked, sync
+from ckptzoo.server.store.blobs import locked, named_blobs, sync
 from ckptzoo.server.store.database import VERSION
 
 DATABASE = "hub.sqlite"
@@ -119,7 +119,7 @@ def problems(root: Path, progress: Progress | None = None) -> Iterator[Problem]:
                 yield Problem(f"{root}/{DATABASE}", "database", "a sound one", str(row[0])[:200], step)
         for row in connection.execute("PRAGMA foreign_key_check"):
             yield Problem(f"{root}/{DATABASE}", f"rows of {row[0]}", "of what is there", "others", step)
-        named = _named(connection)
+        named = named_blobs(connection)
     for done, (sha256, size) in enumerate(named.items(), start=1):
         path, digest = _path(root, sha256), hashlib.sha256()
         if not path.is_file():
@@ -150,12 +150,6 @@ def _check_database(root: Path) -> None:
         raise ZooError(Problem(str(root), "tables", f"version {VERSION}", f"{version}", step))
 
 
-def _named(connection: sqlite3.Connection) -> dict[str, int]:
-    """The sha256 and the size of every blob that a database names."""
-    rows = connection.execute("SELECT sha256, size FROM files UNION SELECT sha256, size FROM contents ORDER BY sha256")
-    return dict(rows.fetchall())
-
-
 def _path(root: Path, sha256: str) -> Path:
     return root / "blobs" / sha256[:2] / sha256
 
@@ -163,7 +157,7 @@ def _path(root: Path, sha256: str) -> Path:
 def _copy_blobs(source: Path, target: Path, database: Path, progress: Progress | None) -> Copied:
     """Link or copy the blobs that a database names and the target lacks."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-        named = _named(connection)
+        named = named_blobs(connection)
     added, folders = 0, set[Path]()
     (target / "blobs").mkdir(mode=0o700, exist_ok=True)
     for done, (sha256, size) in enumerate(named.items(), start=1):

@@ -5,6 +5,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -59,6 +60,12 @@ def locked(root: Path, *, shared: bool = False, seconds: float = 600) -> Iterato
         yield time.monotonic()
     finally:
         os.close(descriptor)
+
+
+def named_blobs(connection: sqlite3.Connection) -> dict[str, int]:
+    """The sha256 and the size of every blob that a database names."""
+    rows = connection.execute("SELECT sha256, size FROM files UNION SELECT sha256, size FROM contents ORDER BY sha256")
+    return {row[0]: row[1] for row in rows}
 
 
 class Arriving:

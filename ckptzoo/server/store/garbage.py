@@ -12,13 +12,13 @@ has touched it under that lock, so that it is younger than the grace time, or fi
 import hashlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from ckptzoo.server.store.blobs import locked
+from ckptzoo.server.store.blobs import locked, named_blobs
 from ckptzoo.server.store.database import Database
 from ckptzoo.server.store.git_objects import tree_nodes
 from ckptzoo.server.store.repositories import ATTRIBUTES
@@ -213,7 +213,7 @@ def _unlink(
     """
     count = nbytes = start = 0
     with database.reading() as connection:
-        named = {*_named(connection), hashlib.sha256(ATTRIBUTES).hexdigest()}
+        named = {*named_blobs(connection), hashlib.sha256(ATTRIBUTES).hexdigest()}
     while start < len(paths):
         with locked(root) as began:
             while start < len(paths) and time.monotonic() - began < _LOCK_SECONDS:
@@ -226,11 +226,6 @@ def _unlink(
                 start += _PATHS
         time.sleep(_LOCK_SECONDS / 2)
     return count, nbytes
-
-
-def _named(connection: sqlite3.Connection) -> set[str]:
-    rows: Iterable[sqlite3.Row] = connection.execute("SELECT sha256 FROM files UNION SELECT sha256 FROM contents")
-    return {row[0] for row in rows}
 
 
 def _blobs(root: Path) -> Iterator[Path]:

@@ -1,7 +1,7 @@
 """``ckptzoo serve``: the hub's protocol from a folder."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -109,7 +109,9 @@ def run(
     )
     try:
         app = layered(Application(service), plan=plan, readable=ledger).app if plan or ledger else Application(service)
-        run_server(app, host, port, partial(_ready, service), limits=limits, proxies=proxy or ())
+        # Ctrl-C and SIGTERM are how a server ends: once it has answered what it was asked, with exit code 0
+        with suppress(KeyboardInterrupt):
+            run_server(app, host, port, partial(_ready, service), limits=limits, proxies=proxy or ())
     finally:
         service.close()
 

@@ -111,4 +111,4 @@ def test_an_interrupted_server_ends_well(tmp_path: Path) -> None:
     with server_process(tmp_path) as (server, _):
         server.send_signal(signal.SIGINT)
         out, err = server.communicate(timeout=20)
-        assert (server.returncode in (0, -signal.SIGINT, 130, 1), out) == (True, "") and "Traceback" not in err
+        assert (server.returncode, out) == (0, "") and "Traceback" not in err

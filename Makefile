@@ -62,6 +62,7 @@ bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON 
 	@$(PY) benchmarks/predict.py
 	@$(PY) benchmarks/learning.py
 	@$(PY) benchmarks/server.py
+	@$(PY) benchmarks/hosting.py
 	@$(PY) benchmarks/shared.py
 	@$(PY) benchmarks/remote.py
 	@$(PY) benchmarks/imports.py

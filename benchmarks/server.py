@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,6 @@ from rich.table import Table
 import ckptzoo
 from ckptzoo.hub.push import push
 from ckptzoo.schema.architecture import Architecture, Tensor
-from ckptzoo.server.service import database_of
-from ckptzoo.server.store.tokens import make_token
 
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = "lab/zoo"
@@ -72,19 +70,22 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="of each server (5)")
     parser.add_argument("--piece", type=int, default=2**16, help="bytes of a request (65536)")
     parser.add_argument("--megabytes", type=int, default=256, help="of the file (256)")
+    parser.add_argument(
+        "--beside", type=Path, metavar="CHECKOUT", help="another checkout, whose server is measured too"
+    )
     parser.add_argument("--folder", type=Path, help="where to make the scratch folder (default: zoos/)")
     parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "server.json", help="where figures go")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Start both servers, measure them in turns, print a table, write the JSON."""
+    """Start the servers, measure them in turns, print a table, write the JSON."""
     chosen = arguments()
     scratch = chosen.folder or ROOT / "zoos"
     scratch.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-server-", dir=scratch))
     try:
-        with servers(folder, chosen.megabytes * 2**20) as (targets, size):
+        with servers(folder, chosen.megabytes * 2**20, chosen.beside) as (targets, size):
             for repeat in range(chosen.repeats):
                 for target in targets[:: 1 if repeat % 2 == 0 else -1]:
                     measure(target, size, chosen, seed=repeat)
@@ -98,8 +99,14 @@ def main() -> None:
 
 
 @contextmanager
-def servers(folder: Path, nbytes: int) -> Iterator[tuple[list[Target], int]]:
-    """Both servers with the same file, and its size."""
+def servers(folder: Path, nbytes: int, beside: Path | None) -> Iterator[tuple[list[Target], int]]:
+    """The servers with the same file, and its size.
+
+    Parameters
+    ----------
+    beside
+        Another checkout of this project, whose server is a third one.
+    """
     arch = Architecture("wide", (Tensor("weight", (2**18,)),))
     with ckptzoo.create(folder / "zoo", arch=arch) as writer:
         for number in range(max(1, nbytes // arch.nbytes)):
@@ -109,21 +116,27 @@ def servers(folder: Path, nbytes: int) -> Iterator[tuple[list[Target], int]]:
     static = folder / "static"
     static.mkdir()
     shutil.copy(shard, static / "shard.bin")
-    database = database_of(folder / "hub")
-    with database.writing() as connection:
-        token = make_token(connection, "lab", "write")
-    database.close()
-    serve = [sys.executable, "-c", SERVE, "--root", str(folder / "hub"), "--port", "0"]
+    path = f"/datasets/{ZOO}/resolve/main/{shard.relative_to(folder / 'zoo')}"
+    checkouts = {"ckptzoo serve": ROOT} | ({} if beside is None else {f"ckptzoo serve of {beside.name}": beside})
     plain = [sys.executable, "-m", "benchmarks.remote_static", str(static)]
-    with started(serve) as (hub, said), started(plain) as (other, port):
-        address = said.split()[-1]
-        push(folder / "zoo", ZOO, endpoint=address, token=token)
-        path = f"/datasets/{ZOO}/resolve/main/{shard.relative_to(folder / 'zoo')}"
-        targets = [
-            Target("ckptzoo serve", address, hub, place_of(address, path)),
-            Target("static files", f"http://127.0.0.1:{int(port)}", other, "/shard.bin"),
-        ]
+    with ExitStack() as stack:
+        targets: list[Target] = []
+        for number, (name, checkout) in enumerate(checkouts.items()):
+            command = [sys.executable, "-c", SERVE, "--root", str(folder / f"hub-{number}"), "--port", "0"]
+            hub, said = stack.enter_context(started(command, checkout))
+            token = token_of(folder / f"hub-{number}", checkout)
+            address = said.split()[-1]
+            push(folder / "zoo", ZOO, endpoint=address, token=token)
+            targets.append(Target(name, address, hub, place_of(address, path)))
+        other, port = stack.enter_context(started(plain))
+        targets.append(Target("static files", f"http://127.0.0.1:{int(port)}", other, "/shard.bin"))
         yield targets, shard.stat().st_size
+
+
+def token_of(root: Path, checkout: Path) -> str:
+    """A token that may write, made by the checkout's own command."""
+    command = [sys.executable, "-c", SERVE, "token", "--root", str(root), "--user", "lab", "--write"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=checkout).stdout.strip()
 
 
 def place_of(address: str, path: str) -> str:
@@ -139,9 +152,9 @@ def place_of(address: str, path: str) -> str:
 
 
 @contextmanager
-def started(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process and the first line that it prints."""
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+def started(command: list[str], folder: Path = ROOT) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process in a folder, and the first line that it prints."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
         assert process.stdout is not None
         try:
             yield process, process.stdout.readline().strip()

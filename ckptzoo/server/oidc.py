@@ -204,7 +204,9 @@ def provider_in(path: Path) -> Provider:
     try:
         content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SpecError(Problem(str(path), "file", "TOML", str(error), "Correct it; docs/hosting.md has one.")) from None
+        raise SpecError(
+            Problem(str(path), "file", "TOML", str(error), "Correct it; docs/hosting.md has one.")
+        ) from None
     problems = [
         Problem(str(path), name, kind.__name__, repr(content.get(name))[:100], "Correct it; docs/hosting.md has one.")
         for name, kind in _KEYS.items()

@@ -149,7 +149,15 @@ def test_the_make_lines_are_targets_and_the_extras_exist():
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", STUDIES, LEARNING, ROOT / "docs/hub.md", ROOT / "docs/hosting.md", ROOT / "docs/image_sets.md"]
+    "page",
+    [
+        ROOT / "README.md",
+        STUDIES,
+        LEARNING,
+        ROOT / "docs/hub.md",
+        ROOT / "docs/hosting.md",
+        ROOT / "docs/image_sets.md",
+    ],
 )
 def test_pictures_and_links_exist(page):
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

@@ -142,6 +142,32 @@ def test_killed_between_any_two_files(served: Path, tmp_path: Path, step: int) -
     assert not list(tmp_path.rglob(".backup-*"))
 
 
+@pytest.mark.parametrize(("limit", "name"), [(60_000, "could not be copied"), (500_000, "blobs/")])
+def test_a_full_disk_leaves_the_earlier_backup(served: Path, tmp_path: Path, limit: int, name: str) -> None:
+    """The limit on the size of one file ends writes as a full disk does."""
+    backup = tmp_path / "backup"
+    back_up(served, backup)
+    before = (backup / DATABASE).read_bytes()
+    with hosted(served) as server:
+        push(server, {"c.safetensors": b"3" * 1_000_000})
+    command = f"""
+import os, resource, sys
+def refused(*_, **__):
+    raise OSError(18, "Invalid cross-device link")
+os.link = refused
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit},) * 2)
+from ckptzoo.cli import main
+sys.exit(main())
+"""
+    words = ["serve", "backup", "--root", str(served), "--to", str(backup)]
+    done = subprocess.run([sys.executable, "-c", command, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 4 and str(backup) in done.stderr and name in done.stderr, done.stderr
+    assert (backup / DATABASE).read_bytes() == before and not list(backup.rglob(".backup-*"))
+    assert list(problems(backup)) == []
+    back_up(served, backup)
+    assert list(problems(backup)) == []
+
+
 def test_the_commands(served: Path, tmp_path: Path) -> None:
     made = run_serve("backup", "--root", str(served), "--to", str(tmp_path / "backup"))
     assert made.returncode == 0 and "files" in made.stdout, made.stderr

@@ -135,11 +135,6 @@ def _commit(request: AuthorizedRequest, proposal: _Proposal) -> Response:
     revision, new_pull = request.piece("revision"), request.is_set("create_pr")
     blobs = request.service.blobs
     with blobs.held(), request.service.database.writing() as connection:
-        # a body may have taken longer to arrive than blobs without a commit are kept
-        small = {file.sha256 for *_, file in proposal.operations if file is not None and not file.large}
-        if not all(blobs.path(digest).exists() for digest in small):
-            message = "A file that was sent first is no longer there. Try again."
-            raise Refusal(503, message, headers={"Retry-After": "1"})
         history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
         discussions = Discussions(connection, request.repository.id)
         ref = history.writable(revision)
@@ -164,6 +159,10 @@ def _commit(request: AuthorizedRequest, proposal: _Proposal) -> Response:
             message = f"A commit has happened since. Expected parent {head.oid}, got {proposal.parent}."
             raise Refusal(412, message)  # as the hub answers a lost race
         tree = trees.changed(base.tree, _changes(request, proposal, base, trees))
+        # a body, or the time since an upload, may have taken longer than blobs without a commit are kept
+        if not blobs.touch(*{file.sha256 for *_, file in proposal.operations if file is not None}):
+            message = "A file that was sent first is no longer there. Try again."
+            raise Refusal(503, message, headers={"Retry-After": "1"})
         author, title = request.user, proposal.title or ""
         oid = history.add(tree, (base.oid,), author=author, title=title, message=proposal.description)
         history.point(ref if pull is None else pull.ref, oid)

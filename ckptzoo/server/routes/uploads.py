@@ -148,10 +148,11 @@ async def receive(request: AuthorizedRequest) -> Response:
 
     def keep(arriving: Arriving) -> None:
         """Put the bytes in place and give them to the repository."""
-        service.blobs.keep(arriving, sha256, size)
-        with service.database.writing() as connection:
-            repositories.give(connection, int(fields["repository"]), sha256, size)
-            service.quotas.charge(connection, contributor, size)
+        with service.blobs.held():
+            service.blobs.keep(arriving, sha256, size)
+            with service.database.writing() as connection:
+                repositories.give(connection, int(fields["repository"]), sha256, size)
+                service.quotas.charge(connection, contributor, size)
 
     async with _within_quota(request, contributor, size):
         arriving = await request.in_thread(service.blobs.arrive, size)
@@ -225,9 +226,10 @@ def join(request: AuthorizedRequest) -> Response:
         is_given = repositories.given(connection, repository, sha256) == size
     # a client whose answer was lost asks again, when the parts have been joined and removed
     if not is_given:
-        service.blobs.join(fields["upload"], ordered, sha256, size)
-        with service.database.writing() as connection:
-            repositories.give(connection, repository, sha256, size)
+        with service.blobs.held():
+            service.blobs.join(fields["upload"], ordered, sha256, size)
+            with service.database.writing() as connection:
+                repositories.give(connection, repository, sha256, size)
     return JSONResponse({"success": True}, media_type=_LFS)
 
 

@@ -4,6 +4,7 @@ A backup is the database as it was at one moment, and every blob that it names. 
 disk before the database names it: so what is copied after that moment has all that was acknowledged before it.
 """
 
+import errno
 import hashlib
 import os
 import secrets
@@ -67,8 +68,13 @@ def back_up(root: Path, target: Path, progress: Progress | None = None) -> Copie
         # garbage waits meanwhile, so that every blob that this database names is there
         with locked(root, shared=True):
             with closing(sqlite3.connect(root / DATABASE)) as source, closing(sqlite3.connect(temporary)) as copy:
-                source.backup(copy)
-                copy.execute("PRAGMA journal_mode = DELETE")  # one file; the log of a served database is a second one
+                try:
+                    source.backup(copy)
+                    # one file; the log of a served database is a second one
+                    copy.execute("PRAGMA journal_mode = DELETE")
+                except sqlite3.OperationalError as error:  # SQLITE_FULL and SQLITE_IOERR, without an errno
+                    code = errno.ENOSPC if "full" in str(error) else errno.EIO
+                    raise OSError(code, f"the database could not be copied: {error}", str(target)) from None
             sync(temporary)
             copied = _copy_blobs(root, target, temporary, progress)
         temporary.replace(target / DATABASE)
@@ -183,8 +189,12 @@ def _link_or_copy(source: Path, target: Path) -> None:
             if isinstance(error, FileNotFoundError):
                 step = "The server's folder is damaged: ckptzoo serve restore --verify of an earlier backup has it."
                 raise ZooError(Problem(str(source), "blob", "a file", "none", step)) from None
-            shutil.copyfile(source, temporary)
-            sync(temporary)
+            try:
+                shutil.copyfile(source, temporary)
+                sync(temporary)
+            except OSError as failed:
+                # shutil names the source, also where the target's disk is full
+                raise OSError(failed.errno, failed.strerror, str(target)) from None
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)

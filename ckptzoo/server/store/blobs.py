@@ -138,11 +138,12 @@ class Blobs:
         """While blobs are named, so that none of them is removed; see ``garbage``."""
         return locked(self._root, shared=True)
 
-    def touch(self, sha256: str) -> bool:
-        """Make a stored blob as young as a new one; whether there is one."""
+    def touch(self, *digests: str) -> bool:
+        """Make stored blobs as young as new ones; whether all of them are there."""
         with self.held():
             try:
-                os.utime(self.path(sha256))
+                for sha256 in digests:
+                    os.utime(self.path(sha256))
             except FileNotFoundError:
                 return False
             return True

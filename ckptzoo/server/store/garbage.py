@@ -5,8 +5,8 @@ stays is what a commit of a repository's history reaches, and for the grace time
 
 Rows are found in one read transaction and removed in short write transactions. Each of those first looks at the commits
 that were added meanwhile: a row that one of them uses stays, and one that is removed before it is added is stored
-again by it. A blob is unlinked only under a lock (``Blobs.held``) that uploads and commits share: a commit that used it
-has touched it under that lock, so that it is younger than the grace time, or finds it gone and is refused.
+again by it. A blob is unlinked only under a lock (``Blobs.held``) that uploads and commits share: a commit touches the
+blobs that it names under that lock, so that they are younger than the grace time, or finds one gone and is refused.
 """
 
 import hashlib
@@ -29,6 +29,8 @@ _WRITE_SECONDS = 0.03
 """How long a transaction goes on: uploads wait for it, and get as long a pause behind it."""
 _LOCK_SECONDS = 0.03
 """The same for blobs."""
+_TICK_SECONDS = 0.02
+"""Times of files are those of the kernel's last tick, up to 10 ms ago (CONFIG_HZ=100; time(7))."""
 _PATHS = 50
 """Blobs between two looks at the time."""
 Progress = Callable[[int, int], None]
@@ -105,7 +107,7 @@ def collect(
     -----
     Killed at any moment it leaves what it has not come to, and the same call goes on.
     """
-    reached, oldest = Reached(), time.time() - grace.total_seconds()
+    reached, oldest = Reached(), time.time() - grace.total_seconds() - _TICK_SECONDS
     with database.reading() as connection:
         reached.update(connection)
         commits = _missing(connection, "SELECT oid FROM commits", reached.commits)
@@ -209,9 +211,12 @@ def _unlink(
 ) -> tuple[int, int]:
     """Unlink blobs that no row names, and that nobody has touched; returns how many, and their bytes.
 
-    A blob gets a row only after it was touched, so that the rows are read once.
+    Whoever gives a blob a row touches it before, both under the lock. So the rows are read once, when all that held the
+    lock at the beginning have ended: who comes later makes the blob young.
     """
     count = nbytes = start = 0
+    with locked(root):
+        pass
     with database.reading() as connection:
         named = {*named_blobs(connection), hashlib.sha256(ATTRIBUTES).hexdigest()}
     while start < len(paths):

@@ -21,8 +21,10 @@ class MemberOutputs(NamedTuple):
 
     Parameters
     ----------
-    outputs : (M, N, K) float64.
-    targets : (N,).
+    outputs
+        (M, N, K) float64.
+    targets
+        (N,).
     """
 
     outputs: NDArray[np.float64]
@@ -34,8 +36,10 @@ class Likelihood(NamedTuple):
 
     Parameters
     ----------
-    log : logarithm of the likelihood of all targets, at its greatest over the variance of the noise where there is one.
-    scale : what the summed loss and its derivatives are multiplied by for those of the negative log-likelihood.
+    log
+        logarithm of the likelihood of all targets, at its greatest over the variance of the noise where there is one.
+    scale
+        what the summed loss and its derivatives are multiplied by for those of the negative log-likelihood.
     """
 
     log: float

@@ -14,9 +14,11 @@ class GradientStep(NamedTuple):
 
     Parameters
     ----------
-    rate : the learning rate.
-    gradient : of weights ``{name: (M, *shape)}`` to gradients of the same names and shapes, which the caller may change
-        and which the next call may overwrite.
+    rate
+        the learning rate.
+    gradient
+        of weights ``{name: (M, *shape)}`` to gradients of the same names and shapes, which the caller may change and
+        which the next call may overwrite.
     """
 
     rate: float

@@ -41,8 +41,10 @@ class Picture(NamedTuple):
 
     Parameters
     ----------
-    where : it is from, for messages.
-    content : a file, or its bytes.
+    where
+        it is from, for messages.
+    content
+        a file, or its bytes.
     """
 
     where: str
@@ -54,9 +56,12 @@ class Shape(NamedTuple):
 
     Parameters
     ----------
-    size : pixels of a side.
-    channels : 1 or 3; grey pictures become RGB, or colour ones grey.
-    scaled : whether pictures of any size are scaled to this one, without keeping their aspect; else they have it.
+    size
+        pixels of a side.
+    channels
+        1 or 3; grey pictures become RGB, or colour ones grey.
+    scaled
+        whether pictures of any size are scaled to this one, without keeping their aspect; else they have it.
     """
 
     size: int

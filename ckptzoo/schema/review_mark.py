@@ -12,9 +12,12 @@ class ReviewMark(NamedTuple):
 
     Parameters
     ----------
-    head : the pull request's last commit.
-    main : the zoo's.
-    passed : whether no check failed.
+    head
+        the pull request's last commit.
+    main
+        the zoo's.
+    passed
+        whether no check failed.
     """
 
     head: str

@@ -23,9 +23,12 @@ class Images(NamedTuple):
 
     Parameters
     ----------
-    pixels, labels : as in ``builders.data_source.DataSource``.
-    height, width, pad : of a padded image, and how much of it is padding on each side.
-    shift, scale : the network sees ``(pixel - shift) * scale``.
+    pixels, labels
+        as in ``builders.data_source.DataSource``.
+    height, width, pad
+        of a padded image, and how much of it is padding on each side.
+    shift, scale
+        the network sees ``(pixel - shift) * scale``.
     """
 
     pixels: Pixels
@@ -42,11 +45,14 @@ class SGDSettings(NamedTuple):
 
     Parameters
     ----------
-    items, batch, side : of an epoch, of a step, and ``rng.side(items)``.
-    rates : the learning rate schedule: the rate of each epoch from that of the first step on.
-    decay, friction : weight decay and momentum.
-    threshold, scale : of dropout: ``builders.rng.dropout_threshold``, and what kept units are multiplied by; 0 and 1
-        without.
+    items, batch, side
+        of an epoch, of a step, and ``rng.side(items)``.
+    rates
+        the learning rate schedule: the rate of each epoch from that of the first step on.
+    decay, friction
+        weight decay and momentum.
+    threshold, scale
+        of dropout: ``builders.rng.dropout_threshold``, and what kept units are multiplied by; 0 and 1 without.
     """
 
     items: int
@@ -64,8 +70,10 @@ class LaneBatch(NamedTuple):
 
     Parameters
     ----------
-    corners, labels : the first pixel of each crop, and its label.
-    scales : (lanes, 10): by what dropout multiplies the head's inputs.
+    corners, labels
+        the first pixel of each crop, and its label.
+    scales
+        (lanes, 10): by what dropout multiplies the head's inputs.
     """
 
     corners: Places

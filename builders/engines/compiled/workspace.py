@@ -27,14 +27,21 @@ class Workspace(NamedTuple):
 
     Parameters
     ----------
-    images : (27, 28) pixels as the network sees them.
-    hidden1, winners : (2, 64): pooled and rectified; where in its window the largest lay, as a distance in the picture.
-    slope1 : (2, 64): the gradient before pooling, at that place, times the scale of the pixels.
-    hidden2 : (10, 16): the second convolution, rectified; then its gradient before that.
-    features, slope : (10,): the head's inputs; its outputs, then their gradient.
-    scales : (10,): by what dropout multiplies the head's inputs; 1 without.
-    conv1, conv2, head, bias : (2,), (250,), (100,), (10,): sums for the weights' gradients. In conv1 the lanes are the
-        weights of a kernel; of the others the first numbers are the gradient, when it is done.
+    images
+        (27, 28) pixels as the network sees them.
+    hidden1, winners
+        (2, 64): pooled and rectified; where in its window the largest lay, as a distance in the picture.
+    slope1
+        (2, 64): the gradient before pooling, at that place, times the scale of the pixels.
+    hidden2
+        (10, 16): the second convolution, rectified; then its gradient before that.
+    features, slope
+        (10,): the head's inputs; its outputs, then their gradient.
+    scales
+        (10,): by what dropout multiplies the head's inputs; 1 without.
+    conv1, conv2, head, bias
+        (2,), (250,), (100,), (10,): sums for the weights' gradients. In conv1 the lanes are the weights of a kernel; of
+        the others the first numbers are the gradient, when it is done.
     """
 
     images: Numbers

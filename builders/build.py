@@ -103,7 +103,7 @@ class Settled:
 class TrainingOptions(TypedDict, total=False):
     """Keyword arguments that ``build``, ``builders.shared.plan`` and ``builders.planted.build`` have in common.
 
-    Parameters
+    Attributes
     ----------
     folder
         where the data is; see ``builders.sources.load``.

@@ -21,7 +21,7 @@ _DRAWN_AT_ONCE = 2**15
 class TrainingBatch(NamedTuple):
     """What M members see in one optimiser step of B examples.
 
-    Parameters
+    Attributes
     ----------
     rate
         the learning rate.

@@ -19,7 +19,7 @@ Columns = dict[str, NDArray[Any]]
 class MemberOutputs(NamedTuple):
     """Outputs of M networks on N examples, and the targets.
 
-    Parameters
+    Attributes
     ----------
     outputs
         (M, N, K) float64.
@@ -34,7 +34,7 @@ class MemberOutputs(NamedTuple):
 class Likelihood(NamedTuple):
     """The likelihood of the targets that a loss stands for.
 
-    Parameters
+    Attributes
     ----------
     log
         logarithm of the likelihood of all targets, at its greatest over the variance of the noise where there is one.

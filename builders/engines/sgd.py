@@ -12,7 +12,7 @@ from builders.state import Tensors, TrainingState
 class GradientStep(NamedTuple):
     """One optimiser step: the gradient of its batch's mean loss, at any weights.
 
-    Parameters
+    Attributes
     ----------
     rate
         the learning rate.

@@ -66,7 +66,7 @@ _SEEDS = 10**4
 class Chain(NamedTuple):
     """A chain between two transitions.
 
-    Parameters
+    Attributes
     ----------
     hmc
         position (P,), logarithm of the density there and its gradient (P,).

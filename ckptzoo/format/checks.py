@@ -32,7 +32,7 @@ MAX_PROBLEMS = 100
 class RowLimits(NamedTuple):
     """What a part may hold for each of its checkpoints; from the architecture, before anything is decoded.
 
-    Parameters
+    Attributes
     ----------
     blocks
         index rows at most, in a part of any kind.

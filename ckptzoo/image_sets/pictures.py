@@ -39,7 +39,7 @@ _MODES = ("1", "L", "P", "RGB", "CMYK")
 class Picture(NamedTuple):
     """An encoded picture.
 
-    Parameters
+    Attributes
     ----------
     where
         it is from, for messages.
@@ -54,7 +54,7 @@ class Picture(NamedTuple):
 class Shape(NamedTuple):
     """What pictures are decoded to.
 
-    Parameters
+    Attributes
     ----------
     size
         pixels of a side.

@@ -16,7 +16,7 @@ _CHAINS, _DRAWS = 2, 4
 class Convergence(NamedTuple):
     """What draws of several chains tell of their convergence, one number a parameter.
 
-    Parameters
+    Attributes
     ----------
     rhat
         (P,) float64; near 1 where all halves of chains have the same distribution, and above 1.01 (Vehtari et al.)

@@ -39,7 +39,7 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 class Packed(NamedTuple):
     """Centred columns, ordered for ``add_tile``.
 
-    Parameters
+    Attributes
     ----------
     values
         (runs, vectors, RUN, lanes) float32 or float64: row ``vector * lanes + lane``, column ``run * RUN + c``. After

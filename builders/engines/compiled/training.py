@@ -21,7 +21,7 @@ Tensors = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], N
 class Images(NamedTuple):
     """A training set of images, padded, one after another.
 
-    Parameters
+    Attributes
     ----------
     pixels, labels
         as in ``builders.data_source.DataSource``.
@@ -43,7 +43,7 @@ class Images(NamedTuple):
 class SGDSettings(NamedTuple):
     """How steps are taken.
 
-    Parameters
+    Attributes
     ----------
     items, batch, side
         of an epoch, of a step, and ``rng.side(items)``.
@@ -68,7 +68,7 @@ class SGDSettings(NamedTuple):
 class LaneBatch(NamedTuple):
     """What a member meets in a step; longer than the batch by up to fifteen examples, which are computed and ignored.
 
-    Parameters
+    Attributes
     ----------
     corners, labels
         the first pixel of each crop, and its label.

@@ -25,7 +25,7 @@ WEIGHTS1, WEIGHTS2 = 16, 25
 class Workspace(NamedTuple):
     """Arrays (n * 16,) float32: n numbers of each of sixteen images, those of one number side by side.
 
-    Parameters
+    Attributes
     ----------
     images
         (27, 28) pixels as the network sees them.

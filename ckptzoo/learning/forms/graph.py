@@ -24,7 +24,7 @@ from ckptzoo.schema.symmetry import Symmetry
 class Graph(NamedTuple):
     """B graphs with the same nodes and edges; what has no axis B is shared by all batches, and not to be written to.
 
-    Parameters
+    Attributes
     ----------
     x
         (B, N, F) features of the nodes: biases, gains, statistics; 0 where a node has none.

@@ -22,7 +22,7 @@ from ckptzoo.schema.architecture import Architecture, Tensor
 class Tokens(NamedTuple):
     """A batch of sequences; mask and positions are those of every checkpoint, and shared by all batches.
 
-    Parameters
+    Attributes
     ----------
     tokens
         (B, T, size) weights, padded with zeros.

@@ -29,8 +29,10 @@ class Progress:
 
     Attributes
     ----------
-    taken, seconds
-        member-steps of this process, and how long it took them.
+    taken
+        member-steps of this process.
+    seconds
+        how long they took it.
     """
 
     def __init__(

@@ -233,8 +233,10 @@ class _Attempt:
     ----------
     started
         whether the task has begun to train, and this process holds the unit.
-    step, saved_step
-        optimiser steps that it is known to have taken, and those that are saved.
+    step
+        optimiser steps that it is known to have taken.
+    saved_step
+        optimiser steps that are saved.
     """
 
     def __init__(self, driver: _Driver, unit: Unit, patience: float) -> None:

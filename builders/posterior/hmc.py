@@ -70,12 +70,16 @@ class Chain(NamedTuple):
     ----------
     hmc
         position (P,), logarithm of the density there and its gradient (P,).
-    averaging, scaling
-        the adaptation of the step size, and of the inverse mass matrix, a diagonal (P,).
+    averaging
+        the adaptation of the step size.
+    scaling
+        the adaptation of the inverse mass matrix, a diagonal (P,).
     step_size
         of the next transition.
-    accepted, divergent
-        transitions after burn-in that were accepted, and whose energy error was above 1,000.
+    accepted
+        transitions after burn-in that were accepted.
+    divergent
+        transitions after burn-in whose energy error was above 1,000.
     """
 
     hmc: hmc.HMCState

@@ -46,8 +46,10 @@ class Packed(NamedTuple):
         the last row come rows of zeros; after the last column, anything.
     units
         (runs,) float64, the power of two by which the values of a run are to be multiplied.
-    rows, width
-        rows and columns.
+    rows
+        how many there are.
+    width
+        the number of columns.
     """
 
     values: NDArray[Any]

@@ -23,12 +23,20 @@ class Images(NamedTuple):
 
     Attributes
     ----------
-    pixels, labels
+    pixels
         as in ``builders.data_source.DataSource``.
-    height, width, pad
-        of a padded image, and how much of it is padding on each side.
-    shift, scale
+    labels
+        as there.
+    height
+        of a padded image.
+    width
+        of a padded image.
+    pad
+        how much of it is padding on each side.
+    shift
         the network sees ``(pixel - shift) * scale``.
+    scale
+        see ``shift``.
     """
 
     pixels: Pixels
@@ -45,14 +53,22 @@ class SGDSettings(NamedTuple):
 
     Attributes
     ----------
-    items, batch, side
-        of an epoch, of a step, and ``rng.side(items)``.
+    items
+        of an epoch.
+    batch
+        items of a step.
+    side
+        ``rng.side(items)``.
     rates
         the learning rate schedule: the rate of each epoch from that of the first step on.
-    decay, friction
-        weight decay and momentum.
-    threshold, scale
-        of dropout: ``builders.rng.dropout_threshold``, and what kept units are multiplied by; 0 and 1 without.
+    decay
+        weight decay.
+    friction
+        momentum.
+    threshold
+        of dropout: ``builders.rng.dropout_threshold``; 0 without.
+    scale
+        what units that dropout keeps are multiplied by; 1 without.
     """
 
     items: int
@@ -70,8 +86,10 @@ class LaneBatch(NamedTuple):
 
     Attributes
     ----------
-    corners, labels
-        the first pixel of each crop, and its label.
+    corners
+        the first pixel of each crop.
+    labels
+        the label of each crop.
     scales
         (lanes, 10): by what dropout multiplies the head's inputs.
     """

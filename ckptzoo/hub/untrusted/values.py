@@ -33,8 +33,12 @@ class Inert:
     ----------
     name
         of the class, such as ``"omegaconf.nodes.AnyNode"``.
-    args, state, items
-        the arguments, what BUILD gave it, and what was appended or set by key.
+    args
+        the arguments.
+    state
+        what BUILD gave it.
+    items
+        what was appended or set by key.
     """
 
     __slots__ = ("args", "items", "state")

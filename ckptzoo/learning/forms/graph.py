@@ -108,8 +108,12 @@ class GraphForm:
 
     Attributes
     ----------
-    groups, features, edge_tensors
-        names of the sets of nodes, of the F features, and of the tensors on edges.
+    groups
+        names of the sets of nodes.
+    features
+        names of the F features.
+    edge_tensors
+        names of the tensors on edges.
     x_mask
         (N, F) bool, where features are weights.
     edge_mask

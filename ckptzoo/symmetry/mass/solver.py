@@ -73,7 +73,7 @@ class Balanced:
 
     Parameters
     ----------
-    logs
+    log_scales
         (K, N) float64, of dropped nodes 0.
     iterations
         (K,) int64, Newton steps.

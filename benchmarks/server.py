@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import http.client
 import json
+import os
 import random
 import shutil
 import statistics
@@ -48,6 +49,8 @@ class Target:
         of the file that is read.
     rates, p50, p99
         for each repeat requests a second, and seconds of a request.
+    cpu
+        processor seconds of the server for a request, in each repeat.
     resident
         bytes of the process behind each repeat.
     """
@@ -59,11 +62,12 @@ class Target:
     rates: list[float] = field(default_factory=list)
     p50: list[float] = field(default_factory=list)
     p99: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """The figures."""
-        return {name: getattr(self, name) for name in ("name", "rates", "p50", "p99", "resident")}
+        return {name: getattr(self, name) for name in ("name", "rates", "p50", "p99", "cpu", "resident")}
 
 
 def arguments() -> argparse.Namespace:
@@ -168,12 +172,21 @@ def started(command: list[str], folder: Path = ROOT) -> Iterator[tuple[subproces
 
 def measure(target: Target, size: int, chosen: argparse.Namespace, *, seed: int) -> None:
     """One repeat."""
+    before = processor_seconds(target.process.pid)
     seconds, taken = asyncio.run(requests(target, size, chosen, seed))
+    target.cpu.append((processor_seconds(target.process.pid) - before) / len(taken))
     target.rates.append(len(taken) / seconds)
     target.p50.append(statistics.median(taken))
     target.p99.append(statistics.quantiles(taken, n=100)[98])
     status = Path(f"/proc/{target.process.pid}/status").read_text()
     target.resident.append(int(status.partition("VmRSS:")[2].split()[0]) * 1024)
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has used of the processors so far, in user and kernel mode."""
+    # fields 14 and 15 of proc(5), behind the name in parentheses; in ticks
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def requests(target: Target, size: int, chosen: argparse.Namespace, seed: int) -> tuple[float, list[float]]:
@@ -221,13 +234,15 @@ async def connection(
 def show(targets: list[Target], chosen: argparse.Namespace) -> None:
     """The table: medians of the repeats, with the lowest and the highest rate."""
     table = Table(box=None, pad_edge=False)
-    for column in ("server", "requests/s", "lowest", "highest", "p50 ms", "p99 ms", "MB at first", "MB at last"):
+    names = ("server", "requests/s", "lowest", "highest", "p50 ms", "p99 ms", "cpu us", "MB at first", "MB at last")
+    for column in names:
         table.add_column(column, justify="left" if column == "server" else "right")
     for item in targets:
         rates = (statistics.median(item.rates), min(item.rates), max(item.rates))
         times = (1e3 * statistics.median(item.p50), 1e3 * statistics.median(item.p99))
+        cpu = 1e6 * statistics.median(item.cpu)
         memory = (item.resident[0] / 1e6, item.resident[-1] / 1e6)
-        table.add_row(item.name, *(f"{value:,.0f}" for value in (*rates, *times, *memory)))
+        table.add_row(item.name, *(f"{value:,.0f}" for value in (*rates, *times, cpu, *memory)))
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(f"{chosen.connections} connections, {chosen.piece:,} bytes a request, {chosen.seconds:g} s a repeat")
     console.print(table)

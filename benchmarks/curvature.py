@@ -48,10 +48,14 @@ class Row:
 
     Parameters
     ----------
-    name : for the table.
-    images : how many it took.
-    seconds : that it took for them.
-    difference : the largest from ours, as a fraction of the largest entry; None for ours.
+    name
+        for the table.
+    images
+        how many it took.
+    seconds
+        that it took for them.
+    difference
+        the largest from ours, as a fraction of the largest entry; None for ours.
     """
 
     name: str

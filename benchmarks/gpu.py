@@ -45,12 +45,18 @@ class Step:
 
     Parameters
     ----------
-    name : of its files; it begins with the stage's.
-    stage : one of ``STAGES``.
-    command : behind the interpreter's name.
-    limit : seconds after which it is asked to stop; None for all there are.
-    packages : that it imports.
-    dataset : that it needs.
+    name
+        of its files; it begins with the stage's.
+    stage
+        one of ``STAGES``.
+    command
+        behind the interpreter's name.
+    limit
+        seconds after which it is asked to stop; None for all there are.
+    packages
+        that it imports.
+    dataset
+        that it needs.
     """
 
     name: str

@@ -27,9 +27,12 @@ class Operation:
 
     Parameters
     ----------
-    names : the tensors that are located before the clock starts; none when opening is what is measured.
-    nbytes : bytes that are read.
-    read : what is timed, given a reader, its folder and its open handle; returns what must be equal for all.
+    names
+        the tensors that are located before the clock starts; none when opening is what is measured.
+    nbytes
+        bytes that are read.
+    read
+        what is timed, given a reader, its folder and its open handle; returns what must be equal for all.
     """
 
     key: str

@@ -16,8 +16,9 @@ def watch(zoo: Path, tensor: str, *, row_bytes: int, members: int, shuffle: bool
 
     Returns
     -------
-    Members, batch size, shuffle, and in bytes: the peak of RssAnon while streaming above what the interpreter held
-    with the zoo open (``peak_growth``), that level (``before``), and the bound, 2 batches + 64 MB.
+    dict[str, Any]
+        Members, batch size, shuffle, and in bytes: the peak of RssAnon while streaming above what the interpreter held
+        with the zoo open (``peak_growth``), that level (``before``), and the bound, 2 batches + 64 MB.
     """
     command = [sys.executable, __file__, str(zoo), tensor, str(BATCH), str(int(shuffle))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:

@@ -18,7 +18,8 @@ def resnet18(*, width: int = 64, classes: int = 10) -> Architecture:
 
     Parameters
     ----------
-    width : channels of the first stage; the next three have 2, 4 and 8 times as many.
+    width
+        channels of the first stage; the next three have 2, 4 and 8 times as many.
     """
     stages = [width, 2 * width, 4 * width, 8 * width]
     tensors = [Tensor("conv1.weight", (width, 3, 3, 3)), *_norm("bn1", width)]

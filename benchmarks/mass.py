@@ -42,10 +42,14 @@ class Race:
 
     Parameters
     ----------
-    name : the network.
-    networks : how many the solver took at once, and how many cvxpy took one after the other.
-    newton, cvxpy : seconds a network; None where cvxpy was stopped at the limit.
-    excess : the mass that cvxpy found beside the solver's, less 1.
+    name
+        the network.
+    networks
+        how many the solver took at once, and how many cvxpy took one after the other.
+    newton, cvxpy
+        seconds a network; None where cvxpy was stopped at the limit.
+    excess
+        the mass that cvxpy found beside the solver's, less 1.
     """
 
     name: str
@@ -68,10 +72,14 @@ class Depth:
 
     Parameters
     ----------
-    name, formulation : of the network.
-    iterations : the most of any checkpoint.
-    gap : the largest.
-    milliseconds : a checkpoint.
+    name, formulation
+        of the network.
+    iterations
+        the most of any checkpoint.
+    gap
+        the largest.
+    milliseconds
+        a checkpoint.
     """
 
     name: str

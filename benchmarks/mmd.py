@@ -60,7 +60,8 @@ def row_of(name: str, taken: list[Taken], first: Taken, pairs: int) -> dict[str,
 
     Parameters
     ----------
-    first : what ckptzoo found in its first repeat.
+    first
+        what ckptzoo found in its first repeat.
     """
     keys = ("distances", "kernels", "drawing", "cpu")
     sums = [{key: sum(item[key] for item in layers) for key in keys} for layers in taken]

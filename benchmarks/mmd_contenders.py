@@ -24,12 +24,18 @@ class Spent:
 
     Parameters
     ----------
-    columns : how many.
-    drawing : seconds to draw the weights.
-    distances, kernels : seconds for each.
-    cpu : processor seconds of both, over all threads.
-    peak : bytes of anonymous memory at most, above what the process had before.
-    mmd2 : the estimates.
+    columns
+        how many.
+    drawing
+        seconds to draw the weights.
+    distances, kernels
+        seconds for each.
+    cpu
+        processor seconds of both, over all threads.
+    peak
+        bytes of anonymous memory at most, above what the process had before.
+    mmd2
+        the estimates.
     """
 
     columns: int

@@ -82,7 +82,8 @@ class Plain:
 
     Parameters
     ----------
-    times : a layer is read so often, as much as one of so many times the checkpoints.
+    times
+        a layer is read so often, as much as one of so many times the checkpoints.
     """
 
     connections: int = 1
@@ -156,8 +157,10 @@ class Ours:
 
     Parameters
     ----------
-    repo : which of the two.
-    whole : a layer comes as one array, else as the runs that ``views()`` gives, in bounded memory.
+    repo
+        which of the two.
+    whole
+        a layer comes as one array, else as the runs that ``views()`` gives, in bounded memory.
 
     Notes
     -----

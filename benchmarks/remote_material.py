@@ -54,9 +54,12 @@ class Material:
 
     Parameters
     ----------
-    weights : the checkpoints of all repositories; the branch ``many`` holds them ``times`` over, under other ids.
-    layers : of ``lab/zoo``, for each tensor a run of bytes in every shard.
-    files : of ``lab/files``, for each checkpoint its tensors' bytes.
+    weights
+        the checkpoints of all repositories; the branch ``many`` holds them ``times`` over, under other ids.
+    layers
+        of ``lab/zoo``, for each tensor a run of bytes in every shard.
+    files
+        of ``lab/files``, for each checkpoint its tensors' bytes.
     """
 
     weights: Weights

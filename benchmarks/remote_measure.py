@@ -29,9 +29,12 @@ class Operation:
 
     Parameters
     ----------
-    nbytes : of weights; 0 where none are read.
-    shards : files that hold them in the zoo.
-    read : what is timed, given a handle; None where opening is what is timed.
+    nbytes
+        of weights; 0 where none are read.
+    shards
+        files that hold them in the zoo.
+    read
+        what is timed, given a handle; None where opening is what is timed.
     """
 
     key: str

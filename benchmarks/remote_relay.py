@@ -37,8 +37,10 @@ class Link:
 
     Parameters
     ----------
-    rtt : seconds of a round trip.
-    rate : bytes a second in each direction, or None for as many as the relay can carry.
+    rtt
+        seconds of a round trip.
+    rate
+        bytes a second in each direction, or None for as many as the relay can carry.
     """
 
     rtt: float = 0.0
@@ -60,7 +62,8 @@ class Relay:
 
     Parameters
     ----------
-    targets : ports on this machine where the servers are; ``ports`` has those of the relay, in the same order.
+    targets
+        ports on this machine where the servers are; ``ports`` has those of the relay, in the same order.
     """
 
     def __init__(self, targets: Sequence[int]) -> None:

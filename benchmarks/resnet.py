@@ -49,10 +49,14 @@ class Way:
 
     Parameters
     ----------
-    runner : ``plain``, ``stock``, or an engine.
-    precision : of products and convolutions.
-    streams : members that are trained side by side.
-    deterministic : whether the engine takes the same kernels each time.
+    runner
+        ``plain``, ``stock``, or an engine.
+    precision
+        of products and convolutions.
+    streams
+        members that are trained side by side.
+    deterministic
+        whether the engine takes the same kernels each time.
     """
 
     runner: str

@@ -44,10 +44,14 @@ class Target:
 
     Parameters
     ----------
-    name, address, process : the server.
-    path : of the file that is read.
-    rates, p50, p99 : for each repeat requests a second, and seconds of a request.
-    resident : bytes of the process behind each repeat.
+    name, address, process
+        the server.
+    path
+        of the file that is read.
+    rates, p50, p99
+        for each repeat requests a second, and seconds of a request.
+    resident
+        bytes of the process behind each repeat.
     """
 
     name: str

@@ -43,9 +43,12 @@ class Contender:
 
     Parameters
     ----------
-    name : for the table.
-    run : does it once, given the zoo's folder and an empty folder for output.
-    seconds : one a repeat.
+    name
+        for the table.
+    run
+        does it once, given the zoo's folder and an empty folder for output.
+    seconds
+        one a repeat.
     """
 
     name: str

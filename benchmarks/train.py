@@ -49,10 +49,14 @@ class Contender:
 
     Parameters
     ----------
-    name : for the table.
-    members : how many it trains at once.
-    take : see ``Take``.
-    rates : member-steps a second, one a repeat.
+    name
+        for the table.
+    members
+        how many it trains at once.
+    take
+        see ``Take``.
+    rates
+        member-steps a second, one a repeat.
     """
 
     name: str

@@ -23,10 +23,14 @@ class Limits:
 
     Parameters
     ----------
-    flop : float32 operations that a member-step needs, multiplications and additions counted apart.
-    nbytes : bytes that a member-step moves to and from memory when everything else stays in caches or registers.
-    flop_rate : operations a second of a float32 matrix product on this device, all cores.
-    byte_rate : bytes a second that a copy reads and writes on this device, all cores.
+    flop
+        float32 operations that a member-step needs, multiplications and additions counted apart.
+    nbytes
+        bytes that a member-step moves to and from memory when everything else stays in caches or registers.
+    flop_rate
+        operations a second of a float32 matrix product on this device, all cores.
+    byte_rate
+        bytes a second that a copy reads and writes on this device, all cores.
     """
 
     flop: int

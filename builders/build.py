@@ -56,13 +56,19 @@ class Built:
 
     Parameters
     ----------
-    zoo : its folder.
-    part : the name of the new part; None where nothing was to be done.
-    checkpoints, members : how many were added.
-    held : members of the recipe that the zoo holds now, retracted ones counted.
-    member_steps, seconds : optimiser steps of all members taken by this process, and the time they took, measuring
-        the checkpoints included.
-    cost : what the added members cost.
+    zoo
+        its folder.
+    part
+        the name of the new part; None where nothing was to be done.
+    checkpoints, members
+        how many were added.
+    held
+        members of the recipe that the zoo holds now, retracted ones counted.
+    member_steps, seconds
+        optimiser steps of all members taken by this process, and the time they took, measuring the checkpoints
+        included.
+    cost
+        what the added members cost.
     """
 
     zoo: Path
@@ -81,9 +87,12 @@ class Settled:
 
     Parameters
     ----------
-    plan : None where nothing is to be done.
-    units : of the plan those that the zoo lacks.
-    held : members of the recipe that the zoo holds, retracted ones counted.
+    plan
+        None where nothing is to be done.
+    units
+        of the plan those that the zoo lacks.
+    held
+        members of the recipe that the zoo holds, retracted ones counted.
     """
 
     plan: BuildPlan | None
@@ -94,16 +103,23 @@ class Settled:
 class TrainingOptions(TypedDict, total=False):
     """Keyword arguments that ``build``, ``builders.shared.plan`` and ``builders.planted.build`` have in common.
 
-    Parameters
+    Attributes
     ----------
-    folder : where the data is; see ``builders.sources.load``.
-    keep_steps : optimiser steps whose checkpoints are kept besides the last.
-    epochs : trains shorter or longer than the recipe says; that is another recipe, with another digest.
-    device : ``cpu``, by default, or ``cuda``.
-    unit_size : members trained together; by default that of the unfinished build, else as many as take about 5 minutes
-        of an engine that trains one member at a time, else ``builders.train.default_unit_size``.
-    engine : a name in ``builders.engines``; by default that of the unfinished build, else the fastest for the recipe.
-    threads : see ``builders.train.open_trainer``; no bit depends on it.
+    folder
+        where the data is; see ``builders.sources.load``.
+    keep_steps
+        optimiser steps whose checkpoints are kept besides the last.
+    epochs
+        trains shorter or longer than the recipe says; that is another recipe, with another digest.
+    device
+        ``cpu``, by default, or ``cuda``.
+    unit_size
+        members trained together; by default that of the unfinished build, else as many as take about 5 minutes of an
+        engine that trains one member at a time, else ``builders.train.default_unit_size``.
+    engine
+        a name in ``builders.engines``; by default that of the unfinished build, else the fastest for the recipe.
+    threads
+        see ``builders.train.open_trainer``; no bit depends on it.
     """
 
     folder: str | Path | None
@@ -165,8 +181,10 @@ class BuildRequest:
 
         Parameters
         ----------
-        build_folder : locked.
-        measure_size : from an engine's name to the members of a unit; called where nobody has said them.
+        build_folder
+            locked.
+        measure_size
+            from an engine's name to the members of a unit; called where nobody has said them.
 
         Raises
         ------
@@ -236,14 +254,20 @@ def build(
 
     Parameters
     ----------
-    recipe : a recipe, its name, or the path of its file.
-    to : the zoo's folder; made where there is none.
-    members : how many of this recipe the zoo is to hold. Seeds that it does not have are allotted.
-    first_seed : the smallest seed to allot.
-    save_seconds : how much training is lost at most when the process is killed; more where a save takes more than 1 %
-        of that.
-    counter : of the joules that the device uses; by default NVML's for a CUDA device, and none for a CPU.
-    options : those of ``TrainingOptions``.
+    recipe
+        a recipe, its name, or the path of its file.
+    to
+        the zoo's folder; made where there is none.
+    members
+        how many of this recipe the zoo is to hold. Seeds that it does not have are allotted.
+    first_seed
+        the smallest seed to allot.
+    save_seconds
+        how much training is lost at most when the process is killed; more where a save takes more than 1 % of that.
+    counter
+        of the joules that the device uses; by default NVML's for a CUDA device, and none for a CPU.
+    options
+        those of ``TrainingOptions``.
 
     Raises
     ------
@@ -400,9 +424,12 @@ def units_to_build(location: str, raw: Tree, ids_by_unit: Mapping[AnyUnit, set[s
 
     Parameters
     ----------
-    location : the zoo's name.
-    raw : its raw tree.
-    ids_by_unit : of each unit the ids of all its checkpoints.
+    location
+        the zoo's name.
+    raw
+        its raw tree.
+    ids_by_unit
+        of each unit the ids of all its checkpoints.
 
     Raises
     ------

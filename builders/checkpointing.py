@@ -63,8 +63,10 @@ class Unit:
 
     Parameters
     ----------
-    name : the value of the ``unit`` column; no other unit of the zoo has it, because no seed is allotted twice.
-    seeds : one a member.
+    name
+        the value of the ``unit`` column; no other unit of the zoo has it, because no seed is allotted twice.
+    seeds
+        one a member.
     """
 
     name: str
@@ -77,18 +79,30 @@ class BuildPlan:
 
     Parameters
     ----------
-    recipe : the recipe's digest.
-    prefix : how its ids begin.
-    members : how many the zoo holds when it is done.
-    seeds : those allotted to this build.
-    unit_size : members a unit.
-    keep_steps : rising optimiser steps at which checkpoints are kept, the last step included.
-    device : ``cpu`` or ``cuda``.
-    engine : its name.
-    dataset_digest : of the data.
-    first_seed : the smallest seed that could be allotted; None where that is not known.
-    code : versions of this package and of torch; None where that is not known.
-    transpositions : of a build of planted pairs, see ``builders.planted``; none of others.
+    recipe
+        the recipe's digest.
+    prefix
+        how its ids begin.
+    members
+        how many the zoo holds when it is done.
+    seeds
+        those allotted to this build.
+    unit_size
+        members a unit.
+    keep_steps
+        rising optimiser steps at which checkpoints are kept, the last step included.
+    device
+        ``cpu`` or ``cuda``.
+    engine
+        its name.
+    dataset_digest
+        of the data.
+    first_seed
+        the smallest seed that could be allotted; None where that is not known.
+    code
+        versions of this package and of torch; None where that is not known.
+    transpositions
+        of a build of planted pairs, see ``builders.planted``; none of others.
     """
 
     recipe: str
@@ -124,8 +138,10 @@ class BuildFolder:
 
         Parameters
         ----------
-        kind : the dataclass of plans.
-        allotted : fields that may differ, because they were settled by how things were when the build started.
+        kind
+            the dataclass of plans.
+        allotted
+            fields that may differ, because they were settled by how things were when the build started.
 
         Raises
         ------

@@ -45,10 +45,14 @@ class Holder:
 
     Parameters
     ----------
-    host, process : where.
-    progress : how far, in optimiser steps.
-    age : seconds since the last sign of life, by the clock of the file system.
-    alive : whether the claim counts: a sign of life came lately, and the process is not known to have ended.
+    host, process
+        where.
+    progress
+        how far, in optimiser steps.
+    age
+        seconds since the last sign of life, by the clock of the file system.
+    alive
+        whether the claim counts: a sign of life came lately, and the process is not known to have ended.
     """
 
     host: str
@@ -63,9 +67,12 @@ class Claim:
 
     Attributes
     ----------
-    lost : whether another process has taken over; checked with every sign of life.
-    taken_over : whether it was taken over from a holder that ended without giving it up.
-    progress : optimiser steps taken; written with the next heartbeat.
+    lost
+        whether another process has taken over; checked with every sign of life.
+    taken_over
+        whether it was taken over from a holder that ended without giving it up.
+    progress
+        optimiser steps taken; written with the next heartbeat.
     """
 
     def __init__(self, claims: "Claims", path: Path) -> None:
@@ -88,8 +95,10 @@ class Claims:
 
     Parameters
     ----------
-    folder : shared by all who work.
-    heartbeat, stale : seconds; see ``HEARTBEAT_SECONDS`` and ``STALE_SECONDS``.
+    folder
+        shared by all who work.
+    heartbeat, stale
+        seconds; see ``HEARTBEAT_SECONDS`` and ``STALE_SECONDS``.
     """
 
     def __init__(self, folder: Path, *, heartbeat: float = HEARTBEAT_SECONDS, stale: float = STALE_SECONDS) -> None:

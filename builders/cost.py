@@ -27,13 +27,19 @@ class Spending:
 
     Parameters
     ----------
-    recipe : its name and the first 8 digits of its digest; None, as for device and engine, where unknown.
-    members, checkpoints : how many there are.
-    timed : members of whom it is known how long they were trained.
-    member_steps, seconds : of those: optimiser steps, and the shares of their units' time on the device, both up to
-        each one's last checkpoint. Measuring the checkpoints is not counted.
-    metered : members of whom it is known how much energy their training took.
-    joules : the shares of those.
+    recipe
+        its name and the first 8 digits of its digest; None, as for device and engine, where unknown.
+    members, checkpoints
+        how many there are.
+    timed
+        members of whom it is known how long they were trained.
+    member_steps, seconds
+        of those: optimiser steps, and the shares of their units' time on the device, both up to each one's last
+        checkpoint. Measuring the checkpoints is not counted.
+    metered
+        members of whom it is known how much energy their training took.
+    joules
+        the shares of those.
     """
 
     recipe: str | None
@@ -112,8 +118,10 @@ class Cost:
 
     Parameters
     ----------
-    zoo : its name.
-    spendings : one a recipe, device and engine, in the order of their names.
+    zoo
+        its name.
+    spendings
+        one a recipe, device and engine, in the order of their names.
     """
 
     zoo: str
@@ -144,7 +152,8 @@ def cost(zoo: Zoo) -> Cost:
 
     Parameters
     ----------
-    zoo : what ``ckptzoo.open`` gives, or a selection of it.
+    zoo
+        what ``ckptzoo.open`` gives, or a selection of it.
 
     Notes
     -----

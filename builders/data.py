@@ -28,10 +28,14 @@ class Data:
 
     Parameters
     ----------
-    name : of the data set.
-    train_images, test_images : (N, C, H, W) uint8, raw pixels; perhaps memory maps.
-    train_labels, test_labels : (N,) int64, from 0.
-    class_names : in the order of the labels; None where the data set has none.
+    name
+        of the data set.
+    train_images, test_images
+        (N, C, H, W) uint8, raw pixels; perhaps memory maps.
+    train_labels, test_labels
+        (N,) int64, from 0.
+    class_names
+        in the order of the labels; None where the data set has none.
     """
 
     name: str
@@ -76,10 +80,12 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
 
     Parameters
     ----------
-    recipe : names the data set and says how many images each half has.
-    folder : where the files are, or a folder with a subfolder of the data set's name; by default the environment
-        variable ``CKPTZOO_DATA``, and where that is not set either the data set is fetched through ``datasets``.
-        ``digits`` is bundled with scikit-learn and needs neither. ``ckptzoo.image_sets.find`` lists the forms.
+    recipe
+        names the data set and says how many images each half has.
+    folder
+        where the files are, or a folder with a subfolder of the data set's name; by default the environment variable
+        ``CKPTZOO_DATA``, and where that is not set either the data set is fetched through ``datasets``. ``digits`` is
+        bundled with scikit-learn and needs neither. ``ckptzoo.image_sets.find`` lists the forms.
 
     Raises
     ------
@@ -112,8 +118,10 @@ def inputs(recipe: Recipe, images: Images) -> NDArray[np.float32]:
 
     Parameters
     ----------
-    recipe : its ``mean`` and ``std`` are one number or one a channel.
-    images : (N, C, H, W) uint8.
+    recipe
+        its ``mean`` and ``std`` are one number or one a channel.
+    images
+        (N, C, H, W) uint8.
     """
     recipe = require_images(recipe)
     return image_sets.network_inputs(images, recipe.mean, recipe.std)

@@ -21,13 +21,17 @@ _DRAWN_AT_ONCE = 2**15
 class TrainingBatch(NamedTuple):
     """What M members see in one optimiser step of B examples.
 
-    Parameters
+    Attributes
     ----------
-    rate : the learning rate.
-    inputs : (M, B, ...) float32; float64 where the recipe's precision is.
-    targets : (M, B).
-    scales : (M, B, U) of the same dtype, by which the inputs of the last linear layer are multiplied: 0 where dropout
-        drops one, 1 / (1 - p) elsewhere; None without dropout.
+    rate
+        the learning rate.
+    inputs
+        (M, B, ...) float32; float64 where the recipe's precision is.
+    targets
+        (M, B).
+    scales
+        (M, B, U) of the same dtype, by which the inputs of the last linear layer are multiplied: 0 where dropout drops
+        one, 1 / (1 - p) elsewhere; None without dropout.
     """
 
     rate: float
@@ -64,10 +68,14 @@ class DataSource:
 
     Parameters
     ----------
-    recipe : what is trained.
-    pixels : (N * C * H * W,) uint8: raw images padded by ``recipe.crop_pad``, one after another.
-    labels : (N,) int64.
-    channels, height, width : C, H and W of a padded image.
+    recipe
+        what is trained.
+    pixels
+        (N * C * H * W,) uint8: raw images padded by ``recipe.crop_pad``, one after another.
+    labels
+        (N,) int64.
+    channels, height, width
+        C, H and W of a padded image.
     """
 
     recipe: ImageRecipe
@@ -116,8 +124,10 @@ class DataSource:
 
         Parameters
         ----------
-        raw : uint8, (..., C, H, W); of any shape where all channels have the same mean and deviation.
-        out : where they are written, which decides their dtype; by default new memory in float32.
+        raw
+            uint8, (..., C, H, W); of any shape where all channels have the same mean and deviation.
+        out
+            where they are written, which decides their dtype; by default new memory in float32.
 
         Notes
         -----
@@ -161,9 +171,12 @@ class TabularData:
 
     Parameters
     ----------
-    recipe : what is trained.
-    inputs : (N, D) float32; float64, of the same values, where the recipe's precision is.
-    targets : (N,) float32.
+    recipe
+        what is trained.
+    inputs
+        (N, D) float32; float64, of the same values, where the recipe's precision is.
+    targets
+        (N,) float32.
     """
 
     recipe: Recipe
@@ -206,11 +219,16 @@ class Step:
 
     Parameters
     ----------
-    rate : the learning rate.
-    corners : (M, B) int64: the place in ``DataSource.pixels`` of the first pixel of each crop.
-    labels : (M, B) int64.
-    scales : as in ``TrainingBatch``.
-    flips : (M, B) bool: which crops are mirrored; None where the recipe does not flip.
+    rate
+        the learning rate.
+    corners
+        (M, B) int64: the place in ``DataSource.pixels`` of the first pixel of each crop.
+    labels
+        (M, B) int64.
+    scales
+        as in ``TrainingBatch``.
+    flips
+        (M, B) bool: which crops are mirrored; None where the recipe does not flip.
     """
 
     rate: float

@@ -19,8 +19,10 @@ class Spent:
 
     Parameters
     ----------
-    seconds : of the device.
-    joules : of the device, whatever else ran on it at the time; None where unknown.
+    seconds
+        of the device.
+    joules
+        of the device, whatever else ran on it at the time; None where unknown.
     """
 
     seconds: float = 0.0
@@ -46,8 +48,9 @@ def counter_of(device: str) -> Iterator[Counter]:
 
     Parameters
     ----------
-    device : ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. The counter says None for a CPU, without the package or the
-        driver's library, and for a device that does not count (those before Volta, and slices of one).
+    device
+        ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. The counter says None for a CPU, without the package or the driver's
+        library, and for a device that does not count (those before Volta, and slices of one).
 
     Notes
     -----

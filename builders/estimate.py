@@ -39,18 +39,30 @@ class Estimate:
 
     Parameters
     ----------
-    recipe : its name and the first 8 digits of its digest.
-    device, engine : where and how it is trained.
-    members, checkpoints : how many will be added.
-    parameter_bytes : of the weights of one checkpoint.
-    member_steps : optimiser steps of all members together.
-    steps_per_second : of those.
-    measuring : seconds that the checkpoints' losses and accuracies take; None where unknown.
-    joules_per_step : of a member-step; None where unknown.
-    output_bytes : of the outputs of one checkpoint that are stored too.
-    unit_members : members of a unit; None where that is not known.
-    devices : how many devices such as this one train units side by side.
-    price : of an hour of one of them, in any currency; None where it is not given.
+    recipe
+        its name and the first 8 digits of its digest.
+    device, engine
+        where and how it is trained.
+    members, checkpoints
+        how many will be added.
+    parameter_bytes
+        of the weights of one checkpoint.
+    member_steps
+        optimiser steps of all members together.
+    steps_per_second
+        of those.
+    measuring
+        seconds that the checkpoints' losses and accuracies take; None where unknown.
+    joules_per_step
+        of a member-step; None where unknown.
+    output_bytes
+        of the outputs of one checkpoint that are stored too.
+    unit_members
+        members of a unit; None where that is not known.
+    devices
+        how many devices such as this one train units side by side.
+    price
+        of an hour of one of them, in any currency; None where it is not given.
     """
 
     recipe: str
@@ -214,11 +226,16 @@ def estimate(
 
     Parameters
     ----------
-    recipe, folder, keep_steps, epochs, device, unit_size, engine, threads : as for ``builders.build.build``.
-    members : how many are to be added.
-    examples : inputs on which the outputs of every checkpoint are stored too, in float16; that is not timed.
-    devices, price : how many devices such as this one work side by side, and what an hour of one costs.
-    seconds : how long steps are taken; compiling comes before, and measuring after.
+    recipe, folder, keep_steps, epochs, device, unit_size, engine, threads
+        as for ``builders.build.build``.
+    members
+        how many are to be added.
+    examples
+        inputs on which the outputs of every checkpoint are stored too, in float16; that is not timed.
+    devices, price
+        how many devices such as this one work side by side, and what an hour of one costs.
+    seconds
+        how long steps are taken; compiling comes before, and measuring after.
 
     Raises
     ------
@@ -271,8 +288,10 @@ class TimedSteps:
 
     Parameters
     ----------
-    state : where they ended.
-    member_steps, spent : how many, of all members together, and what they took.
+    state
+        where they ended.
+    member_steps, spent
+        how many, of all members together, and what they took.
     """
 
     state: TrainingState

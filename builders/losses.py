@@ -19,10 +19,12 @@ Columns = dict[str, NDArray[Any]]
 class MemberOutputs(NamedTuple):
     """Outputs of M networks on N examples, and the targets.
 
-    Parameters
+    Attributes
     ----------
-    outputs : (M, N, K) float64.
-    targets : (N,).
+    outputs
+        (M, N, K) float64.
+    targets
+        (N,).
     """
 
     outputs: NDArray[np.float64]
@@ -32,10 +34,12 @@ class MemberOutputs(NamedTuple):
 class Likelihood(NamedTuple):
     """The likelihood of the targets that a loss stands for.
 
-    Parameters
+    Attributes
     ----------
-    log : logarithm of the likelihood of all targets, at its greatest over the variance of the noise where there is one.
-    scale : what the summed loss and its derivatives are multiplied by for those of the negative log-likelihood.
+    log
+        logarithm of the likelihood of all targets, at its greatest over the variance of the noise where there is one.
+    scale
+        what the summed loss and its derivatives are multiplied by for those of the negative log-likelihood.
     """
 
     log: float

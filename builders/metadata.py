@@ -40,9 +40,11 @@ def rows(
 
     Parameters
     ----------
-    measured : ``{column: (M,)}`` from ``Trainer.measure``.
-    spent : what the unit's training took, of which each member bears an equal share; energy is in ``extra``, where it
-        is known.
+    measured
+        ``{column: (M,)}`` from ``Trainer.measure``.
+    spent
+        what the unit's training took, of which each member bears an equal share; energy is in ``extra``, where it is
+        known.
     """
     energy = {} if spent.joules is None else {"energy_joules": spent.joules / len(seeds)}
     common = {

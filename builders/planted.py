@@ -44,8 +44,10 @@ class PlantedMember:
 
     Parameters
     ----------
-    run : its number, from 0.
-    transpositions : of the permutation of its initial weights; None for the reference.
+    run
+        its number, from 0.
+    transpositions
+        of the permutation of its initial weights; None for the reference.
     """
 
     run: int
@@ -72,7 +74,8 @@ def initial_weights(recipe: Recipe, seeds: Sequence[int]) -> tuple[dict[str, Any
 
     Parameters
     ----------
-    recipe : that of ``planted_recipe``.
+    recipe
+        that of ``planted_recipe``.
     """
     table = archs.symmetry(recipe.architecture)
     most = most_transpositions(table)
@@ -107,11 +110,15 @@ def build(
 
     Parameters
     ----------
-    recipe : how all are trained: a recipe, its name, or the path of its file.
-    runs : with other initial weights each.
-    transpositions : the numbers of them in each run, 0 to the most that the architecture has (n - 1 of one layer of n
-        hidden neurons); the order does not matter.
-    to, save_seconds, counter, options : as for ``builders.build.build``.
+    recipe
+        how all are trained: a recipe, its name, or the path of its file.
+    runs
+        with other initial weights each.
+    transpositions
+        the numbers of them in each run, 0 to the most that the architecture has (n - 1 of one layer of n hidden
+        neurons); the order does not matter.
+    to, save_seconds, counter, options
+        as for ``builders.build.build``.
 
     Raises
     ------
@@ -140,8 +147,10 @@ class _PlantedRequest(BuildRequest):
 
     Parameters
     ----------
-    runs, numbers : of them, and of transpositions, in rising order.
-    most : transpositions of the architecture.
+    runs, numbers
+        of them, and of transpositions, in rising order.
+    most
+        transpositions of the architecture.
     """
 
     runs: int

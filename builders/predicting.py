@@ -24,9 +24,12 @@ class InputSet:
 
     Parameters
     ----------
-    name : such as ``mnist/test``.
-    inputs : (N, ...) float32, as the network sees them.
-    targets : (N,) int64 labels; None where they are not whole numbers, or not among the K outputs of the networks.
+    name
+        such as ``mnist/test``.
+    inputs
+        (N, ...) float32, as the network sees them.
+    targets
+        (N,) int64 labels; None where they are not whole numbers, or not among the K outputs of the networks.
     """
 
     name: str
@@ -45,10 +48,12 @@ def input_sets(
 
     Parameters
     ----------
-    normalisations : of ``NORMALISATIONS``: the out-of-distribution set again, in each of these ways, as a set
+    normalisations
+        of ``NORMALISATIONS``: the out-of-distribution set again, in each of these ways, as a set
         ``<name>/test-<normalisation>``.
-    folder : where the data is; see ``builders.sources.load``. The other set is a subfolder of its name, or a folder
-        of its name beside this one.
+    folder
+        where the data is; see ``builders.sources.load``. The other set is a subfolder of its name, or a folder of its
+        name beside this one.
 
     Notes
     -----

@@ -16,15 +16,23 @@ class Progress:
 
     Parameters
     ----------
-    console : where it is shown.
-    name : of the recipe.
-    members, member_steps : all there is to do.
-    done : member-steps done before, which do not count for the speed.
-    finished : members done before.
+    console
+        where it is shown.
+    name
+        of the recipe.
+    members, member_steps
+        all there is to do.
+    done
+        member-steps done before, which do not count for the speed.
+    finished
+        members done before.
 
     Attributes
     ----------
-    taken, seconds : member-steps of this process, and how long it took them.
+    taken
+        member-steps of this process.
+    seconds
+        how long they took it.
     """
 
     def __init__(

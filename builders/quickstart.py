@@ -64,8 +64,10 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
 
     Parameters
     ----------
-    members : how many networks the zoo is to hold; those that are there already are not trained again.
-    to : the zoo's folder; the pictures go to the folder of the same name with ``-pictures`` behind it.
+    members
+        how many networks the zoo is to hold; those that are there already are not trained again.
+    to
+        the zoo's folder; the pictures go to the folder of the same name with ``-pictures`` behind it.
 
     Raises
     ------

@@ -36,11 +36,16 @@ class UnitTask:
 
     Parameters
     ----------
-    recipe, plan, unit : which members, and what is kept of them.
-    state : the content of the file with the unit's saved state; None where it begins.
-    state_name : the name of that file.
-    kept : steps whose checkpoints are stored already.
-    device, threads, save_seconds : as for ``builders.shared.work``.
+    recipe, plan, unit
+        which members, and what is kept of them.
+    state
+        the content of the file with the unit's saved state; None where it begins.
+    state_name
+        the name of that file.
+    kept
+        steps whose checkpoints are stored already.
+    device, threads, save_seconds
+        as for ``builders.shared.work``.
     """
 
     recipe: Recipe
@@ -60,11 +65,14 @@ class Report:
 
     Parameters
     ----------
-    step : optimiser steps of the unit so far.
-    member_steps : optimiser steps of all members together, since the last report; in the first one those that were
-        taken before.
-    seconds : that they took.
-    files : ``{name: content}``, to be written in this order.
+    step
+        optimiser steps of the unit so far.
+    member_steps
+        optimiser steps of all members together, since the last report; in the first one those that were taken before.
+    seconds
+        that they took.
+    files
+        ``{name: content}``, to be written in this order.
     """
 
     step: int
@@ -89,7 +97,8 @@ def train_unit(task: UnitTask, source: Source) -> Iterator[str | Report]:
 
     Yields
     ------
-    First ``version()``, then reports. One with nothing new comes where nothing else has come for some seconds.
+    str | Report
+        First ``version()``, then reports. One with nothing new comes where nothing else has come for some seconds.
     """
     yield version()
     reports, step = _reports(task, source), 0

@@ -71,11 +71,13 @@ def work(
 
     Parameters
     ----------
-    address : of the cluster's head, ``host:6379``; this machine must belong to the cluster. By default the environment
+    address
+        of the cluster's head, ``host:6379``; this machine must belong to the cluster. By default the environment
         variable ``RAY_ADDRESS``, else the cluster that this machine belongs to, else one of this machine alone.
-    threads : cores of a unit, by default 1; on a GPU, of which a unit has one, streams.
-    recipe, to, unit, share, seconds, folder, epochs, device, save_seconds : as for ``builders.shared.work``. Only this
-        machine needs the data.
+    threads
+        cores of a unit, by default 1; on a GPU, of which a unit has one, streams.
+    recipe, to, unit, share, seconds, folder, epochs, device, save_seconds
+        as for ``builders.shared.work``. Only this machine needs the data.
 
     Raises
     ------
@@ -124,7 +126,8 @@ class _Driver:
 
     Parameters
     ----------
-    done, failed : filled with the names of units, and with the errors of those that failed.
+    done, failed
+        filled with the names of units, and with the errors of those that failed.
     """
 
     ray: Any
@@ -223,12 +226,17 @@ class _Attempt:
 
     Parameters
     ----------
-    patience : seconds that it may wait to be started while there is room for it.
+    patience
+        seconds that it may wait to be started while there is room for it.
 
     Attributes
     ----------
-    started : whether the task has begun to train, and this process holds the unit.
-    step, saved_step : optimiser steps that it is known to have taken, and those that are saved.
+    started
+        whether the task has begun to train, and this process holds the unit.
+    step
+        optimiser steps that it is known to have taken.
+    saved_step
+        optimiser steps that are saved.
     """
 
     def __init__(self, driver: _Driver, unit: Unit, patience: float) -> None:

@@ -44,24 +44,36 @@ class Recipe:
 
     Parameters
     ----------
-    name : letters, digits and hyphens; the beginning of every checkpoint's id.
-    architecture : a name in ``ckptzoo.archs``.
-    dataset : the name of the data set.
-    train, test : examples of the training and the test set; the data must agree.
-    epochs, batch : an epoch visits every training example once; its last batch holds what is left over.
-    momentum, nesterov, weight_decay : of ``torch.optim.SGD``; the decay is of every parameter and of no buffer.
-    learning_rate, milestones, factor, warmup, warmup_from : the learning rate schedule, see
-        ``builders.schedules.MilestoneSchedule``.
-    schedule : ``milestones``, or ``cosine``: see ``builders.schedules.CosineSchedule``, which has neither milestones
-        nor a warm-up.
-    precision : of the arithmetic of training: ``float32``; ``tf32``, whose matrix products and convolutions round
-        their factors to 10 bits; ``bfloat16``, which computes them in that type (autocast) while weights, momentum and
-        statistics stay float32; ``float64``, in which all of these are. Checkpoints and measures are float32.
-    dropout : the probability with which each input of the last linear layer is set to 0 in training, again for each
-        example; the others are divided by 1 - ``dropout``.
-    loss : a name in ``builders.losses``: what the mean over a batch is taken of.
-    summary : a sentence for people; not part of the digest.
-    full_epochs : epochs of the recipe that this one shortens; None where it is the recipe itself.
+    name
+        letters, digits and hyphens; the beginning of every checkpoint's id.
+    architecture
+        a name in ``ckptzoo.archs``.
+    dataset
+        the name of the data set.
+    train, test
+        examples of the training and the test set; the data must agree.
+    epochs, batch
+        an epoch visits every training example once; its last batch holds what is left over.
+    momentum, nesterov, weight_decay
+        of ``torch.optim.SGD``; the decay is of every parameter and of no buffer.
+    learning_rate, milestones, factor, warmup, warmup_from
+        the learning rate schedule, see ``builders.schedules.MilestoneSchedule``.
+    schedule
+        ``milestones``, or ``cosine``: see ``builders.schedules.CosineSchedule``, which has neither milestones nor a
+        warm-up.
+    precision
+        of the arithmetic of training: ``float32``; ``tf32``, whose matrix products and convolutions round their factors
+        to 10 bits; ``bfloat16``, which computes them in that type (autocast) while weights, momentum and statistics
+        stay float32; ``float64``, in which all of these are. Checkpoints and measures are float32.
+    dropout
+        the probability with which each input of the last linear layer is set to 0 in training, again for each example;
+        the others are divided by 1 - ``dropout``.
+    loss
+        a name in ``builders.losses``: what the mean over a batch is taken of.
+    summary
+        a sentence for people; not part of the digest.
+    full_epochs
+        epochs of the recipe that this one shortens; None where it is the recipe itself.
     """
 
     name: str
@@ -243,12 +255,17 @@ class ImageRecipe(Recipe):
 
     Parameters
     ----------
-    crop_pad : raw pixels of 0 added on every side before a crop of the original size.
-    flip : whether crops are mirrored, their columns reversed, each with probability 1/2.
-    mean, std : of the training pixels divided by 255, one number or one a channel; inputs are
-        ``(pixel / 255 - mean) / std``, computed last, so that the padding is raw 0 and not the mean.
-    ood : a data set of other things, whose test images can be shown to the networks; not part of the digest.
-    train_of : the images of the training set, of which the first ``train`` are used; None where these are all.
+    crop_pad
+        raw pixels of 0 added on every side before a crop of the original size.
+    flip
+        whether crops are mirrored, their columns reversed, each with probability 1/2.
+    mean, std
+        of the training pixels divided by 255, one number or one a channel; inputs are ``(pixel / 255 - mean) / std``,
+        computed last, so that the padding is raw 0 and not the mean.
+    ood
+        a data set of other things, whose test images can be shown to the networks; not part of the digest.
+    train_of
+        the images of the training set, of which the first ``train`` are used; None where these are all.
     """
 
     crop_pad: int
@@ -306,8 +323,10 @@ class TableRecipe(Recipe):
 
     Parameters
     ----------
-    mean, std : one a column, of the training rows; inputs are ``(value - mean) / std``. The data must agree.
-    target_mean, target_std : likewise of the target.
+    mean, std
+        one a column, of the training rows; inputs are ``(value - mean) / std``. The data must agree.
+    target_mean, target_std
+        likewise of the target.
     """
 
     mean: tuple[float, ...]
@@ -333,8 +352,10 @@ class GaussianRecipe(Recipe):
 
     Parameters
     ----------
-    centres : one point a class; the classes are normal with the identity as covariance, and equally large.
-    data_seed : of the points, which are the same for every member.
+    centres
+        one point a class; the classes are normal with the identity as covariance, and equally large.
+    data_seed
+        of the points, which are the same for every member.
     """
 
     centres: tuple[tuple[float, ...], ...]

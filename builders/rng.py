@@ -37,12 +37,15 @@ def philox(counter: tuple[Any, Any, Any, Any], key: Any) -> tuple[Any, Any, Any,
 
     Parameters
     ----------
-    counter : four 32-bit words: integers or int64 arrays; they broadcast with the key.
-    key : 64 bits, k0 the low half: an integer, a numpy uint64 array, or an int64 torch tensor of the same bits.
+    counter
+        four 32-bit words: integers or int64 arrays; they broadcast with the key.
+    key
+        64 bits, k0 the low half: an integer, a numpy uint64 array, or an int64 torch tensor of the same bits.
 
     Returns
     -------
-    Four int64 arrays of values in 0 .. 2**32 - 1, of the broadcast shape, at least one-dimensional.
+    tuple[Any, Any, Any, Any]
+        Four int64 arrays of values in 0 .. 2**32 - 1, of the broadcast shape, at least one-dimensional.
 
     Notes
     -----
@@ -94,9 +97,12 @@ def normals(keys: Any, draw: int | range, count: int, purpose: int) -> Any:
 
     Parameters
     ----------
-    keys : (M,) numpy uint64, or int64 torch of the same bits; the numbers are float64 of the same kind.
-    draw : 0 to 2**32 - 1, or a range of such; different draws are independent.
-    purpose : keeps these numbers apart from all others of the keys; those that are taken are at the top of this module.
+    keys
+        (M,) numpy uint64, or int64 torch of the same bits; the numbers are float64 of the same kind.
+    draw
+        0 to 2**32 - 1, or a range of such; different draws are independent.
+    purpose
+        keeps these numbers apart from all others of the keys; those that are taken are at the top of this module.
 
     Notes
     -----

@@ -35,10 +35,14 @@ class Rounded:
 
     Parameters
     ----------
-    zoo : the copy's folder.
-    dtype : of its weights.
-    added, held : checkpoints that were added, and that the copy holds.
-    largest_change : of the test accuracy of a checkpoint that was added, as a fraction; NaN where there is none.
+    zoo
+        the copy's folder.
+    dtype
+        of its weights.
+    added, held
+        checkpoints that were added, and that the copy holds.
+    largest_change
+        of the test accuracy of a checkpoint that was added, as a fraction; NaN where there is none.
     """
 
     zoo: Path
@@ -74,13 +78,20 @@ def round_weights(
 
     Parameters
     ----------
-    zoo : a folder or an address; every checkpoint that is copied was trained by the recipe.
-    recipe : a recipe, its name, or the path of its file.
-    to : the copy's folder; made where there is none.
-    dtype : one of ``DTYPES``.
-    where : a condition on the metadata, such as ``step == 2346``.
-    folder : where the data set is; see ``builders.sources.load``.
-    device : on which it is measured.
+    zoo
+        a folder or an address; every checkpoint that is copied was trained by the recipe.
+    recipe
+        a recipe, its name, or the path of its file.
+    to
+        the copy's folder; made where there is none.
+    dtype
+        one of ``DTYPES``.
+    where
+        a condition on the metadata, such as ``step == 2346``.
+    folder
+        where the data set is; see ``builders.sources.load``.
+    device
+        on which it is measured.
 
     Raises
     ------

@@ -31,11 +31,16 @@ class MilestoneSchedule:
 
     Parameters
     ----------
-    learning_rate : before the first milestone.
-    milestones : rising epochs, counted from 0, at least 1.
-    factor : at least 0; below 1 the rate falls.
-    warmup : epochs, at least 0.
-    warmup_from : at least 0; it may be above the rate that follows.
+    learning_rate
+        before the first milestone.
+    milestones
+        rising epochs, counted from 0, at least 1.
+    factor
+        at least 0; below 1 the rate falls.
+    warmup
+        epochs, at least 0.
+    warmup_from
+        at least 0; it may be above the rate that follows.
 
     Examples
     --------
@@ -85,8 +90,10 @@ class CosineSchedule:
 
     Parameters
     ----------
-    learning_rate : of the first epoch.
-    epochs : E, of the whole training.
+    learning_rate
+        of the first epoch.
+    epochs
+        E, of the whole training.
 
     Notes
     -----

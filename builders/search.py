@@ -44,15 +44,23 @@ class Found:
 
     Parameters
     ----------
-    name : of the search: the prefix of the recipe for this number of epochs, the members of a trial, and the seed.
-    recipe, epochs, members, seed : as they were asked for.
-    folder : where its journal, picture and recipe are.
-    trials : how many have a result or have failed.
-    networks : those that were trained, in the order of their first trials.
-    front : those of them than which no other has as few parameters and as good an accuracy, and one of them better; by
+    name
+        of the search: the prefix of the recipe for this number of epochs, the members of a trial, and the seed.
+    recipe, epochs, members, seed
+        as they were asked for.
+    folder
+        where its journal, picture and recipe are.
+    trials
+        how many have a result or have failed.
+    networks
+        those that were trained, in the order of their first trials.
+    front
+        those of them than which no other has as few parameters and as good an accuracy, and one of them better; by
         rising parameters.
-    best : the most accurate of the front that has at most ``max_parameters``, else its smallest.
-    failures : trials that have no result.
+    best
+        the most accurate of the front that has at most ``max_parameters``, else its smallest.
+    failures
+        trials that have no result.
     """
 
     name: str
@@ -118,15 +126,24 @@ def search(
 
     Parameters
     ----------
-    recipe : of OptuNet: a recipe, its name, or the path of its file. Trials train it with other architectures.
-    to : the folder; made where there is none.
-    trials : how many the folder is to have, those included that failed.
-    epochs : of a trial; by default those of the recipe.
-    seed : of the sampler. By one process the same seed gives the same trials, killed and repeated or not.
-    members : of a trial, with the seeds 0, 1, ...
-    max_parameters : of the network whose recipe is written.
-    folder : where the data is; see ``builders.sources.load``.
-    threads : see ``builders.train.open_trainer``; no bit depends on it.
+    recipe
+        of OptuNet: a recipe, its name, or the path of its file. Trials train it with other architectures.
+    to
+        the folder; made where there is none.
+    trials
+        how many the folder is to have, those included that failed.
+    epochs
+        of a trial; by default those of the recipe.
+    seed
+        of the sampler. By one process the same seed gives the same trials, killed and repeated or not.
+    members
+        of a trial, with the seeds 0, 1, ...
+    max_parameters
+        of the network whose recipe is written.
+    folder
+        where the data is; see ``builders.sources.load``.
+    threads
+        see ``builders.train.open_trainer``; no bit depends on it.
 
     Raises
     ------

@@ -18,8 +18,10 @@ def pareto(
 
     Parameters
     ----------
-    front : by rising parameters.
-    published : OptuNet; None where it was not trained.
+    front
+        by rising parameters.
+    published
+        OptuNet; None where it was not trained.
     """
     figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
     axes = figure.add_subplot()

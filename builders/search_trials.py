@@ -62,10 +62,14 @@ class Network:
 
     Parameters
     ----------
-    trial : the number of its first trial.
-    architecture : its name in ``ckptzoo.archs``.
-    accuracy : the mean of ``accuracies``, from 0 to 1.
-    accuracies : on the test set, one a member.
+    trial
+        the number of its first trial.
+    architecture
+        its name in ``ckptzoo.archs``.
+    accuracy
+        the mean of ``accuracies``, from 0 to 1.
+    accuracies
+        on the test set, one a member.
     """
 
     trial: int
@@ -98,9 +102,12 @@ class Trials:
 
     Parameters
     ----------
-    folder : where the journal and the claims are; it exists.
-    name : of the search; a folder has one.
-    seed : of the sampler.
+    folder
+        where the journal and the claims are; it exists.
+    name
+        of the search; a folder has one.
+    seed
+        of the sampler.
 
     Raises
     ------

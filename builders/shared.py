@@ -63,10 +63,14 @@ class Planned:
 
     Parameters
     ----------
-    zoo : its folder.
-    prefix : how the ids begin; the build's name.
-    units, members : to be trained; none where the zoo holds them all.
-    unit_size : members a unit.
+    zoo
+        its folder.
+    prefix
+        how the ids begin; the build's name.
+    units, members
+        to be trained; none where the zoo holds them all.
+    unit_size
+        members a unit.
     """
 
     zoo: Path
@@ -82,10 +86,14 @@ class Worked:
 
     Parameters
     ----------
-    units, members : that it finished.
-    left : units that are not finished: held by others, failed, or not reached in the time.
-    failed : of these the ones that failed here, with the error.
-    member_steps, seconds : optimiser steps of all members taken by this process, and the time they took.
+    units, members
+        that it finished.
+    left
+        units that are not finished: held by others, failed, or not reached in the time.
+    failed
+        of these the ones that failed here, with the error.
+    member_steps, seconds
+        optimiser steps of all members taken by this process, and the time they took.
     """
 
     units: int
@@ -102,9 +110,12 @@ class Merged:
 
     Parameters
     ----------
-    parts : their names.
-    units, checkpoints : that were added.
-    left : units of the plan that are not finished.
+    parts
+        their names.
+    units, checkpoints
+        that were added.
+    left
+        units of the plan that are not finished.
     """
 
     parts: tuple[str, ...]
@@ -161,13 +172,20 @@ def work(
 
     Parameters
     ----------
-    recipe, epochs : those of the plan.
-    to : the zoo's folder, which all processes share.
-    unit : the name of one unit; by default all.
-    share : ``(i, n)`` for every n-th unit, from the i-th, counted from 0.
-    seconds : stop after these, when the state is saved; another ``work`` carries on.
-    device : by default the plan's.
-    folder, threads, save_seconds : as for ``builders.build.build``.
+    recipe, epochs
+        those of the plan.
+    to
+        the zoo's folder, which all processes share.
+    unit
+        the name of one unit; by default all.
+    share
+        ``(i, n)`` for every n-th unit, from the i-th, counted from 0.
+    seconds
+        stop after these, when the state is saved; another ``work`` carries on.
+    device
+        by default the plan's.
+    folder, threads, save_seconds
+        as for ``builders.build.build``.
 
     Raises
     ------
@@ -225,9 +243,12 @@ def merge(
 
     Parameters
     ----------
-    recipe, epochs : those of the plan.
-    to : the zoo's folder.
-    push_to : the repository that the zoo is published in, part by part; see ``ckptzoo.hub.push``.
+    recipe, epochs
+        those of the plan.
+    to
+        the zoo's folder.
+    push_to
+        the repository that the zoo is published in, part by part; see ``ckptzoo.hub.push``.
 
     Raises
     ------
@@ -281,10 +302,14 @@ class WorkOrder:
 
     Parameters
     ----------
-    recipe, source : what is trained on which data.
-    build_folder, plan : where, and what was planned.
-    lacking : units that the zoo lacks, of those that were asked for.
-    units : of these the ones that are neither finished nor set aside.
+    recipe, source
+        what is trained on which data.
+    build_folder, plan
+        where, and what was planned.
+    lacking
+        units that the zoo lacks, of those that were asked for.
+    units
+        of these the ones that are neither finished nor set aside.
     """
 
     recipe: Recipe

@@ -33,9 +33,12 @@ class Submitted:
 
     Parameters
     ----------
-    job : its number.
-    tasks : how many.
-    folder : of its logs, ``<job>_<task>_0_log.out`` and ``.err``.
+    job
+        its number.
+    tasks
+        how many.
+    folder
+        of its logs, ``<job>_<task>_0_log.out`` and ``.err``.
     """
 
     job: str
@@ -49,9 +52,12 @@ class ArrayTask:
 
     Parameters
     ----------
-    recipe, to : of the plan.
-    seconds : of one turn.
-    options : further arguments of ``builders.shared.work``.
+    recipe, to
+        of the plan.
+    seconds
+        of one turn.
+    options
+        further arguments of ``builders.shared.work``.
     """
 
     recipe: Recipe
@@ -97,12 +103,18 @@ def submit(
 
     Parameters
     ----------
-    recipe, epochs : those of the plan.
-    to : the zoo's folder, which the nodes share with this machine, as they do this Python.
-    tasks : how many; more than there are units serve nothing.
-    seconds : of one turn of a task. Its time limit is ten minutes more.
-    sbatch : options of ``sbatch``, such as ``{"partition": "gpu"}``. A plan for ``cuda`` asks for one GPU a task.
-    options : further arguments of ``builders.shared.work``: ``folder``, ``device``, ``threads``, ``save_seconds``.
+    recipe, epochs
+        those of the plan.
+    to
+        the zoo's folder, which the nodes share with this machine, as they do this Python.
+    tasks
+        how many; more than there are units serve nothing.
+    seconds
+        of one turn of a task. Its time limit is ten minutes more.
+    sbatch
+        options of ``sbatch``, such as ``{"partition": "gpu"}``. A plan for ``cuda`` asks for one GPU a task.
+    options
+        further arguments of ``builders.shared.work``: ``folder``, ``device``, ``threads``, ``save_seconds``.
 
     Raises
     ------
@@ -162,9 +174,12 @@ def command(recipe: str, to: str | Path, seconds: float, arguments: Mapping[str,
 
     Parameters
     ----------
-    recipe : its name, or the path of its file.
-    seconds : of one turn.
-    arguments : options of ``work`` with their values; those that are None are left out.
+    recipe
+        its name, or the path of its file.
+    seconds
+        of one turn.
+    arguments
+        options of ``work`` with their values; those that are None are left out.
     """
     words = [sys.executable, "-m", "builders", "work", recipe, "--to", str(Path(to).absolute()), "--for"]
     words.append(f"{seconds:.0f}s")

@@ -55,8 +55,9 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Source:
 
     Parameters
     ----------
-    folder : where the files are, or a folder with a subfolder of the data set's name; by default the environment
-        variable ``CKPTZOO_DATA``. Points drawn around centres need none, and some data sets can be fetched without.
+    folder
+        where the files are, or a folder with a subfolder of the data set's name; by default the environment variable
+        ``CKPTZOO_DATA``. Points drawn around centres need none, and some data sets can be fetched without.
 
     Raises
     ------

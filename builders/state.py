@@ -22,11 +22,16 @@ class TrainingState:
 
     Parameters
     ----------
-    keys : (M,) uint64, one a member; with the step they determine every random number.
-    weights : ``{name: (M, *shape)}``, parameters and buffers; see ``dtype_of``.
-    momentum : of the parameters alone, in their shapes; empty where the recipe has none.
-    step : optimiser steps taken.
-    extra : what a posterior method keeps beside them, ``{name: (M, ...)}``.
+    keys
+        (M,) uint64, one a member; with the step they determine every random number.
+    weights
+        ``{name: (M, *shape)}``, parameters and buffers; see ``dtype_of``.
+    momentum
+        of the parameters alone, in their shapes; empty where the recipe has none.
+    step
+        optimiser steps taken.
+    extra
+        what a posterior method keeps beside them, ``{name: (M, ...)}``.
     """
 
     keys: NDArray[np.uint64]

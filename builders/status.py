@@ -26,11 +26,15 @@ class UnitStatus:
 
     Parameters
     ----------
-    name, members : its name, and how many members it has.
-    state : ``merged``, ``finished``, ``running``, ``silent`` (held by a process that gives no sign of life, which
-        others take over), ``set aside`` (it failed too often), or ``waiting``.
-    holder : who holds it.
-    attempts : how often it ended without progress.
+    name, members
+        its name, and how many members it has.
+    state
+        ``merged``, ``finished``, ``running``, ``silent`` (held by a process that gives no sign of life, which others
+        take over), ``set aside`` (it failed too often), or ``waiting``.
+    holder
+        who holds it.
+    attempts
+        how often it ended without progress.
     """
 
     name: str
@@ -46,10 +50,14 @@ class BuildStatus:
 
     Parameters
     ----------
-    prefix : its name.
-    units : all of it, in order.
-    steps : optimiser steps of a unit.
-    seconds : since it was planned.
+    prefix
+        its name.
+    units
+        all of it, in order.
+    steps
+        optimiser steps of a unit.
+    seconds
+        since it was planned.
     """
 
     prefix: str

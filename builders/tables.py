@@ -24,9 +24,12 @@ class Table:
 
     Parameters
     ----------
-    name : of the data set.
-    train_inputs, test_inputs : (N, D) float32, as the network sees them.
-    train_targets, test_targets : (N,) float32, as the loss sees them: labels from 0, or numbers.
+    name
+        of the data set.
+    train_inputs, test_inputs
+        (N, D) float32, as the network sees them.
+    train_targets, test_targets
+        (N,) float32, as the loss sees them: labels from 0, or numbers.
     """
 
     name: str
@@ -58,7 +61,8 @@ def load(recipe: TableRecipe, folder: Path | None) -> Table:
 
     Parameters
     ----------
-    folder : where the file is, or a folder with a subfolder of the data set's name.
+    folder
+        where the file is, or a folder with a subfolder of the data set's name.
 
     Raises
     ------

@@ -42,13 +42,19 @@ class Trainer:
 
     Parameters
     ----------
-    data_source, source : the data on the device, and as loaded.
-    engine : how steps are taken.
-    workers : threads, each of which trains groups of members on its own core, or on its own stream of a GPU; None on a
-        GPU whose engine trains all members at once.
-    threads : how many of them; 1 where there are none.
-    one_at_a_time : whether the engine trains members one after another.
-    few_groups : whether each worker trains one group: for steps whose cost hardly grows with the members of a group.
+    data_source, source
+        the data on the device, and as loaded.
+    engine
+        how steps are taken.
+    workers
+        threads, each of which trains groups of members on its own core, or on its own stream of a GPU; None on a GPU
+        whose engine trains all members at once.
+    threads
+        how many of them; 1 where there are none.
+    one_at_a_time
+        whether the engine trains members one after another.
+    few_groups
+        whether each worker trains one group: for steps whose cost hardly grows with the members of a group.
     """
 
     data_source: Feed
@@ -210,11 +216,15 @@ def open_trainer(
 
     Parameters
     ----------
-    device : ``"cpu"`` or ``"cuda"``.
-    engine : a name in ``builders.engines``; by default the fastest for the recipe.
-    threads : on a CPU, by default as many as there are cores for this process; within, torch runs single-threaded. On a
-        GPU the streams on which an engine that trains one member at a time has members side by side, by default 1.
-    deterministic : whether a GPU takes the same kernels each time, none of which adds up in an order of its own.
+    device
+        ``"cpu"`` or ``"cuda"``.
+    engine
+        a name in ``builders.engines``; by default the fastest for the recipe.
+    threads
+        on a CPU, by default as many as there are cores for this process; within, torch runs single-threaded. On a GPU
+        the streams on which an engine that trains one member at a time has members side by side, by default 1.
+    deterministic
+        whether a GPU takes the same kernels each time, none of which adds up in an order of its own.
 
     Raises
     ------

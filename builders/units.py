@@ -28,9 +28,12 @@ class Taken:
 
     Parameters
     ----------
-    step : optimiser steps of the unit so far.
-    member_steps : optimiser steps of all members together, since the last time.
-    seconds : that they took.
+    step
+        optimiser steps of the unit so far.
+    member_steps
+        optimiser steps of all members together, since the last time.
+    seconds
+        that they took.
     """
 
     step: int
@@ -44,12 +47,16 @@ class UnitTraining(ABC):
 
     Parameters
     ----------
-    build_folder : where states and checkpoints are saved.
-    trainer, engine : takes the steps, and the name of its engine.
-    save_seconds : how much work is lost at most when the process is killed; more where saving takes more
-        than 1 % of it.
-    should_stop : whether the process was asked to stop.
-    counter : of the joules that the device uses.
+    build_folder
+        where states and checkpoints are saved.
+    trainer, engine
+        takes the steps, and the name of its engine.
+    save_seconds
+        how much work is lost at most when the process is killed; more where saving takes more than 1 % of it.
+    should_stop
+        whether the process was asked to stop.
+    counter
+        of the joules that the device uses.
     """
 
     build_folder: BuildFolder
@@ -154,8 +161,9 @@ class UnitTraining(ABC):
 
         Yields
         ------
-        First the steps that were taken before the last save. Then those of every span; and none where the state was
-        just saved, or checkpoints stored. What a caller does behind a save counts as time of that save.
+        Taken
+            First the steps that were taken before the last save. Then those of every span; and none where the state was
+            just saved, or checkpoints stored. What a caller does behind a save counts as time of that save.
         """
         state = self.start(unit)
         total = self.build_folder.restore(unit, state)

@@ -43,12 +43,14 @@ class ZooError(Exception):
 
     Parameters
     ----------
-    problem : what is wrong; several where a validator found several, and the message lists every one. A plain text
-        is taken as the message.
+    problem
+        what is wrong; several where a validator found several, and the message lists every one. A plain text is taken
+        as the message.
 
     Attributes
     ----------
-    problems : the facts of the message; empty where a plain text was given.
+    problems
+        the facts of the message; empty where a plain text was given.
     """
 
     def __init__(self, problem: "Problem | Iterable[Problem] | str") -> None:
@@ -79,7 +81,8 @@ class UnknownNameError(ZooError, KeyError):
 
     Parameters
     ----------
-    hint : the next step, where the name is known for something else; by default the near names.
+    hint
+        the next step, where the name is known for something else; by default the near names.
     """
 
     def __init__(self, location: str, kind: str, name: str, known: Sequence[str], hint: str | None = None) -> None:
@@ -136,9 +139,12 @@ def require(module: str, extra: str, *, package: str | None = None) -> Any:
 
     Parameters
     ----------
-    module : what to import: ``"sklearn.cluster"``.
-    extra : of ckptzoo, which installs it: ``"stats"``.
-    package : its name on a package index, where it is not the module's.
+    module
+        what to import: ``"sklearn.cluster"``.
+    extra
+        of ckptzoo, which installs it: ``"stats"``.
+    package
+        its name on a package index, where it is not the module's.
 
     Raises
     ------

@@ -17,8 +17,9 @@ def connected(address: str | None) -> Iterator[Any]:
 
     Parameters
     ----------
-    address : of the cluster's head, ``host:6379``; this machine must belong to the cluster. None for the environment
-        variable ``RAY_ADDRESS``, else the cluster that this machine belongs to, else one of this machine alone.
+    address
+        of the cluster's head, ``host:6379``; this machine must belong to the cluster. None for the environment variable
+        ``RAY_ADDRESS``, else the cluster that this machine belongs to, else one of this machine alone.
 
     Raises
     ------

@@ -32,14 +32,22 @@ class _Abilities:
 
     Parameters
     ----------
-    module : where it is.
-    architectures : a pattern of their names.
-    devices : the kinds of devices that it knows.
-    precisions : of recipes.
-    buffers : whether it trains architectures with buffers, such as BatchNorm's.
-    one_at_a_time : whether it trains members one after another, each as fast as any number of them.
-    dropout, flip, nesterov : whether it drops units, mirrors images, takes Nesterov's steps.
-    package, extra : a package that it needs, and the extra that has it.
+    module
+        where it is.
+    architectures
+        a pattern of their names.
+    devices
+        the kinds of devices that it knows.
+    precisions
+        of recipes.
+    buffers
+        whether it trains architectures with buffers, such as BatchNorm's.
+    one_at_a_time
+        whether it trains members one after another, each as fast as any number of them.
+    dropout, flip, nesterov
+        whether it drops units, mirrors images, takes Nesterov's steps.
+    package, extra
+        a package that it needs, and the extra that has it.
     """
 
     module: str

@@ -89,9 +89,12 @@ def _gradients(weights: Tensors, patches: torch.Tensor, step: Step, workspace: _
 
     Parameters
     ----------
-    weights : ``{name: (M, *shape)}``.
-    patches : (M, 36, 64 B).
-    step : the labels (M, B), and what dropout keeps.
+    weights
+        ``{name: (M, *shape)}``.
+    patches
+        (M, 36, 64 B).
+    step
+        the labels (M, B), and what dropout keeps.
     """
     labels = step.labels
     members, batch = labels.shape

@@ -12,11 +12,13 @@ from builders.state import Tensors, TrainingState
 class GradientStep(NamedTuple):
     """One optimiser step: the gradient of its batch's mean loss, at any weights.
 
-    Parameters
+    Attributes
     ----------
-    rate : the learning rate.
-    gradient : of weights ``{name: (M, *shape)}`` to gradients of the same names and shapes, which the caller may change
-        and which the next call may overwrite.
+    rate
+        the learning rate.
+    gradient
+        of weights ``{name: (M, *shape)}`` to gradients of the same names and shapes, which the caller may change and
+        which the next call may overwrite.
     """
 
     rate: float

@@ -22,7 +22,8 @@ def renewed_statistics(recipe: Recipe, source: Source, weights: Tensors) -> Tens
 
     Parameters
     ----------
-    weights : ``{name: (M, *shape)}``; their buffers, if they have any, are not read.
+    weights
+        ``{name: (M, *shape)}``; their buffers, if they have any, are not read.
     """
     buffers = [tensor.name for tensor in recipe.arch.tensors if tensor.kind == "buffer"]
     if not buffers:

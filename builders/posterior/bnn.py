@@ -56,13 +56,18 @@ class Bnn(Method):
 
     Parameters
     ----------
-    prior : the standard deviation of every weight under the prior.
-    temperature : T, which weighs the divergence from the prior.
-    draws_per_step : S.
-    initial_mean : the standard deviation of the means at first.
-    initial_rho_linear, initial_rho_convolution, initial_rho_spread : rho is normal at first, around these for linear
-        layers and for convolutions, with this standard deviation.
-    means : at first: ``random``, or ``member``, the weights of a member.
+    prior
+        the standard deviation of every weight under the prior.
+    temperature
+        T, which weighs the divergence from the prior.
+    draws_per_step
+        S.
+    initial_mean
+        the standard deviation of the means at first.
+    initial_rho_linear, initial_rho_convolution, initial_rho_spread
+        rho is normal at first, around these for linear layers and for convolutions, with this standard deviation.
+    means
+        at first: ``random``, or ``member``, the weights of a member.
     """
 
     name: ClassVar[str] = "bnn"

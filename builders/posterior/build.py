@@ -48,14 +48,20 @@ class BuiltDraws:
 
     Parameters
     ----------
-    zoo : its folder.
-    part : the name of the new part; None where nothing was to be done.
-    draws, modes : how many were added, and around how many modes.
-    diverged : of the added ones; they are kept, and marked.
-    gaussian : the folder of the zoo of means and deviations; None where the method has none.
-    member_steps, seconds : optimiser steps of all modes taken by this process, and the time they took, measuring the
-        draws included.
-    left : of a share: units of all modes that are not finished. None where the draws were added to the zoo.
+    zoo
+        its folder.
+    part
+        the name of the new part; None where nothing was to be done.
+    draws, modes
+        how many were added, and around how many modes.
+    diverged
+        of the added ones; they are kept, and marked.
+    gaussian
+        the folder of the zoo of means and deviations; None where the method has none.
+    member_steps, seconds
+        optimiser steps of all modes taken by this process, and the time they took, measuring the draws included.
+    left
+        of a share: units of all modes that are not finished. None where the draws were added to the zoo.
     """
 
     zoo: Path
@@ -108,16 +114,24 @@ def build(
 
     Parameters
     ----------
-    method : a name in ``builders.posterior``.
-    recipe : whose posterior is approximated: a recipe, its name, or the path of its file.
-    to : the zoo's folder; made where there is none.
-    start : a zoo whose members are the modes, the first that are finite and did not diverge; for methods that start
-        from members, or can: ``bnn`` takes their weights as its first means. Each is its member's last checkpoint.
-    epochs : of the recipe, as for ``builders.build.build``.
-    settings, changes : the file of the method's settings, and other values for some of them.
-    share : ``(i, n)`` to take the draws of every n-th unit alone, from the i-th, counted from 0, beside other processes
+    method
+        a name in ``builders.posterior``.
+    recipe
+        whose posterior is approximated: a recipe, its name, or the path of its file.
+    to
+        the zoo's folder; made where there is none.
+    start
+        a zoo whose members are the modes, the first that are finite and did not diverge; for methods that start from
+        members, or can: ``bnn`` takes their weights as its first means. Each is its member's last checkpoint.
+    epochs
+        of the recipe, as for ``builders.build.build``.
+    settings, changes
+        the file of the method's settings, and other values for some of them.
+    share
+        ``(i, n)`` to take the draws of every n-th unit alone, from the i-th, counted from 0, beside other processes
         that share the zoo's folder; they are added to the zoo by a call without it, before or after.
-    folder, device, unit_size, engine, save_seconds, counter : as for ``builders.build.build``.
+    folder, device, unit_size, engine, save_seconds, counter
+        as for ``builders.build.build``.
 
     Raises
     ------
@@ -272,8 +286,11 @@ def estimate(
 
     Parameters
     ----------
-    seconds : how long steps are taken; of a method with a single step, such as Laplace's, it is taken once at least.
+    seconds
+        how long steps are taken; of a method with a single step, such as Laplace's, it is taken once at least.
 
+    Notes
+    -----
     Other Parameters and Raises as for ``build``. Draws themselves are not timed: measuring each takes much longer.
     """
     recipe = Recipe.of(recipe, epochs)

@@ -42,14 +42,20 @@ def compare(
 
     Parameters
     ----------
-    recipe : of the members.
-    members : a zoo's folder; it is copied beside ``to``, under its own name, and stays as it is.
-    to : the zoo of draws; pictures and tables go to the folder of the same name with ``-pictures`` behind it.
-    methods : by default those of the study, all but Hamiltonian Monte Carlo.
-    modes, draws, ensemble, replicates : see ``ckptzoo.studies.posteriors.posteriors``; as many replicates of ``modes``
-        modes are built.
-    one_mode_draws : draws of each of the first ``replicates`` modes; where a method has fewer, all of them.
-    folder, device : see ``builders.build.build``.
+    recipe
+        of the members.
+    members
+        a zoo's folder; it is copied beside ``to``, under its own name, and stays as it is.
+    to
+        the zoo of draws; pictures and tables go to the folder of the same name with ``-pictures`` behind it.
+    methods
+        by default those of the study, all but Hamiltonian Monte Carlo.
+    modes, draws, ensemble, replicates
+        see ``ckptzoo.studies.posteriors.posteriors``; as many replicates of ``modes`` modes are built.
+    one_mode_draws
+        draws of each of the first ``replicates`` modes; where a method has fewer, all of them.
+    folder, device
+        see ``builders.build.build``.
 
     Raises
     ------

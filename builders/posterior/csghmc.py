@@ -48,11 +48,16 @@ class CyclicalSghmc(MarkovChain):
 
     Parameters
     ----------
-    epochs, cycles : of the chain; a cycle has ``epochs / cycles`` epochs.
-    step_size, friction : the largest step size, and alpha.
-    noisy : epochs at the end of each cycle in which noise is added.
-    draws_per_cycle : taken at the ends of the last epochs of a cycle.
-    temperature : T.
+    epochs, cycles
+        of the chain; a cycle has ``epochs / cycles`` epochs.
+    step_size, friction
+        the largest step size, and alpha.
+    noisy
+        epochs at the end of each cycle in which noise is added.
+    draws_per_cycle
+        taken at the ends of the last epochs of a cycle.
+    temperature
+        T.
     """
 
     name: ClassVar[str] = "csghmc"

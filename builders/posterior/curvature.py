@@ -48,8 +48,10 @@ class TrainingInputs:
 
     Parameters
     ----------
-    raw : (N, ...), as the source holds them, on the CPU.
-    network_inputs : the network's inputs from some of them, such as ``builders.data_source.Feed.network_inputs``.
+    raw
+        (N, ...), as the source holds them, on the CPU.
+    network_inputs
+        the network's inputs from some of them, such as ``builders.data_source.Feed.network_inputs``.
     """
 
     raw: torch.Tensor
@@ -67,11 +69,16 @@ class LastLayer:
 
     Parameters
     ----------
-    layer : its name.
-    has_bias : whether it has a bias.
-    inputs : (F + 1, F + 1) float64: the sum of :math:`a a^T`, a constant 1 appended to a for the bias.
-    outputs : (K, K) float64: the sum of :math:`H_n`.
-    count : N.
+    layer
+        its name.
+    has_bias
+        whether it has a bias.
+    inputs
+        (F + 1, F + 1) float64: the sum of :math:`a a^T`, a constant 1 appended to a for the bias.
+    outputs
+        (K, K) float64: the sum of :math:`H_n`.
+    count
+        N.
     """
 
     layer: str
@@ -114,15 +121,20 @@ def gauss_newton(
 
     Parameters
     ----------
-    architecture, loss : names in ``ckptzoo.archs`` and ``builders.losses``.
-    weights : ``{name: shape}``, the state dict of one network; its dtype is that of the backward passes. Buffers are
+    architecture, loss
+        names in ``ckptzoo.archs`` and ``builders.losses``.
+    weights
+        ``{name: shape}``, the state dict of one network; its dtype is that of the backward passes. Buffers are
         constants, as in evaluation.
-    inputs : the training set, in evaluation without augmentation.
-    workers : threads that share the examples, each single-threaded within; by default the calling one does it all.
+    inputs
+        the training set, in evaluation without augmentation.
+    workers
+        threads that share the examples, each single-threaded within; by default the calling one does it all.
 
     Returns
     -------
-    Rows and columns are in the order of ``flatten(weights, parameter_names(architecture))``.
+    torch.Tensor
+        Rows and columns are in the order of ``flatten(weights, parameter_names(architecture))``.
 
     Raises
     ------
@@ -204,7 +216,8 @@ class _Network:
 
     Parameters
     ----------
-    layer : the layer's name.
+    layer
+        the layer's name.
     """
 
     def __init__(self, architecture: str, weights: Tensors, layer: str) -> None:

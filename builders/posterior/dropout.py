@@ -30,7 +30,8 @@ class Dropout(Method):
 
     Parameters
     ----------
-    p : the probability with which a unit is dropped.
+    p
+        the probability with which a unit is dropped.
     """
 
     name: ClassVar[str] = "dropout"

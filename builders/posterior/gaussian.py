@@ -30,10 +30,13 @@ class Spectrum:
 
     Parameters
     ----------
-    values : (m, n) float64, at least 0.
-    left, right : (m, m) and (n, n) float64, orthogonal.
-    has_bias : whether a vector of weights holds the last column of (m, n) at its end, after all the others; else it
-        holds row after row.
+    values
+        (m, n) float64, at least 0.
+    left, right
+        (m, m) and (n, n) float64, orthogonal.
+    has_bias
+        whether a vector of weights holds the last column of (m, n) at its end, after all the others; else it holds row
+        after row.
     """
 
     values: torch.Tensor
@@ -62,9 +65,11 @@ def decompose(curvature: torch.Tensor | LastLayer, scale: float = 1.0) -> Spectr
 
     Parameters
     ----------
-    curvature : what ``builders.posterior.curvature.gauss_newton`` or ``last_layer`` gives; of the latter the product
-        of the two factors, divided by N.
-    scale : of ``builders.losses.Likelihood``.
+    curvature
+        what ``builders.posterior.curvature.gauss_newton`` or ``last_layer`` gives; of the latter the product of the two
+        factors, divided by N.
+    scale
+        of ``builders.losses.Likelihood``.
 
     Raises
     ------
@@ -95,9 +100,12 @@ def log_marginal_likelihood(
 
     Parameters
     ----------
-    precision : :math:`\tau`.
-    log_likelihood : :math:`\log p(D | \theta_*)`, of all training data: ``builders.losses.Likelihood.log``.
-    square_norm : :math:`|\theta_*|^2`, of the P weights that have the posterior.
+    precision
+        :math:`\tau`.
+    log_likelihood
+        :math:`\log p(D | \theta_*)`, of all training data: ``builders.losses.Likelihood.log``.
+    square_norm
+        :math:`|\theta_*|^2`, of the P weights that have the posterior.
 
     Raises
     ------
@@ -146,9 +154,12 @@ def draw(spectrum: Spectrum, mean: torch.Tensor, precision: float, normals: torc
 
     Parameters
     ----------
-    mean : (P,) float64, :math:`\theta_*`.
-    precision : :math:`\tau`.
-    normals : (P,) float64, z, standard normal, such as ``builders.rng.normals`` of one member.
+    mean
+        (P,) float64, :math:`\theta_*`.
+    precision
+        :math:`\tau`.
+    normals
+        (P,) float64, z, standard normal, such as ``builders.rng.normals`` of one member.
 
     Raises
     ------

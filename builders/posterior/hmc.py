@@ -66,12 +66,20 @@ _SEEDS = 10**4
 class Chain(NamedTuple):
     """A chain between two transitions.
 
-    Parameters
+    Attributes
     ----------
-    hmc : position (P,), logarithm of the density there and its gradient (P,).
-    averaging, scaling : the adaptation of the step size, and of the inverse mass matrix, a diagonal (P,).
-    step_size : of the next transition.
-    accepted, divergent : transitions after burn-in that were accepted, and whose energy error was above 1,000.
+    hmc
+        position (P,), logarithm of the density there and its gradient (P,).
+    averaging
+        the adaptation of the step size.
+    scaling
+        the adaptation of the inverse mass matrix, a diagonal (P,).
+    step_size
+        of the next transition.
+    accepted
+        transitions after burn-in that were accepted.
+    divergent
+        transitions after burn-in whose energy error was above 1,000.
     """
 
     hmc: hmc.HMCState
@@ -101,12 +109,18 @@ class Hmc(MarkovChain):
 
     Parameters
     ----------
-    burn_in : transitions in which step size and mass matrix adapt; with 0 they stay ``step_size`` and the identity.
-    transitions, thinning : after burn-in; every ``thinning``-th of them is a draw.
-    least_leapfrogs, most_leapfrogs : leapfrog steps of a transition, uniform between these.
-    step_size : of leapfrog steps, before it adapts.
-    target_acceptance : the mean acceptance probability to which the step size adapts.
-    prior, temperature : see ``builders.posterior.log_density``.
+    burn_in
+        transitions in which step size and mass matrix adapt; with 0 they stay ``step_size`` and the identity.
+    transitions, thinning
+        after burn-in; every ``thinning``-th of them is a draw.
+    least_leapfrogs, most_leapfrogs
+        leapfrog steps of a transition, uniform between these.
+    step_size
+        of leapfrog steps, before it adapts.
+    target_acceptance
+        the mean acceptance probability to which the step size adapts.
+    prior, temperature
+        see ``builders.posterior.log_density``.
 
     Notes
     -----

@@ -35,7 +35,8 @@ class Laplace(Method):
 
     Parameters
     ----------
-    prior_precision : tau; 0 means that of the greatest marginal likelihood, which differs from mode to mode.
+    prior_precision
+        tau; 0 means that of the greatest marginal likelihood, which differs from mode to mode.
     """
 
     name: ClassVar[str] = "laplace"

@@ -61,14 +61,18 @@ def log_density(recipe: Recipe, prior: float, temperature: float, inputs: Any, t
 
     Parameters
     ----------
-    recipe : its architecture, loss and precision.
-    prior, temperature : the standard deviation of every weight, and T.
-    inputs, targets : JAX arrays of what ``examples_last`` gives.
+    recipe
+        its architecture, loss and precision.
+    prior, temperature
+        the standard deviation of every weight, and T.
+    inputs, targets
+        JAX arrays of what ``examples_last`` gives.
 
     Returns
     -------
-    From (P,) float64, the weights of the architecture's tensors one after another, to a float64 scalar, within
-    ``jax.enable_x64``.
+    Callable[[Any], Any]
+        From (P,) float64, the weights of the architecture's tensors one after another, to a float64 scalar, within
+        ``jax.enable_x64``.
 
     Notes
     -----
@@ -93,13 +97,16 @@ def examples_last(recipe: Recipe, inputs: NDArray[Any], targets: NDArray[Any]) -
 
     Parameters
     ----------
-    inputs : (N, ...) as the network sees them.
-    targets : (N,) labels or numbers.
+    inputs
+        (N, ...) as the network sees them.
+    targets
+        (N,) labels or numbers.
 
     Returns
     -------
-    Inputs (D, N) for perceptrons, D the size of an example, or (28, 28, N) for OptuNet, and targets (N,), int32 for
-    labels, the others in the precision of the recipe.
+    tuple[NDArray[Any], NDArray[Any]]
+        Inputs (D, N) for perceptrons, D the size of an example, or (28, 28, N) for OptuNet, and targets (N,), int32 for
+        labels, the others in the precision of the recipe.
     """
     last = np.moveaxis(inputs.reshape(len(inputs), -1) if _is_mlp(recipe.architecture) else inputs[:, 0], 0, -1)
     dtype = _dtype(recipe)

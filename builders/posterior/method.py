@@ -46,8 +46,10 @@ class Surroundings:
 
     Parameters
     ----------
-    data_source, source : the training set as engines read it by the recipe of the chain, and as loaded.
-    engine : the name of the engine that takes steps or evaluates gradients.
+    data_source, source
+        the training set as engines read it by the recipe of the chain, and as loaded.
+    engine
+        the name of the engine that takes steps or evaluates gradients.
     """
 
     data_source: Feed
@@ -69,7 +71,8 @@ class Method(ABC):
 
     Parameters
     ----------
-    recipe : whose posterior it is.
+    recipe
+        whose posterior it is.
     """
 
     unit_size: ClassVar[int | None] = None
@@ -291,8 +294,10 @@ class StepNormals:
 
     Parameters
     ----------
-    keys, purpose : see ``rng.normals``.
-    like : (M, P), whose precision and device the numbers have.
+    keys, purpose
+        see ``rng.normals``.
+    like
+        (M, P), whose precision and device the numbers have.
     """
 
     def __init__(self, keys: NDArray[np.uint64], purpose: int, like: torch.Tensor) -> None:

@@ -20,9 +20,12 @@ class FoundModes:
 
     Parameters
     ----------
-    names : members of a zoo, or chains: the values of the column ``mode``.
-    seeds : of the members or chains.
-    weights : ``{name: (M, *shape)}`` of the members; None where chains start at random weights.
+    names
+        members of a zoo, or chains: the values of the column ``mode``.
+    seeds
+        of the members or chains.
+    weights
+        ``{name: (M, *shape)}`` of the members; None where chains start at random weights.
     """
 
     names: tuple[str, ...]
@@ -41,8 +44,10 @@ def find_modes(model: Method, count: int, start: str | Path | None) -> FoundMode
 
     Parameters
     ----------
-    count : how many modes are wanted.
-    start : the zoo of the members; None for chains.
+    count
+        how many modes are wanted.
+    start
+        the zoo of the members; None for chains.
 
     Raises
     ------

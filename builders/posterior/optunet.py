@@ -31,8 +31,10 @@ class Gram:
 
     Parameters
     ----------
-    loss : a name in ``builders.losses``.
-    weights : ``{name: shape}`` of one network. Features and their gradients are in its dtype, products in float64.
+    loss
+        a name in ``builders.losses``.
+    weights
+        ``{name: shape}`` of one network. Features and their gradients are in its dtype, products in float64.
     """
 
     def __init__(self, loss: str, weights: Tensors) -> None:

@@ -12,8 +12,10 @@ class DrawUnit(Unit):
 
     Parameters
     ----------
-    modes : their places among all modes.
-    draws : the numbers of the draws to be taken.
+    modes
+        their places among all modes.
+    draws
+        the numbers of the draws to be taken.
     """
 
     modes: tuple[int, ...]
@@ -26,12 +28,18 @@ class PosteriorPlan:
 
     Parameters
     ----------
-    method, prefix : the method's digest, and how ids begin.
-    modes, draws : how many the zoo holds when it is done.
-    names, seeds : of every mode.
-    present : draws of each mode that the zoo held when the build started.
-    unit_size : modes that advance together.
-    device, engine, dataset_digest : as for ``builders.checkpointing.BuildPlan``.
+    method, prefix
+        the method's digest, and how ids begin.
+    modes, draws
+        how many the zoo holds when it is done.
+    names, seeds
+        of every mode.
+    present
+        draws of each mode that the zoo held when the build started.
+    unit_size
+        modes that advance together.
+    device, engine, dataset_digest
+        as for ``builders.checkpointing.BuildPlan``.
     """
 
     method: str

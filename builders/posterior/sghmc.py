@@ -68,14 +68,22 @@ class Sghmc(MarkovChain):
 
     Parameters
     ----------
-    epochs, batch : of the chain; examples are not augmented.
-    step_size, friction : epsilon and C.
-    burn_in : epochs in which the scales adapt.
-    first_draw, every : draws are taken at the ends of epochs ``first_draw``, ``first_draw + every``, ... ``epochs``.
-    resample_momentum, resample_precision : steps between two new momenta, and two new precisions.
-    shape, rate : of the Gamma prior of each tensor's precision.
-    initial_precision : before the first is drawn.
-    clip : k, standard deviations above the mean norm.
+    epochs, batch
+        of the chain; examples are not augmented.
+    step_size, friction
+        epsilon and C.
+    burn_in
+        epochs in which the scales adapt.
+    first_draw, every
+        draws are taken at the ends of epochs ``first_draw``, ``first_draw + every``, ... ``epochs``.
+    resample_momentum, resample_precision
+        steps between two new momenta, and two new precisions.
+    shape, rate
+        of the Gamma prior of each tensor's precision.
+    initial_precision
+        before the first is drawn.
+    clip
+        k, standard deviations above the mean norm.
     """
 
     name: ClassVar[str] = "sghmc"
@@ -179,8 +187,10 @@ def shortened(gradient: torch.Tensor, norms: torch.Tensor, seen: torch.Tensor, c
 
     Parameters
     ----------
-    norms : a ring of the last W norms of each mode, changed in place; those that were shortened are not in it.
-    seen : (M,) int64, how many have been put there, changed in place.
+    norms
+        a ring of the last W norms of each mode, changed in place; those that were shortened are not in it.
+    seen
+        (M,) int64, how many have been put there, changed in place.
     """
     length = gradient.norm(dim=1)
     window = norms.shape[1]

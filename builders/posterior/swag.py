@@ -55,10 +55,14 @@ class Swag(Method):
 
     Parameters
     ----------
-    learning_rate : of the snapshots.
-    ramp : epochs in which the learning rate moves from that of the recipe's last epoch to this one.
-    snapshots, distance : how many, and the epochs in front of each.
-    scale : s, of the covariance.
+    learning_rate
+        of the snapshots.
+    ramp
+        epochs in which the learning rate moves from that of the recipe's last epoch to this one.
+    snapshots, distance
+        how many, and the epochs in front of each.
+    scale
+        s, of the covariance.
     """
 
     name: ClassVar[str] = "swag"

@@ -39,13 +39,20 @@ class _Family:
 
     Parameters
     ----------
-    shown : what people read.
-    pattern : of a whole name; its groups hold numbers, joined by hyphens.
-    module : of ``ckptzoo.archs``; its declaration is next to it, in ``<module>_spec``.
-    factory : the class in the module.
-    arguments : those before the numbers, the same for the whole family.
-    fits : whether the numbers, positive integers of up to 5 digits, make a network.
-    stacked : the function in the module that computes the outputs of many members at once, where there is one.
+    shown
+        what people read.
+    pattern
+        of a whole name; its groups hold numbers, joined by hyphens.
+    module
+        of ``ckptzoo.archs``; its declaration is next to it, in ``<module>_spec``.
+    factory
+        the class in the module.
+    arguments
+        those before the numbers, the same for the whole family.
+    fits
+        whether the numbers, positive integers of up to 5 digits, make a network.
+    stacked
+        the function in the module that computes the outputs of many members at once, where there is one.
     """
 
     shown: str

@@ -16,8 +16,10 @@ class Channels:
 
     Parameters
     ----------
-    n : number of channels.
-    segments : where the groups' channels are; none for inputs and logits, which nothing may move.
+    n
+        number of channels.
+    segments
+        where the groups' channels are; none for inputs and logits, which nothing may move.
     """
 
     n: int

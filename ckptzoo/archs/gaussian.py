@@ -24,7 +24,8 @@ class Gaussian(nn.Module):
 
     Parameters
     ----------
-    make : makes the network; it is used in evaluation mode, and buffers are as they are there.
+    make
+        makes the network; it is used in evaluation mode, and buffers are as they are there.
     """
 
     def __init__(self, make: Callable[[], nn.Module]) -> None:

@@ -16,17 +16,20 @@ def declare(name: str, arch: Architecture, table: Symmetry) -> tuple[Architectur
 
     Parameters
     ----------
-    name : of the Gaussian, and of its forward function.
-    arch, table : of the network. Its buffers are single.
+    name
+        of the Gaussian, and of its forward function.
+    arch, table
+        of the network. Its buffers are single.
 
     Returns
     -------
-    Architecture and table. The groups are those of the network. A group element g moves the mean as the weights, and
-    the standard deviations by the moduli of its scales,
+    tuple[Architecture, Symmetry]
+        Architecture and table. The groups are those of the network. A group element g moves the mean as the weights,
+        and the standard deviations by the moduli of its scales,
 
-        mu' = g . mu,   sigma' = |g| . sigma,
+            mu' = g . mu,   sigma' = |g| . sigma,
 
-    so that ``g . (mu + sigma z) = mu' + sigma' z'`` for standard normal z, where z' is z permuted, with signs.
+        so that ``g . (mu + sigma z) = mu' + sigma' z'`` for standard normal z, where z' is z permuted, with signs.
     """
     tensors = tuple(_tensors(arch))
     doubled = {tensor.name for tensor in arch.tensors if tensor.kind == "parameter"}

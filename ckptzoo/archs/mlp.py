@@ -11,8 +11,10 @@ class MLP(nn.Module):
 
     Parameters
     ----------
-    activation : ``"relu"`` or ``"tanh"``.
-    widths : inputs, hidden units of each layer, outputs; two widths make a linear model.
+    activation
+        ``"relu"`` or ``"tanh"``.
+    widths
+        inputs, hidden units of each layer, outputs; two widths make a linear model.
     """
 
     def __init__(self, activation: str, *widths: int) -> None:

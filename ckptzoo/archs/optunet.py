@@ -25,10 +25,14 @@ class OptuNet(nn.Module):
 
     Parameters
     ----------
-    channels1, kernel1 : outputs and kernel size of the first convolution.
-    pool : size and stride of the max-pool.
-    channels2, kernel2, groups : of the second convolution.
-    hidden : units of a linear layer with bias before the last one; None without.
+    channels1, kernel1
+        outputs and kernel size of the first convolution.
+    pool
+        size and stride of the max-pool.
+    channels2, kernel2, groups
+        of the second convolution.
+    hidden
+        units of a linear layer with bias before the last one; None without.
     """
 
     def __init__(
@@ -64,13 +68,17 @@ def stacked_outputs(weights: Mapping[str, torch.Tensor], images: torch.Tensor) -
 
     Parameters
     ----------
-    weights : ``{name: (K, *shape)}`` of the four tensors, in the dtype and on the device of the images.
-    images : (B, 1, 28, 28), float32 or float64, normalised.
+    weights
+        ``{name: (K, *shape)}`` of the four tensors, in the dtype and on the device of the images.
+    images
+        (B, 1, 28, 28), float32 or float64, normalised.
 
     Returns
     -------
-    (K, B, 10). To the last bit, a member's outputs depend neither on the other members nor on their number and order,
-    because all products have the same sizes. Where the outputs for an image are not finite they are the module's.
+    torch.Tensor
+        (K, B, 10). To the last bit, a member's outputs depend neither on the other members nor on their number and
+        order, because all products have the same sizes. Where the outputs for an image are not finite they are the
+        module's.
 
     Raises
     ------

@@ -14,8 +14,10 @@ class ResNet18(nn.Module):
 
     Parameters
     ----------
-    width : channels of the first stage.
-    classes : number of logits.
+    width
+        channels of the first stage.
+    classes
+        number of logits.
     """
 
     def __init__(self, width: int, classes: int) -> None:

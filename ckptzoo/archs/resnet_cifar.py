@@ -13,10 +13,13 @@ class ResNetCIFAR(nn.Module):
 
     Parameters
     ----------
-    shortcut : where the shape changes, ``"pad"`` takes every second pixel and pads with channels of zeros
-        (option A), ``"conv"`` is a 1x1 convolution and a BatchNorm (option B).
-    depth : 6 n + 2, the number of convolutions and linear layers without shortcuts.
-    classes : number of logits.
+    shortcut
+        where the shape changes, ``"pad"`` takes every second pixel and pads with channels of zeros (option A),
+        ``"conv"`` is a 1x1 convolution and a BatchNorm (option B).
+    depth
+        6 n + 2, the number of convolutions and linear layers without shortcuts.
+    classes
+        number of logits.
     """
 
     def __init__(self, shortcut: str, depth: int, classes: int) -> None:

@@ -75,7 +75,8 @@ def run(arguments: Sequence[str]) -> int:
 
     Parameters
     ----------
-    arguments : without the program's name; none shows the help.
+    arguments
+        without the program's name; none shows the help.
     """
     settings = Settings(arguments, run)
     try:

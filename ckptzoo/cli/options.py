@@ -162,7 +162,8 @@ def print_result(result: Result, as_json: bool, files: Sequence[Path] | None = N
 
     Parameters
     ----------
-    files : their paths, which the JSON lists too; None for a result that is never written.
+    files
+        their paths, which the JSON lists too; None for a result that is never written.
     """
     if as_json:
         emit(result.to_json() if files is None else {**result.to_json(), "files": [str(path) for path in files]})

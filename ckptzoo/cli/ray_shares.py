@@ -30,9 +30,12 @@ def work_on_ray(context: typer.Context, on: str, device: str = "cpu") -> None:
 
     Parameters
     ----------
-    context : of the command, with ``ckptzoo.cli.options.Settings``.
-    on : the option's value.
-    device : what each share needs: ``cpu`` one core, ``cuda`` one GPU.
+    context
+        of the command, with ``ckptzoo.cli.options.Settings``.
+    on
+        the option's value.
+    device
+        what each share needs: ``cpu`` one core, ``cuda`` one GPU.
 
     Raises
     ------

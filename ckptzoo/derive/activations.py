@@ -35,8 +35,10 @@ class _Read:
 
     Parameters
     ----------
-    group : its id.
-    values : (B, n, positions).
+    group
+        its id.
+    values
+        (B, n, positions).
     """
 
     group: str
@@ -48,9 +50,12 @@ class _Recording(TorchFunctionMode):
 
     Parameters
     ----------
-    readers : tensor name to what is read on an axis: (axis, group, positions (n, inner)).
-    member : tensor name to its value, by which a weight is recognised.
-    examples : inputs in the batch.
+    readers
+        tensor name to what is read on an axis: (axis, group, positions (n, inner)).
+    member
+        tensor name to its value, by which a weight is recognised.
+    examples
+        inputs in the batch.
     """
 
     def __init__(
@@ -123,11 +128,16 @@ class ActivationProducts:
 
     Parameters
     ----------
-    arch : an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
-    symmetry : its table.
-    reference : tensor name to (*shape).
-    inputs : (N, *input_shape) float32, as the networks take them.
-    module : the network; by default that of ``ckptzoo.archs``.
+    arch
+        an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
+    symmetry
+        its table.
+    reference
+        tensor name to (*shape).
+    inputs
+        (N, *input_shape) float32, as the networks take them.
+    module
+        the network; by default that of ``ckptzoo.archs``.
 
     Raises
     ------
@@ -139,7 +149,8 @@ class ActivationProducts:
 
     Attributes
     ----------
-    nbytes : of the products of one network.
+    nbytes
+        of the products of one network.
 
     Notes
     -----

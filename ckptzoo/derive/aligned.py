@@ -62,21 +62,31 @@ def align_zoo(
 
     Parameters
     ----------
-    path : the zoo's folder.
-    to : the reference: ``best``, the last step of the most accurate member (``test_accuracy``); ``barycentre``, the
-        mean of the last steps of all members, aligned with one another; the id of a checkpoint; or the folder or
-        address of a zoo of one checkpoint, of the same architecture or of a Gaussian over it, whose means it has then.
-    label : small letters, digits and hyphens; by default ``best`` or ``barycentre``, else it must be named.
-    method : ``weights``, or ``activations``: channels that answer alike on the first 5,000 of the inputs come together.
-    gauge : a name in ``ckptzoo.symmetry.GAUGES`` into which all are brought before; by default they keep their scales.
-    scales : ``fixed``, as they are or as the gauge has them; or ``fit``, by weights alone: those of least distance,
-        which raises barriers (``ckptzoo.symmetry.align``).
-    barycentre_zoo : where the barycentre is kept, as a zoo of one Gaussian: its means, and the standard deviations of
-        the aligned members. By default ``<zoo>-<label>`` beside the zoo. One that is there is the reference.
-    inputs : as for ``derive``; for activations (N, *input_shape), as the networks take them, such as training images,
-        of which the first 8 are for the equivalence check.
-    inputs_name : of the inputs of activations, for people.
-    store, certify, module, share, progress : as for ``derive``.
+    path
+        the zoo's folder.
+    to
+        the reference: ``best``, the last step of the most accurate member (``test_accuracy``); ``barycentre``, the mean
+        of the last steps of all members, aligned with one another; the id of a checkpoint; or the folder or address of
+        a zoo of one checkpoint, of the same architecture or of a Gaussian over it, whose means it has then.
+    label
+        small letters, digits and hyphens; by default ``best`` or ``barycentre``, else it must be named.
+    method
+        ``weights``, or ``activations``: channels that answer alike on the first 5,000 of the inputs come together.
+    gauge
+        a name in ``ckptzoo.symmetry.GAUGES`` into which all are brought before; by default they keep their scales.
+    scales
+        ``fixed``, as they are or as the gauge has them; or ``fit``, by weights alone: those of least distance, which
+        raises barriers (``ckptzoo.symmetry.align``).
+    barycentre_zoo
+        where the barycentre is kept, as a zoo of one Gaussian: its means, and the standard deviations of the aligned
+        members. By default ``<zoo>-<label>`` beside the zoo. One that is there is the reference.
+    inputs
+        as for ``derive``; for activations (N, *input_shape), as the networks take them, such as training images, of
+        which the first 8 are for the equivalence check.
+    inputs_name
+        of the inputs of activations, for people.
+    store, certify, module, share, progress
+        as for ``derive``.
 
     Raises
     ------

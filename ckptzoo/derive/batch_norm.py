@@ -22,10 +22,14 @@ def renewed_statistics(
 
     Parameters
     ----------
-    module : the network, whose values are overwritten.
-    buffers : names of the statistics.
-    weights : ``{name: (M, *shape)}``; their buffers, if they have any, are not read.
-    batches : gives the inputs (B, ...) of a pass, as the network takes them.
+    module
+        the network, whose values are overwritten.
+    buffers
+        names of the statistics.
+    weights
+        ``{name: (M, *shape)}``; their buffers, if they have any, are not read.
+    batches
+        gives the inputs (B, ...) of a pass, as the network takes them.
     """
     parameters = {name: tensor for name, tensor in weights.items() if name not in buffers}
     first = next(iter(parameters.values()))

@@ -41,8 +41,10 @@ class CheckPolicy:
 
     Parameters
     ----------
-    every : for every finite checkpoint; None for no check.
-    sample : for those of the sample, in its stead; None where there is no sample.
+    every
+        for every finite checkpoint; None for no check.
+    sample
+        for those of the sample, in its stead; None where there is no sample.
     """
 
     every: Precision | None
@@ -135,10 +137,14 @@ def check_columns(
 
     Parameters
     ----------
-    checker : an ``EquivalenceChecker``.
-    raw, derived : tensor name to (K, *shape).
-    inputs : by name.
-    precisions : of each checkpoint's check; None for no check.
+    checker
+        an ``EquivalenceChecker``.
+    raw, derived
+        tensor name to (K, *shape).
+    inputs
+        by name.
+    precisions
+        of each checkpoint's check; None for no check.
     """
     wanted = np.array(precisions, object)
     differences = {f"certificate_{name}": np.full(len(wanted), np.nan) for name in inputs}

@@ -21,8 +21,10 @@ def in_order(
 
     Parameters
     ----------
-    work : called in other threads.
-    items : taken one by one in the caller's thread, as they are needed.
+    work
+        called in other threads.
+    items
+        taken one by one in the caller's thread, as they are needed.
     """
     count = min(_cores(), max_threads)
     waiting: deque[Future[_Result]] = deque()

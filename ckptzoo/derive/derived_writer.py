@@ -29,9 +29,12 @@ class RowRun:
 
     Parameters
     ----------
-    raw : the part.
-    rows : of the raw tree.
-    first, last : whether the part begins, and ends, with these rows.
+    raw
+        the part.
+    rows
+        of the raw tree.
+    first, last
+        whether the part begins, and ends, with these rows.
     """
 
     raw: Part
@@ -49,17 +52,25 @@ class DerivedTreeWriter:
 
     Parameters
     ----------
-    contents : of the zoo.
-    name : the tree's, ``derived/<name>``.
-    facts : of all its parts, which are never mixed with others.
-    sets : for each stem the tensors of its shards.
-    what : the thing that is derived, in a word or two.
-    error : raised where parts with other facts are there.
+    contents
+        of the zoo.
+    name
+        the tree's, ``derived/<name>``.
+    facts
+        of all its parts, which are never mixed with others.
+    sets
+        for each stem the tensors of its shards.
+    what
+        the thing that is derived, in a word or two.
+    error
+        raised where parts with other facts are there.
 
     Attributes
     ----------
-    derived : digests of the raw parts that have been derived.
-    parts : names of the parts that were written.
+    derived
+        digests of the raw parts that have been derived.
+    parts
+        names of the parts that were written.
     """
 
     def __init__(
@@ -103,7 +114,8 @@ class DerivedTreeWriter:
 
         Parameters
         ----------
-        share : ``(i, n)`` for every n-th of all raw parts, from the i-th.
+        share
+            ``(i, n)`` for every n-th of all raw parts, from the i-th.
         """
         missing: list[tuple[int, Part]] = []
         start = 0
@@ -140,13 +152,17 @@ class DerivedTreeWriter:
 
         Parameters
         ----------
-        arrays : for each stem the stacked tensors.
-        rows : the derived part's, without their ``unit``.
-        facts : of this part, beside those of all.
+        arrays
+            for each stem the stacked tensors.
+        rows
+            the derived part's, without their ``unit``.
+        facts
+            of this part, beside those of all.
 
         Returns
         -------
-        The rows of a part that has appeared; none before, and none where another process was first.
+        list[Row]
+            The rows of a part that has appeared; none before, and none where another process was first.
         """
         if run.first:
             self._writer = PartWriter(

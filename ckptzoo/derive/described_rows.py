@@ -31,10 +31,14 @@ class DescribedRows:
 
     Parameters
     ----------
-    zoo : the selection.
-    what : facts that the arrays depend on besides the weights; they name the files.
-    compute : from the checkpoints of a block to their arrays; it calls its second argument with its progress.
-    saved_in : a folder in which the arrays of each block are kept; None to keep none.
+    zoo
+        the selection.
+    what
+        facts that the arrays depend on besides the weights; they name the files.
+    compute
+        from the checkpoints of a block to their arrays; it calls its second argument with its progress.
+    saved_in
+        a folder in which the arrays of each block are kept; None to keep none.
     """
 
     def __init__(

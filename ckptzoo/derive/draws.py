@@ -41,19 +41,27 @@ def draws(
 
     Parameters
     ----------
-    zoo : of an architecture ``gaussian-<base>``; or a selection of one.
-    n : draws of each checkpoint.
-    seed : 0 or more.
-    to : the folder of the new zoo, which does not exist or is empty.
-    card : of the new zoo.
-    batch_bytes : draws that are in memory at a time, at least one; no byte of the result depends on it.
-    progress : called with the number of draws.
+    zoo
+        of an architecture ``gaussian-<base>``; or a selection of one.
+    n
+        draws of each checkpoint.
+    seed
+        0 or more.
+    to
+        the folder of the new zoo, which does not exist or is empty.
+    card
+        of the new zoo.
+    batch_bytes
+        draws that are in memory at a time, at least one; no byte of the result depends on it.
+    progress
+        called with the number of draws.
 
     Returns
     -------
-    The new zoo, of the base architecture: for each checkpoint n draws, one behind the other. Their rows have the
-    ``method`` of the checkpoint's row, or ``gaussian``, its id as ``mode``, and the number of the ``draw``. Buffers
-    are those of the checkpoint.
+    Zoo
+        The new zoo, of the base architecture: for each checkpoint n draws, one behind the other. Their rows have the
+        ``method`` of the checkpoint's row, or ``gaussian``, its id as ``mode``, and the number of the ``draw``. Buffers
+        are those of the checkpoint.
 
     Raises
     ------

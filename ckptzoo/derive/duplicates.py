@@ -35,14 +35,20 @@ class Duplicates:
 
     Parameters
     ----------
-    groups : the ids of checkpoints that are one network, in zoo order; each group has at least two.
-    identical : for each group whether the canonical weights are equal bit for bit.
-    checkpoints : the number that were compared.
-    skipped : ids of those that were not: weights that are not finite, or ties that the gauge leaves unresolved.
-    uncertain : the number of those compared with channels that only their weights tell apart, and not what describes
-        them (``ckptzoo.symmetry.comparison.ambiguous``). They are found where they were permuted, and may be missed
-        where they were also scaled; of all others no copy is missed.
-    tolerance : the relative norm up to which every tensor of two canonical forms agrees.
+    groups
+        the ids of checkpoints that are one network, in zoo order; each group has at least two.
+    identical
+        for each group whether the canonical weights are equal bit for bit.
+    checkpoints
+        the number that were compared.
+    skipped
+        ids of those that were not: weights that are not finite, or ties that the gauge leaves unresolved.
+    uncertain
+        the number of those compared with channels that only their weights tell apart, and not what describes them
+        (``ckptzoo.symmetry.comparison.ambiguous``). They are found where they were permuted, and may be missed where
+        they were also scaled; of all others no copy is missed.
+    tolerance
+        the relative norm up to which every tensor of two canonical forms agrees.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -87,14 +93,19 @@ def dedupe(
 
     Parameters
     ----------
-    zoo : a zoo, or a selection of it; it is only read.
-    tolerance : by default what rounding can do: ``max(4 eps, 8 * 2^-40)`` with the machine epsilon of the coarsest
-        precision in which the zoo stores a tensor. 2^-40 is the precision to which the gauge takes scales; without
-        scales it does not count.
-    module : the network as a torch module, which is traced where the zoo has no symmetry table.
-    saved_in : a folder in which the descriptions of each block of checkpoints are kept; those that are there are not
-        computed again. See ``descriptions``.
-    progress : called after every batch with the checkpoints that have been described.
+    zoo
+        a zoo, or a selection of it; it is only read.
+    tolerance
+        by default what rounding can do: ``max(4 eps, 8 * 2^-40)`` with the machine epsilon of the coarsest precision in
+        which the zoo stores a tensor. 2^-40 is the precision to which the gauge takes scales; without scales it does
+        not count.
+    module
+        the network as a torch module, which is traced where the zoo has no symmetry table.
+    saved_in
+        a folder in which the descriptions of each block of checkpoints are kept; those that are there are not computed
+        again. See ``descriptions``.
+    progress
+        called after every batch with the checkpoints that have been described.
 
     Raises
     ------
@@ -162,7 +173,8 @@ def descriptions(zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = 
 
     Parameters
     ----------
-    zoo, module, saved_in : as for ``dedupe``.
+    zoo, module, saved_in
+        as for ``dedupe``.
 
     Examples
     --------

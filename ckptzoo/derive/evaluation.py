@@ -32,8 +32,10 @@ class Scores:
 
     Parameters
     ----------
-    loss : (G,) float64, mean negative log-likelihood of the labels in nats; NaN where an output is none.
-    accuracy : (G,) share of the inputs whose label is the likeliest.
+    loss
+        (G,) float64, mean negative log-likelihood of the labels in nats; NaN where an output is none.
+    accuracy
+        (G,) share of the inputs whose label is the likeliest.
     """
 
     loss: NDArray[np.float64]
@@ -49,10 +51,14 @@ class Evaluator:
 
     Parameters
     ----------
-    arch : an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
-    labelled : what they are scored on.
-    module : the network; by default that of ``ckptzoo.archs``.
-    device : where outputs are computed.
+    arch
+        an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
+    labelled
+        what they are scored on.
+    module
+        the network; by default that of ``ckptzoo.archs``.
+    device
+        where outputs are computed.
 
     Raises
     ------
@@ -112,8 +118,10 @@ class Evaluator:
 
         Parameters
         ----------
-        stacks : of each, tensor name to (G * ``ensemble``, *shape).
-        ensemble : networks that make one prediction together, one behind the other: the mean of their likelihoods.
+        stacks
+            of each, tensor name to (G * ``ensemble``, *shape).
+        ensemble
+            networks that make one prediction together, one behind the other: the mean of their likelihoods.
         """
         with one_thread(), full_precision(), closing(self._scored(stacks, ensemble)) as results:
             return list(results)
@@ -179,8 +187,10 @@ def along_lines(
 
     Parameters
     ----------
-    first, second : tensor name to (P, *shape); buffers, too, are joined by lines.
-    noise : as in ``combined``.
+    first, second
+        tensor name to (P, *shape); buffers, too, are joined by lines.
+    noise
+        as in ``combined``.
 
     Examples
     --------
@@ -200,11 +210,14 @@ def combined(
 
     Parameters
     ----------
-    corners : tensor name to (P, k, *shape).
-    shares : (P, T, k), which sum to 1 over the last axis.
-    noise : for Gaussians, whose tensors ``<name>_std`` are deviations: tensor name to (S, *shape), standard normal
-        numbers. A prediction is then the mean of the likelihoods of S draws ``mean + std * noise``, the same noise for
-        all (arXiv 2310.10171, section 4).
+    corners
+        tensor name to (P, k, *shape).
+    shares
+        (P, T, k), which sum to 1 over the last axis.
+    noise
+        for Gaussians, whose tensors ``<name>_std`` are deviations: tensor name to (S, *shape), standard normal numbers.
+        A prediction is then the mean of the likelihoods of S draws ``mean + std * noise``, the same noise for all
+        (arXiv 2310.10171, section 4).
     """
     places = list(np.ndindex(*shares.shape[:2]))
     draws = 1 if noise is None else len(next(iter(noise.values())))

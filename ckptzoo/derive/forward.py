@@ -29,10 +29,14 @@ class Forward:
 
     Parameters
     ----------
-    arch : an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
-    module : the network; by default that of ``ckptzoo.archs``. It is copied.
-    vmap : whether stacked checkpoints go through the module also where ``archs.stacked`` has a faster function.
-    device : where outputs are computed.
+    arch
+        an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
+    module
+        the network; by default that of ``ckptzoo.archs``. It is copied.
+    vmap
+        whether stacked checkpoints go through the module also where ``archs.stacked`` has a faster function.
+    device
+        where outputs are computed.
 
     Raises
     ------
@@ -103,9 +107,12 @@ class Forward:
 
         Parameters
         ----------
-        weights : tensor name to (K, *shape), of any floating dtype.
-        batches : inputs (B, *input_shape).
-        stacked : whether all checkpoints are evaluated at once, or the only one alone.
+        weights
+            tensor name to (K, *shape), of any floating dtype.
+        batches
+            inputs (B, *input_shape).
+        stacked
+            whether all checkpoints are evaluated at once, or the only one alone.
         """
         dtype, module = str(batches[0].dtype).removeprefix("torch."), self.module()
         state: dict[str, torch.Tensor] = {}
@@ -162,9 +169,12 @@ class StackedForward:
 
     Parameters
     ----------
-    forward, arch : the network.
-    inputs : one or more forms of the inputs, such as scaled in several ways, each (N, *input_shape) float32.
-    most_outputs : of a batch and a stack, in bytes, or those of one input; None for no limit.
+    forward, arch
+        the network.
+    inputs
+        one or more forms of the inputs, such as scaled in several ways, each (N, *input_shape) float32.
+    most_outputs
+        of a batch and a stack, in bytes, or those of one input; None for no limit.
     """
 
     def __init__(
@@ -186,8 +196,10 @@ class StackedForward:
 
         Parameters
         ----------
-        weights : tensor name to (K, *shape).
-        form : which of the inputs.
+        weights
+            tensor name to (K, *shape).
+        form
+            which of the inputs.
         """
         count, start = len(next(iter(weights.values()))), 0
         places = np.minimum(np.arange(self.size if self._fills_up else count), count - 1)

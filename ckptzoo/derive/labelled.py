@@ -12,11 +12,15 @@ class Labelled:
 
     Parameters
     ----------
-    set : their name, such as ``mnist/test``.
-    inputs : (N, *input_shape) float32, as the networks take them.
-    targets : (N,) labels from 0.
-    statistics : (T, *input_shape) training inputs, from which the running statistics of BatchNorm are computed for
-        every network that is scored, as between networks they have to be; None takes those of the weights.
+    set
+        their name, such as ``mnist/test``.
+    inputs
+        (N, *input_shape) float32, as the networks take them.
+    targets
+        (N,) labels from 0.
+    statistics
+        (T, *input_shape) training inputs, from which the running statistics of BatchNorm are computed for every network
+        that is scored, as between networks they have to be; None takes those of the weights.
     """
 
     set: str

@@ -47,8 +47,10 @@ class NearPair:
 
     Parameters
     ----------
-    ids : of both.
-    distance : of their outputs, from 0 to 1 (``points``).
+    ids
+        of both.
+    distance
+        of their outputs, from 0 to 1 (``points``).
     """
 
     ids: tuple[str, str]
@@ -61,9 +63,12 @@ class NearCopies:
 
     Parameters
     ----------
-    pairs : the nearest first.
-    threshold : the distance below which pairs are reported.
-    compared : the number of checkpoints.
+    pairs
+        the nearest first.
+    threshold
+        the distance below which pairs are reported.
+    compared
+        the number of checkpoints.
     """
 
     pairs: tuple[NearPair, ...]
@@ -77,9 +82,12 @@ class Points:
 
     Parameters
     ----------
-    ids : of N checkpoints.
-    origins : (N,) what they stem from; those with one origin are not independent.
-    values : (N, D) float64, so that Euclidean distances are those of the outputs; NaN for outputs that are not finite.
+    ids
+        of N checkpoints.
+    origins
+        (N,) what they stem from; those with one origin are not independent.
+    values
+        (N, D) float64, so that Euclidean distances are those of the outputs; NaN for outputs that are not finite.
     """
 
     ids: tuple[str, ...]
@@ -136,11 +144,15 @@ def near_copies(
 
     Parameters
     ----------
-    zoo : a zoo, or a selection of it, of at least 8 members; the last step of each counts.
-    module : the network as a torch module, for one that is not in ``ckptzoo.archs``.
-    saved_in : a folder in which the outputs of each block of checkpoints are kept; those that are there are not
-        computed again. See ``outputs``.
-    progress : called after every batch with the checkpoints that have been evaluated.
+    zoo
+        a zoo, or a selection of it, of at least 8 members; the last step of each counts.
+    module
+        the network as a torch module, for one that is not in ``ckptzoo.archs``.
+    saved_in
+        a folder in which the outputs of each block of checkpoints are kept; those that are there are not computed
+        again. See ``outputs``.
+    progress
+        called after every batch with the checkpoints that have been evaluated.
 
     Raises
     ------
@@ -178,7 +190,8 @@ def outputs(zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = None)
 
     Parameters
     ----------
-    zoo, module, saved_in : as for ``near_copies``; a module of the same name must be the same network.
+    zoo, module, saved_in
+        as for ``near_copies``; a module of the same name must be the same network.
 
     Raises
     ------
@@ -230,9 +243,12 @@ def points(
 
     Parameters
     ----------
-    inputs : (B, *input_shape), as the networks take them.
-    others : ids of checkpoints that take the same inputs in another form, and those.
-    module, progress : as ``near_copies`` takes them.
+    inputs
+        (B, *input_shape), as the networks take them.
+    others
+        ids of checkpoints that take the same inputs in another form, and those.
+    module, progress
+        as ``near_copies`` takes them.
     """
     _require_forward(zoo, module)
     forward_module = import_with_torch("forward")
@@ -280,7 +296,8 @@ def stored_points(zoo: Zoo, logits: Iterator[tuple[slice, NDArray[Any]]], exampl
 
     Parameters
     ----------
-    logits : places of checkpoints in the zoo, and their outputs (K, examples, classes).
+    logits
+        places of checkpoints in the zoo, and their outputs (K, examples, classes).
     """
     values: NDArray[np.float64] | None = None
     for places, outputs in logits:

@@ -33,8 +33,10 @@ class EquivalenceChecker:
 
     Parameters
     ----------
-    arch : an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
-    module : the network; by default that of ``ckptzoo.archs``. It is copied.
+    arch
+        an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
+    module
+        the network; by default that of ``ckptzoo.archs``. It is copied.
     """
 
     def __init__(self, arch: Architecture, module: torch.nn.Module | None = None) -> None:
@@ -56,13 +58,17 @@ class EquivalenceChecker:
 
         Parameters
         ----------
-        first, second : tensor name to (K, *shape), of any floating dtype.
-        inputs : (B, *input_shape).
-        precision : in which both networks are evaluated; the differences are computed in float64.
+        first, second
+            tensor name to (K, *shape), of any floating dtype.
+        inputs
+            (B, *input_shape).
+        precision
+            in which both networks are evaluated; the differences are computed in float64.
 
         Returns
         -------
-        (K,) float64; NaN where an output of the first is not finite, infinity where one of the second alone is not.
+        NDArray[np.float64]
+            (K,) float64; NaN where an output of the first is not finite, infinity where one of the second alone is not.
 
         Notes
         -----

@@ -40,14 +40,22 @@ class Predicted:
 
     Parameters
     ----------
-    set : the name of the set of inputs.
-    parts : names of the parts that were written, one for each raw part that had none.
-    checkpoints : the number evaluated now.
-    already : the number evaluated before.
-    examples, classes : inputs, and outputs for each.
-    not_finite : the number of checkpoints evaluated now with an output that is not finite as it is stored.
-    overflowed : outputs of theirs that are finite in float32, are beyond float16 (65,504) and stored as infinities.
-    seconds : what it took.
+    set
+        the name of the set of inputs.
+    parts
+        names of the parts that were written, one for each raw part that had none.
+    checkpoints
+        the number evaluated now.
+    already
+        the number evaluated before.
+    examples, classes
+        inputs, and outputs for each.
+    not_finite
+        the number of checkpoints evaluated now with an output that is not finite as it is stored.
+    overflowed
+        outputs of theirs that are finite in float32, are beyond float16 (65,504) and stored as infinities.
+    seconds
+        what it took.
     """
 
     set: str
@@ -99,16 +107,26 @@ def predict(
 
     Parameters
     ----------
-    path : the zoo's folder.
-    inputs : (N, *input_shape) float32, as the network takes them.
-    set : the name of the set, ``<data set>/<split>``, such as ``fashion-mnist/test``; small letters, digits, hyphens.
-    targets : (N,) integers from 0, the labels; None where they are not among the network's classes.
-    others : ids of checkpoints that take the same examples in another form, such as scaled otherwise, and those inputs.
-    where : which checkpoints, as ``Zoo.where`` takes it; all those of a part, or none.
-    module : the network as a torch module, for one that is not in ``ckptzoo.archs``.
-    device : where outputs are computed, as torch names it.
-    share : as ``ckptzoo.derive.derive`` takes it.
-    progress : called after every stack of checkpoints.
+    path
+        the zoo's folder.
+    inputs
+        (N, *input_shape) float32, as the network takes them.
+    set
+        the name of the set, ``<data set>/<split>``, such as ``fashion-mnist/test``; small letters, digits, hyphens.
+    targets
+        (N,) integers from 0, the labels; None where they are not among the network's classes.
+    others
+        ids of checkpoints that take the same examples in another form, such as scaled otherwise, and those inputs.
+    where
+        which checkpoints, as ``Zoo.where`` takes it; all those of a part, or none.
+    module
+        the network as a torch module, for one that is not in ``ckptzoo.archs``.
+    device
+        where outputs are computed, as torch names it.
+    share
+        as ``ckptzoo.derive.derive`` takes it.
+    progress
+        called after every stack of checkpoints.
 
     Raises
     ------

@@ -19,7 +19,8 @@ def symmetry_of(contents: Contents, module: Any = None) -> Symmetry:
 
     Parameters
     ----------
-    module : the network as a torch module, which is traced where neither the zoo nor the registry has a table.
+    module
+        the network as a torch module, which is traced where neither the zoo nor the registry has a table.
 
     Raises
     ------
@@ -49,7 +50,8 @@ def declare_step(contents: Contents, traced: str) -> str:
 
     Parameters
     ----------
-    traced : how its network is traced, which needs the shape of an input.
+    traced
+        how its network is traced, which needs the shape of an input.
     """
     path = contents.files.name if contents.files.here is None else str(contents.files.here)
     way = "Declare one with" if contents.architecture.input_shape is None else f"{traced}; or declare one with"
@@ -62,7 +64,8 @@ def unless_layers(contents: Contents, step: str) -> str:
 
     Parameters
     ----------
-    step : what to do for another zoo.
+    step
+        what to do for another zoo.
     """
     if not any("pulled" in part.facts for part in contents.raw.parts):
         return step
@@ -74,8 +77,10 @@ def declare(path: str | Path, symmetry: Symmetry) -> None:
 
     Parameters
     ----------
-    path : the zoo's folder.
-    symmetry : a table for its architecture, written by hand or traced: ``ckptzoo.symmetry.trace(module, x).symmetry``.
+    path
+        the zoo's folder.
+    symmetry
+        a table for its architecture, written by hand or traced: ``ckptzoo.symmetry.trace(module, x).symmetry``.
 
     Raises
     ------

@@ -29,10 +29,14 @@ class Transformed:
 
     Parameters
     ----------
-    weights : at least float32.
-    element : the group elements that lead to them.
-    report : what was found in each checkpoint.
-    fingerprints : of the weights; None for rules that do not give all copies of a network the same weights.
+    weights
+        at least float32.
+    element
+        the group elements that lead to them.
+    report
+        what was found in each checkpoint.
+    fingerprints
+        of the weights; None for rules that do not give all copies of a network the same weights.
     """
 
     weights: Weights
@@ -70,7 +74,8 @@ class GaugeRule:
 
     Parameters
     ----------
-    name : of the gauge, and of the variant.
+    name
+        of the gauge, and of the variant.
     """
 
     name: str
@@ -98,10 +103,14 @@ class ActivationMatching:
 
     Parameters
     ----------
-    source : an ``ActivationProducts`` of the reference.
-    inputs : their digest (``digest_of_inputs``).
-    examples : the number of inputs.
-    name : of the inputs, for people.
+    source
+        an ``ActivationProducts`` of the reference.
+    inputs
+        their digest (``digest_of_inputs``).
+    examples
+        the number of inputs.
+    name
+        of the inputs, for people.
     """
 
     source: Any
@@ -116,12 +125,18 @@ class AlignmentRule:
 
     Parameters
     ----------
-    label : the variant is ``aligned-<label>``.
-    reference : tensor name to (*shape).
-    source : where the reference is from, for people.
-    gauge : into which all are brought before; None for none.
-    activations : by which channels are matched; None for their weights.
-    scales : ``fixed`` or ``fit``, as for ``align``.
+    label
+        the variant is ``aligned-<label>``.
+    reference
+        tensor name to (*shape).
+    source
+        where the reference is from, for people.
+    gauge
+        into which all are brought before; None for none.
+    activations
+        by which channels are matched; None for their weights.
+    scales
+        ``fixed`` or ``fit``, as for ``align``.
     """
 
     label: str

@@ -53,10 +53,13 @@ class EquivalenceReport:
 
     Parameters
     ----------
-    precision : in which the outputs were computed.
-    checkpoints : the number that were checked.
-    random, real : the largest difference of outputs on random and on real inputs, relative to the largest output of
-        the checkpoint (``EquivalenceChecker.output_differences``); None where there is none.
+    precision
+        in which the outputs were computed.
+    checkpoints
+        the number that were checked.
+    random, real
+        the largest difference of outputs on random and on real inputs, relative to the largest output of the checkpoint
+        (``EquivalenceChecker.output_differences``); None where there is none.
     """
 
     precision: Precision
@@ -71,17 +74,28 @@ class Derived:
 
     Parameters
     ----------
-    gauge, version : of the variant, and of its rule.
-    store : what the parts that were written now contain.
-    parts : names of the parts that were written, one for each raw part that had none.
-    checkpoints : the number derived now.
-    already : the number that the variant had before, or that is for others to derive.
-    untouched : the number of those derived now that stay as they were: not finite, or not representable in the gauge.
-    tied, unresolved : the number of those derived now with ties, and with ties that could not be resolved.
-    dead, clamped : the number of those derived now with dead channels, and with filters whose scale was limited.
-    checked_later : the number of those derived before that were checked for equivalence now.
-    certified : the equivalence checks on sampled inputs that were made now, by precision.
-    seconds, certifying : what it took, and about how much of that went into the checks.
+    gauge, version
+        of the variant, and of its rule.
+    store
+        what the parts that were written now contain.
+    parts
+        names of the parts that were written, one for each raw part that had none.
+    checkpoints
+        the number derived now.
+    already
+        the number that the variant had before, or that is for others to derive.
+    untouched
+        the number of those derived now that stay as they were: not finite, or not representable in the gauge.
+    tied, unresolved
+        the number of those derived now with ties, and with ties that could not be resolved.
+    dead, clamped
+        the number of those derived now with dead channels, and with filters whose scale was limited.
+    checked_later
+        the number of those derived before that were checked for equivalence now.
+    certified
+        the equivalence checks on sampled inputs that were made now, by precision.
+    seconds, certifying
+        what it took, and about how much of that went into the checks.
     """
 
     gauge: str
@@ -106,9 +120,12 @@ class Tally:
 
     Attributes
     ----------
-    checkpoints : the number of rows.
-    counts : those that stayed as they were, and those in which something was found, named as in ``Derived``.
-    certified : the equivalence checks by precision, the most precise first.
+    checkpoints
+        the number of rows.
+    counts
+        those that stayed as they were, and those in which something was found, named as in ``Derived``.
+    certified
+        the equivalence checks by precision, the most precise first.
     """
 
     def __init__(self) -> None:
@@ -149,10 +166,14 @@ class RowBatch:
 
     Parameters
     ----------
-    run : their rows.
-    ids : of the rows.
-    weights : as trained.
-    precisions : of the rows' equivalence checks; None for no check.
+    run
+        their rows.
+    ids
+        of the rows.
+    weights
+        as trained.
+    precisions
+        of the rows' equivalence checks; None for no check.
     """
 
     run: RowRun
@@ -167,10 +188,14 @@ class BatchResult:
 
     Parameters
     ----------
-    batch : the batch.
-    arrays : for each stem of the new part's shards its stacked tensors.
-    rows : the new part's.
-    seconds, certifying : what it took, and how much of that went into equivalence checks.
+    batch
+        the batch.
+    arrays
+        for each stem of the new part's shards its stacked tensors.
+    rows
+        the new part's.
+    seconds, certifying
+        what it took, and how much of that went into equivalence checks.
     """
 
     batch: RowBatch
@@ -185,18 +210,27 @@ class VariantJob:
 
     Parameters
     ----------
-    contents : of the zoo.
-    symmetry : its table.
-    rule : how its weights follow from the raw ones.
-    inputs : those of the equivalence checks by name; none for no checks.
-    policy : which checkpoints are checked.
-    module : the network as a torch module; None for that of ``ckptzoo.archs``.
-    weights : whether the variant's weights are stored beside the group elements.
+    contents
+        of the zoo.
+    symmetry
+        its table.
+    rule
+        how its weights follow from the raw ones.
+    inputs
+        those of the equivalence checks by name; none for no checks.
+    policy
+        which checkpoints are checked.
+    module
+        the network as a torch module; None for that of ``ckptzoo.archs``.
+    weights
+        whether the variant's weights are stored beside the group elements.
 
     Attributes
     ----------
-    tree : the variant's.
-    tally : what was found in the checkpoints of the parts that were written.
+    tree
+        the variant's.
+    tally
+        what was found in the checkpoints of the parts that were written.
     """
 
     def __init__(
@@ -298,9 +332,12 @@ class MissingChecks:
 
     Parameters
     ----------
-    contents : of the zoo, all of it derived.
-    gauge : the variant.
-    inputs, policy, module : as of ``VariantJob``.
+    contents
+        of the zoo, all of it derived.
+    gauge
+        the variant.
+    inputs, policy, module
+        as of ``VariantJob``.
     """
 
     def __init__(
@@ -392,22 +429,30 @@ def derive(
 
     Parameters
     ----------
-    path : the zoo's folder.
-    gauge : a name in ``ckptzoo.symmetry.GAUGES``; also the variant's name.
-    store : ``"weights"`` writes weights and group elements; ``"element"`` writes the elements alone, and the weights
-        are computed when they are read. Parts that are there stay as they are stored.
-    certify : which checkpoints are checked for equivalence, by comparing raw and derived outputs on a few inputs.
-        ``"all"``: every one, in float64 up to 4 MiB a checkpoint; in larger networks in float32, and in float64 on a
-        sample of each part: the first, the last and others evenly between, 8 in all. ``"sample"``: the sample alone,
-        in float64. ``"none"``: none, and torch is not needed. ``"auto"``: all up to 4 MiB a checkpoint, else the
-        sample. Checkpoints that are not finite are not checked.
-    inputs : (B, *input_shape) real inputs for the check, as the network takes them, beside 8 random ones where the
-        zoo's architecture has an input shape.
-    module : the network as a torch module, for the check of one that is not in ``ckptzoo.archs``; where the zoo has no
+    path
+        the zoo's folder.
+    gauge
+        a name in ``ckptzoo.symmetry.GAUGES``; also the variant's name.
+    store
+        ``"weights"`` writes weights and group elements; ``"element"`` writes the elements alone, and the weights are
+        computed when they are read. Parts that are there stay as they are stored.
+    certify
+        which checkpoints are checked for equivalence, by comparing raw and derived outputs on a few inputs. ``"all"``:
+        every one, in float64 up to 4 MiB a checkpoint; in larger networks in float32, and in float64 on a sample of
+        each part: the first, the last and others evenly between, 8 in all. ``"sample"``: the sample alone, in float64.
+        ``"none"``: none, and torch is not needed. ``"auto"``: all up to 4 MiB a checkpoint, else the sample.
+        Checkpoints that are not finite are not checked.
+    inputs
+        (B, *input_shape) real inputs for the check, as the network takes them, beside 8 random ones where the zoo's
+        architecture has an input shape.
+    module
+        the network as a torch module, for the check of one that is not in ``ckptzoo.archs``; where the zoo has no
         symmetry table the module is traced for one.
-    share : ``(i, n)`` for every n-th of the raw parts that are not derived, from the i-th, so that n processes or
-        machines that share the folder derive a zoo together; the parts have the same digests.
-    progress : called after every batch.
+    share
+        ``(i, n)`` for every n-th of the raw parts that are not derived, from the i-th, so that n processes or machines
+        that share the folder derive a zoo together; the parts have the same digests.
+    progress
+        called after every batch.
 
     Raises
     ------

@@ -32,10 +32,12 @@ MAX_PROBLEMS = 100
 class RowLimits(NamedTuple):
     """What a part may hold for each of its checkpoints; from the architecture, before anything is decoded.
 
-    Parameters
+    Attributes
     ----------
-    blocks : index rows at most, in a part of any kind.
-    nbytes : bytes of shards at least, in a raw part that has weights.
+    blocks
+        index rows at most, in a part of any kind.
+    nbytes
+        bytes of shards at least, in a raw part that has weights.
     """
 
     blocks: int
@@ -86,11 +88,16 @@ def element_problems(
 
     Parameters
     ----------
-    location : the part.
-    symmetry, digest : the zoo's table and its digest; None where it has none.
-    facts : the part's.
-    elements : what its ``g`` shards hold.
-    weights : whether the part stores the variant's weights; if not, they are computed with the zoo's table.
+    location
+        the part.
+    symmetry, digest
+        the zoo's table and its digest; None where it has none.
+    facts
+        the part's.
+    elements
+        what its ``g`` shards hold.
+    weights
+        whether the part stores the variant's weights; if not, they are computed with the zoo's table.
     """
     promised = facts.get("symmetry")
     if symmetry is None or promised != digest:

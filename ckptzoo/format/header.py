@@ -107,8 +107,10 @@ def read_header(text: bytes, *, file_size: int, location: str) -> tuple[Entry, .
 
     Parameters
     ----------
-    text : the JSON, without the eight bytes of its length.
-    file_size : bytes of the whole file; the data must fill the rest of it exactly.
+    text
+        the JSON, without the eight bytes of its length.
+    file_size
+        bytes of the whole file; the data must fill the rest of it exactly.
 
     Raises
     ------

@@ -43,9 +43,12 @@ def describe(root: Path, known: Mapping[str, str], *, without: Collection[str] =
 
     Parameters
     ----------
-    root : the zoo's folder.
-    known : hex sha256 of files that need not be read, such as those of shards, which the index has.
-    without : files to leave out.
+    root
+        the zoo's folder.
+    known
+        hex sha256 of files that need not be read, such as those of shards, which the index has.
+    without
+        files to leave out.
 
     Notes
     -----
@@ -107,11 +110,13 @@ def compact(path: str | Path) -> Path | None:
 
     Parameters
     ----------
-    path : the zoo's folder.
+    path
+        the zoo's folder.
 
     Returns
     -------
-    The snapshot's path, or None where the zoo has no parts.
+    Path | None
+        The snapshot's path, or None where the zoo has no parts.
 
     Raises
     ------
@@ -157,13 +162,17 @@ def retract(path: str | Path, ids: Sequence[str], *, reason: str, contributor: s
 
     Parameters
     ----------
-    path : the zoo's folder.
-    ids : the checkpoints' ids; those withdrawn before are left as they are.
-    reason : why, in a sentence; everyone who opens the zoo sees it.
+    path
+        the zoo's folder.
+    ids
+        the checkpoints' ids; those withdrawn before are left as they are.
+    reason
+        why, in a sentence; everyone who opens the zoo sees it.
 
     Returns
     -------
-    How many were newly withdrawn.
+    int
+        How many were newly withdrawn.
 
     Raises
     ------
@@ -194,14 +203,18 @@ def add_measured(path: str | Path, rows: Sequence[Mapping[str, Any]], facts: Doc
 
     Parameters
     ----------
-    path : the zoo's folder.
-    rows : with ``id``, ``unit`` (digest of the part, raw or of a variant, whose row lacks them), ``by`` and figures of
+    path
+        the zoo's folder.
+    rows
+        with ``id``, ``unit`` (digest of the part, raw or of a variant, whose row lacks them), ``by`` and figures of
         ``ckptzoo.schema.metadata.FIGURES``; the time is now.
-    facts : of the part, besides its kind.
+    facts
+        of the part, besides its kind.
 
     Returns
     -------
-    The part; None where there are no rows.
+    Part | None
+        The part; None where there are no rows.
     """
     if not rows:
         return None

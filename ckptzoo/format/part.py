@@ -31,11 +31,16 @@ class Part:
 
     Parameters
     ----------
-    tree : ``parts`` or ``derived/<name>``.
-    name : its folder, ``<6-digit sequence>-<8 hex>``.
-    rows : number of checkpoints.
-    digest : ``sha256:...`` of its rows, index and facts; the index holds the shards' digests.
-    facts : what its maker recorded, such as the gauge's version; ``facts["kind"]`` says what it is.
+    tree
+        ``parts`` or ``derived/<name>``.
+    name
+        its folder, ``<6-digit sequence>-<8 hex>``.
+    rows
+        number of checkpoints.
+    digest
+        ``sha256:...`` of its rows, index and facts; the index holds the shards' digests.
+    facts
+        what its maker recorded, such as the gauge's version; ``facts["kind"]`` says what it is.
     """
 
     tree: str
@@ -63,13 +68,19 @@ class PartWriter:
 
     Parameters
     ----------
-    tree : the folder that will hold it, ``ZOO/parts`` or ``ZOO/derived/<name>``.
-    sets : for each stem (``raw``, ``first-weight``, ``g``) the tensors of its shards. A variant that leaves out
-        its own stem has its weights computed from ``g`` and the raw ones when they are read.
-    schema : of its rows.
-    facts : recorded in the index's footer and covered by the digest.
-    shard_bytes : target size of a shard.
-    rows : the largest number of rows that will come, where it is known; then no tensor has to be moved at the end.
+    tree
+        the folder that will hold it, ``ZOO/parts`` or ``ZOO/derived/<name>``.
+    sets
+        for each stem (``raw``, ``first-weight``, ``g``) the tensors of its shards. A variant that leaves out its own
+        stem has its weights computed from ``g`` and the raw ones when they are read.
+    schema
+        of its rows.
+    facts
+        recorded in the index's footer and covered by the digest.
+    shard_bytes
+        target size of a shard.
+    rows
+        the largest number of rows that will come, where it is known; then no tensor has to be moved at the end.
 
     Raises
     ------
@@ -191,7 +202,8 @@ def decode_index(
 
     Parameters
     ----------
-    blocks_a_row : index rows for one checkpoint at most, where the architecture is known; see ``checks.RowLimits``.
+    blocks_a_row
+        index rows for one checkpoint at most, where the architecture is known; see ``checks.RowLimits``.
 
     Raises
     ------

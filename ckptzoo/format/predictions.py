@@ -69,8 +69,10 @@ def prediction_problems(location: str, part: Part, stems: Iterable[str], kinds: 
 
     Parameters
     ----------
-    location : the part.
-    stems, kinds : of its shards, and what they hold.
+    location
+        the part.
+    stems, kinds
+        of its shards, and what they hold.
     """
     facts = part.facts
     index = f"{location}/{INDEX}"

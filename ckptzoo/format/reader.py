@@ -103,7 +103,8 @@ class Contents:
 
         Parameters
         ----------
-        tree : of raw parts, or of a variant.
+        tree
+            of raw parts, or of a variant.
         """
         rows = tree.rows.select(names)
         figures = [name for name in names if name in FIGURES]
@@ -255,10 +256,14 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
 
     Parameters
     ----------
-    tree : ``parts`` or ``derived/<name>``.
-    names : of the parts, in order.
-    known : a snapshot.
-    limits : of the zoo's parts, so that nothing with more rows is decoded.
+    tree
+        ``parts`` or ``derived/<name>``.
+    names
+        of the parts, in order.
+    known
+        a snapshot.
+    limits
+        of the zoo's parts, so that nothing with more rows is decoded.
     """
     parts, rows, indices = list[Part](), list[LazyTable](), list[LazyTable]()
     # of use where it covers the first parts; later ones come from their folders

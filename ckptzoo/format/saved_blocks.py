@@ -30,8 +30,10 @@ class SavedBlocks:
 
     Parameters
     ----------
-    folder : made where there is none.
-    key : a digest of what is computed, ``sha256:...``; others may keep theirs in the same folder.
+    folder
+        made where there is none.
+    key
+        a digest of what is computed, ``sha256:...``; others may keep theirs in the same folder.
     """
 
     def __init__(self, folder: Path, key: str) -> None:

@@ -45,8 +45,10 @@ class Snapshot:
 
     Parameters
     ----------
-    files : of the zoo.
-    name : the snapshot's.
+    files
+        of the zoo.
+    name
+        the snapshot's.
 
     Raises
     ------
@@ -111,8 +113,9 @@ class Snapshot:
 
         Parameters
         ----------
-        blocks_a_row : index rows for one checkpoint at most, where the architecture is known; with more, it is refused
-            before they are decoded.
+        blocks_a_row
+            index rows for one checkpoint at most, where the architecture is known; with more, it is refused before they
+            are decoded.
         """
         item = self._trees[name]
         parts = tuple(

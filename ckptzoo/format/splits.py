@@ -29,7 +29,8 @@ def members_of(rows: pa.Table) -> pa.ChunkedArray:
 
     Parameters
     ----------
-    rows : with the columns ``id``, ``member`` and ``mode``.
+    rows
+        with the columns ``id``, ``member`` and ``mode``.
     """
     return pc.call_function("coalesce", [rows["mode"], rows["member"], rows["id"]])
 
@@ -66,7 +67,8 @@ def part_numbers(split: Split, rows: pa.Table) -> NDArray[np.int64]:
 
     Parameters
     ----------
-    rows : with the columns ``id``, ``member`` and ``mode``.
+    rows
+        with the columns ``id``, ``member`` and ``mode``.
     """
     if isinstance(split, HashSplit):
         encoded = members_of(rows).combine_chunks().dictionary_encode()
@@ -85,11 +87,15 @@ def make_split(
 
     Parameters
     ----------
-    path : the zoo's folder.
-    name : of the split: small letters, digits and hyphens.
-    fractions : of the members that each part is expected to have, in order; together 1. By default train 0.7, val 0.15
-        and test 0.15.
-    seed : another one gives another split.
+    path
+        the zoo's folder.
+    name
+        of the split: small letters, digits and hyphens.
+    fractions
+        of the members that each part is expected to have, in order; together 1. By default train 0.7, val 0.15 and test
+        0.15.
+    seed
+        another one gives another split.
 
     Raises
     ------
@@ -127,11 +133,16 @@ def write_split(
 
     Parameters
     ----------
-    path : the zoo's folder.
-    name : of the split: small letters, digits and hyphens.
-    parts : the ids or members of every part, in order.
-    by : ``id``, or ``member`` for all checkpoints of each member.
-    allow_shared_members : whether checkpoints of one member may be in several parts; the split says so then.
+    path
+        the zoo's folder.
+    name
+        of the split: small letters, digits and hyphens.
+    parts
+        the ids or members of every part, in order.
+    by
+        ``id``, or ``member`` for all checkpoints of each member.
+    allow_shared_members
+        whether checkpoints of one member may be in several parts; the split says so then.
 
     Raises
     ------
@@ -176,7 +187,8 @@ def split_problems(files: Files, identity: Identity, raw: Tree) -> Iterator[Prob
 
     Parameters
     ----------
-    raw : its checkpoints. Of one that was cut from another zoo, the lists may name others.
+    raw
+        its checkpoints. Of one that was cut from another zoo, the lists may name others.
     """
     rows = raw.rows.select(COLUMNS)
     is_cut = any("pulled" in part.facts for part in raw.parts)
@@ -207,7 +219,8 @@ def shared_members(split: Split, rows: pa.Table) -> list[str]:
 
     Parameters
     ----------
-    rows : with the columns ``id``, ``member`` and ``mode``.
+    rows
+        with the columns ``id``, ``member`` and ``mode``.
     """
     numbers = part_numbers(split, rows)
     own = members_of(rows).filter(pa.array(numbers >= 0))
@@ -222,8 +235,10 @@ class PartCount:
 
     Parameters
     ----------
-    part : its name; None for what is in no part.
-    members, checkpoints : how many.
+    part
+        its name; None for what is in no part.
+    members, checkpoints
+        how many.
     """
 
     part: str | None
@@ -236,7 +251,8 @@ def part_counts(split: Split, rows: pa.Table) -> tuple[PartCount, ...]:
 
     Parameters
     ----------
-    rows : of the zoo, with the columns ``id``, ``member`` and ``mode``.
+    rows
+        of the zoo, with the columns ``id``, ``member`` and ``mode``.
     """
     numbers, members = part_numbers(split, rows), members_of(rows)
     counts: list[PartCount] = []

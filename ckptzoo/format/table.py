@@ -220,7 +220,8 @@ def read_bounded(
 
     Parameters
     ----------
-    data, file : the bytes of the file, and what ``open_table`` made of them.
+    data, file
+        the bytes of the file, and what ``open_table`` made of them.
 
     Raises
     ------

@@ -27,8 +27,10 @@ class LazyTable:
 
     Parameters
     ----------
-    schema : of the whole table.
-    pieces : the number of rows and the reader of each.
+    schema
+        of the whole table.
+    pieces
+        the number of rows and the reader of each.
     """
 
     def __init__(self, schema: pa.Schema, pieces: Sequence[tuple[int, Read]]) -> None:
@@ -72,9 +74,12 @@ class Tree:
 
     Parameters
     ----------
-    parts : by name.
-    rows : the metadata of the parts' checkpoints.
-    blocks : the index.
+    parts
+        by name.
+    rows
+        the metadata of the parts' checkpoints.
+    blocks
+        the index.
     """
 
     parts: tuple[Part, ...]

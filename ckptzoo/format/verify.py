@@ -37,10 +37,13 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
 
     Parameters
     ----------
-    path : the zoo's folder.
-    deep : also read every shard, recompute every digest, and name other files and links out of the folder; otherwise
-        only what opening reads.
-    progress : called as bytes are read.
+    path
+        the zoo's folder.
+    deep
+        also read every shard, recompute every digest, and name other files and links out of the folder; otherwise only
+        what opening reads.
+    progress
+        called as bytes are read.
 
     Notes
     -----

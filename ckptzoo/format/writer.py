@@ -43,10 +43,14 @@ def create(
 
     Parameters
     ----------
-    path : a folder that does not exist or is empty.
-    arch : a declaration, the path of an ``architecture.json``, an example state dict, or a torch module.
-    card : what a person says about the zoo, or the path of a ``card.toml``; by default only the folder's name.
-    symmetry : the table of groups and axis actions, where it is known.
+    path
+        a folder that does not exist or is empty.
+    arch
+        a declaration, the path of an ``architecture.json``, an example state dict, or a torch module.
+    card
+        what a person says about the zoo, or the path of a ``card.toml``; by default only the folder's name.
+    symmetry
+        the table of groups and axis actions, where it is known.
 
     Raises
     ------
@@ -123,11 +127,12 @@ class Writer:
 
         Parameters
         ----------
-        weights : stacked tensors ``{name: (K, *shape)}`` with a sequence of K ``rows``, or one state dict
-            ``{name: shape}`` (or torch module) with one row. numpy arrays or torch tensors of the
-            architecture's dtypes.
-        rows : values of the columns in ``ckptzoo.schema.metadata.COLUMNS``; ``id`` is required, ``member`` is the
-            id where it is not given, ``extra`` may be a dict, and ``finite`` is measured here.
+        weights
+            stacked tensors ``{name: (K, *shape)}`` with a sequence of K ``rows``, or one state dict ``{name: shape}``
+            (or torch module) with one row. numpy arrays or torch tensors of the architecture's dtypes.
+        rows
+            values of the columns in ``ckptzoo.schema.metadata.COLUMNS``; ``id`` is required, ``member`` is the id where
+            it is not given, ``extra`` may be a dict, and ``finite`` is measured here.
 
         Raises
         ------

@@ -28,13 +28,20 @@ class FoundZoo:
 
     Parameters
     ----------
-    repository : ``org/name``.
-    architectures, datasets : names, at most 20 of each.
-    checkpoints, parameters : how many; None where the card does not say.
-    license : None where the card does not say; several with commas.
-    updated : when it was last changed.
-    private : whether only its owners see it.
-    downloads, likes : as the hub counts them.
+    repository
+        ``org/name``.
+    architectures, datasets
+        names, at most 20 of each.
+    checkpoints, parameters
+        how many; None where the card does not say.
+    license
+        None where the card does not say; several with commas.
+    updated
+        when it was last changed.
+    private
+        whether only its owners see it.
+    downloads, likes
+        as the hub counts them.
     """
 
     repository: str
@@ -55,10 +62,14 @@ class SearchResult:
 
     Parameters
     ----------
-    endpoint : the hub.
-    tags, text : what was searched for.
-    zoos : the one that was changed last comes first.
-    more : whether there are others, which ``limit`` left out.
+    endpoint
+        the hub.
+    tags, text
+        what was searched for.
+    zoos
+        the one that was changed last comes first.
+    more
+        whether there are others, which ``limit`` left out.
     """
 
     endpoint: str
@@ -88,12 +99,18 @@ def search(
 
     Parameters
     ----------
-    arch : the architecture, such as ``resnet18``.
-    dataset : one that members were trained on, such as ``cifar100``.
-    tags : others that the cards must carry.
-    text : part of the repository's name.
-    limit : at most this many zoos.
-    endpoint, token : of the hub; by default those of huggingface_hub.
+    arch
+        the architecture, such as ``resnet18``.
+    dataset
+        one that members were trained on, such as ``cifar100``.
+    tags
+        others that the cards must carry.
+    text
+        part of the repository's name.
+    limit
+        at most this many zoos.
+    endpoint, token
+        of the hub; by default those of huggingface_hub.
 
     Raises
     ------

@@ -111,15 +111,21 @@ def read_corrupted(
 
     Parameters
     ----------
-    known : CIFAR-10-C or CIFAR-100-C.
-    corruption : of ``CORRUPTIONS``; ``-`` may stand for ``_``.
-    severity : 1 to 5.
-    classes : labels are below it.
-    count : test images; a file has five times as many, of rising severity.
+    known
+        CIFAR-10-C or CIFAR-100-C.
+    corruption
+        of ``CORRUPTIONS``; ``-`` may stand for ``_``.
+    severity
+        1 to 5.
+    classes
+        labels are below it.
+    count
+        test images; a file has five times as many, of rising severity.
 
     Returns
     -------
-    An image set whose pixels are copied from a memory map, of this severity alone: 31 MB.
+    ImageSet
+        An image set whose pixels are copied from a memory map, of this severity alone: 31 MB.
 
     Raises
     ------

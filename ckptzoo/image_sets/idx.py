@@ -45,8 +45,10 @@ def read_idx(folder: Path, name: str, shape: tuple[int, ...], *, largest: int = 
 
     Parameters
     ----------
-    shape : what it must hold; nothing beyond that is read.
-    largest : no byte may be above it.
+    shape
+        what it must hold; nothing beyond that is read.
+    largest
+        no byte may be above it.
 
     Raises
     ------

@@ -29,10 +29,14 @@ class ImageSet:
 
     Parameters
     ----------
-    name : of the data set, such as ``mnist``.
-    images : (N, C, H, W) uint8, raw pixels; perhaps a memory map.
-    labels : (N,) int64, from 0.
-    class_names : in the order of the labels; None where the data set has none of its own, or they are not known.
+    name
+        of the data set, such as ``mnist``.
+    images
+        (N, C, H, W) uint8, raw pixels; perhaps a memory map.
+    labels
+        (N,) int64, from 0.
+    class_names
+        in the order of the labels; None where the data set has none of its own, or they are not known.
     """
 
     name: str
@@ -102,8 +106,10 @@ def network_inputs(images: Images, mean: float | Sequence[float], std: float | S
 
     Parameters
     ----------
-    images : (N, C, H, W) uint8, raw pixels.
-    mean, std : one number for all channels or one a channel.
+    images
+        (N, C, H, W) uint8, raw pixels.
+    mean, std
+        one number for all channels or one a channel.
 
     Raises
     ------
@@ -148,10 +154,14 @@ class HubTable:
 
     Parameters
     ----------
-    address, configuration : as ``datasets.load_dataset`` takes them.
-    image, label : names of the columns.
-    splits : what it calls ``train`` and ``test``.
-    sorted_names : whether its classes are sorted by name, and so numbered otherwise than those of the set.
+    address, configuration
+        as ``datasets.load_dataset`` takes them.
+    image, label
+        names of the columns.
+    splits
+        what it calls ``train`` and ``test``.
+    sorted_names
+        whether its classes are sorted by name, and so numbered otherwise than those of the set.
     """
 
     address: str
@@ -172,17 +182,28 @@ class KnownSet:
 
     Parameters
     ----------
-    name : in small letters.
-    forms : how it may be stored in a folder; the first that is there is read.
-    counts : images of ``train`` and ``test``; a split that is not named may have any number.
-    size : pixels of a side; None for any.
-    channels : of an image; None for any.
-    classes : labels are below it; None for any number.
-    class_names : in the order of the labels; None where they are not known.
-    spellings : other spellings of the names of classes.
-    folders : what its archives unpack to.
-    table : where ``datasets`` finds it; None where it does not.
-    source : where people get its files: the next step where they are not there.
+    name
+        in small letters.
+    forms
+        how it may be stored in a folder; the first that is there is read.
+    counts
+        images of ``train`` and ``test``; a split that is not named may have any number.
+    size
+        pixels of a side; None for any.
+    channels
+        of an image; None for any.
+    classes
+        labels are below it; None for any number.
+    class_names
+        in the order of the labels; None where they are not known.
+    spellings
+        other spellings of the names of classes.
+    folders
+        what its archives unpack to.
+    table
+        where ``datasets`` finds it; None where it does not.
+    source
+        where people get its files: the next step where they are not there.
     """
 
     name: str
@@ -206,9 +227,12 @@ class KnownSet:
 
         Parameters
         ----------
-        images : (N, C, H, W) uint8.
-        labels : (N,) integers.
-        where : the file or folder that they are from.
+        images
+            (N, C, H, W) uint8.
+        labels
+            (N,) integers.
+        where
+            the file or folder that they are from.
 
         Raises
         ------

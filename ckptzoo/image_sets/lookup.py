@@ -130,14 +130,18 @@ def find(
 
     Parameters
     ----------
-    name : such as ``mnist`` or ``ylecun/mnist``; case does not matter, and what is no plain name is not looked for.
+    name
+        such as ``mnist`` or ``ylecun/mnist``; case does not matter, and what is no plain name is not looked for.
         ``mnist-14x14`` are its images with a side of 14 pixels, see ``ImageSet.reduced``; so for every known set.
-    folder : holds the files of the data set, or a folder of its name, or of the name that its archive has, that does.
-        By default the one that the environment variable ``CKPTZOO_DATA`` names. ``digits`` needs no folder where
+    folder
+        holds the files of the data set, or a folder of its name, or of the name that its archive has, that does. By
+        default the one that the environment variable ``CKPTZOO_DATA`` names. ``digits`` needs no folder where
         scikit-learn is installed.
-    split : ``test`` or ``train``.
-    count : how many images there have to be; by default as many as the data set is known to have, any number where
-        that is not known.
+    split
+        ``test`` or ``train``.
+    count
+        how many images there have to be; by default as many as the data set is known to have, any number where that is
+        not known.
 
     Raises
     ------
@@ -200,7 +204,8 @@ def load_halves(
 
     Parameters
     ----------
-    counts : for each split how many images there have to be, as ``count`` of ``find``; both splits by default.
+    counts
+        for each split how many images there have to be, as ``count`` of ``find``; both splits by default.
     """
     counts = {"train": None, "test": None} if counts is None else counts
     full_size, side = _sized(name)
@@ -232,8 +237,10 @@ def halves_from(
 
     Parameters
     ----------
-    splits : with the names of splits and columns that the data set has on the hub.
-    counts : as in ``load_halves``; by default both splits, of any number of images.
+    splits
+        with the names of splits and columns that the data set has on the hub.
+    counts
+        as in ``load_halves``; by default both splits, of any number of images.
 
     Raises
     ------
@@ -257,10 +264,12 @@ def find_named(name: str, folder: str | Path | None = None) -> ImageSet | None:
 
     Parameters
     ----------
-    name : ``<data set>/test``; ``svhn/test-10000`` for its first 10,000 images, ``svhn/train-500`` for the first 500
+    name
+        ``<data set>/test``; ``svhn/test-10000`` for its first 10,000 images, ``svhn/train-500`` for the first 500
         training images; ``cifar10-c/gaussian-noise-3`` for the test images of CIFAR-10 under a corruption, with its
         severity from 1 to 5.
-    folder : as in ``find``.
+    folder
+        as in ``find``.
 
     Raises
     ------
@@ -291,12 +300,17 @@ def find_corrupted(
 
     Parameters
     ----------
-    name : ``cifar10-c`` or ``cifar100-c``.
-    corruption : of ``CORRUPTIONS``: the 15 of the standard mean, ``STANDARD_CORRUPTIONS``, and ``speckle_noise``,
+    name
+        ``cifar10-c`` or ``cifar100-c``.
+    corruption
+        of ``CORRUPTIONS``: the 15 of the standard mean, ``STANDARD_CORRUPTIONS``, and ``speckle_noise``,
         ``gaussian_blur``, ``spatter`` and ``saturate``, which it leaves out.
-    severity : 1 to 5.
-    folder : as in ``find``.
-    count : test images of each severity.
+    severity
+        1 to 5.
+    folder
+        as in ``find``.
+    count
+        test images of each severity.
 
     Raises
     ------

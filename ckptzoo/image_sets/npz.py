@@ -159,7 +159,8 @@ def map_npy(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
 
     Parameters
     ----------
-    shape, dtype : what it must hold; ``integer`` for any whole numbers.
+    shape, dtype
+        what it must hold; ``integer`` for any whole numbers.
 
     Raises
     ------

@@ -39,10 +39,12 @@ _MODES = ("1", "L", "P", "RGB", "CMYK")
 class Picture(NamedTuple):
     """An encoded picture.
 
-    Parameters
+    Attributes
     ----------
-    where : it is from, for messages.
-    content : a file, or its bytes.
+    where
+        it is from, for messages.
+    content
+        a file, or its bytes.
     """
 
     where: str
@@ -52,11 +54,14 @@ class Picture(NamedTuple):
 class Shape(NamedTuple):
     """What pictures are decoded to.
 
-    Parameters
+    Attributes
     ----------
-    size : pixels of a side.
-    channels : 1 or 3; grey pictures become RGB, or colour ones grey.
-    scaled : whether pictures of any size are scaled to this one, without keeping their aspect; else they have it.
+    size
+        pixels of a side.
+    channels
+        1 or 3; grey pictures become RGB, or colour ones grey.
+    scaled
+        whether pictures of any size are scaled to this one, without keeping their aspect; else they have it.
     """
 
     size: int

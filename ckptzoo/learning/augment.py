@@ -29,11 +29,14 @@ class Augment:
 
     Parameters
     ----------
-    permutations : whether channels are permuted, uniformly; groups of blocks by whole blocks and within them.
-    scales : the largest logarithm of a scale: scales are log-uniform in ``[exp(-scales), exp(scales)]``, for the
-        groups that scale. Where a channel is normalised by a running variance v, its scale is at least
-        ``sqrt(eps / (v + eps))``, below which there is no variance that keeps the function. 0 for none.
-    signs : whether signs are drawn, by a fair coin, for the groups whose scales have signs.
+    permutations
+        whether channels are permuted, uniformly; groups of blocks by whole blocks and within them.
+    scales
+        the largest logarithm of a scale: scales are log-uniform in ``[exp(-scales), exp(scales)]``, for the groups that
+        scale. Where a channel is normalised by a running variance v, its scale is at least ``sqrt(eps / (v + eps))``,
+        below which there is no variance that keeps the function. 0 for none.
+    signs
+        whether signs are drawn, by a fair coin, for the groups whose scales have signs.
 
     Raises
     ------
@@ -69,13 +72,17 @@ class Augment:
 
         Parameters
         ----------
-        symmetry : the table.
-        ids : of K checkpoints.
-        seed, epoch, view : integers from 0 on.
+        symmetry
+            the table.
+        ids
+            of K checkpoints.
+        seed, epoch, view
+            integers from 0 on.
 
         Returns
         -------
-        GroupElement of K elements: ``new[i] = scale[i] * old[perm[i]]``.
+        GroupElement
+            GroupElement of K elements: ``new[i] = scale[i] * old[perm[i]]``.
         """
         keys = element_keys(id_hashes(ids), seed, epoch, view)
         perms, scales = Draw.of(symmetry, self)(keys)
@@ -113,11 +120,16 @@ class Draw:
 
     Parameters
     ----------
-    augment : what is drawn.
-    table : the symmetries.
-    constants : (T,) one for every word; it follows from the group, what is drawn for it and the channel alone.
-    sorts : length n to the first of its columns and the (name, m) that take ``m * n`` of them each.
-    scales : the group and its first column.
+    augment
+        what is drawn.
+    table
+        the symmetries.
+    constants
+        (T,) one for every word; it follows from the group, what is drawn for it and the channel alone.
+    sorts
+        length n to the first of its columns and the (name, m) that take ``m * n`` of them each.
+    scales
+        the group and its first column.
     """
 
     augment: Augment
@@ -204,8 +216,10 @@ def bounded(
 
     Parameters
     ----------
-    scales : group to (K, n), of the channels in the order of the tensors.
-    read : a running variance by its name, (K, *shape).
+    scales
+        group to (K, n), of the channels in the order of the tensors.
+    read
+        a running variance by its name, (K, *shape).
     """
     made = dict(scales)
     for action in table.actions:

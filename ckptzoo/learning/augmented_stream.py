@@ -30,13 +30,18 @@ class Batch:
 
     Parameters
     ----------
-    x : one view in the stream's form; without a form, ``{tensor: (B, *shape)}``. With ``views=k`` for k of 2 or more a
+    x
+        one view in the stream's form; without a form, ``{tensor: (B, *shape)}``. With ``views=k`` for k of 2 or more a
         tuple of k of them: the same checkpoints under k group elements, as contrastive losses (SimCLR: Chen et al.,
         arXiv 2002.05709) take them: ``first, second = batch.x``.
-    y : targets (B,) or (B, m), float32 or int64; None without.
-    ids : the checkpoints' ids, in order.
-    state : resuming from it continues right behind this batch.
-    stream : the position of its stream among those of a mix, else 0.
+    y
+        targets (B,) or (B, m), float32 or int64; None without.
+    ids
+        the checkpoints' ids, in order.
+    state
+        resuming from it continues right behind this batch.
+    stream
+        the position of its stream among those of a mix, else 0.
     """
 
     x: Any
@@ -78,9 +83,12 @@ class Preparation:
 
     Parameters
     ----------
-    zoo : the checkpoints that are streamed.
-    source : what they are read from, in the same order.
-    y : (N,) or (N, m) targets, or None.
+    zoo
+        the checkpoints that are streamed.
+    source
+        what they are read from, in the same order.
+    y
+        (N,) or (N, m) targets, or None.
     """
 
     def __init__(
@@ -202,21 +210,32 @@ def stream(
 
     Parameters
     ----------
-    zoo : a zoo or a selection, such as the split to train on.
-    target, missing : see ``learning.targets``.
-    views : how many of each checkpoint, under elements of their own. From 2 on ``batch.x`` is a tuple of views.
-    form : what ``batch.x`` is: ``"flat"``, ``"tokens"``, ``"tuples"`` or ``"graph"`` (``ckptzoo.learning.forms``), an
+    zoo
+        a zoo or a selection, such as the split to train on.
+    target, missing
+        see ``learning.targets``.
+    views
+        how many of each checkpoint, under elements of their own. From 2 on ``batch.x`` is a tuple of views.
+    form
+        what ``batch.x`` is: ``"flat"``, ``"tokens"``, ``"tuples"`` or ``"graph"`` (``ckptzoo.learning.forms``), an
         object with ``encode``, or None for the tensors by name.
-    variant : the gauge; one from which symmetries were removed is not augmented with these.
-    augment : which random elements; None for the weights as they are.
-    standardize : what ``learning.statistics`` gave.
-    batch_size, seed, remainder, rank, world_size : as in ``Zoo.stream``.
-    shuffle : as there, but True by default.
-    device : None for numpy; else torch tensors there, prepared one batch ahead in a thread.
+    variant
+        the gauge; one from which symmetries were removed is not augmented with these.
+    augment
+        which random elements; None for the weights as they are.
+    standardize
+        what ``learning.statistics`` gave.
+    batch_size, seed, remainder, rank, world_size
+        as in ``Zoo.stream``.
+    shuffle
+        as there, but True by default.
+    device
+        None for numpy; else torch tensors there, prepared one batch ahead in a thread.
 
     Returns
     -------
-    Stream : an iterable of Batch. Arrays may be read-only views of files where nothing was changed.
+    Stream
+        an iterable of Batch. Arrays may be read-only views of files where nothing was changed.
 
     Raises
     ------
@@ -267,8 +286,10 @@ def to_torch(
 
     Parameters
     ----------
-    zoo, target, missing, views, form, variant, augment, standardize : as in ``learning.stream``.
-    batch_size, shuffle, seed, remainder, rank, world_size : as in ``Zoo.to_torch``, and ``shuffle`` is True by default.
+    zoo, target, missing, views, form, variant, augment, standardize
+        as in ``learning.stream``.
+    batch_size, shuffle, seed, remainder, rank, world_size
+        as in ``Zoo.to_torch``, and ``shuffle`` is True by default.
 
     Notes
     -----

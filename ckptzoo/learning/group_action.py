@@ -74,9 +74,12 @@ class Mover:
 
     Parameters
     ----------
-    shapes : tensor name to its shape in one checkpoint.
-    table : the symmetries; None where nothing is drawn.
-    statistics : by which weights are standardised between scales and permutations.
+    shapes
+        tensor name to its shape in one checkpoint.
+    table
+        the symmetries; None where nothing is drawn.
+    statistics
+        by which weights are standardised between scales and permutations.
 
     Notes
     -----
@@ -106,9 +109,12 @@ class Mover:
 
         Parameters
         ----------
-        readers : of the tensors.
-        rows : (B,) rows of the tree.
-        empty : makes the arrays, from shape and dtype.
+        readers
+            of the tensors.
+        rows
+            (B,) rows of the tree.
+        empty
+            makes the arrays, from shape and dtype.
         """
         views: list[Tensors] = [{} for _ in draws]
         # where standardisation is the same for all positions that a permutation exchanges, rows are moved first, so

@@ -93,14 +93,18 @@ def mix(streams: Sequence[Stream], *, weights: Sequence[float] | None = None, se
 
     Parameters
     ----------
-    streams : what ``learning.stream`` gave; they belong to the mix from then on.
-    weights : how often each is taken, relative to the others; by default as its number of batches.
-    seed : the stream of step t follows from seed and t alone.
+    streams
+        what ``learning.stream`` gave; they belong to the mix from then on.
+    weights
+        how often each is taken, relative to the others; by default as its number of batches.
+    seed
+        the stream of step t follows from seed and t alone.
 
     Returns
     -------
-    Mix : an iterable of Batch, with ``state_dict`` and ``load_state_dict``; ``batch.stream`` says which one it is from,
-    and ``batch.state`` is that of the whole mix.
+    Mix
+        an iterable of Batch, with ``state_dict`` and ``load_state_dict``; ``batch.stream`` says which one it is from,
+        and ``batch.state`` is that of the whole mix.
 
     Raises
     ------

@@ -33,12 +33,17 @@ class Statistics:
 
     Parameters
     ----------
-    per : see ``statistics``.
-    mean, deviation : of the tensors of floats, name to float64 of the tensor's shape in one checkpoint, or () where
-        the whole tensor shares them. A deviation that is zero is given as 1, so that such weights become 0.
-    constant : of those tensors that have them, name to the number of positions whose deviation is zero.
-    count : checkpoints.
-    digest : of the zoo's name and revision, the variant and the checkpoints' ids, in order.
+    per
+        see ``statistics``.
+    mean, deviation
+        of the tensors of floats, name to float64 of the tensor's shape in one checkpoint, or () where the whole tensor
+        shares them. A deviation that is zero is given as 1, so that such weights become 0.
+    constant
+        of those tensors that have them, name to the number of positions whose deviation is zero.
+    count
+        checkpoints.
+    digest
+        of the zoo's name and revision, the variant and the checkpoints' ids, in order.
 
     Examples
     --------
@@ -148,21 +153,25 @@ def statistics(zoo: Zoo, *, per: Per = "tensor", variant: str = layout.RAW) -> S
 
     Parameters
     ----------
-    zoo : a zoo or a selection; for training the split to train on, so that nothing of the others enters.
-    per : ``"tensor"``, one mean and deviation a tensor; ``"orbit"``, one for all positions that the table's
-        permutations exchange, so that standardisation commutes with them exactly; ``"position"``, one for every
-        weight, as DWSNets have them (Navon et al., arXiv 2301.12780; https://github.com/AvivNavon/DWSNets,
+    zoo
+        a zoo or a selection; for training the split to train on, so that nothing of the others enters.
+    per
+        ``"tensor"``, one mean and deviation a tensor; ``"orbit"``, one for all positions that the table's permutations
+        exchange, so that standardisation commutes with them exactly; ``"position"``, one for every weight, as DWSNets
+        have them (Navon et al., arXiv 2301.12780; https://github.com/AvivNavon/DWSNets,
         experiments/mnist/compute_statistics.py), which is not the same for permuted copies; or ``"sane"``, one for a
-        layer's weight and bias together: the mean of the checkpoints' means and the root of the mean of their
-        variances :math:`\frac{1}{n-1} \sum_i (w_i - \bar w)^2` (Schuerholt et al., arXiv 2406.09997;
+        layer's weight and bias together: the mean of the checkpoints' means and the root of the mean of their variances
+        :math:`\frac{1}{n-1} \sum_i (w_i - \bar w)^2` (Schuerholt et al., arXiv 2406.09997;
         https://github.com/HSG-AIML/SANE, ``DatasetTokens.standardize_data_checkpoints``). There running means and
         variances are standardised twice; here once, each as a layer of its own.
-    variant : the gauge.
+    variant
+        the gauge.
 
     Returns
     -------
-    Statistics. Deviations are those of a population (divided by n), but for ``"sane"``; zero ones count as 1 and are
-    listed in ``constant``.
+    Statistics
+        Statistics. Deviations are those of a population (divided by n), but for ``"sane"``; zero ones count as 1 and
+        are listed in ``constant``.
 
     Raises
     ------

@@ -20,16 +20,20 @@ def targets(zoo: Zoo, target: Target, *, missing: Missing = "error") -> tuple[Zo
 
     Parameters
     ----------
-    zoo : a zoo or a selection, of N checkpoints.
-    target : a column of numbers or truth values, ``"test_accuracy"``; a number in the rows' ``extra``,
-        ``"extra.optim.lr"``; a list of these; numbers (N,) or (N, m) in the zoo's order; or ``{id: number}`` (or
-        ``{id: [number, ...]}``), whose other ids do not matter.
-    missing : ``"error"``, or ``"drop"`` for the checkpoints without one: null, NaN or no such id.
+    zoo
+        a zoo or a selection, of N checkpoints.
+    target
+        a column of numbers or truth values, ``"test_accuracy"``; a number in the rows' ``extra``, ``"extra.optim.lr"``;
+        a list of these; numbers (N,) or (N, m) in the zoo's order; or ``{id: number}`` (or ``{id: [number, ...]}``),
+        whose other ids do not matter.
+    missing
+        ``"error"``, or ``"drop"`` for the checkpoints without one: null, NaN or no such id.
 
     Returns
     -------
-    The zoo, or those of it that have all targets (M of them), and (M,) numbers, (M, m) of a list: int64 where all
-    are integers or truth values, else float32.
+    tuple[Zoo, NDArray[Any]]
+        The zoo, or those of it that have all targets (M of them), and (M,) numbers, (M, m) of a list: int64 where all
+        are integers or truth values, else float32.
 
     Raises
     ------

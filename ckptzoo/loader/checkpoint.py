@@ -19,10 +19,14 @@ class Checkpoint(Mapping[str, Any]):
 
     Parameters
     ----------
-    row : its metadata, ``{column: value}``.
-    variant : the gauge its weights are in, ``raw`` as trained.
-    read : gives one of its tensors.
-    prefetch : has all its tensors read ahead.
+    row
+        its metadata, ``{column: value}``.
+    variant
+        the gauge its weights are in, ``raw`` as trained.
+    read
+        gives one of its tensors.
+    prefetch
+        has all its tensors read ahead.
     """
 
     def __init__(

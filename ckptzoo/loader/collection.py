@@ -42,10 +42,14 @@ class ZooEntry:
 
     Parameters
     ----------
-    folder : inside the collection.
-    name, architecture : its name, and the digest of its architecture.
-    revision : of the zoo.
-    checkpoints : how many it had, without those that were retracted.
+    folder
+        inside the collection.
+    name, architecture
+        its name, and the digest of its architecture.
+    revision
+        of the zoo.
+    checkpoints
+        how many it had, without those that were retracted.
     """
 
     folder: str
@@ -66,7 +70,8 @@ def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
 
     Parameters
     ----------
-    folder : whose folders are zoos; others in it are left alone.
+    folder
+        whose folders are zoos; others in it are left alone.
 
     Raises
     ------
@@ -121,7 +126,8 @@ def open_collection(
 
     Parameters
     ----------
-    address, endpoint, token : as in ``ckptzoo.open``.
+    address, endpoint, token
+        as in ``ckptzoo.open``.
 
     Raises
     ------
@@ -159,8 +165,10 @@ def verify_collection(
 
     Parameters
     ----------
-    folder : the collection's.
-    deep, progress : as in ``ckptzoo.verify``, which every zoo is given to.
+    folder
+        the collection's.
+    deep, progress
+        as in ``ckptzoo.verify``, which every zoo is given to.
     """
     root = Path(folder).absolute()
     problems: list[Problem] = []

@@ -26,14 +26,21 @@ class ComputedReader:
 
     Parameters
     ----------
-    tensor : its name.
-    dtype : to cast to.
-    raw : the tensor as trained.
-    origins : (N,) int64, for each row of the variant its row of the raw tree.
-    table : the actions on this tensor alone, with their groups.
-    element : ``<group>.perm`` and ``<group>.scale`` of the table's groups, by row of the variant.
-    shards : (S, 2) int64, first row of each shard that the variant would have, and the one behind its last; so the
-        row blocks are those of a variant that is stored, and a stream has the same order.
+    tensor
+        its name.
+    dtype
+        to cast to.
+    raw
+        the tensor as trained.
+    origins
+        (N,) int64, for each row of the variant its row of the raw tree.
+    table
+        the actions on this tensor alone, with their groups.
+    element
+        ``<group>.perm`` and ``<group>.scale`` of the table's groups, by row of the variant.
+    shards
+        (S, 2) int64, first row of each shard that the variant would have, and the one behind its last; so the row
+        blocks are those of a variant that is stored, and a stream has the same order.
     """
 
     def __init__(

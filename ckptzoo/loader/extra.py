@@ -59,12 +59,15 @@ def extra_column(texts: pa.ChunkedArray, name: str, *, location: str) -> pa.Arra
 
     Parameters
     ----------
-    texts : the column ``extra``.
-    name : ``extra.`` and the keys, joined by dots, which keys themselves may have.
+    texts
+        the column ``extra``.
+    name
+        ``extra.`` and the keys, joined by dots, which keys themselves may have.
 
     Returns
     -------
-    float64 for numbers, string, or bool.
+    pa.Array
+        float64 for numbers, string, or bool.
 
     Raises
     ------

@@ -143,8 +143,10 @@ def kept(filters: Filters, count: int) -> NDArray[np.int64] | None:
 
     Parameters
     ----------
-    filters : a list of booleans, or an array of numpy, pyarrow, pandas or torch; nulls are False.
-    count : checkpoints that the mask must be of.
+    filters
+        a list of booleans, or an array of numpy, pyarrow, pandas or torch; nulls are False.
+    count
+        checkpoints that the mask must be of.
 
     Raises
     ------

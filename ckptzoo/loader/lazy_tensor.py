@@ -21,9 +21,12 @@ class StackedTensor:
 
     Parameters
     ----------
-    reader : of the tensor, for every row of a tree.
-    rows : (N,) int64, the checkpoints' rows of the tree.
-    name : what was asked for, an alias perhaps.
+    reader
+        of the tensor, for every row of a tree.
+    rows
+        (N,) int64, the checkpoints' rows of the tree.
+    name
+        what was asked for, an alias perhaps.
 
     Notes
     -----

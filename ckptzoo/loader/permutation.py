@@ -35,14 +35,18 @@ def keyed_permutation(positions: Any, n: int, key: Any) -> Any:
 
     Parameters
     ----------
-    positions : integers in ``0 .. n-1``: a number, a numpy array, or an int64 torch tensor on any device.
-    n : how many items there are, at most 2**40.
-    key : a 64-bit integer, or an array of them (numpy uint64; torch int64 with the same bits) that broadcasts with
-        the positions: keys (M, 1) and positions (P,) give (M, P).
+    positions
+        integers in ``0 .. n-1``: a number, a numpy array, or an int64 torch tensor on any device.
+    n
+        how many items there are, at most 2**40.
+    key
+        a 64-bit integer, or an array of them (numpy uint64; torch int64 with the same bits) that broadcasts with the
+        positions: keys (M, 1) and positions (P,) give (M, P).
 
     Returns
     -------
-    int64 of the broadcast shape. For a fixed key it is a bijection of ``0 .. n-1``.
+    Any
+        int64 of the broadcast shape. For a fixed key it is a bijection of ``0 .. n-1``.
 
     Raises
     ------
@@ -124,7 +128,8 @@ def derive_key(seed: int, *words: int) -> np.uint64:
 
     Parameters
     ----------
-    seed, words : integers from 0 to 2**64 - 1.
+    seed, words
+        integers from 0 to 2**64 - 1.
 
     Raises
     ------

@@ -22,14 +22,19 @@ class Predictions:
 
     Parameters
     ----------
-    contents : of the zoo.
-    inputs : the name of the set.
-    ids : (K,) the checkpoints' ids.
-    rows : (K,) int64, the checkpoints' rows of the predictions' tree.
+    contents
+        of the zoo.
+    inputs
+        the name of the set.
+    ids
+        (K,) the checkpoints' ids.
+    rows
+        (K,) int64, the checkpoints' rows of the predictions' tree.
 
     Attributes
     ----------
-    set : the name of the set, such as ``mnist/test``.
+    set
+        the name of the set, such as ``mnist/test``.
     """
 
     def __init__(self, contents: Contents, inputs: str, ids: pa.ChunkedArray, rows: NDArray[np.int64]) -> None:
@@ -90,11 +95,13 @@ class Predictions:
 
         Parameters
         ----------
-        batch_size, shuffle, seed, remainder, rank, world_size, device : as in ``Zoo.stream``.
+        batch_size, shuffle, seed, remainder, rank, world_size, device
+            as in ``Zoo.stream``.
 
         Returns
         -------
-        Stream, or TorchStream where a device is given: an iterable of Batch.
+        Any
+            Stream, or TorchStream where a device is given: an iterable of Batch.
         """
         files = self._contents.files
         source = Source(

@@ -15,9 +15,12 @@ def ray_datasource(zoo: Zoo, *names: str, variant: str = layout.RAW) -> Any:
 
     Parameters
     ----------
-    zoo : on this machine or another; the workers must reach it under the same address.
-    names : tensors, or layers for all their tensors; none for everything.
-    variant : the gauge.
+    zoo
+        on this machine or another; the workers must reach it under the same address.
+    names
+        tensors, or layers for all their tensors; none for everything.
+    variant
+        the gauge.
 
     Raises
     ------

@@ -91,8 +91,10 @@ class _Slice:
 
     Parameters
     ----------
-    source : reads them; of all tensors where there are none.
-    tensors : those that are wanted.
+    source
+        reads them; of all tensors where there are none.
+    tensors
+        those that are wanted.
     """
 
     source: Source

@@ -56,9 +56,12 @@ class TensorReader(Protocol):
 
         Parameters
         ----------
-        rows : (N,) rows of the tree, in any order.
-        key : integers and slices for the tensor's own axes.
-        private : maps of the caller's own, which then may write to the array; missing ones are added.
+        rows
+            (N,) rows of the tree, in any order.
+        key
+            integers and slices for the tensor's own axes.
+        private
+            maps of the caller's own, which then may write to the array; missing ones are added.
         """
         ...
 
@@ -76,8 +79,10 @@ class MmapReader:
 
     Parameters
     ----------
-    index : of the tree.
-    locations : where the tensor is in the shards of one stem.
+    index
+        of the tree.
+    locations
+        where the tensor is in the shards of one stem.
     """
 
     def __init__(self, index: ShardIndex, locations: TensorLocations) -> None:
@@ -158,9 +163,12 @@ class RemoteReader:
 
     Parameters
     ----------
-    index : of the tree.
-    locations : where the tensor is in the shards of one stem.
-    files : fetch the blocks.
+    index
+        of the tree.
+    locations
+        where the tensor is in the shards of one stem.
+    files
+        fetch the blocks.
     """
 
     def __init__(self, index: ShardIndex, locations: TensorLocations, files: RemoteFiles) -> None:
@@ -223,9 +231,12 @@ class ConcatReader:
 
     Parameters
     ----------
-    readers : of the same tensor, counting the same rows.
-    bounds : (R + 1,) int64, first row of every run of rows, and the number of rows.
-    owners : (R,) int64, which of the readers has the run.
+    readers
+        of the same tensor, counting the same rows.
+    bounds
+        (R + 1,) int64, first row of every run of rows, and the number of rows.
+    owners
+        (R,) int64, which of the readers has the run.
     """
 
     def __init__(self, readers: Sequence[TensorReader], bounds: NDArray[np.int64], owners: NDArray[np.int64]) -> None:

@@ -22,8 +22,10 @@ class RemoteFiles:
 
     Parameters
     ----------
-    remote : where they are, pinned to a revision.
-    address, endpoint, token : how it was opened, so that it can be opened again; the token stays in this process.
+    remote
+        where they are, pinned to a revision.
+    address, endpoint, token
+        how it was opened, so that it can be opened again; the token stays in this process.
     """
 
     here = None
@@ -96,8 +98,10 @@ class RemoteFiles:
 
         Parameters
         ----------
-        wanted : each once.
-        keep : positions of the blocks that will soon be read again.
+        wanted
+            each once.
+        keep
+            positions of the blocks that will soon be read again.
         """
         with self._guard:
             cached = [(position, self._blocks.get(span.sha256)) for position, span in enumerate(wanted)]

@@ -31,9 +31,12 @@ class MethodDraws:
 
     Parameters
     ----------
-    method : its name.
-    modes : the number of members or chains that the draws are taken around; 0 where the rows do not say.
-    draws : the number of checkpoints.
+    method
+        its name.
+    modes
+        the number of members or chains that the draws are taken around; 0 where the rows do not say.
+    draws
+        the number of checkpoints.
     """
 
     method: str
@@ -46,7 +49,8 @@ def draws_by_method(rows: pa.Table) -> tuple[MethodDraws, ...]:
 
     Parameters
     ----------
-    rows : with the columns ``method`` and ``mode``.
+    rows
+        with the columns ``method`` and ``mode``.
     """
     drawn = rows.select(["method", "mode"]).filter(pc.field("method").is_valid())
     counts = drawn.group_by("method").aggregate([("mode", "count_distinct"), ([], "count_all")]).to_pylist()
@@ -59,9 +63,12 @@ class Selection:
 
     Parameters
     ----------
-    contents : of the zoo.
-    variants : those that were opened; shared between the selections of a zoo, and added to.
-    rows : (N,) int64, the checkpoints' rows of the raw tree.
+    contents
+        of the zoo.
+    variants
+        those that were opened; shared between the selections of a zoo, and added to.
+    rows
+        (N,) int64, the checkpoints' rows of the raw tree.
     """
 
     def __init__(self, contents: Contents, variants: dict[str, Variant], rows: NDArray[np.int64]) -> None:
@@ -314,7 +321,8 @@ def left_out(contents: Contents, rows: NDArray[np.int64]) -> str | None:
 
     Parameters
     ----------
-    rows : those that were not, as ``standing`` gives them.
+    rows
+        those that were not, as ``standing`` gives them.
     """
     count = len(contents.raw.rows)
     return (

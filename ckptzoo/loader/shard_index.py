@@ -28,12 +28,18 @@ class TensorLocations:
 
     Parameters
     ----------
-    dtype, shape, row_bytes : of one row.
-    starts, stops : (S,) int64, the first row in each shard and the one behind its last.
-    shards : (S,) numbers of the shards in the index.
-    offsets : (S,) bytes from the start of each shard to its first row.
-    row_blocks : (P,) int64, first row of every block of rows that has a digest.
-    entries : (P,) int64, the index row of each block.
+    dtype, shape, row_bytes
+        of one row.
+    starts, stops
+        (S,) int64, the first row in each shard and the one behind its last.
+    shards
+        (S,) numbers of the shards in the index.
+    offsets
+        (S,) bytes from the start of each shard to its first row.
+    row_blocks
+        (P,) int64, first row of every block of rows that has a digest.
+    entries
+        (P,) int64, the index row of each block.
     """
 
     dtype: str
@@ -52,9 +58,12 @@ class ShardIndex:
 
     Parameters
     ----------
-    files : of the zoo.
-    tree : whose index is used; its digests are read only where blocks are fetched from another machine.
-    arch : of the zoo; gives the tensors of a tree without parts.
+    files
+        of the zoo.
+    tree
+        whose index is used; its digests are read only where blocks are fetched from another machine.
+    arch
+        of the zoo; gives the tensors of a tree without parts.
     """
 
     def __init__(self, files: Files, tree: Tree, arch: Architecture) -> None:

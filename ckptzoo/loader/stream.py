@@ -47,10 +47,13 @@ class EpochPlan:
 
     Parameters
     ----------
-    row_blocks : (P + 1,) int64: the rows are in P blocks, runs that are together in one shard.
-    window : blocks that are shuffled together.
-    shuffle : False keeps the order. True shuffles the blocks, then the rows within each window of blocks, so that
-        memory and requests stay bounded. ``"global"`` shuffles all rows alike.
+    row_blocks
+        (P + 1,) int64: the rows are in P blocks, runs that are together in one shard.
+    window
+        blocks that are shuffled together.
+    shuffle
+        False keeps the order. True shuffles the blocks, then the rows within each window of blocks, so that memory and
+        requests stay bounded. ``"global"`` shuffles all rows alike.
 
     Notes
     -----
@@ -106,8 +109,10 @@ def row_blocks_of(rows: NDArray[np.int64], blocks: NDArray[np.int64]) -> NDArray
 
     Parameters
     ----------
-    rows : (N,) rows of a tree, in zoo order or that of a selection.
-    blocks : (B,) first row of every block of the tensor whose blocks hold the fewest rows.
+    rows
+        (N,) rows of a tree, in zoo order or that of a selection.
+    blocks
+        (B,) first row of every block of the tensor whose blocks hold the fewest rows.
     """
     owner = np.searchsorted(blocks, rows, side="right")
     return np.concatenate([[0], np.flatnonzero(np.diff(owner)) + 1, [len(rows)]]).astype(np.int64)
@@ -165,11 +170,15 @@ class Batch:
 
     Parameters
     ----------
-    ids : the checkpoints' ids, in order.
-    tensors : numpy arrays (read-only where they are views of the file), or torch tensors.
-    state : resuming from it continues right behind this batch (and, with ranks, behind its whole round).
-    columns : the metadata columns that the stream was asked for: arrays ``(len(ids),)`` of numbers, or torch tensors,
-        and lists of strings and times; see ``Zoo.stream``.
+    ids
+        the checkpoints' ids, in order.
+    tensors
+        numpy arrays (read-only where they are views of the file), or torch tensors.
+    state
+        resuming from it continues right behind this batch (and, with ranks, behind its whole round).
+    columns
+        the metadata columns that the stream was asked for: arrays ``(len(ids),)`` of numbers, or torch tensors, and
+        lists of strings and times; see ``Zoo.stream``.
     """
 
     ids: tuple[str, ...]
@@ -204,12 +213,18 @@ class Source:
 
     Parameters
     ----------
-    readers : of the tensors, by name.
-    rows : (N,) rows of the tree, in order.
-    ids : their checkpoints' ids.
-    revision, location : of the zoo.
-    prefetch : fetches blocks of a zoo on another machine ahead; None for one on this.
-    columns : of the metadata, (N,) rows, which go along with the tensors.
+    readers
+        of the tensors, by name.
+    rows
+        (N,) rows of the tree, in order.
+    ids
+        their checkpoints' ids.
+    revision, location
+        of the zoo.
+    prefetch
+        fetches blocks of a zoo on another machine ahead; None for one on this.
+    columns
+        of the metadata, (N,) rows, which go along with the tensors.
     """
 
     readers: dict[str, TensorReader]
@@ -241,9 +256,12 @@ class Stream:
 
     Parameters
     ----------
-    source : what to read.
-    batch_size, shuffle, seed, remainder : as in ``Zoo.stream``.
-    shard : which of the batches; by default all.
+    source
+        what to read.
+    batch_size, shuffle, seed, remainder
+        as in ``Zoo.stream``.
+    shard
+        which of the batches; by default all.
 
     Notes
     -----

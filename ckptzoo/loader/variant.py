@@ -24,9 +24,12 @@ class Variant:
 
     Parameters
     ----------
-    contents : of the zoo.
-    name : ``raw`` or a gauge's.
-    raw : the raw weights; None where this variant is them.
+    contents
+        of the zoo.
+    name
+        ``raw`` or a gauge's.
+    raw
+        the raw weights; None where this variant is them.
 
     Raises
     ------

@@ -45,14 +45,17 @@ def open(
 
     Parameters
     ----------
-    address : a folder, ``org/zoo``, ``hf://datasets/org/zoo@revision``, ``https://host/path/zoo`` (any server with
-        ranges; ``ckptzoo compact`` writes the listing it needs) or an fsspec address such as ``s3://bucket/zoo``.
-        A folder that exists wins over a repository of the same name.
-    revision : ``zoo.revision``, or the ``"revision"`` of a stream's state: the zoo as it was then, without the
-        parts and tombstones that came behind it. A stream's state continues there exactly. Variants and predictions
-        that were derived since are there. By default the zoo as it is now.
-    endpoint, token : of the hub, if they are not those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``). The
-        token stays in this process; others that the zoo is sent to use huggingface_hub's.
+    address
+        a folder, ``org/zoo``, ``hf://datasets/org/zoo@revision``, ``https://host/path/zoo`` (any server with ranges;
+        ``ckptzoo compact`` writes the listing it needs) or an fsspec address such as ``s3://bucket/zoo``. A folder that
+        exists wins over a repository of the same name.
+    revision
+        ``zoo.revision``, or the ``"revision"`` of a stream's state: the zoo as it was then, without the parts and
+        tombstones that came behind it. A stream's state continues there exactly. Variants and predictions that were
+        derived since are there. By default the zoo as it is now.
+    endpoint, token
+        of the hub, if they are not those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``). The token stays in
+        this process; others that the zoo is sent to use huggingface_hub's.
 
     Raises
     ------
@@ -156,7 +159,8 @@ class Zoo:
 
         Parameters
         ----------
-        name : of a column, or ``extra.optim.lr`` for a value within ``extra``, null where a row has none.
+        name
+            of a column, or ``extra.optim.lr`` for a value within ``extra``, null where a row has none.
 
         Raises
         ------
@@ -211,7 +215,8 @@ class Zoo:
 
         Parameters
         ----------
-        set : a name in ``predicted``.
+        set
+            a name in ``predicted``.
 
         Raises
         ------
@@ -227,10 +232,11 @@ class Zoo:
 
         Parameters
         ----------
-        filters : ``[("test_accuracy", ">", 0.8), ("seed", "<", 500)]``, of which all hold, or a list of such lists, of
-            which any holds; a ``pyarrow.compute`` expression; text such as ``"test_accuracy > 0.8 and seed < 500"``,
-            which is parsed and never evaluated; ``{"dataset": "mnist", "seed": [3, 4]}``, the value or the values that
-            columns are to have; or a mask, ``(N,)`` booleans. ``None`` stands for a missing value, and a text such as
+        filters
+            ``[("test_accuracy", ">", 0.8), ("seed", "<", 500)]``, of which all hold, or a list of such lists, of which
+            any holds; a ``pyarrow.compute`` expression; text such as ``"test_accuracy > 0.8 and seed < 500"``, which is
+            parsed and never evaluated; ``{"dataset": "mnist", "seed": [3, 4]}``, the value or the values that columns
+            are to have; or a mask, ``(N,)`` booleans. ``None`` stands for a missing value, and a text such as
             ``"2024-01-31"`` for a time where the column holds times, of UTC where it names no other zone.
             ``extra.optim.lr`` is a value within the JSON of ``extra``, which is parsed where it is named.
 
@@ -281,8 +287,10 @@ class Zoo:
 
         Parameters
         ----------
-        name : in ``splits``.
-        part : of the split, such as ``"train"``.
+        name
+            in ``splits``.
+        part
+            of the split, such as ``"train"``.
 
         Raises
         ------
@@ -312,7 +320,8 @@ class Zoo:
 
         Parameters
         ----------
-        key : a tensor's name, for its stack as trained, or a tensor's name and a variant's; an integer, for the
+        key
+            a tensor's name, for its stack as trained, or a tensor's name and a variant's; an integer, for the
             checkpoint at that position, as trained; a slice, integers or a mask, for a selection as ``take`` gives it.
 
         Raises
@@ -388,23 +397,32 @@ class Zoo:
 
         Parameters
         ----------
-        names : tensors, or layers for all their tensors; none for everything.
-        variant : the gauge.
-        columns : of the metadata, whose values come with each batch, ``batch["test_accuracy"]``: numbers and truth
-            values as arrays of int64, float64 or bool, strings and times (of UTC) as lists. A missing value is NaN
-            or None; integers and truth values are float64 (integers exact up to 2**53) where the zoo or selection
-            lacks one. They change neither order nor state: a stream with other columns continues from it.
-        batch_size : checkpoints a batch.
-        shuffle : False; True (blocks across the zoo, then rows within a window of blocks: bounded memory and
-            requests); or ``"global"``.
-        remainder : what happens when the last rows make no equal shares for the ranks: ``"error"``, ``"keep"`` them
-            as they come, ``"drop"`` them, or ``"pad"`` with the epoch's first rows.
-        rank, world_size : which reader of how many this is.
-        device : None for numpy; else torch tensors there, read one batch ahead (pinned, for CUDA).
+        names
+            tensors, or layers for all their tensors; none for everything.
+        variant
+            the gauge.
+        columns
+            of the metadata, whose values come with each batch, ``batch["test_accuracy"]``: numbers and truth values as
+            arrays of int64, float64 or bool, strings and times (of UTC) as lists. A missing value is NaN or None;
+            integers and truth values are float64 (integers exact up to 2**53) where the zoo or selection lacks one.
+            They change neither order nor state: a stream with other columns continues from it.
+        batch_size
+            checkpoints a batch.
+        shuffle
+            False; True (blocks across the zoo, then rows within a window of blocks: bounded memory and requests); or
+            ``"global"``.
+        remainder
+            what happens when the last rows make no equal shares for the ranks: ``"error"``, ``"keep"`` them as they
+            come, ``"drop"`` them, or ``"pad"`` with the epoch's first rows.
+        rank, world_size
+            which reader of how many this is.
+        device
+            None for numpy; else torch tensors there, read one batch ahead (pinned, for CUDA).
 
         Returns
         -------
-        Stream, or TorchStream where a device is given: an iterable of Batch.
+        Any
+            Stream, or TorchStream where a device is given: an iterable of Batch.
 
         Examples
         --------
@@ -422,9 +440,12 @@ class Zoo:
 
         Parameters
         ----------
-        names : tensors, or layers for all their tensors; none for everything.
-        variant : the gauge.
-        max_bytes : of the tensors in a batch.
+        names
+            tensors, or layers for all their tensors; none for everything.
+        variant
+            the gauge.
+        max_bytes
+            of the tensors in a batch.
 
         Examples
         --------
@@ -454,9 +475,10 @@ class Zoo:
 
         Parameters
         ----------
-        names, variant, columns, batch_size, shuffle, seed, remainder : as in ``stream``, and columns of numbers are
-            torch tensors.
-        rank, world_size : by default those of ``torch.distributed`` where it is initialised, else one rank.
+        names, variant, columns, batch_size, shuffle, seed, remainder
+            as in ``stream``, and columns of numbers are torch tensors.
+        rank, world_size
+            by default those of ``torch.distributed`` where it is initialised, else one rank.
 
         Notes
         -----
@@ -480,9 +502,12 @@ class Zoo:
 
         Parameters
         ----------
-        names, variant : as in ``stream``. bfloat16 comes as float32, because ``datasets`` does not have it.
-        columns : of the metadata; missing values are None.
-        shards : pieces that ``datasets`` may hand to workers or nodes.
+        names, variant
+            as in ``stream``. bfloat16 comes as float32, because ``datasets`` does not have it.
+        columns
+            of the metadata; missing values are None.
+        shards
+            pieces that ``datasets`` may hand to workers or nodes.
 
         Raises
         ------
@@ -508,9 +533,12 @@ class Zoo:
 
         Parameters
         ----------
-        limit : the largest number of checkpoints; the first in zoo order are taken.
-        steps : ``"last"`` takes each member's last step, ``"all"`` every checkpoint.
-        device : where to; None leaves them on the pages of the file.
+        limit
+            the largest number of checkpoints; the first in zoo order are taken.
+        steps
+            ``"last"`` takes each member's last step, ``"all"`` every checkpoint.
+        device
+            where to; None leaves them on the pages of the file.
 
         Notes
         -----

@@ -16,9 +16,12 @@ class Barriers:
 
     Parameters
     ----------
-    height : (P,) the largest rise above the line between the losses of both ends; 0 or more.
-    at : (P,) where it is, from 0 to 1.
-    middle : (P,) the rise halfway, which may be negative; NaN where 0.5 is none of the points.
+    height
+        (P,) the largest rise above the line between the losses of both ends; 0 or more.
+    at
+        (P,) where it is, from 0 to 1.
+    middle
+        (P,) the rise halfway, which may be negative; NaN where 0.5 is none of the points.
     """
 
     height: Values
@@ -36,8 +39,10 @@ def barriers(losses: ArrayLike, points: ArrayLike) -> Barriers:
 
     Parameters
     ----------
-    losses : (..., T) at T points of each line; lower is better, so that of accuracies their negatives are taken.
-    points : (T,) rising from 0 to 1.
+    losses
+        (..., T) at T points of each line; lower is better, so that of accuracies their negatives are taken.
+    points
+        (T,) rising from 0 to 1.
 
     Raises
     ------

@@ -19,7 +19,8 @@ class Components:
 
     Parameters
     ----------
-    variances : (min(K - 1, d),) descending, with the divisor K - 1.
+    variances
+        (min(K - 1, d),) descending, with the divisor K - 1.
     """
 
     variances: Values
@@ -55,7 +56,8 @@ def principal_components(samples: ArrayLike) -> Components:
 
     Parameters
     ----------
-    samples : (K, d) with K of 2 or more and d of 1 or more.
+    samples
+        (K, d) with K of 2 or more and d of 1 or more.
 
     Raises
     ------
@@ -81,7 +83,8 @@ class ByRows:
 
     Parameters
     ----------
-    d : columns.
+    d
+        columns.
 
     Notes
     -----
@@ -120,7 +123,8 @@ class ByColumns:
 
     Parameters
     ----------
-    K : rows, 2 or more.
+    K
+        rows, 2 or more.
     """
 
     def __init__(self, K: int) -> None:

@@ -16,12 +16,14 @@ _CHAINS, _DRAWS = 2, 4
 class Convergence(NamedTuple):
     """What draws of several chains tell of their convergence, one number a parameter.
 
-    Parameters
+    Attributes
     ----------
-    rhat : (P,) float64; near 1 where all halves of chains have the same distribution, and above 1.01 (Vehtari et al.)
+    rhat
+        (P,) float64; near 1 where all halves of chains have the same distribution, and above 1.01 (Vehtari et al.)
         where they differ. NaN where all draws are equal.
-    ess : (P,) float64: the number of independent draws that would tell as much of the bulk of the distribution; up to
-        D log10(D) of D draws in all, where neighbours are on opposite sides of the mean. NaN where all draws are equal.
+    ess
+        (P,) float64: the number of independent draws that would tell as much of the bulk of the distribution; up to D
+        log10(D) of D draws in all, where neighbours are on opposite sides of the mean. NaN where all draws are equal.
     """
 
     rhat: NDArray[np.float64]
@@ -39,8 +41,9 @@ def convergence(draws: Any) -> Convergence:
 
     Parameters
     ----------
-    draws : (C, D, P), chains, draws in the order in which each chain made them, parameters; an array of numpy or torch
-        or a memory map.
+    draws
+        (C, D, P), chains, draws in the order in which each chain made them, parameters; an array of numpy or torch or a
+        memory map.
 
     Raises
     ------

@@ -60,7 +60,8 @@ class ArrayBackend(Protocol):
 
         Returns
         -------
-        Whether all elements are finite, and below ``LARGEST`` when centred; if not, nothing is added.
+        bool
+            Whether all elements are finite, and below ``LARGEST`` when centred; if not, nothing is added.
         """
         ...
 
@@ -124,8 +125,10 @@ class TorchBackend:
 
     Parameters
     ----------
-    framework : the array API namespace of torch.
-    device : torch's own.
+    framework
+        the array API namespace of torch.
+    device
+        torch's own.
     """
 
     framework: Any
@@ -202,8 +205,10 @@ def add_distances(panels: Sequence[Panel], block: Values, single: bool) -> None:
 
     Parameters
     ----------
-    block : (N, w) of which each column has mean 0, so that little cancels; finite, and so are sums of its squares.
-    single : round to float32 for the absolute differences; then sums are finite in float32.
+    block
+        (N, w) of which each column has mean 0, so that little cancels; finite, and so are sums of its squares.
+    single
+        round to float32 for the absolute differences; then sums are finite in float32.
 
     Notes
     -----

@@ -37,7 +37,8 @@ class Distances:
 
     Parameters
     ----------
-    m, n : 2 or more.
+    m, n
+        2 or more.
 
     Raises
     ------
@@ -77,8 +78,10 @@ class Distances:
 
         Parameters
         ----------
-        x : (m, w) or (m, ...) floats of 2, 4 or 8 bytes or integers, of numpy or torch; trailing axes are columns.
-        y : (n, w) or (n, ...) alike. Two torch tensors on one device stay there.
+        x
+            (m, w) or (m, ...) floats of 2, 4 or 8 bytes or integers, of numpy or torch; trailing axes are columns.
+        y
+            (n, w) or (n, ...) alike. Two torch tensors on one device stay there.
 
         Raises
         ------
@@ -137,7 +140,8 @@ class Distances:
 
         Parameters
         ----------
-        like : an array of those that were measured; the distances are where theirs would be. By default in numpy.
+        like
+            an array of those that were measured; the distances are where theirs would be. By default in numpy.
 
         Raises
         ------
@@ -178,9 +182,12 @@ class Distances:
 
         Parameters
         ----------
-        bandwidths : as in ``mmd2``; those of the samples as they are serve all exchanges.
-        permutations : B, 1 or more.
-        seed : of ``numpy.random.default_rng``; equal seeds, m and n give equal exchanges, for any columns.
+        bandwidths
+            as in ``mmd2``; those of the samples as they are serve all exchanges.
+        permutations
+            B, 1 or more.
+        seed
+            of ``numpy.random.default_rng``; equal seeds, m and n give equal exchanges, for any columns.
 
         Notes
         -----

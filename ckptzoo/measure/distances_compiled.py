@@ -39,12 +39,17 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 class Packed(NamedTuple):
     """Centred columns, ordered for ``add_tile``.
 
-    Parameters
+    Attributes
     ----------
-    values : (runs, vectors, RUN, lanes) float32 or float64: row ``vector * lanes + lane``, column ``run * RUN + c``.
-        After the last row come rows of zeros; after the last column, anything.
-    units : (runs,) float64, the power of two by which the values of a run are to be multiplied.
-    rows, width : rows and columns.
+    values
+        (runs, vectors, RUN, lanes) float32 or float64: row ``vector * lanes + lane``, column ``run * RUN + c``. After
+        the last row come rows of zeros; after the last column, anything.
+    units
+        (runs,) float64, the power of two by which the values of a run are to be multiplied.
+    rows
+        how many there are.
+    width
+        the number of columns.
     """
 
     values: NDArray[Any]
@@ -60,13 +65,17 @@ def add_distances(
 
     Parameters
     ----------
-    x, y : (m, w) and (n, w), of any real dtype and strides.
-    dtype : float32 or float64, of which the differences are.
-    limit : for the absolute values of centred elements.
+    x, y
+        (m, w) and (n, w), of any real dtype and strides.
+    dtype
+        float32 or float64, of which the differences are.
+    limit
+        for the absolute values of centred elements.
 
     Returns
     -------
-    Whether they are all finite and below the limit; if not, nothing is added.
+    bool
+        Whether they are all finite and below the limit; if not, nothing is added.
 
     Notes
     -----
@@ -135,9 +144,12 @@ def pack(rows: Any, values: Any, limit: float) -> float:
 
     Parameters
     ----------
-    rows : (N, w) float64.
-    values : (vectors, RUN, lanes), of a run of ``Packed``.
-    limit : of the absolute values; infinity is returned where one is larger or not finite.
+    rows
+        (N, w) float64.
+    values
+        (vectors, RUN, lanes), of a run of ``Packed``.
+    limit
+        of the absolute values; infinity is returned where one is larger or not finite.
     """
     count, width = rows.shape
     lanes = values.shape[2]
@@ -176,10 +188,14 @@ def _add_two_rows(typing: Any, row: Any, other: Any, vector: Any, unit: Any, sum
 
     Parameters
     ----------
-    row, other : (w,) of ``Packed.values``: some columns of a row.
-    vector : (w, lanes) of it: the same columns of ``lanes`` rows.
-    unit : float64, of these columns.
-    sums : (2, 2, lanes) float64: of each row the absolute differences and the squares.
+    row, other
+        (w,) of ``Packed.values``: some columns of a row.
+    vector
+        (w, lanes) of it: the same columns of ``lanes`` rows.
+    unit
+        float64, of these columns.
+    sums
+        (2, 2, lanes) float64: of each row the absolute differences and the squares.
     """
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -233,8 +249,10 @@ def add_tile(
 
     Parameters
     ----------
-    sums : (last - first or more, stop - start + 1 or more, 2, lanes) float64, overwritten.
-    manhattan, squares : of the panel with these rows.
+    sums
+        (last - first or more, stop - start + 1 or more, 2, lanes) float64, overwritten.
+    manhattan, squares
+        of the panel with these rows.
     """
     lanes = packed.values.shape[3]
     sums[:] = 0

@@ -19,12 +19,15 @@ def wasserstein(mean: ArrayLike, std: ArrayLike, other_mean: ArrayLike, other_st
 
     Parameters
     ----------
-    mean, std : (..., D), deviations above 0.
-    other_mean, other_std : (..., D), broadcast against the first.
+    mean, std
+        (..., D), deviations above 0.
+    other_mean, other_std
+        (..., D), broadcast against the first.
 
     Returns
     -------
-    (...) float64.
+    Values
+        (...) float64.
 
     Raises
     ------
@@ -77,11 +80,13 @@ def joined(weights: Mapping[str, ArrayLike]) -> tuple[Values, Values]:
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape); a tensor ``<name>_std`` holds the deviations of the tensor ``<name>``.
+    weights
+        tensor name to (K, *shape); a tensor ``<name>_std`` holds the deviations of the tensor ``<name>``.
 
     Returns
     -------
-    Two arrays (K, D) float64.
+    tuple[Values, Values]
+        Two arrays (K, D) float64.
 
     Raises
     ------

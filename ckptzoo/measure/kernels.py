@@ -45,11 +45,13 @@ def bandwidths_of(distances: ArrayLike) -> NDArray[np.float64]:
 
     Parameters
     ----------
-    distances : at least one, in any shape, 0 or above and finite.
+    distances
+        at least one, in any shape, 0 or above and finite.
 
     Returns
     -------
-    (10,) float64, increasing.
+    NDArray[np.float64]
+        (10,) float64, increasing.
 
     Raises
     ------
@@ -81,9 +83,11 @@ def resolve_bandwidths(
 
     Parameters
     ----------
-    bandwidths : ``paper`` takes the distances between the first 500 rows of X and of Y; ``fixed`` those among the
-        first 500 rows of X, each pair once; or (20,) numbers.
-    host : brings an array to numpy.
+    bandwidths
+        ``paper`` takes the distances between the first 500 rows of X and of Y; ``fixed`` those among the first 500 rows
+        of X, each pair once; or (20,) numbers.
+    host
+        brings an array to numpy.
 
     Raises
     ------
@@ -141,8 +145,10 @@ def unbiased(within_x: Any, within_y: Any, across: Any, m: int, n: int) -> Any:
 
     Parameters
     ----------
-    within_x, within_y : sums over the unordered pairs of different rows of one sample.
-    across : the sum over all pairs of a row of X and a row of Y.
+    within_x, within_y
+        sums over the unordered pairs of different rows of one sample.
+    across
+        the sum over all pairs of a row of X and a row of Y.
     """
     return 2 * within_x / (m * (m - 1)) + 2 * within_y / (n * (n - 1)) - 2 * across / (m * n)
 
@@ -152,7 +158,8 @@ def kernel_estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Values
 
     Parameters
     ----------
-    host : brings an array to numpy.
+    host
+        brings an array to numpy.
     """
     columns = m + n
     step = max(1, PIECE // columns)
@@ -182,7 +189,8 @@ def mean_square_distances(panels: Sequence[Panel], m: int, n: int, host: Host) -
 
     Parameters
     ----------
-    host : brings an array to numpy.
+    host
+        brings an array to numpy.
     """
     sums = np.zeros(3)
     for panel in panels:
@@ -202,7 +210,8 @@ def permuted_estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Valu
 
     Parameters
     ----------
-    labels : (m + n, B) float64 on the distances' device, 1 where a row is of X, else 0.
+    labels
+        (m + n, B) float64 on the distances' device, 1 where a row is of X, else 0.
     """
     xp: Any = array_namespace(labels)
     for number in range(2 * COUNT):

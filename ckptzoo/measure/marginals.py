@@ -21,13 +21,15 @@ def equality(first: ArrayLike, second: ArrayLike) -> Values:
 
     Parameters
     ----------
-    first, second : (P, m) and (P, n) with m and n of 1 or more: P pairs of samples.
+    first, second
+        (P, m) and (P, n) with m and n of 1 or more: P pairs of samples.
 
     Returns
     -------
-    (P,) float64 in 0 .. 1: ``scipy.stats.ks_2samp`` of each pair, exact for up to 10,000 numbers a sample as long as
-    m = n. p takes the values that d allows, and is at most each of them with that probability; equal numbers make it
-    larger. NaN for a pair with a number that is none.
+    Values
+        (P,) float64 in 0 .. 1: ``scipy.stats.ks_2samp`` of each pair, exact for up to 10,000 numbers a sample as long
+        as m = n. p takes the values that d allows, and is at most each of them with that probability; equal numbers
+        make it larger. NaN for a pair with a number that is none.
 
     Raises
     ------
@@ -68,11 +70,13 @@ def uniformity(p: ArrayLike) -> float:
 
     Parameters
     ----------
-    p : (N,) p-values, independent of each other.
+    p
+        (N,) p-values, independent of each other.
 
     Returns
     -------
-    float in 0 .. 1; NaN where there are none.
+    float
+        float in 0 .. 1; NaN where there are none.
 
     Raises
     ------

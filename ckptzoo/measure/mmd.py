@@ -35,14 +35,18 @@ def mmd2(x: Any, y: Any, bandwidths: Rule | ArrayLike = "paper") -> NDArray[np.f
 
     Parameters
     ----------
-    x : (m, d) the target's rows, m of 2 or more; numpy or torch, floats of 2, 4 or 8 bytes; trailing axes are columns.
-    y : (n, d) rows to compare, n of 2 or more.
-    bandwidths : ``"paper"``, step 2, which depends on Y; ``"fixed"``, step 2 with the distances among the first 500
-        rows of X alone, each pair once, so that several Y share their kernels; or (20,) numbers, Laplace first.
+    x
+        (m, d) the target's rows, m of 2 or more; numpy or torch, floats of 2, 4 or 8 bytes; trailing axes are columns.
+    y
+        (n, d) rows to compare, n of 2 or more.
+    bandwidths
+        ``"paper"``, step 2, which depends on Y; ``"fixed"``, step 2 with the distances among the first 500 rows of X
+        alone, each pair once, so that several Y share their kernels; or (20,) numbers, Laplace first.
 
     Returns
     -------
-    (20,) float64 of numpy, in the order of step 1.
+    NDArray[np.float64]
+        (20,) float64 of numpy, in the order of step 1.
 
     Raises
     ------
@@ -66,10 +70,14 @@ class MMDTest:
 
     Parameters
     ----------
-    mmd2 : (20,) as from the function ``mmd2``.
-    statistic : the median of them.
-    null : (B,) the same median after B exchanges of rows between X and Y.
-    p : of ``p_value``.
+    mmd2
+        (20,) as from the function ``mmd2``.
+    statistic
+        the median of them.
+    null
+        (B,) the same median after B exchanges of rows between X and Y.
+    p
+        of ``p_value``.
     """
 
     mmd2: NDArray[np.float64]
@@ -85,10 +93,13 @@ def mmd_test(
 
     Parameters
     ----------
-    x, y, bandwidths : as in ``mmd2``. The p-value is exact for bandwidths that do not depend on which rows are X's,
-        such as given ones; with those of a rule, which are kept for all permutations, it is approximate.
-    permutations : B, 1 or more.
-    seed : equal seeds give equal results.
+    x, y, bandwidths
+        as in ``mmd2``. The p-value is exact for bandwidths that do not depend on which rows are X's, such as given
+        ones; with those of a rule, which are kept for all permutations, it is approximate.
+    permutations
+        B, 1 or more.
+    seed
+        equal seeds give equal results.
 
     Raises
     ------
@@ -118,7 +129,9 @@ def p_value(statistic: float, null: NDArray[np.float64]) -> float:
 
     Parameters
     ----------
-    statistic : the observed one, T.
-    null : (B,) those of the permutations.
+    statistic
+        the observed one, T.
+    null
+        (B,) those of the permutations.
     """
     return float((1 + (null >= statistic - TOLERANCE).sum()) / (1 + len(null)))

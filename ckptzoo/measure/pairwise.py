@@ -36,11 +36,13 @@ class PairwiseInformation:
 
     Parameters
     ----------
-    members : M, 2 or more.
+    members
+        M, 2 or more.
 
     Attributes
     ----------
-    inputs : N, how many were added.
+    inputs
+        N, how many were added.
 
     Raises
     ------
@@ -81,7 +83,8 @@ class PairwiseInformation:
 
         Parameters
         ----------
-        logits : (M, n, C) logits, or logarithms of probabilities: both are normalised here. -inf is probability 0.
+        logits
+            (M, n, C) logits, or logarithms of probabilities: both are normalised here. -inf is probability 0.
 
         Raises
         ------
@@ -148,11 +151,13 @@ def pairwise_mutual_information(logits: ArrayLike) -> Values:
 
     Parameters
     ----------
-    logits : (M, N, C) logits, or logarithms of probabilities, of M members, 2 or more, on N inputs, 1 or more.
+    logits
+        (M, N, C) logits, or logarithms of probabilities, of M members, 2 or more, on N inputs, 1 or more.
 
     Returns
     -------
-    (M, M) float64 in 0 .. log 2, symmetric, 0 on the diagonal.
+    Values
+        (M, M) float64 in 0 .. log 2, symmetric, 0 on the diagonal.
 
     Raises
     ------

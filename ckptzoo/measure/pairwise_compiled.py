@@ -20,7 +20,8 @@ def segment_sum(p: Any, q: Any) -> Any:
 
     Parameters
     ----------
-    p, q : (n,) float32, whose sums are normal positive numbers.
+    p, q
+        (n,) float32, whose sums are normal positive numbers.
     """
     total = np.float32(0)
     for k in range(len(p)):  # from 0: LLVM makes vectors of it where no index can be negative
@@ -53,7 +54,8 @@ def add_columns(halves: Any, sums: Any, start: int, stop: int) -> None:
 
     Parameters
     ----------
-    halves : (M, w) float32, half the probabilities of each member.
+    halves
+        (M, w) float32, half the probabilities of each member.
     """
     width = halves.shape[1]
     for i in range(stop):

@@ -24,10 +24,13 @@ class Panel:
 
     Parameters
     ----------
-    start, stop : its rows, all of X or all of Y.
-    x_columns : how many of its columns are rows of X; 0 where its own rows are Y's.
-    manhattan, squares : (stop - start, m + n - start) float64, sums of absolute and of squared differences; infinity
-        on and below the diagonal, so that every pair counts once and a kernel of it is 0.
+    start, stop
+        its rows, all of X or all of Y.
+    x_columns
+        how many of its columns are rows of X; 0 where its own rows are Y's.
+    manhattan, squares
+        (stop - start, m + n - start) float64, sums of absolute and of squared differences; infinity on and below the
+        diagonal, so that every pair counts once and a kernel of it is 0.
     """
 
     start: int
@@ -42,7 +45,8 @@ def make_panels(m: int, n: int, full: Callable[[tuple[int, int], float], Any]) -
 
     Parameters
     ----------
-    full : makes a float64 array of a shape, filled with one number.
+    full
+        makes a float64 array of a shape, filled with one number.
     """
     for first, end in ((0, m), (m, m + n)):
         for start in range(first, end, ROWS):
@@ -67,7 +71,8 @@ def run_tasks(
 
     Parameters
     ----------
-    worker : called once in every thread; it returns the function that does a task there.
+    worker
+        called once in every thread; it returns the function that does a task there.
     """
     waiting = deque(tasks)
 

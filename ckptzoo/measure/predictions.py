@@ -36,12 +36,15 @@ def accuracy(log_probabilities: ArrayLike, labels: ArrayLike) -> Values:
 
     Parameters
     ----------
-    log_probabilities : (..., N, C) natural logarithms of normalised probabilities; leading axes are members.
-    labels : (N,) integers, 0 to C - 1.
+    log_probabilities
+        (..., N, C) natural logarithms of normalised probabilities; leading axes are members.
+    labels
+        (N,) integers, 0 to C - 1.
 
     Returns
     -------
-    (...,) float64 in 0 .. 1; not a number where a member's predictions are not.
+    Values
+        (...,) float64 in 0 .. 1; not a number where a member's predictions are not.
 
     Raises
     ------
@@ -115,11 +118,13 @@ def entropy(probabilities: ArrayLike) -> Values:
 
     Parameters
     ----------
-    probabilities : (..., C), normalised.
+    probabilities
+        (..., C), normalised.
 
     Returns
     -------
-    (...,) float64 in 0 .. log C.
+    Values
+        (...,) float64 in 0 .. log C.
     """
     p = np.asarray(probabilities, np.float64)
     logs = np.zeros_like(p)
@@ -138,12 +143,15 @@ def mutual_information(mean_probabilities: ArrayLike, mean_entropy: ArrayLike) -
 
     Parameters
     ----------
-    mean_probabilities : (..., C) the average of the members' probabilities.
-    mean_entropy : (...,) the average of the members' entropies.
+    mean_probabilities
+        (..., C) the average of the members' probabilities.
+    mean_entropy
+        (...,) the average of the members' entropies.
 
     Returns
     -------
-    (...,) float64 in 0 .. log C.
+    Values
+        (...,) float64 in 0 .. log C.
 
     Notes
     -----
@@ -162,11 +170,13 @@ def disagreement(votes: ArrayLike) -> Values:
 
     Parameters
     ----------
-    votes : (..., C) integers: v_c, the members whose most probable class is c; their sum S is 2 or more.
+    votes
+        (..., C) integers: v_c, the members whose most probable class is c; their sum S is 2 or more.
 
     Returns
     -------
-    (...,) float64 in 0 .. 1.
+    Values
+        (...,) float64 in 0 .. 1.
 
     Raises
     ------
@@ -199,12 +209,14 @@ def auroc(positives: ArrayLike, negatives: ArrayLike) -> float:
 
     Parameters
     ----------
-    positives, negatives : (P,) and (N,) scores of the inputs to detect and of the others, higher for those to detect;
-        P and N are 1 or more.
+    positives, negatives
+        (P,) and (N,) scores of the inputs to detect and of the others, higher for those to detect; P and N are 1 or
+        more.
 
     Returns
     -------
-    float in 0 .. 1; 0.5 by chance.
+    float
+        float in 0 .. 1; 0.5 by chance.
 
     Raises
     ------
@@ -236,13 +248,15 @@ def average_precision(positives: ArrayLike, negatives: ArrayLike) -> float:
 
     Parameters
     ----------
-    positives, negatives : as in ``auroc``.
+    positives, negatives
+        as in ``auroc``.
 
     Returns
     -------
-    float above 0 and at most 1: 1 where all positives are above all negatives, P / (P + N) by chance or where all
-    scores are equal, and :math:`\frac{1}{P} \sum_{k=1}^P \frac{k}{k + N}` at worst, which for P = N tends to
-    1 - log 2. It changes where the two kinds are exchanged.
+    float
+        float above 0 and at most 1: 1 where all positives are above all negatives, P / (P + N) by chance or where all
+        scores are equal, and :math:`\frac{1}{P} \sum_{k=1}^P \frac{k}{k + N}` at worst, which for P = N tends to 1 -
+        log 2. It changes where the two kinds are exchanged.
 
     Raises
     ------
@@ -278,13 +292,16 @@ def fpr(positives: ArrayLike, negatives: ArrayLike, recall: float = 0.95) -> flo
 
     Parameters
     ----------
-    positives, negatives : as in ``auroc``.
-    recall : r, above 0 and at most 1.
+    positives, negatives
+        as in ``auroc``.
+    recall
+        r, above 0 and at most 1.
 
     Returns
     -------
-    float in 0 .. 1: 0 at best, about r by chance. It changes where the two kinds are exchanged; ``auroc`` of exchanged
-    kinds and negated scores is the same.
+    float
+        float in 0 .. 1: 0 at best, about r by chance. It changes where the two kinds are exchanged; ``auroc`` of
+        exchanged kinds and negated scores is the same.
 
     Raises
     ------

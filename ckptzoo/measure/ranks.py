@@ -20,13 +20,15 @@ def kendall(first: ArrayLike, second: ArrayLike) -> Values:
 
     Parameters
     ----------
-    first, second : (..., n) with n of 2 or more, no two entries of a vector equal; entry i belongs to the same thing
-        in both. For sorted things these are the ranks, ``argsort(order)``, and not the orders themselves: the orders
-        [0, 4, 1, 2, 3] and [4, 0, 1, 2, 3] have tau 0.8, and as if they were ranks -0.4.
+    first, second
+        (..., n) with n of 2 or more, no two entries of a vector equal; entry i belongs to the same thing in both. For
+        sorted things these are the ranks, ``argsort(order)``, and not the orders themselves: the orders [0, 4, 1, 2, 3]
+        and [4, 0, 1, 2, 3] have tau 0.8, and as if they were ranks -0.4.
 
     Returns
     -------
-    (...,) float64 in -1 .. 1: 1 for the same order, -1 for the reverse, 0 expected for unrelated ones.
+    Values
+        (...,) float64 in -1 .. 1: 1 for the same order, -1 for the reverse, 0 expected for unrelated ones.
 
     Raises
     ------
@@ -65,12 +67,14 @@ def kendall_tau_b(first: ArrayLike, second: ArrayLike) -> Values:
 
     Parameters
     ----------
-    first, second : (..., n) with n of 2 or more, numbers; otherwise as in ``kendall``.
+    first, second
+        (..., n) with n of 2 or more, numbers; otherwise as in ``kendall``.
 
     Returns
     -------
-    (...,) float64 in -1 .. 1; NaN where all entries of either vector are equal, as no pair then has an order to
-    compare. 1 and -1 are reached only where the same pairs are tied in both vectors.
+    Values
+        (...,) float64 in -1 .. 1; NaN where all entries of either vector are equal, as no pair then has an order to
+        compare. 1 and -1 are reached only where the same pairs are tied in both vectors.
 
     Raises
     ------
@@ -146,7 +150,8 @@ def noise_tau(size: ArrayLike) -> Values:
 
     Parameters
     ----------
-    size : d, the standard deviation of the change over that of the keys; 0 or above.
+    size
+        d, the standard deviation of the change over that of the keys; 0 or above.
     """
     return normal_tau(1 / np.sqrt(1 + np.square(np.asarray(size, np.float64))))
 

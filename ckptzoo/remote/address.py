@@ -45,7 +45,8 @@ class HubAddress:
 
     Parameters
     ----------
-    kind : ``datasets`` or ``models``, as the hub's API calls them. Zoos are datasets.
+    kind
+        ``datasets`` or ``models``, as the hub's API calls them. Zoos are datasets.
     """
 
     repo: str

@@ -83,12 +83,16 @@ class Cache:
 
     Parameters
     ----------
-    root : of the whole cache; made when first written to.
-    address : the zoo, without revision.
-    limit : bytes of all blobs below the root. It may be exceeded by what processes write at the same time, up to
-        limit / 32 each.
-    evicts : whether blobs that were not used for longest may be removed to make room; False in a process that is
-        offline and could not fetch them again.
+    root
+        of the whole cache; made when first written to.
+    address
+        the zoo, without revision.
+    limit
+        bytes of all blobs below the root. It may be exceeded by what processes write at the same time, up to limit / 32
+        each.
+    evicts
+        whether blobs that were not used for longest may be removed to make room; False in a process that is offline and
+        could not fetch them again.
     """
 
     def __init__(self, root: Path, address: str, *, limit: int, evicts: bool = True) -> None:
@@ -279,12 +283,18 @@ class CacheEntry:
 
     Parameters
     ----------
-    address : of the zoo.
-    folder : in the cache.
-    files, nbytes : blocks and whole files, and their bytes.
-    used : when one of them was last used, in seconds since 1970; 0 where there is none.
-    gone : the zoo was not where it had been when it was last opened; its blobs are kept when room is made.
-    revisions : each commit or digest that was found, with the revision that was asked for; the last first.
+    address
+        of the zoo.
+    folder
+        in the cache.
+    files, nbytes
+        blocks and whole files, and their bytes.
+    used
+        when one of them was last used, in seconds since 1970; 0 where there is none.
+    gone
+        the zoo was not where it had been when it was last opened; its blobs are kept when room is made.
+    revisions
+        each commit or digest that was found, with the revision that was asked for; the last first.
     """
 
     address: str
@@ -344,9 +354,12 @@ def prunable(
 
     Parameters
     ----------
-    address : all that belongs to this zoo, even if it cannot be fetched again.
-    max_bytes : bytes that may stay; what was not used for longest goes first.
-    before : blobs not used since, in seconds since 1970.
+    address
+        all that belongs to this zoo, even if it cannot be fetched again.
+    max_bytes
+        bytes that may stay; what was not used for longest goes first.
+    before
+        blobs not used since, in seconds since 1970.
 
     Raises
     ------

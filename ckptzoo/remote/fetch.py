@@ -33,9 +33,12 @@ class RangeRequest:
 
     Parameters
     ----------
-    name : the file.
-    start, stop : bytes, those between blocks included.
-    places : the blocks that it brings, as places in the list of wanted ones; ascending, and so are their offsets.
+    name
+        the file.
+    start, stop
+        bytes, those between blocks included.
+    places
+        the blocks that it brings, as places in the list of wanted ones; ascending, and so are their offsets.
     """
 
     name: str
@@ -55,9 +58,12 @@ def plan(wanted: Sequence[Span], places: Sequence[int], *, split_limit: int) -> 
 
     Parameters
     ----------
-    wanted : blocks in the order of the reader; none overlaps another.
-    places : those to fetch.
-    split_limit : no request of more bytes is split: its halves could not both be received ahead of the reader.
+    wanted
+        blocks in the order of the reader; none overlaps another.
+    places
+        those to fetch.
+    split_limit
+        no request of more bytes is split: its halves could not both be received ahead of the reader.
 
     Notes
     -----
@@ -132,7 +138,8 @@ def fetch_checked(
 
     Parameters
     ----------
-    before : called with a block's place before its bytes are received, and may wait.
+    before
+        called with a block's place before its bytes are received, and may wait.
 
     Raises
     ------
@@ -180,10 +187,14 @@ class Fetching(ABC):
 
     Parameters
     ----------
-    wanted : blocks in the order of the reader.
-    requests : for some or all of them; at most ``workers`` run at a time, in this order.
-    ahead : bytes that are received before the reader takes them.
-    keep : called with every block that came.
+    wanted
+        blocks in the order of the reader.
+    requests
+        for some or all of them; at most ``workers`` run at a time, in this order.
+    ahead
+        bytes that are received before the reader takes them.
+    keep
+        called with every block that came.
     """
 
     def __init__(

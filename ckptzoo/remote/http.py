@@ -75,8 +75,10 @@ class Answer:
 
     Parameters
     ----------
-    url : the address that gave it, after redirects.
-    status, headers : of the last answer; names of headers in small letters.
+    url
+        the address that gave it, after redirects.
+    status, headers
+        of the last answer; names of headers in small letters.
     """
 
     url: str
@@ -122,9 +124,10 @@ def get(
 
     Parameters
     ----------
-    location : names the thing asked for in messages; addresses that carry signatures are in none.
-    authorize : headers for one address; it is called again for every redirect, so that a token goes to its own server
-        only.
+    location
+        names the thing asked for in messages; addresses that carry signatures are in none.
+    authorize
+        headers for one address; it is called again for every redirect, so that a token goes to its own server only.
 
     Raises
     ------
@@ -245,7 +248,8 @@ class Connections:
 
     Parameters
     ----------
-    read_timeout : seconds, the longest silence within an answer, and the longest time for its head.
+    read_timeout
+        seconds, the longest silence within an answer, and the longest time for its head.
     """
 
     def __init__(self, read_timeout: float = READ_SECONDS) -> None:

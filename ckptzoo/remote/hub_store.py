@@ -70,7 +70,8 @@ class HubStore:
 
         Parameters
         ----------
-        endpoint, token : of the hub; by default those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``).
+        endpoint, token
+            of the hub; by default those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``).
 
         Raises
         ------

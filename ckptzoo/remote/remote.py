@@ -36,11 +36,16 @@ class Remote:
 
     Parameters
     ----------
-    store : where the zoo is.
-    cache : None reads everything from the store, as is right for folders of this machine.
-    offline : only the cache is read.
-    workers : requests at a time.
-    ahead : bytes that are received before the reader takes them.
+    store
+        where the zoo is.
+    cache
+        None reads everything from the store, as is right for folders of this machine.
+    offline
+        only the cache is read.
+    workers
+        requests at a time.
+    ahead
+        bytes that are received before the reader takes them.
     """
 
     def __init__(
@@ -217,9 +222,11 @@ def open_remote(
 
     Parameters
     ----------
-    address : a folder, ``org/zoo``, ``hf://datasets/org/zoo@revision``, ``https://host/path/zoo`` or an fsspec address.
-        A folder that exists wins over a repository of the same name.
-    endpoint, token : of the hub, if they are not those that huggingface_hub uses.
+    address
+        a folder, ``org/zoo``, ``hf://datasets/org/zoo@revision``, ``https://host/path/zoo`` or an fsspec address. A
+        folder that exists wins over a repository of the same name.
+    endpoint, token
+        of the hub, if they are not those that huggingface_hub uses.
 
     Raises
     ------

@@ -78,13 +78,18 @@ class RetryPolicy:
 
     Parameters
     ----------
-    deadline : seconds.
-    min_bytes_per_second : the slowest transfer that goes on.
-    connection_deadline : seconds in place of ``deadline`` for one connection: a slower one is closed, and the missing
-        bytes are asked for on another. Also the longest silence on a connection.
-    max_server_wait : seconds that a server may ask for in all ("come back in ..."); they count in no other bound.
-        What exceeds them is not waited for.
-    first_pause : seconds before the second attempt, see ``backoff``.
+    deadline
+        seconds.
+    min_bytes_per_second
+        the slowest transfer that goes on.
+    connection_deadline
+        seconds in place of ``deadline`` for one connection: a slower one is closed, and the missing bytes are asked for
+        on another. Also the longest silence on a connection.
+    max_server_wait
+        seconds that a server may ask for in all ("come back in ..."); they count in no other bound. What exceeds them
+        is not waited for.
+    first_pause
+        seconds before the second attempt, see ``backoff``.
     """
 
     deadline: float = 90.0
@@ -189,7 +194,8 @@ class _Attempts:
 
     Attributes
     ----------
-    spent : seconds in receiving and in pauses of our own.
+    spent
+        seconds in receiving and in pauses of our own.
     """
 
     def __init__(self, retry_policy: RetryPolicy) -> None:
@@ -202,8 +208,10 @@ class _Attempts:
 
         Parameters
         ----------
-        received : bytes of the whole transfer.
-        progress : whether the attempt that failed brought some of them, which begins the count of failures again.
+        received
+            bytes of the whole transfer.
+        progress
+            whether the attempt that failed brought some of them, which begins the count of failures again.
         """
         policy = self._retry_policy
         self._failures = 1 if progress else self._failures + 1

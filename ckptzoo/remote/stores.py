@@ -38,9 +38,12 @@ class FileEntry:
 
     Parameters
     ----------
-    name : its path from the zoo's folder, with slashes.
-    size : bytes.
-    digest : ``sha256:<hex>`` of its bytes, ``git:<hex>`` (sha1 of git's blob), or None where the store does not know.
+    name
+        its path from the zoo's folder, with slashes.
+    size
+        bytes.
+    digest
+        ``sha256:<hex>`` of its bytes, ``git:<hex>`` (sha1 of git's blob), or None where the store does not know.
     """
 
     name: str
@@ -99,9 +102,12 @@ class TransientError(RemoteError):
 
     Parameters
     ----------
-    problem : what was expected and what came.
-    wait : seconds that the server asked for before the next attempt, or None.
-    protocol_error : the answer does not fit the request, as from a server that does not serve ranges; after
+    problem
+        what was expected and what came.
+    wait
+        seconds that the server asked for before the next attempt, or None.
+    protocol_error
+        the answer does not fit the request, as from a server that does not serve ranges; after
         ``retry.MAX_PROTOCOL_ERRORS`` of them no other attempt is made.
     """
 
@@ -362,7 +368,8 @@ class OfflineStore:
 
     Parameters
     ----------
-    address, revision, entries : as a store had them.
+    address, revision, entries
+        as a store had them.
     """
 
     def __init__(self, address: str, revision: str, entries: dict[str, FileEntry]) -> None:

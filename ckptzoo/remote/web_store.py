@@ -15,9 +15,12 @@ class StaticStore:
 
     Parameters
     ----------
-    address : the zoo's, without a final slash.
-    revision : the digest of its listing.
-    entries : the files that the listing names.
+    address
+        the zoo's, without a final slash.
+    revision
+        the digest of its listing.
+    entries
+        the files that the listing names.
     """
 
     def __init__(self, address: str, revision: str, entries: dict[str, FileEntry], connections: Connections) -> None:

@@ -32,11 +32,16 @@ class Tensor:
 
     Parameters
     ----------
-    name : the name in the state dict, such as ``conv1.weight``.
-    shape : its shape in one checkpoint; ``()`` is a scalar.
-    dtype : a key of ``ITEMSIZE``.
-    kind : ``"parameter"`` or ``"buffer"``.
-    aliases : other names of the same storage (tied weights); stored once, restored under every name.
+    name
+        the name in the state dict, such as ``conv1.weight``.
+    shape
+        its shape in one checkpoint; ``()`` is a scalar.
+    dtype
+        a key of ``ITEMSIZE``.
+    kind
+        ``"parameter"`` or ``"buffer"``.
+    aliases
+        other names of the same storage (tied weights); stored once, restored under every name.
     """
 
     name: str
@@ -67,10 +72,14 @@ class Architecture:
 
     Parameters
     ----------
-    name : what people call it, such as ``optunet``.
-    tensors : in the order of the state dict.
-    forward : a name in ``ckptzoo.archs``, or None.
-    input_shape : the shape of one input without its batch axis, or None.
+    name
+        what people call it, such as ``optunet``.
+    tensors
+        in the order of the state dict.
+    forward
+        a name in ``ckptzoo.archs``, or None.
+    input_shape
+        the shape of one input without its batch axis, or None.
     """
 
     name: str

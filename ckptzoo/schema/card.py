@@ -35,8 +35,10 @@ class Picture:
 
     Parameters
     ----------
-    file : its plain name, such as ``accuracy.png``.
-    caption : what it shows, on one line; also read out where it cannot be seen.
+    file
+        its plain name, such as ``accuracy.png``.
+    caption
+        what it shows, on one line; also read out where it cannot be seen.
     """
 
     file: str
@@ -83,18 +85,30 @@ class Card:
 
     Parameters
     ----------
-    name : the zoo's name, such as ``digits-optunet``.
-    summary : one or two plain sentences.
-    license : SPDX identifier of the weights' licence; empty where none is stated.
-    dataset : what the members were trained on.
-    authors : who made it.
-    citation : BibTeX, or empty.
-    tags : further tags for the hub's search.
-    title : the heading; the name where there is none.
-    repository : where the zoo lives on a hub, ``organisation/name``.
-    training : how the members were trained, in Markdown.
-    notes : what a user should know besides, such as known gaps, in Markdown.
-    pictures : shown on the page, in this order.
+    name
+        the zoo's name, such as ``digits-optunet``.
+    summary
+        one or two plain sentences.
+    license
+        SPDX identifier of the weights' licence; empty where none is stated.
+    dataset
+        what the members were trained on.
+    authors
+        who made it.
+    citation
+        BibTeX, or empty.
+    tags
+        further tags for the hub's search.
+    title
+        the heading; the name where there is none.
+    repository
+        where the zoo lives on a hub, ``organisation/name``.
+    training
+        how the members were trained, in Markdown.
+    notes
+        what a user should know besides, such as known gaps, in Markdown.
+    pictures
+        shown on the page, in this order.
 
     Raises
     ------

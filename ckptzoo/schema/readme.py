@@ -56,10 +56,14 @@ def front_matter(
 
     Parameters
     ----------
-    datasets, licenses : of the rows, besides the card's.
-    checkpoints, members : how many there are; None where that is not known yet.
-    variants : names of the derived ones.
-    retracted : there are tombstones.
+    datasets, licenses
+        of the rows, besides the card's.
+    checkpoints, members
+        how many there are; None where that is not known yet.
+    variants
+        names of the derived ones.
+    retracted
+        there are tombstones.
 
     Returns
     -------

@@ -10,11 +10,14 @@ _MARK = re.compile(r'<!-- ckptzoo review (\{"head":"[0-9a-f]{40}","main":"[0-9a-
 class ReviewMark(NamedTuple):
     """What was checked.
 
-    Parameters
+    Attributes
     ----------
-    head : the pull request's last commit.
-    main : the zoo's.
-    passed : whether no check failed.
+    head
+        the pull request's last commit.
+    main
+        the zoo's.
+    passed
+        whether no check failed.
     """
 
     head: str

@@ -31,10 +31,14 @@ class HashSplit:
 
     Parameters
     ----------
-    name : of the split.
-    zoo : digest of the zoo's ``zoo.json``.
-    seed : from 0 on; another one gives another split.
-    fractions : of the members that each part is expected to have, in order; together 1.
+    name
+        of the split.
+    zoo
+        digest of the zoo's ``zoo.json``.
+    seed
+        from 0 on; another one gives another split.
+    fractions
+        of the members that each part is expected to have, in order; together 1.
 
     Raises
     ------
@@ -94,11 +98,16 @@ class ListSplit:
 
     Parameters
     ----------
-    name : of the split.
-    zoo : digest of the zoo's ``zoo.json``.
-    by : ``id``, or ``member`` for all checkpoints of each member.
-    lists : sorted ids or members of every part, in order.
-    shared_members : whether checkpoints of one member are in several parts, which whoever imported it allowed.
+    name
+        of the split.
+    zoo
+        digest of the zoo's ``zoo.json``.
+    by
+        ``id``, or ``member`` for all checkpoints of each member.
+    lists
+        sorted ids or members of every part, in order.
+    shared_members
+        whether checkpoints of one member are in several parts, which whoever imported it allowed.
 
     Raises
     ------

@@ -65,10 +65,14 @@ class Group:
 
     Parameters
     ----------
-    id : a name that is unique in the table; groups are in topological order, from input to output.
-    n : number of channels.
-    perm : ``Sym()``, ``Wreath(outer, g, k)``, ``Like(group)`` or ``Fixed()``.
-    scale : ``"positive"`` (ReLU), ``"sign"`` (odd activations), ``"nonzero"`` (both: in front of a BatchNorm whose gain
+    id
+        a name that is unique in the table; groups are in topological order, from input to output.
+    n
+        number of channels.
+    perm
+        ``Sym()``, ``Wreath(outer, g, k)``, ``Like(group)`` or ``Fixed()``.
+    scale
+        ``"positive"`` (ReLU), ``"sign"`` (odd activations), ``"nonzero"`` (both: in front of a BatchNorm whose gain
         takes the sign) or ``"none"``.
     """
 
@@ -97,10 +101,14 @@ class Segment:
 
     Parameters
     ----------
-    group : the group's id.
-    offset : the first position.
-    inner : positions a channel takes; height times width after a flatten, else 1.
-    count : channels in this segment.
+    group
+        the group's id.
+    offset
+        the first position.
+    inner
+        positions a channel takes; height times width after a flatten, else 1.
+    count
+        channels in this segment.
     """
 
     group: str
@@ -115,20 +123,28 @@ class AxisAction:
 
     Parameters
     ----------
-    tensor, axis : whose axis; axes are counted without the leading axis of stacked checkpoints.
-    segments : which channels sit where.
-    exponent : +1 where the channel is written, -1 where it is read, 0 where it is only permuted, +2 for a
-        running variance.
-    in_mass : whether the tensor counts in the mass (the sum of squared weights without biases).
-    role : one of ``ROLES``.
-    blocks : more than 1 where the axis is read within equal blocks of axis 0 (the input axis of a grouped
-        convolution): position j in block b of axis 0 is position ``b * size + j`` of the segments.
-    eps : with exponent +2 only: the normalisation's eps. The variance becomes
-        ``scale ** 2 * (variance + eps) - eps``, which keeps the function exactly, and must not be negative.
-    signs : of a gain: which channels are normalised there, listed as in ``segments``. The gain is multiplied by the
-        signs of their scales too, so that ``gain * (x - mean) / std`` stays as it is when x and the mean change sign.
-    absolute : whether the moduli of the scales act, as on standard deviations, which have no sign; with exponent 1 or
-        -1 and without ``signs``.
+    tensor, axis
+        whose axis; axes are counted without the leading axis of stacked checkpoints.
+    segments
+        which channels sit where.
+    exponent
+        +1 where the channel is written, -1 where it is read, 0 where it is only permuted, +2 for a running variance.
+    in_mass
+        whether the tensor counts in the mass (the sum of squared weights without biases).
+    role
+        one of ``ROLES``.
+    blocks
+        more than 1 where the axis is read within equal blocks of axis 0 (the input axis of a grouped convolution):
+        position j in block b of axis 0 is position ``b * size + j`` of the segments.
+    eps
+        with exponent +2 only: the normalisation's eps. The variance becomes ``scale ** 2 * (variance + eps) - eps``,
+        which keeps the function exactly, and must not be negative.
+    signs
+        of a gain: which channels are normalised there, listed as in ``segments``. The gain is multiplied by the signs
+        of their scales too, so that ``gain * (x - mean) / std`` stays as it is when x and the mean change sign.
+    absolute
+        whether the moduli of the scales act, as on standard deviations, which have no sign; with exponent 1 or -1 and
+        without ``signs``.
     """
 
     tensor: str

@@ -20,8 +20,10 @@ class TokenLimits:
 
     Parameters
     ----------
-    role : one of ``TOKEN_ROLES``.
-    scope : a namespace or a repository, ``lab`` or ``lab/zoo``, outside of which it reads what is public; empty for
+    role
+        one of ``TOKEN_ROLES``.
+    scope
+        a namespace or a repository, ``lab`` or ``lab/zoo``, outside of which it reads what is public; empty for
         everywhere.
     """
 
@@ -39,10 +41,14 @@ class Subject:
 
     Parameters
     ----------
-    user : the account's name.
-    namespaces : its role in each namespace in which it has one; in its own it is ``admin``.
-    repositories : its role in each repository for which it has a grant, by the repository's number.
-    token : of the request; None where the account itself asks.
+    user
+        the account's name.
+    namespaces
+        its role in each namespace in which it has one; in its own it is ``admin``.
+    repositories
+        its role in each repository for which it has a grant, by the repository's number.
+    token
+        of the request; None where the account itself asks.
     """
 
     user: str
@@ -57,10 +63,14 @@ class Target:
 
     Parameters
     ----------
-    name : ``lab/zoo``, or ``lab`` for the namespace.
-    number : of the repository; None for a namespace.
-    private : whether only those who have a role may know of it.
-    closed : whether only those who have a role may open pull requests and discussions.
+    name
+        ``lab/zoo``, or ``lab`` for the namespace.
+    number
+        of the repository; None for a namespace.
+    private
+        whether only those who have a role may know of it.
+    closed
+        whether only those who have a role may open pull requests and discussions.
     """
 
     name: str
@@ -74,7 +84,8 @@ def role_in(subject: Subject | None, target: Target) -> str | None:
 
     Parameters
     ----------
-    subject : None without an account.
+    subject
+        None without an account.
 
     Examples
     --------
@@ -101,8 +112,10 @@ def may(subject: Subject | None, action: str, target: Target) -> bool:
 
     Parameters
     ----------
-    subject : None without an account.
-    action : the role that is needed, one of ``ROLES``.
+    subject
+        None without an account.
+    action
+        the role that is needed, one of ``ROLES``.
     """
     role = role_in(subject, target)
     return role is not None and ROLES.index(role) >= ROLES.index(action)

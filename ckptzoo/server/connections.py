@@ -40,9 +40,11 @@ class Connections:
 
     Parameters
     ----------
-    limits : how long requests may take to arrive, and how many connections an address may hold. All addresses together
-        may hold a third as many as the process may open files, because each may have a file open besides.
-    proxies : addresses that may hold as many as all together, because they come for many.
+    limits
+        how long requests may take to arrive, and how many connections an address may hold. All addresses together may
+        hold a third as many as the process may open files, because each may have a file open besides.
+    proxies
+        addresses that may hold as many as all together, because they come for many.
     """
 
     def __init__(self, limits: ServerLimits, proxies: Sequence[str] = ()) -> None:

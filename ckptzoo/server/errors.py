@@ -11,11 +11,15 @@ class Refusal(ZooError):
 
     Parameters
     ----------
-    status : of HTTP.
-    message : for the client.
-    code : the hub's name for it (``RepoNotFound``, ``RevisionNotFound``, ``EntryNotFound``), which the clients
-        turn into their exceptions.
-    headers : further headers of the response.
+    status
+        of HTTP.
+    message
+        for the client.
+    code
+        the hub's name for it (``RepoNotFound``, ``RevisionNotFound``, ``EntryNotFound``), which the clients turn into
+        their exceptions.
+    headers
+        further headers of the response.
     """
 
     def __init__(

@@ -30,7 +30,8 @@ class Metrics:
 
         Parameters
         ----------
-        gauges : a description, and a function that returns the value, by name.
+        gauges
+            a description, and a function that returns the value, by name.
         """
         self.registry.register(_Gauges(gauges))
 
@@ -39,8 +40,10 @@ class Metrics:
 
         Parameters
         ----------
-        handler : of the route; a fixed set of names.
-        started : of the request, by ``time.perf_counter()``.
+        handler
+            of the route; a fixed set of names.
+        started
+            of the request, by ``time.perf_counter()``.
         """
         self._requests.labels(handler, str(status)).inc()
         self._seconds.labels(handler).observe(time.perf_counter() - started)

@@ -32,9 +32,12 @@ class Identity:
 
     Parameters
     ----------
-    issuer, subject : the provider, and its name for the user, which never changes.
-    name : what the user would like to be called; may be empty.
-    following : the page to go on with.
+    issuer, subject
+        the provider, and its name for the user, which never changes.
+    name
+        what the user would like to be called; may be empty.
+    following
+        the page to go on with.
     """
 
     issuer: str
@@ -57,11 +60,16 @@ class Provider:
 
     Parameters
     ----------
-    issuer : its address.
-    client_id, client_secret : as it knows this server.
-    name : for the button.
-    create : whether who signs in for the first time gets an account.
-    claim : which claim is the account's name then.
+    issuer
+        its address.
+    client_id, client_secret
+        as it knows this server.
+    name
+        for the button.
+    create
+        whether who signs in for the first time gets an account.
+    claim
+        which claim is the account's name then.
     """
 
     def __init__(
@@ -88,9 +96,12 @@ class Provider:
 
         Parameters
         ----------
-        redirect : our address that the provider sends them back to.
-        browser : a secret of theirs, asked for again in ``finish``.
-        following : the page to go on with.
+        redirect
+            our address that the provider sends them back to.
+        browser
+            a secret of theirs, asked for again in ``finish``.
+        following
+            the page to go on with.
         """
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         attempt = _Attempt(verifier, nonce, browser, following, time.monotonic() + _SECONDS)

@@ -16,7 +16,8 @@ class Rates:
 
     Parameters
     ----------
-    rules : what each may do in which time, such as ``{"sign-in": "10/minute"}``, in the notation of ``limits``.
+    rules
+        what each may do in which time, such as ``{"sign-in": "10/minute"}``, in the notation of ``limits``.
     """
 
     def __init__(self, rules: Mapping[str, str]) -> None:

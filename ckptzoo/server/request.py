@@ -37,8 +37,10 @@ class Caller:
 
     Parameters
     ----------
-    token : that came with the request; None where somebody asks for a page.
-    session : the digest of the session of somebody who asks for a page.
+    token
+        that came with the request; None where somebody asks for a page.
+    session
+        the digest of the session of somebody who asks for a page.
     """
 
     subject: Subject
@@ -52,12 +54,18 @@ class AuthorizedRequest:
 
     Parameters
     ----------
-    raw_pieces : the named pieces of the path as they came, before percent-decoding.
-    caller : None without a token.
-    found_repository : None for paths that name no repository.
-    body : empty for handlers that read it as it arrives.
-    threads : those that its blocking work is done in.
-    memory : what the request holds of it.
+    raw_pieces
+        the named pieces of the path as they came, before percent-decoding.
+    caller
+        None without a token.
+    found_repository
+        None for paths that name no repository.
+    body
+        empty for handlers that read it as it arrives.
+    threads
+        those that its blocking work is done in.
+    memory
+        what the request holds of it.
     """
 
     service: Service

@@ -62,8 +62,10 @@ def file_response(request: Request, path: Path, etag: str, headers: Mapping[str,
 
     Parameters
     ----------
-    etag : of the content, without quotes.
-    kind : the content type.
+    etag
+        of the content, without quotes.
+    kind
+        the content type.
     """
     size = path.stat().st_size
     # Browsers must not take a file of somebody else's for a page or a script.

@@ -84,9 +84,12 @@ def serve(
 
     Parameters
     ----------
-    ready : called with the address once requests are answered.
-    limits : of connections.
-    proxies : addresses of proxies, whose X-Forwarded-For and X-Forwarded-Proto are believed; of nobody else's.
+    ready
+        called with the address once requests are answered.
+    limits
+        of connections.
+    proxies
+        addresses of proxies, whose X-Forwarded-For and X-Forwarded-Proto are believed; of nobody else's.
     """
     bound, url = listen(host, port)
     sys.setswitchinterval(_SWITCH_SECONDS)

@@ -30,9 +30,12 @@ class Signer:
 
     Parameters
     ----------
-    key : 32 secret bytes.
-    seconds : how long an address is good for.
-    clock : the time in seconds since 1970.
+    key
+        32 secret bytes.
+    seconds
+        how long an address is good for.
+    clock
+        the time in seconds since 1970.
 
     Notes
     -----
@@ -102,15 +105,23 @@ class Service:
 
     Parameters
     ----------
-    root : the folder; made where there is none.
-    private : nothing is readable without a token, whatever a repository says.
-    limits : how much a client may ask for.
-    url : the address under which clients reach the server; without it, the one that each names in its request, which
-        has to be an address or the name of this machine.
-    metrics_token : whoever sends it gets the metrics; without one nobody does.
-    oidc : the provider with which users may sign in.
-    blobs_url : the address that large files are served from; another origin, as the hub has it, or the same.
-    clock : the time in seconds since 1970, for signed addresses.
+    root
+        the folder; made where there is none.
+    private
+        nothing is readable without a token, whatever a repository says.
+    limits
+        how much a client may ask for.
+    url
+        the address under which clients reach the server; without it, the one that each names in its request, which has
+        to be an address or the name of this machine.
+    metrics_token
+        whoever sends it gets the metrics; without one nobody does.
+    oidc
+        the provider with which users may sign in.
+    blobs_url
+        the address that large files are served from; another origin, as the hub has it, or the same.
+    clock
+        the time in seconds since 1970, for signed addresses.
 
     Raises
     ------

@@ -15,9 +15,12 @@ class Shares:
 
     Parameters
     ----------
-    name : for the message of a refusal.
-    each : what one address may hold.
-    total : what all may hold, None for any amount.
+    name
+        for the message of a refusal.
+    each
+        what one address may hold.
+    total
+        what all may hold, None for any amount.
     """
 
     def __init__(self, name: str, each: int, total: int | None = None) -> None:

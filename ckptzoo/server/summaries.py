@@ -27,10 +27,14 @@ class Summary:
 
     Parameters
     ----------
-    title : the card's ``pretty_name``.
-    license : empty where the card names none.
-    tags : as a search finds them.
-    numbers : of checkpoints, members and parameters, where the card has them.
+    title
+        the card's ``pretty_name``.
+    license
+        empty where the card names none.
+    tags
+        as a search finds them.
+    numbers
+        of checkpoints, members and parameters, where the card has them.
     """
 
     title: str = ""
@@ -49,8 +53,10 @@ class Overview:
 
     Parameters
     ----------
-    readme : None where there is none.
-    explorer : the page ``pages/explorer.html``, if there is one.
+    readme
+        None where there is none.
+    explorer
+        the page ``pages/explorer.html``, if there is one.
     """
 
     files: int
@@ -65,8 +71,10 @@ class Behind:
 
     Parameters
     ----------
-    number : of the pull request.
-    what : files and folders that are as they were before.
+    number
+        of the pull request.
+    what
+        files and folders that are as they were before.
     """
 
     number: int
@@ -78,8 +86,10 @@ class Summaries:
 
     Parameters
     ----------
-    blobs : where cards are.
-    size : how many are kept; a summary is below 5 kB.
+    blobs
+        where cards are.
+    size
+        how many are kept; a summary is below 5 kB.
     """
 
     def __init__(self, blobs: Blobs, size: int = 10_000) -> None:

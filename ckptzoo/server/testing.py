@@ -95,12 +95,18 @@ class FaultPlan:
 
     Parameters
     ----------
-    seed : of the choice.
-    rate : the share of requests, from 0 to 1.
-    at : the numbers of the requests, instead of a rate.
-    kinds, operations : the faults, and what they are limited to; all without.
-    limit : after this many faults there are no more.
-    wait : seconds: of a stall, of all pauses of a trickle together, and the whole ones that a 429 names.
+    seed
+        of the choice.
+    rate
+        the share of requests, from 0 to 1.
+    at
+        the numbers of the requests, instead of a rate.
+    kinds, operations
+        the faults, and what they are limited to; all without.
+    limit
+        after this many faults there are no more.
+    wait
+        seconds: of a stall, of all pauses of a trickle together, and the whole ones that a 429 names.
 
     Raises
     ------
@@ -176,12 +182,15 @@ class Faults:
 
     Parameters
     ----------
-    app : the application, or the layer, inside.
-    plan : which requests get which fault.
+    app
+        the application, or the layer, inside.
+    plan
+        which requests get which fault.
 
     Attributes
     ----------
-    injected : the faults that happened, in order.
+    injected
+        the faults that happened, in order.
     """
 
     def __init__(self, app: ASGIApp, plan: FaultPlan) -> None:
@@ -349,14 +358,18 @@ class RequestLog:
 
     Parameters
     ----------
-    app : the application, or the layer, inside.
-    readable : also answer ``GET /_ledger`` to clients on the same machine. Behind a proxy every client is on it.
+    app
+        the application, or the layer, inside.
+    readable
+        also answer ``GET /_ledger`` to clients on the same machine. Behind a proxy every client is on it.
 
     Attributes
     ----------
-    entries : every request, in the order of their ends; added before the last piece of the answer is sent, so that a
-        client who has an answer finds it here.
-    acknowledged : every commit that was acknowledged, in order.
+    entries
+        every request, in the order of their ends; added before the last piece of the answer is sent, so that a client
+        who has an answer finds it here.
+    acknowledged
+        every commit that was acknowledged, in order.
     """
 
     def __init__(self, app: ASGIApp, *, readable: bool = False) -> None:
@@ -448,8 +461,10 @@ def layered(app: ASGIApp, *, plan: FaultPlan | None = None, readable: bool = Fal
 
     Parameters
     ----------
-    plan : which requests get which fault; none without.
-    readable : answer ``GET /_ledger`` with the log, to clients on the same machine.
+    plan
+        which requests get which fault; none without.
+    readable
+        answer ``GET /_ledger`` with the log, to clients on the same machine.
     """
     faults = Faults(app, plan or FaultPlan())
     request_log = RequestLog(faults, readable=readable)

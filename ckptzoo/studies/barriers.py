@@ -46,9 +46,12 @@ class Lines:
 
     Parameters
     ----------
-    points : (T,) from 0 to 1.
-    losses, accuracies : (P, T).
-    distances : (P,) between the weights of both networks; of Gaussians the 2-Wasserstein distance.
+    points
+        (T,) from 0 to 1.
+    losses, accuracies
+        (P, T).
+    distances
+        (P,) between the weights of both networks; of Gaussians the 2-Wasserstein distance.
     """
 
     points: Values
@@ -88,10 +91,14 @@ class Simplices:
 
     Parameters
     ----------
-    corners : (S, k) losses of the networks.
-    centre : (S,) of their mean.
-    points : (S, ``SIMPLEX_POINTS``) of points drawn uniformly.
-    shares : (S, ``SIMPLEX_POINTS``, k) their weights.
+    corners
+        (S, k) losses of the networks.
+    centre
+        (S,) of their mean.
+    points
+        (S, ``SIMPLEX_POINTS``) of points drawn uniformly.
+    shares
+        (S, ``SIMPLEX_POINTS``, k) their weights.
     """
 
     corners: Values
@@ -121,15 +128,24 @@ class ZooBarriers:
 
     Parameters
     ----------
-    name : of the zoo.
-    kind : what its networks are: the recipe, or the method with what sets its posterior.
-    width : channels of the largest group of the symmetry table.
-    set, inputs : what the networks were scored on.
-    members, usable : of the zoo, and those that are finite and did not diverge, at their last step.
-    pairs : ids of both networks of each pair.
-    lines : way to its lines.
-    simplices : way to its simplices; empty where none were asked for.
-    least_pairs : how many of the pairs, the first, have lines in the way ``least of all permutations``.
+    name
+        of the zoo.
+    kind
+        what its networks are: the recipe, or the method with what sets its posterior.
+    width
+        channels of the largest group of the symmetry table.
+    set, inputs
+        what the networks were scored on.
+    members, usable
+        of the zoo, and those that are finite and did not diverge, at their last step.
+    pairs
+        ids of both networks of each pair.
+    lines
+        way to its lines.
+    simplices
+        way to its simplices; empty where none were asked for.
+    least_pairs
+        how many of the pairs, the first, have lines in the way ``least of all permutations``.
     """
 
     name: str
@@ -173,9 +189,12 @@ class BarrierStudy(StudyResult):
 
     Parameters
     ----------
-    zoos : of each what was found, in the order of the question.
-    draws : of a Gaussian, for a prediction.
-    seed : of pairs, draws and points.
+    zoos
+        of each what was found, in the order of the question.
+    draws
+        of a Gaussian, for a prediction.
+    seed
+        of pairs, draws and points.
     """
 
     file: ClassVar[str] = "barriers.json"
@@ -249,21 +268,33 @@ def barriers(
 
     Parameters
     ----------
-    zoos : each with what its networks are scored on; members count at their last step, the usable ones.
-    pairs : of different members, at random: disjoint ones where there are enough members.
-    points : on a line, both ends counted.
-    gauges : names in ``ckptzoo.symmetry.GAUGES``: pairs are aligned and joined there; those that do nothing to a
-        network are left out.
-    variants : names of stored variants, such as ``aligned-best``, whose weights are joined too.
-    draws : of a Gaussian, for a prediction.
-    simplex : members of a simplex; 0 for none. There are as many simplices as disjoint groups, at most ``pairs``.
-    least : for so many pairs of OptuNets also the permutation with the least loss halfway, of all.
-    recorded : also align networks by their activations on the first ``recorded`` inputs; 0 for not. Gaussians are
-        aligned by weights alone.
-    module : the network as a torch module, for the zoos whose forward function is not in ``ckptzoo.archs``, or for all
-        where there are no such; these are of one architecture.
-    seed : of pairs, draws and points.
-    progress : called with the pairs and ways done, and all of them.
+    zoos
+        each with what its networks are scored on; members count at their last step, the usable ones.
+    pairs
+        of different members, at random: disjoint ones where there are enough members.
+    points
+        on a line, both ends counted.
+    gauges
+        names in ``ckptzoo.symmetry.GAUGES``: pairs are aligned and joined there; those that do nothing to a network are
+        left out.
+    variants
+        names of stored variants, such as ``aligned-best``, whose weights are joined too.
+    draws
+        of a Gaussian, for a prediction.
+    simplex
+        members of a simplex; 0 for none. There are as many simplices as disjoint groups, at most ``pairs``.
+    least
+        for so many pairs of OptuNets also the permutation with the least loss halfway, of all.
+    recorded
+        also align networks by their activations on the first ``recorded`` inputs; 0 for not. Gaussians are aligned by
+        weights alone.
+    module
+        the network as a torch module, for the zoos whose forward function is not in ``ckptzoo.archs``, or for all where
+        there are no such; these are of one architecture.
+    seed
+        of pairs, draws and points.
+    progress
+        called with the pairs and ways done, and all of them.
 
     Raises
     ------

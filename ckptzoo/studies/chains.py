@@ -32,8 +32,9 @@ class Convergence:
 
     Parameters
     ----------
-    r_hat, ess : (n,) rank-normalised split R-hat, and effective draws of the bulk, of all chains together; NaN for a
-        number that is the same in all draws.
+    r_hat, ess
+        (n,) rank-normalised split R-hat, and effective draws of the bulk, of all chains together; NaN for a number that
+        is the same in all draws.
     """
 
     r_hat: Values

@@ -41,13 +41,20 @@ class Collapse(StudyResult):
 
     Parameters
     ----------
-    set, ood : the networks' own inputs, and others.
-    inputs, ood_inputs : of each set.
-    members : those whose pairs are studied.
-    usable : members to choose from, each at its last step; ``not_finite`` more were left out.
-    seed, permutations, resamples : of the test and of the interval.
-    information, ood_information : (P,) nats, for the P pairs i < j of members in order.
-    correlations : ``pearson`` and ``spearman``; empty where either information is the same for all pairs.
+    set, ood
+        the networks' own inputs, and others.
+    inputs, ood_inputs
+        of each set.
+    members
+        those whose pairs are studied.
+    usable
+        members to choose from, each at its last step; ``not_finite`` more were left out.
+    seed, permutations, resamples
+        of the test and of the interval.
+    information, ood_information
+        (P,) nats, for the P pairs i < j of members in order.
+    correlations
+        ``pearson`` and ``spearman``; empty where either information is the same for all pairs.
     """
 
     file: ClassVar[str] = "collapse.json"
@@ -166,12 +173,17 @@ def collapse(
 
     Parameters
     ----------
-    zoo : what ``ckptzoo.open`` gives, or a selection of it, with predictions. Each member's last step counts. Members
+    zoo
+        what ``ckptzoo.open`` gives, or a selection of it, with predictions. Each member's last step counts. Members
         whose weights or logits on either set are not finite are left out and counted.
-    set : predictions on the networks' own inputs; by default the first set of the zoo that has labels.
-    ood : predictions on other inputs; by default the first set without labels.
-    permutations, resamples, seed : as in ``ckptzoo.studies.pair_correlation.correlate_pairs``.
-    progress : called with the inputs, permutations and resamples done, and all of them.
+    set
+        predictions on the networks' own inputs; by default the first set of the zoo that has labels.
+    ood
+        predictions on other inputs; by default the first set without labels.
+    permutations, resamples, seed
+        as in ``ckptzoo.studies.pair_correlation.correlate_pairs``.
+    progress
+        called with the inputs, permutations and resamples done, and all of them.
 
     Raises
     ------
@@ -238,7 +250,8 @@ def _information(predictions: Predictions, done: Callable[[int], None]) -> Value
 
     Parameters
     ----------
-    done : called with the inputs of each step.
+    done
+        called with the inputs of each step.
     """
     M, inputs, classes = predictions.logits.shape
     pairs = PairwiseInformation(M)

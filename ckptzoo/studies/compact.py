@@ -62,9 +62,12 @@ class Quality:
 
     Parameters
     ----------
-    accuracy, loss : of the mean of their probabilities; the loss in nats.
-    alone : mean accuracy of each by itself.
-    agreement : share of the inputs for which it names the class that all samples together name.
+    accuracy, loss
+        of the mean of their probabilities; the loss in nats.
+    alone
+        mean accuracy of each by itself.
+    agreement
+        share of the inputs for which it names the class that all samples together name.
     """
 
     accuracy: float
@@ -79,10 +82,14 @@ class Gaussian:
 
     Parameters
     ----------
-    mean, draws : the quality of the network of the means, and of draws.
-    sigma : (bins,) weights with log10 of their standard deviation in each of ``BINS``; those of 0 in the first.
-    median_sigma : of all weights.
-    pruned : what is kept to the accuracy for each of ``KEPT``, of the network of the means.
+    mean, draws
+        the quality of the network of the means, and of draws.
+    sigma
+        (bins,) weights with log10 of their standard deviation in each of ``BINS``; those of 0 in the first.
+    median_sigma
+        of all weights.
+    pruned
+        what is kept to the accuracy for each of ``KEPT``, of the network of the means.
     """
 
     mean: Quality
@@ -108,17 +115,27 @@ class CompactStudy(StudyResult):
 
     Parameters
     ----------
-    name, set, inputs : of the zoo, and what networks were scored on.
-    samples, usable : those of the study, and those to choose from.
-    chains : how many chains they are of; 0 for independent members.
-    members : the quality of all samples together.
-    gaussians : name to Gaussian.
-    pruned_member : name to the accuracies of one sample for each of ``KEPT``, pruned by the aligned Gaussian.
-    merged : how many samples were averaged to the accuracy of their mean, as sampled and aligned.
-    convergence : of weights as sampled and aligned, and of the logits; empty where there is one chain, or chains differ
-        in length.
-    lag : lag in draws to the mean transpositions between draws so far apart in a chain, and their most.
-    draws, seed : of each Gaussian, and of these.
+    name, set, inputs
+        of the zoo, and what networks were scored on.
+    samples, usable
+        those of the study, and those to choose from.
+    chains
+        how many chains they are of; 0 for independent members.
+    members
+        the quality of all samples together.
+    gaussians
+        name to Gaussian.
+    pruned_member
+        name to the accuracies of one sample for each of ``KEPT``, pruned by the aligned Gaussian.
+    merged
+        how many samples were averaged to the accuracy of their mean, as sampled and aligned.
+    convergence
+        of weights as sampled and aligned, and of the logits; empty where there is one chain, or chains differ in
+        length.
+    lag
+        lag in draws to the mean transpositions between draws so far apart in a chain, and their most.
+    draws, seed
+        of each Gaussian, and of these.
     """
 
     file: ClassVar[str] = "compact.json"
@@ -238,14 +255,20 @@ def compact(
 
     Parameters
     ----------
-    zoo : draws of chains, which the columns ``mode`` and ``step`` tell apart and order, or independent members.
-    labelled : what networks are scored on.
-    variational : a zoo of Gaussians over the same architecture, such as ``builders posterior bnn`` writes; its first
-        is compared.
-    draws : of each Gaussian, which predict together.
-    module : the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
-    seed : of the draws.
-    progress : called with the steps done, and all of them.
+    zoo
+        draws of chains, which the columns ``mode`` and ``step`` tell apart and order, or independent members.
+    labelled
+        what networks are scored on.
+    variational
+        a zoo of Gaussians over the same architecture, such as ``builders posterior bnn`` writes; its first is compared.
+    draws
+        of each Gaussian, which predict together.
+    module
+        the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
+    seed
+        of the draws.
+    progress
+        called with the steps done, and all of them.
 
     Raises
     ------

@@ -26,9 +26,12 @@ class Peak:
 
     Parameters
     ----------
-    place : where the maximum is.
-    height : the density there.
-    share : of the estimated mass, that of the cells from which the steepest way up leads there.
+    place
+        where the maximum is.
+    height
+        the density there.
+    share
+        of the estimated mass, that of the cells from which the steepest way up leads there.
     """
 
     place: tuple[float, float]
@@ -46,12 +49,17 @@ class Density:
 
     Parameters
     ----------
-    low, high : the ends of both axes.
-    heights : (GRID, GRID) densities at the cells' centres, the first axis for the first coordinate; None for fewer than
+    low, high
+        the ends of both axes.
+    heights
+        (GRID, GRID) densities at the cells' centres, the first axis for the first coordinate; None for fewer than
         ``FEW`` points or points without spread.
-    widths : the kernel's standard deviations along both axes.
-    inside : fraction of the points on the grid.
-    peaks : from the highest share to the lowest.
+    widths
+        the kernel's standard deviations along both axes.
+    inside
+        fraction of the points on the grid.
+    peaks
+        from the highest share to the lowest.
     """
 
     low: float
@@ -87,7 +95,8 @@ def density(points: Values) -> Density:
 
     Parameters
     ----------
-    points : (n, 2), finite.
+    points
+        (n, 2), finite.
 
     Notes
     -----

@@ -43,11 +43,16 @@ class Side:
 
     Parameters
     ----------
-    name : the zoo's.
-    variant : the gauge of its weights.
-    checkpoints : how many were compared.
-    left : checkpoints that were left out because they are not finite.
-    kept : compared ones that the gauge left as trained, because they are not representable in it.
+    name
+        the zoo's.
+    variant
+        the gauge of its weights.
+    checkpoints
+        how many were compared.
+    left
+        checkpoints that were left out because they are not finite.
+    kept
+        compared ones that the gauge left as trained, because they are not representable in it.
     """
 
     name: str
@@ -68,11 +73,16 @@ class LayerDiscrepancy:
 
     Parameters
     ----------
-    parameters : columns.
-    mmd2 : (20,) estimates, 10 of Laplace kernels and 10 of Gaussian ones.
-    bandwidths : (20,) of the kernels.
-    null : (B,) the median after exchanges of checkpoints; None where there were none.
-    squares : (3,) the mean squared Euclidean distance of different checkpoints: within X, within Y, and across.
+    parameters
+        columns.
+    mmd2
+        (20,) estimates, 10 of Laplace kernels and 10 of Gaussian ones.
+    bandwidths
+        (20,) of the kernels.
+    null
+        (B,) the median after exchanges of checkpoints; None where there were none.
+    squares
+        (3,) the mean squared Euclidean distance of different checkpoints: within X, within Y, and across.
     """
 
     name: str
@@ -142,12 +152,18 @@ class Discrepancy(StudyResult):
 
     Parameters
     ----------
-    x, y : the sets.
-    rule : of the bandwidths: ``paper``, ``fixed`` or ``given``.
-    permutations, seed : of the exchanges behind the p-values.
-    shared : members of one zoo that are in both sets.
-    layers, tensors : in the architecture's order; tensors have p-values only where they are a layer alone.
-    left_out : tensors that do not count: buffers, and parameters that are not of floating point.
+    x, y
+        the sets.
+    rule
+        of the bandwidths: ``paper``, ``fixed`` or ``given``.
+    permutations, seed
+        of the exchanges behind the p-values.
+    shared
+        members of one zoo that are in both sets.
+    layers, tensors
+        in the architecture's order; tensors have p-values only where they are a layer alone.
+    left_out
+        tensors that do not count: buffers, and parameters that are not of floating point.
     """
 
     file: ClassVar[str] = "mmd.json"
@@ -277,18 +293,27 @@ def mmd(
 
     Parameters
     ----------
-    zoo_x : the target's checkpoints, each member's last step; those that are not finite are left out and counted.
-    zoo_y : the others, alike. The estimate is for independent draws: members of one zoo that are in both are counted,
-        with a warning.
-    variant, variant_y : the gauge of each; that of Y is X's where it is not given.
-    bandwidths : as in ``ckptzoo.measure.mmd2``.
-    permutations : how many exchanges of checkpoints between X and Y to compare with; 0 for no p-values. The same ones
-        serve every layer, so that the average has a p-value of its own.
-    seed : of the exchanges.
-    device : None for numpy; else torch computes there, ``"cpu"`` included.
-    saved_in : a folder in which the distances of each block of columns are kept; those that are there are not measured
-        again. See ``measure_share``.
-    progress : called with the bytes of weights read and the bytes in all.
+    zoo_x
+        the target's checkpoints, each member's last step; those that are not finite are left out and counted.
+    zoo_y
+        the others, alike. The estimate is for independent draws: members of one zoo that are in both are counted, with
+        a warning.
+    variant, variant_y
+        the gauge of each; that of Y is X's where it is not given.
+    bandwidths
+        as in ``ckptzoo.measure.mmd2``.
+    permutations
+        how many exchanges of checkpoints between X and Y to compare with; 0 for no p-values. The same ones serve every
+        layer, so that the average has a p-value of its own.
+    seed
+        of the exchanges.
+    device
+        None for numpy; else torch computes there, ``"cpu"`` included.
+    saved_in
+        a folder in which the distances of each block of columns are kept; those that are there are not measured again.
+        See ``measure_share``.
+    progress
+        called with the bytes of weights read and the bytes in all.
 
     Raises
     ------
@@ -372,9 +397,12 @@ def measure_share(
 
     Parameters
     ----------
-    zoo_x, zoo_y, variant, variant_y, device, progress : as for ``mmd``.
-    saved_in : a folder that all who share the work share, or whose files are brought together.
-    share : ``(i, n)`` for every n-th block, from the i-th, counted from 0. What is there is not measured again.
+    zoo_x, zoo_y, variant, variant_y, device, progress
+        as for ``mmd``.
+    saved_in
+        a folder that all who share the work share, or whose files are brought together.
+    share
+        ``(i, n)`` for every n-th block, from the i-th, counted from 0. What is there is not measured again.
 
     Returns
     -------

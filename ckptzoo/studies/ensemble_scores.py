@@ -23,18 +23,23 @@ def scores(logs: Values, information: Values | None, sets: Mapping[str, slice], 
 
     Parameters
     ----------
-    logs : (N, C) logarithms of probabilities on the inputs of all sets.
-    information : (N,) mutual information; None for a single member, which has none.
-    sets : name to its inputs. The first is the networks' own; the others are to be separated from it.
-    targets : labels of the first set.
+    logs
+        (N, C) logarithms of probabilities on the inputs of all sets.
+    information
+        (N,) mutual information; None for a single member, which has none.
+    sets
+        name to its inputs. The first is the networks' own; the others are to be separated from it.
+    targets
+        labels of the first set.
 
     Returns
     -------
-    For the first set ``accuracy``, ``nll``, ``brier`` and ``ece`` of ``ckptzoo.measure.predictions``, and
-    ``confidence``, the mean of the largest probability. For each other set ``auroc`` and ``fpr95`` of
-    ``ckptzoo.measure.predictions``: its inputs are the positives, those of the first set the negatives, and the
-    score is the doubt, -log max_c p_c, which orders inputs as 1 - max_c p_c does. With mutual information, its mean
-    on each set, and ``information_auroc`` and ``information_fpr95`` with it as the score.
+    Scores
+        For the first set ``accuracy``, ``nll``, ``brier`` and ``ece`` of ``ckptzoo.measure.predictions``, and
+        ``confidence``, the mean of the largest probability. For each other set ``auroc`` and ``fpr95`` of
+        ``ckptzoo.measure.predictions``: its inputs are the positives, those of the first set the negatives, and the
+        score is the doubt, -log max_c p_c, which orders inputs as 1 - max_c p_c does. With mutual information, its mean
+        on each set, and ``information_auroc`` and ``information_fpr95`` with it as the score.
     """
     own, *others = sets
     figures: Scores = {own: {name: float(score(logs[sets[own]], targets)) for name, score in RIGHT.items()}}
@@ -68,9 +73,12 @@ class SummedPredictions:
 
     Parameters
     ----------
-    size : members.
-    probabilities : (N, C) the sum of their probabilities.
-    entropies : (N,) the sum of the entropies of these.
+    size
+        members.
+    probabilities
+        (N, C) the sum of their probabilities.
+    entropies
+        (N,) the sum of the entropies of these.
     """
 
     def __init__(self, size: int, probabilities: Values, entropies: Values) -> None:
@@ -108,7 +116,8 @@ class DisjointEnsembles:
 
     Parameters
     ----------
-    sizes : ascending, 2 or more each.
+    sizes
+        ascending, 2 or more each.
 
     Notes
     -----

@@ -46,10 +46,13 @@ class Size:
 
     Parameters
     ----------
-    size : members of each; 1 for the members themselves.
-    subsets : ensembles of this size that were scored, no two of which share a member; a set that some members are
-        left out for may have fewer, the ``count`` of its figures.
-    scores : set to figures by name, as in ``ckptzoo.studies.ensemble_scores.scores``, over the subsets.
+    size
+        members of each; 1 for the members themselves.
+    subsets
+        ensembles of this size that were scored, no two of which share a member; a set that some members are left out
+        for may have fewer, the ``count`` of its figures.
+    scores
+        set to figures by name, as in ``ckptzoo.studies.ensemble_scores.scores``, over the subsets.
     """
 
     size: int
@@ -86,17 +89,27 @@ class Ensembles(StudyResult):
 
     Parameters
     ----------
-    set, ood : the set that is scored, and those whose inputs are to be separated from its own.
-    ood_not_finite : other set to how many of the members are not finite on it, where some are. They are left out for
-        that set; where fewer than two remain, the set is not in ``ood``.
-    inputs, classes : of the set.
-    members : those that are finite on the set; ``not_finite`` more were left out.
-    seed : of the order in which members make ensembles.
-    accuracies : (members,) on the set, in that order.
-    diverged : (members,) which of them diverged.
-    sizes : ascending, from single members to all.
-    disagreement : set to the share of pairs of members that choose different classes, mean over the inputs.
-    references : name to accuracy, from elsewhere.
+    set, ood
+        the set that is scored, and those whose inputs are to be separated from its own.
+    ood_not_finite
+        other set to how many of the members are not finite on it, where some are. They are left out for that set; where
+        fewer than two remain, the set is not in ``ood``.
+    inputs, classes
+        of the set.
+    members
+        those that are finite on the set; ``not_finite`` more were left out.
+    seed
+        of the order in which members make ensembles.
+    accuracies
+        (members,) on the set, in that order.
+    diverged
+        (members,) which of them diverged.
+    sizes
+        ascending, from single members to all.
+    disagreement
+        set to the share of pairs of members that choose different classes, mean over the inputs.
+    references
+        name to accuracy, from elsewhere.
     """
 
     file: ClassVar[str] = "ensembles.json"
@@ -130,14 +143,17 @@ class Ensembles(StudyResult):
 
         Parameters
         ----------
-        name : of a figure of the set: ``accuracy``, ``nll``, ``brier`` or ``ece``.
-        share : r, at most 1.
+        name
+            of a figure of the set: ``accuracy``, ``nll``, ``brier`` or ``ece``.
+        share
+            r, at most 1.
 
         Returns
         -------
-        int, or None where the ensemble of all is no better than single members, or where noise hides the size: the
-        rest of the gain, :math:`(1 - r) |a_M - a_1|`, is below the standard error of a mean from that size on, or for
-        the accuracy below one input, or there is a single ensemble of that size.
+        int | None
+            int, or None where the ensemble of all is no better than single members, or where noise hides the size: the
+            rest of the gain, :math:`(1 - r) |a_M - a_1|`, is below the standard error of a mean from that size on, or
+            for the accuracy below one input, or there is a single ensemble of that size.
         """
         spreads = self.figure(name)
         means = {size: spread.mean for size, spread in spreads.items()}
@@ -304,14 +320,20 @@ def ensembles(
 
     Parameters
     ----------
-    zoo : what ``ckptzoo.open`` gives, or a selection of it, with predictions. Each member's last step counts. Members
+    zoo
+        what ``ckptzoo.open`` gives, or a selection of it, with predictions. Each member's last step counts. Members
         that diverged count; those whose weights or logits on ``set`` are not finite are left out and counted.
-    set : the predictions to score; by default the first set of the zoo that has labels.
-    ood : sets of other inputs, to be distinguished from those of ``set``; by default all that have no labels. Members
+    set
+        the predictions to score; by default the first set of the zoo that has labels.
+    ood
+        sets of other inputs, to be distinguished from those of ``set``; by default all that have no labels. Members
         whose logits on one of them are not finite are left out for that set alone.
-    references : accuracies from elsewhere, 0 to 1, by the names under which they are shown.
-    seed : of the order.
-    progress : called with the bytes of logits read and the bytes in all.
+    references
+        accuracies from elsewhere, 0 to 1, by the names under which they are shown.
+    seed
+        of the order.
+    progress
+        called with the bytes of logits read and the bytes in all.
 
     Raises
     ------
@@ -386,8 +408,10 @@ def _scored(
 
     Parameters
     ----------
-    predictions : by set, of the same members, the set that is scored first.
-    read : called with the bytes of each batch.
+    predictions
+        by set, of the same members, the set that is scored first.
+    read
+        called with the bytes of each batch.
     """
     own = next(iter(predictions))
     K, _, classes = predictions[own].logits.shape

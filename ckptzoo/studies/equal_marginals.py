@@ -25,7 +25,8 @@ class PairTests:
 
     Parameters
     ----------
-    p : variant to (P,) p-values of the hypothesis that the weights at both positions have one distribution.
+    p
+        variant to (P,) p-values of the hypothesis that the weights at both positions have one distribution.
     """
 
     p: dict[str, NDArray[np.float64]]
@@ -65,13 +66,16 @@ def position_pairs(labels: NDArray[np.int64], rng: np.random.Generator, limit: i
 
     Parameters
     ----------
-    labels : (n,) the orbits of n positions.
-    limit : pairs of either kind, at most.
+    labels
+        (n,) the orbits of n positions.
+    limit
+        pairs of either kind, at most.
 
     Returns
     -------
-    Two of (P, 2) positions. No position is in two pairs of a kind, so that p-values of different pairs depend on each
-    other only as far as the weights of one network do.
+    tuple[Pairs, Pairs]
+        Two of (P, 2) positions. No position is in two pairs of a kind, so that p-values of different pairs depend on
+        each other only as far as the weights of one network do.
     """
     shuffled = rng.permutation(len(labels))
     # a stable sort keeps the random order within each orbit
@@ -104,8 +108,10 @@ def compare_pairs(tensors: dict[str, StackedTensor], pairs: Pairs, rng: np.rando
 
     Parameters
     ----------
-    tensors : variant to the tensor of the same K members, one row each.
-    pairs : (P, 2) positions.
+    tensors
+        variant to the tensor of the same K members, one row each.
+    pairs
+        (P, 2) positions.
 
     Notes
     -----

@@ -33,12 +33,18 @@ class OrderDistance:
 
     Parameters
     ----------
-    label : what is ordered.
-    n : how many things an order holds.
-    orders : how many orders there are in a checkpoint; figures are their means.
-    moved : fraction of the things that are not in place.
-    transpositions : exchanges that bring them into place, n less the cycles.
-    tau : Kendall's tau of the raw order against the variant's.
+    label
+        what is ordered.
+    n
+        how many things an order holds.
+    orders
+        how many orders there are in a checkpoint; figures are their means.
+    moved
+        fraction of the things that are not in place.
+    transpositions
+        exchanges that bring them into place, n less the cycles.
+    tau
+        Kendall's tau of the raw order against the variant's.
     """
 
     label: str
@@ -70,11 +76,16 @@ class Scaling:
 
     Parameters
     ----------
-    n : channels.
-    kind : ``"positive"``, ``"sign"`` or ``"nonzero"``.
-    quantiles : of the scales without their signs, at ``QUANTILES``; None for signs.
-    size : the median of ``|ln |scale||``; None for signs.
-    flipped : fraction of channels whose sign is turned; None for positive scales.
+    n
+        channels.
+    kind
+        ``"positive"``, ``"sign"`` or ``"nonzero"``.
+    quantiles
+        of the scales without their signs, at ``QUANTILES``; None for signs.
+    size
+        the median of ``|ln |scale||``; None for signs.
+    flipped
+        fraction of channels whose sign is turned; None for positive scales.
     """
 
     group: str
@@ -113,8 +124,10 @@ def gauge_distance(
 
     Parameters
     ----------
-    zoo : one checkpoint or more, all of them in the gauge.
-    progress : called with the bytes read and the bytes in all.
+    zoo
+        one checkpoint or more, all of them in the gauge.
+    progress
+        called with the bytes read and the bytes in all.
 
     Notes
     -----

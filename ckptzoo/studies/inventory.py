@@ -37,9 +37,12 @@ class VariantSummary:
 
     Parameters
     ----------
-    name : ``raw``, or the gauge's name.
-    nbytes : of its shards, the group elements and the retracted checkpoints included.
-    certificate_random, certificate_real : largest over the checkpoints; None where none was measured.
+    name
+        ``raw``, or the gauge's name.
+    nbytes
+        of its shards, the group elements and the retracted checkpoints included.
+    certificate_random, certificate_real
+        largest over the checkpoints; None where none was measured.
     """
 
     name: str
@@ -56,9 +59,12 @@ class PredictionSummary:
 
     Parameters
     ----------
-    set : such as ``mnist/test``.
-    labelled : whether the labels are stored too.
-    nbytes : of its shards, the retracted checkpoints included.
+    set
+        such as ``mnist/test``.
+    labelled
+        whether the labels are stored too.
+    nbytes
+        of its shards, the retracted checkpoints included.
     """
 
     set: str
@@ -75,17 +81,27 @@ class Inventory:
 
     Parameters
     ----------
-    checkpoints, members : of the selection.
-    diverged, not_finite, retracted : checkpoints too, not members; the last of the whole zoo.
-    total : checkpoints of the zoo, the retracted ones left out.
-    layers : layer to its tensors' names and shapes.
-    checkpoint_bytes : raw weights of one checkpoint.
-    test_accuracy : of each member's last step, where it is finite and did not diverge; None where none was measured.
-    told : distinct values of the columns in ``ORIGIN``, with the number of checkpoints that have each.
-    untold : the number of checkpoints without a value, for the columns of ``told``; what holds for them where licence
-        or contributor is lacking, the zoo's page says.
-    groups : the symmetries of each group of channels; none where the zoo has no symmetry table.
-    draws : of the selection, for each approximate posterior.
+    checkpoints, members
+        of the selection.
+    diverged, not_finite, retracted
+        checkpoints too, not members; the last of the whole zoo.
+    total
+        checkpoints of the zoo, the retracted ones left out.
+    layers
+        layer to its tensors' names and shapes.
+    checkpoint_bytes
+        raw weights of one checkpoint.
+    test_accuracy
+        of each member's last step, where it is finite and did not diverge; None where none was measured.
+    told
+        distinct values of the columns in ``ORIGIN``, with the number of checkpoints that have each.
+    untold
+        the number of checkpoints without a value, for the columns of ``told``; what holds for them where licence or
+        contributor is lacking, the zoo's page says.
+    groups
+        the symmetries of each group of channels; none where the zoo has no symmetry table.
+    draws
+        of the selection, for each approximate posterior.
     """
 
     name: str
@@ -223,7 +239,8 @@ def inventory(zoo: Zoo) -> Inventory:
 
     Parameters
     ----------
-    zoo : what ``ckptzoo.open`` gives, or a selection of it.
+    zoo
+        what ``ckptzoo.open`` gives, or a selection of it.
 
     Notes
     -----

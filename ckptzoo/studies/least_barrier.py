@@ -30,14 +30,19 @@ def least_midpoints(
 
     Parameters
     ----------
-    evaluator : ``ckptzoo.derive.evaluation.Evaluator`` of OptuNet.
-    first, second : tensor name to (1, *shape).
-    table : of OptuNet.
-    targets : (N,) the labels of the evaluator's inputs.
+    evaluator
+        ``ckptzoo.derive.evaluation.Evaluator`` of OptuNet.
+    first, second
+        tensor name to (1, *shape).
+    table
+        of OptuNet.
+    targets
+        (N,) the labels of the evaluator's inputs.
 
     Returns
     -------
-    One element, for ``apply(g, second, table)``.
+    GroupElement
+        One element, for ``apply(g, second, table)``.
 
     Notes
     -----

@@ -33,11 +33,14 @@ class Marginal:
 
     Parameters
     ----------
-    histogram : of all its weights, raw and in the variant.
-    orbits : of its positions under the permutations of the symmetry table.
-    within : pairs of positions of one orbit, equal before symmetries are removed as far as training treats channels
-        alike.
-    across : pairs of positions of different orbits, about which symmetry says nothing.
+    histogram
+        of all its weights, raw and in the variant.
+    orbits
+        of its positions under the permutations of the symmetry table.
+    within
+        pairs of positions of one orbit, equal before symmetries are removed as far as training treats channels alike.
+    across
+        pairs of positions of different orbits, about which symmetry says nothing.
     """
 
     histogram: Histogram
@@ -67,10 +70,14 @@ class Marginals(StudyResult):
 
     Parameters
     ----------
-    members : the checkpoints that were studied: each member's last step, finite, not diverged and in the gauge.
-    left_out : members whose last step is not.
-    tensors : the floating-point parameters, in the architecture's order.
-    layers : the principal components of each layer's parameters.
+    members
+        the checkpoints that were studied: each member's last step, finite, not diverged and in the gauge.
+    left_out
+        members whose last step is not.
+    tensors
+        the floating-point parameters, in the architecture's order.
+    layers
+        the principal components of each layer's parameters.
     """
 
     file: ClassVar[str] = "marginals.json"
@@ -206,11 +213,15 @@ def marginals(zoo: Zoo, variant: str = "canonical", *, seed: int = 0, progress: 
 
     Parameters
     ----------
-    zoo : what ``ckptzoo.open`` gives, or a selection of it. Of every member the last step is taken; those that
-        diverged, are not finite or not in the gauge are left out.
-    variant : a derived variant.
-    seed : draws pairs of positions, the halves of the members for each pair, and the members for wide layers.
-    progress : called with the bytes read and the bytes in all.
+    zoo
+        what ``ckptzoo.open`` gives, or a selection of it. Of every member the last step is taken; those that diverged,
+        are not finite or not in the gauge are left out.
+    variant
+        a derived variant.
+    seed
+        draws pairs of positions, the halves of the members for each pair, and the members for wide layers.
+    progress
+        called with the bytes read and the bytes in all.
 
     Raises
     ------

@@ -57,15 +57,24 @@ class Masses(StudyResult):
 
     Parameters
     ----------
-    formulation : what scales may do where there are BatchNorms; see ``ckptzoo.symmetry.min_mass``.
-    registered : the name of the architecture in ``ckptzoo.archs``; None where it has none.
-    members : M, networks that are finite, there and at the least mass, and did not diverge; each at its last step.
-    left_out : the others.
-    before, after : (M,) sums of squared weights, biases apart, of what is on a path from input to output.
-    gap : (M,) certified: the least mass is below ``after`` by at most this, relative to it.
-    worst : the network with the largest gap.
-    degenerate : (M,) channels that no path joins to input and output; they have no least mass.
-    layers : largest elements, from input to output.
+    formulation
+        what scales may do where there are BatchNorms; see ``ckptzoo.symmetry.min_mass``.
+    registered
+        the name of the architecture in ``ckptzoo.archs``; None where it has none.
+    members
+        M, networks that are finite, there and at the least mass, and did not diverge; each at its last step.
+    left_out
+        the others.
+    before, after
+        (M,) sums of squared weights, biases apart, of what is on a path from input to output.
+    gap
+        (M,) certified: the least mass is below ``after`` by at most this, relative to it.
+    worst
+        the network with the largest gap.
+    degenerate
+        (M,) channels that no path joins to input and output; they have no least mass.
+    layers
+        largest elements, from input to output.
     """
 
     file: ClassVar[str] = "mass.json"
@@ -180,9 +189,12 @@ def mass(zoo: Zoo, *, formulation: str = "pinned", progress: Progress | None = N
 
     Parameters
     ----------
-    zoo : what ``ckptzoo.open`` gives, or a selection of it. Each member's last step counts.
-    formulation : as in ``ckptzoo.symmetry.min_mass``.
-    progress : called with the bytes of raw weights solved for and those in all.
+    zoo
+        what ``ckptzoo.open`` gives, or a selection of it. Each member's last step counts.
+    formulation
+        as in ``ckptzoo.symmetry.min_mass``.
+    progress
+        called with the bytes of raw weights solved for and those in all.
 
     Raises
     ------

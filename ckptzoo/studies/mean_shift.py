@@ -31,10 +31,14 @@ class BandwidthEstimate:
 
     Parameters
     ----------
-    quantile : of the neighbours of each point whose mean largest distance is the bandwidth.
-    bandwidth : None where a quantile of so few points holds no neighbour.
-    modes : how many are found.
-    largest : fraction of the points in the largest one.
+    quantile
+        of the neighbours of each point whose mean largest distance is the bandwidth.
+    bandwidth
+        None where a quantile of so few points holds no neighbour.
+    modes
+        how many are found.
+    largest
+        fraction of the points in the largest one.
     """
 
     quantile: float
@@ -49,10 +53,14 @@ class ModeCurve:
 
     Parameters
     ----------
-    points, distinct : how many points there are, and how many that differ.
-    median : distance between two points.
-    bandwidths, modes : (B,) each, ascending bandwidths.
-    estimates : one for each of ``QUANTILES``.
+    points, distinct
+        how many points there are, and how many that differ.
+    median
+        distance between two points.
+    bandwidths, modes
+        (B,) each, ascending bandwidths.
+    estimates
+        one for each of ``QUANTILES``.
     """
 
     points: int
@@ -80,8 +88,9 @@ class ModeCurve:
 
         Returns
         -------
-        The number, and the factor between the last and the first of its bandwidths; None where there is no such number
-        at two bandwidths in a row.
+        tuple[int, float] | None
+            The number, and the factor between the last and the first of its bandwidths; None where there is no such
+            number at two bandwidths in a row.
         """
         best: tuple[int, float] | None = None
         first = 0
@@ -123,9 +132,12 @@ class WeightSpace:
 
     Parameters
     ----------
-    label : the layer, or all of them.
-    parameters : weights of one member.
-    curves : variant to what mean shift finds; None where all members have the same weights.
+    label
+        the layer, or all of them.
+    parameters
+        weights of one member.
+    curves
+        variant to what mean shift finds; None where all members have the same weights.
     """
 
     label: str
@@ -147,7 +159,8 @@ class PointSet:
 
     Parameters
     ----------
-    n : number of points.
+    n
+        number of points.
     """
 
     def __init__(self, n: int) -> None:
@@ -178,12 +191,15 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
 
     Parameters
     ----------
-    points : (n, r), finite.
-    done : called after each run, ``RUNS`` times, whatever the points are.
+    points
+        (n, r), finite.
+    done
+        called after each run, ``RUNS`` times, whatever the points are.
 
     Returns
     -------
-    None where no two points differ.
+    ModeCurve | None
+        None where no two points differ.
 
     Raises
     ------

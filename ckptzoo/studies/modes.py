@@ -40,11 +40,16 @@ class Modes(StudyResult):
 
     Parameters
     ----------
-    counts : permutations and degrees of freedom of the symmetry table.
-    members : those whose weights are studied.
-    usable : members to choose from, each at its last step.
-    left_out : checkpoints that diverged, are not finite or not in the gauge.
-    layers : layers with parameters; ``spaces`` has at most ``MAX_LAYERS`` of them, then all layers together.
+    counts
+        permutations and degrees of freedom of the symmetry table.
+    members
+        those whose weights are studied.
+    usable
+        members to choose from, each at its last step.
+    left_out
+        checkpoints that diverged, are not finite or not in the gauge.
+    layers
+        layers with parameters; ``spaces`` has at most ``MAX_LAYERS`` of them, then all layers together.
     """
 
     file: ClassVar[str] = "modes.json"
@@ -151,9 +156,12 @@ def modes(zoo: Zoo, variant: str = "canonical", *, progress: Progress | None = N
 
     Parameters
     ----------
-    zoo : what ``ckptzoo.open`` gives, or a selection of it. Each member's last step counts.
-    variant : a variant that was derived.
-    progress : called with the runs of mean shift done and those in all.
+    zoo
+        what ``ckptzoo.open`` gives, or a selection of it. Each member's last step counts.
+    variant
+        a variant that was derived.
+    progress
+        called with the runs of mean shift done and those in all.
 
     Raises
     ------

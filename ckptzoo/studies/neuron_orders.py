@@ -20,11 +20,15 @@ class NeuronOrder:
 
     Parameters
     ----------
-    label : what is ordered: ``fc1``, ``conv2 within its 2 blocks``, ``blocks of conv1 and conv2``.
-    group : whose permutation holds the order, and whose keys decide it.
-    g, k : the group has g blocks of k channels; 1 and n where it has none.
-    blocks : True where whole blocks are ordered, by the smallest or the largest key of each; False for the channels
-        within each.
+    label
+        what is ordered: ``fc1``, ``conv2 within its 2 blocks``, ``blocks of conv1 and conv2``.
+    group
+        whose permutation holds the order, and whose keys decide it.
+    g, k
+        the group has g blocks of k channels; 1 and n where it has none.
+    blocks
+        True where whole blocks are ordered, by the smallest or the largest key of each; False for the channels within
+        each.
     """
 
     label: str
@@ -43,11 +47,13 @@ class NeuronOrder:
 
         Parameters
         ----------
-        perms : (K, g * k) the group's permutations: channel i of the variant is channel ``perms[:, i]`` of raw.
+        perms
+            (K, g * k) the group's permutations: channel i of the variant is channel ``perms[:, i]`` of raw.
 
         Returns
         -------
-        (K, v, n): v is 1 for blocks, else the number of blocks; each last axis holds 0 to n - 1.
+        NDArray[np.int64]
+            (K, v, n): v is 1 for blocks, else the number of blocks; each last axis holds 0 to n - 1.
         """
         ranks = np.argsort(perms, axis=1).reshape(len(perms), self.g, self.k)
         return ranks[:, None, :, 0] // self.k if self.blocks else ranks % self.k
@@ -57,7 +63,8 @@ class NeuronOrder:
 
         Parameters
         ----------
-        largest : whether a block goes by the largest of its keys; by default by the smallest, as in gauges.
+        largest
+            whether a block goes by the largest of its keys; by default by the smallest, as in gauges.
         """
         by_block = keys.reshape(len(keys), self.g, self.k)
         if not self.blocks:
@@ -112,7 +119,8 @@ def first_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
 
     Parameters
     ----------
-    weights : raw tensors by name, (K, *shape), all finite.
+    weights
+        raw tensors by name, (K, *shape), all finite.
 
     Raises
     ------
@@ -149,7 +157,8 @@ def largest_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
 
     Parameters
     ----------
-    weights : raw tensors by name, (K, *shape).
+    weights
+        raw tensors by name, (K, *shape).
     """
     keys_by_group: Keys = {}
     for group in symmetry.groups:

@@ -25,18 +25,28 @@ class Movement:
 
     Parameters
     ----------
-    label : what is ordered.
-    n : how many things an order holds; a member's figures are means over its ``orders``.
-    first, second : the steps.
-    members : how many have both steps.
-    tau, tau_se : Kendall's tau between the ranks at the two steps; the error is None for a single member.
-    transpositions, transpositions_se : exchanges that lead from one order to the other.
-    changed : the share of the orders that are not the same at both steps.
-    distance : d, how far the keys moved: the standard deviation of their change over theirs at the first step, within
-        orders, pooled over members; NaN where all keys are equal.
-    correlation : of the keys at the two steps, pooled in the same way.
-    noise_error, normal_error : standard errors of ``tau - noise`` and of ``tau - normal``: by the jackknife over
-        members, or where that is larger the error that normal keys would have. None for a single member.
+    label
+        what is ordered.
+    n
+        how many things an order holds; a member's figures are means over its ``orders``.
+    first, second
+        the steps.
+    members
+        how many have both steps.
+    tau, tau_se
+        Kendall's tau between the ranks at the two steps; the error is None for a single member.
+    transpositions, transpositions_se
+        exchanges that lead from one order to the other.
+    changed
+        the share of the orders that are not the same at both steps.
+    distance
+        d, how far the keys moved: the standard deviation of their change over theirs at the first step, within orders,
+        pooled over members; NaN where all keys are equal.
+    correlation
+        of the keys at the two steps, pooled in the same way.
+    noise_error, normal_error
+        standard errors of ``tau - noise`` and of ``tau - normal``: by the jackknife over members, or where that is
+        larger the error that normal keys would have. None for a single member.
     """
 
     label: str
@@ -96,9 +106,12 @@ class MemberMovements:
 
     Parameters
     ----------
-    changed : the share of the member's orders that are not the same at both steps.
-    before, after, change : sums of squares of the keys and of their change, within orders.
-    product : sums of products of the keys before and after, within orders.
+    changed
+        the share of the member's orders that are not the same at both steps.
+    before, after, change
+        sums of squares of the keys and of their change, within orders.
+    product
+        sums of products of the keys before and after, within orders.
     """
 
     tau: Values

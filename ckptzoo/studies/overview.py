@@ -36,8 +36,10 @@ class Pair:
 
     Parameters
     ----------
-    names : what they are called, such as ``fc.weight[0, 0]``.
-    points : variant to (n, 2), the same checkpoints in each; at most ``MAX_POINTS``, drawn with the seed.
+    names
+        what they are called, such as ``fc.weight[0, 0]``.
+    points
+        variant to (n, 2), the same checkpoints in each; at most ``MAX_POINTS``, drawn with the seed.
     """
 
     names: tuple[str, str]
@@ -62,8 +64,10 @@ class Trajectories:
 
     Parameters
     ----------
-    steps : (S,) int64, rising.
-    accuracies : (M, S), NaN where a member has no such checkpoint or nothing was measured.
+    steps
+        (S,) int64, rising.
+    accuracies
+        (M, S), NaN where a member has no such checkpoint or nothing was measured.
     """
 
     steps: NDArray[np.int64]
@@ -88,15 +92,24 @@ class Overview(StudyResult):
 
     Parameters
     ----------
-    inventory : what it holds.
-    variants : those that are shown: ``raw``, and the derived one where there is one.
-    shown : checkpoints whose weights are shown: each member's last step, finite and not diverged.
-    accuracies : known test accuracies of each member's last step, those apart that diverged or are not finite.
-    diverged : of the latter; NaN where none was measured.
-    marginals : of the weight tensors, in the architecture's order.
-    left_out : weight tensors beyond ``MAX_PANELS``, which are evenly spaced through the network.
-    pair : two output weights; None where no tensor has an output neuron with two incoming weights.
-    trajectories : accuracies along the training; None where no member has several steps.
+    inventory
+        what it holds.
+    variants
+        those that are shown: ``raw``, and the derived one where there is one.
+    shown
+        checkpoints whose weights are shown: each member's last step, finite and not diverged.
+    accuracies
+        known test accuracies of each member's last step, those apart that diverged or are not finite.
+    diverged
+        of the latter; NaN where none was measured.
+    marginals
+        of the weight tensors, in the architecture's order.
+    left_out
+        weight tensors beyond ``MAX_PANELS``, which are evenly spaced through the network.
+    pair
+        two output weights; None where no tensor has an output neuron with two incoming weights.
+    trajectories
+        accuracies along the training; None where no member has several steps.
     """
 
     file: ClassVar[str] = "summary.json"
@@ -178,10 +191,14 @@ def overview(zoo: Zoo, variant: str | None = None, *, seed: int = 0, progress: P
 
     Parameters
     ----------
-    zoo : what ``ckptzoo.open`` gives, or a selection of it.
-    variant : shown beside ``raw``; by default the first one that was derived, if any.
-    seed : draws the points of the scatter where there are more than ``MAX_POINTS`` checkpoints.
-    progress : called as weights are read.
+    zoo
+        what ``ckptzoo.open`` gives, or a selection of it.
+    variant
+        shown beside ``raw``; by default the first one that was derived, if any.
+    seed
+        draws the points of the scatter where there are more than ``MAX_POINTS`` checkpoints.
+    progress
+        called as weights are read.
 
     Raises
     ------
@@ -223,12 +240,15 @@ def pair_of(zoo: Zoo, variants: Sequence[str], *, seed: int) -> Pair | None:
 
     Parameters
     ----------
-    variants : the gauges that are compared.
-    seed : draws the checkpoints where there are more than ``MAX_POINTS``.
+    variants
+        the gauges that are compared.
+    seed
+        draws the checkpoints where there are more than ``MAX_POINTS``.
 
     Returns
     -------
-    None where no output neuron has two incoming weights.
+    Pair | None
+        None where no output neuron has two incoming weights.
     """
     tensors = [zoo.arch[name] for name in weight_names(zoo.arch) if len(zoo.arch[name].shape) > 1]
     # the last matrix is that of the output layer; networks of convolutions alone have none

@@ -23,9 +23,12 @@ class PairCorrelation:
 
     Parameters
     ----------
-    value : -1 .. 1.
-    low, high : an interval of level ``LEVEL``; None without resamples, or where the figures of none of them varied.
-    p_value : of no relation, two-sided; None without permutations.
+    value
+        -1 .. 1.
+    low, high
+        an interval of level ``LEVEL``; None without resamples, or where the figures of none of them varied.
+    p_value
+        of no relation, two-sided; None without permutations.
     """
 
     value: float
@@ -62,16 +65,22 @@ def correlate_pairs(
 
     Parameters
     ----------
-    first, second : (M, M) symmetric; the diagonal does not count.
-    permutations : B of the test, 0 or more.
-    resamples : of the bootstrap, 0 or more.
-    seed : of both.
-    done : called after each permutation and each resample.
+    first, second
+        (M, M) symmetric; the diagonal does not count.
+    permutations
+        B of the test, 0 or more.
+    resamples
+        of the bootstrap, 0 or more.
+    seed
+        of both.
+    done
+        called after each permutation and each resample.
 
     Returns
     -------
-    ``pearson`` and ``spearman``, the correlation of ranks, of which equal ones are the mean; empty where a figure is
-    the same for all pairs, or there are fewer than three members.
+    dict[str, PairCorrelation]
+        ``pearson`` and ``spearman``, the correlation of ranks, of which equal ones are the mean; empty where a figure
+        is the same for all pairs, or there are fewer than three members.
 
     Raises
     ------
@@ -125,7 +134,8 @@ class _PairSide:
 
     Attributes
     ----------
-    standard : (P,) the figures with mean 0 and standard deviation 1.
+    standard
+        (P,) the figures with mean 0 and standard deviation 1.
     """
 
     def __init__(self, figures: Values) -> None:

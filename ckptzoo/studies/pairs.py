@@ -41,18 +41,30 @@ class PairStudy(StudyResult):
 
     Parameters
     ----------
-    name, gauge : of the zoo, and in which the distances are; None as trained.
-    members, usable : of the study, and those to choose from.
-    edges : (BINS + 1,) of the histograms.
-    sampled, least : (BINS,) pairs by their distance as they are, and modulo permutations.
-    distances : of all pairs, as they are and modulo permutations.
-    nearest : ids of both members and the distance, in ascending order.
-    neighbours : (members,) the distance of each to its nearest one.
-    components : sizes of the connected parts that the nearest pairs make, the largest first.
-    set : what barriers are on; None where they were not asked for.
-    barriers : ``nearest`` and ``random`` pairs to their barriers, in nats; no random ones where the nearest are all.
-    barrier_distances : and to their distances.
-    seed : of the random pairs.
+    name, gauge
+        of the zoo, and in which the distances are; None as trained.
+    members, usable
+        of the study, and those to choose from.
+    edges
+        (BINS + 1,) of the histograms.
+    sampled, least
+        (BINS,) pairs by their distance as they are, and modulo permutations.
+    distances
+        of all pairs, as they are and modulo permutations.
+    nearest
+        ids of both members and the distance, in ascending order.
+    neighbours
+        (members,) the distance of each to its nearest one.
+    components
+        sizes of the connected parts that the nearest pairs make, the largest first.
+    set
+        what barriers are on; None where they were not asked for.
+    barriers
+        ``nearest`` and ``random`` pairs to their barriers, in nats; no random ones where the nearest are all.
+    barrier_distances
+        and to their distances.
+    seed
+        of the random pairs.
     """
 
     file: ClassVar[str] = "pairs.json"
@@ -163,13 +175,20 @@ def pairs(
 
     Parameters
     ----------
-    zoo : whose usable members count at their last step.
-    labelled : inputs for barriers; None for distances alone.
-    gauge : a name in ``ckptzoo.symmetry.GAUGES``, in which distances and lines are; by default as trained.
-    nearest : pairs whose barriers are measured, beside as many random ones, unless the nearest are all pairs.
-    module : the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
-    seed : of the random pairs.
-    progress : called with the pairs that were joined by lines, and all of them.
+    zoo
+        whose usable members count at their last step.
+    labelled
+        inputs for barriers; None for distances alone.
+    gauge
+        a name in ``ckptzoo.symmetry.GAUGES``, in which distances and lines are; by default as trained.
+    nearest
+        pairs whose barriers are measured, beside as many random ones, unless the nearest are all pairs.
+    module
+        the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
+    seed
+        of the random pairs.
+    progress
+        called with the pairs that were joined by lines, and all of them.
 
     Raises
     ------

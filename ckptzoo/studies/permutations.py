@@ -41,9 +41,11 @@ class KeptSteps:
 
     Parameters
     ----------
-    steps : all of them, ascending.
-    rows : (M, S) the checkpoint of each member at each step, as its row in the zoo; -1 where there is none. Members
-        are those with two steps or more, in the order of the zoo.
+    steps
+        all of them, ascending.
+    rows
+        (M, S) the checkpoint of each member at each step, as its row in the zoo; -1 where there is none. Members are
+        those with two steps or more, in the order of the zoo.
     """
 
     steps: tuple[int, ...]
@@ -95,12 +97,18 @@ class Permutations(StudyResult):
 
     Parameters
     ----------
-    variant : whose gauge orders neurons; ``raw`` where ``key`` is ``largest-weight``.
-    members : those with two kept steps or more.
-    left_out : checkpoints that diverged, are not in the gauge or have no step.
-    steps : the kept steps, ascending.
-    explained : fraction of the orders that are those of the keys; what noise would do is worked out from the keys.
-    movements : every order between each step and the one before it, the first and the last, where members have both.
+    variant
+        whose gauge orders neurons; ``raw`` where ``key`` is ``largest-weight``.
+    members
+        those with two kept steps or more.
+    left_out
+        checkpoints that diverged, are not in the gauge or have no step.
+    steps
+        the kept steps, ascending.
+    explained
+        fraction of the orders that are those of the keys; what noise would do is worked out from the keys.
+    movements
+        every order between each step and the one before it, the first and the last, where members have both.
     """
 
     file: ClassVar[str] = "permutations.json"
@@ -246,13 +254,17 @@ def permutations(
 
     Parameters
     ----------
-    zoo : what ``ckptzoo.open`` gives, or a selection of it; checkpoints that diverged, are not in the gauge or have
-        no step are left out.
-    variant : a derived variant whose gauge orders channels. It does not count with the key ``largest-weight``.
-    key : ``gauge``, what the variant's gauge sorts by, which scales do not change; or ``largest-weight``, the paper's:
+    zoo
+        what ``ckptzoo.open`` gives, or a selection of it; checkpoints that diverged, are not in the gauge or have no
+        step are left out.
+    variant
+        a derived variant whose gauge orders channels. It does not count with the key ``largest-weight``.
+    key
+        ``gauge``, what the variant's gauge sorts by, which scales do not change; or ``largest-weight``, the paper's:
         the largest of the incoming weights as trained (``ckptzoo.studies.neuron_orders.largest_weights``). That one
         needs no variant.
-    progress : called with the members done and the members in all.
+    progress
+        called with the members done and the members in all.
 
     Raises
     ------
@@ -310,7 +322,8 @@ class _OrderReader:
 
     Parameters
     ----------
-    variant : whose order and keys count; None for the order of the largest weights.
+    variant
+        whose order and keys count; None for the order of the largest weights.
     """
 
     def __init__(self, zoo: Zoo, variant: str | None, symmetry: Symmetry, ordered: tuple[NeuronOrder, ...]) -> None:

@@ -75,10 +75,13 @@ class LayerMeans:
 
     Parameters
     ----------
-    median : of the twenty kernels, in hundredths.
-    kernels : (20,) of each, in hundredths, 10 of Laplace kernels and 10 of Gaussian ones.
-    spread, offset : of the draws, in units of the target's spread: see ``ckptzoo.studies.discrepancy``. None where the
-        target's members are all equal.
+    median
+        of the twenty kernels, in hundredths.
+    kernels
+        (20,) of each, in hundredths, 10 of Laplace kernels and 10 of Gaussian ones.
+    spread, offset
+        of the draws, in units of the target's spread: see ``ckptzoo.studies.discrepancy``. None where the target's
+        members are all equal.
     """
 
     median: float
@@ -93,14 +96,21 @@ class MethodResult:
 
     Parameters
     ----------
-    method : its name; ``label`` has the settings that tell it from others of this name too.
-    modes : ``one`` or ``multi``.
-    mode_count, draws : modes of a replicate, and checkpoints in all of them together.
-    figures : those of ``REMOVALS`` with ``_median``, ``_mean`` and ``_max``, and of ``PERFORMANCE``: over replicates,
-        in hundredths.
-    layers : family of ``REMOVALS`` to layer to its distance.
-    detection : out-of-distribution set to the figures of ``DETECTION``.
-    published : the paper's figures.
+    method
+        its name; ``label`` has the settings that tell it from others of this name too.
+    modes
+        ``one`` or ``multi``.
+    mode_count, draws
+        modes of a replicate, and checkpoints in all of them together.
+    figures
+        those of ``REMOVALS`` with ``_median``, ``_mean`` and ``_max``, and of ``PERFORMANCE``: over replicates, in
+        hundredths.
+    layers
+        family of ``REMOVALS`` to layer to its distance.
+    detection
+        out-of-distribution set to the figures of ``DETECTION``.
+    published
+        the paper's figures.
     """
 
     method: str
@@ -167,15 +177,23 @@ class Posteriors(StudyResult):
 
     Parameters
     ----------
-    target, samples : names of the zoos.
-    members : of the target, after members were left out: ``starts`` from which modes were started, and ``ensembles``
-        that serve as ensembles.
-    set, ood : the predictions that are scored, and the sets to be distinguished from it, the first in the main table.
-    entries : one mode and several of each method.
-    architecture : the target's.
-    published_of : the architecture of the published figures; another width than the target's is said beside them.
-    diverged : draws that diverged, by method; they count as they are.
-    seed : of the ensembles.
+    target, samples
+        names of the zoos.
+    members
+        of the target, after members were left out: ``starts`` from which modes were started, and ``ensembles`` that
+        serve as ensembles.
+    set, ood
+        the predictions that are scored, and the sets to be distinguished from it, the first in the main table.
+    entries
+        one mode and several of each method.
+    architecture
+        the target's.
+    published_of
+        the architecture of the published figures; another width than the target's is said beside them.
+    diverged
+        draws that diverged, by method; they count as they are.
+    seed
+        of the ensembles.
     """
 
     file: ClassVar[str] = "posteriors.json"
@@ -374,15 +392,24 @@ def posteriors(
 
     Parameters
     ----------
-    target : independently trained members, with the variants of ``REMOVALS`` and with predictions.
-    samples : draws, whose rows say ``method``, ``mode`` and ``draw``, with the same variants and predictions.
-    set : the predictions to score; by default the first set of the samples that has labels.
-    ood : sets to be distinguished from it, the first for the main table; by default all without labels.
-    modes, draws : of the entry with several modes: how many, and the draws of each.
-    ensemble : members of an ensemble.
-    replicates : the greatest number of each entry.
-    seed : of the members that make the ensembles.
-    progress : called with what is done and what there is to do.
+    target
+        independently trained members, with the variants of ``REMOVALS`` and with predictions.
+    samples
+        draws, whose rows say ``method``, ``mode`` and ``draw``, with the same variants and predictions.
+    set
+        the predictions to score; by default the first set of the samples that has labels.
+    ood
+        sets to be distinguished from it, the first for the main table; by default all without labels.
+    modes, draws
+        of the entry with several modes: how many, and the draws of each.
+    ensemble
+        members of an ensemble.
+    replicates
+        the greatest number of each entry.
+    seed
+        of the members that make the ensembles.
+    progress
+        called with what is done and what there is to do.
 
     Raises
     ------

@@ -48,11 +48,16 @@ class Score:
 
     Parameters
     ----------
-    variant : what the weights are in, ``raw`` or a gauge.
-    features : ``STATISTICS``, ``FLAT``, ``SQUARES`` or ``COPIES``.
-    regressor : ``RIDGE`` or ``TREES``.
-    split : ``BY_MEMBER``, or ``BY_CHECKPOINT``, which puts steps of one member on both sides.
-    r2, tau : over the splits: the coefficient of determination, and Kendall's tau-b.
+    variant
+        what the weights are in, ``raw`` or a gauge.
+    features
+        ``STATISTICS``, ``FLAT``, ``SQUARES`` or ``COPIES``.
+    regressor
+        ``RIDGE`` or ``TREES``.
+    split
+        ``BY_MEMBER``, or ``BY_CHECKPOINT``, which puts steps of one member on both sides.
+    r2, tau
+        over the splits: the coefficient of determination, and Kendall's tau-b.
     """
 
     variant: str
@@ -79,11 +84,16 @@ class PredictAccuracy(StudyResult):
 
     Parameters
     ----------
-    name, target : of the zoo, and of the column.
-    checkpoints, members, splits : how many.
-    left_out : checkpoints without the target, not finite, or diverged.
-    scores : every regressor on every kind of split.
-    without_flat : whether the weights themselves are too many to be features.
+    name, target
+        of the zoo, and of the column.
+    checkpoints, members, splits
+        how many.
+    left_out
+        checkpoints without the target, not finite, or diverged.
+    scores
+        every regressor on every kind of split.
+    without_flat
+        whether the weights themselves are too many to be features.
     """
 
     file: ClassVar[str] = "predict-accuracy.json"
@@ -171,13 +181,20 @@ def predict_accuracy(
 
     Parameters
     ----------
-    zoo : with the target, of 20 usable checkpoints or more.
-    variant : the gauge; None for raw weights alone.
-    target : a column of numbers.
-    splits : how many random splits.
-    copies : random permutations of each training network that are added to it in ``COPIES``; 0 for none.
-    seed : of the splits, permutations and trees.
-    progress : called with the fits done, and all of them.
+    zoo
+        with the target, of 20 usable checkpoints or more.
+    variant
+        the gauge; None for raw weights alone.
+    target
+        a column of numbers.
+    splits
+        how many random splits.
+    copies
+        random permutations of each training network that are added to it in ``COPIES``; 0 for none.
+    seed
+        of the splits, permutations and trees.
+    progress
+        called with the fits done, and all of them.
 
     Raises
     ------

@@ -26,11 +26,15 @@ class LayerComponents:
 
     Parameters
     ----------
-    tensors : those that the layer's weights are taken from, one behind the other.
-    parameters : in all of them.
-    members : how many were taken; all of them, or ``MAX_SIDE``, drawn with the seed, where both they and the parameters
-        are more.
-    components : by variant; none where there are fewer than two members.
+    tensors
+        those that the layer's weights are taken from, one behind the other.
+    parameters
+        in all of them.
+    members
+        how many were taken; all of them, or ``MAX_SIDE``, drawn with the seed, where both they and the parameters are
+        more.
+    components
+        by variant; none where there are fewer than two members.
     """
 
     layer: str
@@ -70,9 +74,12 @@ def layer_components(
 
     Parameters
     ----------
-    tensors : of the layer, in any dtype of floats.
-    seed : draws the members where there are too many.
-    read : called with the bytes that were read.
+    tensors
+        of the layer, in any dtype of floats.
+    seed
+        draws the members where there are too many.
+    read
+        called with the bytes that were read.
 
     Notes
     -----

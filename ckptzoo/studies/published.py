@@ -17,9 +17,12 @@ class PublishedFigure:
 
     Parameters
     ----------
-    printed : as printed.
-    read_as : what it is compared as: the same, another number where the doubt says which, or None where none is known.
-    doubt : why it cannot be as it is printed; empty where nothing is wrong with it.
+    printed
+        as printed.
+    read_as
+        what it is compared as: the same, another number where the doubt says which, or None where none is known.
+    doubt
+        why it cannot be as it is printed; empty where nothing is wrong with it.
     """
 
     printed: float
@@ -45,9 +48,10 @@ def posterior_figures(dataset: str, architecture: str) -> dict[tuple[str, str], 
 
     Returns
     -------
-    ``{(method, modes): {figure: PublishedFigure}}`` with modes ``one`` and ``multi``. Figures: ``mmd_median``,
-    ``mmd_mean``, ``mmd_max``, and ``ns_...`` with symmetries removed, in hundredths; ``acc``, ``ece``, ``brier``,
-    ``aupr``, ``fpr95`` in percent; ``idmi``, ``oodmi`` in hundredths of a nat.
+    dict[tuple[str, str], dict[str, PublishedFigure]]
+        ``{(method, modes): {figure: PublishedFigure}}`` with modes ``one`` and ``multi``. Figures: ``mmd_median``,
+        ``mmd_mean``, ``mmd_max``, and ``ns_...`` with symmetries removed, in hundredths; ``acc``, ``ece``, ``brier``,
+        ``aupr``, ``fpr95`` in percent; ``idmi``, ``oodmi`` in hundredths of a nat.
 
     Examples
     --------

@@ -43,12 +43,18 @@ class Steps(StudyResult):
 
     Parameters
     ----------
-    name, members, most : of the zoo, its members with two usable steps or more, and transpositions at most.
-    pairs : (P,) of a kept step and its member's last: the earlier step.
-    found : (P,) the transpositions of the permutation that brings the earlier network closest to the last.
-    distances : way to (P,), as trained and aligned.
-    set, inputs : what barriers were measured on; None and 0 without.
-    barriers : way to (P,), of the loss in nats; empty without inputs.
+    name, members, most
+        of the zoo, its members with two usable steps or more, and transpositions at most.
+    pairs
+        (P,) of a kept step and its member's last: the earlier step.
+    found
+        (P,) the transpositions of the permutation that brings the earlier network closest to the last.
+    distances
+        way to (P,), as trained and aligned.
+    set, inputs
+        what barriers were measured on; None and 0 without.
+    barriers
+        way to (P,), of the loss in nats; empty without inputs.
     """
 
     file: ClassVar[str] = "steps.json"
@@ -117,10 +123,14 @@ def steps(zoo: Zoo, labelled: Labelled | None = None, *, module: Any = None, pro
 
     Parameters
     ----------
-    zoo : with members that have several usable steps: build them with ``--keep-steps``.
-    labelled : what losses on the lines between networks are measured on; None for no barriers.
-    module : the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
-    progress : called with the steps compared, and all of them.
+    zoo
+        with members that have several usable steps: build them with ``--keep-steps``.
+    labelled
+        what losses on the lines between networks are measured on; None for no barriers.
+    module
+        the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
+    progress
+        called with the steps compared, and all of them.
 
     Raises
     ------

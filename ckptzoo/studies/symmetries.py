@@ -28,8 +28,10 @@ class GaugeCounts:
 
     Parameters
     ----------
-    checkpoints : how many have it.
-    total : how often in all of them.
+    checkpoints
+        how many have it.
+    total
+        how often in all of them.
     """
 
     checkpoints: int
@@ -45,16 +47,26 @@ class Symmetries(StudyResult):
 
     Parameters
     ----------
-    counts : permutations and degrees of freedom of the table.
-    gauged : checkpoints in the gauge; all figures below are theirs.
-    left_out : checkpoints that were left as they were, not finite or not representable in the gauge.
-    ties : pairs of neighbouring channels with equal keys.
-    unresolved : checkpoints with ties that nothing resolves.
-    dead : channels that nothing writes.
-    clamped : filters that could not be brought to unit norm.
-    margins : (M,) smallest gap between neighbouring keys, of the checkpoints where channels were ordered.
-    closest : the checkpoint with the smallest margin above 0, and that margin; None where there is none.
-    moves, scalings, distances : how far raw checkpoints are from the variant; none where no checkpoint is in the gauge.
+    counts
+        permutations and degrees of freedom of the table.
+    gauged
+        checkpoints in the gauge; all figures below are theirs.
+    left_out
+        checkpoints that were left as they were, not finite or not representable in the gauge.
+    ties
+        pairs of neighbouring channels with equal keys.
+    unresolved
+        checkpoints with ties that nothing resolves.
+    dead
+        channels that nothing writes.
+    clamped
+        filters that could not be brought to unit norm.
+    margins
+        (M,) smallest gap between neighbouring keys, of the checkpoints where channels were ordered.
+    closest
+        the checkpoint with the smallest margin above 0, and that margin; None where there is none.
+    moves, scalings, distances
+        how far raw checkpoints are from the variant; none where no checkpoint is in the gauge.
     """
 
     file: ClassVar[str] = "symmetries.json"
@@ -209,9 +221,12 @@ def symmetries(zoo: Zoo, variant: str = "canonical", *, progress: Progress | Non
 
     Parameters
     ----------
-    zoo : what ``ckptzoo.open`` gives, or a selection of it.
-    variant : a variant that was derived.
-    progress : called with the bytes read and the bytes in all.
+    zoo
+        what ``ckptzoo.open`` gives, or a selection of it.
+    variant
+        a variant that was derived.
+    progress
+        called with the bytes read and the bytes in all.
 
     Raises
     ------

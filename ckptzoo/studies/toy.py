@@ -38,9 +38,12 @@ class ToyPanel:
 
     Parameters
     ----------
-    name : which are removed.
-    points : (M, 2).
-    density : of the points, with its peaks.
+    name
+        which are removed.
+    points
+        (M, 2).
+    density
+        of the points, with its peaks.
     """
 
     name: str
@@ -78,14 +81,22 @@ class Toy(StudyResult):
 
     Parameters
     ----------
-    tensor : the last layer's weights.
-    norm : what the norms of the incoming weights are set to.
-    loss : networks whose training loss is above it are dropped.
-    members : networks that are shown.
-    dropped : their training loss is above ``loss``.
-    left_out : checkpoints that diverged or are not finite.
-    unmeasured : shown networks whose training loss is not known.
-    panels : as trained; incoming norms set to ``norm``; and the smaller weight first.
+    tensor
+        the last layer's weights.
+    norm
+        what the norms of the incoming weights are set to.
+    loss
+        networks whose training loss is above it are dropped.
+    members
+        networks that are shown.
+    dropped
+        their training loss is above ``loss``.
+    left_out
+        checkpoints that diverged or are not finite.
+    unmeasured
+        shown networks whose training loss is not known.
+    panels
+        as trained; incoming norms set to ``norm``; and the smaller weight first.
     """
 
     file: ClassVar[str] = "toy.json"
@@ -166,12 +177,16 @@ def toy(zoo: Zoo, *, norm: float = 3.0, loss: float = LOSS, progress: Progress |
 
     Parameters
     ----------
-    zoo : what ``ckptzoo.open`` gives, or a selection of it, whose last layer reads two exchangeable neurons of positive
+    zoo
+        what ``ckptzoo.open`` gives, or a selection of it, whose last layer reads two exchangeable neurons of positive
         scales and writes one output, such as ``mlp-2-2-1``. Each member's last step counts. Hidden neurons further from
         the output are brought to unit norm.
-    norm : of the incoming weights of the two neurons.
-    loss : networks with a training loss (``train_loss``) above it are dropped; those without a measured one stay.
-    progress : called with the bytes read and the bytes in all.
+    norm
+        of the incoming weights of the two neurons.
+    loss
+        networks with a training loss (``train_loss``) above it are dropped; those without a measured one stay.
+    progress
+        called with the bytes read and the bytes in all.
 
     Raises
     ------

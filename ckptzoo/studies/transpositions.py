@@ -51,9 +51,12 @@ class PlantedPair:
 
     Parameters
     ----------
-    run, transpositions : as ``extra.planted`` has them.
-    element : g, one group element.
-    rows : step to the rows of both in the zoo, of the steps that both have.
+    run, transpositions
+        as ``extra.planted`` has them.
+    element
+        g, one group element.
+    rows
+        step to the rows of both in the zoo, of the steps that both have.
     """
 
     run: int
@@ -73,17 +76,27 @@ class Transpositions(StudyResult):
 
     Parameters
     ----------
-    name, architecture, most : of the zoo, and transpositions of its networks at most.
-    left_out : planted members without a pair: not finite, diverged, or without their reference.
-    runs, planted : (P,) of each pair the run and the number of transpositions that was planted.
-    found : (P,) the number of transpositions that bring the trained member closest to the reference.
-    apart : (P,) the number between the permutation that was found and the planted one; 0 where they are the same.
-    distances : way to (P,), Euclidean distances of the trained parameters.
-    steps : kept steps, ascending, and for each (S, P) as ``found`` and ``apart``; -1 where a pair has no such step.
-    points : (T,) from 0, the reference, to 1, the member; and (P, T) the number of transpositions between the reference
-        and the network there.
-    set, inputs : what barriers were measured on; None and 0 without.
-    barriers : way to (P,), of the loss in nats; empty without inputs.
+    name, architecture, most
+        of the zoo, and transpositions of its networks at most.
+    left_out
+        planted members without a pair: not finite, diverged, or without their reference.
+    runs, planted
+        (P,) of each pair the run and the number of transpositions that was planted.
+    found
+        (P,) the number of transpositions that bring the trained member closest to the reference.
+    apart
+        (P,) the number between the permutation that was found and the planted one; 0 where they are the same.
+    distances
+        way to (P,), Euclidean distances of the trained parameters.
+    steps
+        kept steps, ascending, and for each (S, P) as ``found`` and ``apart``; -1 where a pair has no such step.
+    points
+        (T,) from 0, the reference, to 1, the member; and (P, T) the number of transpositions between the reference and
+        the network there.
+    set, inputs
+        what barriers were measured on; None and 0 without.
+    barriers
+        way to (P,), of the loss in nats; empty without inputs.
     """
 
     file: ClassVar[str] = "transpositions.json"
@@ -236,11 +249,16 @@ def transpositions(
 
     Parameters
     ----------
-    zoo : what ``ckptzoo.open`` gives, or a selection of it, with rows that tell ``planted`` in ``extra``.
-    labelled : what losses on the line between A and B are measured on; None for no barriers.
-    points : on a line, both ends counted.
-    module : the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
-    progress : called with the alignments and evaluations of pairs done, and all of them.
+    zoo
+        what ``ckptzoo.open`` gives, or a selection of it, with rows that tell ``planted`` in ``extra``.
+    labelled
+        what losses on the line between A and B are measured on; None for no barriers.
+    points
+        on a line, both ends counted.
+    module
+        the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
+    progress
+        called with the alignments and evaluations of pairs done, and all of them.
 
     Raises
     ------

@@ -63,14 +63,17 @@ def trace(module: "torch.nn.Module", example_input: "torch.Tensor") -> "Traced":
 
     Parameters
     ----------
-    module : any module that takes one tensor; other arguments of its forward function keep their defaults. It is
-        copied and not changed.
-    example_input : a tensor of floats that it takes, examples along the first axis.
+    module
+        any module that takes one tensor; other arguments of its forward function keep their defaults. It is copied and
+        not changed.
+    example_input
+        a tensor of floats that it takes, examples along the first axis.
 
     Returns
     -------
-    The table, the architecture of the module's state dict, notes that say what keeps groups in place, unscaled or
-    apart, and the largest relative difference of outputs that the verification found.
+    Traced
+        The table, the architecture of the module's state dict, notes that say what keeps groups in place, unscaled or
+        apart, and the largest relative difference of outputs that the verification found.
 
     Raises
     ------

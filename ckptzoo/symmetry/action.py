@@ -30,19 +30,25 @@ def apply(
 
     Parameters
     ----------
-    element : K elements of the table's group, numpy or torch.
-    weights : tensor name to (K, *shape), numpy or torch on any device; tensors outside the table pass through.
-    symmetry : the table.
-    out : tensor name to an array for the result, for any of the tensors: of its shape, dtype and device, contiguous,
-        and apart from the weights in memory. What it holds is undefined after an error.
-    threads : at most this number for arrays in the CPU's memory; None for one a core, at most 8.
+    element
+        K elements of the table's group, numpy or torch.
+    weights
+        tensor name to (K, *shape), numpy or torch on any device; tensors outside the table pass through.
+    symmetry
+        the table.
+    out
+        tensor name to an array for the result, for any of the tensors: of its shape, dtype and device, contiguous, and
+        apart from the weights in memory. What it holds is undefined after an error.
+    threads
+        at most this number for arrays in the CPU's memory; None for one a core, at most 8.
 
     Returns
     -------
-    dict of new arrays, or those of ``out``, each in its input's framework and on its device, without gradients.
-    Divisions by scales, products with them and then variances act in float64 with one rounding at the end, to the
-    input's dtype or to float32 where that is a half precision. The bits do not depend on framework, device, threads
-    or the other checkpoints, and are those of the input where a checkpoint's scales are 1.
+    dict[str, Any]
+        dict of new arrays, or those of ``out``, each in its input's framework and on its device, without gradients.
+        Divisions by scales, products with them and then variances act in float64 with one rounding at the end, to the
+        input's dtype or to float32 where that is a half precision. The bits do not depend on framework, device, threads
+        or the other checkpoints, and are those of the input where a checkpoint's scales are 1.
 
     Raises
     ------
@@ -94,8 +100,9 @@ def transform(
 
     Returns
     -------
-    float64, not rounded, where the element has scales for the tensor's channels, else the input's dtype; the array
-    itself where the element leaves it alone.
+    np.ndarray
+        float64, not rounded, where the element has scales for the tensor's channels, else the input's dtype; the array
+        itself where the element leaves it alone.
     """
     move = Move.of(array.shape[1:], actions, symmetry)
     scaling = is_float(array) and any(name in element.scales for axis in move.axes for name in axis.scaling)

@@ -90,9 +90,12 @@ class Facts:
 
     Parameters
     ----------
-    framework : the array API namespace.
-    device : the framework's name of it.
-    shape, dtype : as the framework has them.
+    framework
+        the array API namespace.
+    device
+        the framework's name of it.
+    shape, dtype
+        as the framework has them.
     """
 
     framework: Any

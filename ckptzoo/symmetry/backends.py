@@ -35,10 +35,14 @@ class Stack:
 
     Parameters
     ----------
-    move : the actions on the tensor.
-    perms, scales : group id to (K, n), of the move's groups those that are not the identity.
-    source : (K, *shape).
-    target : (K, *shape), contiguous.
+    move
+        the actions on the tensor.
+    perms, scales
+        group id to (K, n), of the move's groups those that are not the identity.
+    source
+        (K, *shape).
+    target
+        (K, *shape), contiguous.
     """
 
     move: Move
@@ -80,7 +84,8 @@ def run(stacks: Sequence[Stack], threads: int | None) -> None:
 
     Parameters
     ----------
-    threads : at most this number; None for one a core and at most ``MOST_THREADS``. The caller does little work alone.
+    threads
+        at most this number; None for one a core and at most ``MOST_THREADS``. The caller does little work alone.
 
     Raises
     ------
@@ -194,8 +199,10 @@ def act(move: Move, perms: Mapping[str, Any], scales: Mapping[str, Any], source:
 
     Parameters
     ----------
-    perms, scales : group id to (K, n) on that device; of the move's groups those that are not the identity.
-    target : contiguous, of the dtype of derived weights.
+    perms, scales
+        group id to (K, n) on that device; of the move's groups those that are not the identity.
+    target
+        contiguous, of the dtype of derived weights.
 
     Raises
     ------

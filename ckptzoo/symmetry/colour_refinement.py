@@ -57,12 +57,15 @@ class Graph:
 
     Parameters
     ----------
-    weights : tensor name to (*shape), scaled, in the dtype in which they are stored.
-    symmetry : the table.
+    weights
+        tensor name to (*shape), scaled, in the dtype in which they are stored.
+    symmetry
+        the table.
 
     Attributes
     ----------
-    work : edges that were looked at so far, and a constant for every look.
+    work
+        edges that were looked at so far, and a constant for every look.
     """
 
     def __init__(self, weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> None:

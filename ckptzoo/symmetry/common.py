@@ -21,11 +21,13 @@ def common(tables: Iterable[Symmetry]) -> Symmetry:
 
     Parameters
     ----------
-    tables : one or more, of networks whose tensors have equal names and shapes.
+    tables
+        one or more, of networks whose tensors have equal names and shapes.
 
     Returns
     -------
-    Symmetry : groups have the ids of the first table. Of one table, that table.
+    Symmetry
+        groups have the ids of the first table. Of one table, that table.
 
     Raises
     ------

@@ -63,12 +63,15 @@ def agreement(
 
     Parameters
     ----------
-    first : tensor name to (1, *shape).
-    others : tensor name to (K, *shape).
+    first
+        tensor name to (1, *shape).
+    others
+        tensor name to (K, *shape).
 
     Returns
     -------
-    (K,) bool and (K,) bool.
+    tuple[np.ndarray, np.ndarray]
+        (K,) bool and (K,) bool.
     """
     close = same = np.ones(len(next(iter(others.values()))), bool)
     for name, array in others.items():
@@ -93,14 +96,19 @@ def compare(
 
     Parameters
     ----------
-    first : tensor name to (1, *shape).
-    others : tensor name to (K, *shape).
-    symmetry : the table.
-    tolerance : as in ``agreement``.
+    first
+        tensor name to (1, *shape).
+    others
+        tensor name to (K, *shape).
+    symmetry
+        the table.
+    tolerance
+        as in ``agreement``.
 
     Returns
     -------
-    (K,) bool and (K,) bool.
+    tuple[np.ndarray, np.ndarray]
+        (K,) bool and (K,) bool.
     """
     agree, equal = agreement(first, others, tolerance)
     rows = np.flatnonzero(~agree)
@@ -190,10 +198,14 @@ def ambiguous(
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape), in a gauge.
-    described : their invariants.
-    symmetry : the table.
-    tolerance : that of rounding.
+    weights
+        tensor name to (K, *shape), in a gauge.
+    described
+        their invariants.
+    symmetry
+        the table.
+    tolerance
+        that of rounding.
     """
     reach = REACH * tolerance + FLOOR
     K = len(described.sketches)
@@ -258,13 +270,17 @@ def apart(points: np.ndarray, width: float, labels: np.ndarray | None = None) ->
 
     Parameters
     ----------
-    points : (N, D).
-    width : 0 or more.
-    labels : (N,) integers from 0; points with different labels are in different sets.
+    points
+        (N, D).
+    width
+        0 or more.
+    labels
+        (N,) integers from 0; points with different labels are in different sets.
 
     Returns
     -------
-    The places of every set of at least two, ascending.
+    Iterator[np.ndarray]
+        The places of every set of at least two, ascending.
 
     Notes
     -----
@@ -296,8 +312,10 @@ class Neighbours:
 
     Parameters
     ----------
-    points : (N, D).
-    width : the largest distance in any coordinate.
+    points
+        (N, D).
+    width
+        the largest distance in any coordinate.
     """
 
     def __init__(self, points: np.ndarray, width: float) -> None:

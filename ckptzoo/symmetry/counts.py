@@ -22,13 +22,17 @@ class GroupCounts:
 
     Parameters
     ----------
-    id, n : of the group, and its number of channels.
-    kind : ``"sym"``, ``"wreath"``, ``"fixed"`` or ``"like"``.
-    log10_permutations : decimal logarithm of the elements of its own permutation group: ``n!``, or ``(k!) ** g`` inside
-        the blocks of a wreath group, times ``g!`` in the first group that names the block permutation; 1 for ``Like``
-        and ``Fixed``. The product over the groups is that of the network.
-    scaling_train, scaling_without_eps, scaling_eval, signs : as in ``Counts``, the gains against running variances
-        counted in the group that the variances belong to. Sums over the groups are those of the network.
+    id, n
+        of the group, and its number of channels.
+    kind
+        ``"sym"``, ``"wreath"``, ``"fixed"`` or ``"like"``.
+    log10_permutations
+        decimal logarithm of the elements of its own permutation group: ``n!``, or ``(k!) ** g`` inside the blocks of a
+        wreath group, times ``g!`` in the first group that names the block permutation; 1 for ``Like`` and ``Fixed``.
+        The product over the groups is that of the network.
+    scaling_train, scaling_without_eps, scaling_eval, signs
+        as in ``Counts``, the gains against running variances counted in the group that the variances belong to. Sums
+        over the groups are those of the network.
     """
 
     id: str
@@ -60,17 +64,25 @@ class Counts:
 
     Parameters
     ----------
-    permutations : elements of the permutation group, exactly; the identity counts.
-    log10_permutations : its decimal logarithm.
-    scaling_train : positive scales that leave the function alone in training mode, where BatchNorms use the batch's
-        statistics and eps > 0: those of the groups that no BatchNorm normalises.
-    scaling_without_eps : the same at eps = 0: all positive scales of the table.
-    scaling_eval : in evaluation mode: all positive scales, and one for each normalised channel of the table, its
-        gain against its running variance.
-    signs : channels whose sign may be flipped, those in front of a BatchNorm together with its gain.
-    softmax : dimension of the changes of the last layer that add the same number to all logits; None where the
-        table alone does not show the last layer.
-    groups : the same group by group, in the order of the table.
+    permutations
+        elements of the permutation group, exactly; the identity counts.
+    log10_permutations
+        its decimal logarithm.
+    scaling_train
+        positive scales that leave the function alone in training mode, where BatchNorms use the batch's statistics and
+        eps > 0: those of the groups that no BatchNorm normalises.
+    scaling_without_eps
+        the same at eps = 0: all positive scales of the table.
+    scaling_eval
+        in evaluation mode: all positive scales, and one for each normalised channel of the table, its gain against its
+        running variance.
+    signs
+        channels whose sign may be flipped, those in front of a BatchNorm together with its gain.
+    softmax
+        dimension of the changes of the last layer that add the same number to all logits; None where the table alone
+        does not show the last layer.
+    groups
+        the same group by group, in the order of the table.
     """
 
     permutations: int = field(repr=False)
@@ -108,8 +120,9 @@ def count(arch: Arch) -> Counts:
 
     Parameters
     ----------
-    arch : a table, an architecture whose forward function is in ``ckptzoo.archs``, or a name there. A table alone
-        is taken to read all inputs of the last layer and to have a bias there.
+    arch
+        a table, an architecture whose forward function is in ``ckptzoo.archs``, or a name there. A table alone is taken
+        to read all inputs of the last layer and to have a bias there.
 
     Raises
     ------
@@ -231,14 +244,18 @@ def orbits(symmetry: Symmetry, tensor: str, shape: tuple[int, ...]) -> NDArray[n
 
     Parameters
     ----------
-    symmetry : the table.
-    tensor : a name; one that the table does not name has every position by itself.
-    shape : of the tensor in one checkpoint.
+    symmetry
+        the table.
+    tensor
+        a name; one that the table does not name has every position by itself.
+    shape
+        of the tensor in one checkpoint.
 
     Returns
     -------
-    (*shape) int64: positions have the same label if and only if they share an orbit; labels count from 0 in the order
-    of the orbits' first positions.
+    NDArray[np.int64]
+        (*shape) int64: positions have the same label if and only if they share an orbit; labels count from 0 in the
+        order of the orbits' first positions.
 
     Notes
     -----

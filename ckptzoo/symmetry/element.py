@@ -18,9 +18,13 @@ class GroupElement:
 
     Parameters
     ----------
-    perms : group id to (K, n) integers, each row a permutation.
-    scales : group id to (K, n) float64, for the groups that scale.
+    perms
+        group id to (K, n) integers, each row a permutation.
+    scales
+        group id to (K, n) float64, for the groups that scale.
 
+    Notes
+    -----
     All are of numpy, or all of torch on one device.
     """
 

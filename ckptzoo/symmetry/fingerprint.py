@@ -34,11 +34,13 @@ def sketch(weights: Mapping[str, Any]) -> np.ndarray:
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape), numpy or torch, finite.
+    weights
+        tensor name to (K, *shape), numpy or torch, finite.
 
     Returns
     -------
-    (K, 16) float64.
+    np.ndarray
+        (K, 16) float64.
 
     Notes
     -----
@@ -92,13 +94,16 @@ def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[s
 
     Parameters
     ----------
-    canonical : what ``canonicalize`` returned, in a complete gauge.
-    precision : positive; the larger, the more different the networks that share a fingerprint.
+    canonical
+        what ``canonicalize`` returned, in a complete gauge.
+    precision
+        positive; the larger, the more different the networks that share a fingerprint.
 
     Returns
     -------
-    K texts ``"canonical-4:<precision>:<32 hex>"``; None where the checkpoint is not in the gauge, or where its order is
-    not resolved.
+    list[str | None]
+        K texts ``"canonical-4:<precision>:<32 hex>"``; None where the checkpoint is not in the gauge, or where its
+        order is not resolved.
 
     Raises
     ------

@@ -33,14 +33,21 @@ class Gauge:
 
     Parameters
     ----------
-    name : also the name of the variant that holds the result.
-    version : raised whenever the rule gives another result for some weights; versions are never mixed.
-    collapses : the subgroup whose orbits it collapses: ``"scales"``, or ``"pinned scales"``, those of channels that no
+    name
+        also the name of the variant that holds the result.
+    version
+        raised whenever the rule gives another result for some weights; versions are never mixed.
+    collapses
+        the subgroup whose orbits it collapses: ``"scales"``, or ``"pinned scales"``, those of channels that no
         normalisation reads; ``"permutations"``.
-    rule : the rule in a sentence.
-    complete : every checkpoint of an orbit has the same weights, so that they have a fingerprint.
-    scaling : from sums of weights to scales.
-    order : from scales to permutations; None where channels stay in their order.
+    rule
+        the rule in a sentence.
+    complete
+        every checkpoint of an orbit has the same weights, so that they have a fingerprint.
+    scaling
+        from sums of weights to scales.
+    order
+        from scales to permutations; None where channels stay in their order.
     """
 
     name: str
@@ -110,11 +117,15 @@ class Canonical:
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape), at least float32, in the framework of the raw weights:
-        ``apply(element, raw)``, bit for bit.
-    element : the K group elements that lead from the raw weights to these.
-    report : what was found, per checkpoint.
-    gauge : the gauge.
+    weights
+        tensor name to (K, *shape), at least float32, in the framework of the raw weights: ``apply(element, raw)``, bit
+        for bit.
+    element
+        the K group elements that lead from the raw weights to these.
+    report
+        what was found, per checkpoint.
+    gauge
+        the gauge.
     """
 
     weights: dict[str, Any]
@@ -138,11 +149,15 @@ def canonicalize(
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape), numpy or torch; half precisions give float32.
-    arch : the network's table, what ``trace`` found, an architecture whose forward function is in ``ckptzoo.archs``, or
-        a name there.
-    gauge : a name in ``GAUGES``.
-    threads : at most this number; None for one a core.
+    weights
+        tensor name to (K, *shape), numpy or torch; half precisions give float32.
+    arch
+        the network's table, what ``trace`` found, an architecture whose forward function is in ``ckptzoo.archs``, or a
+        name there.
+    gauge
+        a name in ``GAUGES``.
+    threads
+        at most this number; None for one a core.
 
     Raises
     ------
@@ -196,13 +211,16 @@ def ordering_keys(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape), numpy or torch, finite.
-    arch : as in ``canonicalize``.
+    weights
+        tensor name to (K, *shape), numpy or torch, finite.
+    arch
+        as in ``canonicalize``.
 
     Returns
     -------
-    Group id to (K, n) float64, for every group that has a permutation of its own; channels in the order of the
-    weights.
+    dict[str, np.ndarray]
+        Group id to (K, n) float64, for every group that has a permutation of its own; channels in the order of the
+        weights.
     """
     symmetry = table_of(arch)
     made = canonicalize(weights, symmetry, gauge="unit-norm")

@@ -28,9 +28,11 @@ class Invariants:
 
     Parameters
     ----------
-    sketches : (K, 8), the same for permuted networks.
-    channels : id of each group with a permutation of its own to (K, n, 8): a description of each channel that moves
-        with the channel and depends on no other order.
+    sketches
+        (K, 8), the same for permuted networks.
+    channels
+        id of each group with a permutation of its own to (K, n, 8): a description of each channel that moves with the
+        channel and depends on no other order.
     """
 
     sketches: np.ndarray
@@ -55,8 +57,10 @@ def invariants(weights: Mapping[str, Any], symmetry: Symmetry) -> Invariants:
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape), numpy or torch, finite, scaled by a gauge.
-    symmetry : the table.
+    weights
+        tensor name to (K, *shape), numpy or torch, finite, scaled by a gauge.
+    symmetry
+        the table.
 
     Notes
     -----

@@ -32,8 +32,10 @@ class Moments:
 
     Parameters
     ----------
-    arrays : tensor name to (K, *shape), numpy and finite.
-    symmetry : the table.
+    arrays
+        tensor name to (K, *shape), numpy and finite.
+    symmetry
+        the table.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], symmetry: Symmetry) -> None:

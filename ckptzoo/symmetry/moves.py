@@ -28,12 +28,17 @@ class Axis:
 
     Parameters
     ----------
-    action : the action.
-    size : positions on the axis, through all blocks.
-    listings : every listing of a group's channels: the group and positions (n, inner).
-    order : for every position, its place in the listings one after the other, followed by the positions that are in
-        none; None where that is the position itself.
-    signs : the channels by whose signs the axis is multiplied, listed in the same way; None where there are none.
+    action
+        the action.
+    size
+        positions on the axis, through all blocks.
+    listings
+        every listing of a group's channels: the group and positions (n, inner).
+    order
+        for every position, its place in the listings one after the other, followed by the positions that are in none;
+        None where that is the position itself.
+    signs
+        the channels by whose signs the axis is multiplied, listed in the same way; None where there are none.
     """
 
     action: AxisAction
@@ -119,10 +124,14 @@ class Move:
 
     Parameters
     ----------
-    shape : rows, columns and elements an entry, of one checkpoint.
-    between : the lengths of the axes that make up the columns.
-    blocks : the columns differ from one of these blocks of rows to the next, at most.
-    axes : by axis.
+    shape
+        rows, columns and elements an entry, of one checkpoint.
+    between
+        the lengths of the axes that make up the columns.
+    blocks
+        the columns differ from one of these blocks of rows to the next, at most.
+    axes
+        by axis.
     """
 
     shape: tuple[int, int, int]
@@ -228,11 +237,13 @@ def sources(row: Any | None, column: Any | None, span: slice, shape: tuple[int, 
 
     Parameters
     ----------
-    row, column : of these K, as ``Move.rows`` and ``Move.columns`` give them; one may be None.
+    row, column
+        of these K, as ``Move.rows`` and ``Move.columns`` give them; one may be None.
 
     Returns
     -------
-    Rows (K, span) where the columns stay, else entries (K, span, columns).
+    Any
+        Rows (K, span) where the columns stay, else entries (K, span, columns).
     """
     like: Any = column if row is None else row
     first = _constant(shape[0] * np.arange(len(like)), like)[:, None]

@@ -11,14 +11,20 @@ class Report:
 
     Parameters
     ----------
-    ties : (K,) int64, neighbouring channels whose first keys are equal.
-    margin : (K,) float64, the smallest gap between neighbouring keys; infinite where nothing was ordered.
-    unresolved : (K,) bool, where ties are left that a bounded search could not break, or a sign or a scale that nothing
+    ties
+        (K,) int64, neighbouring channels whose first keys are equal.
+    margin
+        (K,) float64, the smallest gap between neighbouring keys; infinite where nothing was ordered.
+    unresolved
+        (K,) bool, where ties are left that a bounded search could not break, or a sign or a scale that nothing
         determines: the weights are in the gauge, but another checkpoint of the orbit may come to others.
-    dead : (K,) int64, channels that nothing writes: no weights, no bias.
-    clamped : (K,) int64, filters that could not be scaled to unit norm, because their running variance reached 0.
-    gauged : (K,) bool, False where the checkpoint stays as it was: its weights are not finite, or would not be
-        in the gauge. Such a row has no ties, no dead channels and a margin of NaN.
+    dead
+        (K,) int64, channels that nothing writes: no weights, no bias.
+    clamped
+        (K,) int64, filters that could not be scaled to unit norm, because their running variance reached 0.
+    gauged
+        (K,) bool, False where the checkpoint stays as it was: its weights are not finite, or would not be in the gauge.
+        Such a row has no ties, no dead channels and a margin of NaN.
     """
 
     ties: np.ndarray

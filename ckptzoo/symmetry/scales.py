@@ -60,11 +60,16 @@ class Scales:
 
     Parameters
     ----------
-    scales : group id to (K, n) float64, for the groups that scale; permutations do not enter.
-    dead : (K,) int64, channels that nothing writes.
-    clamped : (K,) int64, filters that stop at a running variance of 0.
-    unsigned : (K,) bool, a sign is undetermined: the sums of all that writes a channel vanish.
-    unsolved : (K,) bool, the scales are not those of the rule to its precision, or some are undetermined.
+    scales
+        group id to (K, n) float64, for the groups that scale; permutations do not enter.
+    dead
+        (K,) int64, channels that nothing writes.
+    clamped
+        (K,) int64, filters that stop at a running variance of 0.
+    unsigned
+        (K,) bool, a sign is undetermined: the sums of all that writes a channel vanish.
+    unsolved
+        (K,) bool, the scales are not those of the rule to its precision, or some are undetermined.
     """
 
     scales: dict[str, np.ndarray]
@@ -79,9 +84,12 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
 
     Parameters
     ----------
-    moments : the checkpoints.
-    spread : whether sizes are standard deviations.
-    settled : group id to sizes of scales (K, n) that stay as they are; NaN where this rule is to find one.
+    moments
+        the checkpoints.
+    spread
+        whether sizes are standard deviations.
+    settled
+        group id to sizes of scales (K, n) that stay as they are; NaN where this rule is to find one.
     """
     K, groups = moments.K, moments.symmetry.groups
     scaling = {group.id for group in groups if group.scale != "none"}
@@ -338,10 +346,14 @@ def scaled_variance(variance: Any, scale: Any, eps: float, precision: float, ten
 
     Parameters
     ----------
-    variance, scale : float64 arrays that broadcast.
-    eps : the normalisation's; with 0 this is ``scale^2 variance``.
-    precision : machine epsilon of the dtype that derived variances are stored in.
-    tensor : the name in errors.
+    variance, scale
+        float64 arrays that broadcast.
+    eps
+        the normalisation's; with 0 this is ``scale^2 variance``.
+    precision
+        machine epsilon of the dtype that derived variances are stored in.
+    tensor
+        the name in errors.
 
     Raises
     ------

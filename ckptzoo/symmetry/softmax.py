@@ -18,12 +18,15 @@ def remove_softmax_shift(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape).
-    arch : as in ``canonicalize``.
+    weights
+        tensor name to (K, *shape).
+    arch
+        as in ``canonicalize``.
 
     Returns
     -------
-    All tensors, those of the last layer as new arrays of at least float32, the others as they are.
+    dict[str, np.ndarray]
+        All tensors, those of the last layer as new arrays of at least float32, the others as they are.
 
     Raises
     ------

@@ -20,7 +20,8 @@ def table_of(arch: Arch) -> Symmetry:
 
     Parameters
     ----------
-    arch : a table, which is returned as it is, or what ``trace`` found; an architecture whose forward function is in
+    arch
+        a table, which is returned as it is, or what ``trace`` found; an architecture whose forward function is in
         ``ckptzoo.archs``; or a name there.
 
     Raises

@@ -53,9 +53,12 @@ def complete_order(moments: Moments, found: Scales, report: Report) -> dict[str,
 
     Parameters
     ----------
-    moments : of the raw weights.
-    found : their scales.
-    report : its ties and margins are counted, and checkpoints whose ties are left are marked unresolved, in place.
+    moments
+        of the raw weights.
+    found
+        their scales.
+    report
+        its ties and margins are counted, and checkpoints whose ties are left are marked unresolved, in place.
     """
     symmetry = moments.symmetry
     usable = {name: np.where(np.isfinite(scale) & (scale != 0), scale, 1) for name, scale in found.scales.items()}
@@ -138,14 +141,18 @@ class Search:
 
     Parameters
     ----------
-    graphs : one graph at several precisions, the exact one last; what a rougher one distinguishes comes first, so
-        that rounding decides only what nothing else does.
-    colours : (V,) where to start from; must not depend on the order of channels.
+    graphs
+        one graph at several precisions, the exact one last; what a rougher one distinguishes comes first, so that
+        rounding decides only what nothing else does.
+    colours
+        (V,) where to start from; must not depend on the order of channels.
 
     Attributes
     ----------
-    best : (V,) the colouring found: a rank for every vertex.
-    complete : whether the search came to its end, so that the colouring is canonical.
+    best
+        (V,) the colouring found: a rank for every vertex.
+    complete
+        whether the search came to its end, so that the colouring is canonical.
     """
 
     def __init__(self, graphs: Sequence[Graph], colours: Colours) -> None:

@@ -19,11 +19,13 @@ def transpositions(perms: ArrayLike) -> NDArray[np.int64]:
 
     Parameters
     ----------
-    perms : (..., n) integers, each of 0 to n - 1 once in every row.
+    perms
+        (..., n) integers, each of 0 to n - 1 once in every row.
 
     Returns
     -------
-    (...,) int64 in 0 .. n - 1.
+    NDArray[np.int64]
+        (...,) int64 in 0 .. n - 1.
 
     Raises
     ------
@@ -114,8 +116,10 @@ def random_element(symmetry: Symmetry, count: int, K: int, rng: np.random.Genera
 
     Parameters
     ----------
-    count : transpositions, 0 to ``most_transpositions(symmetry)``.
-    K : elements.
+    count
+        transpositions, 0 to ``most_transpositions(symmetry)``.
+    K
+        elements.
 
     Raises
     ------
@@ -169,13 +173,17 @@ def random_permutations(n: int, count: int, K: int, rng: np.random.Generator) ->
 
     Parameters
     ----------
-    n : things.
-    count : transpositions, 0 to n - 1.
-    K : permutations.
+    n
+        things.
+    count
+        transpositions, 0 to n - 1.
+    K
+        permutations.
 
     Returns
     -------
-    (K, n) int64.
+    NDArray[np.int64]
+        (K, n) int64.
 
     Raises
     ------

@@ -55,8 +55,10 @@ class Bench:
 
     Parameters
     ----------
-    server : its faults are off but within ``misbehaving``.
-    folder : for what runs write.
+    server
+        its faults are off but within ``misbehaving``.
+    folder
+        for what runs write.
     """
 
     def __init__(self, server: Hosted, folder: Path) -> None:

@@ -11,13 +11,20 @@ class Counts:
 
     Attributes
     ----------
-    runs : by user's operation, kind of fault and outcome (``done`` or the class of the error).
-    faults : that were injected, by user's operation and kind.
-    requests : that were injected faults, by kind and the server's operation.
-    kills : by what was killed and during what.
-    disks : by what had no room.
-    inputs : hostile ones by kind.
-    slowest : seconds of the slowest run by user's operation.
+    runs
+        by user's operation, kind of fault and outcome (``done`` or the class of the error).
+    faults
+        that were injected, by user's operation and kind.
+    requests
+        that were injected faults, by kind and the server's operation.
+    kills
+        by what was killed and during what.
+    disks
+        by what had no room.
+    inputs
+        hostile ones by kind.
+    slowest
+        seconds of the slowest run by user's operation.
     """
 
     runs: Counter[tuple[str, str, str]] = field(default_factory=Counter)

@@ -35,10 +35,14 @@ class Evil:
 
     Attributes
     ----------
-    files : what it has, honestly.
-    says : for a request, the raw answer.
-    siblings : what it lists instead of its files.
-    asked : every request.
+    files
+        what it has, honestly.
+    says
+        for a request, the raw answer.
+    siblings
+        what it lists instead of its files.
+    asked
+        every request.
     """
 
     files: dict[str, bytes]

@@ -28,11 +28,13 @@ class Case(ABC):
 
     Parameters
     ----------
-    zoo : a folder that is not changed.
+    zoo
+        a folder that is not changed.
 
     Attributes
     ----------
-    on_their_way : files that may come twice, because a server was killed before it could acknowledge them.
+    on_their_way
+        files that may come twice, because a server was killed before it could acknowledge them.
     """
 
     on_their_way = 0

@@ -51,8 +51,10 @@ class Client:
 
     Parameters
     ----------
-    cache : the reader's; ``temporary`` is the folder for what is in the making.
-    hurried : as the fixture of that name.
+    cache
+        the reader's; ``temporary`` is the folder for what is in the making.
+    hurried
+        as the fixture of that name.
     """
 
     def __init__(self, call: Call, *, cache: Path, temporary: Path, hurried: bool = True) -> None:
@@ -149,7 +151,8 @@ class Server:
 
     Parameters
     ----------
-    limit : bytes, of any one file that it writes, from its next start on.
+    limit
+        bytes, of any one file that it writes, from its next start on.
     """
 
     def __init__(self, root: Path, *, limit: int | None = None) -> None:

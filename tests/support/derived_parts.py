@@ -113,8 +113,10 @@ def write_variant(
 
     Parameters
     ----------
-    element : of every checkpoint of the zoo, in its order.
-    bare : for each raw part whether the weights are left out.
+    element
+        of every checkpoint of the zoo, in its order.
+    bare
+        for each raw part whether the weights are left out.
     """
     contents, zoo = read_contents(Folder(path)), ckptzoo.open(path)
     starts = np.cumsum([0, *(part.rows for part in contents.raw.parts)]).tolist()

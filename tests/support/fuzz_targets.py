@@ -45,8 +45,10 @@ class FuzzTarget:
 
     Parameters
     ----------
-    seeds : sound inputs.
-    parse : raises one of ``refusals`` where an input is unsuitable; anything else that it raises is a fault.
+    seeds
+        sound inputs.
+    parse
+        raises one of ``refusals`` where an input is unsuitable; anything else that it raises is a fault.
     """
 
     seeds: tuple[bytes, ...]

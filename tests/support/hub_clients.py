@@ -61,7 +61,8 @@ def run_client(server: Hosted, home: Path, *command: str, role: str | None = "wr
 
     Parameters
     ----------
-    role : whose token it has; None for none.
+    role
+        whose token it has; None for none.
     """
     home.mkdir(exist_ok=True)
     environment = {name: os.environ[name] for name in ("PATH", "LANG", "SYSTEMROOT") if name in os.environ}

@@ -21,11 +21,22 @@ Tensors = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], N
 class Images(NamedTuple):
     """A training set of images, padded, one after another.
 
-    Parameters
+    Attributes
     ----------
-    pixels, labels : as in ``builders.data_source.DataSource``.
-    height, width, pad : of a padded image, and how much of it is padding on each side.
-    shift, scale : the network sees ``(pixel - shift) * scale``.
+    pixels
+        as in ``builders.data_source.DataSource``.
+    labels
+        as there.
+    height
+        of a padded image.
+    width
+        of a padded image.
+    pad
+        how much of it is padding on each side.
+    shift
+        the network sees ``(pixel - shift) * scale``.
+    scale
+        see ``shift``.
     """
 
     pixels: Pixels
@@ -40,13 +51,24 @@ class Images(NamedTuple):
 class SGDSettings(NamedTuple):
     """How steps are taken.
 
-    Parameters
+    Attributes
     ----------
-    items, batch, side : of an epoch, of a step, and ``rng.side(items)``.
-    rates : the learning rate schedule: the rate of each epoch from that of the first step on.
-    decay, friction : weight decay and momentum.
-    threshold, scale : of dropout: ``builders.rng.dropout_threshold``, and what kept units are multiplied by; 0 and 1
-        without.
+    items
+        of an epoch.
+    batch
+        items of a step.
+    side
+        ``rng.side(items)``.
+    rates
+        the learning rate schedule: the rate of each epoch from that of the first step on.
+    decay
+        weight decay.
+    friction
+        momentum.
+    threshold
+        of dropout: ``builders.rng.dropout_threshold``; 0 without.
+    scale
+        what units that dropout keeps are multiplied by; 1 without.
     """
 
     items: int
@@ -62,10 +84,14 @@ class SGDSettings(NamedTuple):
 class LaneBatch(NamedTuple):
     """What a member meets in a step; longer than the batch by up to fifteen examples, which are computed and ignored.
 
-    Parameters
+    Attributes
     ----------
-    corners, labels : the first pixel of each crop, and its label.
-    scales : (lanes, 10): by what dropout multiplies the head's inputs.
+    corners
+        the first pixel of each crop.
+    labels
+        the label of each crop.
+    scales
+        (lanes, 10): by what dropout multiplies the head's inputs.
     """
 
     corners: Places

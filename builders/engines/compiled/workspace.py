@@ -25,16 +25,32 @@ WEIGHTS1, WEIGHTS2 = 16, 25
 class Workspace(NamedTuple):
     """Arrays (n * 16,) float32: n numbers of each of sixteen images, those of one number side by side.
 
-    Parameters
+    Attributes
     ----------
-    images : (27, 28) pixels as the network sees them.
-    hidden1, winners : (2, 64): pooled and rectified; where in its window the largest lay, as a distance in the picture.
-    slope1 : (2, 64): the gradient before pooling, at that place, times the scale of the pixels.
-    hidden2 : (10, 16): the second convolution, rectified; then its gradient before that.
-    features, slope : (10,): the head's inputs; its outputs, then their gradient.
-    scales : (10,): by what dropout multiplies the head's inputs; 1 without.
-    conv1, conv2, head, bias : (2,), (250,), (100,), (10,): sums for the weights' gradients. In conv1 the lanes are the
-        weights of a kernel; of the others the first numbers are the gradient, when it is done.
+    images
+        (27, 28) pixels as the network sees them.
+    hidden1
+        (2, 64): pooled and rectified.
+    winners
+        (2, 64): where in its window the largest lay, as a distance in the picture.
+    slope1
+        (2, 64): the gradient before pooling, at that place, times the scale of the pixels.
+    hidden2
+        (10, 16): the second convolution, rectified; then its gradient before that.
+    features
+        (10,): the head's inputs.
+    slope
+        (10,): the head's outputs, then their gradient.
+    scales
+        (10,): by what dropout multiplies the head's inputs; 1 without.
+    conv1
+        (2,): sums for the gradient; the lanes are the weights of a kernel.
+    conv2
+        (250,): sums for the gradient, which the first numbers are when it is done.
+    head
+        (100,): likewise.
+    bias
+        (10,): likewise.
     """
 
     images: Numbers

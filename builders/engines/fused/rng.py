@@ -51,9 +51,12 @@ def items(key: tl.tensor, epoch: tl.tensor, positions: tl.tensor, count: tl.cons
 
     Parameters
     ----------
-    key : a member's, 64 bits.
-    epoch, positions : words.
-    side : ``side(count)``.
+    key
+        a member's, 64 bits.
+    epoch, positions
+        words.
+    side
+        ``side(count)``.
     """
     shorter: tl.constexpr = (count + side - 1) // side
     rounds: tl.constexpr = 24 if count < 256 else 8

@@ -295,9 +295,12 @@ class Quality:
 
     Parameters
     ----------
-    measured, claimed : names of the columns.
-    name : in words.
-    times, unit : values are shown multiplied by ``times``, with ``unit`` behind them.
+    measured, claimed
+        names of the columns.
+    name
+        in words.
+    times, unit
+        values are shown multiplied by ``times``, with ``unit`` behind them.
     """
 
     measured: str
@@ -358,9 +361,12 @@ class Scale:
 
     Parameters
     ----------
-    step, power : the width of a bin is ``step * 10**power``.
-    first : the first bin starts at ``first`` steps.
-    count : the number of bins.
+    step, power
+        the width of a bin is ``step * 10**power``.
+    first
+        the first bin starts at ``first`` steps.
+    count
+        the number of bins.
     """
 
     step: int
@@ -409,9 +415,12 @@ def histogram(values: ArrayLike, scale: Scale | None = None, *, unit: str = "") 
 
     Parameters
     ----------
-    values : (N,) finite, at least one.
-    scale : the bins; by default those of these values.
-    unit : written behind the edges.
+    values
+        (N,) finite, at least one.
+    scale
+        the bins; by default those of these values.
+    unit
+        written behind the edges.
 
     Notes
     -----

@@ -21,9 +21,12 @@ class Written:
 
     Parameters
     ----------
-    path : the README.md.
-    text : what it holds now, or would hold.
-    changes : lines of a unified diff from what was there; none where nothing changed.
+    path
+        the README.md.
+    text
+        what it holds now, or would hold.
+    changes
+        lines of a unified diff from what was there; none where nothing changed.
     """
 
     path: Path
@@ -55,9 +58,12 @@ def write(folder: str | Path, card: Card | None = None, *, check: bool = False) 
 
     Parameters
     ----------
-    folder : the zoo's.
-    card : by default the zoo's card.toml. One that is passed in replaces that.
-    check : only report what would change.
+    folder
+        the zoo's.
+    card
+        by default the zoo's card.toml. One that is passed in replaces that.
+    check
+        only report what would change.
 
     Raises
     ------

@@ -12,9 +12,12 @@ def code(text: str, *, limit: int = MAX_SHOWN, escape: bool = True) -> str:
 
     Parameters
     ----------
-    text : untrusted.
-    limit : characters between the backticks; what is longer ends in dots.
-    escape : write backticks, bars and whatever is not printable as escapes, such as ``\x60``, so that the span can be
+    text
+        untrusted.
+    limit
+        characters between the backticks; what is longer ends in dots.
+    escape
+        write backticks, bars and whatever is not printable as escapes, such as ``\x60``, so that the span can be
         anywhere, in a table too. Otherwise the text is shown letter by letter, whole and on one line, which is not for
         tables.
 

@@ -45,8 +45,10 @@ def readme(zoo: Zoo, card: Card) -> str:
 
     Parameters
     ----------
-    zoo : a whole zoo, as ``ckptzoo.open`` gives it.
-    card : what a person wrote about it.
+    zoo
+        a whole zoo, as ``ckptzoo.open`` gives it.
+    card
+        what a person wrote about it.
 
     Returns
     -------
@@ -150,7 +152,8 @@ def training(rows: pa.Table) -> str:
 
     Parameters
     ----------
-    rows : of the checkpoints.
+    rows
+        of the checkpoints.
     """
     numbered = rows.select([*_RECIPE_COLUMNS]).append_column("row", pa.array(range(len(rows)), pa.int64()))
     keys = numbered.group_by([*_RECIPE_COLUMNS]).aggregate([("row", "list")]).to_pylist()

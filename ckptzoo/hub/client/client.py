@@ -40,7 +40,8 @@ class Connection:
 
     Parameters
     ----------
-    endpoint, token, retry_policy : as those of ``Client``.
+    endpoint, token, retry_policy
+        as those of ``Client``.
     """
 
     def __init__(
@@ -179,8 +180,9 @@ class PullRequests:
 
         Parameters
         ----------
-        expected_head, expected_target : the last commits of the pull request and of its target. ``ckptzoo serve``
-            refuses to merge others; huggingface.co takes none.
+        expected_head, expected_target
+            the last commits of the pull request and of its target. ``ckptzoo serve`` refuses to merge others;
+            huggingface.co takes none.
 
         Raises
         ------
@@ -233,8 +235,10 @@ class Client(Connection):
 
     Parameters
     ----------
-    endpoint : the hub's address; None for the one that huggingface_hub uses (``HF_ENDPOINT``).
-    token : None for the one that huggingface_hub uses (``HF_TOKEN``, or that of ``hf auth login``). It is kept in this
+    endpoint
+        the hub's address; None for the one that huggingface_hub uses (``HF_ENDPOINT``).
+    token
+        None for the one that huggingface_hub uses (``HF_TOKEN``, or that of ``hf auth login``). It is kept in this
         object only, and is in no message.
 
     Raises
@@ -348,10 +352,14 @@ class Client(Connection):
 
         Parameters
         ----------
-        files : by their names in the repository, as bytes or as the file that holds them.
-        parent : the commit that the branch must still be at.
-        sha256 : the digests that files must have, in hex; a file with another is not sent.
-        progress : called as bytes are sent, from several threads in turn.
+        files
+            by their names in the repository, as bytes or as the file that holds them.
+        parent
+            the commit that the branch must still be at.
+        sha256
+            the digests that files must have, in hex; a file with another is not sent.
+        progress
+            called as bytes are sent, from several threads in turn.
 
         Raises
         ------

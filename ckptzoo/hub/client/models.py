@@ -59,13 +59,20 @@ class Discussion:
 
     Parameters
     ----------
-    status : ``draft``, ``open``, ``closed`` or ``merged``.
-    url : its page; None where the hub has no pages.
-    revision : ``refs/pr/7`` of a pull request, else None.
-    comments : empty in listings.
-    conflicts : files that were changed on both sides; empty in listings.
-    merged : the commit that merged it, or None.
-    commits : its own, in order; empty in listings.
+    status
+        ``draft``, ``open``, ``closed`` or ``merged``.
+    url
+        its page; None where the hub has no pages.
+    revision
+        ``refs/pr/7`` of a pull request, else None.
+    comments
+        empty in listings.
+    conflicts
+        files that were changed on both sides; empty in listings.
+    merged
+        the commit that merged it, or None.
+    commits
+        its own, in order; empty in listings.
     """
 
     number: int

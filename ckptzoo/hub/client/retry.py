@@ -36,10 +36,14 @@ class HubRetryPolicy:
 
     Parameters
     ----------
-    max_attempts : of one request; within one, the library itself tries uploads up to six times.
-    first_pause : seconds before the second attempt, see ``backoff``.
-    max_server_wait : seconds that a hub may ask for in all ("come back in ...").
-    read_timeout : seconds without a byte, in either direction, after which a connection is closed.
+    max_attempts
+        of one request; within one, the library itself tries uploads up to six times.
+    first_pause
+        seconds before the second attempt, see ``backoff``.
+    max_server_wait
+        seconds that a hub may ask for in all ("come back in ...").
+    read_timeout
+        seconds without a byte, in either direction, after which a connection is closed.
     """
 
     max_attempts: int = 5
@@ -73,9 +77,12 @@ class Failure:
 
     Parameters
     ----------
-    error : to be raised where there is no other attempt.
-    is_transient : whether another attempt may succeed.
-    wait : seconds that the hub asked for.
+    error
+        to be raised where there is no other attempt.
+    is_transient
+        whether another attempt may succeed.
+    wait
+        seconds that the hub asked for.
     """
 
     error: HubError
@@ -96,10 +103,13 @@ def call_with_retry(
 
     Parameters
     ----------
-    location, what : the repository and what was wanted of it, for messages.
-    done : called before another attempt; what it returns, if not None, is the result, because the failed attempt was
+    location, what
+        the repository and what was wanted of it, for messages.
+    done
+        called before another attempt; what it returns, if not None, is the result, because the failed attempt was
         carried out although its answer was lost.
-    needs : what the token must allow, for the message of a refusal.
+    needs
+        what the token must allow, for the message of a refusal.
 
     Raises
     ------

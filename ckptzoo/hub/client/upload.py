@@ -48,10 +48,14 @@ class Sending:
 
     Parameters
     ----------
-    files : by their names in the repository, as bytes or as the file that holds them.
-    sha256 : the digests that files must have, in hex.
-    progress : called as bytes are sent.
-    by_path : give the library paths in place of file objects, so that it may use Xet storage.
+    files
+        by their names in the repository, as bytes or as the file that holds them.
+    sha256
+        the digests that files must have, in hex.
+    progress
+        called as bytes are sent.
+    by_path
+        give the library paths in place of file objects, so that it may use Xet storage.
 
     Raises
     ------

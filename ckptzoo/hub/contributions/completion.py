@@ -41,17 +41,25 @@ def complete(
 
     Parameters
     ----------
-    repo : the zoo, as it is after the merge.
-    folder : a zoo of its documents and the merged parts alone; what follows from them is written into it.
-    measured : figures by id, for those rows that have no accuracy.
-    derives : whether the new checkpoints get every variant and every set of predictions that the zoo has.
-    network : as a torch module, for one that is not in ``ckptzoo.archs``.
-    data : folder of test sets.
-    progress : called with the stage, how much of it is done, and how much there is.
+    repo
+        the zoo, as it is after the merge.
+    folder
+        a zoo of its documents and the merged parts alone; what follows from them is written into it.
+    measured
+        figures by id, for those rows that have no accuracy.
+    derives
+        whether the new checkpoints get every variant and every set of predictions that the zoo has.
+    network
+        as a torch module, for one that is not in ``ckptzoo.archs``.
+    data
+        folder of test sets.
+    progress
+        called with the stage, how much of it is done, and how much there is.
 
     Returns
     -------
-    Notes on what could not be done, each with what to do.
+    tuple[str, ...]
+        Notes on what could not be done, each with what to do.
 
     Raises
     ------

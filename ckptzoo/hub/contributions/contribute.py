@@ -56,10 +56,14 @@ class BuiltPart:
 
     Parameters
     ----------
-    part : its name; None where nothing fitted.
-    measured : figures by id.
-    notes : what was done to files, and to how many of them.
-    left_out : what files hold besides checkpoints, and how many of them.
+    part
+        its name; None where nothing fitted.
+    measured
+        figures by id.
+    notes
+        what was done to files, and to how many of them.
+    left_out
+        what files hold besides checkpoints, and how many of them.
     """
 
     part: str | None = None
@@ -174,20 +178,31 @@ def contribute(
 
     Parameters
     ----------
-    files : .safetensors, .pt, .pth, .th and .npz files, one state dict or several in each, or K stacked; or zoos.
-    to : ``org/zoo``. Where there is no such zoo yet and the contribution has a table ``[zoo]``, a new one is made and
+    files
+        .safetensors, .pt, .pth, .th and .npz files, one state dict or several in each, or K stacked; or zoos.
+    to
+        ``org/zoo``. Where there is no such zoo yet and the contribution has a table ``[zoo]``, a new one is made and
         published, which needs a token that may write.
-    card : contribution.toml; every key is explained in cards/template/contribution.toml.
-    map : further old and new names, or a TOML file with them.
-    module : ``FILE.py:NAME`` of your own, called without arguments for the network; by default the forward function
-        of ``ckptzoo.archs`` that the zoo names. The file is executed on this machine and not uploaded.
-    data : folder of test sets; by default that of ``CKPTZOO_DATA``.
-    new : folder of a new zoo; by default the repository's name here. It stays, unless a check fails; where it could
-        not be published the same contribution again carries on from it.
-    dry_run : do everything but the upload; the part stays in a folder.
-    endpoint, token : by default those of huggingface_hub.
-    retry_policy : how long to go on asking.
-    progress : called with the stage, how much of it is done, and how much there is.
+    card
+        contribution.toml; every key is explained in cards/template/contribution.toml.
+    map
+        further old and new names, or a TOML file with them.
+    module
+        ``FILE.py:NAME`` of your own, called without arguments for the network; by default the forward function of
+        ``ckptzoo.archs`` that the zoo names. The file is executed on this machine and not uploaded.
+    data
+        folder of test sets; by default that of ``CKPTZOO_DATA``.
+    new
+        folder of a new zoo; by default the repository's name here. It stays, unless a check fails; where it could not
+        be published the same contribution again carries on from it.
+    dry_run
+        do everything but the upload; the part stays in a folder.
+    endpoint, token
+        by default those of huggingface_hub.
+    retry_policy
+        how long to go on asking.
+    progress
+        called with the stage, how much of it is done, and how much there is.
 
     Raises
     ------

@@ -32,11 +32,16 @@ class Copies:
 
     Parameters
     ----------
-    found : contributed checkpoint to what it is a copy of, in words.
-    left : the number of the zoo's checkpoints with which nothing was compared.
-    outdated : whether the zoo stores fingerprints of another version of the gauge, which cannot be compared.
-    resolved : whether every contributed checkpoint has a canonical form.
-    permuted : whether permuted and rescaled copies were looked for, or the same bits alone.
+    found
+        contributed checkpoint to what it is a copy of, in words.
+    left
+        the number of the zoo's checkpoints with which nothing was compared.
+    outdated
+        whether the zoo stores fingerprints of another version of the gauge, which cannot be compared.
+    resolved
+        whether every contributed checkpoint has a canonical form.
+    permuted
+        whether permuted and rescaled copies were looked for, or the same bits alone.
     """
 
     found: Mapping[str, str]
@@ -82,8 +87,10 @@ class _Known:
 
     Parameters
     ----------
-    target : the zoo that holds them.
-    table : of its symmetries.
+    target
+        the zoo that holds them.
+    table
+        of its symmetries.
     """
 
     def __init__(self, target: TargetZoo, table: Symmetry | None) -> None:

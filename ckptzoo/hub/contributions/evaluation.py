@@ -56,8 +56,10 @@ class Evaluation:
 
     Parameters
     ----------
-    dataset : the data set whose test images are used, such as ``mnist``.
-    mean, std : one number for all channels or one a channel.
+    dataset
+        the data set whose test images are used, such as ``mnist``.
+    mean, std
+        one number for all channels or one a channel.
     """
 
     dataset: str
@@ -123,10 +125,14 @@ class Evaluator:
 
     Parameters
     ----------
-    arch : the tensors that a checkpoint has.
-    factory : makes the network, freshly initialised.
-    heldout : the test set.
-    evaluation : how its pixels are scaled.
+    arch
+        the tensors that a checkpoint has.
+    factory
+        makes the network, freshly initialised.
+    heldout
+        the test set.
+    evaluation
+        how its pixels are scaled.
 
     Raises
     ------
@@ -157,7 +163,8 @@ class Evaluator:
 
         Parameters
         ----------
-        weights : stacked tensors (K, *shape) of the architecture's names; half precision is computed in float32.
+        weights
+            stacked tensors (K, *shape) of the architecture's names; half precision is computed in float32.
 
         Notes
         -----
@@ -251,8 +258,9 @@ def network_factory(arch: Architecture, module: str | Factory | None) -> Factory
 
     Parameters
     ----------
-    module : ``FILE.py:NAME``, a file of your own and what in it makes the network when called without arguments; or
-        that function itself. The file is executed.
+    module
+        ``FILE.py:NAME``, a file of your own and what in it makes the network when called without arguments; or that
+        function itself. The file is executed.
 
     Raises
     ------
@@ -282,14 +290,19 @@ def output_differences(
 
     Parameters
     ----------
-    module : makes the file's own network, whose tensors have the file's names.
-    state : the tensors of the file.
-    proposals : tables of old names and new ones.
+    module
+        makes the file's own network, whose tensors have the file's names.
+    state
+        the tensors of the file.
+    proposals
+        tables of old names and new ones.
 
     Returns
     -------
-    For each table the largest difference of outputs on 64 random inputs, as a share of the largest output; None where
-    the zoo's forward function or the shape of its inputs is not known, or the module has other tensors than the file.
+    list[float] | None
+        For each table the largest difference of outputs on 64 random inputs, as a share of the largest output; None
+        where the zoo's forward function or the shape of its inputs is not known, or the module has other tensors than
+        the file.
     """
     torch = require("torch", "torch")
     factory, zoo_factory = network_factory(arch, module), network_factory(arch, None)
@@ -369,10 +382,14 @@ class EvaluatorPool:
 
     Parameters
     ----------
-    arch : of the checkpoints.
-    module : ``FILE.py:NAME`` of your own, or a factory; None for that of ``ckptzoo.archs``.
-    data : the folder of test sets; None for that of ``CKPTZOO_DATA``.
-    reasons : why checkpoints were not measured.
+    arch
+        of the checkpoints.
+    module
+        ``FILE.py:NAME`` of your own, or a factory; None for that of ``ckptzoo.archs``.
+    data
+        the folder of test sets; None for that of ``CKPTZOO_DATA``.
+    reasons
+        why checkpoints were not measured.
     """
 
     arch: Architecture

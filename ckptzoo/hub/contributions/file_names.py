@@ -29,7 +29,8 @@ class FilePattern:
 
     Parameters
     ----------
-    text : as it is given.
+    text
+        as it is given.
     """
 
     text: str

@@ -37,7 +37,8 @@ def finish(
 
     Parameters
     ----------
-    address, number, module, data, max_bytes, endpoint, token, retry_policy, progress : as in ``review``.
+    address, number, module, data, max_bytes, endpoint, token, retry_policy, progress
+        as in ``review``.
 
     Raises
     ------

@@ -27,11 +27,16 @@ class IngestedBatch:
 
     Parameters
     ----------
-    sources : where each comes from, such as ``net.pt#ema``.
-    weights : stacked, as the zoo stores them.
-    rows : what their columns say, ids included.
-    notes : what was done to make them fit.
-    left_out : what their file holds besides checkpoints.
+    sources
+        where each comes from, such as ``net.pt#ema``.
+    weights
+        stacked, as the zoo stores them.
+    rows
+        what their columns say, ids included.
+    notes
+        what was done to make them fit.
+    left_out
+        what their file holds besides checkpoints.
     """
 
     sources: tuple[str, ...]
@@ -47,11 +52,16 @@ class Ingestor:
 
     Parameters
     ----------
-    submission : what the contributor says.
-    names : old to new names, for all files.
-    namespace : what ids and members begin with, before a slash; None where they stay as they are.
-    problems : what is wrong with files that do not fit.
-    misnamed : the first state dict whose names do not fit, and the tables that may be right; None where all fit.
+    submission
+        what the contributor says.
+    names
+        old to new names, for all files.
+    namespace
+        what ids and members begin with, before a slash; None where they stay as they are.
+    problems
+        what is wrong with files that do not fit.
+    misnamed
+        the first state dict whose names do not fit, and the tables that may be right; None where all fit.
     """
 
     submission: Submission

@@ -23,9 +23,12 @@ class ZooInputs:
 
     Parameters
     ----------
-    inputs : (N, *input_shape) float32, scaled as the first row of the zoo that says how.
-    targets : (N,) labels; None for another data set than that of the networks, corrupted or not.
-    others : for each other scaling that rows name, their ids, and the same images scaled so.
+    inputs
+        (N, *input_shape) float32, scaled as the first row of the zoo that says how.
+    targets
+        (N,) labels; None for another data set than that of the networks, corrupted or not.
+    others
+        for each other scaling that rows name, their ids, and the same images scaled so.
     """
 
     inputs: NDArray[np.float32]
@@ -38,9 +41,12 @@ def labelled_of(zoo: Zoo, name: str | None = None, *, data: str | Path | None = 
 
     Parameters
     ----------
-    zoo, data : as for ``inputs_of``.
-    name : the set; by default the test set of the zoo's data set.
-    statistics : the number of training images for statistics, where the networks have any.
+    zoo, data
+        as for ``inputs_of``.
+    name
+        the set; by default the test set of the zoo's data set.
+    statistics
+        the number of training images for statistics, where the networks have any.
 
     Raises
     ------
@@ -69,11 +75,13 @@ def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInpu
 
     Parameters
     ----------
-    zoo : its rows say how pixels are scaled; a selection of those that matter.
-    name : the set, ``<data set>/test``, such as ``mnist/test``, ``cifar100/test`` or ``digits/test``;
-        ``svhn/test-10000`` for its first 10,000 examples; ``cifar100-c/fog-3`` for images under a corruption, with its
-        severity.
-    data : where test sets are, as ``ckptzoo.image_sets.find`` takes it.
+    zoo
+        its rows say how pixels are scaled; a selection of those that matter.
+    name
+        the set, ``<data set>/test``, such as ``mnist/test``, ``cifar100/test`` or ``digits/test``; ``svhn/test-10000``
+        for its first 10,000 examples; ``cifar100-c/fog-3`` for images under a corruption, with its severity.
+    data
+        where test sets are, as ``ckptzoo.image_sets.find`` takes it.
 
     Raises
     ------

@@ -42,7 +42,8 @@ def proposed_names(given: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> l
 
     Parameters
     ----------
-    given, wanted : names and shapes, in order, without counters of BatchNorm.
+    given, wanted
+        names and shapes, in order, without counters of BatchNorm.
     """
     proposals: list[dict[str, str]] = []
     if list(given.values()) == list(wanted.values()):
@@ -62,11 +63,13 @@ def nearest_names(given: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> di
 
     Parameters
     ----------
-    given, wanted : names and shapes, in order.
+    given, wanted
+        names and shapes, in order.
 
     Returns
     -------
-    Old name to new one, in the order of ``given``; names for which none is left are not in it.
+    dict[str, str]
+        Old name to new one, in the order of ``given``; names for which none is left are not in it.
 
     Notes
     -----
@@ -105,7 +108,8 @@ def assignment(scores: NDArray[np.float64]) -> list[tuple[int, int]]:
 
     Parameters
     ----------
-    scores : (R, C); there are as many pairs as the smaller side is long.
+    scores
+        (R, C); there are as many pairs as the smaller side is long.
 
     Raises
     ------
@@ -160,8 +164,10 @@ def match_names(
 
     Parameters
     ----------
-    shapes : of the file's tensors, by name.
-    names : old to new, ``*`` for any text.
+    shapes
+        of the file's tensors, by name.
+    names
+        old to new, ``*`` for any text.
 
     Raises
     ------
@@ -368,10 +374,14 @@ class Fitted:
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape) of the zoo's dtypes.
-    stacked : whether the file held K checkpoints stacked; else K is 1.
-    notes : what was done to make it fit.
-    rounded : tensors whose values were rounded, to the dtype they had.
+    weights
+        tensor name to (K, *shape) of the zoo's dtypes.
+    stacked
+        whether the file held K checkpoints stacked; else K is 1.
+    notes
+        what was done to make it fit.
+    rounded
+        tensors whose values were rounded, to the dtype they had.
     """
 
     weights: dict[str, NDArray[Any]]
@@ -390,8 +400,10 @@ def fit(state: State, arch: Architecture, names: Mapping[str, str], *, cast: boo
 
     Parameters
     ----------
-    state : names to arrays, tied ones under each of their names; or to (K, *shape), K checkpoints stacked.
-    names : old to new, ``*`` for any text.
+    state
+        names to arrays, tied ones under each of their names; or to (K, *shape), K checkpoints stacked.
+    names
+        old to new, ``*`` for any text.
 
     Raises
     ------

@@ -41,16 +41,23 @@ def check_near_copies(
 
     Parameters
     ----------
-    zoo : what is contributed.
-    target : the zoo that it is contributed to.
-    without : contributed checkpoints that are known to be copies.
-    network : as a torch module; by default that of ``ckptzoo.archs``.
-    data : folder of test sets.
-    accepted : whether somebody has looked at the pairs and takes them for different networks.
+    zoo
+        what is contributed.
+    target
+        the zoo that it is contributed to.
+    without
+        contributed checkpoints that are known to be copies.
+    network
+        as a torch module; by default that of ``ckptzoo.archs``.
+    data
+        folder of test sets.
+    accepted
+        whether somebody has looked at the pairs and takes them for different networks.
 
     Returns
     -------
-    A check that names the pairs; not done where nothing can be compared.
+    Check
+        A check that names the pairs; not done where nothing can be compared.
     """
     kept = zoo.take(np.array([row for row, name in enumerate(zoo.ids) if name not in without], np.int64))
     try:

@@ -26,9 +26,12 @@ def create_zoo(
 
     Parameters
     ----------
-    folder : of the new zoo.
-    submission : names the zoo, and its forward function where ``ckptzoo.archs`` has it.
-    module : a network of your own, whose symmetries are traced where no others are known.
+    folder
+        of the new zoo.
+    submission
+        names the zoo, and its forward function where ``ckptzoo.archs`` has it.
+    module
+        a network of your own, whose symmetries are traced where no others are known.
 
     Raises
     ------

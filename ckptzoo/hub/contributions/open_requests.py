@@ -19,9 +19,12 @@ def check_open_requests(client: Client, repo: str, zoo: Zoo, target: TargetZoo, 
 
     Parameters
     ----------
-    zoo : what is contributed.
-    target : the zoo as it is.
-    number : of the pull request that brings it; only those that were opened before count. None for a new one.
+    zoo
+        what is contributed.
+    target
+        the zoo as it is.
+    number
+        of the pull request that brings it; only those that were opened before count. None for a new one.
     """
     units = dict(zip(zoo.metadata["unit"].to_pylist(), zoo.ids, strict=True))
     wrong: list[str] = []

@@ -31,9 +31,12 @@ class Check:
 
     Parameters
     ----------
-    name : what was checked, in a word or two.
-    outcome : ``passed``, ``failed``, or ``not done`` where something that it needs was not available.
-    detail : what was found, in one line.
+    name
+        what was checked, in a word or two.
+    outcome
+        ``passed``, ``failed``, or ``not done`` where something that it needs was not available.
+    detail
+        what was found, in one line.
     """
 
     name: str
@@ -86,11 +89,16 @@ class CheckpointSummary:
 
     Parameters
     ----------
-    id : its id.
-    claimed, stated : test accuracies that its row gives, as claimed and as measured by whoever wrote the row.
-    measured : the one that was measured here; None where it was not.
-    finite : whether its row says that every element is.
-    copy : what it is a copy of, in words.
+    id
+        its id.
+    claimed, stated
+        test accuracies that its row gives, as claimed and as measured by whoever wrote the row.
+    measured
+        the one that was measured here; None where it was not.
+    finite
+        whether its row says that every element is.
+    copy
+        what it is a copy of, in words.
     """
 
     id: str

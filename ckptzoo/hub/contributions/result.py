@@ -27,19 +27,31 @@ class Contribution:
 
     Parameters
     ----------
-    repository : the zoo's, ``org/zoo``.
-    zoo : its name.
-    part : the folder of the new part, from the zoo's.
-    nbytes : of the part.
-    entries : the checkpoints.
-    checks : what was checked.
-    notes : what was done to make files fit, and to how many of them.
-    left_out : what files hold besides the weights.
-    license, source : as the contributor says.
-    folder : where the part is on this machine, if it was kept.
-    number, url : of the pull request, if one was opened or was open already; the page where the hub has pages.
-    status : ``proposed`` (a pull request was opened), ``published`` (a new zoo), ``open`` or ``merged`` (there
-        already), ``dry run``, or ``refused`` (a check failed, and nothing was uploaded).
+    repository
+        the zoo's, ``org/zoo``.
+    zoo
+        its name.
+    part
+        the folder of the new part, from the zoo's.
+    nbytes
+        of the part.
+    entries
+        the checkpoints.
+    checks
+        what was checked.
+    notes
+        what was done to make files fit, and to how many of them.
+    left_out
+        what files hold besides the weights.
+    license, source
+        as the contributor says.
+    folder
+        where the part is on this machine, if it was kept.
+    number, url
+        of the pull request, if one was opened or was open already; the page where the hub has pages.
+    status
+        ``proposed`` (a pull request was opened), ``published`` (a new zoo), ``open`` or ``merged`` (there already),
+        ``dry run``, or ``refused`` (a check failed, and nothing was uploaded).
     """
 
     repository: str

@@ -69,15 +69,24 @@ class Review:
 
     Parameters
     ----------
-    repository, number : where it is.
-    title, author, status, url : as the hub says; ``status`` before anything was merged, ``url`` where it has pages.
-    base, head, main : the commits that it starts from, that was reviewed, and that the zoo was at.
-    parts : names of the new parts.
-    nbytes : of their files.
-    entries : the checkpoints.
-    checks : what was checked.
-    merged : the commit that merged it, ``yes`` where the hub names none; None where it was not merged.
-    notes : what could not be done after the merge.
+    repository, number
+        where it is.
+    title, author, status, url
+        as the hub says; ``status`` before anything was merged, ``url`` where it has pages.
+    base, head, main
+        the commits that it starts from, that was reviewed, and that the zoo was at.
+    parts
+        names of the new parts.
+    nbytes
+        of their files.
+    entries
+        the checkpoints.
+    checks
+        what was checked.
+    merged
+        the commit that merged it, ``yes`` where the hub names none; None where it was not merged.
+    notes
+        what could not be done after the merge.
     """
 
     repository: str
@@ -161,8 +170,10 @@ class Changes:
 
     Parameters
     ----------
-    base, head, main : that commit, the pull request's last one, and the zoo's as it is now.
-    added, changed, deleted : files by name.
+    base, head, main
+        that commit, the pull request's last one, and the zoo's as it is now.
+    added, changed, deleted
+        files by name.
     """
 
     base: Listing
@@ -249,7 +260,8 @@ def compare(client: Client, repo: str, number: int, *, own: Set[str] = frozenset
 
     Parameters
     ----------
-    own : its commits where it is merged, because they are commits of the zoo then.
+    own
+        its commits where it is merged, because they are commits of the zoo then.
 
     Raises
     ------
@@ -334,22 +346,34 @@ def review(
 
     Parameters
     ----------
-    address : ``org/zoo``.
-    number : of the pull request.
-    merge : merge it if no check failed, and if neither it nor the zoo has moved on meanwhile; then, in a commit of its
-        own, add the figures that were measured of rows that have none, and bring the zoo's page and its snapshot up to
-        date. Where that cannot be done a note says why.
-    derive : with ``merge``: that commit also has every variant and every set of predictions that the zoo has, of the
-        new checkpoints, so that readers always find a whole zoo.
-    post : write the checks as a comment that names the commits, unless there is one that says the same.
-    accept_near_copies : checkpoints that compute nearly the same as others are different networks all the same; you
-        have looked at those that the check named.
-    module : ``FILE.py:NAME`` of your own that makes the network; by default that of ``ckptzoo.archs``.
-    data : folder of test sets; by default that of ``CKPTZOO_DATA``.
-    max_bytes : of the new parts; a larger contribution fails, and is not fetched.
-    endpoint, token : by default those of huggingface_hub.
-    retry_policy : how long to go on asking.
-    progress : called with the stage, how much of it is done, and how much there is.
+    address
+        ``org/zoo``.
+    number
+        of the pull request.
+    merge
+        merge it if no check failed, and if neither it nor the zoo has moved on meanwhile; then, in a commit of its own,
+        add the figures that were measured of rows that have none, and bring the zoo's page and its snapshot up to date.
+        Where that cannot be done a note says why.
+    derive
+        with ``merge``: that commit also has every variant and every set of predictions that the zoo has, of the new
+        checkpoints, so that readers always find a whole zoo.
+    post
+        write the checks as a comment that names the commits, unless there is one that says the same.
+    accept_near_copies
+        checkpoints that compute nearly the same as others are different networks all the same; you have looked at those
+        that the check named.
+    module
+        ``FILE.py:NAME`` of your own that makes the network; by default that of ``ckptzoo.archs``.
+    data
+        folder of test sets; by default that of ``CKPTZOO_DATA``.
+    max_bytes
+        of the new parts; a larger contribution fails, and is not fetched.
+    endpoint, token
+        by default those of huggingface_hub.
+    retry_policy
+        how long to go on asking.
+    progress
+        called with the stage, how much of it is done, and how much there is.
 
     Raises
     ------

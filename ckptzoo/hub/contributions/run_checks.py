@@ -36,10 +36,14 @@ class CheckReport:
 
     Parameters
     ----------
-    checks : in order; where the bytes are damaged, that check alone.
-    entries : the checkpoints.
-    zoo : they alone, opened; None where the bytes are damaged.
-    measured : figures by id.
+    checks
+        in order; where the bytes are damaged, that check alone.
+    entries
+        the checkpoints.
+    zoo
+        they alone, opened; None where the bytes are damaged.
+    measured
+        figures by id.
     """
 
     checks: tuple[Check, ...]
@@ -74,10 +78,14 @@ def run_checks(
 
     Parameters
     ----------
-    folder : a zoo's documents and the contributed parts alone.
-    target : the zoo as it is; None for a new one.
-    evaluators : measure accuracies where they can.
-    measured : figures by id that were measured already; None measures them.
+    folder
+        a zoo's documents and the contributed parts alone.
+    target
+        the zoo as it is; None for a new one.
+    evaluators
+        measure accuracies where they can.
+    measured
+        figures by id that were measured already; None measures them.
     """
     byte_check = check_bytes(folder)
     if byte_check.outcome == "failed":

@@ -53,11 +53,16 @@ class NewZoo:
 
     Parameters
     ----------
-    name : of the zoo.
-    architecture : its name; by default that of the forward function, or of the zoo.
-    forward : a name in ``ckptzoo.archs``, where it has the forward function.
-    input_shape : of one input without its batch axis.
-    summary, authors, citation, tags : for the card.
+    name
+        of the zoo.
+    architecture
+        its name; by default that of the forward function, or of the zoo.
+    forward
+        a name in ``ckptzoo.archs``, where it has the forward function.
+    input_shape
+        of one input without its batch axis.
+    summary, authors, citation, tags
+        for the card.
     """
 
     name: str
@@ -76,8 +81,10 @@ class CheckpointDescription:
 
     Parameters
     ----------
-    file : the file's name, followed by ``#key`` where it holds several.
-    values : columns of its row.
+    file
+        the file's name, followed by ``#key`` where it holds several.
+    values
+        columns of its row.
     """
 
     file: str
@@ -90,14 +97,22 @@ class Submission:
 
     Parameters
     ----------
-    defaults : columns of every row: ``contributor``, ``license``, ``source``, ``dataset``, ``recipe`` and others.
-    training : how they were trained, in free text.
-    cast : whether values may be rounded to the zoo's precision.
-    pattern : how the files are named; None where their names say nothing.
-    names : old name to new one; each ``*`` is the same text in both.
-    evaluation : the test set and the scaling of its pixels.
-    zoo : of a new zoo.
-    checkpoints : columns of single ones.
+    defaults
+        columns of every row: ``contributor``, ``license``, ``source``, ``dataset``, ``recipe`` and others.
+    training
+        how they were trained, in free text.
+    cast
+        whether values may be rounded to the zoo's precision.
+    pattern
+        how the files are named; None where their names say nothing.
+    names
+        old name to new one; each ``*`` is the same text in both.
+    evaluation
+        the test set and the scaling of its pixels.
+    zoo
+        of a new zoo.
+    checkpoints
+        columns of single ones.
     """
 
     defaults: Row

@@ -32,7 +32,8 @@ class TargetZoo:
 
     Parameters
     ----------
-    zoo : as it is now; retracted checkpoints count, because their ids are taken.
+    zoo
+        as it is now; retracted checkpoints count, because their ids are taken.
     """
 
     def __init__(self, zoo: Zoo) -> None:

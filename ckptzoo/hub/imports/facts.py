@@ -38,8 +38,10 @@ def row_of(facts: Mapping[str, Any], *, location: str, percent: bool = False) ->
 
     Parameters
     ----------
-    facts : by name; mappings may be nested.
-    percent : whether accuracies go up to 100.
+    facts
+        by name; mappings may be nested.
+    percent
+        whether accuracies go up to 100.
 
     Raises
     ------

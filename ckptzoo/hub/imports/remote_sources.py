@@ -30,7 +30,8 @@ def open_source(address: str | os.PathLike[str], *, endpoint: str | None = None,
 
     Parameters
     ----------
-    endpoint, token : of the hub, if they are not those that huggingface_hub uses.
+    endpoint, token
+        of the hub, if they are not those that huggingface_hub uses.
 
     Raises
     ------

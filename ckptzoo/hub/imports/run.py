@@ -53,14 +53,22 @@ class ImportResult:
 
     Parameters
     ----------
-    to : the zoo, or the collection of zoos.
-    source, adapter : what was read, and as which format.
-    zoos : folder inside ``to`` (``.`` for itself) and how many checkpoints were added to each.
-    added, present : checkpoints that were added, and files whose checkpoints the zoo had.
-    skipped : files that were left out, each with its problem.
-    repeated : ids of one network that came several times, by the first of them.
-    notes : what was done to how many kinds of files.
-    seconds, nbytes : time taken, bytes of the source.
+    to
+        the zoo, or the collection of zoos.
+    source, adapter
+        what was read, and as which format.
+    zoos
+        folder inside ``to`` (``.`` for itself) and how many checkpoints were added to each.
+    added, present
+        checkpoints that were added, and files whose checkpoints the zoo had.
+    skipped
+        files that were left out, each with its problem.
+    repeated
+        ids of one network that came several times, by the first of them.
+    notes
+        what was done to how many kinds of files.
+    seconds, nbytes
+        time taken, bytes of the source.
     """
 
     to: str
@@ -132,25 +140,40 @@ def import_zoo(
 
     Parameters
     ----------
-    source : a folder, an archive (.tar .tgz .tar.xz .zip) or a file, here, ``https://...``,
-        ``hf://datasets/org/name`` or ``hf://org/model``.
-    to : the zoo's folder, new or there already: what it has is not read again. Where the source holds several
+    source
+        a folder, an archive (.tar .tgz .tar.xz .zip) or a file, here, ``https://...``, ``hf://datasets/org/name`` or
+        ``hf://org/model``.
+    to
+        the zoo's folder, new or there already: what it has is not read again. Where the source holds several
         architectures, a collection with a zoo for each.
-    adapter : a name of ``ADAPTERS``; ``auto`` recognises the format by the paths in the source.
-    names : old to new names of tensors; ``"order"`` matches them by order where all shapes agree.
-    arch : the forward function, a name of ``ckptzoo.archs``: gives names, symmetries and the shape of inputs.
-    module : ``FILE.py:NAME`` or what makes the network: its symmetries are traced; needs ``input_shape``. Several where
+    adapter
+        a name of ``ADAPTERS``; ``auto`` recognises the format by the paths in the source.
+    names
+        old to new names of tensors; ``"order"`` matches them by order where all shapes agree.
+    arch
+        the forward function, a name of ``ckptzoo.archs``: gives names, symmetries and the shape of inputs.
+    module
+        ``FILE.py:NAME`` or what makes the network: its symmetries are traced; needs ``input_shape``. Several where
         members differ in their activations: the zoo gets the symmetries that all of them share.
-    input_shape : of one example, without the batch.
-    split_by : ``extra.<name>`` or a column: members that differ in it go to zoos of their own.
-    skip_bad : leave out what cannot be read, and say so; otherwise the first such file ends the import.
-    license : SPDX identifier; needed where the format has none of its own.
-    dataset : the data set that the networks were trained on.
-    scaling : mean and standard deviation of the inputs, ``(pixel / 255 - mean) / std``, one number or one a channel;
+    input_shape
+        of one example, without the batch.
+    split_by
+        ``extra.<name>`` or a column: members that differ in it go to zoos of their own.
+    skip_bad
+        leave out what cannot be read, and say so; otherwise the first such file ends the import.
+    license
+        SPDX identifier; needed where the format has none of its own.
+    dataset
+        the data set that the networks were trained on.
+    scaling
+        mean and standard deviation of the inputs, ``(pixel / 255 - mean) / std``, one number or one a channel;
         ``derive.predict`` scales images so.
-    options : what single formats take.
-    endpoint, token : of the hub of a source ``hf://...``, if they are not those that huggingface_hub uses.
-    progress : called with bytes of the source that were read, and all of them.
+    options
+        what single formats take.
+    endpoint, token
+        of the hub of a source ``hf://...``, if they are not those that huggingface_hub uses.
+    progress
+        called with bytes of the source that were read, and all of them.
 
     Raises
     ------

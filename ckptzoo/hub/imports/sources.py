@@ -35,9 +35,12 @@ class SourceFile:
 
     Parameters
     ----------
-    path : inside the source, with slashes; never absolute, never with ``..``.
-    size : bytes.
-    open : its bytes as a stream; for archives that are read in order only until the next file is asked for.
+    path
+        inside the source, with slashes; never absolute, never with ``..``.
+    size
+        bytes.
+    open
+        its bytes as a stream; for archives that are read in order only until the next file is asked for.
     """
 
     path: str
@@ -78,11 +81,16 @@ class Blob:
 
     Parameters
     ----------
-    address : as messages have it.
-    name : the file's name.
-    size : bytes.
-    open : a stream of them from the start, which can seek.
-    is_local : whether several threads may read it at once.
+    address
+        as messages have it.
+    name
+        the file's name.
+    size
+        bytes.
+    open
+        a stream of them from the start, which can seek.
+    is_local
+        whether several threads may read it at once.
     """
 
     address: str
@@ -102,10 +110,14 @@ class Source(ABC):
 
     Attributes
     ----------
-    address : as it was given.
-    name : the folder's or the archive's name without suffixes: the same for a folder and an archive of it.
-    nbytes : bytes in all, as ``position`` counts them.
-    position : bytes that the last pass has read or skipped.
+    address
+        as it was given.
+    name
+        the folder's or the archive's name without suffixes: the same for a folder and an archive of it.
+    nbytes
+        bytes in all, as ``position`` counts them.
+    position
+        bytes that the last pass has read or skipped.
     """
 
     def __init__(self, address: str, name: str, nbytes: int) -> None:

@@ -45,14 +45,18 @@ def import_split(
 
     Parameters
     ----------
-    path : the zoo's folder.
-    name : of the split: small letters, digits and hyphens.
-    lists : one file for all parts, or the file of each; also packed by gzip. One file is a CSV table with the columns
+    path
+        the zoo's folder.
+    name
+        of the split: small letters, digits and hyphens.
+    lists
+        one file for all parts, or the file of each; also packed by gzip. One file is a CSV table with the columns
         ``split`` and ``id``, ``member`` or ``path``, or a JSON object with the list of each part, or with an object
-        that has a list ``path``, as DWSNets has. The file of a part is a JSON list, or has a name on each line.
-        Names without such a column are ids, members or paths, whichever the zoo knows. A path is that in the source
-        from which the zoo was imported; folders before it are left out.
-    allow_shared_members : as ``write_split`` takes it.
+        that has a list ``path``, as DWSNets has. The file of a part is a JSON list, or has a name on each line. Names
+        without such a column are ids, members or paths, whichever the zoo knows. A path is that in the source from
+        which the zoo was imported; folders before it are left out.
+    allow_shared_members
+        as ``write_split`` takes it.
 
     Raises
     ------
@@ -89,14 +93,21 @@ def import_order(
 
     Parameters
     ----------
-    path : the zoo's folder.
-    name : of the split: small letters, digits and hyphens.
-    order : a file with the number of a checkpoint, from 0, on each line; also packed by gzip. Checkpoints are numbered
-        in the zoo's order, which is that of the matrix it was imported from.
-    fractions : of the checkpoints that each part has, in order; together 1.
-    where : a condition, as ``Zoo.where`` takes it, on the checkpoints that are cut; the others are in no part.
-    header : whether the first line is a header, as pandas writes ``0`` above the only column of a table.
-    allow_shared_members : as ``write_split`` takes it.
+    path
+        the zoo's folder.
+    name
+        of the split: small letters, digits and hyphens.
+    order
+        a file with the number of a checkpoint, from 0, on each line; also packed by gzip. Checkpoints are numbered in
+        the zoo's order, which is that of the matrix it was imported from.
+    fractions
+        of the checkpoints that each part has, in order; together 1.
+    where
+        a condition, as ``Zoo.where`` takes it, on the checkpoints that are cut; the others are in no part.
+    header
+        whether the first line is a header, as pandas writes ``0`` above the only column of a table.
+    allow_shared_members
+        as ``write_split`` takes it.
 
     Raises
     ------

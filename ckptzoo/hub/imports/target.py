@@ -45,12 +45,18 @@ class Declaration:
 
     Parameters
     ----------
-    name : of the zoo.
-    names : old to new names of tensors, or ``"order"``.
-    forward : a name of ``ckptzoo.archs``.
-    input_shape : of one example.
-    symmetry_of : makes the symmetry table of an architecture whose network is not in ``ckptzoo.archs``.
-    license, dataset : of the card.
+    name
+        of the zoo.
+    names
+        old to new names of tensors, or ``"order"``.
+    forward
+        a name of ``ckptzoo.archs``.
+    input_shape
+        of one example.
+    symmetry_of
+        makes the symmetry table of an architecture whose network is not in ``ckptzoo.archs``.
+    license, dataset
+        of the card.
     """
 
     name: str
@@ -82,8 +88,10 @@ class Target:
 
     Parameters
     ----------
-    folder : a zoo, or a folder of zoos where the source holds several architectures; may be there already.
-    by_order : whether the adapter says that names may differ where the order and all shapes agree.
+    folder
+        a zoo, or a folder of zoos where the source holds several architectures; may be there already.
+    by_order
+        whether the adapter says that names may differ where the order and all shapes agree.
     """
 
     def __init__(self, folder: Path, declaration: Declaration, *, by_order: bool) -> None:

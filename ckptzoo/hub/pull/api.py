@@ -25,15 +25,24 @@ class Pulled:
 
     Parameters
     ----------
-    address, revision : what was pulled, and the commit or digest that it was pinned to.
-    folder : where it is.
-    checkpoints : how many the folder holds now.
-    variants : ``raw``, where the weights as trained are among them, and the gauges.
-    parts : the parts that this call brought, as paths from the zoo's folder.
-    there : how many parts were there already.
-    fetched : bytes that were fetched, without what was read to open the zoo.
-    predicted : the sets of inputs whose outputs the folder holds.
-    left_out : the sets of inputs whose outputs the zoo holds, and the folder does not.
+    address, revision
+        what was pulled, and the commit or digest that it was pinned to.
+    folder
+        where it is.
+    checkpoints
+        how many the folder holds now.
+    variants
+        ``raw``, where the weights as trained are among them, and the gauges.
+    parts
+        the parts that this call brought, as paths from the zoo's folder.
+    there
+        how many parts were there already.
+    fetched
+        bytes that were fetched, without what was read to open the zoo.
+    predicted
+        the sets of inputs whose outputs the folder holds.
+    left_out
+        the sets of inputs whose outputs the zoo holds, and the folder does not.
     """
 
     address: str
@@ -83,16 +92,24 @@ def pull(
 
     Parameters
     ----------
-    address : as ``ckptzoo.open`` takes it.
-    folder : where to; it is not there, is empty, or holds what an earlier call with the same options brought.
-    variants : ``raw`` and gauges; all without. Without ``raw`` the weights as trained are left out.
-    layers : modules and tensors, as ``Zoo.stream`` takes them; all without. The result then has no forward function
-        and no table of symmetries, and its variants hold weights and no group elements.
-    where : a condition on the metadata, as ``Zoo.where`` takes it. Retracted checkpoints are left out.
-    predictions : sets of inputs such as ``mnist/test`` whose stored outputs are kept, or ``"all"``. Without, all of
-        them where nothing else is left out, and else none.
-    endpoint, token : of the hub; by default those of huggingface_hub. The token is stored nowhere.
-    progress : called with the bytes that this call has put in place, and the bytes that it has to bring in all.
+    address
+        as ``ckptzoo.open`` takes it.
+    folder
+        where to; it is not there, is empty, or holds what an earlier call with the same options brought.
+    variants
+        ``raw`` and gauges; all without. Without ``raw`` the weights as trained are left out.
+    layers
+        modules and tensors, as ``Zoo.stream`` takes them; all without. The result then has no forward function and no
+        table of symmetries, and its variants hold weights and no group elements.
+    where
+        a condition on the metadata, as ``Zoo.where`` takes it. Retracted checkpoints are left out.
+    predictions
+        sets of inputs such as ``mnist/test`` whose stored outputs are kept, or ``"all"``. Without, all of them where
+        nothing else is left out, and else none.
+    endpoint, token
+        of the hub; by default those of huggingface_hub. The token is stored nowhere.
+    progress
+        called with the bytes that this call has put in place, and the bytes that it has to bring in all.
 
     Raises
     ------

@@ -24,11 +24,14 @@ def pull_collection(
 
     Parameters
     ----------
-    address, endpoint, token : as ``open_collection`` takes them.
-    folder : where to; each zoo gets a folder in it.
-    variants, where, predictions : as ``pull`` takes them, for every zoo; zoos in which a condition selects nothing are
-        left out.
-    progress : called for each zoo in turn.
+    address, endpoint, token
+        as ``open_collection`` takes them.
+    folder
+        where to; each zoo gets a folder in it.
+    variants, where, predictions
+        as ``pull`` takes them, for every zoo; zoos in which a condition selects nothing are left out.
+    progress
+        called for each zoo in turn.
 
     Raises
     ------

@@ -39,10 +39,14 @@ class Destination:
 
     Attributes
     ----------
-    root : the zoo's folder.
-    pull_folder : the pull's own folder inside it.
-    staged_parts : where parts that are copied byte for byte are, until they are complete.
-    blocks : where fetched blocks are, until the part that is written from them is there.
+    root
+        the zoo's folder.
+    pull_folder
+        the pull's own folder inside it.
+    staged_parts
+        where parts that are copied byte for byte are, until they are complete.
+    blocks
+        where fetched blocks are, until the part that is written from them is there.
     """
 
     def __init__(self, root: Path) -> None:
@@ -62,10 +66,14 @@ def locked_destination(root: Path, zoo: bytes, selection: Document, *, partial: 
 
     Parameters
     ----------
-    root : the zoo's folder; made where there is none.
-    zoo : the bytes of zoo.json, as they are to be there.
-    selection : what is selected, and under ``zoo`` the digest of the zoo that it is selected from.
-    partial : whether that is less than everything.
+    root
+        the zoo's folder; made where there is none.
+    zoo
+        the bytes of zoo.json, as they are to be there.
+    selection
+        what is selected, and under ``zoo`` the digest of the zoo that it is selected from.
+    partial
+        whether that is less than everything.
 
     Raises
     ------
@@ -101,8 +109,10 @@ def check_folder(root: Path, zoo: bytes, *, begun: bool) -> None:
 
     Parameters
     ----------
-    zoo : the bytes of zoo.json, as they are to be there.
-    begun : the folder holds the selection of this pull, which may have ended before zoo.json was written.
+    zoo
+        the bytes of zoo.json, as they are to be there.
+    begun
+        the folder holds the selection of this pull, which may have ended before zoo.json was written.
 
     Raises
     ------
@@ -176,8 +186,10 @@ class PulledParts:
 
     Attributes
     ----------
-    trees : every tree's parts and rows, as they were at the start.
-    sources : the parts that were taken from others, under their tree and the digest of the part they were taken from.
+    trees
+        every tree's parts and rows, as they were at the start.
+    sources
+        the parts that were taken from others, under their tree and the digest of the part they were taken from.
     """
 
     def __init__(self, root: Path) -> None:
@@ -229,13 +241,17 @@ class BlockCache(Cache):
 
     Parameters
     ----------
-    root : a folder of the pull's own.
-    shared : may have what was read before; nothing is added to it.
-    keeps : whether blocks are stored here; a reader that puts every block in its place at once needs none stored.
+    root
+        a folder of the pull's own.
+    shared
+        may have what was read before; nothing is added to it.
+    keeps
+        whether blocks are stored here; a reader that puts every block in its place at once needs none stored.
 
     Attributes
     ----------
-    fetched : bytes that came over the network.
+    fetched
+        bytes that came over the network.
     """
 
     def __init__(self, root: Path, shared: Cache | None, *, keeps: bool) -> None:

@@ -178,10 +178,14 @@ class Shard:
 
     Parameters
     ----------
-    name : its path from the zoo's folder.
-    nbytes, sha256 : of the whole file.
-    blocks : of its tensors, by offset.
-    header : the bytes before them where our own writer made the shard.
+    name
+        its path from the zoo's folder.
+    nbytes, sha256
+        of the whole file.
+    blocks
+        of its tensors, by offset.
+    header
+        the bytes before them where our own writer made the shard.
     """
 
     name: str
@@ -230,10 +234,14 @@ class PartCopier:
 
     Parameters
     ----------
-    remote, blocks : where from.
-    files : the same zoo, as the format reads it.
-    root : gets ``<tree>/<name>/...``; blocks that are there and right are not fetched again.
-    meter : counts what was put in place, and what was there.
+    remote, blocks
+        where from.
+    files
+        the same zoo, as the format reads it.
+    root
+        gets ``<tree>/<name>/...``; blocks that are there and right are not fetched again.
+    meter
+        counts what was put in place, and what was there.
 
     Raises
     ------

@@ -51,7 +51,8 @@ def write_card_files(
 
     Parameters
     ----------
-    checkpoints : how many there were to select from.
+    checkpoints
+        how many there were to select from.
     """
     for name, data in card_files.items():
         if name != layout.README:
@@ -70,11 +71,16 @@ def subset_readme(root: Path, original: bytes, remote: Remote, selection: Docume
 
     Parameters
     ----------
-    root : the part, which is a zoo. With a card.toml its README.md is made from that and from what it holds.
-    original : the README.md of the zoo that it was taken from, for a part without a card.toml.
-    remote : that zoo; of a folder of this machine only the name is shown.
-    selection : what was selected, as JSON.
-    checkpoints : how many there were to select from.
+    root
+        the part, which is a zoo. With a card.toml its README.md is made from that and from what it holds.
+    original
+        the README.md of the zoo that it was taken from, for a part without a card.toml.
+    remote
+        that zoo; of a folder of this machine only the name is shown.
+    selection
+        what was selected, as JSON.
+    checkpoints
+        how many there were to select from.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*retracted", category=UserWarning)

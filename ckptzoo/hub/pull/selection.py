@@ -23,10 +23,14 @@ class PullSelection:
 
     Parameters
     ----------
-    variants : ``raw`` and gauges, sorted.
-    layers : modules and tensors, sorted.
-    where : a condition on the metadata, as ``Zoo.where`` takes it.
-    predictions : sets of inputs, sorted; ``("all",)`` selects all of them, and None all if all else is selected.
+    variants
+        ``raw`` and gauges, sorted.
+    layers
+        modules and tensors, sorted.
+    where
+        a condition on the metadata, as ``Zoo.where`` takes it.
+    predictions
+        sets of inputs, sorted; ``("all",)`` selects all of them, and None all if all else is selected.
     """
 
     variants: tuple[str, ...] | None = None
@@ -159,8 +163,10 @@ class ProgressMeter:
 
     Parameters
     ----------
-    total : bytes that are to be put in place.
-    progress : called whenever a count changes.
+    total
+        bytes that are to be put in place.
+    progress
+        called whenever a count changes.
     """
 
     def __init__(self, total: int, progress: Progress | None) -> None:

@@ -29,7 +29,8 @@ def write_splits(root: Path, splits: Sequence[Split], identity: Identity) -> Non
 
     Parameters
     ----------
-    identity : of the pulled zoo, which is another one's where tensors were left out.
+    identity
+        of the pulled zoo, which is another one's where tensors were left out.
     """
     for split in splits:
         path, data = (

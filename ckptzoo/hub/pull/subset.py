@@ -113,10 +113,14 @@ class PartSubset:
 
     Parameters
     ----------
-    tree : where it goes.
-    source : the part that it is made from.
-    places : (K,) int64, the positions of its checkpoints among those that were selected.
-    weights, element, outputs : the tensors that it stores of the weights, of the group element, and of predictions.
+    tree
+        where it goes.
+    source
+        the part that it is made from.
+    places
+        (K,) int64, the positions of its checkpoints among those that were selected.
+    weights, element, outputs
+        the tensors that it stores of the weights, of the group element, and of predictions.
     """
 
     tree: str
@@ -147,13 +151,17 @@ class SubsetWriter:
 
     Parameters
     ----------
-    zoo : the checkpoints that were selected.
-    selection : which variants and tensors.
+    zoo
+        the checkpoints that were selected.
+    selection
+        which variants and tensors.
 
     Attributes
     ----------
-    arch : of the selected tensors.
-    subsets : the parts to write: for every raw part its own, then those of its variants.
+    arch
+        of the selected tensors.
+    subsets
+        the parts to write: for every raw part its own, then those of its variants.
 
     Raises
     ------
@@ -188,8 +196,10 @@ class SubsetWriter:
 
         Parameters
         ----------
-        root : the new zoo's folder.
-        raw : for a variant's part, the digest of the new raw part of its checkpoints.
+        root
+            the new zoo's folder.
+        raw
+            for a variant's part, the digest of the new raw part of its checkpoints.
         """
         zoo = self._zoo.take(subset.places)
         facts: Document = {**subset.source.facts, "pulled": {"zoo": zoo.name, "part": subset.source.digest}}

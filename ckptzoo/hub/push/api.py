@@ -35,16 +35,25 @@ class Pushed:
 
     Parameters
     ----------
-    repository, url : where the zoo is, and its page where the hub has pages.
-    created : the repository was made.
-    commits : in order; none where nothing was missing.
-    parts : those that were uploaded, by their folders in the zoo.
-    already : how many parts were there before.
-    documents : the other files that were written: documents, card and pictures, page, snapshot.
-    nbytes : of all these files.
-    sent : bytes that were sent: fewer than ``nbytes`` where the hub had some already, more where a commit lost a race
-        with somebody else's and what was generated for it was replaced.
-    notes : what a person should know.
+    repository, url
+        where the zoo is, and its page where the hub has pages.
+    created
+        the repository was made.
+    commits
+        in order; none where nothing was missing.
+    parts
+        those that were uploaded, by their folders in the zoo.
+    already
+        how many parts were there before.
+    documents
+        the other files that were written: documents, card and pictures, page, snapshot.
+    nbytes
+        of all these files.
+    sent
+        bytes that were sent: fewer than ``nbytes`` where the hub had some already, more where a commit lost a race with
+        somebody else's and what was generated for it was replaced.
+    notes
+        what a person should know.
     """
 
     repository: str
@@ -86,15 +95,24 @@ class Planned:
 
     Parameters
     ----------
-    repository, url : where the zoo would be, and its page where the hub has pages.
-    creates : the repository would be made.
-    commits : how many.
-    parts : those that would be uploaded.
-    already : how many parts are there.
-    documents : the other files that would be written.
-    removed : snapshots that would be replaced.
-    nbytes : of the parts and documents; an upper bound of what would be sent.
-    notes : what a person should know.
+    repository, url
+        where the zoo would be, and its page where the hub has pages.
+    creates
+        the repository would be made.
+    commits
+        how many.
+    parts
+        those that would be uploaded.
+    already
+        how many parts are there.
+    documents
+        the other files that would be written.
+    removed
+        snapshots that would be replaced.
+    nbytes
+        of the parts and documents; an upper bound of what would be sent.
+    notes
+        what a person should know.
     """
 
     repository: str
@@ -146,15 +164,23 @@ def push(
 
     Parameters
     ----------
-    zoo : its folder.
-    address : ``org/zoo`` or ``hf://datasets/org/zoo``; the repository is made where there is none.
-    private : make the repository one that is not public; one that exists already stays as it is.
-    message : the commits' title; by default it says what they add.
-    snapshot : also write a snapshot of all that the repository will hold, so that opening it takes few requests, in
-        place of those that it has.
-    endpoint, token : by default those of huggingface_hub (``HF_ENDPOINT``, ``HF_TOKEN``).
-    retry_policy : how long to go on asking.
-    progress : called with the bytes sent and the bytes in all.
+    zoo
+        its folder.
+    address
+        ``org/zoo`` or ``hf://datasets/org/zoo``; the repository is made where there is none.
+    private
+        make the repository one that is not public; one that exists already stays as it is.
+    message
+        the commits' title; by default it says what they add.
+    snapshot
+        also write a snapshot of all that the repository will hold, so that opening it takes few requests, in place of
+        those that it has.
+    endpoint, token
+        by default those of huggingface_hub (``HF_ENDPOINT``, ``HF_TOKEN``).
+    retry_policy
+        how long to go on asking.
+    progress
+        called with the bytes sent and the bytes in all.
 
     Raises
     ------

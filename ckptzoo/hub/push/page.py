@@ -21,9 +21,12 @@ class Page:
 
     Parameters
     ----------
-    data : what it should hold; None where it cannot be made.
-    notes : why it cannot be made, and that no licence is stated.
-    has_card : whether there is a card to make it from.
+    data
+        what it should hold; None where it cannot be made.
+    notes
+        why it cannot be made, and that no licence is stated.
+    has_card
+        whether there is a card to make it from.
     """
 
     data: bytes | None
@@ -56,7 +59,8 @@ def page_or_note(files: Files, repo: str, *, local_card: bool) -> Page:
 
     Parameters
     ----------
-    local_card : the card is in the caller's folder, so that it can be corrected.
+    local_card
+        the card is in the caller's folder, so that it can be corrected.
 
     Raises
     ------

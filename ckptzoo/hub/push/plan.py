@@ -39,11 +39,16 @@ class CommitBatch:
 
     Parameters
     ----------
-    files : paths in the zoo, to the file or the bytes.
-    sizes : bytes of every file.
-    sha256 : of every file that is given as a path.
-    parts : the parts that it adds.
-    delete : paths in the zoo that it removes.
+    files
+        paths in the zoo, to the file or the bytes.
+    sizes
+        bytes of every file.
+    sha256
+        of every file that is given as a path.
+    parts
+        the parts that it adds.
+    delete
+        paths in the zoo that it removes.
     """
 
     files: dict[str, Path | bytes] = field(default_factory=dict)
@@ -87,10 +92,14 @@ class PushPlan:
 
     Parameters
     ----------
-    head : the commit that they follow; None where there is no repository.
-    batches : the commits, in order.
-    already : how many parts are there.
-    notes : what a person should know.
+    head
+        the commit that they follow; None where there is no repository.
+    batches
+        the commits, in order.
+    already
+        how many parts are there.
+    notes
+        what a person should know.
     """
 
     head: str | None

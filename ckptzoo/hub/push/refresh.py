@@ -24,11 +24,16 @@ class Refreshed:
 
     Parameters
     ----------
-    repository, url : where the zoo is, and its page where the hub has pages.
-    text : what README.md holds now, or would; None where it cannot be made.
-    changes : lines of a unified diff from what was there; none where nothing changed.
-    commit : with what changed, the snapshot too; None where nothing did.
-    notes : what a person should know.
+    repository, url
+        where the zoo is, and its page where the hub has pages.
+    text
+        what README.md holds now, or would; None where it cannot be made.
+    changes
+        lines of a unified diff from what was there; none where nothing changed.
+    commit
+        with what changed, the snapshot too; None where nothing did.
+    notes
+        what a person should know.
     """
 
     repository: str
@@ -52,11 +57,16 @@ def rewrite(
 
     Parameters
     ----------
-    address : ``org/zoo`` or ``hf://datasets/org/zoo``.
-    card : what a person says; by default what the repository keeps. One that is passed in replaces that.
-    check : only say what would change.
-    endpoint, token : by default those of huggingface_hub.
-    retry_policy : how long to go on asking.
+    address
+        ``org/zoo`` or ``hf://datasets/org/zoo``.
+    card
+        what a person says; by default what the repository keeps. One that is passed in replaces that.
+    check
+        only say what would change.
+    endpoint, token
+        by default those of huggingface_hub.
+    retry_policy
+        how long to go on asking.
 
     Raises
     ------

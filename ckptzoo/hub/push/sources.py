@@ -58,7 +58,8 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
 
     Parameters
     ----------
-    trees : the names of the parts in each tree.
+    trees
+        the names of the parts in each tree.
 
     Raises
     ------
@@ -131,8 +132,10 @@ class OverlayFiles:
 
     Parameters
     ----------
-    repository, listing : the repository, and one of its commits.
-    local : paths in the zoo to files of this machine.
+    repository, listing
+        the repository, and one of its commits.
+    local
+        paths in the zoo to files of this machine.
     """
 
     here = None  # as in format.files.Files: there is no one folder to map into memory

@@ -25,7 +25,8 @@ def read(path: str | os.PathLike[str], *, limits: Limits | None = None) -> list[
 
     Parameters
     ----------
-    path : a .safetensors, .pt, .pth, .th, .bin, .ckpt or .npz file.
+    path
+        a .safetensors, .pt, .pth, .th, .bin, .ckpt or .npz file.
 
     Raises
     ------

@@ -173,13 +173,17 @@ class Unpickler(pickle.Unpickler):
 
     Parameters
     ----------
-    stream : where a pickle begins; afterwards it is behind the pickle.
-    storages : by key, filled as persistent ids name them; those who call give them their ``content``.
-    load_nested : what reads a file of torch.save that is in the pickle as bytes.
+    stream
+        where a pickle begins; afterwards it is behind the pickle.
+    storages
+        by key, filled as persistent ids name them; those who call give them their ``content``.
+    load_nested
+        what reads a file of torch.save that is in the pickle as bytes.
 
     Attributes
     ----------
-    globals : the names that the pickle looked up, in order.
+    globals
+        the names that the pickle looked up, in order.
 
     Raises
     ------

@@ -39,10 +39,14 @@ class Job:
 
     Parameters
     ----------
-    location : how messages call it.
-    file_format : ``torch``, ``npz``, ``npy``, ``pickle``, or ``zip`` for the archive of either torch or numpy.
-    length : its bytes.
-    strict : whether objects other than dense tensors and plain containers are refused.
+    location
+        how messages call it.
+    file_format
+        ``torch``, ``npz``, ``npy``, ``pickle``, or ``zip`` for the archive of either torch or numpy.
+    length
+        its bytes.
+    strict
+        whether objects other than dense tensors and plain containers are refused.
     """
 
     location: str
@@ -57,9 +61,12 @@ class WorkerResult:
 
     Parameters
     ----------
-    key : where it is in the file; empty where the file holds no other.
-    names, tensor_indices : of its tensors, and where these are among the answer's arrays.
-    facts, left_out : as in ``StateDict``.
+    key
+        where it is in the file; empty where the file holds no other.
+    names, tensor_indices
+        of its tensors, and where these are among the answer's arrays.
+    facts, left_out
+        as in ``StateDict``.
     """
 
     key: str
@@ -137,7 +144,8 @@ def read_answer(stream: IO[bytes], locations: Sequence[str], limits: Limits) -> 
 
     Parameters
     ----------
-    locations : of the files that were asked for, in order.
+    locations
+        of the files that were asked for, in order.
 
     Raises
     ------

@@ -114,7 +114,8 @@ def set_limits(memory_bytes: int) -> int:
 
     Returns
     -------
-    The bound on its address space, which ``bound_memory`` lowers for each request.
+    int
+        The bound on its address space, which ``bound_memory`` lowers for each request.
     """
     most = _used_bytes() + memory_bytes
     for kind, bound in (

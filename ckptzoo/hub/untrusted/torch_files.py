@@ -24,8 +24,10 @@ def read_torch(data: bytes, *, location: str, limits: Limits, strict: bool, leve
 
     Parameters
     ----------
-    strict : whether names other than those of dense tensors and plain containers are refused.
-    level : how many files of torch.save this one is in.
+    strict
+        whether names other than those of dense tensors and plain containers are refused.
+    level
+        how many files of torch.save this one is in.
 
     Raises
     ------

@@ -31,8 +31,14 @@ class Inert:
 
     Attributes
     ----------
-    name : of the class, such as ``"omegaconf.nodes.AnyNode"``.
-    args, state, items : the arguments, what BUILD gave it, and what was appended or set by key.
+    name
+        of the class, such as ``"omegaconf.nodes.AnyNode"``.
+    args
+        the arguments.
+    state
+        what BUILD gave it.
+    items
+        what was appended or set by key.
     """
 
     __slots__ = ("args", "items", "state")

@@ -54,9 +54,11 @@ def form_of(name: str, architecture: Architecture, symmetry: Symmetry | None) ->
 
     Parameters
     ----------
-    name : ``"flat"``, ``"tokens"`` (as long as the longest row), ``"tuples"`` (nfn's) or ``"graph"``. For other
-        settings, make ``TokensForm``, ``TuplesForm`` or ``GraphForm`` and pass it in place of the name.
-    symmetry : the architecture's table of symmetries; only graphs need it.
+    name
+        ``"flat"``, ``"tokens"`` (as long as the longest row), ``"tuples"`` (nfn's) or ``"graph"``. For other settings,
+        make ``TokensForm``, ``TuplesForm`` or ``GraphForm`` and pass it in place of the name.
+    symmetry
+        the architecture's table of symmetries; only graphs need it.
 
     Raises
     ------

@@ -15,7 +15,8 @@ class FlatForm:
 
     Parameters
     ----------
-    architecture : of the checkpoints.
+    architecture
+        of the checkpoints.
 
     Examples
     --------

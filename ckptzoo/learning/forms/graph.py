@@ -24,13 +24,18 @@ from ckptzoo.schema.symmetry import Symmetry
 class Graph(NamedTuple):
     """B graphs with the same nodes and edges; what has no axis B is shared by all batches, and not to be written to.
 
-    Parameters
+    Attributes
     ----------
-    x : (B, N, F) features of the nodes: biases, gains, statistics; 0 where a node has none.
-    edge_attr : (B, E, D) weights of the edges: kernels flattened, and 0 behind them.
-    edge_index : (2, E) int64, from which node to which node.
-    edge_layer : (E,) int64, the tensor of an edge: a position in ``GraphForm.edge_tensors``.
-    node_group : (N,) int64, the set of a node: a position in ``GraphForm.groups``.
+    x
+        (B, N, F) features of the nodes: biases, gains, statistics; 0 where a node has none.
+    edge_attr
+        (B, E, D) weights of the edges: kernels flattened, and 0 behind them.
+    edge_index
+        (2, E) int64, from which node to which node.
+    edge_layer
+        (E,) int64, the tensor of an edge: a position in ``GraphForm.edge_tensors``.
+    node_group
+        (N,) int64, the set of a node: a position in ``GraphForm.groups``.
     """
 
     x: Any
@@ -96,14 +101,23 @@ class GraphForm:
 
     Parameters
     ----------
-    architecture : of the checkpoints.
-    symmetry : its table, as ``zoo.symmetry`` or ``ckptzoo.symmetry.trace(module, inputs).symmetry`` gives it.
+    architecture
+        of the checkpoints.
+    symmetry
+        its table, as ``zoo.symmetry`` or ``ckptzoo.symmetry.trace(module, inputs).symmetry`` gives it.
 
     Attributes
     ----------
-    groups, features, edge_tensors : names of the sets of nodes, of the F features, and of the tensors on edges.
-    x_mask : (N, F) bool, where features are weights.
-    edge_mask : (E, D) bool, where attributes are weights.
+    groups
+        names of the sets of nodes.
+    features
+        names of the F features.
+    edge_tensors
+        names of the tensors on edges.
+    x_mask
+        (N, F) bool, where features are weights.
+    edge_mask
+        (E, D) bool, where attributes are weights.
 
     Raises
     ------
@@ -215,7 +229,8 @@ class GraphForm:
 
         Parameters
         ----------
-        encoded : a ``Graph``, or its x and edge_attr.
+        encoded
+            a ``Graph``, or its x and edge_attr.
 
         Raises
         ------

@@ -25,7 +25,8 @@ class NodeTensor:
 
     Parameters
     ----------
-    nodes, columns : (size,) where each of its elements is.
+    nodes, columns
+        (size,) where each of its elements is.
     """
 
     tensor: Tensor
@@ -39,11 +40,15 @@ class EdgeTensor:
 
     Parameters
     ----------
-    axes : the two axes of channels, the one that writes first.
-    edge_index : (2, edges) source and target node.
-    width : attributes of an edge.
-    places : (pairs,) where each pair of positions on ``axes`` comes among edges times slots; None where that is its
-        own number, so that the tensor need only be reshaped.
+    axes
+        the two axes of channels, the one that writes first.
+    edge_index
+        (2, edges) source and target node.
+    width
+        attributes of an edge.
+    places
+        (pairs,) where each pair of positions on ``axes`` comes among edges times slots; None where that is its own
+        number, so that the tensor need only be reshaped.
     """
 
     tensor: Tensor
@@ -64,9 +69,12 @@ class GraphLayout:
 
     Parameters
     ----------
-    groups : names of the sets of nodes, in order: inputs, groups of channels, outputs and what else does not move.
-    node_group : (N,) to which of these a node belongs.
-    features : names of the F columns of node features, such as ``bias``.
+    groups
+        names of the sets of nodes, in order: inputs, groups of channels, outputs and what else does not move.
+    node_group
+        (N,) to which of these a node belongs.
+    features
+        names of the F columns of node features, such as ``bias``.
     """
 
     groups: tuple[str, ...]

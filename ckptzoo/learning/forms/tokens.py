@@ -22,12 +22,15 @@ from ckptzoo.schema.architecture import Architecture, Tensor
 class Tokens(NamedTuple):
     """A batch of sequences; mask and positions are those of every checkpoint, and shared by all batches.
 
-    Parameters
+    Attributes
     ----------
-    tokens : (B, T, size) weights, padded with zeros.
-    mask : (T, size) bool, where there is a weight.
-    positions : (T, 3) integers: position in the sequence, layer, and channel in the layer; int16, or int32 where one
-        is greater than 32767.
+    tokens
+        (B, T, size) weights, padded with zeros.
+    mask
+        (T, size) bool, where there is a weight.
+    positions
+        (T, 3) integers: position in the sequence, layer, and channel in the layer; int16, or int32 where one is greater
+        than 32767.
     """
 
     tokens: Any
@@ -55,9 +58,11 @@ class TokensForm:
 
     Parameters
     ----------
-    architecture : of the checkpoints.
-    token_size : weights in a token; None for as many as the longest row has. (SANE's own search, ``tokensize=0``,
-        looks at layers with a bias alone.)
+    architecture
+        of the checkpoints.
+    token_size
+        weights in a token; None for as many as the longest row has. (SANE's own search, ``tokensize=0``, looks at
+        layers with a bias alone.)
 
     Raises
     ------
@@ -126,7 +131,8 @@ class TokensForm:
 
         Parameters
         ----------
-        encoded : ``Tokens``, or their tokens (B, T, size) alone.
+        encoded
+            ``Tokens``, or their tokens (B, T, size) alone.
 
         Raises
         ------

@@ -22,8 +22,10 @@ class TuplesForm:
 
     Parameters
     ----------
-    architecture : of the checkpoints: linear layers, with ``"nfn"`` also two-dimensional convolutions.
-    layout : ``"nfn"``: weights (B, 1, out, in) or (B, 1, out, in, height, width), biases (B, 1, out), as
+    architecture
+        of the checkpoints: linear layers, with ``"nfn"`` also two-dimensional convolutions.
+    layout
+        ``"nfn"``: weights (B, 1, out, in) or (B, 1, out, in, height, width), biases (B, 1, out), as
         ``state_dict_to_tensors`` makes them and a DataLoader stacks them (Zhou et al. 2023, arXiv 2302.14040;
         AllanYangZhou/nfn@39debe6 ``nfn/common/data.py``). ``"dwsnets"``: weights (B, in, out, 1), biases (B, out, 1)
         (Navon et al. 2023, arXiv 2301.12780; AvivNavon/DWSNets@24e15fd ``experiments/data.py``).
@@ -75,7 +77,8 @@ class TuplesForm:
 
         Parameters
         ----------
-        encoded : weights and biases, each a sequence with an array a layer.
+        encoded
+            weights and biases, each a sequence with an array a layer.
 
         Raises
         ------

@@ -43,9 +43,12 @@ def card_html(blob: Path, address: str, commit: str) -> str:
 
     Parameters
     ----------
-    blob : its file. Blobs never change, so the result is kept.
-    address : of the repository's page, for relative links.
-    commit : whose files links and pictures mean.
+    blob
+        its file. Blobs never change, so the result is kept.
+    address
+        of the repository's page, for relative links.
+    commit
+        whose files links and pictures mean.
     """
     with blob.open("rb") as file:
         data = file.read(MAX_BYTES + 1)

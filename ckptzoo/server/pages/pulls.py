@@ -37,9 +37,12 @@ class Checks:
 
     Parameters
     ----------
-    by : who.
-    mark : of which commits.
-    html : the comment.
+    by
+        who.
+    mark
+        of which commits.
+    html
+        the comment.
     """
 
     by: str
@@ -53,11 +56,16 @@ class Pull:
 
     Parameters
     ----------
-    head, target : its last commit, and the target's.
-    commits : its own, the last first.
-    changes : paths of its files and what happens to each.
-    checks : of its last commit, the newest; None where there are none.
-    conflicts : files; True where it takes too long to find them.
+    head, target
+        its last commit, and the target's.
+    commits
+        its own, the last first.
+    changes
+        paths of its files and what happens to each.
+    checks
+        of its last commit, the newest; None where there are none.
+    conflicts
+        files; True where it takes too long to find them.
     """
 
     head: Commit

@@ -287,7 +287,8 @@ def diff_lines(
 
     Parameters
     ----------
-    before : None for an empty folder.
+    before
+        None for an empty folder.
     """
     text = diff(trees, request.service.blobs, before, after, is_abandoned=request.gone.is_set)
     classes = {"+": "added", "-": "removed", "@": "hunk"}

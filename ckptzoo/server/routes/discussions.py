@@ -177,9 +177,12 @@ def merge_reviewed(
 
     Parameters
     ----------
-    text : of a comment and of the commit; may be empty.
-    expected : the commits that were reviewed, by ``EXPECTED_HEAD`` and ``EXPECTED_TARGET``.
-    check : called with the discussions, the pull request, its last commit and its target's, in the same transaction;
+    text
+        of a comment and of the commit; may be empty.
+    expected
+        the commits that were reviewed, by ``EXPECTED_HEAD`` and ``EXPECTED_TARGET``.
+    check
+        called with the discussions, the pull request, its last commit and its target's, in the same transaction;
         refuses.
     """
     text = text[:MAX_TEXT]

@@ -18,8 +18,10 @@ class Account:
 
     Parameters
     ----------
-    kind : ``user`` or ``organisation``.
-    disabled : whether it was revoked: its name stays taken, because its repositories do.
+    kind
+        ``user`` or ``organisation``.
+    disabled
+        whether it was revoked: its name stays taken, because its repositories do.
     """
 
     name: str
@@ -34,8 +36,10 @@ class Grant:
 
     Parameters
     ----------
-    account : a user, or an organisation, for all its members, each up to their role in it.
-    target : a namespace, or ``dataset lab/zoo``.
+    account
+        a user, or an organisation, for all its members, each up to their role in it.
+    target
+        a namespace, or ``dataset lab/zoo``.
     """
 
     account: str
@@ -129,7 +133,8 @@ def set_grant(connection: sqlite3.Connection, account: str, target: str | int, r
 
     Parameters
     ----------
-    target : the name of a namespace, or a repository's number.
+    target
+        the name of a namespace, or a repository's number.
     """
     _known(connection, account)
     column = "repository" if isinstance(target, int) else "namespace"

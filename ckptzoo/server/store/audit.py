@@ -16,8 +16,10 @@ class Entry:
 
     Parameters
     ----------
-    actor : the account, or ``OPERATOR``.
-    action, target, detail : what was done, to what, and what else there is to say.
+    actor
+        the account, or ``OPERATOR``.
+    action, target, detail
+        what was done, to what, and what else there is to say.
     """
 
     time: str

@@ -30,8 +30,10 @@ class Copied:
 
     Parameters
     ----------
-    blobs, nbytes : that there are.
-    added : blobs that were not there before.
+    blobs, nbytes
+        that there are.
+    added
+        blobs that were not there before.
     """
 
     blobs: int
@@ -44,9 +46,12 @@ def back_up(root: Path, target: Path, progress: Progress | None = None) -> Copie
 
     Parameters
     ----------
-    root : the server's folder.
-    target : the backup's; made where there is none. Blobs are linked where it is on the same file system, else copied.
-    progress : called with the blobs that are there, and all of them.
+    root
+        the server's folder.
+    target
+        the backup's; made where there is none. Blobs are linked where it is on the same file system, else copied.
+    progress
+        called with the blobs that are there, and all of them.
 
     Raises
     ------
@@ -83,8 +88,10 @@ def restore(backup: Path, root: Path, progress: Progress | None = None) -> Copie
 
     Parameters
     ----------
-    backup : its folder.
-    root : the new folder; one that an interrupted call began is continued.
+    backup
+        its folder.
+    root
+        the new folder; one that an interrupted call began is continued.
 
     Raises
     ------

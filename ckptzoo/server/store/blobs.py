@@ -33,9 +33,12 @@ def locked(root: Path, *, shared: bool = False, seconds: float = 600) -> Iterato
 
     Parameters
     ----------
-    root : the server's folder.
-    shared : with others, to store and name blobs; else alone, to remove some.
-    seconds : how long to wait for it alone.
+    root
+        the server's folder.
+    shared
+        with others, to store and name blobs; else alone, to remove some.
+    seconds
+        how long to wait for it alone.
 
     Raises
     ------
@@ -100,7 +103,8 @@ class Blobs:
 
     Parameters
     ----------
-    root : the server's folder. Unfinished files of an earlier process are removed.
+    root
+        the server's folder. Unfinished files of an earlier process are removed.
 
     Notes
     -----

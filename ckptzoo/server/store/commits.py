@@ -189,8 +189,10 @@ def merge(trees: Trees, base: str, target: str, proposed: str, *, seconds: float
 
     Parameters
     ----------
-    base, target, proposed : ids of folders.
-    seconds : how long it may take.
+    base, target, proposed
+        ids of folders.
+    seconds
+        how long it may take.
 
     Raises
     ------
@@ -220,9 +222,12 @@ def diff(
 
     Parameters
     ----------
-    before, after : ids of the folders; None before the first commit.
-    seconds : after this long it is cut.
-    is_abandoned : asked between files; where true, the diff is cut.
+    before, after
+        ids of the folders; None before the first commit.
+    seconds
+        after this long it is cut.
+    is_abandoned
+        asked between files; where true, the diff is cut.
     """
     parts: list[str] = []
     size, end = 0, time.monotonic() + seconds

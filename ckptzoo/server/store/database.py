@@ -164,7 +164,8 @@ class Database:
 
         Parameters
         ----------
-        check_references : of rows that are removed; without an index SQLite reads a whole table for each.
+        check_references
+            of rows that are removed; without an index SQLite reads a whole table for each.
         """
         with self._writer:
             if not check_references:

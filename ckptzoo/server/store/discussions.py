@@ -123,8 +123,10 @@ class Discussions:
 
         Parameters
         ----------
-        versions : so many are kept, the first one among them.
-        moderates : the comment may be another author's.
+        versions
+            so many are kept, the first one among them.
+        moderates
+            the comment may be another author's.
         """
         query = "SELECT * FROM events WHERE repository = ? AND number = ? AND id = ? AND type = 'comment'"
         row = self.connection.execute(query, (self._repository, number, id)).fetchone()

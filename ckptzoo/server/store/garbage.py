@@ -41,9 +41,12 @@ class Collected:
 
     Parameters
     ----------
-    commits, folders, files : rows that nothing reached.
-    contents : what repositories were sent and never committed.
-    blobs, nbytes : files on the disk.
+    commits, folders, files
+        rows that nothing reached.
+    contents
+        what repositories were sent and never committed.
+    blobs, nbytes
+        files on the disk.
     """
 
     commits: int
@@ -94,12 +97,17 @@ def collect(
 
     Parameters
     ----------
-    root : the server's folder; it may be served, and may be backed up.
-    database : its database.
-    grace : what was sent within this long stays, because its commit may be on the way. Below an hour an upload that is
+    root
+        the server's folder; it may be served, and may be backed up.
+    database
+        its database.
+    grace
+        what was sent within this long stays, because its commit may be on the way. Below an hour an upload that is
         under way may have to be sent again.
-    dry_run : only count.
-    progress : called with the rows and blobs that are done, and all of them.
+    dry_run
+        only count.
+    progress
+        called with the rows and blobs that are done, and all of them.
 
     Notes
     -----

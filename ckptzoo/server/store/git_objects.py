@@ -203,9 +203,12 @@ class Trees:
 
         Parameters
         ----------
-        root : id of the folder.
-        path : of that folder; the paths begin with it.
-        after : ``position`` of an entry; those up to and including it are left out.
+        root
+            id of the folder.
+        path
+            of that folder; the paths begin with it.
+        after
+            ``position`` of an entry; those up to and including it are left out.
         """
         prefix = f"{path}/" if path else ""
         for name, node in self.nodes(root).items():

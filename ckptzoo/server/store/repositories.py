@@ -20,7 +20,8 @@ class Repository:
 
     Parameters
     ----------
-    closed : whether only those who have a role in it may open pull requests and discussions.
+    closed
+        whether only those who have a role in it may open pull requests and discussions.
     """
 
     id: int

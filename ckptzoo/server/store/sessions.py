@@ -23,8 +23,10 @@ class Session:
 
     Parameters
     ----------
-    digest : by which the session is stored.
-    subject : what the account may; no more than the token with which it has signed in, if it was one.
+    digest
+        by which the session is stored.
+    subject
+        what the account may; no more than the token with which it has signed in, if it was one.
     """
 
     digest: str

@@ -22,9 +22,12 @@ class StoredToken:
 
     Parameters
     ----------
-    number : by which it is named.
-    expires : the time from which it is refused; None for never.
-    used : when it was last used, within an hour; None for never.
+    number
+        by which it is named.
+    expires
+        the time from which it is refused; None for never.
+    used
+        when it was last used, within an hour; None for never.
     """
 
     number: int
@@ -50,10 +53,14 @@ def make_token(
 
     Parameters
     ----------
-    role : of ``TOKEN_ROLES``.
-    name : what its owner calls it.
-    scope : as in ``TokenLimits``.
-    expires : after this long.
+    role
+        of ``TOKEN_ROLES``.
+    name
+        what its owner calls it.
+    scope
+        as in ``TokenLimits``.
+    expires
+        after this long.
     """
     TOKEN_ROLES.index(role)  # raises for an unknown role
     if scope:

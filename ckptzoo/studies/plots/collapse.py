@@ -28,8 +28,10 @@ def pairs(name: str, members: int, information: Mapping[str, Values], correlatio
 
     Parameters
     ----------
-    information : of the own set and of the other one, (P,) each, in nats.
-    correlation : Pearson's; None where there is none.
+    information
+        of the own set and of the other one, (P,) each, in nats.
+    correlation
+        Pearson's; None where there is none.
     """
     (own, inside), (other, outside) = information.items()
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")

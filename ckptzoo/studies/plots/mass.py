@@ -38,9 +38,12 @@ def masses(
 
     Parameters
     ----------
-    before, after, excess : (M,) each; what is not finite is not drawn.
-    peak : of the excess; None where there is none.
-    left_out : layers that are not shown.
+    before, after, excess
+        (M,) each; what is not finite is not drawn.
+    peak
+        of the excess; None where there is none.
+    left_out
+        layers that are not shown.
     """
     figure = Figure(figsize=(WIDTH, 5.0 + 0.34 * len(layers)), layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=[2.9, 1.0 + 0.34 * len(layers)])

@@ -28,8 +28,10 @@ def orders(name: str, members: int, movements: Mapping[str, Series]) -> Figure:
 
     Parameters
     ----------
-    name : the zoo's and the variant's.
-    movements : what is ordered to its series, one column each.
+    name
+        the zoo's and the variant's.
+    movements
+        what is ordered to its series, one column each.
     """
     shown, left_out = thinned(list(movements), MAX_ORDERS)
     columns = max(len(movements[label]) for label in shown)

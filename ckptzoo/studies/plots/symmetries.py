@@ -26,8 +26,10 @@ def margins(name: str, values: NDArray[np.float64]) -> Figure:
 
     Parameters
     ----------
-    name : the zoo's and the variant's.
-    values : (M,) margins, finite; those of 0 are ties, which the key counts.
+    name
+        the zoo's and the variant's.
+    values
+        (M,) margins, finite; those of 0 are ties, which the key counts.
     """
     above = values[values > 0]
     figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")

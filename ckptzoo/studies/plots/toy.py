@@ -30,8 +30,10 @@ def panels(name: str, members: int, tensor: str, norm: float, items: "Sequence[T
 
     Parameters
     ----------
-    tensor : the name of the weights.
-    norm : what incoming norms were set to.
+    tensor
+        the name of the weights.
+    norm
+        what incoming norms were set to.
     """
     figure = Figure(figsize=(WIDTH, 4.0), layout="compressed")
     titles = ["as trained", f"incoming norms set to {norm:g}", "and the smaller first"]

@@ -37,8 +37,10 @@ def evaluator_of(zoo: Zoo, labelled: Labelled, module: Any = None) -> "Evaluator
 
     Parameters
     ----------
-    labelled : what they are scored on.
-    module : the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
+    labelled
+        what they are scored on.
+    module
+        the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
 
     Raises
     ------

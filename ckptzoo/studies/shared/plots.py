@@ -73,7 +73,8 @@ def head(figure: Figure, title: str, handles: list[Any], *, columns: int = 3) ->
 
     Parameters
     ----------
-    columns : of the key.
+    columns
+        of the key.
     """
     # "outside" needs a layout that makes room: constrained, or compressed, in every figure here
     figure.legend(

@@ -56,7 +56,8 @@ class StudyResult(ABC):
 
         Parameters
         ----------
-        folder : made where it is missing; files of these names are replaced.
+        folder
+            made where it is missing; files of these names are replaced.
 
         Raises
         ------
@@ -81,7 +82,8 @@ class Spread:
 
     Parameters
     ----------
-    sd : of the sample, with the divisor n - 1; 0 for a single figure.
+    sd
+        of the sample, with the divisor n - 1; 0 for a single figure.
     """
 
     count: int

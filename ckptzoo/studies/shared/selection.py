@@ -52,7 +52,8 @@ def usable_members(zoo: Zoo, least: int) -> Zoo:
 
     Parameters
     ----------
-    least : how many are needed.
+    least
+        how many are needed.
 
     Raises
     ------
@@ -72,7 +73,8 @@ def check_numbers(location: str, **numbers: tuple[int, int]) -> None:
 
     Parameters
     ----------
-    numbers : name to the number and the least that it may be.
+    numbers
+        name to the number and the least that it may be.
 
     Raises
     ------

@@ -107,9 +107,12 @@ class Histogram:
 
     Parameters
     ----------
-    edges : (B + 1,) of the bins, the same for every variant; they leave out the outermost 0.1 % at either end.
-    heights : variant to (B,) densities.
-    mean, sd : variant to figures of all the elements.
+    edges
+        (B + 1,) of the bins, the same for every variant; they leave out the outermost 0.1 % at either end.
+    heights
+        variant to (B,) densities.
+    mean, sd
+        variant to figures of all the elements.
     """
 
     tensor: str
@@ -127,9 +130,12 @@ def histograms(
 
     Parameters
     ----------
-    tensors : their names, such as ``weight_names`` gives.
-    variants : the gauges that are compared; they share the bins.
-    progress : called as weights are read.
+    tensors
+        their names, such as ``weight_names`` gives.
+    variants
+        the gauges that are compared; they share the bins.
+    progress
+        called as weights are read.
 
     Notes
     -----

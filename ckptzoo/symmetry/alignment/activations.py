@@ -31,13 +31,16 @@ def match_activations(
 
     Parameters
     ----------
-    products : of each group (K, n, n), or (n, n) where K is 1.
-    K : networks.
+    products
+        of each group (K, n, n), or (n, n) where K is 1.
+    K
+        networks.
 
     Returns
     -------
-    The permutations; (K,) which networks have finite products, the others keep the identity; and (K,) channels whose
-    products are those of another one of their group, as of channels that are 0 on all examples.
+    tuple[GroupElement, NDArray[np.bool_], NDArray[np.int64]]
+        The permutations; (K,) which networks have finite products, the others keep the identity; and (K,) channels
+        whose products are those of another one of their group, as of channels that are 0 on all examples.
 
     Raises
     ------

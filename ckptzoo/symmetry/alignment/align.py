@@ -36,20 +36,29 @@ class Aligned:
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape), at least float32, in their framework: ``apply(element, raw)``.
-    element : the K group elements that lead from the raw weights to these: permutations, after the scales of the gauge,
-        and with ``scales="fit"`` scales too.
-    reference : tensor name to (1 or K, *shape), the reference in the gauge: what the weights are close to.
-    value : (K,) float64, ``<A, g B>`` over all floating tensors but running statistics.
-    bound : (K,) what the value is at most for any permutations; not reached by networks that are not copies, as a rule;
-        NaN where scales are fitted.
-    distance : (K,) ``||A - g B||`` over the same tensors.
-    sweeps : (K,) how often all groups were gone through; 0 where signatures or activations alone decide.
-    ties : (K,) channels that look like another one of their group whatever the order of the others, or that hold the
-        same on all examples; where there are any, other weights may fit as well.
-    aligned : (K,) bool, False where the network is not finite, or could not be brought into the gauge: it stays as it
-        is.
-    scales : ``fixed`` or ``fit``, as was asked for.
+    weights
+        tensor name to (K, *shape), at least float32, in their framework: ``apply(element, raw)``.
+    element
+        the K group elements that lead from the raw weights to these: permutations, after the scales of the gauge, and
+        with ``scales="fit"`` scales too.
+    reference
+        tensor name to (1 or K, *shape), the reference in the gauge: what the weights are close to.
+    value
+        (K,) float64, ``<A, g B>`` over all floating tensors but running statistics.
+    bound
+        (K,) what the value is at most for any permutations; not reached by networks that are not copies, as a rule; NaN
+        where scales are fitted.
+    distance
+        (K,) ``||A - g B||`` over the same tensors.
+    sweeps
+        (K,) how often all groups were gone through; 0 where signatures or activations alone decide.
+    ties
+        (K,) channels that look like another one of their group whatever the order of the others, or that hold the same
+        on all examples; where there are any, other weights may fit as well.
+    aligned
+        (K,) bool, False where the network is not finite, or could not be brought into the gauge: it stays as it is.
+    scales
+        ``fixed`` or ``fit``, as was asked for.
     """
 
     weights: dict[str, Any]
@@ -93,24 +102,33 @@ def align(
 
     Parameters
     ----------
-    weights : B: tensor name to (K, *shape), numpy or torch.
-    reference : A: tensor name to (*shape) or (1, *shape), one network for all, or to (K, *shape), one for each.
-    arch : as in ``canonicalize``.
-    method : ``weights``, as above; or ``activations``: channels that answer alike on the same inputs come together,
-        whatever the distance of the weights (the same source, section 3.1).
-    gauge : a name in ``ckptzoo.symmetry.GAUGES``, such as ``min-mass``, into which all are brought before; by default
-        they keep their scales.
-    scales : ``fixed``, as they are or as the gauge has them; or ``fit``, with method ``weights``: the distance is least
-        over scales, too, from those of ``unit-norm`` on. Channels that normalisations read have the norm of the
-        reference's, as their distance is least where they vanish. Fitted scales lower distances and raise barriers
-        (perceptrons 784-16-10: mean loss barrier 0.36, fixed 0.30), as networks come to have small weights where they
-        differ: for paths between networks take a gauge instead.
-    start : of the ascent on weights: ``signature``, by which the result does not depend on the order in which B comes,
-        nor with fitted scales on those where ``unit-norm`` determines them, or ``identity``.
-    activations : for that method: group id to (K, n, n), the sums over examples of what channel i of A holds times what
-        channel j of B holds, ``theirs @ ours.swapaxes(1, 2)`` for activations (K, n, examples); of the networks as
-        they are before the gauge. A group that is ``Like`` another may be left out, or the other.
-    threads : at most this number; None for one a core.
+    weights
+        B: tensor name to (K, *shape), numpy or torch.
+    reference
+        A: tensor name to (*shape) or (1, *shape), one network for all, or to (K, *shape), one for each.
+    arch
+        as in ``canonicalize``.
+    method
+        ``weights``, as above; or ``activations``: channels that answer alike on the same inputs come together, whatever
+        the distance of the weights (the same source, section 3.1).
+    gauge
+        a name in ``ckptzoo.symmetry.GAUGES``, such as ``min-mass``, into which all are brought before; by default they
+        keep their scales.
+    scales
+        ``fixed``, as they are or as the gauge has them; or ``fit``, with method ``weights``: the distance is least over
+        scales, too, from those of ``unit-norm`` on. Channels that normalisations read have the norm of the reference's,
+        as their distance is least where they vanish. Fitted scales lower distances and raise barriers (perceptrons
+        784-16-10: mean loss barrier 0.36, fixed 0.30), as networks come to have small weights where they differ: for
+        paths between networks take a gauge instead.
+    start
+        of the ascent on weights: ``signature``, by which the result does not depend on the order in which B comes, nor
+        with fitted scales on those where ``unit-norm`` determines them, or ``identity``.
+    activations
+        for that method: group id to (K, n, n), the sums over examples of what channel i of A holds times what channel j
+        of B holds, ``theirs @ ours.swapaxes(1, 2)`` for activations (K, n, examples); of the networks as they are
+        before the gauge. A group that is ``Like`` another may be left out, or the other.
+    threads
+        at most this number; None for one a core.
 
     Raises
     ------

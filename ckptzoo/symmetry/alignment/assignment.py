@@ -17,11 +17,13 @@ def assign(gains: NDArray[np.floating]) -> NDArray[np.int64]:
 
     Parameters
     ----------
-    gains : (..., n, n), finite.
+    gains
+        (..., n, n), finite.
 
     Returns
     -------
-    (..., n); of several that are best one that depends on the matrix alone.
+    NDArray[np.int64]
+        (..., n); of several that are best one that depends on the matrix alone.
     """
     *lead, n, _ = gains.shape
     if n == 1:

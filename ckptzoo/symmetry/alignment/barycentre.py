@@ -33,12 +33,15 @@ class Barycentre:
 
     Parameters
     ----------
-    mean, std : floating tensor's name to (*shape) float64: the mean of the ``g_k B_k`` and their standard deviation
-        (ddof 1).
-    element : the K elements g_k.
-    objective : after each pass, ``sum_{k < l} <g_k B_k, g_l B_l>``, over all floating tensors but running statistics;
-        the greatest is that of the mean.
-    used : (K,) bool, False for networks that are not finite, which do not count.
+    mean, std
+        floating tensor's name to (*shape) float64: the mean of the ``g_k B_k`` and their standard deviation (ddof 1).
+    element
+        the K elements g_k.
+    objective
+        after each pass, ``sum_{k < l} <g_k B_k, g_l B_l>``, over all floating tensors but running statistics; the
+        greatest is that of the mean.
+    used
+        (K,) bool, False for networks that are not finite, which do not count.
     """
 
     mean: dict[str, NDArray[np.float64]]
@@ -60,8 +63,10 @@ def barycentre(batches: Batches, arch: Arch) -> Barycentre:
 
     Parameters
     ----------
-    batches : called once a pass, for the same networks in the same order: ``lambda: zoo.batches()``.
-    arch : as in ``align``. Networks keep their scales: bring them into a gauge before.
+    batches
+        called once a pass, for the same networks in the same order: ``lambda: zoo.batches()``.
+    arch
+        as in ``align``. Networks keep their scales: bring them into a gauge before.
 
     Raises
     ------
@@ -125,7 +130,8 @@ class _Sum:
 
     Parameters
     ----------
-    table : the symmetry table.
+    table
+        the symmetry table.
     """
 
     def __init__(self, table: Symmetry) -> None:

@@ -27,8 +27,10 @@ class PairSlices:
 
     Parameters
     ----------
-    rows, columns : ids of the groups.
-    reference, array : (1 or K, g, k of rows, k of columns, features) and (K, ...).
+    rows, columns
+        ids of the groups.
+    reference, array
+        (1 or K, g, k of rows, k of columns, features) and (K, ...).
     """
 
     rows: str
@@ -79,13 +81,17 @@ def assign_blocks(
 
     Parameters
     ----------
-    gains : of each group, of the tensors in which it is alone.
-    pairs : the tensors in which two groups meet within blocks.
-    before : the permutations so far, from which the blocks that are together go on; None where there are none.
+    gains
+        of each group, of the tensors in which it is alone.
+    pairs
+        the tensors in which two groups meet within blocks.
+    before
+        the permutations so far, from which the blocks that are together go on; None where there are none.
 
     Returns
     -------
-    The permutations; their values (K,); and those of ``before`` (zeros without).
+    tuple[Perms, NDArray[np.float64], NDArray[np.float64]]
+        The permutations; their values (K,); and those of ``before`` (zeros without).
     """
     split = {group.id: by_block(gains[group.id], joint.g) for group in joint.groups}
     K, blocks = len(next(iter(split.values()))), np.arange(joint.g)

@@ -27,11 +27,16 @@ class ChannelView:
 
     Parameters
     ----------
-    action : what the group does there.
-    leader : id of the group whose permutation it is.
-    listings : every listing of the channels: positions (n, inner), on an axis with blocks counted through all of them.
-    others : the actions on the tensor's other axes.
-    applied : of these the ones whose permutations are applied before channels are compared: those of other groups.
+    action
+        what the group does there.
+    leader
+        id of the group whose permutation it is.
+    listings
+        every listing of the channels: positions (n, inner), on an axis with blocks counted through all of them.
+    others
+        the actions on the tensor's other axes.
+    applied
+        of these the ones whose permutations are applied before channels are compared: those of other groups.
     """
 
     action: AxisAction
@@ -71,7 +76,8 @@ class Pair:
 
     Parameters
     ----------
-    rows, columns : the views of axis 0 and of the axis with blocks.
+    rows, columns
+        the views of axis 0 and of the axis with blocks.
     """
 
     rows: ChannelView
@@ -84,13 +90,19 @@ class JointGroups:
 
     Parameters
     ----------
-    groups : one symmetric group, or the wreath groups of one block permutation.
-    g : blocks; 1 for a symmetric group.
-    views : by group, those that are linear in its permutation while all others stay.
-    pairs : tensors in which two of the groups meet within blocks.
-    quadratic : names of tensors that are permuted on two axes otherwise; their views are linear only where the other
-        axis stays.
-    symmetry : the table.
+    groups
+        one symmetric group, or the wreath groups of one block permutation.
+    g
+        blocks; 1 for a symmetric group.
+    views
+        by group, those that are linear in its permutation while all others stay.
+    pairs
+        tensors in which two of the groups meet within blocks.
+    quadratic
+        names of tensors that are permuted on two axes otherwise; their views are linear only where the other axis
+        stays.
+    symmetry
+        the table.
     """
 
     groups: tuple[Group, ...]

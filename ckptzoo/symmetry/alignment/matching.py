@@ -34,10 +34,14 @@ class Matched:
 
     Parameters
     ----------
-    element : the permutations; all scales 1.
-    bound : (K,) what ``<A, g B>`` is at most.
-    sweeps : (K,) how often the groups were gone through.
-    ties : (K,) channels of B that sorted slices do not tell from another one of their group.
+    element
+        the permutations; all scales 1.
+    bound
+        (K,) what ``<A, g B>`` is at most.
+    sweeps
+        (K,) how often the groups were gone through.
+    ties
+        (K,) channels of B that sorted slices do not tell from another one of their group.
     """
 
     element: GroupElement
@@ -51,9 +55,11 @@ class Matcher:
 
     Parameters
     ----------
-    reference : A: tensor name to (1, *shape), for all networks, or (K, *shape), one for each; finite floats. Tensors
-        that are not in it do not count.
-    symmetry : the table.
+    reference
+        A: tensor name to (1, *shape), for all networks, or (K, *shape), one for each; finite floats. Tensors that are
+        not in it do not count.
+    symmetry
+        the table.
     """
 
     def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
@@ -73,7 +79,8 @@ class Matcher:
 
         Parameters
         ----------
-        start : ``signature``, or ``identity`` for the order that the networks have.
+        start
+            ``signature``, or ``identity`` for the order that the networks have.
         """
         K = len(next(iter(arrays.values())))
         perms, bound, ties = self._signatures(arrays)
@@ -98,7 +105,8 @@ class Matcher:
 
         Parameters
         ----------
-        found : whether signatures gave the permutations, which are the best then of groups that are alone.
+        found
+            whether signatures gave the permutations, which are the best then of groups that are alone.
         """
         K = len(next(iter(arrays.values())))
         open_ones = [not (found and joint.is_alone) for joint in self.joint_groups]

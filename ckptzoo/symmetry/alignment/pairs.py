@@ -28,14 +28,18 @@ def pair_distances(weights: Stacked, arch: Arch, *, threads: int | None = None) 
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape), numpy or torch.
-    arch : as in ``align``: of a network whose groups of channels do not meet in a tensor, so that one assignment is
-        exact, such as OptuNet or a perceptron of one hidden layer. Scales stay: bring the networks into a gauge before.
-    threads : at most this number; None for one a core.
+    weights
+        tensor name to (K, *shape), numpy or torch.
+    arch
+        as in ``align``: of a network whose groups of channels do not meet in a tensor, so that one assignment is exact,
+        such as OptuNet or a perceptron of one hidden layer. Scales stay: bring the networks into a gauge before.
+    threads
+        at most this number; None for one a core.
 
     Returns
     -------
-    (K, K) float64, symmetric, with zeros on the diagonal; NaN for networks that are not finite.
+    NDArray[np.float64]
+        (K, K) float64, symmetric, with zeros on the diagonal; NaN for networks that are not finite.
 
     Raises
     ------

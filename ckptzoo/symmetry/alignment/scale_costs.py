@@ -28,7 +28,8 @@ def least_costs(
 
     Parameters
     ----------
-    p, q : positive; with u and v they broadcast to one shape.
+    p, q
+        positive; with u and v they broadcast to one shape.
 
     Notes
     -----

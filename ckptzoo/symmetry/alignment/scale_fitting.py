@@ -36,10 +36,14 @@ class _Family:
 
     Parameters
     ----------
-    joint : their permutations; None where channels stay in place.
-    members : by the leading group, all groups that take its permutation.
-    tensors : names of those that they permute or scale.
-    is_exact : whether they act on one axis of each tensor, so that one step is exact while all others stay.
+    joint
+        their permutations; None where channels stay in place.
+    members
+        by the leading group, all groups that take its permutation.
+    tensors
+        names of those that they permute or scale.
+    is_exact
+        whether they act on one axis of each tensor, so that one step is exact while all others stay.
     """
 
     joint: JointGroups | None
@@ -54,8 +58,10 @@ class _Sums:
 
     Parameters
     ----------
-    own, own_reference : squared norms.
-    signed, absolute : products, by whether the channel's sign acts.
+    own, own_reference
+        squared norms.
+    signed, absolute
+        products, by whether the channel's sign acts.
     """
 
     own: NDArray[np.float64]
@@ -69,9 +75,11 @@ class ScaleFitter:
 
     Parameters
     ----------
-    reference : A: tensor name to (1, *shape), for all networks, or (K, *shape), float64. Tensors that are not in it do
-        not count.
-    symmetry : the table.
+    reference
+        A: tensor name to (1, *shape), for all networks, or (K, *shape), float64. Tensors that are not in it do not
+        count.
+    symmetry
+        the table.
     """
 
     def __init__(self, reference: _Doubles, symmetry: Symmetry) -> None:
@@ -88,7 +96,8 @@ class ScaleFitter:
 
         Parameters
         ----------
-        arrays : B: all floating tensors (K, *shape), float64, with running variances.
+        arrays
+            B: all floating tensors (K, *shape), float64, with running variances.
         """
         K, least = len(start), least_scales(arrays, self._symmetry)
         element = not_below(GroupElement(dict(start.perms), dict(start.scales)), least)

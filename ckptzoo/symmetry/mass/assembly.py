@@ -26,8 +26,10 @@ def build_network(moments: Moments, layers: Sequence[Mapping[str, np.ndarray]] =
 
     Parameters
     ----------
-    moments : of finite checkpoints.
-    layers : for each layer, group id to least log-scales (K, n).
+    moments
+        of finite checkpoints.
+    layers
+        for each layer, group id to least log-scales (K, n).
 
     Raises
     ------

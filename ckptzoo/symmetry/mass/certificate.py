@@ -49,9 +49,12 @@ class Certificate:
 
     Parameters
     ----------
-    mass : (K,) float64, of what is on a way from input to output, and what no scale changes.
-    gap : (K,) float64, ``(P - D) / P``.
-    imbalance : (K,) float64, the largest of ``|in - out| / (in + out)`` over the nodes, of the flows y of the bound.
+    mass
+        (K,) float64, of what is on a way from input to output, and what no scale changes.
+    gap
+        (K,) float64, ``(P - D) / P``.
+    imbalance
+        (K,) float64, the largest of ``|in - out| / (in + out)`` over the nodes, of the flows y of the bound.
     """
 
     mass: np.ndarray

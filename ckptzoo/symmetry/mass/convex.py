@@ -19,8 +19,10 @@ def balance_by_cvxpy(network: Network, tolerance: float) -> Balanced:
 
     Parameters
     ----------
-    network : of ``build_network``.
-    tolerance : not used: every network is solved.
+    network
+        of ``build_network``.
+    tolerance
+        not used: every network is solved.
 
     Raises
     ------

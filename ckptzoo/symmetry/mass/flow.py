@@ -27,9 +27,12 @@ class StepFlows:
 
     Parameters
     ----------
-    grow, shrink : (K, N) factors ``exp(2 step)`` and ``exp(-2 step)``.
-    into, out_of : (K, N) flow into and out of every node.
-    between : (K, G, G), flow from the channels of one group (second axis) to those of another (first axis).
+    grow, shrink
+        (K, N) factors ``exp(2 step)`` and ``exp(-2 step)``.
+    into, out_of
+        (K, N) flow into and out of every node.
+    between
+        (K, G, G), flow from the channels of one group (second axis) to those of another (first axis).
     """
 
     grow: np.ndarray
@@ -49,8 +52,10 @@ class Flow:
 
     Parameters
     ----------
-    network : the K networks.
-    base : (K, N) log-scales at which the masses are taken.
+    network
+        the K networks.
+    base
+        (K, N) log-scales at which the masses are taken.
     """
 
     def __init__(self, network: Network, base: np.ndarray) -> None:

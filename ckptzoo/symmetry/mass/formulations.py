@@ -54,11 +54,16 @@ class Formulation:
 
     Parameters
     ----------
-    name : one of ``FORMULATIONS``.
-    symmetry : the network's table.
-    table : the table whose scales are free.
-    gains : tensors that have one more axis in ``table``, of length 1: ``eval_chain``'s.
-    layers : the groups of every layer of ``volume``, and its running variances.
+    name
+        one of ``FORMULATIONS``.
+    symmetry
+        the network's table.
+    table
+        the table whose scales are free.
+    gains
+        tensors that have one more axis in ``table``, of length 1: ``eval_chain``'s.
+    layers
+        the groups of every layer of ``volume``, and its running variances.
     """
 
     name: str
@@ -222,12 +227,18 @@ class LeastMassScales:
 
     Parameters
     ----------
-    scales : group id to (K, n) float64, for every group of the network's table that scales.
-    mass_before, mass_after : (K,) float64.
-    gap, imbalance : (K,) float64, as in ``Certificate``.
-    dropped : (K,) int64, channels on no way from input to output.
-    iterations : (K,) int64.
-    unsigned : (K,) bool, a sign or the scale of a dropped channel could not be determined, as in ``Scales``.
+    scales
+        group id to (K, n) float64, for every group of the network's table that scales.
+    mass_before, mass_after
+        (K,) float64.
+    gap, imbalance
+        (K,) float64, as in ``Certificate``.
+    dropped
+        (K,) int64, channels on no way from input to output.
+    iterations
+        (K,) int64.
+    unsigned
+        (K,) bool, a sign or the scale of a dropped channel could not be determined, as in ``Scales``.
     """
 
     scales: dict[str, np.ndarray]
@@ -245,9 +256,12 @@ def find_scales(arrays: dict[str, np.ndarray], formulation: Formulation, engine:
 
     Parameters
     ----------
-    arrays : tensor name to (K, *shape), with the axes of the formulation's table, numpy and finite.
-    formulation : which scales are free.
-    engine : the solver.
+    arrays
+        tensor name to (K, *shape), with the axes of the formulation's table, numpy and finite.
+    formulation
+        which scales are free.
+    engine
+        the solver.
 
     Notes
     -----

@@ -26,18 +26,28 @@ class MinMass:
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape), at least float32, in the framework of the raw weights.
-    scales : group id to (K, n) float64, for the groups of the table that scale. With ``pinned`` and ``volume`` they
-        make a group element, with ``eval_chain`` not.
-    mass_before, mass_after : (K,) float64, the sum of squared weights, biases left out, of what is on a way from
-        input to output; and of tensors with two or more axes that the table does not name.
-    gap : (K,) float64, ``(P - D) / P`` with P the mass after and D a lower bound of the least mass; at least 2^-52.
-    imbalance : (K,) float64, by how much the flows that prove D miss a circulation: the largest
-        ``|in - out| / (in + out)`` of a channel. The gap includes what that costs.
-    degenerate : (K,) int64, channels on no way from input to output: they have no least mass, and unit norm instead.
-    iterations : (K,) int64, of the engine; 0 where the solution is in closed form or the weights had it already.
-    formulation : which scales are free in front of BatchNorms.
+    weights
+        tensor name to (K, *shape), at least float32, in the framework of the raw weights.
+    scales
+        group id to (K, n) float64, for the groups of the table that scale. With ``pinned`` and ``volume`` they make a
+        group element, with ``eval_chain`` not.
+    mass_before, mass_after
+        (K,) float64, the sum of squared weights, biases left out, of what is on a way from input to output; and of
+        tensors with two or more axes that the table does not name.
+    gap
+        (K,) float64, ``(P - D) / P`` with P the mass after and D a lower bound of the least mass; at least 2^-52.
+    imbalance
+        (K,) float64, by how much the flows that prove D miss a circulation: the largest ``|in - out| / (in + out)`` of
+        a channel. The gap includes what that costs.
+    degenerate
+        (K,) int64, channels on no way from input to output: they have no least mass, and unit norm instead.
+    iterations
+        (K,) int64, of the engine; 0 where the solution is in closed form or the weights had it already.
+    formulation
+        which scales are free in front of BatchNorms.
 
+    Notes
+    -----
     A checkpoint that is not finite, or would not be after scaling, keeps its weights, with scales of 1; its figures are
     NaN.
     """
@@ -69,14 +79,19 @@ def min_mass(
 
     Parameters
     ----------
-    weights : tensor name to (K, *shape), numpy or torch; half precisions give float32. All elements that share
-        both channels add up: means and standard deviations of a variational network, stacked along a last axis of every
-        tensor, are scaled for the least ``sum of mean^2 + deviation^2`` (with a table as ``arch``; leave out the
-        output's bias, which the table does not name and which has two axes then).
-    arch : as in ``canonicalize``.
-    formulation : ``"pinned"``, ``"volume"`` or ``"eval_chain"``; without running variances all are the same.
-    engine : ``"newton"``, or ``"cvxpy"`` for one checkpoint after the other by Clarabel, as a comparison.
-    threads : the largest number; None for one a core.
+    weights
+        tensor name to (K, *shape), numpy or torch; half precisions give float32. All elements that share both channels
+        add up: means and standard deviations of a variational network, stacked along a last axis of every tensor, are
+        scaled for the least ``sum of mean^2 + deviation^2`` (with a table as ``arch``; leave out the output's bias,
+        which the table does not name and which has two axes then).
+    arch
+        as in ``canonicalize``.
+    formulation
+        ``"pinned"``, ``"volume"`` or ``"eval_chain"``; without running variances all are the same.
+    engine
+        ``"newton"``, or ``"cvxpy"`` for one checkpoint after the other by Clarabel, as a comparison.
+    threads
+        the largest number; None for one a core.
 
     Raises
     ------

@@ -31,10 +31,13 @@ class Edges:
 
     Parameters
     ----------
-    head, tail : numbers of the groups among the network's.
-    head_nodes, tail_nodes : where the heads' and the tails' nodes are among all nodes.
-    log_masses : (K, blocks, heads of a block, tails of a block), -inf where there is no edge; a node has edges within
-        its block only.
+    head, tail
+        numbers of the groups among the network's.
+    head_nodes, tail_nodes
+        where the heads' and the tails' nodes are among all nodes.
+    log_masses
+        (K, blocks, heads of a block, tails of a block), -inf where there is no edge; a node has edges within its block
+        only.
     """
 
     head: int
@@ -50,8 +53,10 @@ class Layer:
 
     Parameters
     ----------
-    nodes : (n,) int64, which of all nodes.
-    least : (K, n) float64, 0 or negative.
+    nodes
+        (n,) int64, which of all nodes.
+    least
+        (K, n) float64, 0 or negative.
     """
 
     nodes: np.ndarray
@@ -64,14 +69,22 @@ class Network:
 
     Parameters
     ----------
-    groups : those whose channels are nodes, in the table's order.
-    slices : where the nodes of each group are among all N nodes.
-    source, sink : (K, N) float64, logarithms of the masses of the edges from ground and to ground.
-    loops : (K, N) float64, logarithms of the masses between a channel and itself, which no scale changes.
-    fixed : (K,) float64, logarithm of the mass between ground and ground.
-    edges : all others.
-    kept : (K, N) bool, nodes that are on a cycle through ground; those of a layer count as ground there.
-    layers : of nodes that are scaled together (``volume``).
+    groups
+        those whose channels are nodes, in the table's order.
+    slices
+        where the nodes of each group are among all N nodes.
+    source, sink
+        (K, N) float64, logarithms of the masses of the edges from ground and to ground.
+    loops
+        (K, N) float64, logarithms of the masses between a channel and itself, which no scale changes.
+    fixed
+        (K,) float64, logarithm of the mass between ground and ground.
+    edges
+        all others.
+    kept
+        (K, N) bool, nodes that are on a cycle through ground; those of a layer count as ground there.
+    layers
+        of nodes that are scaled together (``volume``).
     """
 
     groups: tuple[Group, ...]
@@ -138,9 +151,12 @@ def fill_to_level(logs: np.ndarray, least: np.ndarray, counted: np.ndarray) -> n
 
     Parameters
     ----------
-    logs : (K, n), logarithms of F.
-    least : (K, n), l, at most 0; -inf where there is no bound.
-    counted : (K, n) bool, the nodes that take part; the others get 0.
+    logs
+        (K, n), logarithms of F.
+    least
+        (K, n), l, at most 0; -inf where there is no bound.
+    counted
+        (K, n) bool, the nodes that take part; the others get 0.
     """
     # The level at which each node leaves its bound; as the level rises, nodes leave in this order.
     leaves = np.where(counted, logs + 2 * least, np.inf)

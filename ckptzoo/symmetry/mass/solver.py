@@ -73,8 +73,10 @@ class Balanced:
 
     Parameters
     ----------
-    logs : (K, N) float64, of dropped nodes 0.
-    iterations : (K,) int64, Newton steps.
+    log_scales
+        (K, N) float64, of dropped nodes 0.
+    iterations
+        (K,) int64, Newton steps.
     """
 
     log_scales: np.ndarray
@@ -86,9 +88,11 @@ def balance(network: Network, tolerance: float) -> Balanced:
 
     Parameters
     ----------
-    network : what ``build_network`` returned.
-    tolerance : a network whose flows balance to this part of their sum at every node is left as it is, so that a
-        second application changes nothing where the first one's result was rounded.
+    network
+        what ``build_network`` returned.
+    tolerance
+        a network whose flows balance to this part of their sum at every node is left as it is, so that a second
+        application changes nothing where the first one's result was rounded.
 
     Notes
     -----
@@ -217,10 +221,14 @@ def newton_direction(
 
     Parameters
     ----------
-    flow, flows : the networks and their flows.
-    step : (K, N), where these are.
-    active : (K,) bool; the others' direction is 0.
-    accuracy : (K,) relative size of the last residual.
+    flow, flows
+        the networks and their flows.
+    step
+        (K, N), where these are.
+    active
+        (K,) bool; the others' direction is 0.
+    accuracy
+        (K,) relative size of the last residual.
     """
     diagonal = _inverse_diagonal(flow, flows, step)
     fixed = flow.network.layered_groups
@@ -306,9 +314,12 @@ def group_log_scales(between: np.ndarray, source: np.ndarray, sink: np.ndarray, 
 
     Parameters
     ----------
-    between : (K, G, G), the flow from group h to group g at ``[:, g, h]``.
-    source, sink : (K, G), the flows from and to ground.
-    fixed : (G,) bool, groups whose log-scale stays 0.
+    between
+        (K, G, G), the flow from group h to group g at ``[:, g, h]``.
+    source, sink
+        (K, G), the flows from and to ground.
+    fixed
+        (G,) bool, groups whose log-scale stays 0.
     """
     between, source, sink = merge_into_ground(between, source, sink, fixed)
     diagonal = np.arange(between.shape[1])

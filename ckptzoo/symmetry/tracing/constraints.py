@@ -24,10 +24,14 @@ class Labels:
 
     Parameters
     ----------
-    channel : nodes of channels; -1 where the entry does not depend on the order of any.
-    scale : nodes of scales; -1 where no scale changes the entry.
-    path : numbers that are equal where the same operations led from parameters and inputs to the entry.
-    power : the entries are multiplied by their scales to this power.
+    channel
+        nodes of channels; -1 where the entry does not depend on the order of any.
+    scale
+        nodes of scales; -1 where no scale changes the entry.
+    path
+        numbers that are equal where the same operations led from parameters and inputs to the entry.
+    power
+        the entries are multiplied by their scales to this power.
     """
 
     channel: NodeIds
@@ -104,11 +108,16 @@ class AxisPlacement:
 
     Parameters
     ----------
-    tensor, axis : whose axis.
-    channel, scale, path : labels of its positions, through all blocks.
-    exponent, role, in_mass, blocks, eps : as in ``AxisAction``.
-    uses : how often the tensor is used.
-    signs, sign_uses : of a gain: the scales by whose signs its positions are multiplied, and in how many of the uses.
+    tensor, axis
+        whose axis.
+    channel, scale, path
+        labels of its positions, through all blocks.
+    exponent, role, in_mass, blocks, eps
+        as in ``AxisAction``.
+    uses
+        how often the tensor is used.
+    signs, sign_uses
+        of a gain: the scales by whose signs its positions are multiplied, and in how many of the uses.
     """
 
     tensor: str
@@ -132,9 +141,12 @@ class ChannelBlocks:
 
     Parameters
     ----------
-    name : of the module or tensor.
-    members : (blocks, channels a block) of each side, one or two.
-    axes : the tensor's axes that are read and written in blocks; none where no tensor has them.
+    name
+        of the module or tensor.
+    members
+        (blocks, channels a block) of each side, one or two.
+    axes
+        the tensor's axes that are read and written in blocks; none where no tensor has them.
     """
 
     name: str
@@ -148,14 +160,22 @@ class Constraints:
 
     Parameters
     ----------
-    operation : the operation that is traced at present, as messages and notes name it.
-    channels, scales : which of them are tied, with their marks; a mark is the number of a reason.
-    paths : the numbers of histories.
-    placements : by tensor and axis.
-    blocks : of grouped operations.
-    sums : labels of what was summed over, whose channels are in no tensor after that.
-    reasons : texts, by the numbers in the marks.
-    notes : sentences on the result, for the user.
+    operation
+        the operation that is traced at present, as messages and notes name it.
+    channels, scales
+        which of them are tied, with their marks; a mark is the number of a reason.
+    paths
+        the numbers of histories.
+    placements
+        by tensor and axis.
+    blocks
+        of grouped operations.
+    sums
+        labels of what was summed over, whose channels are in no tensor after that.
+    reasons
+        texts, by the numbers in the marks.
+    notes
+        sentences on the result, for the user.
     """
 
     operation: str = ""
@@ -240,7 +260,8 @@ class Constraints:
 
         Parameters
         ----------
-        labels : one-dimensional, one a position.
+        labels
+            one-dimensional, one a position.
         """
         channel, scale, path = (
             np.array(item) for item in np.broadcast_arrays(labels.channel, labels.scale, labels.path)

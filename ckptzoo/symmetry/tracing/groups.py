@@ -25,11 +25,16 @@ class ChannelPosition:
 
     Parameters
     ----------
-    placement : number among the placements of the constraints.
-    position : the position there.
-    scale : number of the scale among the channel's, in the order of its entries; -1 where there is none.
-    kind : of that scale.
-    sign : whether the sign of the scale alone acts here, beside another entry at the same position.
+    placement
+        number among the placements of the constraints.
+    position
+        the position there.
+    scale
+        number of the scale among the channel's, in the order of its entries; -1 where there is none.
+    kind
+        of that scale.
+    sign
+        whether the sign of the scale alone acts here, beside another entry at the same position.
     """
 
     placement: int
@@ -45,11 +50,16 @@ class Channel:
 
     Parameters
     ----------
-    root : of its set of nodes, which names it.
-    entries : in an order in which those of channels that look alike correspond.
-    signature : equal for channels that are in the same places with the same histories and scales.
-    fixed : whether something keeps it in place.
-    first : where it is written first: placement and position.
+    root
+        of its set of nodes, which names it.
+    entries
+        in an order in which those of channels that look alike correspond.
+    signature
+        equal for channels that are in the same places with the same histories and scales.
+    fixed
+        whether something keeps it in place.
+    first
+        where it is written first: placement and position.
     """
 
     root: int
@@ -65,9 +75,12 @@ class _Row:
 
     Parameters
     ----------
-    placement, path, position : number of the placement, the entry's path, and the position.
-    scale, kind : the root of the scale, -1 where there is none, and its kind.
-    sign : as in ``ChannelPosition``.
+    placement, path, position
+        number of the placement, the entry's path, and the position.
+    scale, kind
+        the root of the scale, -1 where there is none, and its kind.
+    sign
+        as in ``ChannelPosition``.
     """
 
     placement: int

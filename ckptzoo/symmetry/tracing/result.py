@@ -12,10 +12,14 @@ class Traced:
 
     Parameters
     ----------
-    symmetry : the table.
-    architecture : of the module's state dict; tied tensors are aliases.
-    notes : what keeps groups in place, unscaled or apart: one sentence each.
-    worst : largest relative difference of the outputs that the verification found, in float64.
+    symmetry
+        the table.
+    architecture
+        of the module's state dict; tied tensors are aliases.
+    notes
+        what keeps groups in place, unscaled or apart: one sentence each.
+    worst
+        largest relative difference of the outputs that the verification found, in float64.
     """
 
     symmetry: Symmetry

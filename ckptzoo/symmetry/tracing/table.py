@@ -23,11 +23,16 @@ class _Part:
 
     Parameters
     ----------
-    group : number of the channel group.
-    scale : number of the scale among each channel's; -1 where there is none.
-    kind : of that scale.
-    writer : the placement that writes it first; where none does, the first of the channel group.
-    first : its first placement.
+    group
+        number of the channel group.
+    scale
+        number of the scale among each channel's; -1 where there is none.
+    kind
+        of that scale.
+    writer
+        the placement that writes it first; where none does, the first of the channel group.
+    first
+        its first placement.
     """
 
     group: int

@@ -62,8 +62,10 @@ class Interpreter:
 
     Parameters
     ----------
-    module : the module that the operations were traced from.
-    names : for each name of a tensor in the state dict, its name in the architecture; aliases share one.
+    module
+        the module that the operations were traced from.
+    names
+        for each name of a tensor in the state dict, its name in the architecture; aliases share one.
     """
 
     def __init__(self, module: nn.Module, names: Mapping[str, str]) -> None:

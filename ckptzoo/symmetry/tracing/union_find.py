@@ -12,7 +12,8 @@ class UnionFind:
 
     Parameters
     ----------
-    marks : how many kinds of marks a set can carry; a mark is a number, and the first one of its kind stays.
+    marks
+        how many kinds of marks a set can carry; a mark is a number, and the first one of its kind stays.
     """
 
     def __init__(self, marks: int) -> None:

@@ -52,15 +52,20 @@ def verify_table(
 
     Parameters
     ----------
-    module : in float64 and evaluation mode.
-    arch : of its state dict.
-    symmetry : the table to verify.
-    example : an input, float64.
+    module
+        in float64 and evaluation mode.
+    arch
+        of its state dict.
+    symmetry
+        the table to verify.
+    example
+        an input, float64.
 
     Returns
     -------
-    The table, the largest relative difference that a random element makes, and notes on what failed or could not be
-    verified.
+    tuple[Symmetry, float, tuple[str, ...]]
+        The table, the largest relative difference that a random element makes, and notes on what failed or could not be
+        verified.
 
     Raises
     ------
@@ -101,10 +106,14 @@ class Verifier:
 
     Parameters
     ----------
-    module : in float64 and evaluation mode; what it computes is not changed.
-    arch : of its state dict.
-    symmetry : a table, in which gains have their role.
-    example : an input; the random ones have its shape, with four rows where the module takes them.
+    module
+        in float64 and evaluation mode; what it computes is not changed.
+    arch
+        of its state dict.
+    symmetry
+        a table, in which gains have their role.
+    example
+        an input; the random ones have its shape, with four rows where the module takes them.
     """
 
     def __init__(self, module: nn.Module, arch: Architecture, symmetry: Symmetry, example: torch.Tensor) -> None:
@@ -319,9 +328,12 @@ def generic_weights(
 
     Parameters
     ----------
-    own : the module's weights, float64 where they are floats.
-    parameters : names of those that are parameters.
-    symmetry : the table, in which gains have their role.
+    own
+        the module's weights, float64 where they are floats.
+    parameters
+        names of those that are parameters.
+    symmetry
+        the table, in which gains have their role.
     """
     gains = {action.tensor for action in symmetry.actions if action.role == "gain"}
     return {

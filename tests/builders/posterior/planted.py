@@ -24,8 +24,10 @@ class Planted(Surroundings):
 
     Parameters
     ----------
-    formula : of weights (M, P) and the step to gradients of the mean loss (M, P).
-    snapshots : of the step and the number of modes to the weights (M, P) to which training comes there.
+    formula
+        of weights (M, P) and the step to gradients of the mean loss (M, P).
+    snapshots
+        of the step and the number of modes to the weights (M, P) to which training comes there.
     """
 
     formula: Callable[[torch.Tensor, int], torch.Tensor] | None = None

@@ -82,10 +82,14 @@ class Case:
 
     Parameters
     ----------
-    forward, parts : of the network.
-    example : its input.
-    table : as ``text`` writes it; where it ends in ``...``, how it begins.
-    notes : a pattern for each note, ``*`` for any text; ``...`` at the end where more may follow, None for any notes.
+    forward, parts
+        of the network.
+    example
+        its input.
+    table
+        as ``text`` writes it; where it ends in ``...``, how it begins.
+    notes
+        a pattern for each note, ``*`` for any text; ``...`` at the end where more may follow, None for any notes.
     """
 
     forward: Forward

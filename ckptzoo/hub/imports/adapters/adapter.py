@@ -25,11 +25,16 @@ class Options:
 
     Parameters
     ----------
-    id_pattern : for files: their ids, such as ``{stem}``.
-    metadata : rows of a table by the path that they are about.
-    layout : the text of a ``layout.csv``, for flat vectors.
-    checkpoint_offset : what to add to the number of a checkpoint of Ray to get its iteration; None: found out.
-    percent : whether accuracies go up to 100.
+    id_pattern
+        for files: their ids, such as ``{stem}``.
+    metadata
+        rows of a table by the path that they are about.
+    layout
+        the text of a ``layout.csv``, for flat vectors.
+    checkpoint_offset
+        what to add to the number of a checkpoint of Ray to get its iteration; None: found out.
+    percent
+        whether accuracies go up to 100.
     """
 
     id_pattern: str | None = None
@@ -45,10 +50,14 @@ class Picked:
 
     Parameters
     ----------
-    suffix : what its id ends with, where the file holds several.
-    tensors : by name, in order.
-    row : columns that differ from those of ``Found``; ``extra`` is merged.
-    gaussian : whether they are means, with the standard deviation of ``T`` as ``T_std``.
+    suffix
+        what its id ends with, where the file holds several.
+    tensors
+        by name, in order.
+    row
+        columns that differ from those of ``Found``; ``extra`` is merged.
+    gaussian
+        whether they are means, with the standard deviation of ``T`` as ``T_std``.
     """
 
     suffix: str
@@ -63,12 +72,18 @@ class Found:
 
     Parameters
     ----------
-    path : in the source.
-    member, step : of its checkpoints.
-    row : columns.
-    size : bytes that reading it takes.
-    read : the file's bytes; may be called until the next is asked for.
-    pick : the checkpoints among its state dicts.
+    path
+        in the source.
+    member, step
+        of its checkpoints.
+    row
+        columns.
+    size
+        bytes that reading it takes.
+    read
+        the file's bytes; may be called until the next is asked for.
+    pick
+        the checkpoints among its state dicts.
     """
 
     path: str
@@ -86,9 +101,12 @@ class FoundArrays:
 
     Parameters
     ----------
-    path : in the source.
-    members, steps, rows : of each of K checkpoints.
-    tensors : (K, *shape) by name, in order.
+    path
+        in the source.
+    members, steps, rows
+        of each of K checkpoints.
+    tensors
+        (K, *shape) by name, in order.
     """
 
     path: str
@@ -103,9 +121,12 @@ class Adapter(Protocol):
 
     Attributes
     ----------
-    name : as ``--as`` has it.
-    license : of everything that is published in it; None where that differs or is not stated.
-    by_order : whether tensors are matched by their order and shapes where their names differ.
+    name
+        as ``--as`` has it.
+    license
+        of everything that is published in it; None where that differs or is not stated.
+    by_order
+        whether tensors are matched by their order and shapes where their names differ.
     """
 
     name: str
@@ -158,9 +179,11 @@ def side_files(
 
     Parameters
     ----------
-    wanted : whether a path is that of a file of facts.
-    checkpoint : whether it is a checkpoint; the one with the first path is read too, so that an archive in another
-        order gives tensors the same names.
+    wanted
+        whether a path is that of a file of facts.
+    checkpoint
+        whether it is a checkpoint; the one with the first path is read too, so that an archive in another order gives
+        tensors the same names.
     """
     texts: dict[str, bytes] = {}
     first: tuple[str, bytes] | None = None

@@ -20,11 +20,15 @@ class Value:
 
     Parameters
     ----------
-    tensor : the numbers, for the example.
-    labels : of its entries.
-    origin : ``DATA``, ``PARAMETER`` or ``CONSTANT``.
-    source : for a tensor of the state dict, as it is or with its axes in another order: its name, and for each axis
-        the axis of the tensor in the state dict, None for an axis that was added.
+    tensor
+        the numbers, for the example.
+    labels
+        of its entries.
+    origin
+        ``DATA``, ``PARAMETER`` or ``CONSTANT``.
+    source
+        for a tensor of the state dict, as it is or with its axes in another order: its name, and for each axis the axis
+        of the tensor in the state dict, None for an axis that was added.
     """
 
     tensor: torch.Tensor
@@ -55,12 +59,18 @@ class Call:
 
     Parameters
     ----------
-    constraints : those so far; the operation's rule adds its own.
-    name : of the function, the tensor's method or its attribute.
-    args, kwargs : its arguments, ``Value`` where they are tensors.
-    result : its result for the example.
-    apply : the operation, on other tensors of the same shapes.
-    module_name : of the module that calls it.
+    constraints
+        those so far; the operation's rule adds its own.
+    name
+        of the function, the tensor's method or its attribute.
+    args, kwargs
+        its arguments, ``Value`` where they are tensors.
+    result
+        its result for the example.
+    apply
+        the operation, on other tensors of the same shapes.
+    module_name
+        of the module that calls it.
     """
 
     constraints: Constraints

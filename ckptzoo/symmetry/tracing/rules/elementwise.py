@@ -284,7 +284,8 @@ def _with_parameter(call: Call, value: Value, parameter: Value, operation: str, 
 
     Parameters
     ----------
-    swapped : whether the parameter is the first operand.
+    swapped
+        whether the parameter is the first operand.
     """
     ndim = call.result.ndim
     labels = value.labels.with_ndim(ndim)

@@ -18,6 +18,8 @@ from ckptzoo.errors import UnknownNameError, require
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 
+__all__ = ["architecture", "base_of", "get", "known", "names", "optunet_name", "stacked", "symmetry"]
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 

@@ -143,6 +143,8 @@ def base_of(name: str | None) -> str | None:
 def optunet_name(*numbers: int) -> str:
     """The name of a network of OptuNet's family, whose numbers are those of ``ckptzoo.archs.optunet.OptuNet``.
 
+    Examples
+    --------
     >>> optunet_name(2, 4, 3, 10, 5, 2), optunet_name(3, 5, 2, 8, 4, 1, 20)
     ('optunet', 'optunet-3-5-2-8-4-1-20')
     """

@@ -4,21 +4,16 @@ from ckptzoo.loader.checkpoint import Checkpoint
 from ckptzoo.loader.collection import Collection, ZooEntry
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
-from ckptzoo.loader.selection import MethodDraws, Selection
 from ckptzoo.loader.stream import Batch, Stream
-from ckptzoo.loader.variant import Variant
 from ckptzoo.loader.zoo import Zoo
 
 __all__ = [
     "Batch",
     "Checkpoint",
     "Collection",
-    "MethodDraws",
     "Predictions",
-    "Selection",
     "StackedTensor",
     "Stream",
-    "Variant",
     "Zoo",
     "ZooEntry",
 ]

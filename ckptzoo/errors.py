@@ -67,6 +67,16 @@ class ZooError(Exception):
     ----------
     problems
         the facts of the message; empty where a plain text was given.
+
+    Examples
+    --------
+    >>> zoo = ckptzoo.open("cards/mnist-optunet")
+    >>> try:
+    ...     zoo["conv1.wieght"]
+    ... except ckptzoo.ZooError as error:
+    ...     print(error)
+    mnist-optunet: tensor 'conv1.wieght': expected one of conv1.weight, conv2.weight, fc.weight, fc.bias, got
+    'conv1.wieght'. Did you mean conv1.weight or conv2.weight or fc.weight?
     """
 
     def __init__(self, problem: "Problem | Iterable[Problem] | str") -> None:

@@ -109,7 +109,7 @@ def align_zoo(
 
     Examples
     --------
-    >>> align_zoo("zoos/digits-optunet", "best").gauge  # doctest: +SKIP
+    >>> align_zoo("zoos/few", "best").gauge
     'aligned-best'
     """
     if gauge is not None and gauge not in GAUGES:

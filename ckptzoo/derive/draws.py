@@ -77,8 +77,11 @@ def draws(
 
     Examples
     --------
-    >>> ckptzoo.derive.draws(zoo, 100, seed=0, to="draws")["conv1.weight"].shape  # doctest: +SKIP
-    (1000, 2, 1, 4, 4)
+    >>> arch, rows = archs.architecture("gaussian-mlp-4-8-2"), [{"id": "a"}, {"id": "b"}]
+    >>> with ckptzoo.create("gaussians", arch=arch) as writer:
+    ...     writer.add({tensor.name: np.ones((2, *tensor.shape), np.float32) for tensor in arch.tensors}, rows)
+    >>> draws(ckptzoo.open("gaussians"), 100, seed=0, to="draws")["fc1.weight"].shape
+    (200, 8, 4)
     """
     arch, base = base_architecture(zoo), archs.base_of(zoo.arch.forward)
     assert base is not None

@@ -178,8 +178,8 @@ def descriptions(zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = 
 
     Examples
     --------
-    >>> descriptions(zoo, saved_in="kept").share((0, 4))  # doctest: +SKIP
-    (3, 12)
+    >>> descriptions(ckptzoo.open("cards/mnist-optunet"), saved_in="kept").share((0, 4))
+    (1, 1)
     """
     symmetry = symmetry_of(zoo.contents, module)
     rounding = rounding_tolerance((zoo[name].dtype for name in zoo.arch.names), symmetry)

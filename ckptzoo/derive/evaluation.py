@@ -194,8 +194,12 @@ def along_lines(
 
     Examples
     --------
-    >>> along_lines(evaluator, weights[:8], aligned[:8], np.linspace(0, 1, 11)).loss.shape  # doctest: +SKIP
-    (8, 11)
+    >>> from ckptzoo.derive.labelled import Labelled
+    >>> zoo, inputs = ckptzoo.open("cards/mnist-optunet"), np.zeros((5, 1, 28, 28), np.float32)
+    >>> evaluator = Evaluator(zoo.arch, Labelled("zeros", inputs, np.arange(5)))
+    >>> first, second = ({name: zoo[name][rows] for name in zoo.arch.names} for rows in (slice(8), slice(8, 16)))
+    >>> along_lines(evaluator, first, second, [0.0, 0.5, 1.0]).loss.shape
+    (8, 3)
     """
     pairs, taus = len(next(iter(first.values()))), np.asarray(points, np.float64)
     corners = {name: np.stack([first[name], second[name]], 1) for name in first}

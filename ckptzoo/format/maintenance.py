@@ -127,6 +127,11 @@ def compact(path: str | Path) -> Path | None:
     -----
     Opening a zoo of 128 parts then reads one file instead of 256, and any web server that serves ranges can serve it:
     ``listing.json`` says which files there are. Cost: one read of every part's rows and index.
+
+    Examples
+    --------
+    >>> ckptzoo.compact("zoos/few").parent.name
+    'snapshots'
     """
     root = Path(path).absolute()
     files = Folder(root)
@@ -168,6 +173,8 @@ def retract(path: str | Path, ids: Sequence[str], *, reason: str, contributor: s
         the checkpoints' ids; those withdrawn before are left as they are.
     reason
         why, in a sentence; everyone who opens the zoo sees it.
+    contributor
+        who withdraws them; None where that is not said.
 
     Returns
     -------
@@ -178,6 +185,12 @@ def retract(path: str | Path, ids: Sequence[str], *, reason: str, contributor: s
     ------
     UnknownNameError
         The zoo has no such checkpoint; nothing is withdrawn.
+
+    Examples
+    --------
+    >>> ids = ckptzoo.open("zoos/few").ids
+    >>> ckptzoo.retract("zoos/few", ids[:2], reason="Trained on the test set.")
+    2
     """
     root = Path(path).absolute()
     contents = read_contents(Folder(root))

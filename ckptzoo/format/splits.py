@@ -111,8 +111,10 @@ def make_split(
 
     Examples
     --------
-    >>> ckptzoo.make_split("zoos/mlps", "main", {"train": 0.8, "test": 0.2})  # doctest: +SKIP
-    >>> train = ckptzoo.open("zoos/mlps").split("main", "train")  # doctest: +SKIP
+    >>> split = ckptzoo.make_split("zoos/few", "thirds", {"train": 0.67, "test": 0.33})
+    >>> zoo = ckptzoo.open("zoos/few")
+    >>> len(zoo.split("thirds", "train")), len(zoo.split("thirds", "test"))
+    (13, 3)
     """
     files = Folder(path)
     identity, _, _ = read_documents(files)
@@ -153,7 +155,10 @@ def write_split(
 
     Examples
     --------
-    >>> ckptzoo.write_split("zoos/mlps", "paper", {"train": ["a", "b"], "test": ["c"]})  # doctest: +SKIP
+    >>> ids = ckptzoo.open("zoos/few").ids
+    >>> split = ckptzoo.write_split("zoos/few", "paper", {"train": ids[:12], "test": ids[12:]})
+    >>> len(ckptzoo.open("zoos/few").split("paper", "test"))
+    4
     """
     files = Folder(path)
     location = f"{files.name}/{layout.split_file(name)}"

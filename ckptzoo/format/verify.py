@@ -49,6 +49,11 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
     -----
     A flipped byte anywhere but in the card and its pictures is found. Deep verification reads every byte of the shards
     twice (whole files and blocks), in bounded memory, on all cores. Tested in ``tests/refuse``.
+
+    Examples
+    --------
+    >>> ckptzoo.verify("cards/mnist-optunet")
+    []
     """
     found = _found(Path(path).absolute(), deep, progress)
     problems = list(itertools.islice(found, MAX_PROBLEMS))

@@ -58,6 +58,15 @@ def create(
         Something is there already; ``append`` adds to a zoo.
     SpecError
         The architecture or the card is not valid.
+
+    Examples
+    --------
+    >>> arch = ckptzoo.Architecture("tiny", (ckptzoo.Tensor("fc.weight", (2, 3)),))
+    >>> weights, rows = {"fc.weight": np.zeros((4, 2, 3), np.float32)}, [{"id": f"run-{n}"} for n in range(4)]
+    >>> with ckptzoo.create("zoos/tiny", arch=arch) as writer:
+    ...     writer.add(weights, rows)
+    >>> ckptzoo.open("zoos/tiny")
+    <zoo tiny: 4 checkpoints of tiny, 1 part>
     """
     root = Path(path).absolute()
     step = f"Use ckptzoo.append({str(path)!r}) to add to a zoo."
@@ -98,10 +107,23 @@ def create(
 def append(path: str | Path) -> "Writer":
     """A writer onto an existing zoo.
 
+    Parameters
+    ----------
+    path
+        the zoo's folder.
+
     Raises
     ------
     IntegrityError
         ``path`` is not a zoo, or not a readable one.
+
+    Examples
+    --------
+    >>> net = ckptzoo.open("cards/mnist-optunet")[2047]
+    >>> with ckptzoo.append("zoos/few") as writer:
+    ...     writer.add(net, {"id": "one-more", "seed": 2047})
+    >>> len(ckptzoo.open("zoos/few"))
+    17
     """
     root = Path(path).absolute()
     _, arch, _ = read_documents(Folder(root))

@@ -126,7 +126,8 @@ def search(
 
     Examples
     --------
-    >>> search("resnet18", "cifar100").zoos  # doctest: +SKIP
+    >>> [(zoo.repository, zoo.checkpoints) for zoo in ckptzoo.search("optunet", "mnist").zoos]
+    [('lab/optunets', 16)]
     """
     if limit < 1:
         raise ZooError(Problem("search", "limit", "1 or more", str(limit), "Choose another."))

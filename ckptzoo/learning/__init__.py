@@ -2,9 +2,9 @@
 
 >>> import ckptzoo
 >>> from ckptzoo import learning
->>> zoo = ckptzoo.open("cards/mnist-optunet")  # doctest: +SKIP
->>> stream = learning.stream(zoo, target="test_accuracy", augment=learning.Augment(scales=0.3))  # doctest: +SKIP
->>> next(iter(stream)).y.shape  # doctest: +SKIP
+>>> zoo = ckptzoo.open("cards/mnist-optunet")
+>>> stream = learning.stream(zoo, target="test_accuracy", augment=learning.Augment(scales=0.3))
+>>> next(iter(stream)).y.shape
 (64,)
 """
 

@@ -251,9 +251,9 @@ def stream(
     --------
     >>> import ckptzoo
     >>> from ckptzoo import learning
-    >>> zoo = ckptzoo.open("cards/mnist-optunet")  # doctest: +SKIP
-    >>> augment, scale = learning.Augment(scales=0.3), learning.statistics(zoo, per="orbit")  # doctest: +SKIP
-    >>> for batch in learning.stream(zoo, target="test_accuracy", augment=augment, standardize=scale):  # doctest: +SKIP
+    >>> zoo = ckptzoo.open("cards/mnist-optunet")
+    >>> augment, scale = learning.Augment(scales=0.3), learning.statistics(zoo, per="orbit")
+    >>> for batch in learning.stream(zoo, target="test_accuracy", augment=augment, standardize=scale):
     ...     print(batch.x["conv2.weight"].shape, batch.y.shape, batch.state["position"])
     ...     break
     (64, 10, 1, 5, 5) (64,) 64

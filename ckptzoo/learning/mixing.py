@@ -115,9 +115,9 @@ def mix(streams: Sequence[Stream], *, weights: Sequence[float] | None = None, se
     --------
     >>> import ckptzoo
     >>> from ckptzoo import learning
-    >>> zoo = ckptzoo.open("cards/mnist-optunet")  # doctest: +SKIP
-    >>> halves = [learning.stream(zoo[:1024]), learning.stream(zoo[1024:])]  # doctest: +SKIP
-    >>> [batch.stream for batch in learning.mix(halves, weights=[3, 1])].count(0)  # doctest: +SKIP
+    >>> zoo = ckptzoo.open("cards/mnist-optunet")
+    >>> halves = [learning.stream(zoo[:1024]), learning.stream(zoo[1024:])]
+    >>> [batch.stream for batch in learning.mix(halves, weights=[3, 1])].count(0)
     20
     """
     for at, stream in enumerate(streams):

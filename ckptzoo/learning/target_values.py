@@ -45,8 +45,8 @@ def targets(zoo: Zoo, target: Target, *, missing: Missing = "error") -> tuple[Zo
     Examples
     --------
     >>> import ckptzoo
-    >>> zoo = ckptzoo.open("cards/mnist-optunet")  # doctest: +SKIP
-    >>> targets(zoo, ["test_accuracy", "test_loss"])[1].shape  # doctest: +SKIP
+    >>> zoo = ckptzoo.open("cards/mnist-optunet")
+    >>> targets(zoo, ["test_accuracy", "test_loss"])[1].shape
     (2048, 2)
     """
     if missing not in ("error", "drop"):

@@ -82,6 +82,11 @@ def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
     -----
     Reads the rows of all zoos. Each file is replaced at once, the table first; a reader that meets a new table with the
     old document says that the collection is to be written again.
+
+    Examples
+    --------
+    >>> [(entry.folder, entry.checkpoints) for entry in ckptzoo.write_collection("zoos")]
+    [('draws', 8), ('few', 16), ('planted', 12), ('toy', 64)]
     """
     root = Path(folder).absolute()
     names = sorted(path.parent.name for path in root.glob(f"*/{layout.ZOO}"))
@@ -138,6 +143,15 @@ def open_collection(
     -----
     Reads the document and the table; zoos are opened when they are asked for, at the revision that the collection
     knows: checkpoints that came since are seen once it is written again, and a warning says that there are some.
+
+    Examples
+    --------
+    >>> entries = ckptzoo.write_collection("zoos")
+    >>> collection = ckptzoo.open_collection("zoos")
+    >>> collection
+    <collection zoos: 100 checkpoints in 4 zoos>
+    >>> list(collection.where("method == 'swag'").zoos)
+    ['draws']
     """
     files = files_at(address, endpoint, token)
     location = f"{files.name}/{layout.COLLECTION}"
@@ -169,6 +183,12 @@ def verify_collection(
         the collection's.
     deep, progress
         as in ``ckptzoo.verify``, which every zoo is given to.
+
+    Examples
+    --------
+    >>> entries = ckptzoo.write_collection("zoos")
+    >>> ckptzoo.verify_collection("zoos")
+    []
     """
     root = Path(folder).absolute()
     problems: list[Problem] = []
@@ -350,7 +370,9 @@ class Collection:
 
         Examples
         --------
-        >>> collection.where("zoo == 'arch-1f' and claimed_test_accuracy > 0.8").zoos  # doctest: +SKIP
+        >>> entries = ckptzoo.write_collection("zoos")
+        >>> ckptzoo.open_collection("zoos").where("zoo == 'few' and test_accuracy > 0.88").zoos
+        {'few': 11}
         """
         positions = kept(filters, len(self))
         if positions is None:

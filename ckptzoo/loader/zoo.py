@@ -74,6 +74,14 @@ def open(
     rows when they are asked for. No weights are read. The revision is pinned: what is published later is seen by
     ``refresh`` alone. Retracted checkpoints are left out, with a warning. The number of requests and of bytes is
     tested in ``tests/loader/test_remote_files.py``.
+
+    Examples
+    --------
+    >>> zoo = ckptzoo.open("cards/mnist-optunet")
+    >>> zoo
+    <zoo mnist-optunet: 2,048 checkpoints of optunet, 2 parts>
+    >>> zoo["conv1.weight"][:64].shape
+    (64, 2, 1, 4, 4)
     """
     contents = read_contents(files_at(address, endpoint, token), revision)
     rows = standing(contents)
@@ -96,6 +104,23 @@ class Zoo:
     ``zoo["conv1.weight", "first-weight"]`` the same in another gauge. ``zoo[3]`` and iteration give checkpoints as
     trained, ``id in zoo`` asks for one by its id. Selections (``where``, ``take``, ``last_steps``, ``zoo[10:20]``) are
     Zoos too and share what was read. A Zoo can be pickled and sent to another process.
+
+    Parameters
+    ----------
+    contents
+        what ``ckptzoo.open`` has read.
+    variants
+        the gauges that were opened so far, by name; selections share them.
+    rows
+        (N,) the places of its checkpoints among all of the zoo.
+
+    Examples
+    --------
+    >>> zoo = ckptzoo.open("cards/mnist-optunet").where("test_accuracy > 0.91")
+    >>> len(zoo), zoo["fc.weight", "canonical"].shape
+    (6, (6, 10, 10))
+    >>> zoo[0].id
+    'mnist-optunet-2cdbd75c-000231-056280'
     """
 
     def __init__(self, contents: Contents, variants: dict[str, Variant], rows: NDArray[np.int64]) -> None:
@@ -250,7 +275,8 @@ class Zoo:
 
         Examples
         --------
-        >>> zoo.where({"seed": [3, 4]}).ids == zoo.where("seed in [3, 4]").ids  # doctest: +SKIP
+        >>> zoo = ckptzoo.open("cards/mnist-optunet")
+        >>> zoo.where({"seed": [3, 4]}).ids == zoo.where("seed in [3, 4]").ids
         True
         """
         return self.take(self._selection.matching(filters))
@@ -301,7 +327,10 @@ class Zoo:
 
         Examples
         --------
-        >>> train, test = zoo.split("main", "train"), zoo.split("main", "test")  # doctest: +SKIP
+        >>> zoo = ckptzoo.open("cards/mnist-optunet")
+        >>> train, test = zoo.split("main", "train"), zoo.split("main", "test")
+        >>> len(train), len(test)
+        (1479, 280)
         """
         split = read_split(self._contents.files, name, self._contents.identity)
         if part not in split.parts:
@@ -426,8 +455,9 @@ class Zoo:
 
         Examples
         --------
-        >>> batch = next(iter(zoo.stream("conv1", columns=["test_accuracy"], batch_size=4)))  # doctest: +SKIP
-        >>> batch["conv1.weight"].shape, batch["test_accuracy"].shape  # doctest: +SKIP
+        >>> zoo = ckptzoo.open("cards/mnist-optunet")
+        >>> batch = next(iter(zoo.stream("conv1", columns=["test_accuracy"], batch_size=4)))
+        >>> batch["conv1.weight"].shape, batch["test_accuracy"].shape
         ((4, 2, 1, 4, 4), (4,))
         """
         source = self.source(names, variant, columns)
@@ -449,7 +479,8 @@ class Zoo:
 
         Examples
         --------
-        >>> sum(len(batch.ids) for batch in zoo.batches("conv1")) == len(zoo)  # doctest: +SKIP
+        >>> zoo = ckptzoo.open("cards/mnist-optunet")
+        >>> sum(len(batch.ids) for batch in zoo.batches("conv1")) == len(zoo)
         True
         """
         if not len(self):

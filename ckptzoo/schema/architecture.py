@@ -42,6 +42,12 @@ class Tensor:
         ``"parameter"`` or ``"buffer"``.
     aliases
         other names of the same storage (tied weights); stored once, restored under every name.
+
+    Examples
+    --------
+    >>> tensor = ckptzoo.Tensor("conv1.weight", (2, 1, 4, 4))
+    >>> tensor.layer, tensor.size, tensor.nbytes
+    ('conv1', 32, 128)
     """
 
     name: str
@@ -80,6 +86,13 @@ class Architecture:
         a name in ``ckptzoo.archs``, or None.
     input_shape
         the shape of one input without its batch axis, or None.
+
+    Examples
+    --------
+    >>> state_dict = {"fc.weight": np.zeros((10, 4), np.float32), "fc.bias": np.zeros(10, np.float32)}
+    >>> arch = ckptzoo.Architecture.of(state_dict, name="linear")
+    >>> arch["fc.weight"].shape, arch.layers
+    ((10, 4), {'fc': ('fc.weight', 'fc.bias')})
     """
 
     name: str

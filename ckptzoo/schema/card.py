@@ -114,6 +114,14 @@ class Card:
     ------
     SpecError
         With every field that is not what it should be.
+
+    Examples
+    --------
+    >>> card = ckptzoo.Card("digits-optunet", summary="OptuNets on handwritten digits.", license="CC-BY-4.0")
+    >>> print(card.to_toml())
+    name = "digits-optunet"
+    summary = "OptuNets on handwritten digits."
+    license = "CC-BY-4.0"
     """
 
     name: str

@@ -48,8 +48,8 @@ class HashSplit:
     Examples
     --------
     >>> split = HashSplit("main", "sha256:00", 0, {"train": 0.7, "val": 0.15, "test": 0.15})
-    >>> [split.part_of(member) for member in ("run-0", "run-1", "run-2")]
-    ['train', 'train', 'val']
+    >>> [split.part_of(member) for member in ("run-6", "run-7", "run-14")]
+    ['train', 'val', 'test']
     """
 
     name: str

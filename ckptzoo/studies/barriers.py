@@ -310,6 +310,21 @@ def barriers(
     -----
     Time: that of T evaluations a pair and way, and of the alignment. Memory: pairs of 64 MiB with copies.
     Tested in tests/studies/test_barriers.py.
+
+    Examples
+    --------
+    On images of handwritten digits, scaled as in the networks' training:
+
+    >>> from ckptzoo.derive.labelled import Labelled
+    >>> from ckptzoo.image_sets import find_named
+    >>> from ckptzoo.studies.barriers import barriers
+    >>> digits = find_named("digits/test-100")
+    >>> labelled = Labelled("digits/test-100", digits.normalized((0.1307,), (0.3081,)), digits.labels)
+    >>> found = barriers([(ckptzoo.open("zoos/few"), labelled)], pairs=4, points=5, gauges=["unit-norm"])
+    >>> list(found.zoos[0].lines)
+    ['as trained', 'aligned', 'aligned, unit-norm']
+    >>> round(float(found.zoos[0].lines["as trained"].barriers.height.mean()), 1)
+    1.2
     """
     for gauge in gauges:
         if gauge not in GAUGES:

@@ -198,6 +198,17 @@ def collapse(
     At most ``MAX_MEMBERS`` members, evenly spaced in the zoo's order. Costs are those of
     ``ckptzoo.measure.pairwise.PairwiseInformation`` for each set, of ``correlate_pairs``, and ``READ_BYTES`` of logits
     where these are not on this machine in one shard. Tested in ``tests/studies/test_collapse.py``.
+
+    Examples
+    --------
+    Of a zoo with stored predictions on two sets, which ``ckptzoo.derive.predict`` adds:
+
+    >>> from ckptzoo.studies.collapse import collapse
+    >>> found = collapse(ckptzoo.open("zoos/few"), permutations=99, resamples=99)
+    >>> found.set, found.ood, found.information.shape
+    ('digits/test-100', 'noise/test-100', (120,))
+    >>> round(found.correlations["spearman"].value, 1)
+    0.3
     """
     own, other = _sets(zoo, set, ood)
     last = zoo.last_steps()

@@ -284,6 +284,19 @@ def compact(
     -----
     Samples that are together larger than ``MAX_BYTES`` are thinned out evenly, and are in memory a few times.
     Tested in tests/studies/test_compact.py.
+
+    Examples
+    --------
+    On images of handwritten digits, scaled as in the networks' training:
+
+    >>> from ckptzoo.derive.labelled import Labelled
+    >>> from ckptzoo.image_sets import find_named
+    >>> from ckptzoo.studies.compact import compact
+    >>> digits = find_named("digits/test-100")
+    >>> labelled = Labelled("digits/test-100", digits.normalized((0.1307,), (0.3081,)), digits.labels)
+    >>> found = compact(ckptzoo.open("zoos/few"), labelled, draws=2)
+    >>> found.samples, list(found.gaussians)
+    (16, ['as sampled', 'aligned with the first', 'aligned with all others'])
     """
     evaluator = evaluator_of(zoo, labelled, module)
     check_numbers("compact", draws=(draws, 1))

@@ -332,6 +332,14 @@ def mmd(
     of 16 MiB beside, for layers of any width. A variant that stores only its group elements is computed again for each
     ``BLOCK_BYTES`` of a tensor, so store the weights of large networks. Tested in
     ``tests/studies/test_discrepancy.py``.
+
+    Examples
+    --------
+    >>> from ckptzoo.studies import mmd
+    >>> members, samples = ckptzoo.open("cards/mnist-optunet"), ckptzoo.open("cards/mnist-optunet-posteriors")
+    >>> swag, sghmc = (mmd(members[:128], samples.where({"method": name})) for name in ("swag", "sghmc"))
+    >>> round(swag.median, 2), round(sghmc.median, 2)
+    (0.21, 0.15)
     """
     if permutations < 0:
         raise ZooError(Problem("mmd", "permutations", "0 or more", str(permutations), "Choose another number."))
@@ -413,6 +421,17 @@ def measure_share(
     -----
     A block has at most ``BLOCK_BYTES`` of weights, and its file 16 bytes a pair of checkpoints. ``mmd`` adds up blocks
     in their order, so that its bits do not depend on who measured what.
+
+    Examples
+    --------
+    >>> from ckptzoo.studies.discrepancy import measure_share, mmd
+    >>> zoo = ckptzoo.open("cards/mnist-optunet")
+    >>> measure_share(zoo[:64], zoo[64:128], "kept", share=(0, 2))
+    (2, 4)
+    >>> measure_share(zoo[:64], zoo[64:128], "kept", share=(1, 2))
+    (4, 4)
+    >>> round(mmd(zoo[:64], zoo[64:128], saved_in="kept").median, 3)
+    -0.001
     """
     sides = _Sides(zoo_x, zoo_y, variant, variant if variant_y is None else variant_y, device, saved_in)
     chosen = sides.blocks[share[0] :: share[1]]

@@ -245,6 +245,13 @@ def inventory(zoo: Zoo) -> Inventory:
     Notes
     -----
     Reads metadata and indices; no weights. Variants and sizes are those of the whole zoo.
+
+    Examples
+    --------
+    >>> from ckptzoo.studies.inventory import inventory
+    >>> found = inventory(ckptzoo.open("cards/mnist-optunet"))
+    >>> found.checkpoints, found.parameters, round(found.test_accuracy.mean, 3)
+    (2048, 392, 0.884)
     """
     table, contents, arch = zoo.metadata, zoo.contents, zoo.arch
     last = zoo.last_steps().metadata

@@ -239,6 +239,13 @@ def marginals(zoo: Zoo, variant: str = "canonical", *, seed: int = 0, progress: 
     floating-point parameters twice, raw and derived, in batches of bounded memory; buffers such as running statistics
     are left out. The p-value of the p-values takes pairs for independent, which they are as far as the weights of one
     network are.
+
+    Examples
+    --------
+    >>> from ckptzoo.studies.marginals import marginals
+    >>> found = marginals(ckptzoo.open("cards/mnist-optunet").where("seed < 256"))
+    >>> found.members, [item.orbits for item in found.tensors]
+    (256, [16, 25, 10, 10])
     """
     symmetry = table_of(zoo, variant)
     last = zoo.last_steps()

@@ -209,6 +209,13 @@ def mass(zoo: Zoo, *, formulation: str = "pinned", progress: Progress | None = N
     -----
     One pass over the raw weights, in batches of 64 MB and a few copies of them, plus two figures a network and layer.
     Tested in ``tests/studies/test_mass.py`` (known answers) and ``tests/laws/test_mass.py`` (the optimum).
+
+    Examples
+    --------
+    >>> from ckptzoo.studies.mass import mass
+    >>> found = mass(ckptzoo.open("cards/mnist-optunet"))
+    >>> bool((found.after <= found.before).all()), round(float(np.median(found.excess)), 1)
+    (True, 26.1)
     """
     symmetry = own_table(zoo)
     last = zoo.last_steps()

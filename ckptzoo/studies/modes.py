@@ -178,6 +178,13 @@ def modes(zoo: Zoo, variant: str = "canonical", *, progress: Progress | None = N
     more than ``MAX_BYTES``; at most ``MAX_LAYERS`` layers. Their parameters are read once raw and once derived; of
     layers wider than ``ckptzoo.studies.mean_shift.WIDE`` all principal components are taken. Tested in
     ``tests/studies/test_modes.py``.
+
+    Examples
+    --------
+    >>> from ckptzoo.studies.modes import modes
+    >>> found = modes(ckptzoo.open("cards/mnist-optunet").where("seed < 6"))
+    >>> found.members, found.counts.permutations, [space.label for space in found.spaces]
+    (6, 28800, ['conv1', 'conv2', 'fc', 'all layers'])
     """
     require("sklearn.cluster", "stats", package="scikit-learn")
     symmetry = table_of(zoo, variant)

@@ -278,6 +278,13 @@ def permutations(
     -----
     Reads the weights and permutations of all kept steps once, some members at a time: a few copies of 16 MB, or of
     the keys of one member. Members are the independent units; channels and steps of one member are not.
+
+    Examples
+    --------
+    >>> from ckptzoo.studies.permutations import permutations
+    >>> found = permutations(ckptzoo.open("cards/mnist-optunet-trajectories"))
+    >>> found.members, found.steps[-1], found.labels
+    (32, 56280, ('blocks of conv1 and conv2', 'conv2 within its 2 blocks'))
     """
     if key not in get_args(Key):
         raise ZooError(Problem(zoo.name, "key", " or ".join(get_args(Key)), repr(key), "Choose one of them."))

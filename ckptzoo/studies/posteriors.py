@@ -421,6 +421,16 @@ def posteriors(
     -----
     Cost: 4 discrepancies an entry and replicate, each between the target and the draws. Tested in
     ``tests/studies/test_posteriors.py``.
+
+    Examples
+    --------
+    Of zoos with stored predictions and the variants first-weight and unit-norm, beside canonical:
+
+    >>> from ckptzoo.studies.posteriors import posteriors
+    >>> target, samples = ckptzoo.open("zoos/few"), ckptzoo.open("zoos/draws")
+    >>> found = posteriors(target, samples, modes=2, draws=2, ensemble=4, replicates=1)
+    >>> [(entry.method, entry.modes, entry.draws) for entry in found.entries]
+    [('dropout', 'one', 2), ('swag', 'one', 2), ('dropout', 'multi', 4), ('swag', 'multi', 4), ('ensemble', 'multi', 4)]
     """
     own, others = scored_sets(samples, set, ood)
     for zoo in (target, samples):

@@ -207,6 +207,14 @@ def predict_accuracy(
     -----
     Memory: the weights as float64, several times. Trees of 2,048 OptuNets' weights take seconds a fit. Tested in
     tests/studies/test_predict_accuracy.py.
+
+    Examples
+    --------
+    >>> from ckptzoo.studies.predict_accuracy import predict_accuracy
+    >>> zoo = ckptzoo.open("cards/mnist-optunet").where("seed < 64")
+    >>> found = predict_accuracy(zoo, splits=1, copies=0)
+    >>> round(found.score("raw", "statistics", "ridge").tau.mean, 1)
+    0.4
     """
     require("sklearn", "stats", package="scikit-learn")
     chosen, values = _with_target(zoo, target)

@@ -143,6 +143,13 @@ def steps(zoo: Zoo, labelled: Labelled | None = None, *, module: Any = None, pro
     -----
     Time: that of an alignment and of ``POINTS`` evaluations a step and member, twice as many where alignment permutes
     it. Memory: pairs of 64 MiB with copies. Tested in tests/studies/test_steps.py.
+
+    Examples
+    --------
+    >>> from ckptzoo.studies.steps import steps
+    >>> found = steps(ckptzoo.open("cards/mnist-optunet-trajectories").where("seed < 4"))
+    >>> {step: found.at(found.found, step).mean for step in (0, 300, 938, 46900)}
+    {0: 1.5, 300: 1.0, 938: 0.25, 46900: 0.0}
     """
     evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)
     rows_of: dict[str, dict[int, int]] = {}

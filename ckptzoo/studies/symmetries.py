@@ -239,6 +239,15 @@ def symmetries(zoo: Zoo, variant: str = "canonical", *, progress: Progress | Non
     -----
     Reads the group elements once, and all weights raw and derived, in batches of a few copies of 16 MB; the margins
     and a few figures a checkpoint are held besides. Tested in ``tests/studies/test_symmetries.py``.
+
+    Examples
+    --------
+    >>> from ckptzoo.studies.symmetries import symmetries
+    >>> found = symmetries(ckptzoo.open("cards/mnist-optunet"))
+    >>> found.counts.permutations, found.gauged
+    (28800, 2048)
+    >>> [(move.label, round(move.transpositions.mean, 2)) for move in found.moves]
+    [('blocks of conv1 and conv2', 0.51), ('conv2 within its 2 blocks', 2.72)]
     """
     symmetry = table_of(zoo, variant)
     rows = zoo.variant_metadata(variant)

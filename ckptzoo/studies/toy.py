@@ -199,6 +199,17 @@ def toy(zoo: Zoo, *, norm: float = 3.0, loss: float = LOSS, progress: Progress |
     -----
     One pass over the raw weights, in batches of 16 MB. Tested in ``tests/studies/test_toy.py`` (known answers) and
     ``tests/laws/test_symmetry.py`` (networks keep their function in the gauge ``unit-norm``).
+
+    Examples
+    --------
+    Of a zoo made by ``python -m builders build toy --members 64 --to zoos/toy``:
+
+    >>> from ckptzoo.studies.toy import toy
+    >>> found = toy(ckptzoo.open("zoos/toy"))
+    >>> [panel.name for panel in found.panels]
+    ['as trained', 'scales removed', 'ordered as well']
+    >>> found.panels[-1].above
+    1.0
     """
     if not 0 < norm < np.inf:
         raise ZooError(Problem(zoo.name, "norm", "a positive number", repr(norm), "Leave it out for 3."))

@@ -272,6 +272,18 @@ def transpositions(
     -----
     Time: that of an alignment a pair, kept step and point, and of T evaluations a pair and way. Memory: pairs of
     64 MiB with copies. Tested in tests/studies/test_transpositions.py.
+
+    Examples
+    --------
+    Of a zoo made by
+    ``python -m builders planted toy --runs 2 --transpositions 0,1 --keep-steps 0 --to zoos/planted``:
+
+    >>> from ckptzoo.studies.transpositions import transpositions
+    >>> found = transpositions(ckptzoo.open("zoos/planted"))
+    >>> found.planted.tolist(), found.steps
+    ([0, 0, 1, 1], (0, 400))
+    >>> found.found_at[0].tolist()
+    [0, 0, 1, 1]
     """
     check_numbers("transpositions", points=(points, 2))
     evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)

@@ -217,6 +217,12 @@ def contribute(
     -----
     Memory is that of one file; the part is written to the folder of temporary files first. A checkpoint's ``unit`` is
     the digest of its weights, so that the same contribution again is recognised.
+
+    Examples
+    --------
+    >>> made = ckptzoo.contribute(["net.safetensors"], to="lab/optunets", card="contribution.toml")
+    >>> made.status, made.number
+    ('proposed', 1)
     """
     submission = card if isinstance(card, Submission) else Submission.from_toml(card)
     ingestor = Ingestor(submission, {**submission.names, **_names_table(map)})

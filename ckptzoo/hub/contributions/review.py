@@ -384,6 +384,15 @@ def review(
     -----
     New parts are fetched to the folder of temporary files, and of the zoo rows and index; see ``copies`` for its
     weights. What must be refused is tested in tests/hub/contributions/test_tampered.py.
+
+    Examples
+    --------
+    >>> made = ckptzoo.contribute(["net.safetensors"], to="lab/optunets", card="contribution.toml")
+    >>> found = ckptzoo.review("lab/optunets", made.number, merge=True)
+    >>> found.passed, found.merged is not None
+    (True, True)
+    >>> len(ckptzoo.open("lab/optunets"))
+    17
     """
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
     discussion = client.pull_requests.read(repo, number)

@@ -66,7 +66,11 @@ def import_split(
 
     Examples
     --------
-    >>> import_split("zoos/inr", "dws", "mnist_splits.json")  # doctest: +SKIP
+    From a table with the columns ``split`` and ``id``:
+
+    >>> split = ckptzoo.import_split("zoos/few", "published", "published-split.csv")
+    >>> {part: len(ids) for part, ids in split.lists.items()}
+    {'train': 12, 'test': 4}
     """
     if isinstance(lists, Mapping):
         column, parts = None, {part: _part_file(Path(file)) for part, file in lists.items()}
@@ -120,8 +124,11 @@ def import_order(
 
     Examples
     --------
-    >>> parts = {"train": 0.4, "val": 0.1, "test": 0.5}
-    >>> import_order("zoos/cnn", "nfn", "mnist_split.csv", parts, header=True, where="step == 86")  # doctest: +SKIP
+    >>> from pathlib import Path
+    >>> written = Path("order.txt").write_text("\\n".join(map(str, reversed(range(16)))))
+    >>> split = import_order("zoos/few", "order", "order.txt", {"train": 0.75, "test": 0.25})
+    >>> {part: len(ids) for part, ids in split.lists.items()}
+    {'train': 12, 'test': 4}
     """
     zoo = open_zoo(path)
     ids = zoo.contents.ids.to_pylist()

@@ -135,7 +135,11 @@ def pull(
 
     Examples
     --------
-    >>> pull("org/zoo", "few", layers=["fc"], where="test_accuracy > 0.9")  # doctest: +SKIP
+    >>> pulled = ckptzoo.pull("lab/optunets", "zoos/last-layer", layers=["fc"], where="test_accuracy > 0.88")
+    >>> pulled.checkpoints
+    11
+    >>> ckptzoo.open("zoos/last-layer").arch.names
+    ('fc.weight', 'fc.bias')
     """
     selection, root = PullSelection.of(variants, layers, where, predictions), Path(folder).absolute()
     remote = open_remote(address, endpoint=endpoint, token=token)

@@ -47,7 +47,9 @@ def pull_collection(
 
     Examples
     --------
-    >>> pull_collection("org/zoos", "zoos", where="test_accuracy > 0.9")  # doctest: +SKIP
+    >>> pulled = ckptzoo.pull_collection("lab/zoos", "pulled", where="method == 'swag'")
+    >>> [(zoo.folder.name, zoo.checkpoints) for zoo in pulled]
+    [('draws', 4)]
     """
     found, root = open_collection(address, endpoint=endpoint, token=token), Path(folder).absolute()
     chosen = found if where is None else found.where(where)

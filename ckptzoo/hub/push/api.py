@@ -202,7 +202,11 @@ def push(
 
     Examples
     --------
-    >>> push("zoos/few", "org/few", private=True).print()  # doctest: +SKIP
+    >>> pushed = ckptzoo.push("zoos/few", "lab/few", private=True)
+    >>> pushed.created, len(pushed.parts)
+    (True, 6)
+    >>> ckptzoo.open("lab/few")
+    <zoo mnist-optunet: 16 checkpoints of optunet, 1 part>
     """
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
     return _Push(_read_verified(Path(zoo).absolute()), client, repo, snapshot).carry_out(private, message, progress)

@@ -60,8 +60,8 @@ class Graph(NamedTuple):
         >>> from ckptzoo import archs
         >>> arch, table = archs.architecture("mlp-4-3-2"), archs.symmetry("mlp-4-3-2")
         >>> weights = {tensor.name: np.ones((5, *tensor.shape), np.float32) for tensor in arch.tensors}
-        >>> batch = GraphForm(arch, table).encode(weights).to_pyg()  # doctest: +SKIP
-        >>> batch.num_graphs, batch.x.shape, batch.edge_index.shape  # doctest: +SKIP
+        >>> batch = GraphForm(arch, table).encode(weights).to_pyg()
+        >>> batch.num_graphs, batch.x.shape, batch.edge_index.shape
         (5, torch.Size([45, 1]), torch.Size([2, 90]))
         """
         data, torch = require("torch_geometric.data", "graphs"), require("torch", "torch")

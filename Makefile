@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: quickstart posterior-mnist test test-fast test-all lint format bench gpu clean
+.PHONY: quickstart posterior-mnist test test-fast test-all docs tutorials links lint format bench gpu clean
 .DEFAULT_GOAL := quickstart
 
 $(READY): pyproject.toml constraints.txt
@@ -36,6 +36,18 @@ test-fast: $(READY)  ## what takes no servers, processes or training
 
 test-all: $(READY)  ## every test with every example, every fault on every request
 	@CKPTZOO_TESTS=all $(PYTEST)
+
+docs: $(READY)  ## the documentation, in site/: any warning is an error; no network, and no request from any page
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+	@echo site/index.html
+
+tutorials: $(READY)  ## what pages show of programs, written again: outputs of tutorials, commands, diagrams
+	@$(PY) -m tests.support.tutorials
+	@$(PY) docs/commands.py
+	@$(PY) docs/diagrams.py
+
+links: $(READY)  ## addresses outside that pages name; needs a network
+	@$(PY) docs/links.py
 
 lint: $(READY)  ## format, lint, types and the architecture's contracts
 	@$(VENV)/bin/ruff format --check .
@@ -74,4 +86,4 @@ gpu:  ## on a machine with a GPU, with the Python it has: measure, test and trai
 		$(if $(STAGES),--stages $(STAGES)) $(if $(WORK),--work $(WORK)) $(if $(FROM),--from $(FROM)) $(GPU_OPTIONS)
 
 clean:
-	@rm -rf $(VENV) zoos bench-results
+	@rm -rf $(VENV) zoos bench-results site

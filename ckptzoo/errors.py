@@ -23,6 +23,22 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+__all__ = [
+    "AbsentError",
+    "HubError",
+    "IntegrityError",
+    "MissingExtraError",
+    "OfflineError",
+    "Problem",
+    "RemoteError",
+    "SpecError",
+    "StateError",
+    "SymmetryError",
+    "UnknownNameError",
+    "ZooError",
+    "require",
+]
+
 
 @dataclass(frozen=True)
 class Problem:

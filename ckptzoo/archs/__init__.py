@@ -18,6 +18,8 @@ from ckptzoo.errors import UnknownNameError, require
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 
+__all__ = ["architecture", "base_of", "get", "known", "names", "optunet_name", "stacked", "symmetry"]
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -141,6 +143,8 @@ def base_of(name: str | None) -> str | None:
 def optunet_name(*numbers: int) -> str:
     """The name of a network of OptuNet's family, whose numbers are those of ``ckptzoo.archs.optunet.OptuNet``.
 
+    Examples
+    --------
     >>> optunet_name(2, 4, 3, 10, 5, 2), optunet_name(3, 5, 2, 8, 4, 1, 20)
     ('optunet', 'optunet-3-5-2-8-4-1-20')
     """

@@ -10,3 +10,60 @@
     untrusted/      read files of weights from others as data
     client/         the hub's protocol, with retries
 """
+
+from typing import TYPE_CHECKING
+
+from ckptzoo.lazy_names import lazy_names
+
+__all__ = [
+    "Check",
+    "Contribution",
+    "FoundZoo",
+    "HubRetryPolicy",
+    "ImportResult",
+    "Planned",
+    "Pulled",
+    "Pushed",
+    "Refreshed",
+    "Review",
+    "SearchResult",
+    "import_order",
+    "plan",
+    "rewrite",
+]
+
+if TYPE_CHECKING:
+    from ckptzoo.hub.client.retry import HubRetryPolicy as HubRetryPolicy
+    from ckptzoo.hub.contributions.report import Check as Check
+    from ckptzoo.hub.contributions.result import Contribution as Contribution
+    from ckptzoo.hub.contributions.review import Review as Review
+    from ckptzoo.hub.imports.run import ImportResult as ImportResult
+    from ckptzoo.hub.imports.split_lists import import_order as import_order
+    from ckptzoo.hub.pull.api import Pulled as Pulled
+    from ckptzoo.hub.push.api import Planned as Planned
+    from ckptzoo.hub.push.api import Pushed as Pushed
+    from ckptzoo.hub.push.api import plan as plan
+    from ckptzoo.hub.push.refresh import Refreshed as Refreshed
+    from ckptzoo.hub.push.refresh import rewrite as rewrite
+    from ckptzoo.hub.search import FoundZoo as FoundZoo
+    from ckptzoo.hub.search import SearchResult as SearchResult
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Check": "ckptzoo.hub.contributions.report",
+        "Contribution": "ckptzoo.hub.contributions.result",
+        "FoundZoo": "ckptzoo.hub.search",
+        "HubRetryPolicy": "ckptzoo.hub.client",
+        "ImportResult": "ckptzoo.hub.imports",
+        "Planned": "ckptzoo.hub.push",
+        "Pulled": "ckptzoo.hub.pull",
+        "Pushed": "ckptzoo.hub.push",
+        "Refreshed": "ckptzoo.hub.push",
+        "Review": "ckptzoo.hub.contributions.review",
+        "SearchResult": "ckptzoo.hub.search",
+        "import_order": "ckptzoo.hub.imports",
+        "plan": "ckptzoo.hub.push",
+        "rewrite": "ckptzoo.hub.push",
+    },
+)

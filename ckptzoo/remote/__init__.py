@@ -8,6 +8,7 @@ from ckptzoo.errors import AbsentError, OfflineError, RemoteError
 from ckptzoo.remote.address import candidates
 from ckptzoo.remote.cache import CacheEntry, Pruned, cache_limit, cache_root, cached_zoos, prunable, prune
 from ckptzoo.remote.remote import Remote, open_remote
+from ckptzoo.remote.retry import RetryPolicy
 
 __all__ = [
     "AbsentError",
@@ -16,6 +17,7 @@ __all__ = [
     "Pruned",
     "Remote",
     "RemoteError",
+    "RetryPolicy",
     "cache_limit",
     "cache_root",
     "cached_zoos",

@@ -93,9 +93,6 @@ def candidates(text: str) -> tuple[Address, ...]:
     ``org/zoo`` is a folder where there is one, else a repository of the hub; a path that is absolute, begins with a
     dot, or does not have two words is a folder only. Nothing is looked up.
 
-    >>> [str(place) for place in candidates("lab/few")]
-    ['lab/few', 'hf://datasets/lab/few']
-
     Raises
     ------
     ZooError
@@ -104,6 +101,11 @@ def candidates(text: str) -> tuple[Address, ...]:
     Notes
     -----
     Tested in ``tests/remote/test_address.py``.
+
+    Examples
+    --------
+    >>> [str(place) for place in candidates("lab/few")]
+    ['lab/few', 'hf://datasets/lab/few']
     """
     if not text.strip() or "\x00" in text:
         raise ZooError(Problem(repr(text), "address of a zoo", "a place", "nothing", _STEP))

@@ -15,6 +15,7 @@ from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, orde
 from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.softmax import remove_softmax_shift
+from ckptzoo.symmetry.tracing.result import Traced
 from ckptzoo.symmetry.transpositions import random_element, random_permutations, transpositions
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "GroupElement",
     "MinMass",
     "Report",
+    "Traced",
     "align",
     "apply",
     "barycentre",
@@ -50,10 +52,8 @@ __all__ = [
 if TYPE_CHECKING:
     import torch
 
-    from ckptzoo.symmetry.tracing.result import Traced
 
-
-def trace(module: "torch.nn.Module", example_input: "torch.Tensor") -> "Traced":
+def trace(module: "torch.nn.Module", example_input: "torch.Tensor") -> Traced:
     """The symmetry table of any torch module, derived from its operations and verified on its outputs.
 
     ``torch.fx`` lists the operations of the module in evaluation mode, and one pass over them ties the channels that

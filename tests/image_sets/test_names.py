@@ -52,7 +52,7 @@ def test_pixels_are_scaled_channel_by_channel(mean: tuple[float, ...], std: tupl
     np.testing.assert_array_equal(found, ((images[:4] / 255 - centre) / width).astype(np.float32))
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "image_sets.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "image_sets.md").read_text()
 
 
 def test_the_page_lists_every_data_set_with_its_numbers() -> None:

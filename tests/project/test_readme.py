@@ -1,10 +1,9 @@
-"""Every block of the README runs, in a fresh folder, against a small zoo of the README's name."""
+"""Every block of the README and of the guide runs, in a fresh folder, against a small zoo of the README's name."""
 
 import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,12 +21,18 @@ from tests.support.effort import ALL
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
-STUDIES = ROOT / "docs/studies.md"
-PROGRAMS = [text for kind, text in BLOCKS if kind == "python"]
-LEARNING = ROOT / "docs/learning.md"
-STUDY_PROGRAMS = re.findall(r"```python\n(.*?)```", STUDIES.read_text(), re.DOTALL)
-WALK = next(text for kind, text in BLOCKS if kind == "sh" and "ckptzoo serve" in text)
+LEARNING, STUDIES = ROOT / "docs/guide/learning.md", ROOT / "docs/studies.md"
+PAGES = [ROOT / "README.md", ROOT / "docs/index.md", *sorted({*ROOT.glob("docs/guide/*.md")} - {LEARNING})]
+# the commands on the other pages are for files of others, for a hub, or for many machines
+SHELL_PAGES = [ROOT / "README.md", ROOT / "docs/guide/commands.md", ROOT / "docs/guide/training.md"]
+
+
+def blocks(kind: str, *pages: Path) -> list[str]:
+    """The blocks of one language on some pages."""
+    return [text for page in pages for text in re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL)]
+
+
+PROGRAMS = blocks("python", *PAGES)
 IN_TURN = """
 import sys
 for number, program in enumerate(sys.argv[1:]):
@@ -73,12 +78,14 @@ def run(command, folder):
 
 def test_python_blocks_run(folder):
     out = run([sys.executable, "-W", "error", "-c", IN_TURN, *PROGRAMS], folder)
-    for promised in re.findall(r"# (\([\d, ]+\))$", "".join(PROGRAMS), re.MULTILINE):
+    promises = re.findall(r"# (\([\d, ]+\))$", "".join(PROGRAMS), re.MULTILINE)
+    assert len(PROGRAMS) >= 13 and len(promises) >= 7
+    for promised in promises:
         assert promised in out
 
 
 def test_python_blocks_about_studies_run(few):
-    run([sys.executable, "-W", "error", "-c", IN_TURN, *STUDY_PROGRAMS], few)
+    run([sys.executable, "-W", "error", "-c", IN_TURN, *blocks("python", STUDIES)], few)
 
 
 def test_the_page_about_learning_runs(folder):
@@ -90,17 +97,18 @@ def test_the_page_about_learning_runs(folder):
         assert "--members 12" in text and "range(1)" in text and "batch_size=4" in text
     (lines,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     run(["bash", "-euc", lines], folder)
-    out = run(
-        [sys.executable, "-W", "error", "-c", IN_TURN, *re.findall(r"```python\n(.*?)```", text, re.DOTALL)], folder
-    )
-    assert out.startswith("torch.Size([64, 10, 1, 5, 5]) torch.Size([64]) 64\n") and out.count("tensor(") == 2
+    programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    out = run([sys.executable, "-W", "error", "-c", IN_TURN, *programs], folder)
+    assert out.startswith("torch.Size([64, 10, 1, 5, 5]) torch.Size([64]) 64\n")
+    flat, *graphs = [float(found) for found in re.findall(r"tensor\((.*?)\)", out)]
+    assert len(graphs) == 2 and flat > 0.4
     if ALL:
-        assert all(float(found) > 0.5 for found in re.findall(r"tensor\((.*?)\)", out))
+        assert all(found > 0.5 for found in graphs)
 
 
-@pytest.mark.parametrize("block", [text for kind, text in BLOCKS if kind == "sh" and text != WALK])
+@pytest.mark.parametrize("block", [*blocks("sh", *SHELL_PAGES), blocks("sh", STUDIES)[0]])
 def test_shell_lines_run(few, block, monkeypatch):
-    """In this process, which has imported torch already; the walk below starts the programs themselves."""
+    """In this process, which has imported torch already; the tutorial about hubs starts the programs themselves."""
     monkeypatch.chdir(few)
     monkeypatch.setitem(estimate.__kwdefaults__, "seconds", 0.2)  # of training, for `python -m builders estimate`
     for line in block.splitlines():
@@ -111,35 +119,6 @@ def test_shell_lines_run(few, block, monkeypatch):
             assert builders_command(words[3:]) == 0, line
 
 
-def test_the_walk_over_a_hub(tmp_path):
-    """Build, push, stream, pull, contribute, review, merge, and the rows as a table, against a server of one's own."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "CKPTZOO_"))}
-    environment |= {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "HF_HOME": str(tmp_path / "hf"),
-        "HOME": str(tmp_path),
-    }
-    script = f"set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{WALK.replace('8000', port)}"
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=200
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    for said in (
-        "2 parts uploaded",
-        "(4, 2, 1, 4, 4)",
-        "8 checkpoints (canonical)",
-        "pull request 1 adds 1",
-        "Merged:",
-    ):
-        assert said in done.stdout, f"{said}\n{done.stdout}\n{done.stderr}"
-    assert "'id': 'ada/ada', 'license': 'cc-by-4.0', 'test_accuracy': 0." in done.stdout
-    assert ckptzoo.verify(tmp_path / "zoos/layers") == []
-
-
 def test_the_make_lines_are_targets_and_the_extras_exist():
     makefile, project = (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
@@ -148,17 +127,13 @@ def test_the_make_lines_are_targets_and_the_extras_exist():
         assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        ROOT / "README.md",
-        STUDIES,
-        LEARNING,
-        ROOT / "docs/hub.md",
-        ROOT / "docs/hosting.md",
-        ROOT / "docs/image_sets.md",
-    ],
-)
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "cards/README.md"])
 def test_pictures_and_links_exist(page):
-    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert (page.parent / link).exists(), link
+    """Those of the pages of the documentation are checked where it is built."""
+    text = (ROOT / page).read_text()
+    for link in re.findall(r"\]\(([^)#]+)\)|^\[\w+\]: ([^#\n]+)", text, re.MULTILINE):
+        assert ((ROOT / page).parent / "".join(link)).exists(), link
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 125

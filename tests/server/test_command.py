@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -12,8 +11,7 @@ from tests.support.server_process import SERVE, server_process
 
 
 def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SERVE, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 def ask(url: str, token: str | None = None) -> tuple[int, bytes]:

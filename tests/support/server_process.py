@@ -16,7 +16,7 @@ from ckptzoo.server.service import database_of
 from ckptzoo.server.store.tokens import make_token
 from tests.support.hosted import ZOO, commit_body
 
-SERVE = "import sys; from ckptzoo.cli.serve import serve; serve(sys.argv[1:])"
+SERVE = (sys.executable, "-m", "ckptzoo", "serve")
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def server_process(
         if file_size is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
 
-    command = [sys.executable, "-c", SERVE, "--root", str(root), "--port", "0", *options]
+    command = [*SERVE, "--root", str(root), "--port", "0", *options]
     started = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path.cwd(), preexec_fn=bounded
     )

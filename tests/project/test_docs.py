@@ -1,0 +1,227 @@
+"""The documentation builds without a warning, asks nobody for anything, is found by its search, and is up to date."""
+
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from importlib import import_module, util
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from playwright.sync_api import Browser as Chromium
+from playwright.sync_api import Page
+
+import ckptzoo
+from ckptzoo.schema.metadata import KINDS, LEAST
+from tests.support.chromium import chromium, sideways, violations
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+API = sorted(DOCS.glob("api/*.md"))
+PROGRAMS = {"cli", "server"}
+"""Packages that are used by commands, which docs/guide/commands.md describes."""
+INTERNAL = {"__main__", "console", "lazy_names", "ray_cluster", "text"}
+FURTHER = ("ckptzoo.learning.forms", "ckptzoo.hub.card", "ckptzoo.hub.untrusted")
+"""Packages within packages whose names are public."""
+TABLES = {
+    "Rows of a raw part": "raw",
+    "Variants": "variant",
+    "Predictions": "predictions",
+    "Tombstones": "retracted",
+    "Later figures": "measured",
+}
+"""Where docs/format.md has the columns of each kind of part."""
+
+
+THEME = {"aria-dialog-name", "landmark-unique"}
+"""What axe finds in the theme's own markup: its search has no name, and its lists of pages have the same one."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation, built as ``make docs`` builds it."""
+    built = tmp_path_factory.mktemp("docs") / "site"
+    done = subprocess.run(
+        [Path(sys.executable).with_name("mkdocs"), "build", "--strict", "--site-dir", built],
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+    return built
+
+
+def test_no_page_names_anything_that_a_browser_would_fetch_elsewhere(site: Path) -> None:
+    fetched = re.compile(
+        r'<(?:script|img|iframe|source|video|audio)[^>]*\ssrc="?(https?:)?//|<link[^>]*href="?https?://'
+    )
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 40
+    assert [page.name for page in pages if fetched.search(page.read_text())] == []
+    styles = [path for path in site.rglob("*.css") if re.search(r"url\(\"?(https?:)?//", path.read_text())]
+    assert styles == []
+
+
+def test_every_public_name_is_on_one_page_of_the_api(site: Path) -> None:
+    shown = Counter(key(path) for page in API for path in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE))
+    named = {key(path): path for module in public_modules() for path in names_of(module)}
+    assert {path for found, path in named.items() if shown[found] != 1} == set()
+    built = "".join((site / "api" / page.with_suffix(".html").name).read_text() for page in API)
+    for page in API:
+        for path in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE):
+            assert f'id="{path}"' in built, path
+    # a module of the name of a function would take its place
+    assert "doc-symbol-heading doc-symbol-module" not in built
+
+
+def test_every_package_says_what_is_public() -> None:
+    packages = {found.name for found in pkgutil.iter_modules(ckptzoo.__path__)} - PROGRAMS - INTERNAL
+    assert {name for name in packages if not hasattr(import_module(f"ckptzoo.{name}"), "__all__")} == set()
+    listed = {page.stem for page in API} - {"index", "ckptzoo"}
+    assert listed == packages
+    for module in public_modules():
+        assert all(hasattr(module, name) for name in module.__all__)
+
+
+def public_modules() -> Iterator[ModuleType]:
+    """The package, those within it that are no programs, and those within these whose names are public."""
+    yield ckptzoo
+    for found in pkgutil.iter_modules(ckptzoo.__path__):
+        if found.name not in PROGRAMS | INTERNAL:
+            yield import_module(f"ckptzoo.{found.name}")
+    yield from map(import_module, FURTHER)
+
+
+def names_of(module: ModuleType) -> Iterator[str]:
+    """The public names of a package; each module of a study has a function of its own name."""
+    yield from (f"{module.__name__}.{name}" for name in module.__all__ if name != "__version__")
+    if module.__name__ == "ckptzoo.studies":
+        for found in pkgutil.iter_modules(module.__path__):
+            if callable(getattr(import_module(f"ckptzoo.studies.{found.name}"), found.name, None)):
+                yield f"ckptzoo.studies.{found.name}.{found.name}"
+
+
+def key(path: str) -> tuple[Any, ...]:
+    """What is the same for all names of one thing."""
+    owner, _, name = path.rpartition(".")
+    found = getattr(import_module(owner), name)
+    if isinstance(found, type | FunctionType):
+        return found.__module__, found.__qualname__
+    return name, id(found)
+
+
+@pytest.mark.parametrize("script", ["commands", "diagrams"])
+def test_what_scripts_write_is_up_to_date(script: str) -> None:
+    """``make tutorials`` writes it again."""
+    spec = util.spec_from_file_location(script, DOCS / f"{script}.py")
+    assert spec is not None and spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if script == "commands":
+        page = module.PAGE.read_text()
+        assert page == module.written(page)
+        return
+    for name, draw in module.DIAGRAMS.items():
+        assert (DOCS / f"pictures/{name}.svg").read_text() == draw()
+
+
+@pytest.mark.parametrize(("heading", "kind"), TABLES.items())
+def test_the_format_lists_the_columns_in_their_order(heading: str, kind: str) -> None:
+    text = (DOCS / "format.md").read_text()
+    section = re.split(r"^#+ ", text.partition(f"# {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    rows = re.findall(r"^\| (`.+?`)( \(always\))? \| (\w+)[^|]* \|[^|]+\|[^|]+\|$", section, re.MULTILINE)
+    listed = [(name, type) for names, _, type in rows for name in re.findall(r"`(\w+)`", names)]
+    assert listed == [(column.name, column.type) for column in KINDS[kind]]
+    (always,) = [names.split("`")[-2] for names, always, _ in rows if always]
+    assert [name for name, _ in listed].index(always) + 1 == LEAST[kind]
+
+
+def test_pictures_of_zoos_are_those_of_their_cards() -> None:
+    copies = list(DOCS.glob("pictures/*/*.png"))
+    assert len(copies) >= 6
+    for path in copies:
+        assert path.read_bytes() == (ROOT / "cards" / path.parent.name / "pictures" / path.name).read_bytes()
+
+
+def test_the_glossary_has_twenty_words_in_order() -> None:
+    glossary = (DOCS / "concepts.md").read_text().partition("## Glossary")[2]
+    words = re.findall(r"^\| ([a-z][a-z -]+) \|", glossary, re.MULTILINE)[1:]
+    assert len(words) == 20 and words == sorted(words)
+
+
+def test_the_citation_is_that_of_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors", "version", "license"} <= set(citation)
+    assert citation["cff-version"] == "1.2.0" and citation["type"] == "software"
+    assert citation["version"] == ckptzoo.__version__ and citation["license"] == "Apache-2.0"
+    for author in (*citation["authors"], *citation["references"][0]["authors"]):
+        assert {"name"} == set(author) or {"family-names", "given-names"} == set(author)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    """One browser for all tests."""
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def requests(browser: Chromium) -> Iterator[tuple[Page, list[str]]]:
+    """A page, and every address that it asks for."""
+    context = browser.new_context(viewport={"width": 1300, "height": 900})
+    asked: list[str] = []
+    context.on("request", lambda request: asked.append(request.url))
+    yield context.new_page(), asked
+    context.close()
+
+
+PAGES = ("index.html", "tutorials/symmetries.html", "api/symmetry.html", "studies.html", "format.html", "concepts.html")
+
+
+@pytest.mark.browser
+def test_pages_ask_for_files_alone(site: Path, requests: tuple[Page, list[str]]) -> None:
+    page, asked = requests
+    for name in PAGES:
+        page.goto((site / name).as_uri(), wait_until="networkidle")
+        assert page.locator("h1").count() == 1
+        # every picture is there; those that are loaded when they come into view included
+        assert page.evaluate("Array.from(document.images).every(i => i.loading == 'lazy' || i.naturalWidth > 0)")
+    assert len(asked) > 2 * len(PAGES)
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+@pytest.mark.browser
+def test_the_search_finds_names_and_words(site: Path, requests: tuple[Page, list[str]]) -> None:
+    page, asked = requests
+    page.goto((site / "index.html").as_uri())
+    for words, target in (("canonicalize", "api/symmetry.html"), ("load_state_dict", "guide/streaming.html")):
+        page.locator("input[name=query]").click()
+        page.locator("input[name=query]").press_sequentially(words)
+        page.locator(f".md-search-result__link[href*='{target}']").first.wait_for(state="attached", timeout=20_000)
+        page.reload()
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", ["index.html", "tutorials/hub.html", "api/ckptzoo.html", "format.html"])
+def test_pages_fit_on_narrow_screens(site: Path, browser: Chromium, name: str) -> None:
+    context = browser.new_context(viewport={"width": 360, "height": 740})
+    page = context.new_page()
+    page.goto((site / name).as_uri())
+    assert sideways(page) == 0
+    context.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["index.html", "tutorials/symmetries.html", "api/errors.html"])
+def test_pages_are_accessible(site: Path, browser: Chromium, name: str, scheme: Any) -> None:
+    context = browser.new_context(viewport={"width": 1300, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto((site / name).as_uri())
+    assert [found for found in violations(page) if found.partition(":")[0] not in THEME] == []
+    context.close()

@@ -77,6 +77,7 @@ def test_every_public_name_is_on_one_page_of_the_api(site: Path) -> None:
             assert f'id="{path}"' in built, path
     # a module of the name of a function would take its place
     assert "doc-symbol-heading doc-symbol-module" not in built
+    assert "math:" not in built and built.count("<math") >= 20  # formulas are drawn
 
 
 def test_every_package_says_what_is_public() -> None:

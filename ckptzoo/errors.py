@@ -42,7 +42,21 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, as five facts; ``str()`` is the message."""
+    """One thing that is wrong, as five facts; ``str()`` is the message.
+
+    Parameters
+    ----------
+    location
+        the file, zoo, address or function that it is about.
+    what
+        which part of it.
+    expected
+        what should be there.
+    got
+        what is there.
+    next_step
+        what to do, as a sentence.
+    """
 
     location: str
     what: str
@@ -107,6 +121,14 @@ class UnknownNameError(ZooError, KeyError):
 
     Parameters
     ----------
+    location
+        where the name was looked for.
+    kind
+        what it would name, such as ``tensor``.
+    name
+        the name.
+    known
+        the names that there are.
     hint
         the next step, where the name is known for something else; by default the near names.
     """
@@ -146,7 +168,15 @@ class StateError(ZooError):
 
 
 class MissingExtraError(ZooError, ImportError):
-    """An optional dependency is not installed; the message names the install command."""
+    """An optional dependency is not installed; the message names the install command.
+
+    Parameters
+    ----------
+    package
+        the package that is not installed.
+    extra
+        the extra of ckptzoo that brings it.
+    """
 
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra

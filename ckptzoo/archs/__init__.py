@@ -135,13 +135,25 @@ def names() -> tuple[str, ...]:
 
 
 def base_of(name: str | None) -> str | None:
-    """The name of the network whose weights a Gaussian is over: ``optunet`` for ``gaussian-optunet``; else None."""
+    """The name of the network whose weights a Gaussian is over: ``optunet`` for ``gaussian-optunet``; else None.
+
+    Parameters
+    ----------
+    name
+        of an architecture, or anything else.
+    """
     base = name.removeprefix(_GAUSSIAN) if isinstance(name, str) and name.startswith(_GAUSSIAN) else None
     return base if _find(base) is not None else None
 
 
 def optunet_name(*numbers: int) -> str:
     """The name of a network of OptuNet's family, whose numbers are those of ``ckptzoo.archs.optunet.OptuNet``.
+
+    Parameters
+    ----------
+    numbers
+        channels, kernel and pool of the first layer, channels, kernel and groups of the second, then widths of hidden
+        layers where there are some.
 
     Examples
     --------
@@ -152,12 +164,23 @@ def optunet_name(*numbers: int) -> str:
 
 
 def known(name: str | None) -> TypeGuard[str]:
-    """Whether there is such an architecture."""
+    """Whether there is such an architecture.
+
+    Parameters
+    ----------
+    name
+        of an architecture, or anything else.
+    """
     return _find(name) is not None or base_of(name) is not None
 
 
 def get(name: str) -> "Callable[[], nn.Module]":
     """What makes the module, freshly initialised; imports torch.
+
+    Parameters
+    ----------
+    name
+        as ``names`` lists them, with numbers in place of ``<...>``.
 
     Raises
     ------
@@ -183,6 +206,13 @@ def stacked(name: str, input_shape: tuple[int, ...]) -> "StackedOutputs | None":
     the other members nor on their number, to the last bit. None where there is no such function, or none for inputs of
     this shape.
 
+    Parameters
+    ----------
+    name
+        as ``names`` lists them, with numbers in place of ``<...>``.
+    input_shape
+        of one input, without the axis of examples.
+
     Raises
     ------
     UnknownNameError
@@ -200,6 +230,11 @@ def stacked(name: str, input_shape: tuple[int, ...]) -> "StackedOutputs | None":
 def architecture(name: str) -> Architecture:
     """The declared tensors, without importing torch.
 
+    Parameters
+    ----------
+    name
+        as ``names`` lists them, with numbers in place of ``<...>``.
+
     Raises
     ------
     UnknownNameError
@@ -210,6 +245,11 @@ def architecture(name: str) -> Architecture:
 
 def symmetry(name: str) -> Symmetry:
     """The declared symmetry table, without importing torch.
+
+    Parameters
+    ----------
+    name
+        as ``names`` lists them, with numbers in place of ``<...>``.
 
     Raises
     ------

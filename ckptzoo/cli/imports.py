@@ -23,7 +23,8 @@ def import_(
         Path, typer.Option("--to", metavar="ZOO", help="The zoo's folder, new or there already.", show_default=False)
     ],
     adapter: Annotated[
-        str, typer.Option("--as", metavar="FORMAT", help="How the checkpoints are published; see docs/guide/imports.md.")
+        str,
+        typer.Option("--as", metavar="FORMAT", help="How the checkpoints are published; see docs/guide/imports.md."),
     ] = "auto",
     names: Annotated[
         str | None,

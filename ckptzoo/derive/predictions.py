@@ -73,7 +73,13 @@ class Predicted:
         return {**asdict(self), "parts": list(self.parts)}
 
     def print(self, console: Console | None = None) -> None:
-        """Print it on a rich console, by default the standard output."""
+        """Print it on a rich console, by default the standard output.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
         shape = f"{counted(self.examples, 'example')}, {counted(self.classes, 'output')} each"
         done = f"{counted(self.checkpoints, 'checkpoint')} evaluated on {shape}"
         lines = [f"{self.set}: {done}, {self.already:,} were there already."]

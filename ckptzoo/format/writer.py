@@ -134,6 +134,15 @@ class Writer:
     """Adds checkpoints to a zoo; each ``commit`` publishes one part, whole or not at all.
 
     Used as a context manager it commits on a clean exit and discards what was not committed on an exception.
+
+    Parameters
+    ----------
+    root
+        the zoo's folder.
+    arch
+        its architecture.
+    shard_bytes
+        target size of a shard.
     """
 
     def __init__(self, root: Path, arch: Architecture, *, shard_bytes: int = SHARD_BYTES) -> None:

@@ -50,6 +50,11 @@ class ImageSet:
     def first(self, count: int | None) -> "ImageSet":
         """The first ``count`` images, as views; all of them where it is None.
 
+        Parameters
+        ----------
+        count
+            how many; None for all.
+
         Raises
         ------
         ZooError
@@ -66,6 +71,11 @@ class ImageSet:
         """The same images with sides of ``side`` pixels, each the mean of a block, rounded (a half to the even number).
 
         The name becomes ``<name>-<side>x<side>``.
+
+        Parameters
+        ----------
+        side
+            pixels of a side, which divide the present one.
 
         Raises
         ------
@@ -97,7 +107,17 @@ class ImageSet:
     def normalized(
         self, mean: float | Sequence[float], std: float | Sequence[float], limit: int | None = None
     ) -> NDArray[np.float32]:
-        """``network_inputs`` of the first ``limit`` images."""
+        """``network_inputs`` of the first ``limit`` images.
+
+        Parameters
+        ----------
+        mean
+            of pixels between 0 and 1, one number or one a channel.
+        std
+            likewise.
+        limit
+            the number of images; None for all.
+        """
         return network_inputs(self.images[:limit], mean, std)
 
 

@@ -183,7 +183,16 @@ def find(
 def load(name: str, split: str, folder: str | Path | None = None, *, count: int | None = None) -> ImageSet:
     """A data set from a folder, or fetched through ``datasets`` where no folder is named.
 
-    Parameters are those of ``find``.
+    Parameters
+    ----------
+    name
+        of a known data set, as ``find`` takes it.
+    split
+        ``train`` or ``test``.
+    folder
+        as ``find`` takes it; None fetches what is not on this machine.
+    count
+        how many images there have to be, as ``find`` takes it.
 
     Raises
     ------
@@ -204,6 +213,10 @@ def load_halves(
 
     Parameters
     ----------
+    name
+        of a known data set, as ``find`` takes it.
+    folder
+        as ``load`` takes it.
     counts
         for each split how many images there have to be, as ``count`` of ``find``; both splits by default.
     """
@@ -237,6 +250,8 @@ def halves_from(
 
     Parameters
     ----------
+    name
+        of a known data set.
     splits
         with the names of splits and columns that the data set has on the hub.
     counts
@@ -342,7 +357,13 @@ def read(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
 
 
 def has_training_set(name: str) -> bool:
-    """Whether a data set of this name can be loaded with a training set."""
+    """Whether a data set of this name can be loaded with a training set.
+
+    Parameters
+    ----------
+    name
+        as ``find`` takes it.
+    """
     return _sized(name)[0] in ("digits", *TRAINING_SETS)
 
 
@@ -353,7 +374,13 @@ def _sized(name: str) -> tuple[str, int | None]:
 
 
 def folder_of(folder: str | Path | None) -> Path | None:
-    """The folder, else the one that the environment names, else none."""
+    """The folder, else the one that the environment names, else none.
+
+    Parameters
+    ----------
+    folder
+        one that was named, or None.
+    """
     folder = folder if folder is not None else os.environ.get(FOLDER_VARIABLE) or None
     return None if folder is None else Path(folder)
 

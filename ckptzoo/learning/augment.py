@@ -94,6 +94,15 @@ class Augment:
     def require(self, symmetry: Symmetry | None, variant: str, *, location: str) -> Symmetry:
         """The table, where the elements may be applied to a variant's weights.
 
+        Parameters
+        ----------
+        symmetry
+            the zoo's table, or None.
+        variant
+            the gauge of the weights.
+        location
+            what messages call the zoo.
+
         Raises
         ------
         ZooError

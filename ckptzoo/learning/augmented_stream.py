@@ -148,6 +148,11 @@ class Stream:
 
     Made by ``learning.stream``. ``state_dict``, ``load_state_dict`` and ``set_epoch`` are those of ``Zoo.stream``:
     a state holds seed, epoch and position, from which the group elements follow too.
+
+    Parameters
+    ----------
+    batches
+        gives batches and can resume; ``learning.stream`` makes it.
     """
 
     def __init__(self, batches: Any) -> None:
@@ -168,6 +173,11 @@ class Stream:
     def load_state_dict(self, state: State) -> None:
         """Continue from a saved state, with any batch size and ranks, as ``Zoo.stream``'s.
 
+        Parameters
+        ----------
+        state
+            what ``state_dict`` or a batch's ``state`` gave.
+
         Raises
         ------
         StateError
@@ -176,7 +186,13 @@ class Stream:
         self._batches.load_state_dict(state)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the beginning of this epoch."""
+        """Start the next iteration at the beginning of this epoch.
+
+        Parameters
+        ----------
+        epoch
+            its number, from 0.
+        """
         self._batches.set_epoch(epoch)
 
 

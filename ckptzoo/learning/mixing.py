@@ -20,6 +20,15 @@ class Mix:
 
     An iteration has as many batches as one epoch of every stream has together. A stream that comes to its end goes on
     with its next epoch, and the others go on in the next iteration where they are.
+
+    Parameters
+    ----------
+    streams
+        of one zoo or of several.
+    weights
+        how often each is chosen, in proportion.
+    seed
+        of the choices.
     """
 
     def __init__(self, streams: Sequence[Stream], weights: Sequence[float], seed: int) -> None:
@@ -66,6 +75,11 @@ class Mix:
 
     def load_state_dict(self, state: State) -> None:
         """Continue right behind the batch that had this state.
+
+        Parameters
+        ----------
+        state
+            what ``state_dict`` or a batch's ``state`` gave.
 
         Raises
         ------

@@ -75,6 +75,11 @@ class Statistics:
 
         New arrays of the tensors' dtype, in which the operations take place.
 
+        Parameters
+        ----------
+        tensors
+            by name, those that there are statistics of.
+
         Raises
         ------
         ZooError
@@ -88,7 +93,13 @@ class Statistics:
         }
 
     def invert(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """``x * deviation + mean``: what ``apply`` was given, to rounding."""
+        """``x * deviation + mean``: what ``apply`` was given, to rounding.
+
+        Parameters
+        ----------
+        tensors
+            by name, as ``apply`` returned them.
+        """
         return {
             name: array * self._near(self.deviation, name, array) + self._near(self.mean, name, array)
             if is_float(array)
@@ -97,7 +108,15 @@ class Statistics:
         }
 
     def near(self, name: str, array: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """A tensor's mean and deviation as ``apply`` takes them from and divides an array (K, *shape) of its dtype."""
+        """A tensor's mean and deviation as ``apply`` takes them from and divides an array (K, *shape) of its dtype.
+
+        Parameters
+        ----------
+        name
+            the tensor's.
+        array
+            of its values.
+        """
         return self._near(self.mean, name, array), self._near(self.deviation, name, array)
 
     def _near(self, values: Mapping[str, NDArray[np.float64]], name: str, array: Any) -> Any:
@@ -114,7 +133,13 @@ class Statistics:
         return array_namespace(array).asarray(found, dtype=array.dtype, device=device(array))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file: ``<tensor>.mean`` and ``<tensor>.deviation``, and the rest in its header."""
+        """Write a safetensors file: ``<tensor>.mean`` and ``<tensor>.deviation``, and the rest in its header.
+
+        Parameters
+        ----------
+        path
+            of the file; one that is there is replaced.
+        """
         kinds = {"mean": self.mean, "deviation": self.deviation}
         arrays = {f"{name}.{kind}": np.asarray(held[name]) for kind, held in kinds.items() for name in held}
         facts = {"per": self.per, "constant": dict(self.constant), "count": self.count, "digest": self.digest}
@@ -123,6 +148,11 @@ class Statistics:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Statistics":
         """Read what ``save`` wrote.
+
+        Parameters
+        ----------
+        path
+            of the file.
 
         Raises
         ------

@@ -19,6 +19,8 @@ class Checkpoint(Mapping[str, Any]):
 
     Parameters
     ----------
+    arch
+        its tensors.
     row
         its metadata, ``{column: value}``.
     variant

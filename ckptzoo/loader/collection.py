@@ -326,6 +326,17 @@ class Collection:
 
     ``collection.zoos[folder]`` is a Zoo of the checkpoints that are selected, opened when it is asked for; iteration
     gives these zoos, and ``len`` counts checkpoints.
+
+    Parameters
+    ----------
+    name
+        what messages call it.
+    zoos
+        opens a zoo by its folder.
+    rows
+        the table of all rows.
+    chosen
+        positions of the rows that are selected.
     """
 
     def __init__(self, name: str, zoos: _Zoos, rows: pa.Table, chosen: NDArray[np.int64]) -> None:
@@ -348,6 +359,11 @@ class Collection:
     def address_of(self, folder: str) -> str | os.PathLike[str]:
         """Where a zoo of the collection is, as ``ckptzoo.open`` takes it; in a repository at the collection's commit.
 
+        Parameters
+        ----------
+        folder
+            as in ``entries``, and in the column ``zoo``.
+
         Raises
         ------
         UnknownNameError
@@ -367,6 +383,11 @@ class Collection:
 
     def where(self, filters: Filters) -> "Collection":
         """The checkpoints whose metadata satisfy a condition, as ``Zoo.where`` takes it; no zoo is opened.
+
+        Parameters
+        ----------
+        filters
+            as ``Zoo.where`` takes them; the column ``zoo`` is the folder.
 
         Examples
         --------

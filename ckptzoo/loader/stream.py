@@ -199,7 +199,13 @@ class Batch:
         return self.with_arrays(lambda tensor: tensor.pin_memory())
 
     def with_arrays(self, convert: Callable[[Any], Any]) -> "Batch":
-        """The same batch with every array, those of columns too, as ``convert`` makes it; lists stay."""
+        """The same batch with every array, those of columns too, as ``convert`` makes it; lists stay.
+
+        Parameters
+        ----------
+        convert
+            takes an array and returns what replaces it.
+        """
         tensors = {name: convert(array) for name, array in self.tensors.items()}
         columns = self.columns and {
             name: values if isinstance(values, list) else convert(values) for name, values in self.columns.items()
@@ -392,6 +398,11 @@ class Stream:
     def load_state_dict(self, state: State) -> None:
         """Continue from a saved state, with any batch size, workers and ranks.
 
+        Parameters
+        ----------
+        state
+            what ``state_dict`` or a batch's ``state`` gave.
+
         Raises
         ------
         StateError
@@ -414,7 +425,13 @@ class Stream:
         self._start = self._state = {name: state[name] for name in self._start}
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the beginning of this epoch."""
+        """Start the next iteration at the beginning of this epoch.
+
+        Parameters
+        ----------
+        epoch
+            its number, from 0.
+        """
         if not 0 <= epoch < 2**64:
             problem = Problem(self._source.location, "epoch", "0 to 2**64 - 1", str(epoch), "Choose another.")
             raise ZooError(problem)

@@ -282,12 +282,23 @@ class Zoo:
         return self.take(self._selection.matching(filters))
 
     def take(self, rows: Any) -> "Zoo":
-        """The checkpoints at these positions: a slice, integers in any order, or a mask."""
+        """The checkpoints at these positions: a slice, integers in any order, or a mask.
+
+        Parameters
+        ----------
+        rows
+            positions in this zoo's order.
+        """
         selection = self._selection
         return Zoo(self._contents, selection.variants, np.atleast_1d(selection.rows[rows]))
 
     def having(self, *names: str) -> "Zoo":
         """The checkpoints that have all of these gauges and predicted sets; parts that came later may lack them yet.
+
+        Parameters
+        ----------
+        names
+            variants, and sets of inputs.
 
         Raises
         ------
@@ -401,11 +412,23 @@ class Zoo:
         return index % count
 
     def group_element(self, variant: str) -> dict[str, StackedTensor]:
-        """The group element g of a variant, with variant = g . raw: ``{"<group>.perm": (N, n), ...}``."""
+        """The group element g of a variant, with variant = g . raw: ``{"<group>.perm": (N, n), ...}``.
+
+        Parameters
+        ----------
+        variant
+            a name in ``variants`` other than ``raw``.
+        """
         return self._selection.group_element(variant)
 
     def variant_metadata(self, variant: str) -> pa.Table:
-        """A variant's own rows (ties, margins, certificates), one per checkpoint, in zoo order."""
+        """A variant's own rows (ties, margins, certificates), one per checkpoint, in zoo order.
+
+        Parameters
+        ----------
+        variant
+            a name in ``variants`` other than ``raw``.
+        """
         opened, rows = self._selection.variant_rows(variant)
         return self._contents.columns(opened.tree, opened.tree.rows.schema.names).take(pa.array(rows))
 
@@ -440,6 +463,8 @@ class Zoo:
         shuffle
             False; True (blocks across the zoo, then rows within a window of blocks: bounded memory and requests); or
             ``"global"``.
+        seed
+            of the order where it is shuffled; together with the epoch it decides the order.
         remainder
             what happens when the last rows make no equal shares for the ranks: ``"error"``, ``"keep"`` them as they
             come, ``"drop"`` them, or ``"pad"`` with the epoch's first rows.
@@ -550,6 +575,13 @@ class Zoo:
     def checkpoint(self, id: str, *, variant: str = layout.RAW) -> Checkpoint:
         """One checkpoint by its id.
 
+        Parameters
+        ----------
+        id
+            as in the column ``id``.
+        variant
+            the gauge.
+
         Raises
         ------
         UnknownNameError
@@ -566,6 +598,8 @@ class Zoo:
         ----------
         limit
             the largest number of checkpoints; the first in zoo order are taken.
+        variant
+            the gauge.
         steps
             ``"last"`` takes each member's last step, ``"all"`` every checkpoint.
         device
@@ -599,5 +633,15 @@ class Zoo:
         return open(self.path)
 
     def source(self, names: Sequence[str], variant: str = layout.RAW, columns: Sequence[str] = ()) -> Source:
-        """What streams of these tensors, layers and columns read; of all tensors where there are no names."""
+        """What streams of these tensors, layers and columns read; of all tensors where there are no names.
+
+        Parameters
+        ----------
+        names
+            tensors, or layers for all their tensors.
+        variant
+            the gauge.
+        columns
+            of the metadata.
+        """
         return self._selection.source(names, variant, columns)

@@ -111,6 +111,11 @@ class Distances:
     def include(self, other: "Distances") -> None:
         """Add the distances of the same rows in other columns.
 
+        Parameters
+        ----------
+        other
+            distances of the same rows.
+
         Raises
         ------
         ZooError
@@ -140,6 +145,14 @@ class Distances:
 
         Parameters
         ----------
+        m
+            rows of the first set.
+        n
+            rows of the second set.
+        columns
+            how many were summed over.
+        sums
+            as the property ``sums`` holds them.
         like
             an array of those that were measured; the distances are where theirs would be. By default in numpy.
 
@@ -163,12 +176,24 @@ class Distances:
         return distances
 
     def bandwidths(self, bandwidths: Rule | ArrayLike = "paper") -> Values:
-        """(20,) the bandwidths of a rule, 10 for L1 and 10 for L2; given ones are checked. See ``mmd2``."""
+        """(20,) the bandwidths of a rule, 10 for L1 and 10 for L2; given ones are checked. See ``mmd2``.
+
+        Parameters
+        ----------
+        bandwidths
+            the name of a rule, or 20 numbers.
+        """
         backend = self._ready()
         return resolve_bandwidths(self._panels, self.m, self.n, bandwidths, backend.to_numpy)
 
     def mmd2(self, bandwidths: Rule | ArrayLike = "paper") -> Values:
-        """(20,) unbiased estimates of the squared maximum mean discrepancy, as the function ``mmd2`` has them."""
+        """(20,) unbiased estimates of the squared maximum mean discrepancy, as the function ``mmd2`` has them.
+
+        Parameters
+        ----------
+        bandwidths
+            the name of a rule, or 20 numbers.
+        """
         backend = self._ready()
         return kernel_estimates(self._panels, self.m, self.n, self.bandwidths(bandwidths), backend.to_numpy)
 

@@ -49,7 +49,18 @@ def divergence(mean: ArrayLike, std: ArrayLike, other_mean: ArrayLike, other_std
     .. math:: KL(q \| q') = \sum_d \log \frac{\sigma'_d}{\sigma_d}
               + \frac{\sigma_d^2 + (\mu_d - \mu'_d)^2}{2 \sigma_d'^2} - \frac{1}{2}
 
-    Parameters and errors are those of ``wasserstein``.
+    Errors are those of ``wasserstein``.
+
+    Parameters
+    ----------
+    mean
+        of the first Gaussians, along the last axis.
+    std
+        their standard deviations.
+    other_mean
+        of the second Gaussians.
+    other_std
+        their standard deviations.
 
     Examples
     --------
@@ -64,7 +75,14 @@ def divergence(mean: ArrayLike, std: ArrayLike, other_mean: ArrayLike, other_std
 def signal_to_noise(mean: ArrayLike, std: ArrayLike) -> Values:
     r"""The ratios :math:`|\mu| / \sigma`, elementwise; by the smallest weights are pruned (Blundell et al. 2015).
 
-    Parameters and errors are those of ``wasserstein``.
+    Errors are those of ``wasserstein``.
+
+    Parameters
+    ----------
+    mean
+        of the Gaussians.
+    std
+        their standard deviations.
 
     Examples
     --------

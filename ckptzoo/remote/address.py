@@ -93,6 +93,11 @@ def candidates(text: str) -> tuple[Address, ...]:
     ``org/zoo`` is a folder where there is one, else a repository of the hub; a path that is absolute, begins with a
     dot, or does not have two words is a folder only. Nothing is looked up.
 
+    Parameters
+    ----------
+    text
+        an address as people write it.
+
     Raises
     ------
     ZooError

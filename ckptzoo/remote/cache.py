@@ -52,7 +52,13 @@ _TRUE = ("1", "on", "yes", "true")
 
 
 def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
-    """``$CKPTZOO_CACHE``, else ``$HF_HOME/ckptzoo``, else ``$XDG_CACHE_HOME/ckptzoo``, else ``~/.cache/ckptzoo``."""
+    """``$CKPTZOO_CACHE``, else ``$HF_HOME/ckptzoo``, else ``$XDG_CACHE_HOME/ckptzoo``, else ``~/.cache/ckptzoo``.
+
+    Parameters
+    ----------
+    environment
+        of the process.
+    """
     if named := environment.get("CKPTZOO_CACHE"):
         return Path(named).expanduser().absolute()
     above = environment.get("HF_HOME") or environment.get("XDG_CACHE_HOME") or "~/.cache"
@@ -60,7 +66,13 @@ def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def cache_limit(environment: Mapping[str, str] = os.environ) -> int:
-    """Bytes from ``$CKPTZOO_CACHE_SIZE`` (``20GB``, ``512MiB``), else 32 GiB."""
+    """Bytes from ``$CKPTZOO_CACHE_SIZE`` (``20GB``, ``512MiB``), else 32 GiB.
+
+    Parameters
+    ----------
+    environment
+        of the process.
+    """
     text = environment.get("CKPTZOO_CACHE_SIZE")
     return parse_size(text, location="CKPTZOO_CACHE_SIZE") if text else DEFAULT_LIMIT
 
@@ -308,19 +320,39 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The number of files that were removed, or would be, and their bytes."""
+    """The number of files that were removed, or would be, and their bytes.
+
+    Parameters
+    ----------
+    files
+        how many.
+    nbytes
+        bytes of all of them.
+    """
 
     files: int
     nbytes: int
 
     @classmethod
     def of(cls, blobs: list[Blob]) -> "Pruned":
-        """These blobs."""
+        """These blobs.
+
+        Parameters
+        ----------
+        blobs
+            files of the cache.
+        """
         return cls(len(blobs), sum(blob.nbytes for blob in blobs))
 
 
 def cached_zoos(root: Path) -> list[CacheEntry]:
-    """What the cache has of every zoo, the one used last first."""
+    """What the cache has of every zoo, the one used last first.
+
+    Parameters
+    ----------
+    root
+        the cache's folder.
+    """
     entries: list[CacheEntry] = []
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
         if folder.is_dir():
@@ -335,7 +367,19 @@ def cached_zoos(root: Path) -> list[CacheEntry]:
 def prune(
     root: Path, *, address: str | None = None, max_bytes: int | None = None, before: float | None = None
 ) -> Pruned:
-    """Remove from the cache what was asked for; parameters and errors are those of ``prunable``."""
+    """Remove from the cache what was asked for; parameters and errors are those of ``prunable``.
+
+    Parameters
+    ----------
+    root
+        the cache's folder.
+    address
+        as in ``prunable``.
+    max_bytes
+        as in ``prunable``.
+    before
+        as in ``prunable``.
+    """
     blobs = prunable(root, address=address, max_bytes=max_bytes, before=before)
     for item in cached_zoos(root):
         if item.address == address:
@@ -354,6 +398,8 @@ def prunable(
 
     Parameters
     ----------
+    root
+        the cache's folder.
     address
         all that belongs to this zoo, even if it cannot be fetched again.
     max_bytes

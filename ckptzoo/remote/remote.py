@@ -42,6 +42,8 @@ class Remote:
         None reads everything from the store, as is right for folders of this machine.
     offline
         only the cache is read.
+    retry_policy
+        how long to go on asking.
     workers
         requests at a time.
     ahead
@@ -79,6 +81,13 @@ class Remote:
     def read(self, name: str, *, max_bytes: int) -> bytes:
         """A whole file, checked where the store knows its digest.
 
+        Parameters
+        ----------
+        name
+            of the file, from the zoo's folder.
+        max_bytes
+            of a file that is accepted.
+
         Raises
         ------
         AbsentError
@@ -109,7 +118,15 @@ class Remote:
         return data
 
     def read_many(self, names: Sequence[str], *, max_bytes: int) -> list[bytes]:
-        """Several whole files at once, as ``read``."""
+        """Several whole files at once, as ``read``.
+
+        Parameters
+        ----------
+        names
+            of the files, from the zoo's folder.
+        max_bytes
+            of each file that is accepted.
+        """
         if len(names) < 2:
             return [self.read(name, max_bytes=max_bytes) for name in names]
         with ThreadPoolExecutor(min(self._workers, len(names)), "ckptzoo-read") as pool:
@@ -117,6 +134,15 @@ class Remote:
 
     def span(self, name: str, start: int, stop: int) -> bytes:
         """Bytes of a file for which there is no digest: nothing is checked, and nothing is cached.
+
+        Parameters
+        ----------
+        name
+            of the file, from the zoo's folder.
+        start
+            the first byte.
+        stop
+            the byte behind the last one.
 
         Notes
         -----
@@ -128,6 +154,11 @@ class Remote:
 
     def in_order(self, wanted: Sequence[Span]) -> Generator[memoryview]:
         """Blocks in the order in which they are asked for, fetched ahead; closing the generator stops all requests.
+
+        Parameters
+        ----------
+        wanted
+            blocks with their digests.
 
         Raises
         ------
@@ -148,6 +179,11 @@ class Remote:
         """Blocks with their places in ``wanted`` as they come, those in the cache first; else as ``in_order``.
 
         This is the faster way to fill an array, because every request runs at full speed.
+
+        Parameters
+        ----------
+        wanted
+            blocks with their digests.
         """
         missing = self._missing_places(wanted)
         requests = plan(wanted, missing, split_limit=2**63)
@@ -227,6 +263,8 @@ def open_remote(
         folder that exists wins over a repository of the same name.
     endpoint, token
         of the hub, if they are not those that huggingface_hub uses.
+    retry_policy
+        how long to go on asking.
 
     Raises
     ------

@@ -99,7 +99,13 @@ class RetryPolicy:
     first_pause: float = 0.25
 
     def pause(self, failures: int) -> float:
-        """Seconds to wait after a number of failures in a row that brought no byte."""
+        """Seconds to wait after a number of failures in a row that brought no byte.
+
+        Parameters
+        ----------
+        failures
+            in a row.
+        """
         return backoff(self.first_pause, failures)
 
 

@@ -120,6 +120,17 @@ class Architecture:
 
         Tensors that share their storage become one tensor with aliases. BatchNorm's ``running_mean``,
         ``running_var`` and ``num_batches_tracked`` are buffers, everything else a parameter.
+
+        Parameters
+        ----------
+        state_dict
+            arrays or tensors of one network by name.
+        name
+            what the architecture is called.
+        forward
+            a name in ``ckptzoo.archs`` whose module computes the outputs, where there is one.
+        input_shape
+            of one input, without the axis of examples.
         """
         odd = [key for key, value in state_dict.items() if not hasattr(value, "shape") or not hasattr(value, "dtype")]
         if odd:
@@ -150,6 +161,13 @@ class Architecture:
     @classmethod
     def from_json(cls, content: Document, *, location: str = "architecture.json") -> "Architecture":
         """Read the content of ``architecture.json``.
+
+        Parameters
+        ----------
+        content
+            of the document, without its digest.
+        location
+            what messages call it.
 
         Raises
         ------

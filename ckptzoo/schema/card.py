@@ -151,7 +151,13 @@ class Card:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Card":
-        """Read a ``card.toml``; unknown keys are refused by name."""
+        """Read a ``card.toml``; unknown keys are refused by name.
+
+        Parameters
+        ----------
+        path
+            of the file.
+        """
         try:
             with Path(path).open("rb") as file:
                 return cls.from_bytes(file.read(MAX_CARD_BYTES + 1), location=str(path))
@@ -160,7 +166,15 @@ class Card:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, location: str = CARD_TOML) -> "Card":
-        """Read the content of a ``card.toml``."""
+        """Read the content of a ``card.toml``.
+
+        Parameters
+        ----------
+        data
+            the file's bytes.
+        location
+            what messages call it.
+        """
         if len(data) > MAX_CARD_BYTES:
             raise SpecError(Problem(location, "size", f"at most {MAX_CARD_BYTES:,} bytes", "more", "Shorten the card."))
         try:

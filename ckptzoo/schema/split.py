@@ -76,7 +76,13 @@ class HashSplit:
         return tuple(self.fractions)
 
     def part_of(self, member: str) -> str:
-        """The part of one member."""
+        """The part of one member.
+
+        Parameters
+        ----------
+        member
+            as in the column ``mode``, else ``member``, else ``id``.
+        """
         digest = hashlib.sha256(f"{self.seed}\n{member}".encode()).digest()
         return self.parts[bisect_right(self._thresholds, int.from_bytes(digest[:8], "big"))]
 

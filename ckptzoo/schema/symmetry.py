@@ -39,6 +39,15 @@ class Wreath:
 
     Groups that name the same ``outer`` move their blocks by one shared permutation. So do the two sides of a
     convolution in ``g`` groups (``k = C / g`` in, ``k = Cout / g`` out).
+
+    Parameters
+    ----------
+    outer
+        a name for the permutation of the blocks.
+    g
+        blocks.
+    k
+        channels of a block.
     """
 
     outer: str
@@ -51,6 +60,11 @@ class Like:
     """The permutation of another group: channels that are permuted together but scaled apart.
 
     So are the two sides of a BatchNorm. The other group comes before in the table and is not ``Like`` itself.
+
+    Parameters
+    ----------
+    group
+        the id of the other group.
     """
 
     group: str
@@ -404,6 +418,13 @@ def problems_with(actions: tuple[AxisAction, ...], arch: Architecture) -> Iterat
 class Symmetry:
     """The groups of a network in topological order, and what they do to its tensors.
 
+    Parameters
+    ----------
+    groups
+        of channels that move together; a group comes before those that are like it.
+    actions
+        what the groups do to the axes of tensors, one for each axis.
+
     Raises
     ------
     SpecError
@@ -428,6 +449,11 @@ class Symmetry:
     def check(self, arch: Architecture) -> None:
         """Check the table against an architecture: tensors, axes and sizes.
 
+        Parameters
+        ----------
+        arch
+            whose tensors the table is for.
+
         Raises
         ------
         SpecError
@@ -440,12 +466,24 @@ class Symmetry:
         return self._by_id[group]
 
     def leader(self, group: str) -> Group:
-        """The group whose permutation this group takes: itself, unless it is ``Like`` another."""
+        """The group whose permutation this group takes: itself, unless it is ``Like`` another.
+
+        Parameters
+        ----------
+        group
+            a group's id.
+        """
         found = self._by_id[group]
         return self._by_id[found.perm.group] if isinstance(found.perm, Like) else found
 
     def actions_on(self, tensor: str) -> tuple[AxisAction, ...]:
-        """The actions on one tensor, by axis; none where the table does not name it."""
+        """The actions on one tensor, by axis; none where the table does not name it.
+
+        Parameters
+        ----------
+        tensor
+            a tensor's name.
+        """
         return self._by_tensor.get(tensor, ())
 
     @property
@@ -481,6 +519,13 @@ class Symmetry:
     @classmethod
     def from_json(cls, content: Document, *, location: str = "symmetry.json") -> "Symmetry":
         """Read the content of ``symmetry.json``.
+
+        Parameters
+        ----------
+        content
+            of the document, without its digest.
+        location
+            what messages call it.
 
         Raises
         ------

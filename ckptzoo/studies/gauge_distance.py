@@ -126,6 +126,10 @@ def gauge_distance(
     ----------
     zoo
         one checkpoint or more, all of them in the gauge.
+    variant
+        the gauge.
+    symmetry
+        the zoo's table.
     progress
         called with the bytes read and the bytes in all.
 

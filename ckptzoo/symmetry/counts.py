@@ -153,7 +153,13 @@ def count(arch: Arch) -> Counts:
 
 
 def counts_by_group(table: Symmetry) -> tuple[GroupCounts, ...]:
-    """The symmetries of each group of channels, in the order of the table; cheap for groups of any size."""
+    """The symmetries of each group of channels, in the order of the table; cheap for groups of any size.
+
+    Parameters
+    ----------
+    table
+        whose groups are counted.
+    """
     normalised = {segment.group for action in table.actions if action.role == "variance" for segment in action.segments}
     gains = _gains_against_variances(table)
     outers: set[str] = set()

@@ -43,7 +43,15 @@ class GroupElement:
 
     @classmethod
     def identity(cls, symmetry: Symmetry, K: int) -> "GroupElement":
-        """The K-fold identity."""
+        """The K-fold identity.
+
+        Parameters
+        ----------
+        symmetry
+            the table of the network's groups.
+        K
+            how many.
+        """
         return cls(
             {group.id: np.tile(np.arange(group.n), (K, 1)) for group in symmetry.groups},
             {group.id: np.ones((K, group.n)) for group in symmetry.groups if group.scale != "none"},
@@ -51,7 +59,19 @@ class GroupElement:
 
     @classmethod
     def random(cls, symmetry: Symmetry, K: int, rng: np.random.Generator, *, spread: float = 1.0) -> "GroupElement":
-        """Uniform permutations; scales of sizes ``exp(spread * N(0, 1))`` and of signs by a fair coin, where free."""
+        """Uniform permutations; scales of sizes ``exp(spread * N(0, 1))`` and of signs by a fair coin, where free.
+
+        Parameters
+        ----------
+        symmetry
+            the table of the network's groups.
+        K
+            how many.
+        rng
+            what they are drawn with.
+        spread
+            standard deviation of the logarithms of scales.
+        """
         outers = {
             perm.outer: _shuffles(rng, K, perm.g)
             for perm in (group.perm for group in symmetry.groups)
@@ -73,6 +93,11 @@ class GroupElement:
     def to(self, like: Any) -> "GroupElement":
         """The same elements in the framework and on the device of an array; they may share their memory with these.
 
+        Parameters
+        ----------
+        like
+            a numpy array or a torch tensor.
+
         Raises
         ------
         SymmetryError
@@ -82,7 +107,13 @@ class GroupElement:
         return GroupElement(perms, {name: beside(scale, like) for name, scale in self.scales.items()})
 
     def compose(self, first: "GroupElement") -> "GroupElement":
-        """``self`` after ``first``: ``(g h) . theta = g . (h . theta)``."""
+        """``self`` after ``first``: ``(g h) . theta = g . (h . theta)``.
+
+        Parameters
+        ----------
+        first
+            the elements that act first, as many as these.
+        """
         perms = {name: _taken(first.perms[name], perm) for name, perm in self.perms.items()}
         scales = {name: scale * _taken(first.scales[name], self.perms[name]) for name, scale in self.scales.items()}
         return GroupElement(perms, scales)
@@ -94,6 +125,11 @@ class GroupElement:
 
     def check(self, symmetry: Symmetry) -> None:
         """Refuse what is no element of the table's group.
+
+        Parameters
+        ----------
+        symmetry
+            the table of the network's groups.
 
         Raises
         ------
@@ -125,7 +161,13 @@ class GroupElement:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Any]) -> "GroupElement":
-        """What ``to_tensors`` made, or what a zoo holds of it: numpy, torch, or anything that numpy can read."""
+        """What ``to_tensors`` made, or what a zoo holds of it: numpy, torch, or anything that numpy can read.
+
+        Parameters
+        ----------
+        tensors
+            ``<group>.perm``, and ``<group>.scale`` of groups that scale.
+        """
         found: dict[str, dict[str, Any]] = {"perm": {}, "scale": {}}
         for name, value in tensors.items():
             group, _, kind = name.rpartition(".")

@@ -36,22 +36,48 @@ class Report:
 
     @classmethod
     def blank(cls, K: int) -> "Report":
-        """The report of K checkpoints in which nothing has been looked at."""
+        """The report of K checkpoints in which nothing has been looked at.
+
+        Parameters
+        ----------
+        K
+            how many.
+        """
         none = np.zeros(K, np.int64)
         return cls(none, np.zeros(K, bool), np.full(K, np.inf), none.copy(), none.copy(), np.ones(K, bool))
 
     def compare(self, gaps: np.ndarray) -> None:
-        """Count the gaps (K, ...) between neighbouring keys, in place."""
+        """Count the gaps (K, ...) between neighbouring keys, in place.
+
+        Parameters
+        ----------
+        gaps
+            distances of neighbouring keys, along the axes behind the first.
+        """
         axes = tuple(range(1, gaps.ndim))
         self.ties[:] += (gaps == 0).sum(axis=axes)
         self.margin[:] = np.minimum(self.margin, gaps.min(axis=axes, initial=np.inf))
 
     def set(self, rows: np.ndarray, found: "Report") -> None:
-        """Put another report's rows in place."""
+        """Put another report's rows in place.
+
+        Parameters
+        ----------
+        rows
+            positions in this report.
+        found
+            the report of these checkpoints alone.
+        """
         for field in fields(self):
             getattr(self, field.name)[rows] = getattr(found, field.name)
 
     def refuse(self, rows: np.ndarray) -> None:
-        """Mark rows as left as they were."""
+        """Mark rows as left as they were.
+
+        Parameters
+        ----------
+        rows
+            positions in this report.
+        """
         self.ties[rows], self.dead[rows], self.clamped[rows] = 0, 0, 0
         self.margin[rows], self.gauged[rows], self.unresolved[rows] = np.nan, False, False

@@ -116,10 +116,14 @@ def random_element(symmetry: Symmetry, count: int, K: int, rng: np.random.Genera
 
     Parameters
     ----------
+    symmetry
+        the table of the network's groups.
     count
         transpositions, 0 to ``most_transpositions(symmetry)``.
     K
         elements.
+    rng
+        what they are drawn with.
 
     Raises
     ------
@@ -179,6 +183,8 @@ def random_permutations(n: int, count: int, K: int, rng: np.random.Generator) ->
         transpositions, 0 to n - 1.
     K
         permutations.
+    rng
+        what they are drawn with.
 
     Returns
     -------

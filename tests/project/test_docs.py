@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+import griffe
 import pytest
 import yaml
 from playwright.sync_api import Browser as Chromium
@@ -76,6 +77,7 @@ def test_every_public_name_is_on_one_page_of_the_api(site: Path) -> None:
             assert f'id="{path}"' in built, path
     # a module of the name of a function would take its place
     assert "doc-symbol-heading doc-symbol-module" not in built
+    assert "math:" not in built and built.count("<math") >= 20  # formulas are drawn
 
 
 def test_every_package_says_what_is_public() -> None:
@@ -85,6 +87,38 @@ def test_every_package_says_what_is_public() -> None:
     assert listed == packages
     for module in public_modules():
         assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_every_parameter_on_the_pages_of_the_api_is_described() -> None:
+    package = griffe.load(
+        "ckptzoo", search_paths=[ROOT], allow_inspection=False, docstring_parser="numpy", resolve_aliases=True
+    )
+    lacking: list[str] = []
+    count = 0
+    for path in (path for page in API for path in re.findall(r"^::: ckptzoo\.(\S+)$", page.read_text(), re.MULTILINE)):
+        found = package[path].final_target if package[path].is_alias else package[path]
+        methods = [item for item in found.members.values() if item.is_function and not item.name.startswith("_")]
+        for shown in [found, *(methods if found.is_class else [])]:
+            names = set(called_with(shown))
+            count += len(names)
+            lacking += [f"{shown.path}: {name}" for name in sorted(names - set(described(shown)))]
+    assert lacking == [] and count > 900
+
+
+def called_with(found: Any) -> list[str]:
+    """The parameters of a function, or of a class that does not take over another one's."""
+    if not found.is_function and not (found.is_class and ("dataclass" in found.labels or "__init__" in found.members)):
+        return []
+    return [item.name for item in found.parameters if item.name not in ("self", "cls")]
+
+
+def described(found: Any) -> Iterator[str]:
+    """The parameters that a docstring describes, and the fields of a class that have docstrings of their own."""
+    for section in found.docstring.parse("numpy") if found.docstring else []:
+        if section.kind.value in ("parameters", "other parameters", "attributes"):
+            yield from (entry.name.lstrip("*") for entry in section.value)
+    if found.is_class:
+        yield from (name for name, item in found.members.items() if item.is_attribute and item.docstring)
 
 
 def public_modules() -> Iterator[ModuleType]:

@@ -37,6 +37,11 @@ class Written:
 def card_of(zoo: Zoo) -> Card:
     """The card of a zoo: what a person wrote about it.
 
+    Parameters
+    ----------
+    zoo
+        on this machine or another.
+
     Raises
     ------
     SpecError
@@ -46,7 +51,13 @@ def card_of(zoo: Zoo) -> Card:
 
 
 def card_in(files: Files) -> Card:
-    """As ``card_of``, from the files of a zoo that is not opened."""
+    """As ``card_of``, from the files of a zoo that is not opened.
+
+    Parameters
+    ----------
+    files
+        of the zoo.
+    """
     if files.size(CARD_TOML) is None:
         step = "Pass one with --card; cards/template/card.toml shows every key."
         raise SpecError(Problem(f"{files.name}/{CARD_TOML}", "file", "a card in TOML", "none", step))

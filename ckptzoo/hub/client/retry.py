@@ -52,7 +52,13 @@ class HubRetryPolicy:
     read_timeout: float = 120.0
 
     def pause(self, failures: int) -> float:
-        """Seconds to wait after a number of failures."""
+        """Seconds to wait after a number of failures.
+
+        Parameters
+        ----------
+        failures
+            of one request so far.
+        """
         return backoff(self.first_pause, failures)
 
 

@@ -72,7 +72,13 @@ class Pushed:
         return asdict(self)
 
     def print(self, console: Console | None = None) -> None:
-        """Print it on a rich console, by default the standard output."""
+        """Print it on a rich console, by default the standard output.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
         lines = [f"{self.repository}: nothing to do, {counted(self.already, 'part')} there already."]
         if self.commits:
             lines = [
@@ -131,7 +137,13 @@ class Planned:
         return asdict(self)
 
     def print(self, console: Console | None = None) -> None:
-        """Print it on a rich console, by default the standard output."""
+        """Print it on a rich console, by default the standard output.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
         lines = [f"{self.repository}: nothing to do, {counted(self.already, 'part')} there already."]
         if self.commits:
             where = " in a new repository" if self.creates else ""
@@ -222,6 +234,21 @@ def plan(
     retry_policy: HubRetryPolicy | None = None,
 ) -> Planned:
     """What ``push`` would do now; nothing is changed.
+
+    Parameters
+    ----------
+    zoo
+        its folder.
+    address
+        ``org/zoo`` or ``hf://datasets/org/zoo``.
+    snapshot
+        count a snapshot of all that the repository will hold.
+    endpoint
+        by default that of huggingface_hub (``HF_ENDPOINT``).
+    token
+        by default that of huggingface_hub (``HF_TOKEN``).
+    retry_policy
+        how long to go on asking.
 
     Raises
     ------

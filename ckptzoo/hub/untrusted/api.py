@@ -27,6 +27,8 @@ def read(path: str | os.PathLike[str], *, limits: Limits | None = None) -> list[
     ----------
     path
         a .safetensors, .pt, .pth, .th, .bin, .ckpt or .npz file.
+    limits
+        how much is read; by default ``Limits()``.
 
     Raises
     ------
@@ -46,6 +48,13 @@ def read(path: str | os.PathLike[str], *, limits: Limits | None = None) -> list[
 
 def read_all(paths: Iterable[str | os.PathLike[str]], *, limits: Limits | None = None) -> Iterator[FileResult]:
     """The state dicts in many untrusted files, in order; a file that is refused does not stop the others.
+
+    Parameters
+    ----------
+    paths
+        files as ``read`` takes them.
+    limits
+        for each file; by default ``Limits()``.
 
     Notes
     -----

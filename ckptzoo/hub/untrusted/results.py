@@ -31,7 +31,17 @@ class StateDict:
 
 @dataclass(frozen=True)
 class FileResult:
-    """What ``read_all`` made of one file: its state dicts, or the error."""
+    """What ``read_all`` made of one file: its state dicts, or the error.
+
+    Parameters
+    ----------
+    path
+        the file.
+    states
+        its state dicts; none where it is refused.
+    error
+        why it is refused, or None.
+    """
 
     path: Path
     states: tuple[StateDict, ...] = ()

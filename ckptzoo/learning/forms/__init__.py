@@ -41,11 +41,23 @@ class Form(Protocol):
     """How a network takes weights, and back: of ``{name: (B, *shape)}``, numpy or torch, without loss."""
 
     def encode(self, tensors: Mapping[str, Any]) -> Any:
-        """What the network takes."""
+        """What the network takes.
+
+        Parameters
+        ----------
+        tensors
+            every tensor of the architecture by name, (B, *shape), numpy or torch.
+        """
         ...
 
     def decode(self, encoded: Any) -> dict[str, Any]:
-        """The tensors again."""
+        """The tensors again.
+
+        Parameters
+        ----------
+        encoded
+            what ``encode`` returned, or a network's output of that form.
+        """
         ...
 
 
@@ -57,6 +69,8 @@ def form_of(name: str, architecture: Architecture, symmetry: Symmetry | None) ->
     name
         ``"flat"``, ``"tokens"`` (as long as the longest row), ``"tuples"`` (nfn's) or ``"graph"``. For other settings,
         make ``TokensForm``, ``TuplesForm`` or ``GraphForm`` and pass it in place of the name.
+    architecture
+        of the checkpoints.
     symmetry
         the architecture's table of symmetries; only graphs need it.
 

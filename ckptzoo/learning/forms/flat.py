@@ -37,6 +37,11 @@ class FlatForm:
     def encode(self, tensors: Mapping[str, Any]) -> Any:
         """Stacked tensors ``{name: (B, *shape)}`` as (B, P), in the dtype of the floating ones.
 
+        Parameters
+        ----------
+        tensors
+            every tensor of the architecture by name, (B, *shape), numpy or torch.
+
         Raises
         ------
         ZooError
@@ -49,6 +54,11 @@ class FlatForm:
 
     def decode(self, encoded: Any) -> dict[str, Any]:
         """(B, P) as tensors ``{name: (B, *shape)}``: views where no dtype changes; floats in the dtype of ``encoded``.
+
+        Parameters
+        ----------
+        encoded
+            what ``encode`` returned, or a network's output of that shape.
 
         Raises
         ------

@@ -195,6 +195,11 @@ class GraphForm:
     def encode(self, tensors: Mapping[str, Any]) -> Graph:
         """Stacked tensors ``{name: (B, *shape)}`` as a graph, in the dtype of the floating ones.
 
+        Parameters
+        ----------
+        tensors
+            every tensor of the architecture by name, (B, *shape), numpy or torch.
+
         Raises
         ------
         ZooError

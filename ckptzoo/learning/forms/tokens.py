@@ -106,6 +106,11 @@ class TokensForm:
     def encode(self, tensors: Mapping[str, Any]) -> Tokens:
         """Stacked tensors ``{name: (B, *shape)}`` as tokens, in the dtype of the floating ones.
 
+        Parameters
+        ----------
+        tensors
+            every tensor of the architecture by name, (B, *shape), numpy or torch.
+
         Raises
         ------
         ZooError

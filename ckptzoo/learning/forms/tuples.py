@@ -59,6 +59,11 @@ class TuplesForm:
     def encode(self, tensors: Mapping[str, Any]) -> WeightsAndBiases:
         """Stacked tensors ``{name: (B, *shape)}`` as tuples of views.
 
+        Parameters
+        ----------
+        tensors
+            every tensor of the architecture by name, (B, *shape), numpy or torch.
+
         Raises
         ------
         ZooError

@@ -46,7 +46,13 @@ class StudyResult(ABC):
         """The pictures by file name, without those for which there is nothing to show. It may import matplotlib."""
 
     def print(self, console: Console | None = None) -> None:
-        """Print facts, tables and what they say on a rich console, by default the standard output."""
+        """Print facts, tables and what they say on a rich console, by default the standard output.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
         (console or Console()).print(Group(*self._lines()), markup=False, highlight=False)
 
     def plot(self, folder: str | Path) -> list[Path]:

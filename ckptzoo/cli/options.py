@@ -2,15 +2,14 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from ckptzoo.text import Progress
+from ckptzoo.progress import progress_bar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
 MAX_COMPLETIONS = 200
 """Ids that the shell is offered."""
+bar = progress_bar
+"""A bar, or lines, on the standard error."""
 _UNBOUNDED = 100_000
 """Columns of an output that is no terminal: rich would cut tables at 80."""
 
@@ -184,17 +185,3 @@ def complain(kind: str, text: str) -> None:
     from ckptzoo.text import printable
 
     print(f"ckptzoo: {kind}: {printable(' '.join(text.split()))}", file=sys.stderr)
-
-
-@contextmanager
-def bar(what: str, *, nbytes: bool = False) -> Iterator[Progress]:
-    """A function that moves a progress bar on the standard error; it draws nothing where that is no terminal."""
-    from rich import progress
-    from rich.console import Console
-
-    amount = progress.DownloadColumn() if nbytes else progress.MofNCompleteColumn()
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), amount, progress.TimeRemainingColumn())
-    screen = Console(stderr=True)
-    with progress.Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as shown:
-        task = shown.add_task(what, total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)

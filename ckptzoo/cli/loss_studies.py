@@ -84,6 +84,7 @@ def barriers(
     also drawn against their width.
     """
     from ckptzoo.studies.barriers import barriers as compute
+    from ckptzoo.symmetry import gauge_named
 
     chosen = [opened(zoo, where) for zoo in zoos]
     labelled = [_labelled(zoo, set, data, statistics) for zoo in chosen]
@@ -92,7 +93,7 @@ def barriers(
         list(zip(chosen, labelled, strict=True)),
         pairs=pairs,
         points=points,
-        gauges=("unit-norm", "min-mass") if gauges is None else gauges,
+        gauges=("unit-norm", "min-mass") if gauges is None else [gauge_named(name, "barriers") for name in gauges],
         variants=variants or (),
         draws=draws,
         simplex=simplex,
@@ -202,11 +203,13 @@ def pairs(
     Exact, of networks such as OptuNet and perceptrons with one hidden layer.
     """
     from ckptzoo.studies.pairs import pairs as compute
+    from ckptzoo.symmetry import gauge_named
 
     chosen = opened(zoo, where)
     labelled = _labelled(chosen, set, data, statistics) if barriers else None
     network = _network(chosen, module)
-    question = partial(compute, chosen, labelled, gauge=gauge, nearest=nearest, module=network, seed=seed)
+    scaled = None if gauge is None else gauge_named(gauge, "pairs")
+    question = partial(compute, chosen, labelled, gauge=scaled, nearest=nearest, module=network, seed=seed)
     _answer(question, "joining pairs", output, as_json)
 
 

@@ -5,11 +5,12 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args
 
 import typer
 
 from ckptzoo.progress import progress_bar
+from ckptzoo.schema.layout import GaugeName
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,9 +82,7 @@ def complete_ids(context: typer.Context, incomplete: str) -> Iterable[str]:
 
 def complete_gauges(incomplete: str) -> Iterable[str]:
     """Names of gauges."""
-    from ckptzoo.symmetry.gauges import GAUGES
-
-    return [name for name in GAUGES if name.startswith(incomplete)]
+    return [name for name in get_args(GaugeName) if name.startswith(incomplete)]
 
 
 ADDRESS = "A folder, org/name on the hub, hf://datasets/org/name@revision, https://..., or s3://..."

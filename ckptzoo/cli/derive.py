@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptzoo.cli.completion import complete_gauges
 from ckptzoo.cli.options import (
     AsJson,
     Data,
@@ -17,7 +18,6 @@ from ckptzoo.cli.options import (
     ZooAddress,
     ZooFolder,
     bar,
-    complete_gauges,
     console,
     emit,
     folder,

@@ -1,13 +1,14 @@
 """The commands that need a hub: card, push, search, pull, contribute and review, as the README goes through them."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptzoo.cli.completion import complete_layers, complete_variants, complete_zoos
 from ckptzoo.cli.exits import PROBLEMS, InterruptedCommand
 from ckptzoo.cli.options import (
     AsJson,
@@ -17,7 +18,6 @@ from ckptzoo.cli.options import (
     ZooAddress,
     ZooFolder,
     bar,
-    complete_variants,
     console,
     emit,
     folder,
@@ -200,22 +200,6 @@ def _nothing(result: "SearchResult") -> str:
     return printable(f"{nothing} {step}")
 
 
-def _complete_layers(context: typer.Context, incomplete: str) -> Iterable[str]:
-    """Names of the layers of the zoo on the line; the last one behind a comma."""
-    import warnings
-
-    import ckptzoo
-
-    done, comma, last = incomplete.rpartition(",")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            layers = ckptzoo.open(str(context.params.get("zoo"))).layers
-    except Exception:  # of the zoo, the network or Arrow: a traceback would spoil the line that is being typed
-        return []
-    return [f"{done}{comma}{name}" for name in layers if name.startswith(last)]
-
-
 def pull(
     zoo: Annotated[
         str,
@@ -223,6 +207,7 @@ def pull(
             metavar="ZOO",
             help="org/zoo, hf://datasets/org/zoo@revision, https://host/path/zoo, s3://bucket/zoo, or a folder.",
             show_default=False,
+            autocompletion=complete_zoos,
         ),
     ],
     output: Annotated[
@@ -246,7 +231,7 @@ def pull(
             "--layers",
             metavar="NAMES",
             help="Only these layers or tensors: conv1,fc.",
-            autocompletion=_complete_layers,
+            autocompletion=complete_layers,
         ),
     ] = None,
     where: Where = None,

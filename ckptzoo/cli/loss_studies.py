@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptzoo.cli.completion import complete_gauges, complete_variants, complete_zoos
 from ckptzoo.cli.options import (
     AsJson,
     Data,
@@ -15,7 +16,6 @@ from ckptzoo.cli.options import (
     Where,
     ZooAddress,
     bar,
-    complete_gauges,
     opened,
     print_study,
 )
@@ -42,7 +42,12 @@ Statistics = Annotated[
 def barriers(
     zoos: Annotated[
         list[str],
-        typer.Argument(metavar="ZOO...", help="Folders, or addresses, of one zoo or more.", show_default=False),
+        typer.Argument(
+            metavar="ZOO...",
+            help="Folders, or addresses, of one zoo or more.",
+            show_default=False,
+            autocompletion=complete_zoos,
+        ),
     ],
     set: Set = None,
     data: Data = None,
@@ -59,7 +64,12 @@ def barriers(
     ] = None,
     variants: Annotated[
         list[str] | None,
-        typer.Option("--variant", metavar="NAME", help="Also join members as a stored variant has them; repeatable."),
+        typer.Option(
+            "--variant",
+            metavar="NAME",
+            help="Also join members as a stored variant has them; repeatable.",
+            autocompletion=complete_variants,
+        ),
     ] = None,
     draws: Annotated[int, typer.Option(metavar="N", min=1, help="Of a Gaussian, for a prediction.")] = 16,
     simplex: Annotated[int, typer.Option(metavar="K", min=0, help="Also score points between K members at once.")] = 0,

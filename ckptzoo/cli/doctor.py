@@ -11,7 +11,7 @@ from ckptzoo.cli.options import ADDRESS, AsJson, print_result
 
 def doctor(
     zoo: Annotated[
-        str | None, typer.Argument(metavar="[ZOO]", help=ADDRESS, show_default=False, autocompletion=complete_zoos)
+        str | None, typer.Argument(metavar="ZOO", help=ADDRESS, show_default=False, autocompletion=complete_zoos)
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -19,6 +19,7 @@ _PUBLIC = {
     "open_collection": "ckptzoo.loader.collection",
     "write_collection": "ckptzoo.loader.collection",
     "verify_collection": "ckptzoo.loader.collection",
+    "progress_bar": "ckptzoo.progress",
     "make_split": "ckptzoo.format.splits",
     "write_split": "ckptzoo.format.splits",
     "import_split": "ckptzoo.hub.imports.split_lists",
@@ -40,7 +41,7 @@ _PUBLIC = {
     "Card": "ckptzoo.schema.card",
     "ZooError": "ckptzoo.errors",
 }
-_PACKAGES = ("archs", "derive", "errors", "hub", "learning", "symmetry", "measure", "schema", "studies")
+_PACKAGES = ("archs", "derive", "doctor", "errors", "hub", "learning", "symmetry", "measure", "schema", "studies")
 
 __all__ = ["__version__", *_PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from ckptzoo.loader.ray import ray_datasource as ray_datasource
     from ckptzoo.loader.zoo import Zoo as Zoo
     from ckptzoo.loader.zoo import open as open
+    from ckptzoo.progress import progress_bar as progress_bar
     from ckptzoo.schema.architecture import Architecture as Architecture
     from ckptzoo.schema.architecture import Tensor as Tensor
     from ckptzoo.schema.card import Card as Card

@@ -7,6 +7,8 @@ from ckptzoo.errors import Problem, ZooError
 
 Progress = Callable[[int, int], None]
 """Called with how much is done and how much there is, in the units that the function names."""
+StageProgress = Callable[[str, int, int], None]
+"""The same for work of several stages, such as ``reading`` and ``uploading``; their names come first."""
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*")
 
 

@@ -24,6 +24,8 @@ settings.load_profile("ckptzoo")
 
 Weights = dict[str, np.ndarray]
 
+_UNSET = ("CKPTZOO_OFFLINE", "HF_HUB_OFFLINE", "CKPTZOO_CACHE_SIZE", "HF_ENDPOINT", "HF_TOKEN")
+"""What would lead clients of hubs out of a test."""
 MIXED = ckptzoo.Architecture(
     "mixed",
     (
@@ -86,6 +88,16 @@ def make_zoo(tmp_path: Path) -> Callable[..., tuple[Path, Weights]]:
         return tmp_path / name, weights
 
     return make
+
+
+@pytest.fixture
+def isolated_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Caches are in the test's folder, no progress bars are drawn, and nothing of the environment matters."""
+    for name in _UNSET:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CKPTZOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
 
 
 @pytest.hookimpl(tryfirst=True)

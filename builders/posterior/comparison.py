@@ -16,6 +16,7 @@ from ckptzoo.cli.options import bar
 from ckptzoo.derive import derive
 from ckptzoo.schema import layout
 from ckptzoo.studies.posteriors import REMOVALS, Posteriors, posteriors
+from ckptzoo.symmetry import gauge_named
 
 METHODS = tuple(name for name in posterior.names() if name != "hmc")
 """A transition of Hamiltonian Monte Carlo goes hundreds of times through the whole training set."""
@@ -87,7 +88,7 @@ def compare(
         for gauge in REMOVALS.values():
             if gauge != layout.RAW:
                 with bar(f"{zoo.name}: {gauge}") as progress:
-                    derive(zoo, gauge=gauge, progress=progress)
+                    derive(zoo, gauge=gauge_named(gauge), progress=progress)
         predicting.predict(zoo, sets, console)
         write_page(zoo)
     with bar("comparing") as progress:

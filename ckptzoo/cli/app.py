@@ -12,6 +12,7 @@ from ckptzoo.cli.cache import cache
 from ckptzoo.cli.collection import collection
 from ckptzoo.cli.commands import compact, export, info, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
+from ckptzoo.cli.doctor import doctor
 from ckptzoo.cli.exits import INTERRUPTED, USAGE, InterruptedCommand, code_of, listed
 from ckptzoo.cli.hub import card, contribute, pull, push, review, search
 from ckptzoo.cli.imports import import_
@@ -43,7 +44,7 @@ app.add_typer(study)
 app.command("import")(import_)
 app.command()(collection)
 app.add_typer(splits)
-for _command in (search, pull, push, card, contribute, review, compact, retract):
+for _command in (search, pull, push, card, contribute, review, compact, retract, doctor):
     app.command()(_command)
 app.add_typer(cache)
 app.add_typer(serve)

@@ -1,12 +1,12 @@
 """``ckptzoo cache``: lists what was fetched of zoos on other machines, and removes it."""
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptzoo.cli.completion import complete_cached
 from ckptzoo.cli.options import AsJson, console, emit
 
 if TYPE_CHECKING:
@@ -15,13 +15,6 @@ if TYPE_CHECKING:
 cache = typer.Typer(
     name="cache", help="What was fetched of zoos on other machines: list it, make room.", rich_markup_mode=None
 )
-
-
-def _complete_zoos(incomplete: str) -> Iterable[str]:
-    """Addresses of the zoos in the cache."""
-    from ckptzoo.remote import cache_root, cached_zoos
-
-    return [item.address for item in cached_zoos(cache_root()) if item.address.startswith(incomplete)]
 
 
 @cache.command()
@@ -62,7 +55,7 @@ def prune(
     zoo: Annotated[
         str | None,
         typer.Option(
-            "--zoo", metavar="ADDRESS", help="Remove all that belongs to this zoo.", autocompletion=_complete_zoos
+            "--zoo", metavar="ADDRESS", help="Remove all that belongs to this zoo.", autocompletion=complete_cached
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,

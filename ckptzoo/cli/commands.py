@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptzoo.cli.completion import complete_ids
 from ckptzoo.cli.exits import PROBLEMS
 from ckptzoo.cli.options import (
     AsJson,
@@ -17,7 +18,6 @@ from ckptzoo.cli.options import (
     ZooAddress,
     ZooFolder,
     bar,
-    complete_ids,
     emit,
     folder,
     opened,

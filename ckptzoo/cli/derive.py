@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptzoo.cli.completion import complete_gauges
 from ckptzoo.cli.options import (
     AsJson,
     Data,
@@ -17,7 +18,6 @@ from ckptzoo.cli.options import (
     ZooAddress,
     ZooFolder,
     bar,
-    complete_gauges,
     console,
     emit,
     folder,
@@ -79,6 +79,7 @@ def derive(
     that was killed is continued by the next from the last part it finished.
     """
     from ckptzoo.derive import derive as derive_variant
+    from ckptzoo.symmetry import gauge_named
     from ckptzoo.text import parse_share
 
     root = folder(zoo)
@@ -89,7 +90,7 @@ def derive(
     with bar(f"deriving {gauge}") as progress:
         derived = derive_variant(
             root,
-            gauge=gauge,
+            gauge=gauge_named(gauge, "derive"),
             store=store,
             certify=certify,
             inputs=given,
@@ -156,14 +157,16 @@ def align(
     """
     from ckptzoo.derive import align_zoo
     from ckptzoo.derive.aligned import BARYCENTRE, keep_barycentre
+    from ckptzoo.symmetry import gauge_named
     from ckptzoo.text import parse_share
 
     root = folder(zoo)
     given = None if inputs is None else _inputs(inputs)
     network = _network(root, module)
+    scaled = None if gauge is None else gauge_named(gauge, "align")
     if on is not None:
         if to == BARYCENTRE:
-            keep_barycentre(root, label=label, gauge=gauge, barycentre_zoo=barycentre_zoo, module=network)
+            keep_barycentre(root, label=label, gauge=scaled, barycentre_zoo=barycentre_zoo, module=network)
         work_on_ray(context, on)
     with bar("aligning") as progress:
         derived = align_zoo(
@@ -171,7 +174,7 @@ def align(
             to,
             label=label,
             method=method,
-            gauge=gauge,
+            gauge=scaled,
             scales=scales,
             barycentre_zoo=barycentre_zoo,
             store=store,

@@ -1,15 +1,14 @@
 """The commands that need a hub: card, push, search, pull, contribute and review, as the README goes through them."""
 
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptzoo.cli.completion import complete_layers, complete_variants, complete_zoos
 from ckptzoo.cli.exits import PROBLEMS, InterruptedCommand
 from ckptzoo.cli.options import (
     AsJson,
@@ -19,13 +18,12 @@ from ckptzoo.cli.options import (
     ZooAddress,
     ZooFolder,
     bar,
-    complete_variants,
     console,
     emit,
     folder,
     print_result,
 )
-from ckptzoo.text import Progress
+from ckptzoo.progress import progress_bars
 
 if TYPE_CHECKING:
     from ckptzoo.hub.pull import Pulled
@@ -33,10 +31,6 @@ if TYPE_CHECKING:
 
 MAX_LINES = 60
 """Changed lines of a card that are printed; --json has them all."""
-_LINE_SECONDS = 5.0
-"""Between two lines of progress where the standard error is no terminal."""
-
-Stages = Callable[[str, int, int], None]
 
 
 def card(
@@ -206,22 +200,6 @@ def _nothing(result: "SearchResult") -> str:
     return printable(f"{nothing} {step}")
 
 
-def _complete_layers(context: typer.Context, incomplete: str) -> Iterable[str]:
-    """Names of the layers of the zoo on the line; the last one behind a comma."""
-    import warnings
-
-    import ckptzoo
-
-    done, comma, last = incomplete.rpartition(",")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            layers = ckptzoo.open(str(context.params.get("zoo"))).layers
-    except Exception:  # of the zoo, the network or Arrow: a traceback would spoil the line that is being typed
-        return []
-    return [f"{done}{comma}{name}" for name in layers if name.startswith(last)]
-
-
 def pull(
     zoo: Annotated[
         str,
@@ -229,6 +207,7 @@ def pull(
             metavar="ZOO",
             help="org/zoo, hf://datasets/org/zoo@revision, https://host/path/zoo, s3://bucket/zoo, or a folder.",
             show_default=False,
+            autocompletion=complete_zoos,
         ),
     ],
     output: Annotated[
@@ -252,7 +231,7 @@ def pull(
             "--layers",
             metavar="NAMES",
             help="Only these layers or tensors: conv1,fc.",
-            autocompletion=_complete_layers,
+            autocompletion=complete_layers,
         ),
     ] = None,
     where: Where = None,
@@ -279,7 +258,7 @@ def pull(
 
     options = {"variants": _split(variant), "where": where, "predictions": _split(predictions)}
     try:
-        with transfer_bar("pulling") as progress:
+        with bar("pulling", nbytes=True) as progress:
             try:
                 results = (fetch(zoo, output, layers=_split(layers), progress=progress, **options),)
             except IntegrityError as error:
@@ -317,45 +296,6 @@ def _print_pulled(result: "Pulled", output: str, zoo: str) -> None:
 
 def _split(names: list[str] | None) -> list[str] | None:
     return [part.strip() for name in names for part in name.split(",") if part.strip()] if names else None
-
-
-@contextmanager
-def transfer_bar(what: str) -> Iterator[Progress]:
-    """A function that shows bytes, their rate and the time left: a bar on a terminal, else a line every few seconds."""
-    from rich import progress
-    from rich.console import Console
-
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    # the standard output is for results, which may be piped
-    screen = Console(stderr=True)
-    started = last = time.monotonic()
-
-    def line(done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _LINE_SECONDS:
-            last = now
-            screen.print(f"{what}: {_facts(done, total, now - started)}", soft_wrap=True, highlight=False)
-
-    with progress.Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as shown:
-        task = shown.add_task(what, total=None)
-        yield (lambda done, total: shown.update(task, completed=done, total=total)) if screen.is_terminal else line
-
-
-def _facts(done: int, total: int, seconds: float) -> str:
-    """``12 MB of 80 MB, 4 MB/s, 0:00:17 left``."""
-    from ckptzoo.text import size
-
-    rate = done / seconds
-    left = round((total - done) / rate) if rate else 0
-    clock = f", {size(round(rate))}/s, {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left" if rate else ""
-    return f"{size(done)} of {size(total)}{clock}"
 
 
 def contribute(
@@ -396,7 +336,7 @@ def contribute(
     from ckptzoo.hub.contributions.matching import NamesError
 
     try:
-        with quietly(), stages() as progress:
+        with quietly(), progress_bars() as progress:
             result = submit(
                 files,
                 to=to,
@@ -419,26 +359,6 @@ def contribute(
     print_result(result, as_json)
     if result.status == "refused":
         raise typer.Exit(PROBLEMS)
-
-
-@contextmanager
-def stages() -> Iterator[Stages]:
-    """A function that moves a progress bar for each thing that is done; it draws nothing where that is no terminal."""
-    from rich import progress
-    from rich.console import Console
-
-    screen = Console(stderr=True)
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TaskProgressColumn())
-    shown = progress.Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
-    tasks: dict[str, progress.TaskID] = {}
-
-    def update(what: str, done: int, total: int) -> None:
-        if what not in tasks:
-            tasks[what] = shown.add_task(what, total=total)
-        shown.update(tasks[what], completed=done, total=total)
-
-    with shown:
-        yield update
 
 
 def review(
@@ -481,7 +401,7 @@ def review(
     if derive and not merge:
         raise typer.BadParameter("add --merge: nothing is derived before a merge", param_hint="--derive")
 
-    with quietly(), stages() as progress:
+    with quietly(), progress_bars() as progress:
         if finish:
             result = finish_merged(repository, number, module=module, data=data, progress=progress)
         else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptzoo.cli.completion import complete_gauges, complete_variants, complete_zoos
 from ckptzoo.cli.options import (
     AsJson,
     Data,
@@ -15,7 +16,6 @@ from ckptzoo.cli.options import (
     Where,
     ZooAddress,
     bar,
-    complete_gauges,
     opened,
     print_study,
 )
@@ -42,7 +42,12 @@ Statistics = Annotated[
 def barriers(
     zoos: Annotated[
         list[str],
-        typer.Argument(metavar="ZOO...", help="Folders, or addresses, of one zoo or more.", show_default=False),
+        typer.Argument(
+            metavar="ZOO...",
+            help="Folders, or addresses, of one zoo or more.",
+            show_default=False,
+            autocompletion=complete_zoos,
+        ),
     ],
     set: Set = None,
     data: Data = None,
@@ -59,7 +64,12 @@ def barriers(
     ] = None,
     variants: Annotated[
         list[str] | None,
-        typer.Option("--variant", metavar="NAME", help="Also join members as a stored variant has them; repeatable."),
+        typer.Option(
+            "--variant",
+            metavar="NAME",
+            help="Also join members as a stored variant has them; repeatable.",
+            autocompletion=complete_variants,
+        ),
     ] = None,
     draws: Annotated[int, typer.Option(metavar="N", min=1, help="Of a Gaussian, for a prediction.")] = 16,
     simplex: Annotated[int, typer.Option(metavar="K", min=0, help="Also score points between K members at once.")] = 0,
@@ -84,6 +94,7 @@ def barriers(
     also drawn against their width.
     """
     from ckptzoo.studies.barriers import barriers as compute
+    from ckptzoo.symmetry import gauge_named
 
     chosen = [opened(zoo, where) for zoo in zoos]
     labelled = [_labelled(zoo, set, data, statistics) for zoo in chosen]
@@ -92,7 +103,7 @@ def barriers(
         list(zip(chosen, labelled, strict=True)),
         pairs=pairs,
         points=points,
-        gauges=("unit-norm", "min-mass") if gauges is None else gauges,
+        gauges=("unit-norm", "min-mass") if gauges is None else [gauge_named(name, "barriers") for name in gauges],
         variants=variants or (),
         draws=draws,
         simplex=simplex,
@@ -202,11 +213,13 @@ def pairs(
     Exact, of networks such as OptuNet and perceptrons with one hidden layer.
     """
     from ckptzoo.studies.pairs import pairs as compute
+    from ckptzoo.symmetry import gauge_named
 
     chosen = opened(zoo, where)
     labelled = _labelled(chosen, set, data, statistics) if barriers else None
     network = _network(chosen, module)
-    question = partial(compute, chosen, labelled, gauge=gauge, nearest=nearest, module=network, seed=seed)
+    scaled = None if gauge is None else gauge_named(gauge, "pairs")
+    question = partial(compute, chosen, labelled, gauge=scaled, nearest=nearest, module=network, seed=seed)
     _answer(question, "joining pairs", output, as_json)
 
 

@@ -1,16 +1,15 @@
-"""What commands share: arguments, options and their completion, and what goes to the standard output and error."""
+"""What commands share: arguments, options, and what goes to the standard output and error."""
 
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from ckptzoo.text import Progress
+from ckptzoo.cli.completion import complete_condition, complete_folders, complete_variants, complete_zoos
+from ckptzoo.progress import progress_bar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
     from ckptzoo.loader.zoo import Zoo
     from ckptzoo.studies.shared.result import StudyResult
 
-MAX_COMPLETIONS = 200
-"""Ids that the shell is offered."""
+bar = progress_bar
+"""A bar, or lines, on the standard error."""
 _UNBOUNDED = 100_000
 """Columns of an output that is no terminal: rich would cut tables at 80."""
 
@@ -51,49 +50,21 @@ def opened(address: str, where: str | None = None) -> "Zoo":
     return zoo if where is None else zoo.where(where)
 
 
-def _zoo_on_the_line(context: typer.Context) -> "Zoo | None":
-    """The zoo named on the line that is being completed, where it is a folder that can be opened: others take long."""
-    # while a line is completed, arguments that are not bound to a parameter yet are in context.args
-    address = context.params.get("zoo") or next(iter(context.args), "")
-    if not Path(str(address)).is_dir():
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return opened(str(address))
-    except Exception:  # of the zoo or of Arrow: a traceback would spoil the line that is being typed
-        return None
-
-
-def complete_variants(context: typer.Context, incomplete: str) -> Iterable[str]:
-    """Names of the variants of the zoo on the line."""
-    zoo = _zoo_on_the_line(context)
-    return [] if zoo is None else [name for name in zoo.variants if name.startswith(incomplete)]
-
-
-def complete_ids(context: typer.Context, incomplete: str) -> Iterable[str]:
-    """Ids of checkpoints of the zoo on the line, the first ``MAX_COMPLETIONS`` of them."""
-    zoo = _zoo_on_the_line(context)
-    ids = [] if zoo is None else [name for name in zoo.ids if name.startswith(incomplete)]
-    return ids[:MAX_COMPLETIONS]
-
-
-def complete_gauges(incomplete: str) -> Iterable[str]:
-    """Names of gauges."""
-    from ckptzoo.symmetry.gauges import GAUGES
-
-    return [name for name in GAUGES if name.startswith(incomplete)]
-
-
 ADDRESS = "A folder, org/name on the hub, hf://datasets/org/name@revision, https://..., or s3://..."
-ZooAddress = Annotated[str, typer.Argument(metavar="ZOO", help=ADDRESS, show_default=False)]
-ZooFolder = Annotated[str, typer.Argument(metavar="ZOO", help="The zoo's folder.", show_default=False)]
+ZooAddress = Annotated[
+    str, typer.Argument(metavar="ZOO", help=ADDRESS, show_default=False, autocompletion=complete_zoos)
+]
+ZooFolder = Annotated[
+    str,
+    typer.Argument(metavar="ZOO", help="The zoo's folder.", show_default=False, autocompletion=complete_folders),
+]
 Where = Annotated[
     str | None,
     typer.Option(
         "--where",
         metavar="CONDITION",
         help='Only checkpoints whose metadata satisfy this, such as "test_accuracy > 0.8 and seed < 500".',
+        autocompletion=complete_condition,
     ),
 ]
 Share = Annotated[
@@ -185,17 +156,3 @@ def complain(kind: str, text: str) -> None:
     from ckptzoo.text import printable
 
     print(f"ckptzoo: {kind}: {printable(' '.join(text.split()))}", file=sys.stderr)
-
-
-@contextmanager
-def bar(what: str, *, nbytes: bool = False) -> Iterator[Progress]:
-    """A function that moves a progress bar on the standard error; it draws nothing where that is no terminal."""
-    from rich import progress
-    from rich.console import Console
-
-    amount = progress.DownloadColumn() if nbytes else progress.MofNCompleteColumn()
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), amount, progress.TimeRemainingColumn())
-    screen = Console(stderr=True)
-    with progress.Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as shown:
-        task = shown.add_task(what, total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)

@@ -1,13 +1,18 @@
 """``ckptzoo study``, the questions that are put to a whole zoo, and ``ckptzoo mmd``, which compares two."""
 
-import warnings
-from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckptzoo.cli.completion import (
+    complete_condition,
+    complete_folders,
+    complete_others,
+    complete_variants,
+    complete_zoos,
+)
 from ckptzoo.cli.loss_studies import barriers, compact, pairs, steps, transpositions
 from ckptzoo.cli.options import (
     AsJson,
@@ -16,7 +21,6 @@ from ckptzoo.cli.options import (
     Where,
     ZooAddress,
     bar,
-    complete_variants,
     opened,
     print_result,
     print_study,
@@ -242,10 +246,22 @@ def ensembles(
 @study.command()
 def posteriors(
     target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="A zoo of independently trained members.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A zoo of independently trained members.",
+            show_default=False,
+            autocompletion=complete_zoos,
+        ),
     ],
     samples: Annotated[
-        str, typer.Argument(metavar="SAMPLES", help="A zoo of draws that name their method.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SAMPLES",
+            help="A zoo of draws that name their method.",
+            show_default=False,
+            autocompletion=complete_zoos,
+        ),
     ],
     set: Annotated[
         str | None,
@@ -354,24 +370,22 @@ class Kernels(StrEnum):
     fixed = "fixed"
 
 
-def complete_others(context: typer.Context, incomplete: str) -> Iterable[str]:
-    """Names of the variants of the second zoo on the line, or of the first where there is no second."""
-    # while a line is completed, arguments that are not bound to a parameter yet are in context.args
-    given = [context.params.get("zoo"), context.params.get("other"), *context.args]
-    address = [name for name in given if name][-1:]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return [name for zoo in address for name in opened(str(zoo)).variants if name.startswith(incomplete)]
-    except Exception:  # of the zoo, the network or Arrow: a traceback would spoil the line that is being typed
-        return []
-
-
 def mmd(
     context: typer.Context,
-    zoo: Annotated[str, typer.Argument(metavar="ZOO_X", help="The target's folder.", show_default=False)],
+    zoo: Annotated[
+        str,
+        typer.Argument(
+            metavar="ZOO_X", help="The target's folder.", show_default=False, autocompletion=complete_folders
+        ),
+    ],
     other: Annotated[
-        str, typer.Argument(metavar="ZOO_Y", help="The folder of the zoo to compare with it.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="ZOO_Y",
+            help="The folder of the zoo to compare with it.",
+            show_default=False,
+            autocompletion=complete_folders,
+        ),
     ],
     variant: VariantName = None,
     variant_y: Annotated[
@@ -385,7 +399,10 @@ def mmd(
     ] = None,
     where: Where = None,
     where_y: Annotated[
-        str | None, typer.Option("--where-y", metavar="CONDITION", help="The same for the second zoo.")
+        str | None,
+        typer.Option(
+            "--where-y", metavar="CONDITION", help="The same for the second zoo.", autocompletion=complete_condition
+        ),
     ] = None,
     bandwidths: Annotated[
         Kernels,

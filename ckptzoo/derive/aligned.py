@@ -24,8 +24,9 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.remote import AbsentError
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import Card
+from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry import GAUGES, barycentre, canonicalize
+from ckptzoo.symmetry import barycentre, canonicalize, gauge_named
 from ckptzoo.symmetry.alignment.align import METHODS, SCALES
 from ckptzoo.text import Progress
 
@@ -43,7 +44,7 @@ def align_zoo(
     *,
     label: str | None = None,
     method: str = "weights",
-    gauge: str | None = None,
+    gauge: GaugeName | None = None,
     scales: str = "fixed",
     barycentre_zoo: str | Path | None = None,
     store: str = "weights",
@@ -112,8 +113,8 @@ def align_zoo(
     >>> align_zoo("zoos/few", "best").gauge
     'aligned-best'
     """
-    if gauge is not None and gauge not in GAUGES:
-        raise UnknownNameError("align", "gauge", gauge, tuple(GAUGES))
+    if gauge is not None:
+        gauge_named(gauge, "align")
     if method not in METHODS:
         raise UnknownNameError("align", "method", method, METHODS)
     if scales not in SCALES:
@@ -152,7 +153,7 @@ def keep_barycentre(
     path: str | Path,
     *,
     label: str | None = None,
-    gauge: str | None = None,
+    gauge: GaugeName | None = None,
     barycentre_zoo: str | Path | None = None,
     module: Any = None,
 ) -> None:
@@ -254,7 +255,7 @@ def _require_same(path: str | Path, rule: AlignmentRule) -> None:
                 raise SymmetryError(Problem(location, key, expected, got, step))
 
 
-def _write_barycentre(zoo: Zoo, table: Symmetry, gauge: str | None, path: Path) -> None:
+def _write_barycentre(zoo: Zoo, table: Symmetry, gauge: GaugeName | None, path: Path) -> None:
     """Write the mean of the members as a zoo of one Gaussian; of Gaussians, their means and mean deviations."""
     members = zoo.last_steps()
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs
+from ckptzoo.console import PrintedResult
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.concurrency import BackgroundWriter, in_order
 from ckptzoo.derive.derived_writer import DerivedTreeWriter, Row, RowRun
@@ -35,7 +36,7 @@ MAX_THREADS = 64
 
 
 @dataclass(frozen=True)
-class Predicted:
+class Predicted(PrintedResult):
     """What ``predict`` did.
 
     Parameters

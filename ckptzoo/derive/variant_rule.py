@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document
+from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES, GroupElement, align, canonicalize, fingerprint
 from ckptzoo.symmetry.alignment.align import Aligned
@@ -78,7 +79,7 @@ class GaugeRule:
         of the gauge, and of the variant.
     """
 
-    name: str
+    name: GaugeName
 
     @property
     def facts(self) -> Document:
@@ -142,7 +143,7 @@ class AlignmentRule:
     label: str
     reference: Weights
     source: str
-    gauge: str | None
+    gauge: GaugeName | None
     activations: ActivationMatching | None = None
     scales: str = "fixed"
 

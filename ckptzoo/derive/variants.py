@@ -35,8 +35,9 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Tensor
 from ckptzoo.schema.documents import Document
+from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry import GAUGES, GroupElement
+from ckptzoo.symmetry import GroupElement, gauge_named
 from ckptzoo.text import Progress
 
 STORE = ("weights", "element")
@@ -412,7 +413,7 @@ def _starts(parts: Sequence[Part]) -> Iterator[tuple[Part, int]]:
 def derive(
     path: str | Path,
     *,
-    gauge: str = "canonical",
+    gauge: GaugeName = "canonical",
     store: str = "weights",
     certify: str = "auto",
     inputs: NDArray[Any] | None = None,
@@ -474,10 +475,8 @@ def derive(
     function, with random group elements in float64, where checks are wanted. The check is made on these inputs alone
     and is no proof for others. Tested in tests/derive.
     """
-    if gauge not in GAUGES:
-        raise UnknownNameError("derive", "gauge", gauge, tuple(GAUGES))
     return derive_by(
-        GaugeRule(gauge),
+        GaugeRule(gauge_named(gauge, "derive")),
         path,
         store=store,
         certify=certify,

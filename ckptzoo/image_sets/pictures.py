@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ckptzoo.environment import cache_root
 from ckptzoo.errors import IntegrityError, Problem, ZooError, require
 from ckptzoo.image_sets.image_set import Images, file_error, first_line
-from ckptzoo.remote.cache import cache_root, temporary_file
+from ckptzoo.remote.cache import temporary_file
 from ckptzoo.text import size as size_text
 
 CACHE_ADDRESS = "decoded image sets"

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from ckptzoo import archs
 from ckptzoo.errors import Problem, ZooError, require
+from ckptzoo.loader.notebook import checkpoint_html
 from ckptzoo.schema.architecture import Architecture
 
 Read = Callable[[str, bool], NDArray[Any]]
@@ -39,6 +40,12 @@ class Checkpoint(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<checkpoint {self.id} ({self.variant}), {self.arch.name}>"
+
+    def _repr_html_(self) -> str:
+        return checkpoint_html(repr(self)[1:-1], self.arch, self.row)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.arch.names)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._read(name, False)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.loader.notebook import tensor_html
 from ckptzoo.loader.readers import TensorReader
 
 _BASIC = (int, np.integer, slice, type(Ellipsis), type(None))
@@ -58,6 +59,9 @@ class StackedTensor:
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.shape} {self.dtype}, {self._reader.source}>"
+
+    def _repr_html_(self) -> str:
+        return tensor_html(self.name, self.shape, self.dtype, self.nbytes, self._reader.source)
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
         first, *others = key if isinstance(key, tuple) else (key,)

@@ -190,6 +190,9 @@ class Batch:
         """A tensor, or a column."""
         return self.tensors[name] if name in self.tensors else self.columns[name]
 
+    def _ipython_key_completions_(self) -> list[str]:
+        return [*self.tensors, *self.columns]
+
     def __len__(self) -> int:
         """Checkpoints in the batch."""
         return len(self.ids)

@@ -18,6 +18,7 @@ from ckptzoo.loader.checkpoint import Checkpoint, import_torch
 from ckptzoo.loader.datasets import iterable
 from ckptzoo.loader.filters import Filters
 from ckptzoo.loader.lazy_tensor import StackedTensor
+from ckptzoo.loader.notebook import zoo_html
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.selection import Selection, left_out, standing
@@ -129,6 +130,15 @@ class Zoo:
     def __repr__(self) -> str:
         parts = counted(len(self._contents.raw.parts), "part")
         return f"<zoo {self.name}: {len(self):,} checkpoints of {self.arch.name}, {parts}>"
+
+    def _repr_html_(self) -> str:
+        return zoo_html(repr(self)[1:-1], self.address, self._contents, len(self))
+
+    def _ipython_key_completions_(self) -> list[str | tuple[str, str]]:
+        """What ``zoo[`` can be continued with: tensors as trained, and in every variant."""
+        names = [name for tensor in self.arch.tensors for name in (tensor.name, *tensor.aliases)]
+        # not self.variants: of a zoo on another machine, what kind a tree is may have to be fetched
+        return [*names, *((name, variant) for variant in (layout.RAW, *self._contents.variants) for name in names)]
 
     def __len__(self) -> int:
         return len(self._selection.rows)

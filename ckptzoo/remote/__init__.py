@@ -4,9 +4,10 @@
 each checked against its digest. It knows nothing of what the files hold.
 """
 
+from ckptzoo.environment import cache_limit, cache_root
 from ckptzoo.errors import AbsentError, OfflineError, RemoteError
 from ckptzoo.remote.address import candidates
-from ckptzoo.remote.cache import CacheEntry, Pruned, cache_limit, cache_root, cached_zoos, prunable, prune
+from ckptzoo.remote.cache import CacheEntry, Pruned, cached_zoos, prunable, prune
 from ckptzoo.remote.remote import Remote, open_remote
 from ckptzoo.remote.retry import RetryPolicy
 

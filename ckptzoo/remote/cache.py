@@ -20,7 +20,7 @@ import shutil
 import stat
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -30,10 +30,7 @@ from ckptzoo.format import table
 from ckptzoo.format.durable import regular
 from ckptzoo.remote.stores import FileEntry, listed
 from ckptzoo.schema.documents import MAX_BYTES, Document, seal, unseal
-from ckptzoo.text import parse_size
 
-DEFAULT_LIMIT = 32 * 2**30
-"""Bytes."""
 SCAN_SHARE = 32
 """A process makes room again whenever it has written 1/32 of the limit: each time reads the whole folder."""
 ROOM_SHARE = 0.9
@@ -47,39 +44,6 @@ GONE = "gone"
 _MAX_ADDRESS = 2**16
 """Bytes of ``address.json``."""
 _DIGEST = re.compile(r"(sha256|git):[0-9a-f]{40,64}")
-_TRUE = ("1", "on", "yes", "true")
-"""In small letters; the values that huggingface_hub takes as true."""
-
-
-def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
-    """``$CKPTZOO_CACHE``, else ``$HF_HOME/ckptzoo``, else ``$XDG_CACHE_HOME/ckptzoo``, else ``~/.cache/ckptzoo``.
-
-    Parameters
-    ----------
-    environment
-        of the process.
-    """
-    if named := environment.get("CKPTZOO_CACHE"):
-        return Path(named).expanduser().absolute()
-    above = environment.get("HF_HOME") or environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(above).expanduser().absolute() / "ckptzoo"
-
-
-def cache_limit(environment: Mapping[str, str] = os.environ) -> int:
-    """Bytes from ``$CKPTZOO_CACHE_SIZE`` (``20GB``, ``512MiB``), else 32 GiB.
-
-    Parameters
-    ----------
-    environment
-        of the process.
-    """
-    text = environment.get("CKPTZOO_CACHE_SIZE")
-    return parse_size(text, location="CKPTZOO_CACHE_SIZE") if text else DEFAULT_LIMIT
-
-
-def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether ``$CKPTZOO_OFFLINE`` or ``$HF_HUB_OFFLINE`` says that the network is not to be used."""
-    return any(environment.get(name, "").lower() in _TRUE for name in ("CKPTZOO_OFFLINE", "HF_HUB_OFFLINE"))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, quote, urljoin, urlsplit
 
+from ckptzoo.environment import PUBLIC_HUB
 from ckptzoo.errors import AbsentError, Problem, RemoteError, require
 from ckptzoo.remote import http
 from ckptzoo.remote.address import MAIN, HubAddress
@@ -26,7 +27,6 @@ from ckptzoo.remote.retry import EXPIRED_STATUSES, RetryPolicy, retry
 from ckptzoo.remote.stores import CancelToken, FileEntry, TransientError, find_entry, listed
 from ckptzoo.text import excerpt
 
-PUBLIC = "https://huggingface.co"
 MARGIN_SECONDS = 30.0
 """How long before a signed address expires it is no longer used."""
 MAX_PAGES = 200
@@ -264,7 +264,7 @@ def expiry(url: str) -> float:
 def hub_address(place: HubAddress, endpoint: str) -> str:
     """A repository without revision, and the hub where it is not huggingface.co."""
     plain = str(dataclasses.replace(place, revision=MAIN))
-    return plain if endpoint == PUBLIC else f"{plain} at {endpoint}"
+    return plain if endpoint == PUBLIC_HUB else f"{plain} at {endpoint}"
 
 
 def default_endpoint() -> str:

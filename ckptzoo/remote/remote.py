@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ckptzoo.environment import cache_limit, cache_root, is_offline
 from ckptzoo.errors import AbsentError, IntegrityError, OfflineError, Problem, RemoteError, ZooError
 from ckptzoo.remote.address import Address, FolderAddress, HubAddress, WebAddress, candidates
-from ckptzoo.remote.cache import Cache, RevisionRecord, cache_limit, cache_root, is_offline, is_right
+from ckptzoo.remote.cache import Cache, RevisionRecord, is_right
 from ckptzoo.remote.fetch import AsReady, InOrder, plan
 from ckptzoo.remote.hub_store import HubStore, default_endpoint, hub_address
 from ckptzoo.remote.retry import RetryPolicy, read_range

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ckptzoo.errors import Problem, ZooError
 
@@ -27,6 +27,8 @@ EXPLORER = "pages/explorer.html"
 METADATA = "metadata.parquet"
 INDEX = "index.parquet"
 
+GaugeName = Literal["canonical", "first-weight", "unit-norm", "unit-std", "min-mass"]
+"""The gauges of ``ckptzoo.symmetry``, which is tested to have these; also the names of the variants they make."""
 RAW = "raw"
 """The variant whose weights are as trained; its shards are ``raw-00.safetensors``, ..."""
 ELEMENT = "g"

@@ -18,12 +18,13 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.barriers import Barriers
 from ckptzoo.measure.barriers import barriers as barriers_of
+from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.least_barrier import least_midpoints
 from ckptzoo.studies.shared.networks import ALIGNED, RAW, Weights, distances, pairs_at_once, read_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import check_numbers, own_table, usable_members
-from ckptzoo.symmetry import GAUGES
+from ckptzoo.symmetry import GAUGES, gauge_named
 from ckptzoo.text import Progress, counted, counter, printable
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ def barriers(
     *,
     pairs: int = 16,
     points: int = 11,
-    gauges: Sequence[str] = ("unit-norm", "min-mass"),
+    gauges: Sequence[GaugeName] = ("unit-norm", "min-mass"),
     variants: Sequence[str] = (),
     draws: int = 16,
     simplex: int = 0,
@@ -327,8 +328,7 @@ def barriers(
     1.2
     """
     for gauge in gauges:
-        if gauge not in GAUGES:
-            raise UnknownNameError("barriers", "gauge", gauge, tuple(GAUGES))
+        gauge_named(gauge, "barriers")
     numbers = {"pairs": (pairs, 1), "points": (points, 3), "draws": (draws, 1)}
     # without simplices there are 0 members in one
     numbers |= {"simplex": (simplex, 2 if simplex else 0), "least": (least, 0), "recorded": (recorded, 0)}
@@ -365,7 +365,7 @@ class _Plan:
         zoo: Zoo,
         labelled: Labelled,
         pairs: int,
-        gauges: Sequence[str],
+        gauges: Sequence[GaugeName],
         variants: Sequence[str],
         simplex: int,
         least: int,
@@ -379,7 +379,9 @@ class _Plan:
                 raise UnknownNameError(zoo.name, "variant", variant, zoo.variants)
         self.table = own_table(zoo)
         resized = any(group.resizes for group in self.table.groups)
-        self.gauges = [gauge for gauge in gauges if resized or "permutations" in GAUGES[gauge].collapses]
+        self.gauges: list[GaugeName] = [
+            gauge for gauge in gauges if resized or "permutations" in GAUGES[gauge].collapses
+        ]
         self.variants, self.simplex = list(variants), simplex
         self.is_gaussian = archs.base_of(zoo.arch.forward) is not None
         self.arch = base_architecture(zoo) if self.is_gaussian else zoo.arch

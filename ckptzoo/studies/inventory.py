@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from ckptzoo.console import columns, facts
+from ckptzoo.console import PrintedResult, columns, facts
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.loader.selection import MethodDraws, draws_by_method
@@ -76,7 +76,7 @@ class PredictionSummary:
 
 
 @dataclass(frozen=True)
-class Inventory:
+class Inventory(PrintedResult):
     """What a zoo, or a selection of one, holds.
 
     Parameters

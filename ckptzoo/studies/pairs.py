@@ -12,12 +12,13 @@ from rich.table import Table
 from ckptzoo import symmetry
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
-from ckptzoo.errors import UnknownNameError, require
+from ckptzoo.errors import require
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.layout import GaugeName
 from ckptzoo.studies.shared.networks import evaluator_of, line_barriers, pairs_at_once
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import check_numbers, evenly, own_table, parameter_names, usable_members
-from ckptzoo.symmetry import GAUGES
+from ckptzoo.symmetry import gauge_named
 from ckptzoo.text import Progress, counted, counter, printable
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def pairs(
     zoo: Zoo,
     labelled: Labelled | None = None,
     *,
-    gauge: str | None = None,
+    gauge: GaugeName | None = None,
     nearest: int = 100,
     module: Any = None,
     seed: int = 0,
@@ -211,8 +212,8 @@ def pairs(
     >>> [round(spread.mean, 1) for spread in found.distances]
     [18.3, 15.6]
     """
-    if gauge is not None and gauge not in GAUGES:
-        raise UnknownNameError("pairs", "gauge", gauge, tuple(GAUGES))
+    if gauge is not None:
+        gauge_named(gauge, "pairs")
     check_numbers("pairs", nearest=(nearest, 1))
     evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)
     usable = usable_members(zoo, 3)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ckptzoo.errors import require
+from ckptzoo.schema.layout import GaugeName
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.alignment.align import Aligned, align
 from ckptzoo.symmetry.alignment.barycentre import Barycentre, barycentre
@@ -11,7 +12,7 @@ from ckptzoo.symmetry.common import common
 from ckptzoo.symmetry.counts import Counts, GroupCounts, count, counts_by_group, orbits
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.fingerprint import fingerprint
-from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, ordering_keys
+from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, gauge_named, ordering_keys
 from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.softmax import remove_softmax_shift
@@ -25,6 +26,7 @@ __all__ = [
     "Canonical",
     "Counts",
     "Gauge",
+    "GaugeName",
     "GroupCounts",
     "GroupElement",
     "MinMass",
@@ -38,6 +40,7 @@ __all__ = [
     "count",
     "counts_by_group",
     "fingerprint",
+    "gauge_named",
     "min_mass",
     "orbits",
     "ordering_keys",

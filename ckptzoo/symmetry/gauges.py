@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ckptzoo.errors import UnknownNameError
+from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.arrays import Stacked, stack_of, to_numpy
@@ -50,7 +51,7 @@ class Gauge:
         from scales to permutations; None where channels stay in their order.
     """
 
-    name: str
+    name: GaugeName
     version: int
     collapses: tuple[str, ...]
     rule: str
@@ -111,6 +112,26 @@ GAUGES: Mapping[str, Gauge] = MappingProxyType({gauge.name: gauge for gauge in _
 """Every gauge by name."""
 
 
+def gauge_named(name: str, location: str = "ckptzoo.symmetry") -> GaugeName:
+    """A name that there is a gauge of.
+
+    Parameters
+    ----------
+    name
+        Any text.
+    location
+        Where it was found, for the message.
+
+    Raises
+    ------
+    UnknownNameError
+        No such gauge.
+    """
+    if name not in GAUGES:
+        raise UnknownNameError(location, "gauge", name, tuple(GAUGES))
+    return GAUGES[name].name
+
+
 @dataclass(frozen=True, eq=False)
 class Canonical:
     """K checkpoints in a gauge.
@@ -138,7 +159,7 @@ def canonicalize(
     weights: Stacked,
     arch: Arch,
     *,
-    gauge: str = "canonical",
+    gauge: GaugeName = "canonical",
     threads: int | None = None,
 ) -> Canonical:
     """Bring K stacked checkpoints into a gauge: the same functions with comparable weights.
@@ -174,9 +195,7 @@ def canonicalize(
     True. A checkpoint that is not finite comes back as it is, with the identity and ``report.gauged`` False, and does
     not touch the others. Tested in tests/laws/test_symmetry.py.
     """
-    if gauge not in GAUGES:
-        raise UnknownNameError("ckptzoo.symmetry", "gauge", gauge, tuple(GAUGES))
-    rule, symmetry = GAUGES[gauge], table_of(arch)
+    rule, symmetry = GAUGES[gauge_named(gauge)], table_of(arch)
     arrays, K = stack_of(weights, symmetry)
     fits(arrays, symmetry, arch)
     rows = np.flatnonzero(finite(arrays, K))

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ckptzoo.environment import cache_root
 from ckptzoo.errors import ZooError
 from ckptzoo.image_sets import lookup, pictures, tables
 from ckptzoo.image_sets.pictures import CACHE_ADDRESS, Picture, Shape, decode_all, decode_to_cache
-from ckptzoo.remote.cache import cache_root, cached_zoos, prune
+from ckptzoo.remote.cache import cached_zoos, prune
 from tests.faults.disks import disk
 from tests.support import image_set_files as made
 

@@ -16,15 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptzoo.environment import cache_limit, cache_root, is_offline
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.remote.cache import (
     Cache,
     RevisionRecord,
     blobs_of,
-    cache_limit,
-    cache_root,
     cached_zoos,
-    is_offline,
     is_right,
     prune,
     sweep,

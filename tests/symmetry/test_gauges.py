@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from types import MappingProxyType
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from ckptzoo.errors import SymmetryError, UnknownNameError
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry
 from ckptzoo.symmetry import (
     GAUGES,
+    GaugeName,
     GroupElement,
     apply,
     canonicalize,
@@ -42,6 +44,10 @@ SMALL = {
 def _optunets(K: int, dtype: type = np.float32, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     return {tensor.name: rng.standard_normal((K, *tensor.shape)).astype(dtype) for tensor in ARCH.tensors}
+
+
+def test_editors_offer_every_gauge() -> None:
+    assert get_args(GaugeName) == tuple(GAUGES)
 
 
 def test_a_small_network_by_hand() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from ckptzoo.environment import PUBLIC_HUB, is_offline
 from ckptzoo.errors import IntegrityError, OfflineError, Problem, require
 from ckptzoo.hub.client.models import (
     Account,
@@ -24,8 +25,7 @@ from ckptzoo.hub.client.retry import PROPOSE, READ, WRITE, HubRetryPolicy, NotTh
 from ckptzoo.hub.client.stored_files import is_stored
 from ckptzoo.hub.client.upload import Sending
 from ckptzoo.remote.address import MAIN, HubAddress
-from ckptzoo.remote.cache import is_offline
-from ckptzoo.remote.hub_store import PUBLIC, hub_address
+from ckptzoo.remote.hub_store import hub_address
 from ckptzoo.text import Progress
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Connection:
         self.api = api(endpoint=endpoint and endpoint.rstrip("/"), token=token, library_name="ckptzoo")
         self.endpoint = self.api.endpoint.rstrip("/")
         self.token, self.retry_policy = token, retry_policy or HubRetryPolicy()
-        self.public = self.endpoint == PUBLIC
+        self.public = self.endpoint == PUBLIC_HUB
         if is_offline():
             step = "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to ask it."
             raise OfflineError(Problem(self.endpoint, "the network", "one that may be used", "offline mode", step))

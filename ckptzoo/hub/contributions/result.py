@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ckptzoo.console import say
+from ckptzoo.console import PrintedResult, say
 from ckptzoo.hub.card.markdown import code, table
 from ckptzoo.hub.contributions.report import (
     MAX_TEXT,
@@ -22,7 +22,7 @@ from ckptzoo.text import counted, excerpt, shortened, size
 
 
 @dataclass(frozen=True)
-class Contribution:
+class Contribution(PrintedResult):
     """What ``contribute`` made of files, and where it went.
 
     Parameters

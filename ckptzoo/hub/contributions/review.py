@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ckptzoo.console import say
+from ckptzoo.console import PrintedResult, say
 from ckptzoo.errors import HubError, Problem, ZooError
 from ckptzoo.format.durable import naming
 from ckptzoo.hub.card.markdown import code
@@ -64,7 +64,7 @@ _PIECE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class Review:
+class Review(PrintedResult):
     """What was found in a pull request.
 
     Parameters

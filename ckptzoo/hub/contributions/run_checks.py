@@ -1,6 +1,6 @@
 """``run_checks``: every check of a contribution, from the bytes of its parts in a folder."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,7 @@ from ckptzoo.hub.contributions.report import Check, CheckpointSummary, check_res
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-from ckptzoo.text import Progress, excerpt
-
-StageProgress = Callable[[str, int, int], None]
-"""Called with the stage (``reading``, ``fetching``, ``measuring``, ``deriving ...``, ``predicting ...``,
-``uploading``), how much of it is done, and how much there is."""
+from ckptzoo.text import Progress, StageProgress, excerpt
 
 
 @dataclass(frozen=True)

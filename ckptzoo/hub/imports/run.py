@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ckptzoo
+from ckptzoo.console import PrintedResult
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
@@ -48,7 +49,7 @@ _MAX_LISTED = 20
 
 
 @dataclass(frozen=True)
-class ImportResult:
+class ImportResult(PrintedResult):
     """What an import did.
 
     Parameters

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ckptzoo.console import say
+from ckptzoo.console import PrintedResult, say
 from ckptzoo.errors import HubError, IntegrityError, Problem, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import list_trees
@@ -30,7 +30,7 @@ _PUBLIC = "the repository was there, is public, and stays so; --private is for o
 
 
 @dataclass(frozen=True)
-class Pushed:
+class Pushed(PrintedResult):
     """What a push did.
 
     Parameters
@@ -96,7 +96,7 @@ class Pushed:
 
 
 @dataclass(frozen=True)
-class Planned:
+class Planned(PrintedResult):
     """What a push would do now.
 
     Parameters

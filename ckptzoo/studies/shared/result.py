@@ -4,7 +4,7 @@ Also what several results show: the spread of a set of figures, and the number o
 Importing this imports no matplotlib.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from rich.console import Console, Group, RenderableType
 
+from ckptzoo.console import PrintedResult
 from ckptzoo.errors import require
 from ckptzoo.format import durable
 from ckptzoo.schema.documents import canonical
@@ -27,7 +28,7 @@ MAX_DIGITS = 15
 holds 15 digits exactly."""
 
 
-class StudyResult(ABC):
+class StudyResult(PrintedResult):
     """The result of a study. A subclass is a frozen dataclass and states its lines, its figures and its JSON."""
 
     file: ClassVar[str]

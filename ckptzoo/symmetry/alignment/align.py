@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import SymmetryError, UnknownNameError
+from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.alignment.activations import Products, in_gauge, match_activations
@@ -18,7 +19,7 @@ from ckptzoo.symmetry.alignment.matching import Matched, Matcher, products
 from ckptzoo.symmetry.alignment.scale_fitting import ScaleFitter, least_scales, not_below
 from ckptzoo.symmetry.arrays import Stacked, as_array, is_float, stack_of, to_numpy
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.gauges import GAUGES, canonicalize
+from ckptzoo.symmetry.gauges import canonicalize, gauge_named
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
 
 METHODS = ("weights", "activations")
@@ -85,7 +86,7 @@ def align(
     arch: Arch,
     *,
     method: str = "weights",
-    gauge: str | None = None,
+    gauge: GaugeName | None = None,
     scales: str = "fixed",
     start: str = "signature",
     activations: Products | None = None,
@@ -173,8 +174,8 @@ def align(
             f"align: activations: expected them with method 'activations' and no other, got {got}. "
             "Sum products of what channels of the reference and of the networks hold on the same inputs."
         )
-    if gauge is not None and gauge not in GAUGES:
-        raise UnknownNameError("ckptzoo.symmetry", "gauge", gauge, tuple(GAUGES))
+    if gauge is not None:
+        gauge_named(gauge)
     table = table_of(arch)
     arrays, K = stack_of(weights, table)
     fits(arrays, table, arch)

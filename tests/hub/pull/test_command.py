@@ -14,7 +14,7 @@ import typer
 
 import ckptzoo
 from ckptzoo.cli.app import run as run_here
-from ckptzoo.cli.hub import pull, transfer_bar
+from ckptzoo.cli.hub import pull
 from ckptzoo.server.testing import FaultPlan
 from tests.hub.pull.conftest import REPO, Publish, verified
 from tests.support.hub_zoos import files_of
@@ -107,19 +107,6 @@ def test_an_interrupt_says_how_to_carry_on(wide: Path, publish: Publish, tmp_pat
     assert "Traceback" not in message
     assert run(REPO, "-o", tmp_path / "got", HF_ENDPOINT=server.url).returncode == 0
     assert files_of(tmp_path / "got") == files_of(wide)
-
-
-def test_where_there_is_no_terminal_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("ckptzoo.cli.hub._LINE_SECONDS", 0.05)
-    with transfer_bar("pulling") as progress:
-        progress(0, 10_000_000)
-        time.sleep(0.1)
-        progress(4_000_000, 10_000_000)
-        progress(5_000_000, 10_000_000)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("pulling: 4 MB of 10 MB, ") and line.endswith(":00:00 left") and "MB/s" in line
 
 
 def test_names_are_completed(derived: Path) -> None:

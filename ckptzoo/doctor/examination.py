@@ -1,0 +1,51 @@
+"""``examine``: all checks, one after the other; one that fails itself is a problem and does not end the others."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from ckptzoo.doctor import hub, installation, machine
+from ckptzoo.doctor import zoo as zoo_checks
+from ckptzoo.doctor.checks import PROBLEM, Check, Examination
+
+_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+"""Environment variables whose values must not be shown, however they come into a message."""
+
+
+def examine(zoo: str | os.PathLike[str] | None = None) -> Examination:
+    """Look at this installation, its machine and its hub, and at a zoo.
+
+    Parameters
+    ----------
+    zoo
+        A folder, or an address as ``ckptzoo.open`` takes it; None for no zoo.
+
+    Returns
+    -------
+    Examination
+        The checks; ``problems`` counts those that found something wrong.
+
+    Notes
+    -----
+    A hub has five seconds to answer. Of a zoo one block of weights is read; ``ckptzoo.verify`` reads all. Into the
+    cache's folder, and into nothing else, a small file is written and removed.
+    """
+    address = None if zoo is None else os.fspath(zoo)
+    steps: list[tuple[str, Callable[[], Iterable[Check]]]] = [
+        ("installation", installation.checks),
+        ("machine", machine.checks),
+        ("cache", machine.cache_checks),
+        ("hub", partial(hub.checks, needed=address is not None and hub.is_on_hub(address))),
+    ]
+    if address is not None:
+        steps.append(("zoo", partial(zoo_checks.checks, address)))
+    secrets = {value for name in _SECRETS if (value := os.environ.get(name))} | hub.tokens()
+    found = [check for name, step in steps for check in _run(name, step)]
+    return Examination(tuple(check.without(secrets) for check in found))
+
+
+def _run(name: str, step: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    try:
+        yield from step()
+    except Exception as error:  # whatever is wrong with an installation, the other checks are wanted the more
+        yield Check(name, PROBLEM, f"could not be examined: {type(error).__name__}: {error}")

@@ -1,0 +1,119 @@
+"""Python, the packages that ckptzoo needs, its extras, and the GPU."""
+
+import platform
+import re
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from ckptzoo.doctor.checks import NOTE, OK, PROBLEM, Check
+from ckptzoo.text import excerpt
+
+PACKAGE = "ckptzoo"
+_DRIVER = Path("/proc/driver/nvidia/version")
+"""There where NVIDIA's kernel module is loaded."""
+_HIDDEN_EXTRAS = ("dev",)
+"""Those for work on ckptzoo itself."""
+
+
+def checks() -> Iterator[Check]:
+    """Everything about the installation."""
+    from ckptzoo import __version__
+
+    yield Check("python", OK, f"{platform.python_version()}, {platform.system()} {platform.machine()}")
+    yield Check("ckptzoo", OK, f"{__version__} in {Path(__file__).parents[1]}")
+    yield from packages()
+    yield gpu()
+
+
+def packages() -> Iterator[Check]:
+    """What ckptzoo needs, and each extra: as a release of it says that is installed."""
+    listed = [Requirement(text) for text in metadata.requires(PACKAGE) or ()]
+    needed = [item for item in listed if _applies(item, "")]
+    found, missing, wrong = _state(needed)
+    if missing or wrong:
+        yield Check("packages", PROBLEM, _words(found, missing, wrong), f"pip install --upgrade {PACKAGE}")
+    else:
+        yield Check("packages", OK, ", ".join(found))
+    for extra in sorted(metadata.metadata(PACKAGE).get_all("Provides-Extra") or ()):
+        if extra in _HIDDEN_EXTRAS:
+            continue
+        found, missing, wrong = _state(_of_extra(extra, listed, frozenset()))
+        step = f"pip install '{PACKAGE}[{extra}]'"
+        if wrong:
+            yield Check(f"extra {extra}", PROBLEM, _words(found, missing, wrong), step)
+        elif missing:
+            yield Check(f"extra {extra}", NOTE, _words(found, missing, wrong), step)
+        else:
+            yield Check(f"extra {extra}", OK, ", ".join(found))
+
+
+def gpu() -> Check:
+    """Whether torch computes on the GPU, where there is one."""
+    driver = _driver()
+    if find_spec("torch") is None:
+        detail = "no NVIDIA driver" if driver is None else f"NVIDIA driver {driver}; torch is not installed"
+        return (
+            Check("gpu", OK, detail) if driver is None else Check("gpu", NOTE, detail, "pip install 'ckptzoo[torch]'")
+        )
+    import torch
+
+    version = f"torch {torch.__version__}"
+    if driver is None:
+        return Check("gpu", OK, f"no NVIDIA driver; {version} computes on the CPU")
+    if torch.version.cuda is None:
+        step = "Install a build of torch with CUDA; pytorch.org has the command."
+        return Check("gpu", NOTE, f"NVIDIA driver {driver}, but {version} was built for the CPU", step)
+    if not torch.cuda.is_available():
+        step = f"Install a driver for CUDA {torch.version.cuda}, or a build of torch for this one; see nvidia-smi."
+        return Check("gpu", PROBLEM, f"NVIDIA driver {driver}, but {version} cannot use it", step)
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return Check("gpu", OK, f"{', '.join(names)}; NVIDIA driver {driver}, {version} for CUDA {torch.version.cuda}")
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's driver; None where there is none."""
+    try:
+        text = _DRIVER.read_text()
+    except OSError:
+        return None
+    matched = re.search(r"\s(\d+\.\d[\d.]*)\s", text)
+    return matched[1] if matched else "of an unknown version"
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def _of_extra(extra: str, listed: list[Requirement], seen: frozenset[str]) -> list[Requirement]:
+    """What an extra needs beyond ckptzoo itself, with what the extras that it names need."""
+    own = [item for item in listed if not _applies(item, "") and _applies(item, extra)]
+    inner = [name for item in own if item.name == PACKAGE for name in sorted(item.extras - seen - {extra})]
+    rest = [item for name in inner for item in _of_extra(name, listed, seen | {extra})]
+    return [*(item for item in own if item.name != PACKAGE), *rest]
+
+
+def _state(needed: list[Requirement]) -> tuple[list[str], list[str], list[str]]:
+    """What is installed with its version, what is not, and what is there in a version that does not fit."""
+    found, missing, wrong = list[str](), list[str](), list[str]()
+    for item in {requirement.name: requirement for requirement in needed}.values():
+        try:
+            version = metadata.version(item.name)
+        except metadata.PackageNotFoundError:
+            missing.append(item.name)
+            continue
+        fits = item.specifier.contains(version, prereleases=True)
+        (found if fits else wrong).append(
+            f"{item.name} {version}" if fits else f"{item.name}{item.specifier}, got {version}"
+        )
+    return found, missing, wrong
+
+
+def _words(found: list[str], missing: list[str], wrong: list[str]) -> str:
+    said = [f"expected {item}" for item in wrong]
+    said += [f"not installed: {', '.join(missing)}"] if missing else []
+    said += [f"installed: {', '.join(found)}"] if found else []
+    return excerpt("; ".join(said), 400)

@@ -1,0 +1,130 @@
+"""Whether a zoo opens, what speeds its opening up, what is not derived yet, and whether one block is what it was."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import ckptzoo
+from ckptzoo.doctor.checks import NOTE, OK, PROBLEM, Check
+from ckptzoo.doctor.machine import file_system
+from ckptzoo.errors import IntegrityError, ZooError
+from ckptzoo.format import snapshot
+from ckptzoo.format.reader import Contents
+from ckptzoo.format.tree import Tree
+from ckptzoo.loader.shard_index import ShardIndex
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema import layout
+from ckptzoo.symmetry import GAUGES
+from ckptzoo.text import counted, size
+
+_SOME_PARTS = 8
+"""Fewer open fast without a snapshot."""
+
+
+def checks(address: str) -> Iterator[Check]:
+    """Open a zoo and look at it.
+
+    Parameters
+    ----------
+    address
+        A folder, or an address as ``ckptzoo.open`` takes it.
+    """
+    if Path(address, layout.ZOO).is_file():
+        yield file_system("file system of the zoo", Path(address, layout.ZOO))
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            zoo = ckptzoo.open(address)
+    except ZooError as error:
+        step = f"ckptzoo verify {address} lists what is damaged." if isinstance(error, IntegrityError) else ""
+        yield Check("zoo", PROBLEM, str(error), step if Path(address).is_dir() else "")
+        return
+    contents = zoo.contents
+    detail = f"{zoo.name}: {counted(len(zoo), 'checkpoint')} of {zoo.arch.name}"
+    yield Check("zoo", OK, f"{detail} in {counted(len(contents.raw.parts), 'part')}, format {layout.VERSION}")
+    for warning in warned:
+        yield Check("zoo", NOTE, str(warning.message))
+    command = _command(zoo)
+    yield _snapshot(contents, command)
+    for name in contents.derived_parts:
+        if name != layout.MEASURED:
+            yield from _derived(contents, name, command)
+    yield _block(contents, command)
+
+
+def _command(zoo: Zoo) -> str:
+    """The zoo in commands that change it: its folder, or what stands for one that it was pulled into."""
+    return "FOLDER" if zoo.contents.files.here is None else str(zoo.contents.files.here)
+
+
+def _snapshot(contents: Contents, command: str) -> Check:
+    files, used = contents.files, contents.snapshot
+    parts = len(contents.raw.parts) + sum(map(len, contents.derived_parts.values()))
+    names = snapshot.listed(files)
+    step = f"ckptzoo compact {command}"
+    if names and (used is None or not used.location.endswith(names[0])):
+        detail = f"{names[0]} cannot be used: damaged, or of parts that are not there"
+        return Check("snapshot", PROBLEM, detail, f"Remove it, and run {step}.")
+    covered = 0 if used is None else sum(len(held) for tree, held in used.parts.items() if _is_current(tree))
+    behind = parts - covered
+    if used is None:
+        detail = f"none: opening reads {counted(parts, 'part')}"
+        return Check("snapshot", NOTE, detail, step) if parts >= _SOME_PARTS else Check("snapshot", OK, detail)
+    detail = f"covers {covered:,} of {counted(parts, 'part')}"
+    return Check("snapshot", NOTE, detail, step) if behind >= _SOME_PARTS else Check("snapshot", OK, detail)
+
+
+def _is_current(tree: str) -> bool:
+    return tree != f"{layout.DERIVED}/{layout.RETRACTED}"
+
+
+def _derived(contents: Contents, name: str, command: str) -> Iterator[Check]:
+    """A variant, or outputs on a set of inputs: how many checkpoints it has, and of which version it is."""
+    inputs = layout.set_name(name)
+    title = f"variant {name}" if inputs is None else f"predictions {inputs}"
+    step = f"ckptzoo derive {command} --gauge {name}" if inputs is None else f"ckptzoo predict {command} {inputs}"
+    if name.startswith(layout.ALIGNED):
+        step = f"ckptzoo align {command} --label {name.removeprefix(layout.ALIGNED)} with the reference of the others"
+    try:
+        tree = contents.derived(name)
+    except ZooError as error:
+        yield Check(title, PROBLEM, str(error), f"ckptzoo verify {command} lists what is damaged.")
+        return
+    count, total = len(tree.rows), len(contents.raw.rows)
+    if count < total:
+        detail = f"{count:,} of {counted(total, 'checkpoint')}; {total - count:,} came later"
+        yield Check(title, NOTE, detail, step)
+    else:
+        yield Check(title, OK, counted(count, "checkpoint"))
+    version, gauge = tree.parts[-1].facts.get("version"), GAUGES.get(name)
+    if gauge is not None and version != gauge.version:
+        detail = f"made by version {version} of the gauge, which is at version {gauge.version} now"
+        yield Check(title, NOTE, detail, "Checkpoints that come are derived by the same version of ckptzoo only.")
+
+
+def _block(contents: Contents, command: str) -> Check:
+    """Read the last block of the first tensor in the last part of a tree that holds weights; compare its digest."""
+    for stems, tree in _trees(contents):
+        index = ShardIndex(contents.files, tree, contents.architecture)
+        for stem in stems:
+            tensor = next(index.tensors(stem), None)
+            if tensor is None or not len(index.locations(stem, tensor).entries):
+                continue
+            locations = index.locations(stem, tensor)
+            (span,) = index.spans(locations, [len(locations.entries) - 1])
+            try:
+                contents.files.spans([span])
+            except ZooError as error:
+                return Check("one block", PROBLEM, str(error), f"ckptzoo verify {command} lists all that is damaged.")
+            what = f"{size(span.stop - span.start)} of {tensor} in {span.name}"
+            return Check("one block", OK, f"{what} are what they were")
+    return Check("one block", OK, "none: there are no weights")
+
+
+def _trees(contents: Contents) -> Iterator[tuple[tuple[str, ...], Tree]]:
+    """The raw weights, then the variants that can be read, each with the beginnings of its shards' names."""
+    yield (layout.RAW,), contents.raw
+    for name in contents.variants:
+        with suppress(ZooError):  # said where the variant is looked at
+            yield (name, layout.ELEMENT), contents.derived(name)

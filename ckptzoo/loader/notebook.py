@@ -1,0 +1,86 @@
+"""What notebooks show of zoos, tensors and checkpoints: only what was read when the zoo was opened."""
+
+from typing import Any
+
+from ckptzoo import html
+from ckptzoo.format.reader import Contents
+from ckptzoo.format.splits import split_names
+from ckptzoo.html import Grid
+from ckptzoo.schema import layout
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.text import counted, size
+
+
+def zoo_html(title: str, address: str, contents: Contents, chosen: int) -> str:
+    """A zoo, or a selection of one.
+
+    Parameters
+    ----------
+    title
+        The zoo in a line.
+    address
+        Its folder, or where it is.
+    contents
+        What was read at opening; nothing else is.
+    chosen
+        How many of its checkpoints are selected.
+    """
+    arch, total = contents.architecture, len(contents.raw.rows)
+    parts = contents.raw.parts
+    bare = bool(parts) and all(part.facts.get("bare") is True for part in parts)
+    # by their names: what kind a tree is may have to be fetched
+    predicted = [name for tree in contents.derived_parts if (name := layout.set_name(tree)) is not None]
+    groups = "not declared" if contents.symmetry is None else counted(len(contents.symmetry.groups), "group")
+    facts = [
+        ("address", address),
+        ("revision", contents.revision),
+        ("checkpoints", f"{chosen:,}" if chosen == total else f"{chosen:,} of {total:,}"),
+        ("variants", html.listed([*([] if bare else [layout.RAW]), *contents.variants]) or "none"),
+        ("predictions", html.listed(predicted) or "none"),
+        ("splits", html.listed(split_names(contents.files)) or "none"),
+        ("symmetries", groups),
+        ("columns", html.listed(contents.raw.rows.schema.names)),
+    ]
+    return html.fragment(title, Grid(facts), tensors(arch))
+
+
+def tensor_html(name: str, shape: tuple[int, ...], dtype: Any, nbytes: int, source: str) -> str:
+    """A stacked tensor.
+
+    Parameters
+    ----------
+    name, shape, dtype, nbytes
+        Those of the tensor.
+    source
+        Where its rows come from.
+    """
+    facts = [("shape", _shape(shape)), ("dtype", str(dtype)), ("size", size(nbytes)), ("rows", source)]
+    return html.fragment(f"tensor {name} of {counted(shape[0], 'checkpoint')}", Grid(facts))
+
+
+def checkpoint_html(title: str, arch: Architecture, row: dict[str, Any]) -> str:
+    """A checkpoint.
+
+    Parameters
+    ----------
+    title
+        The checkpoint in a line.
+    arch
+        Its tensors.
+    row
+        Its metadata; missing values are left out.
+    """
+    values = [(name, str(value)) for name, value in row.items() if value is not None]
+    return html.fragment(title, Grid(values, title=counted(len(values), "value") + " of metadata"), tensors(arch))
+
+
+def tensors(arch: Architecture) -> Grid:
+    """The tensors of a checkpoint."""
+    rows = [(tensor.name, tensor.dtype, _shape(tensor.shape), f"{tensor.size:,}") for tensor in arch.tensors]
+    what = f"{counted(len(rows), 'tensor')}, {counted(arch.parameters, 'parameter')}, {size(arch.nbytes)}"
+    header = ("tensor", "dtype", "shape", "elements")
+    return Grid(rows, header, frozenset({3}), title=f"{what} a checkpoint")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape)) or "scalar"

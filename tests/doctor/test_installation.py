@@ -1,0 +1,70 @@
+"""Python, packages and extras, of the release that is installed and of one that asks for more."""
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptzoo
+from ckptzoo.doctor import NOTE, OK, PROBLEM, Check, installation
+
+RELEASE = """Metadata-Version: 2.1
+Name: ckptzoo
+Version: 9.0
+Requires-Dist: numpy>=1.26
+Requires-Dist: rich<{rich}
+Provides-Extra: plot
+Provides-Extra: gone
+Provides-Extra: all
+Provides-Extra: dev
+Requires-Dist: matplotlib>=3.8; extra == "plot"
+Requires-Dist: no-such-package>=2; extra == "gone"
+Requires-Dist: pillow>=10; extra == "gone"
+Requires-Dist: ckptzoo[plot,gone]; extra == "all"
+Requires-Dist: windows-only; platform_system == "Windows" and extra == "plot"
+"""
+
+
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **versions: str) -> dict[str, Check]:
+    """The checks of packages where such a release was installed last."""
+    (folder / "ckptzoo-9.0.dist-info").mkdir()
+    (folder / "ckptzoo-9.0.dist-info" / "METADATA").write_text(RELEASE.format(**versions))
+    monkeypatch.syspath_prepend(folder)
+    return {check.name: check for check in installation.packages()}
+
+
+def test_extras_are_there_or_have_the_command_that_installs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = installed(tmp_path, monkeypatch, rich="1000")
+    assert list(checks) == ["packages", "extra all", "extra gone", "extra plot"]
+    assert checks["packages"].outcome == OK and "windows" not in str(checks)
+    assert checks["extra plot"].outcome == OK
+    assert checks["extra plot"].detail == f"matplotlib {metadata.version('matplotlib')}"
+    pillow = f"pillow {metadata.version('pillow')}"
+    detail = f"not installed: no-such-package; installed: {pillow}"
+    assert checks["extra gone"] == Check("extra gone", NOTE, detail, "pip install 'ckptzoo[gone]'")
+    assert checks["extra all"].outcome == NOTE and "matplotlib" in checks["extra all"].detail
+
+
+def test_a_version_that_does_not_fit_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = installed(tmp_path, monkeypatch, rich="2")["packages"]
+    assert (check.outcome, check.step) == (PROBLEM, "pip install --upgrade ckptzoo")
+    assert f"expected rich<2, got {metadata.version('rich')}" in check.detail
+
+
+def test_this_installation() -> None:
+    checks = {check.name: check for check in installation.checks()}
+    assert re.match(r"3\.\d+\.\d+", checks["python"].detail)
+    assert checks["ckptzoo"].detail.startswith(ckptzoo.__version__)
+    assert checks["packages"].outcome == OK and "extra dev" not in checks
+    assert checks["extra torch"].outcome == OK and checks["gpu"].outcome in (OK, NOTE)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_is_named() -> None:
+    check = installation.gpu()
+    assert check.outcome == OK and torch.cuda.get_device_name(0) in check.detail and "driver" in check.detail

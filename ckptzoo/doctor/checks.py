@@ -43,7 +43,13 @@ class Check:
     step: str = ""
 
     def without(self, secrets: Collection[str]) -> "Check":
-        """The same, with each secret and all credentials within addresses replaced by three stars."""
+        """The same, with each secret and all credentials within addresses replaced by three stars.
+
+        Parameters
+        ----------
+        secrets
+            Texts that are shown to nobody, such as tokens.
+        """
 
         def public(text: str) -> str:
             for secret in secrets:
@@ -55,7 +61,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Examination(PrintedResult):
-    """Everything that was looked at, in the order in which one would look."""
+    """Everything that was looked at, in the order in which one would look.
+
+    Parameters
+    ----------
+    checks
+        In the order in which one would look.
+    """
 
     checks: Sequence[Check]
 
@@ -69,7 +81,13 @@ class Examination(PrintedResult):
         return {"checks": [asdict(check) for check in self.checks], "problems": self.problems}
 
     def print(self, console: Console | None = None) -> None:
-        """Print a table on a rich console, by default the standard output."""
+        """Print a table on a rich console, by default the standard output.
+
+        Parameters
+        ----------
+        console
+            A rich console; None for the standard output.
+        """
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)

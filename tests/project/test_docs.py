@@ -27,7 +27,8 @@ DOCS = ROOT / "docs"
 API = sorted(DOCS.glob("api/*.md"))
 PROGRAMS = {"cli", "server"}
 """Packages that are used by commands, which docs/guide/commands.md describes."""
-INTERNAL = {"__main__", "console", "lazy_names", "ray_cluster", "text"}
+PUBLIC = sorted({found.name for found in pkgutil.iter_modules(ckptzoo.__path__) if found.ispkg} - PROGRAMS | {"errors"})
+"""The others, whose names are public, and the one module that is; other modules are for the packages."""
 FURTHER = ("ckptzoo.learning.forms", "ckptzoo.hub.card", "ckptzoo.hub.untrusted")
 """Packages within packages whose names are public."""
 TABLES = {
@@ -81,10 +82,8 @@ def test_every_public_name_is_on_one_page_of_the_api(site: Path) -> None:
 
 
 def test_every_package_says_what_is_public() -> None:
-    packages = {found.name for found in pkgutil.iter_modules(ckptzoo.__path__)} - PROGRAMS - INTERNAL
-    assert {name for name in packages if not hasattr(import_module(f"ckptzoo.{name}"), "__all__")} == set()
-    listed = {page.stem for page in API} - {"index", "ckptzoo"}
-    assert listed == packages
+    assert [name for name in PUBLIC if not hasattr(import_module(f"ckptzoo.{name}"), "__all__")] == []
+    assert sorted({page.stem for page in API} - {"index", "ckptzoo"}) == PUBLIC
     for module in public_modules():
         assert all(hasattr(module, name) for name in module.__all__)
 
@@ -124,9 +123,7 @@ def described(found: Any) -> Iterator[str]:
 def public_modules() -> Iterator[ModuleType]:
     """The package, those within it that are no programs, and those within these whose names are public."""
     yield ckptzoo
-    for found in pkgutil.iter_modules(ckptzoo.__path__):
-        if found.name not in PROGRAMS | INTERNAL:
-            yield import_module(f"ckptzoo.{found.name}")
+    yield from (import_module(f"ckptzoo.{name}") for name in PUBLIC)
     yield from map(import_module, FURTHER)
 
 

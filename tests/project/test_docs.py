@@ -25,9 +25,9 @@ from tests.support.chromium import chromium, sideways, violations
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 API = sorted(DOCS.glob("api/*.md"))
-PROGRAMS = {"cli", "server"}
+PROGRAMS = {"cli", "doctor", "server"}
 """Packages that are used by commands, which docs/guide/commands.md describes."""
-INTERNAL = {"__main__", "console", "lazy_names", "ray_cluster", "text"}
+INTERNAL = {"__main__", "console", "environment", "html", "lazy_names", "progress", "ray_cluster", "text"}
 FURTHER = ("ckptzoo.learning.forms", "ckptzoo.hub.card", "ckptzoo.hub.untrusted")
 """Packages within packages whose names are public."""
 TABLES = {
@@ -78,6 +78,31 @@ def test_every_public_name_is_on_one_page_of_the_api(site: Path) -> None:
     # a module of the name of a function would take its place
     assert "doc-symbol-heading doc-symbol-module" not in built
     assert "math:" not in built and built.count("<math") >= 20  # formulas are drawn
+
+
+def test_parameters_that_share_an_entry_have_types_of_their_own() -> None:
+    found = griffe.load(
+        "ckptzoo", search_paths=[ROOT], docstring_parser="numpy",
+        extensions=griffe.load_extensions("dataclasses", str(DOCS / "docstrings.py")),
+    )  # fmt: skip
+    assert isinstance(found, griffe.Module)
+    shared = wrong = 0
+    for function in functions(found):
+        own = {item.name: item for item in function.parameters}
+        for section in function.docstring.parsed if function.docstring else ():
+            if section.kind is griffe.DocstringSectionKind.parameters:
+                shared += len(section.value)
+                wrong += sum(str(item.annotation) != str(own[item.name].annotation) for item in section.value)
+    assert shared > 1000 and wrong == 0
+
+
+def functions(found: griffe.Object) -> Iterator[griffe.Function]:
+    """Every function and method that is defined in a module."""
+    if isinstance(found, griffe.Function):
+        yield found
+    for member in found.members.values():
+        if isinstance(member, griffe.Object):
+            yield from functions(member)
 
 
 def test_every_package_says_what_is_public() -> None:

@@ -1,4 +1,4 @@
-"""Docstrings as the API pages show them: extensions of griffe, named in mkdocs.yml."""
+"""Docstrings as the API pages show them: an extension of griffe, named in mkdocs.yml."""
 
 import re
 from typing import Any
@@ -10,29 +10,30 @@ _INLINE = re.compile(r":math:`([^`]+)`")
 _BLOCK = re.compile(r"^( *)\.\. math::(.*(?:\n+\1 +\S.*)*)", re.MULTILINE)
 
 
-class Formulas(griffe.Extension):
-    """Replaces ``:math:`` and ``.. math::``, as reStructuredText has them, by MathML."""
+class Docstrings(griffe.Extension):
+    """Draws formulas, and gives each parameter of an entry ``a, b`` its own type.
 
-    def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Called with every object that was loaded."""
-        if obj.docstring is not None and "math:" in obj.docstring.value:
-            obj.docstring.value = drawn(obj.docstring.value)
-
-
-class SharedEntries(griffe.Extension):
-    """Gives each parameter of an entry ``a, b`` its own type and default; griffe gives all those of the first."""
+    Formulas, ``:math:`` and ``.. math::`` as reStructuredText has them, become MathML. Griffe gives all parameters of
+    an entry the type and default of the first.
+    """
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         """Called with a package once all of it was loaded."""
-        correct_types(pkg)
+        correct(pkg)
 
 
-def correct_types(found: griffe.Object) -> None:
-    """Set the types and defaults of all documented parameters of an object, and of what it defines."""
+def correct(found: griffe.Object) -> None:
+    """Correct the docstrings of an object and of what it defines."""
     for member in found.members.values():
         if isinstance(member, griffe.Object):
-            correct_types(member)
-    if found.docstring is None or not isinstance(found, griffe.Function | griffe.Class):
+            correct(member)
+    if found.docstring is None:
+        return
+    if "math:" in found.docstring.value:
+        found.docstring.value = drawn(found.docstring.value)
+        # what an earlier reader of it has parsed
+        found.docstring.__dict__.pop("parsed", None)
+    if not isinstance(found, griffe.Function | griffe.Class):
         return
     own = {item.name: item for item in found.parameters}
     for section in found.docstring.parsed:

@@ -81,6 +81,31 @@ def test_every_public_name_is_on_one_page_of_the_api(site: Path) -> None:
     assert "math:" not in built and built.count("<math") >= 20  # formulas are drawn
 
 
+def test_parameters_that_share_an_entry_have_types_of_their_own() -> None:
+    found = griffe.load(
+        "ckptzoo", search_paths=[ROOT], docstring_parser="numpy",
+        extensions=griffe.load_extensions("dataclasses", str(DOCS / "docstrings.py")),
+    )  # fmt: skip
+    assert isinstance(found, griffe.Module)
+    shared = wrong = 0
+    for function in functions(found):
+        own = {item.name: item for item in function.parameters}
+        for section in function.docstring.parsed if function.docstring else ():
+            if section.kind is griffe.DocstringSectionKind.parameters:
+                shared += len(section.value)
+                wrong += sum(str(item.annotation) != str(own[item.name].annotation) for item in section.value)
+    assert shared > 1000 and wrong == 0
+
+
+def functions(found: griffe.Object) -> Iterator[griffe.Function]:
+    """Every function and method that is defined in a module."""
+    if isinstance(found, griffe.Function):
+        yield found
+    for member in found.members.values():
+        if isinstance(member, griffe.Object):
+            yield from functions(member)
+
+
 def test_every_package_says_what_is_public() -> None:
     assert [name for name in PUBLIC if not hasattr(import_module(f"ckptzoo.{name}"), "__all__")] == []
     assert sorted({page.stem for page in API} - {"index", "ckptzoo"}) == PUBLIC

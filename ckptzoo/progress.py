@@ -37,9 +37,9 @@ def progress_bar(what: str, *, nbytes: bool = False) -> Iterator[Progress]:
 
     Examples
     --------
-    >>> from ckptzoo.derive import derive
-    >>> with ckptzoo.progress_bar("deriving") as progress:  # doctest: +SKIP
-    ...     derive("zoos/mine", progress=progress)
+    >>> with ckptzoo.progress_bar("verifying", nbytes=True) as progress:
+    ...     print(ckptzoo.verify("cards/mnist-optunet", progress=progress))
+    []
     """
     with progress_bars("bytes" if nbytes else "number") as update:
         update(what, 0, 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckptzoo.cli.exits import PROBLEMS
-from ckptzoo.cli.options import AsJson, bar, console, emit
+from ckptzoo.cli.options import AsJson, bar, console, emit, print_result
 
 if TYPE_CHECKING:
     import sqlite3
@@ -381,18 +381,12 @@ def doctor(root: Root, as_json: AsJson = False) -> None:
     The server may be running. Bytes of files are not read: ckptzoo serve restore --verify does that with a backup.
     """
     _need_server()
-    from ckptzoo.server.doctor import PROBLEM, examine
-    from ckptzoo.text import printable
+    from ckptzoo.doctor import Examination
+    from ckptzoo.server.doctor import examine
 
-    checks = examine(root)
-    if as_json:
-        emit({"folder": str(root), "checks": [vars(check) for check in checks]})
-    else:
-        for check in checks:
-            print(f"{check.outcome:<8}{check.name:<13}{printable(check.detail)}")
-            if check.step:
-                print(f"{'':<21}{printable(check.step)}")
-    if any(check.outcome == PROBLEM for check in checks):
+    examination = Examination(examine(root))
+    print_result(examination, as_json)
+    if examination.problems:
         raise typer.Exit(PROBLEMS)
 
 

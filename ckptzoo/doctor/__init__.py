@@ -8,7 +8,8 @@
     zoo             whether a zoo opens, its snapshot, what is not derived yet, one block of its weights
 """
 
-from ckptzoo.doctor.checks import NOTE, OK, PROBLEM, Check, Examination
+from ckptzoo.checks import NOTE, OK, PROBLEM, Check
+from ckptzoo.doctor.checks import Examination
 from ckptzoo.doctor.examination import examine
 
 __all__ = ["NOTE", "OK", "PROBLEM", "Check", "Examination", "examine"]

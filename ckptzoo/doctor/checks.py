@@ -1,62 +1,15 @@
-"""One thing that was looked at (``Check``), and all of them together, without secrets (``Examination``)."""
+"""All that was looked at, as a table and as JSON."""
 
-import re
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from ckptzoo.checks import NOTE, PROBLEM, Check
 from ckptzoo.console import PrintedResult, say
 from ckptzoo.text import counted, printable
-
-Outcome = Literal["ok", "note", "problem"]
-OK: Outcome = "ok"
-NOTE: Outcome = "note"
-PROBLEM: Outcome = "problem"
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
-"""A user's name and password within an address."""
-_LEAST_SECRET = 8
-"""Characters; a shorter text is no token, and may be a part of any word."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at.
-
-    Parameters
-    ----------
-    name
-        What was looked at.
-    outcome
-        ``ok``, ``note`` for what one may want to know, or ``problem``.
-    detail
-        What was found.
-    step
-        What to do next; empty where there is nothing to do.
-    """
-
-    name: str
-    outcome: Outcome
-    detail: str
-    step: str = ""
-
-    def without(self, secrets: Collection[str]) -> "Check":
-        """The same, with each secret and all credentials within addresses replaced by three stars.
-
-        Parameters
-        ----------
-        secrets
-            Texts that are shown to nobody, such as tokens.
-        """
-
-        def public(text: str) -> str:
-            for secret in secrets:
-                text = text.replace(secret, "***") if len(secret) >= _LEAST_SECRET else text
-            return _CREDENTIALS.sub("***@", text)
-
-        return replace(self, detail=public(self.detail), step=public(self.step))
 
 
 @dataclass(frozen=True)

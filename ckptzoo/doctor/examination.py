@@ -4,9 +4,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from ckptzoo.checks import PROBLEM, Check
 from ckptzoo.doctor import hub, installation, machine
 from ckptzoo.doctor import zoo as zoo_checks
-from ckptzoo.doctor.checks import PROBLEM, Check, Examination
+from ckptzoo.doctor.checks import Examination
 
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 """Environment variables whose values must not be shown, however they come into a message."""

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
-from ckptzoo.doctor.checks import NOTE, OK, PROBLEM, Check
+from ckptzoo.checks import NOTE, OK, PROBLEM, Check
 from ckptzoo.environment import hub_endpoint, is_offline
 from ckptzoo.errors import AbsentError, HubError, ZooError
 from ckptzoo.remote.address import HubAddress, candidates

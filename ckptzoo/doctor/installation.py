@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from ckptzoo.doctor.checks import NOTE, OK, PROBLEM, Check
+from ckptzoo.checks import NOTE, OK, PROBLEM, Check
 from ckptzoo.text import excerpt
 
 PACKAGE = "ckptzoo"

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptzoo.doctor.checks import NOTE, OK, PROBLEM, Check
+from ckptzoo.checks import NETWORK_FILE_SYSTEMS, NOTE, OK, PROBLEM, Check, file_system_of
 from ckptzoo.environment import cache_limit, cache_root
 from ckptzoo.errors import ZooError
 from ckptzoo.text import counted, size
@@ -21,8 +21,6 @@ _OPEN_FILES = 1024
 _FREE = 2**30
 """With less free disk the cache soon cannot be written any more."""
 _PROBE_BYTES = 64 * 1024
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "fuse.s3fs", "lustre", "ceph")
-"""File systems of other machines."""
 _CGROUPS = (("memory.max", Path("/sys/fs/cgroup")), ("memory.limit_in_bytes", Path("/sys/fs/cgroup/memory")))
 """Where versions 2 and 1 of control groups have the limit, below the group of the process or at the root."""
 _UNLIMITED = 2**60
@@ -82,7 +80,7 @@ def file_system(name: str, path: Path) -> Check:
     path
         A file, which is only read, or a folder that a file can be written to.
     """
-    kind, what = _kind_of(path) or "unknown", "be read or written"
+    kind, what = file_system_of(path) or "unknown", "be read or written"
     try:
         with path.open("rb") if path.is_file() else tempfile.TemporaryFile(dir=path) as file:
             if path.is_dir():
@@ -94,7 +92,7 @@ def file_system(name: str, path: Path) -> Check:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (OSError, ValueError) as error:
         return Check(name, PROBLEM, f"{kind}: files cannot {what}: {error}", "Use a disk of this machine.")
-    if kind in _NETWORK:
+    if kind in NETWORK_FILE_SYSTEMS:
         step = "Rows read at random are slow there: copy the zoo to a disk of this machine, or stream it."
         return Check(name, NOTE, f"{kind}, on another machine; files can be mapped and locked", step)
     return Check(name, OK, f"{kind}; files can be mapped and locked")
@@ -136,17 +134,3 @@ def _write_probe(folder: Path) -> None:
         file.write(bytes(_PROBE_BYTES))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _kind_of(path: Path) -> str:
-    """The type of the file system, as /proc/mounts has it; empty where that does not say."""
-    try:
-        lines = Path("/proc/mounts").read_text().splitlines()
-    except OSError:
-        return ""
-    # a line is device, folder, type and options; spaces in names are written \040 (fstab(5))
-    mounts = [(Path(place.replace("\\040", " ")), kind) for _, place, kind, *_ in map(str.split, lines)]
-    resolved = path.resolve()
-    holding = [(len(place.parts), kind) for place, kind in mounts if resolved.is_relative_to(place)]
-    # of several that are mounted on one folder the last one counts
-    return max(reversed(holding), key=lambda item: item[0], default=(0, ""))[1]

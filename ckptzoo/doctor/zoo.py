@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import ckptzoo
-from ckptzoo.doctor.checks import NOTE, OK, PROBLEM, Check
+from ckptzoo.checks import NOTE, OK, PROBLEM, Check
 from ckptzoo.doctor.machine import file_system
 from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.format import snapshot

@@ -10,10 +10,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ckptzoo.checks import NETWORK_FILE_SYSTEMS, NOTE, OK, PROBLEM, Check, file_system_of
 from ckptzoo.server.access import ADMIN
 from ckptzoo.server.store import accounts, tokens
 from ckptzoo.server.store.backup import DATABASE
@@ -21,41 +21,15 @@ from ckptzoo.server.store.blobs import locked, named_blobs
 from ckptzoo.server.store.database import VERSION, setting
 from ckptzoo.text import counted, size
 
-OK, NOTE, PROBLEM = "ok", "note", "problem"
 LAST_BACKUP = "last_backup"
 """The setting with the time and the folder of the last backup."""
 _FREE_BYTES, _FREE_SHARE = 2 * 2**30, 0.02
 """Less free disk than the larger of these is a problem: uploads arrive before they are checked."""
 _OPEN_FILES = 1024
 """The usual soft limit; a third of it is for connections (``connections.Connections``)."""
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "fuse.s3fs", "lustre", "ceph")
-"""File systems of other machines. SQLite's write-ahead log needs memory that processes share, on one machine
-(sqlite.org/wal.html)."""
 _BACKUP_DAYS = 8
 _SECONDS = 5.0
 _SHOWN = 5
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at.
-
-    Parameters
-    ----------
-    name
-        What was looked at.
-    outcome
-        ``ok``, ``note`` for what the operator may want to know, or ``problem``.
-    detail
-        What was found.
-    step
-        What to do next; empty where there is nothing to do.
-    """
-
-    name: str
-    outcome: str
-    detail: str
-    step: str = ""
 
 
 def examine(root: Path) -> list[Check]:
@@ -102,26 +76,13 @@ def _disk(root: Path) -> Iterator[Check]:
         yield Check("disk", PROBLEM, detail, "Make room, or run ckptzoo serve gc.")
     else:
         yield Check("disk", OK, detail)
-    kind = _file_system(root)
-    if kind in _NETWORK:
+    kind = file_system_of(root)
+    if kind in NETWORK_FILE_SYSTEMS:
+        # its write-ahead log needs memory that processes share, on one machine (sqlite.org/wal.html)
         step = "Move the folder to a disk of this machine: SQLite's log does not work over a network."
         yield Check("file system", PROBLEM, kind, step)
     else:
         yield Check("file system", OK, kind or "unknown")
-
-
-def _file_system(folder: Path) -> str:
-    """The type of the file system that a folder is on, as /proc/mounts has it; empty where there is no such file."""
-    try:
-        lines = Path("/proc/mounts").read_text().splitlines()
-    except OSError:
-        return ""
-    # a line is device, folder, type and options; spaces in names are written \040 (fstab(5))
-    mounts = [(Path(place.replace("\\040", " ")), kind) for _, place, kind, *_ in map(str.split, lines)]
-    resolved = folder.resolve()
-    holding = [(len(place.parts), kind) for place, kind in mounts if resolved.is_relative_to(place)]
-    # of several that are mounted on one folder the last one counts
-    return max(reversed(holding), key=lambda item: item[0], default=(0, ""))[1]
 
 
 def _permissions(root: Path) -> Check:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ckptzoo.checks import NOTE, OK, PROBLEM, Check
 from ckptzoo.server import doctor
-from ckptzoo.server.doctor import NOTE, OK, PROBLEM, Check, examine
+from ckptzoo.server.doctor import examine
 from ckptzoo.server.store import accounts, tokens
 from ckptzoo.server.store.audit import OPERATOR
 from ckptzoo.server.store.database import set_setting
@@ -109,7 +110,7 @@ def test_what_an_operator_may_want_to_know(folder: Path, monkeypatch: pytest.Mon
     assert examined(folder)["backup"] == Check("backup", OK, f"{folder.parent / 'backup'}, today")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 10**12 - 10**9, 10**9))
     assert examined(folder)["disk"].outcome == PROBLEM
-    monkeypatch.setattr(doctor, "_file_system", lambda path: "nfs4")
+    monkeypatch.setattr(doctor, "file_system_of", lambda path: "nfs4")
     assert "SQLite's log" in examined(folder)["file system"].step
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

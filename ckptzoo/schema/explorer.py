@@ -1,5 +1,8 @@
 """Which explorer pages are ours: the digests of what runs in them."""
 
-BUNDLES: tuple[str, ...] = ()
-"""``sha256-...`` in base64, as a Content-Security-Policy has it, of each released script and style sheet. A hub runs
-these and no others; as long as there are none, it shows no explorer."""
+BUNDLES: tuple[str, ...] = (
+    "sha256-3+MecuPbYKN/vfwU8eY1j7mcP+CfMj/PXy8Rv0hcl8M=",
+    "sha256-+TmryM47biZF3vbDx0OZ1Nsmw2cNepeYDWSscsMbw3g=",
+)
+"""``sha256-...`` in base64, as a Content-Security-Policy has it, of each released script and style sheet, the newest
+first; none is ever removed, so that older pages are shown. A hub runs these and no others."""

@@ -8,7 +8,7 @@ import { text } from "./python";
 import { Stateful } from "./state";
 
 export class Details implements Stateful {
-  readonly root = element("div", { class: "view", id: "member", role: "region", "aria-label": "The chosen member", tabindex: "-1" });
+  readonly root = element("div", { class: "view", id: "member", tabindex: "-1" });
   private row = -1;
 
   constructor(

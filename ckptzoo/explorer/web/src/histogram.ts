@@ -165,7 +165,8 @@ export class Histogram implements View, Stateful {
       const x = value === null ? end : this.scale(value);
       return Number.isFinite(x) ? Math.min(right, Math.max(left, x)) : left;
     };
-    this.brushed.call(this.brush.move, [place(this.range.low, left), place(this.range.high, right)]);
+    const [from, to] = [place(this.range.low, left), place(this.range.high, right)];
+    this.brushed.call(this.brush.move, [Math.min(from, to), Math.max(from, to)]);
   }
 
   private path(counts: ArrayLike<number>, factor: number): string {

@@ -26,7 +26,8 @@ function start(payload: Payload): void {
   const { header } = payload;
   const selection = new Selection(header.rows);
   const fragment = new Fragment();
-  let isRestoring = false;
+  // nothing is written before the state that the address has is read
+  let isRestoring = true;
   const changed = () => {
     if (!isRestoring) fragment.write();
   };

@@ -16,6 +16,7 @@ from ckptzoo.explorer.weights import ValueCounts
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import Card
+from ckptzoo.schema.explorer import head
 from ckptzoo.text import counted
 
 _HEIGHT = 100
@@ -102,10 +103,6 @@ def html_page(facts: Facts, figures: list[LayerFigure], data: bytes, card: Card 
     say does not run. Attributes ``style`` would be refused.
     """
     own = bundle()
-    policy = (
-        f"default-src 'none'; script-src '{own.script_hash}'; style-src '{own.style_hash}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
     title = card.title if card is not None and card.title else facts.zoo.name
     summary = f"<p>{shown(card.summary, limit=2000)}</p>" if card is not None and card.summary else ""
     marginals = f'{_marginals_text(facts, figures)}<div class="figures">{"".join(map(_figure, figures))}</div>'
@@ -118,12 +115,8 @@ def html_page(facts: Facts, figures: list[LayerFigure], data: bytes, card: Card 
         ]
     )
     # the data come last: what stands before them is painted while they are read
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
+    start = head(own.script_hash, own.style_hash)
+    return f"""{start}<meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
 <title>{shown(title).removeprefix("<bdi>").removesuffix("</bdi>")}</title>

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from playwright.sync_api import Browser as Chromium
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator
 
 import ckptzoo
 from ckptzoo.explorer import page as write_page

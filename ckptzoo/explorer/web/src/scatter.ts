@@ -202,7 +202,7 @@ export class Scatter implements View, Stateful {
       context.drawImage(small, 0, 0, canvas.width, canvas.height);
       return;
     }
-    const size = x.length > 5000 ? 3 : 5;
+    const size = x.length > 5000 ? 3 : x.length > 300 ? 5 : 9;
     for (let row = 0; row < x.length; row++) {
       if (x[row] === MISSING || !isDrawn(row)) continue;
       context.fillRect(across.start + across.step * x[row] - size / 2, down.start + down.step * y[row] - size / 2, size, size);

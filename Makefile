@@ -74,6 +74,7 @@ bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON 
 	@$(PY) benchmarks/shared.py
 	@$(PY) benchmarks/remote.py
 	@$(PY) benchmarks/imports.py
+	@$(PY) -m benchmarks.explorer
 
 MINUTES ?= 8
 OUT ?= bench-results/gpu

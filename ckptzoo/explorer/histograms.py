@@ -98,7 +98,7 @@ def _edges(values: Values, scale: Scale) -> Values:
     if width > 0 and ends[1] - ends[0] > _FAR * width:
         ends = np.clip(ends, inner[0] - 0.1 * width, inner[1] + 0.1 * width)
     bins = int(np.clip(2 * len(values) ** 0.5, _FEWEST_BINS, BINS))
-    if ends[1] - ends[0] <= 1e-12 * np.abs(ends).max():
+    if ends[1] - ends[0] <= max(1e-12 * np.abs(ends).max(), 1 / _HUGE):
         half = 0.001 * np.abs(ends).max() or 0.5
         ends = np.array([ends[0] - half, ends[1] + half])
         return 10.0**ends if scale == "log" else ends

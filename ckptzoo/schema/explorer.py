@@ -3,8 +3,8 @@
 import re
 
 BUNDLES: tuple[str, ...] = (
-    "sha256-Jv9zTanguLzbRMprEHy2HqOUa6yWCsJp8uX4y2oMCqE=",
-    "sha256-+TmryM47biZF3vbDx0OZ1Nsmw2cNepeYDWSscsMbw3g=",
+    "sha256-jf6lpouBUCSqS6Ot9zcikl7OYiJ4eosIaGcJ0ewg7WY=",
+    "sha256-KLD3faqa/yECQBHn8y938uGhWxmbinQLP4pk3HzPF7E=",
 )
 """``sha256-...`` in base64, as a Content-Security-Policy has it, of each released script and style sheet, the newest
 first; none is ever removed, so that older pages are shown. A hub runs these and no others."""

@@ -68,7 +68,9 @@ class Window:
 
     def copied(self, name: str) -> str:
         """What a button puts into the clipboard."""
+        self.page.evaluate("document.getElementById('message').textContent = ''")
         self.page.get_by_role("button", name=name, exact=True).click()
+        self.page.locator("#message").get_by_text("Copied").wait_for()
         return self.page.evaluate("navigator.clipboard.readText()")
 
     @property
@@ -133,21 +135,35 @@ def states(zoo: ckptzoo.Zoo, data: Any) -> Iterator[tuple[str, np.ndarray]]:
 
 def test_copied_code_selects_the_ids_that_the_page_counts(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -> None:
     zoo, path = shown
-    conditions = 0
+    wanted = list(states(zoo, payload_of(path)))
     with Window(browser, path) as window:
-        for fragment, keep in states(zoo, payload_of(path)):
-            window.page.evaluate(
-                """fragment => new Promise(done => {
-                    if (location.hash === fragment) done();
-                    addEventListener("hashchange", () => requestAnimationFrame(() => requestAnimationFrame(done)), {once: true});
-                    location.hash = fragment; })""",
-                fragment,
-            )
-            code, ids = window.copied("Copy selection"), window.copied("Copy ids").split()
-            assert ids == np.array(zoo.ids)[keep].tolist(), fragment
-            assert selected(zoo, code) == ids and window.count == len(ids), fragment
-            conditions += "id" not in code
-    assert conditions > BRUSHES / 4, "ranges of columns are copied as conditions"
+        found = window.page.evaluate(COPIES, [fragment for fragment, _ in wanted])
+    for (fragment, keep), (code, ids, count) in zip(wanted, found, strict=True):
+        assert ids.split() == np.array(zoo.ids)[keep].tolist(), fragment
+        assert selected(zoo, code) == ids.split() and count == f"{keep.sum()} of {MEMBERS} members", fragment
+    assert sum('"id"' not in code for code, _, _ in found) > BRUSHES / 4, "ranges of columns are copied as conditions"
+
+
+COPIES = """async fragments => {
+    const found = [];
+    const frame = () => new Promise(done => requestAnimationFrame(done));
+    const status = document.getElementById("message");
+    const press = async name => {
+        status.textContent = "";
+        [...document.querySelectorAll("#selection button")].find(button => button.innerText === name).click();
+        while (!status.textContent.startsWith("Copied")) await frame();
+        return navigator.clipboard.readText();
+    };
+    for (const fragment of fragments) {
+        const changed = new Promise(done => addEventListener("hashchange", done, {once: true}));
+        location.hash = fragment;
+        await changed;
+        await frame();
+        found.push([await press("Copy selection"), await press("Copy ids"), document.getElementById("count").innerText]);
+    }
+    return found;
+}"""
+"""Takes states, and gives for each what both buttons put into the clipboard and what the page counts."""
 
 
 def test_brushes_of_a_histogram_and_of_both_panels(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -> None:
@@ -285,14 +301,15 @@ def test_by_keyboard_alone(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -
         go_to(page, "Clear As trained (raw)", limit=20)
         page.keyboard.press("Enter")
         page.wait_for_function(
-            f"() => document.querySelector('[role=status]').innerText.startsWith('{len(accuracy)} of')"
+            f"() => document.querySelector('#announced').textContent.startsWith('{len(accuracy)} of')"
         )
+        page.wait_for_timeout(200)  # until the table is that of the selection
         go_to(page, accuracy.ids[0])
         page.keyboard.press("Enter")
         assert page.evaluate("document.activeElement.id") == "member"
         go_to(page, "Copy the checkpoint")
         page.keyboard.press("Enter")
-        page.wait_for_function("() => document.querySelector('[role=status]').innerText.startsWith('Copied')")
+        page.wait_for_function("() => document.querySelector('#message').innerText.startsWith('Copied')")
         assert page.evaluate("navigator.clipboard.readText()") == f'zoo.checkpoint("{accuracy.ids[0]}")'
         page.evaluate("document.getElementById('views').focus()")
         go_to(page, "Copy selection")
@@ -403,6 +420,41 @@ def test_trajectories_and_a_sample(browser: Chromium, tmp_path: Path) -> None:
         code = window.copied("Copy selection")
         assert code == """zoo.where("member != 'm0'").last_steps().where([("test_accuracy", ">=", 0.63)])"""
         assert selected(zoo, code) == window.copied("Copy ids").split() == ["m3-1000", "m4-1000", "m5-1000"]
+
+
+def test_many_members_are_a_density(browser: Chromium, tmp_path: Path) -> None:
+    count = 20_100
+    arch = ckptzoo.Architecture("pairs", (ckptzoo.Tensor("fc.weight", (2,)),))
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(count, 2)).astype(np.float32) * [3, 1]
+    accuracies = 0.5 + 0.1 * np.tanh(weights[:, 0])
+    with ckptzoo.create(tmp_path / "zoo", arch=arch) as writer:
+        rows = [{"id": f"net-{at}", "test_accuracy": float(value)} for at, value in enumerate(accuracies)]
+        writer.add({"fc.weight": weights.astype(np.float32)}, rows)
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    write_page(zoo, tmp_path / "page.html")
+    with Window(browser, tmp_path / "page.html") as window:
+        panel = window.page.locator("#components figure")
+        window.drag(panel.locator(".plot svg"), (0.6, 0.1), (0.95, 0.9))
+        assert 0 < window.count < count
+        ids = window.copied("Copy ids").split()
+        places = weights[[int(name.removeprefix("net-")) for name in ids], 0]
+        assert places.min() > 0 or places.max() < 0, "the first component is the first weight, up to its sign"
+        cells = panel.locator("canvas").evaluate(CELLS)
+        assert cells["all"] > 1000 and cells["drawn"] > 100
+
+
+CELLS = """canvas => {
+    const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    let [all, drawn] = [0, 0];
+    for (let at = 0; at < data.length; at += 4) {
+        if (data[at + 3] === 0) continue;
+        all++;
+        if (data[at + 2] > data[at] + 60) drawn++;
+    }
+    return {all, drawn};
+}"""
+"""Pixels that are not empty, and those in the blue of what is selected."""
 
 
 def test_a_page_with_damaged_data_says_so(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path], tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ def explorer_section(files: Files) -> str:
         return ""
     return (
         f"[{layout.EXPLORER}]({layout.EXPLORER}) shows every member in a browser, without a network: linked "
-        "histograms, the weights' principal components and marginals, training, a table, and code that selects what is selected "
-        "there. It is one file: download it and open it, or look at it where a hub shows it."
+        "histograms, the weights' principal components and marginals, training, a table, and code that selects what is "
+        "selected there. It is one file: download it and open it, or look at it where a hub shows it."
     )
 
 

@@ -38,6 +38,17 @@ export function button(text: string, act: () => void): HTMLButtonElement {
   return made;
 }
 
+/** Call something when an element comes into the window; tells whether it is there. */
+export function whenSeen(seen: Element, call: () => void): () => boolean {
+  let isSeen = false;
+  const observer = new IntersectionObserver((entries) => {
+    isSeen = entries[entries.length - 1].isIntersecting;
+    if (isSeen) call();
+  });
+  observer.observe(seen);
+  return () => isSeen;
+}
+
 /** The colour that a custom property of the style sheet has now. */
 export function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -43,7 +43,9 @@ function start(payload: Payload): void {
   const ring = (row: number) => [...histograms, ...panels, ...(trajectories === null ? [] : [trajectories])].forEach((view) => view.ring(row));
 
   // what is selected, and how to copy it
-  const status = element("p", { role: "status" });
+  const status = element("p", { role: "status", id: "message" });
+  // what changes with every frame is read out when it stays
+  const announced = element("p", { role: "status", id: "announced", class: "hidden" });
   const say = (text: string) => (status.textContent = text);
   const details = new Details(payload, ring, changed, say);
   const code = () => codeOf(payload, selection, histograms, bars, panels);
@@ -53,8 +55,7 @@ function start(payload: Payload): void {
   selection.whenSettled(() => {
     showCode(field, code());
     const text = `${whole(selection.count)} of ${whole(header.rows)} members are selected.`;
-    if (status.dataset.count !== text) say(text);
-    status.dataset.count = text;
+    if (announced.textContent !== text) announced.textContent = text;
   });
   const ids = () => idsOf(payload, selection).join("\n");
   const clear = () => {
@@ -65,6 +66,7 @@ function start(payload: Payload): void {
   };
   section("selection").append(
     element("p", {}, count),
+    announced,
     element(
       "div",
       { class: "copy" },

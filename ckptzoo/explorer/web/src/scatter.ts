@@ -4,7 +4,7 @@ import { axisBottom, axisLeft } from "d3-axis";
 import { brush, D3BrushEvent } from "d3-brush";
 import { ScaleLinear, scaleLinear } from "d3-scale";
 import { pointer, select } from "d3-selection";
-import { button, colour, element, quoted } from "./dom";
+import { button, colour, element, quoted, whenSeen } from "./dom";
 import { RangeFields } from "./fields";
 import { rounded, share, shown, whole } from "./numbers";
 import { LayerFacts, PanelFacts, Payload } from "./payload";
@@ -40,6 +40,7 @@ export class Scatter implements View, Stateful {
   private readonly circle: SVGCircleElement;
   private readonly brush = brush<unknown>();
   private readonly brushed;
+  private readonly isSeen: () => boolean;
 
   constructor(
     private readonly payload: Payload,
@@ -84,6 +85,7 @@ export class Scatter implements View, Stateful {
       element("div", { class: "controls" }, ...this.fields.map((fields) => fields.root), clear),
       this.caption,
     );
+    this.isSeen = whenSeen(this.canvas, () => this.redraw());
     selection.add(this);
   }
 
@@ -142,6 +144,8 @@ export class Scatter implements View, Stateful {
   }
 
   redraw(): void {
+    // pictures beyond the window cost most of a frame, and are drawn when they come into it
+    if (!this.isSeen()) return;
     const context = this.canvas.getContext("2d")!;
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
     context.drawImage(this.background, 0, 0);
@@ -194,7 +198,7 @@ export class Scatter implements View, Stateful {
         image.data[4 * cell] = red;
         image.data[4 * cell + 1] = green;
         image.data[4 * cell + 2] = blue;
-        image.data[4 * cell + 3] = 60 + 195 * Math.log1p(cells[cell]) * scale;
+        image.data[4 * cell + 3] = 110 + 145 * Math.log1p(cells[cell]) * scale;
       }
       const small = new OffscreenCanvas(side, side);
       small.getContext("2d")!.putImageData(image, 0, 0);

@@ -27,6 +27,8 @@ export class Table implements Stateful {
   private readonly before: HTMLButtonElement;
   private readonly after: HTMLButtonElement;
   private page = 0;
+  /** The rows that are there, joined. */
+  private drawn = "";
   private sorted = "";
   private isDescending = false;
   private order: Uint32Array;
@@ -112,7 +114,9 @@ export class Table implements Stateful {
       if (mask[row] !== 0 || (matches !== null && matches[row] === 0)) continue;
       if (seen++ >= first) found.push(row);
     }
-    this.body.replaceChildren(...found.map((row) => this.line(row)));
+    // rows that stay keep the focus
+    if (found.join() !== this.drawn) this.body.replaceChildren(...found.map((row) => this.line(row)));
+    this.drawn = found.join();
     const count = this.count();
     this.position.textContent = count === 0 ? "none" : `${whole(first + 1)} to ${whole(Math.min(last, count))} of ${whole(count)}`;
     this.before.disabled = this.page === 0;

@@ -3,7 +3,7 @@
 import { axisBottom, axisLeft } from "d3-axis";
 import { scaleLinear, scaleLog } from "d3-scale";
 import { select } from "d3-selection";
-import { colour, element } from "./dom";
+import { colour, element, whenSeen } from "./dom";
 import { shown, whole } from "./numbers";
 import { Payload } from "./payload";
 import { Selection, View } from "./selection";
@@ -23,6 +23,7 @@ export class Trajectories implements View {
   private readonly across: number[];
   private readonly down;
   private ringed = -1;
+  private readonly isSeen: () => boolean;
 
   constructor(
     payload: Payload,
@@ -59,6 +60,7 @@ export class Trajectories implements View {
       element("div", { class: "plot" }, this.canvas, svg.node()!),
       element("figcaption", {}, `${whole(members)} members${of}, ${whole(steps.length)} steps${isWide ? "; logarithmic" : ""}.`),
     );
+    this.isSeen = whenSeen(this.canvas, () => this.redraw());
     selection.add(this);
   }
 
@@ -68,6 +70,7 @@ export class Trajectories implements View {
   }
 
   redraw(): void {
+    if (!this.isSeen()) return;
     const context = this.canvas.getContext("2d")!;
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
     const { mask } = this.selection;

@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: quickstart posterior-mnist test test-fast test-all docs tutorials links lint format bench gpu clean
+.PHONY: quickstart posterior-mnist test test-fast test-all docs tutorials links lint format explorer explorer-check bench gpu clean
 .DEFAULT_GOAL := quickstart
 
 $(READY): pyproject.toml constraints.txt
@@ -59,6 +59,15 @@ format: $(READY)
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/ruff check --fix .
 
+# The bundle is committed, because an installation from a clone has no npm.
+WEB := ckptzoo/explorer/web
+explorer:  ## build the script and the style sheet of the explorer from its sources; needs npm
+	@cd $(WEB) && npm ci --ignore-scripts --silent && npm run --silent check && npm run --silent build
+
+explorer-check:  ## build them elsewhere and compare every byte with what is committed; needs npm
+	@cd $(WEB) && npm ci --ignore-scripts --silent && npm run --silent check && rm -rf node_modules/.bundle \
+		&& node build.mjs node_modules/.bundle && diff -r bundle node_modules/.bundle && echo "The bundle is that of its sources."
+
 bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON in bench-results/
 	@$(PY) benchmarks/layers.py
 	@$(PY) benchmarks/train.py
@@ -78,6 +87,7 @@ bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON 
 	@$(PY) benchmarks/shared.py
 	@$(PY) benchmarks/remote.py
 	@$(PY) benchmarks/imports.py
+	@$(PY) -m benchmarks.explorer
 
 MINUTES ?= 8
 OUT ?= bench-results/gpu

@@ -41,7 +41,19 @@ _PUBLIC = {
     "Card": "ckptzoo.schema.card",
     "ZooError": "ckptzoo.errors",
 }
-_PACKAGES = ("archs", "derive", "doctor", "errors", "hub", "learning", "symmetry", "measure", "schema", "studies")
+_PACKAGES = (
+    "archs",
+    "derive",
+    "doctor",
+    "errors",
+    "explorer",
+    "hub",
+    "learning",
+    "symmetry",
+    "measure",
+    "schema",
+    "studies",
+)
 
 __all__ = ["__version__", *_PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -17,6 +17,7 @@ from ckptzoo.cli.exits import INTERRUPTED, USAGE, InterruptedCommand, code_of, l
 from ckptzoo.cli.hub import card, contribute, pull, push, review, search
 from ckptzoo.cli.imports import import_
 from ckptzoo.cli.options import Settings, complain
+from ckptzoo.cli.page import page
 from ckptzoo.cli.serve import serve
 from ckptzoo.cli.splits import splits
 from ckptzoo.cli.study import mmd, study
@@ -38,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # in the order of ckptzoo --help
-for _command in (info, show, verify, export, derive, align, predict, dedupe, mmd):
+for _command in (info, show, page, verify, export, derive, align, predict, dedupe, mmd):
     app.command()(_command)
 app.add_typer(study)
 app.command("import")(import_)

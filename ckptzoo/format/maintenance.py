@@ -6,8 +6,8 @@ docs/format.md describes those, with::
     {"digest": "sha256:...", "files": {"<name>": [<size>, "<hex sha256>" or null], ...}, "version": 1}
 
 It names every file of the zoo but itself, and no other file of the folder; the sha256 is null where it is not known,
-and for what may change: README.md, card.toml and the pictures. Parts are only ever added, so an old listing stays
-right.
+and for what may change: README.md, card.toml, the pictures and the explorer. Parts are only ever added, so an old
+listing stays right.
 """
 
 import hashlib
@@ -81,6 +81,8 @@ def belongs_to_zoo(name: str) -> bool:
             return layout.SNAPSHOT_NAME.fullmatch(last) is not None
         case [layout.SPLITS]:
             return layout.SPLIT_FILE.fullmatch(last) is not None
+        case [layout.PAGES]:
+            return name == layout.EXPLORER
         case [layout.PICTURES, *_]:
             return not last.startswith(".")
         case [layout.PARTS, part]:

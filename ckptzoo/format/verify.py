@@ -25,6 +25,7 @@ from ckptzoo.format.tree import LazyTable, Tree, empty_tree
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import may_change
 from ckptzoo.schema.documents import REFETCH, unseal
+from ckptzoo.schema.explorer import START
 from ckptzoo.schema.metadata import extra_problems
 from ckptzoo.text import Progress
 
@@ -47,8 +48,8 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
 
     Notes
     -----
-    A flipped byte anywhere but in the card and its pictures is found. Deep verification reads every byte of the shards
-    twice (whole files and blocks), in bounded memory, on all cores. Tested in ``tests/refuse``.
+    A flipped byte anywhere but in the card, its pictures and the explorer is found. Deep verification reads every byte
+    of the shards twice (whole files and blocks), in bounded memory, on all cores. Tested in ``tests/refuse``.
 
     Examples
     --------
@@ -134,7 +135,7 @@ def _extras(files: Files, raw: Tree) -> Iterator[Problem]:
 def _foreign(root: Path) -> Iterator[Problem]:
     """What lies beside the zoo's own folders and is no part of it, and links out of the folder; not hidden ones."""
     for path in sorted(root.iterdir()):
-        trees = (layout.PARTS, layout.DERIVED, layout.SNAPSHOTS, layout.PICTURES, layout.SPLITS)
+        trees = (layout.PARTS, layout.DERIVED, layout.SNAPSHOTS, layout.PICTURES, layout.PAGES, layout.SPLITS)
         known = path.name in trees if path.is_dir() else belongs_to_zoo(path.name)
         if not known and not path.name.startswith("."):
             advice = "Move it out of the zoo's folder, or let its name begin with a dot."
@@ -170,6 +171,16 @@ def _strays(root: Path) -> Iterator[Problem]:
                 if file.name not in files and not layout.SHARD_NAME.fullmatch(file.name):
                     expected = "metadata, index or shard"
                     yield Problem(f"{location}/{path.name}", "a file", expected, repr(file.name), step)
+    pages = root / layout.PAGES
+    for path in sorted(pages.iterdir()) if pages.is_dir() else []:
+        name = f"{layout.PAGES}/{path.name}"
+        if path.name.startswith("."):
+            continue
+        if name != layout.EXPLORER or not path.is_file():
+            yield Problem(f"{root.name}/{layout.PAGES}", "a page", "explorer.html", repr(path.name), step)
+        elif not _begins(path, START.encode()):
+            advice = "Make it again with ckptzoo page --in-place."
+            yield Problem(f"{root.name}/{name}", "file", "a page of HTML", "something else", advice)
     splits = root / layout.SPLITS
     for path in sorted(splits.iterdir()) if splits.is_dir() else []:
         if not path.name.startswith(".") and not layout.SPLIT_FILE.fullmatch(path.name):
@@ -179,6 +190,11 @@ def _strays(root: Path) -> Iterator[Problem]:
         if not path.name.startswith(".") and not layout.SNAPSHOT_NAME.fullmatch(path.name):
             location = f"{root.name}/{layout.SNAPSHOTS}"
             yield Problem(location, "a snapshot", "<6 digits>-<sha256>.parquet", repr(path.name), step)
+
+
+def _begins(path: Path, start: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
 
 
 def _unrelated(files: Folder, raw: Tree, trees: dict[str, Tree]) -> Iterator[Problem]:

@@ -204,8 +204,8 @@ class Card:
 
 
 def may_change(name: str) -> bool:
-    """Whether a file of a zoo, by its path, may be replaced by a newer one: what people write is, nothing else."""
-    return name in CARDS or name.startswith(f"{layout.PICTURES}/")
+    """Whether a file of a zoo, by its path, may be replaced by a newer one: what people write is, and what is drawn."""
+    return name in (*CARDS, layout.EXPLORER) or name.startswith(f"{layout.PICTURES}/")
 
 
 def _line(text: str) -> str:

@@ -477,6 +477,7 @@ def test_cards_of_many_levels(tmp_path: Path) -> None:
 def test_only_released_explorers_run(laboratory: Hosted, ada: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     push(laboratory, {"pages/explorer.html": b"<script>ours()</script>"}, f"datasets/{OPEN}")
     place = f"/datasets/{OPEN}"
+    monkeypatch.setattr(zoos, "BUNDLES", ())
     assert ada.get(f"{place}/explorer/main/frame").status == 404 and "/explorer/" not in ada.get(place).text
     monkeypatch.setattr(zoos, "BUNDLES", ("sha256-AAAA",))
     assert "/explorer/" in ada.get(place).text

@@ -5,6 +5,7 @@
     files     read card.toml, write README.md
     page      the page: head, how to load the zoo, and a section for each thing that is known
     contents  what the sections say about what a zoo holds: sizes, accuracies, variants, tensors
+    explorer  whether there is an explorer, reading it, and its section
     pictures  which pictures can be shown, reading them, and their section
     markdown  code spans, tables and fences in which untrusted text can only be read
 """

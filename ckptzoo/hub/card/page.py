@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ckptzoo.hub.card import contents
 from ckptzoo.hub.card.contents import counts, format_number, format_range
+from ckptzoo.hub.card.explorer import explorer_section
 from ckptzoo.hub.card.markdown import code, fenced, folded, listed, table
 from ckptzoo.hub.card.pictures import pictures_section
 from ckptzoo.loader.zoo import Zoo
@@ -89,6 +90,7 @@ def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
     trained = "\n\n".join(filter(None, (_markdown(card.training), training(rows))))
     return [
         ("Pictures", pictures_section(card)),
+        ("Explorer", explorer_section(zoo.contents.files)),
         ("How good they are", contents.accuracy(zoo)),
         ("How they were trained", trained),
         ("Draws", contents.draws(rows)),

@@ -1,4 +1,4 @@
-"""Card, pictures and README.md of a pulled zoo; that of a part says where it was taken from."""
+"""Card, pictures, explorer and README.md of a pulled zoo; that of a part says where it was taken from."""
 
 import dataclasses
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 from ckptzoo.errors import SpecError
 from ckptzoo.format.durable import write_file
 from ckptzoo.hub.card import card_of, readme
+from ckptzoo.hub.card.explorer import read_explorer
 from ckptzoo.hub.card.markdown import code
 from ckptzoo.hub.card.pictures import read_pictures
 from ckptzoo.hub.pull.selection import OPTIONS, PullSelection
@@ -31,17 +32,23 @@ def read_existing(files: RemoteFiles, names: Sequence[str]) -> dict[str, bytes]:
 
 
 def read_card_files(files: RemoteFiles) -> dict[str, bytes]:
-    """README.md, card.toml, and the pictures that the card names; warns of pictures that cannot be used."""
+    """README.md, card.toml, the pictures that the card names, and the explorer; warns of what cannot be used."""
     card_files = read_existing(files, CARDS)
+    explorer, problems = read_explorer(files)
+    problems = [
+        dataclasses.replace(problem, next_step=f"The pull goes on without it. {problem.next_step}")
+        for problem in problems
+    ]
     try:
         card = Card.from_bytes(card_files.get(CARD_TOML, b""))
     except SpecError:
-        return card_files
-    pictures, problems = read_pictures(files, card)
+        pictures = dict[str, bytes]()
+    else:
+        pictures, lacking = read_pictures(files, card)
+        problems += [dataclasses.replace(problem, next_step="The pull goes on without it.") for problem in lacking]
     for problem in problems:
-        warning = dataclasses.replace(problem, next_step="The pull goes on without it.")
-        warnings.warn(str(warning), UserWarning, stacklevel=4)  # at the caller of pull
-    return card_files | pictures
+        warnings.warn(str(problem), UserWarning, stacklevel=4)  # at the caller of pull
+    return card_files | pictures | explorer
 
 
 def write_card_files(
@@ -87,7 +94,12 @@ def subset_readme(root: Path, original: bytes, remote: Remote, selection: Docume
         zoo = open(root)
     try:
         card = card_of(zoo)
-        text, remark = readme(zoo, card), " The pictures show the whole." if card.pictures else ""
+        drawn = ["pictures"] * bool(card.pictures) + ["explorer"] * (
+            zoo.contents.files.size(layout.EXPLORER) is not None
+        )
+        show = "shows" if drawn == ["explorer"] else "show"
+        remark = f" The {' and the '.join(drawn)} {show} the whole." if drawn else ""
+        text = readme(zoo, card)
     except SpecError:
         text, remark = original.decode("utf-8", "replace"), " What follows describes the whole."
     options = [

@@ -14,6 +14,7 @@ from ckptzoo.format.files import DEREFERENCE, Folder, check_span, folders_of, le
 from ckptzoo.format.part import Part, read_part, read_rows
 from ckptzoo.format.splits import split_names
 from ckptzoo.hub.card import card_in
+from ckptzoo.hub.card.explorer import check_explorer
 from ckptzoo.hub.card.pictures import check_pictures
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.models import Listing
@@ -66,7 +67,7 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
     IntegrityError
         A part's index cannot be read.
     SpecError
-        The card is not valid, or the folder lacks a picture that it names.
+        The card is not valid, the folder lacks a picture that it names, or its explorer is too large.
 
     Notes
     -----
@@ -87,7 +88,10 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
     pictures = check_pictures(files, card_in(files)) if (root / CARD_TOML).is_file() else ()
     documents, card_files = (
         {name: _hashed(root / name) for name in names if (root / name).is_file()}
-        for names in ((*layout.DOCUMENTS, *map(layout.split_file, split_names(files))), (*CARDS, *pictures))
+        for names in (
+            (*layout.DOCUMENTS, *map(layout.split_file, split_names(files))),
+            (*CARDS, *pictures, *check_explorer(files)),
+        )
     )
     return LocalZoo(root, documents, card_files, tuple(parts))
 

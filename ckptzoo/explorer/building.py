@@ -1,0 +1,412 @@
+"""Make the page of a zoo: read what it shows, and write it as one file."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from rich.console import Console
+
+from ckptzoo.console import say
+from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
+from ckptzoo.explorer import columns
+from ckptzoo.explorer.document import Facts, LayerFigure, html_page
+from ckptzoo.explorer.payload import Payload, encode
+from ckptzoo.explorer.trajectories import trajectories
+from ckptzoo.explorer.weights import BASIS, MISSING, LayerWeights, Scores, count_values, edges_of, scores
+from ckptzoo.format.durable import write_file
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema import layout
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.card import CARD_TOML, MAX_CARD_BYTES, Card
+from ckptzoo.text import Progress, counted, counter, size
+
+MAX_ROWS = 200_000
+"""Members of a page; of more a sample is taken."""
+MAX_LAYERS = 8
+"""Layers whose principal components are shown, where none are named."""
+_MAX_PLACES = 400_000
+"""Members times layers whose components are shown, where none are named: 8 bytes each in two gauges."""
+_MAX_DETAILED = 20_000
+"""Members up to which a page has columns that are drawn nowhere."""
+MAX_FIGURES = 64
+"""Layers whose marginals are drawn, where none are named."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that was written.
+
+    Parameters
+    ----------
+    path
+        The file.
+    nbytes
+        Of it.
+    members
+        That it shows.
+    total
+        Members that there are.
+    left_out
+        Members shown whose weights are not: diverged or not finite.
+    layers
+        Layers whose principal components it has.
+    variants
+        The gauges that it shows.
+    revision
+        Of the zoo.
+    """
+
+    path: Path
+    nbytes: int
+    members: int
+    total: int
+    left_out: int
+    layers: tuple[str, ...]
+    variants: tuple[str, ...]
+    revision: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        return {
+            "path": str(self.path),
+            "nbytes": self.nbytes,
+            "members": self.members,
+            "total": self.total,
+            "left_out": self.left_out,
+            "layers": list(self.layers),
+            "variants": list(self.variants),
+            "revision": self.revision,
+        }
+
+    def print(self, console: Console | None = None) -> None:
+        """Print it on a rich console, by default the standard output."""
+        of_total = f" of {self.total:,}, a sample" if self.members < self.total else ""
+        without = f"; {self.left_out:,} without places among the weights" if self.left_out else ""
+        shown = f"{counted(self.members, 'member')}{of_total}{without}, {', '.join(self.variants) or 'no weights'}"
+        say(console or Console(), f"{self.path}: {size(self.nbytes)}, {shown}")
+
+
+def page(
+    zoo: Zoo,
+    output: str | Path,
+    *,
+    layers: Sequence[str] = (),
+    where: str | None = None,
+    max_rows: int = MAX_ROWS,
+    progress: Progress | None = None,
+) -> Page:
+    """Write a page with which to look at a zoo in a browser, without any network.
+
+    It shows each member's last step: histograms that are linked with one another, the principal components of the
+    weights of layers, as trained and in a gauge, marginals of the weights, trajectories, and a table. What is selected
+    there can be copied as ``zoo.where(...)``.
+
+    Parameters
+    ----------
+    zoo
+        What ``ckptzoo.open`` gives.
+    output
+        The file; one that is there is replaced.
+    layers
+        Those whose weights are shown; by default up to 8 for the components, evenly spaced through the network, and
+        up to 64 for the marginals.
+    where
+        A condition as ``Zoo.where`` takes it, as text; the page names it in what is copied.
+    max_rows
+        Members of the page. Of more a sample is taken, by a digest of their ids; histograms are of all of them.
+    progress
+        Called with the layers, in each gauge, that were read, and with how many there are.
+
+    Returns
+    -------
+    Page
+        What was written.
+
+    Raises
+    ------
+    UnknownNameError
+        No such layer.
+    ZooError
+        The output is a folder, or the page would be too large.
+    MissingExtraError
+        scipy is not installed.
+
+    Notes
+    -----
+    The same revision gives the same bytes. Of a zoo on another machine only the columns and layers that are shown are
+    fetched. Memory a few blocks of 64 MiB, and the smaller of the Gram matrices of a layer. Tested in
+    ``tests/explorer``.
+    """
+    target = Path(output)
+    if target.is_dir():
+        step = f"Name a file in it, such as {target / 'page.html'}."
+        raise ZooError(Problem(str(target), "output", "a file", "a folder", step))
+    if max_rows < 1:
+        raise ZooError(Problem(zoo.name, "max_rows", "1 or more", str(max_rows), "Correct it."))
+    chosen = zoo if where is None else zoo.where(where)
+    last = chosen.last_steps()
+    rows = columns.sampled(last.column("id"), max_rows)
+    variant = _variant(zoo)
+    content = _Content(chosen, last, rows, variant, _code(where, several=len(last) < len(chosen)))
+    content.add_rows()
+    figures = content.add_weights(layers, progress)
+    content.add_trajectories()
+    data = encode(content.payload, location=zoo.name)
+    text = html_page(content.facts(), figures, data, _card(zoo))
+    write_file(target.absolute(), text.encode())
+    return Page(
+        target,
+        len(text.encode()),
+        len(rows),
+        len(last),
+        content.left_out,
+        tuple(layer["name"] for layer in content.payload.header["layers"]),
+        content.variants,
+        zoo.revision,
+    )
+
+
+def _variant(zoo: Zoo) -> str | None:
+    """The gauge that is shown beside raw: canonical, or the first that was derived."""
+    return "canonical" if "canonical" in zoo.gauges else next(iter(zoo.gauges), None)
+
+
+def _code(where: str | None, *, several: bool) -> str:
+    """The members of a page as a program selects them, where ``zoo`` is the zoo."""
+    text = "zoo" if where is None else f"zoo.where({where!a})"
+    return f"{text}.last_steps()" if several else text
+
+
+def _card(zoo: Zoo) -> Card | None:
+    """What a person wrote about a zoo; None where there is nothing, or nothing that can be read."""
+    files = zoo.contents.files
+    if files.size(CARD_TOML) is None:
+        return None
+    try:
+        return Card.from_bytes(files.read(CARD_TOML, max_bytes=MAX_CARD_BYTES), location=f"{files.name}/{CARD_TOML}")
+    except SpecError as error:
+        warnings.warn(f"{error} The page says nothing of the card.", UserWarning, stacklevel=3)
+        return None
+
+
+def floats_by_layer(arch: Architecture) -> dict[str, list[str]]:
+    """Layer to its floating-point parameters; layers without any are left out."""
+    named = {tensor.name for tensor in arch.tensors if tensor.kind == "parameter" and "float" in tensor.dtype}
+    found = {layer: [name for name in tensors if name in named] for layer, tensors in arch.layers.items()}
+    return {layer: tensors for layer, tensors in found.items() if tensors}
+
+
+class _Content:
+    """What is gathered for a page.
+
+    Parameters
+    ----------
+    zoo
+        The checkpoints that the page is of.
+    last
+        Each member's last step.
+    rows
+        Positions in ``last`` of the members that the page has.
+    code
+        What ``last`` is in a program.
+    """
+
+    def __init__(self, zoo: Zoo, last: Zoo, rows: NDArray[np.int64], variant: str | None, code: str) -> None:
+        self.zoo, self.last, self.rows, self.variant = zoo, last, rows, variant
+        self.shown = last if len(rows) == len(last) else last.take(rows)
+        header: dict[str, Any] = {
+            "version": 1,
+            "name": zoo.name,
+            "revision": zoo.revision,
+            "code": code,
+            "rows": len(rows),
+            "total": len(last),
+            "layers": [],
+            "trajectories": None,
+        }
+        self.payload = Payload(header, {})
+        self.usable: dict[str, NDArray[np.int64]] = {
+            name: self._usable(name) for name in dict.fromkeys([layout.RAW, variant]) if name in zoo.variants
+        }
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The gauges that are shown."""
+        return tuple(self.usable)
+
+    @property
+    def left_out(self) -> int:
+        """Members shown whose weights have no place in any gauge."""
+        return len(self.rows) - max(map(len, self.usable.values()), default=0)
+
+    def add_rows(self) -> None:
+        """Ids, histograms, bars, and what else the table and the details show."""
+        header, data = self.payload.header, self.payload.columns
+        ids = self.shown.column("id").to_pylist()
+        text = "".join(ids)
+        data["id_bytes"] = np.frombuffer(text.encode(), np.uint8)
+        # a browser's strings count UTF-16: two for a character beyond the first 65,536
+        data["id_lengths"] = np.array([len(id) + sum(map(_is_astral, id)) for id in ids], "<i4")
+        found = columns.measures(self.last, self.variant, self.rows)
+        header["measures"] = []
+        for measure in found:
+            data[measure.name] = measure.values.astype("<f4" if measure.kind.of_variant else "<f8")
+            if measure.is_null.any():
+                data[f"{measure.name}:null"] = measure.is_null.astype(np.uint8)
+            described = {"name": measure.name, "title": measure.kind.title, "scale": measure.kind.scale}
+            is_column = not measure.kind.of_variant
+            header["measures"].append(
+                {
+                    **described,
+                    "is_column": is_column,
+                    "doc": columns.document(measure.name),
+                    **measure.histogram.to_json(),
+                }
+            )
+        header["categories"] = []
+        names = [name for name in columns.BARS if (column := self.last.column(name)).null_count < len(column)]
+        for name in names:
+            if (category := columns.category(self.last, name, self.rows)) is not None:
+                data[name] = category.codes
+                item = {"name": name, "texts": list(category.texts), "counts": list(category.counts)}
+                header["categories"].append({**item, "missing": category.missing, "doc": columns.document(name)})
+        self._add_details([measure.name for measure in found] + names)
+
+    def _add_details(self, drawn: Sequence[str]) -> None:
+        """Columns that are not drawn: those that are the same for all, and others unless the zoo is large."""
+        header, data = self.payload.header, self.payload.columns
+        header["constants"], header["details"] = {}, []
+        for name in columns.detail_names(self.last, drawn):
+            column = self.last.column(name)
+            if pa.types.is_string(column.type):
+                category = columns.category(self.last, name, self.rows)
+                if category is None:
+                    continue
+                is_constant = len(category.texts) == 1 and not category.missing
+                values: Any = category.texts[0] if is_constant else category.codes
+                texts = list(category.texts)
+            else:
+                values, texts = columns.constant_or_values(column, self.rows), None
+            if not isinstance(values, np.ndarray):
+                header["constants"][name] = values
+            elif len(self.rows) <= _MAX_DETAILED and not self._is_drawn(column, drawn):
+                data[name] = values
+                header["details"].append({"name": name, "texts": texts, "doc": columns.document(name)})
+
+    def _is_drawn(self, column: pa.ChunkedArray, drawn: Sequence[str]) -> bool:
+        """Whether another column that is drawn has the same values, as test_nll and test_loss of classifiers have."""
+        names = [name for name in drawn if name.startswith("test_")]
+        return any(self.last.column(name).equals(column) for name in names)
+
+    def add_weights(self, layers: Sequence[str], progress: Progress | None) -> list[LayerFigure]:
+        """Principal components and marginals."""
+        by_layer = floats_by_layer(self.zoo.arch)
+        for name in layers:
+            if name not in by_layer:
+                raise UnknownNameError(self.zoo.name, "layer", name, list(by_layer))
+        counts = {name: len(rows) for name, rows in self.usable.items()}
+        if not any(counts.values()):
+            return []
+        most = max(1, min(MAX_LAYERS, _MAX_PLACES // max(1, len(self.rows))))
+        matrices = [name for name, own in by_layer.items() if any(len(self.zoo.arch[item].shape) > 1 for item in own)]
+        placed = list(layers) or _evenly(matrices or list(by_layer), most)
+        drawn = list(layers) or list(dict.fromkeys([*placed, *_evenly(list(by_layer), MAX_FIGURES)]))
+        drawn.sort(key=list(by_layer).index)
+        advance = counter(len(drawn) * len(self.usable), progress)
+        return [self._add_layer(layer, by_layer[layer], layer in placed, advance) for layer in drawn]
+
+    def _add_layer(
+        self, layer: str, tensors: Sequence[str], is_placed: bool, advance: Callable[[], None]
+    ) -> LayerFigure:
+        header, data = self.payload.header, self.payload.columns
+        weights = {
+            name: LayerWeights(self.shown.take(rows), tensors, name) for name, rows in self.usable.items() if len(rows)
+        }
+        edges = edges_of(list(weights.values()))
+        counts: dict[str, Any] = {}
+        panels: list[dict[str, Any]] = []
+        for name, own in weights.items():
+            advance()
+            if not is_placed or len(own.zoo) < 2:
+                counts[name] = count_values(own, edges)
+                continue
+            rows = self.usable[name]
+            basis = columns.sampled(own.zoo.column("id"), BASIS)
+            found, counts[name] = scores(own, basis, edges)
+            number = len(header["layers"])
+            for axis in (0, 1):
+                data[f"{name}:{number}:{'xy'[axis]}"] = _placed(found, rows, axis, len(self.rows))
+            panels.append(
+                {
+                    "variant": name,
+                    "column": f"{name}:{number}",
+                    "steps": list(found.steps),
+                    "ratios": list(found.ratios),
+                    "members": found.members,
+                    "left_out": len(self.rows) - found.members,
+                    "basis": found.basis,
+                }
+            )
+        parameters = sum(self.zoo.arch[name].size for name in tensors)
+        if panels:
+            header["layers"].append({"name": layer, "parameters": parameters, "panels": panels})
+        return LayerFigure(layer, parameters, edges, counts)
+
+    def add_trajectories(self) -> None:
+        """Test accuracies of members with several steps."""
+        found = trajectories(self.zoo, self.shown) if len(self.zoo) > len(self.last) else None
+        if found is not None:
+            self.payload.header["trajectories"] = {"members": len(found.rows), "total": found.total}
+            self.payload.columns["trajectory_rows"] = found.rows.astype("<i4")
+            self.payload.columns["trajectory_steps"] = found.steps.astype("<f8")
+            self.payload.columns["trajectory_values"] = found.values.astype("<f4").ravel()
+
+    def facts(self) -> Facts:
+        """What the page says of the zoo in words."""
+        zoo, last = self.zoo, self.last
+        return Facts(
+            zoo=zoo,
+            last=last,
+            shown=len(self.rows),
+            code=self.payload.header["code"],
+            variant=self.variant,
+            variants=self.variants,
+            usable={name: len(rows) for name, rows in self.usable.items()},
+        )
+
+    def _usable(self, variant: str) -> NDArray[np.int64]:
+        """Positions among the members shown of those whose weights can be shown in a gauge."""
+        kept = ~_flags(self.shown, "diverged", False) & _flags(self.shown, "finite", True)
+        if variant != layout.RAW:
+            gauged = columns.variant_column(self.shown, variant, "gauged")
+            kept &= gauged.fill_null(False).to_numpy().astype(bool)
+        return np.flatnonzero(kept)
+
+
+def _flags(zoo: Zoo, name: str, missing: bool) -> NDArray[np.bool_]:
+    return zoo.column(name).fill_null(missing).to_numpy().astype(bool)
+
+
+def _placed(found: Scores, rows: NDArray[np.int64], axis: int, count: int) -> NDArray[np.int16]:
+    """A column of scores for every member of the page."""
+    placed = np.full(count, MISSING, "<i2")
+    placed[rows] = found.positions[:, axis]
+    return placed
+
+
+def _is_astral(letter: str) -> bool:
+    return ord(letter) > 0xFFFF
+
+
+def _evenly(names: Sequence[str], limit: int) -> list[str]:
+    """At most so many of some names, evenly spaced, the first and the last among them."""
+    if len(names) <= limit:
+        return list(names)
+    if limit == 1:
+        return [names[-1]]
+    return [names[round(index * (len(names) - 1) / (limit - 1))] for index in range(limit)]

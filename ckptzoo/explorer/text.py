@@ -1,0 +1,31 @@
+"""Text of others within a page: nothing that a browser or a reader's eye would obey."""
+
+import html
+
+from ckptzoo.text import printable, shortened
+
+MAX_TEXT = 300
+"""Characters of a text of others that are shown."""
+
+
+def shown(text: object, *, limit: int = MAX_TEXT) -> str:
+    """Untrusted text as HTML: marks of direction and control characters are written out, markup is text.
+
+    >>> shown("<b>\\u202e")
+    '<bdi>&lt;b&gt;\\\\u202e</bdi>'
+    """
+    return f"<bdi>{html.escape(printable(shortened(str(text), limit)))}</bdi>"
+
+
+def figure(value: float) -> str:
+    """A number with four digits."""
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.3g} min"
+    return f"{seconds / 3600:,.3g} h"

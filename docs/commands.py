@@ -1,5 +1,6 @@
 """Writes docs/guide/commands.md behind its marker again: every command of the command line, from Typer."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,8 @@ def _paragraph(help: str | None) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text within a cell of a table."""
-    return text.replace("|", "\\|")
+    """A text within a cell of a table; Markdown would take ``[default: 3] [x>=1]`` for a link."""
+    return re.sub(r"\]\s+\[", "; ", text).replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from tests.support.chromium import chromium, go_to, sideways, violations
 from tests.support.derived_zoos import ARCH, TABLE, weights_of
 from tests.support.explorer_pages import optunets, payload_of, rows_with_gaps
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 MEMBERS = 150
 BRUSHES = 200
 

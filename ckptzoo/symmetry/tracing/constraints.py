@@ -8,7 +8,7 @@ groups are made of them in ``groups.py``, the symmetry table in ``table.py``.
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +32,15 @@ class Labels:
         numbers that are equal where the same operations led from parameters and inputs to the entry.
     power
         the entries are multiplied by their scales to this power.
+    modulus
+        whether they are multiplied by the moduli of their scales, as absolute values are.
     """
 
     channel: NodeIds
     scale: NodeIds
     path: NodeIds
     power: float = 1.0
+    modulus: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,7 +59,7 @@ class Labels:
 
     def map(self, change: Callable[[NodeIds], NodeIds]) -> "Labels":
         """The labels with the same change made to all three arrays."""
-        return Labels(change(self.channel), change(self.scale), change(self.path), self.power)
+        return replace(self, channel=change(self.channel), scale=change(self.scale), path=change(self.path))
 
     def with_ndim(self, ndim: int) -> "Labels":
         """The labels with axes of size 1 in front, as in broadcasting."""
@@ -176,6 +179,8 @@ class Constraints:
         texts, by the numbers in the marks.
     notes
         sentences on the result, for the user.
+    index_bounds
+        for the number of an input that is an index of embeddings, the number of rows of the smallest of them.
     """
 
     operation: str = ""
@@ -187,6 +192,7 @@ class Constraints:
     sums: list[Labels] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    index_bounds: dict[int, int] = field(default_factory=dict)
 
     def can_scale(self, scale: NodeIds) -> NDArray[np.bool_]:
         """Which scales may still have a factor other than 1."""

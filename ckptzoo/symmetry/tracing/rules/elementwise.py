@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ckptzoo.symmetry.tracing.constraints import POSITIVE, SIGN, Labels, constant_labels
-from ckptzoo.symmetry.tracing.rules.call import CONSTANT, PARAMETER, Call, Value, values_in
+from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, values_in
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 Rule = Callable[[Call], Any]
@@ -34,6 +34,14 @@ def positively_homogeneous(call: Call) -> Labels:
     return with_new_paths(call, labels)
 
 
+def absolute(call: Call) -> Labels:
+    """Absolute values: the moduli of scales pass, so that signs end there."""
+    labels = call.labels_of(call.input)
+    if call.input.origin != DATA or labels.power % 2 == 0:
+        return positively_homogeneous(call)
+    return replace(with_new_paths(call, labels), modulus=True)
+
+
 def odd(call: Call) -> Labels:
     """Signs pass: ``f(-x) = -f(x)``, such as tanh."""
     labels = call.labels_of(call.input)
@@ -52,7 +60,7 @@ def not_homogeneous(call: Call) -> Labels:
 
 def pow_(call: Call) -> Labels:
     """``x ** n`` for a number n: scales to the power n."""
-    exponent = call.argument(1, "exponent")
+    exponent = call.argument("exponent")
     if not isinstance(exponent, (int, float)):
         raise call.unsupported("a number as the exponent", type(exponent).__name__)
     return _labels_of_power(call, exponent)
@@ -91,12 +99,11 @@ def reciprocal(call: Call) -> Labels:
 def clamp(call: Call) -> Labels:
     """``clamp``, ``hardtanh``: positive scales where it cuts at zero alone, signs where it cuts alike on both sides."""
     if call.name == "hardtanh":
-        # the defaults are those of torch.nn.functional.hardtanh
-        low, high = call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0)
-    elif call.name == "clamp_max":
-        low, high = None, call.argument(1, "max")
+        low, high = call.argument("min_val"), call.argument("max_val")
     else:
-        low, high = call.argument(1, "min"), call.argument(2, "max")
+        low, high = call.argument("min"), call.argument("max")
+    if any(isinstance(item, Value) for item in (low, high)):
+        raise call.unsupported("numbers as bounds", "tensors")
     if {low, high} <= {None, 0}:
         return positively_homogeneous(call)
     alike = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low == -high
@@ -105,23 +112,21 @@ def clamp(call: Call) -> Labels:
 
 def threshold(call: Call) -> Labels:
     """``threshold``: a ReLU where both numbers are 0."""
-    zeros = (call.argument(1, "threshold"), call.argument(2, "value")) == (0, 0)
+    zeros = (call.argument("threshold"), call.argument("value")) == (0, 0)
     return positively_homogeneous(call) if zeros else not_homogeneous(call)
 
 
 def dropout(call: Call) -> Labels:
     """Dropout in evaluation mode, which changes nothing."""
     # torch.nn.functional.dropout drops by default, in evaluation mode too
-    if call.argument(2, "training", True) and call.argument(1, "p", 0.5):
+    if call.argument("train") and call.argument("p"):
         raise call.unsupported("dropout with training=self.training, which is off in evaluation mode", "training=True")
     return homogeneous(call)
 
 
 def softmax(call: Call) -> Labels:
     """Softmax and log-softmax: no scale passes; over channels, all are treated alike."""
-    axis = call.argument(1, "dim")
-    if not isinstance(axis, int):
-        raise call.unsupported("softmax along an axis that is named", f"dim={axis}")
+    axis = int(call.argument("dim"))
     labels = not_homogeneous(call)
     if axis % call.result.ndim in labels.varying_axes:
         call.constraints.record_sum(labels)
@@ -130,7 +135,7 @@ def softmax(call: Call) -> Labels:
 
 def prelu(call: Call) -> Labels:
     """PReLU: positive scales pass; slopes are permuted with the channels that they belong to."""
-    labels, weight = positively_homogeneous(call), call.stored_tensor(1, "weight")
+    labels, weight = positively_homogeneous(call), call.stored_tensor("weight")
     if weight is not None and weight.long_axes:
         axis = min(1, call.result.ndim - 1)  # torch takes the second axis for the channels, or the only one
         if labels.varying_axes not in ((), (axis,)):
@@ -141,7 +146,7 @@ def prelu(call: Call) -> Labels:
 
 def with_new_paths(call: Call, labels: Labels) -> Labels:
     """The labels with this operation added to the history of every entry."""
-    paths = [value.labels.path for value in values_in((call.args, call.kwargs))]
+    paths = [value.labels.path for value in values_in(call.arguments)]
     # Arguments with one history for all entries, such as numbers and whole parameters, count as part of the operation.
     others = (int(path.ravel()[0]) for path in paths if path.size == 1)
     return replace(labels, path=call.constraints.paths.extend((call.description, *others), labels.path))
@@ -159,6 +164,8 @@ def mul(call: Call) -> Labels:
 
 def div(call: Call) -> Labels:
     """``a / b``: one side is scaled, or both are alike."""
+    if call.argument("rounding_mode") is not None:
+        raise call.unsupported("a quotient that is not rounded", f"rounding_mode={call.argument('rounding_mode')!r}")
     return _combine(call, DIV)
 
 
@@ -168,7 +175,7 @@ def maximum_or_minimum(call: Call) -> Labels:
 
 
 def _combine(call: Call, operation: str) -> Labels:
-    left, right = (_as_value(call, call.argument(number, name)) for number, name in enumerate(("input", "other")))
+    left, right = (_as_value(call, call.argument(name)) for name in ("self", "other"))
     labels = _combined_labels(call, left, right, operation)
     paths = (value.labels.with_ndim(call.result.ndim).path for value in (left, right))
     return replace(labels, path=call.constraints.paths.extend(call.description, *paths))
@@ -197,6 +204,9 @@ def _combined_labels(call: Call, left: Value, right: Value, operation: str) -> L
 def _with_constant(call: Call, value: Value, constant: Value, operation: str, *, swapped: bool) -> Labels:
     """Labels of a value and numbers that no symmetry may change."""
     constraints, ndim, numbers = call.constraints, call.result.ndim, constant.tensor
+    if value.labels.modulus and operation == ADD:
+        constraints.restrict_scale(value.labels.scale, SIGN, "adds a constant to absolute values")
+        value = replace(value, labels=_without_scale(value.labels))
     labels = call.labels_of(value).with_ndim(ndim)
     numbers = numbers.reshape((1,) * (ndim - numbers.ndim) + tuple(numbers.shape))
     along = [axis for axis in labels.varying_axes if numbers.shape[axis] > 1]
@@ -208,6 +218,10 @@ def _with_constant(call: Call, value: Value, constant: Value, operation: str, *,
     elif operation == MAX or (operation == ADD and not zero):
         constraints.forbid_scale(labels.scale, "adds a constant" if operation == ADD else "cuts at a constant")
     return replace(labels, power=-labels.power) if operation == DIV and swapped else labels
+
+
+def _without_scale(labels: Labels) -> Labels:
+    return replace(labels, scale=np.full_like(labels.scale, -1), modulus=False)
 
 
 def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels:
@@ -288,7 +302,7 @@ def _with_parameter(call: Call, value: Value, parameter: Value, operation: str, 
         whether the parameter is the first operand.
     """
     ndim = call.result.ndim
-    labels = value.labels.with_ndim(ndim)
+    labels = call.labels_of(value).with_ndim(ndim)
     if len(labels.varying_axes) > 1:
         raise call.unsupported("channels on one axis at most", "channels on two axes")
     name, along = _channel_axis(call, labels, parameter)

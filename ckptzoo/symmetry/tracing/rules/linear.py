@@ -11,14 +11,14 @@ from ckptzoo.symmetry.tracing.rules.elementwise import with_new_paths
 
 def linear(call: Call) -> Labels:
     """``x W^T + b``."""
-    weight, bias = call.stored_tensor(1, "weight"), call.stored_tensor(2, "bias")
+    weight, bias = call.stored_tensor("weight"), call.stored_tensor("bias")
     assert weight is not None
     return _product(call, call.input, weight, (1, 0), bias)
 
 
 def matmul(call: Call) -> Labels:
     """``x @ W`` for a parameter W."""
-    weight = call.argument(1, "other")
+    weight = call.argument("mat2" if call.name == "mm" else "other")
     if not isinstance(weight, Value) or not weight.unlabelled or weight.tensor.ndim != 2:
         raise call.unsupported("a product with a parameter of two axes on the right", "another product")
     return _product(call, call.input, weight, (0, 1), None)
@@ -70,13 +70,11 @@ def _mixed_axis(call: Call, labels: Labels, weight: Value, bias: Value | None) -
 
 
 def _convolution(call: Call, sides: tuple[int, int]) -> Labels:
-    weight, bias = call.stored_tensor(1, "weight"), call.stored_tensor(2, "bias")
+    weight, bias = call.stored_tensor("weight"), call.stored_tensor("bias")
     assert weight is not None
-    # torch.nn.functional has groups seventh in both kinds of convolutions: after dilation, and after output_padding.
-    groups = call.argument(6, "groups", 1)
     value, ndim = call.input, call.input.tensor.ndim
     axis = ndim - (weight.tensor.ndim - 1)
-    written = _weight(call, weight, sides, read_labels(call, value, axis), int(groups))
+    written = _weight(call, weight, sides, read_labels(call, value, axis), int(call.argument("groups")))
     _bias(call, bias, written)
     return written.on_axis(axis, ndim)
 

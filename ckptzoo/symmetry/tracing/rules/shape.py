@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from ckptzoo.symmetry.tracing.constraints import Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, Call, Value, map_values, values_in
-from ckptzoo.symmetry.tracing.rules.elementwise import homogeneous, with_new_paths
+from ckptzoo.symmetry.tracing.rules.elementwise import homogeneous, not_homogeneous, with_new_paths
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
-_ORDERS = frozenset({"t", "T", "mT", "transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis"})
+_ORDERS = frozenset({"t", "numpy_T", "mT", "transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis"})
 """Operations that put axes in another order."""
 
 
@@ -35,21 +35,25 @@ def rearrange(call: Call) -> Any:
 
 
 def copy_or_cast(call: Call) -> Any:
-    """Copies and casts."""
-    return replace(call.input, tensor=call.result) if call.input.unlabelled else homogeneous(call)
+    """Copies, and casts from or to integers."""
+    if call.input.tensor.is_floating_point() and not call.result.is_floating_point():
+        return not_homogeneous(call)
+    if call.input.unlabelled or call.input.index_of:
+        return replace(call.input, tensor=call.result)
+    return homogeneous(call)
 
 
-def getitem(call: Call) -> Any:
-    """``x[...]`` of a tensor."""
-    if any(item.origin != CONSTANT for item in values_in(call.args[1])):
+def index(call: Call) -> Any:
+    """``x[...]`` with lists or tensors of indices."""
+    if any(item.origin != CONSTANT for item in values_in(call.argument("indices"))):
         raise call.unsupported("an index of numbers and slices", "an index that depends on the input")
     return rearrange(call)
 
 
 def concatenate(call: Call) -> Any:
     """Concatenations and stacks."""
-    values = list(values_in(call.args[:1])) or list(values_in(call.kwargs.get("tensors", ())))
-    axis = int(call.argument(1, "dim", call.kwargs.get("axis", 0))) % call.result.ndim
+    values = list(values_in(call.argument("tensors")))
+    axis = int(call.argument("dim")) % call.result.ndim
     for value in values:
         if value.origin == CONSTANT and value.tensor.ndim == call.result.ndim and value.labels.invariant:
             zero = (value.tensor == 0).movedim(axis, 0).flatten(1).all(1).cpu().numpy()
@@ -58,11 +62,21 @@ def concatenate(call: Call) -> Any:
     return _labels_from_entries(call, values)
 
 
+def scatter(call: Call) -> Any:
+    """Values with some entries replaced by those of other values."""
+    return _labels_from_entries(call, list(values_in(call.arguments)))
+
+
+def copy(call: Call) -> Any:
+    """What a tensor has after the other one was copied into it."""
+    other = call.argument("src")
+    return _labels_from_entries(call, [other]) if isinstance(other, Value) else not_homogeneous(call)
+
+
 def pad(call: Call) -> Labels:
     """``F.pad``: every symmetry leaves zeros alone, so that zeros between channels are new channels."""
-    value, pad = call.input, list(call.argument(1, "pad"))
-    mode, number = call.argument(2, "mode", "constant"), call.argument(3, "value", 0) or 0
-    if mode != "constant":
+    value, pad, number = call.input, list(call.argument("pad")), call.argument("value") or 0
+    if call.argument("mode") != "constant":
         return _labels_from_entries(call, [value])
     labels = call.labels_of(value)
     if number and any(pad):
@@ -111,8 +125,7 @@ def _labels_from_entries(call: Call, values: Sequence[Value]) -> Any:
             size = value.tensor.numel()
             numbers[id(value)] = torch.arange(start, start + size, dtype=torch.float64).reshape(value.tensor.shape)
             start += size
-        args = map_values((call.args, call.kwargs), lambda value: numbers.get(id(value), value.tensor))
-        moved = call.apply(*args[0], **args[1])
+        moved = call.operator(**map_values(call.arguments, lambda value: numbers.get(id(value), value.tensor)))
         moved = moved if isinstance(moved, (tuple, list)) else [moved]
         power = _power(call.constraints, sources)
         flat = [
@@ -224,5 +237,4 @@ def _reordered_parameter(call: Call, value: Value) -> Value | None:
 
 def _repeat(call: Call, value: Value, tensor: torch.Tensor) -> Any:
     """The operation with another tensor in a value's place."""
-    args, kwargs = map_values((call.args, call.kwargs), lambda item: tensor if item is value else item.tensor)
-    return call.apply(*args, **kwargs)
+    return call.operator(**map_values(call.arguments, lambda item: tensor if item is value else item.tensor))

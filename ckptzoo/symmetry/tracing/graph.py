@@ -205,8 +205,12 @@ class _LocatingMode(Float64Mode):
         """The operation, in float64."""
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         # Generated code, whose file is in angle brackets, is no place either.
-        while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _THIS_PACKAGE, "<")):
+        while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
             frame = frame.f_back
-        place = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        # The first frame of this package is that of the export: torch's own modules alone are within.
+        if frame is None or frame.f_code.co_filename.startswith(_THIS_PACKAGE):
+            place = ("", 0)
+        else:
+            place = (frame.f_code.co_filename, frame.f_lineno)
         with fx_traceback.annotate({_LOCATION: place}):
             return super().__torch_function__(func, types, args, kwargs)

@@ -159,6 +159,8 @@ class Interpreter:
         name = self._names.get(target)
         source = None if name is None else (name, tuple(range(tensor.ndim)))
         tensor = widened(tensor.detach())
+        if name is not None:
+            self.constraints.shapes[name] = tuple(tensor.shape)
         return Value(tensor, self._initial_labels(name or target, tensor), origin, source)
 
     def _checked_call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -201,10 +203,10 @@ class Interpreter:
                 self._mark_changed(value, made)
             return made
         for value in changed:
-            if value.origin == PARAMETER:
+            if value.unlabelled:
                 expected = "parameters that stay as they are"
                 raise call.unsupported(expected, f"{name!r} in place of one")
-            if value.origin != DATA or self._sharing(value):
+            if value.origin == CONSTANT or self._sharing(value):
                 raise self._changed_in_place(name)
         origin = DATA if any(value.origin == DATA for value in values) else PARAMETER
         labels = RULES[call.name](call)

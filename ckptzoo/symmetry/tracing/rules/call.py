@@ -1,10 +1,13 @@
 """The two things that rules work on: a value in a traced module, and the call of an operation on values."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.symmetry.tracing.constraints import POSITIVE, Constraints, Labels
@@ -31,6 +34,9 @@ class Value:
         of the tensor in the state dict, None for an axis that was added.
     index_of
         numbers of the inputs, integers, whose entries it has.
+    entries
+        of a parameter of the state dict whose entries were moved in another way: the number of each entry there. The
+        axes in ``source`` are those of the state dict then.
     """
 
     tensor: torch.Tensor
@@ -38,6 +44,7 @@ class Value:
     origin: str
     source: tuple[str, tuple[int | None, ...]] | None = None
     index_of: frozenset[int] = frozenset()
+    entries: NDArray[np.int64] | None = None
 
     @property
     def unlabelled(self) -> bool:
@@ -49,6 +56,22 @@ class Value:
         """Its name in the state dict."""
         assert self.source is not None
         return self.source[0]
+
+    def coordinates(self, shape: tuple[int, ...], ndim: int) -> dict[int, NDArray[np.int64]]:
+        """For each axis of the state dict's tensor, of this shape, the position along it of every entry here.
+
+        The entries have axes of size 1 in front, as in broadcasting to ``ndim`` axes.
+        """
+        if self.entries is not None:
+            numbers = self.entries
+        else:
+            assert self.source is not None
+            order = [axis for axis in self.source[1] if axis is not None]
+            numbers = np.arange(math.prod(shape)).reshape(shape)
+            missing = [axis for axis in range(len(shape)) if axis not in order]  # of size 1
+            numbers = numbers.transpose([*order, *missing]).reshape(tuple(self.tensor.shape))
+        numbers = numbers.reshape((1,) * (ndim - numbers.ndim) + numbers.shape)
+        return {axis: item for axis, item in enumerate(np.unravel_index(numbers, shape)) if shape[axis] > 1}
 
     @property
     def long_axes(self) -> list[int]:
@@ -133,11 +156,29 @@ class Call:
                 "parameters of several axes in layers, or beside values with channels", repr(value.name)
             )
         assert value.source is not None
+        if value.entries is not None:
+            raise self.unsupported("parameters of one axis beside values without channels", repr(value.name))
         name, axes = value.source
         source = axes[long[0]]
         assert source is not None
         labels = self.constraints.write(name, source, value.tensor.shape[long[0]], "bias")
         return labels.on_axis(long[0], value.tensor.ndim)
+
+    def labels_along(self, value: Value, axis: int) -> Labels:
+        """The same where an unlabelled parameter may have several axes: this one gets the channels that it writes."""
+        if not value.unlabelled or len(value.long_axes) < 2 or value.entries is not None or axis not in value.long_axes:
+            return self.labels_of(value)
+        assert value.source is not None
+        name, axes = value.source
+        for other in value.long_axes:
+            source = axes[other]
+            assert source is not None
+            if other != axis:
+                self.constraints.fix_axis(name, source, value.tensor.shape[other])
+        source = axes[axis]
+        assert source is not None
+        labels = self.constraints.write(name, source, value.tensor.shape[axis], "bias")
+        return labels.on_axis(axis, value.tensor.ndim)
 
     def unsupported(self, expected: str, got: str) -> SymmetryError:
         """The error for a use that the rules do not cover."""

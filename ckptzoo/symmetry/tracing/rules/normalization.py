@@ -35,7 +35,9 @@ def layer_norm(call: Call) -> Labels:
     weight, bias = call.stored_tensor("weight"), call.stored_tensor("bias")
     ndim = call.result.ndim
     first = ndim - len(shape)
-    labels = call.labels_of(call.input)
+    labels = call.labels_along(call.input, ndim - 1)
+    if len(labels.varying_axes) > 1:
+        return _norm_in_heads(call, labels, first, (weight, bias))
     call.constraints.forbid_scale(labels.scale, "normalises beside eps")
     axis = labels.varying_axes[0] if labels.varying_axes else ndim - 1
     read = read_labels(call, call.input, axis)
@@ -48,6 +50,34 @@ def layer_norm(call: Call) -> Labels:
     if axis < first or (len(shape) > 1 and not labels.varying_axes):
         return with_new_paths(call, replace(labels, scale=np.full_like(labels.scale, -1)))
     return _affine(call, read, (weight, axis - first), (bias, axis - first), axis)
+
+
+def _norm_in_heads(call: Call, labels: Labels, first: int, affine: tuple[Value | None, Value | None]) -> Labels:
+    """A norm over the channels of each head, whose gains and shifts, one for all heads, stay in place."""
+    constraints = call.constraints
+    if call.name == "rms_norm" and affine[1] is None:
+        constraints.restrict_scale(labels.scale, SIGN, "normalises beside eps")
+    else:
+        constraints.forbid_scale(labels.scale, "normalises beside eps")
+    inner = tuple(axis for axis in labels.varying_axes if axis >= first)
+    if inner and len(inner) < len(labels.varying_axes):
+        constraints.record_sum(labels)
+        constraints.heads_of(labels, inner, call.module_name or call.name)
+    elif inner:
+        constraints.record_sum(labels)
+    labels = with_new_paths(call, labels)
+    for value in affine:
+        if value is not None:
+            for axis, size in enumerate(value.tensor.shape):
+                constraints.fix_axis(value.name, axis, size)
+                if first + axis in labels.varying_axes:
+                    places = np.arange(size).reshape(
+                        [-1 if at == first + axis else 1 for at in range(call.result.ndim)]
+                    )
+                    shape = np.broadcast_shapes(labels.path.shape, places.shape)
+                    paths = (np.broadcast_to(item, shape) for item in (labels.path, places))
+                    labels = replace(labels, path=constraints.paths.extend(("at", value.name, axis), *paths))
+    return labels
 
 
 def group_norm(call: Call) -> Labels:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ckptzoo.symmetry.tracing.constraints import POSITIVE, Labels, constant_labels
+from ckptzoo.symmetry.tracing.constraints import POSITIVE, SIGN, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules.call import Call, Value
 from ckptzoo.symmetry.tracing.rules.elementwise import maximum_or_minimum, with_new_paths
 
@@ -68,7 +68,12 @@ def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
     dims = range(ndim) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
     axes = {int(axis) % ndim for axis in dims} if ndim else set[int]()
     over = tuple(axis for axis in labels.varying_axes if axis in axes)
-    if over and len(over) < len(labels.varying_axes):
+    if over and len(over) < len(labels.varying_axes) and labels.power % 2 == 0 and call.name in ("sum", "mean"):
+        # As in a norm over the channels of each head: signs of channels do not matter.
+        call.constraints.restrict_scale(labels.scale, SIGN, "sums squares over channels")
+        call.constraints.record_sum(labels)
+        labels = call.constraints.heads_of(labels, over, call.module_name or call.name)
+    elif over and len(over) < len(labels.varying_axes):
         labels = call.constraints.tie_along(labels, over)
     elif over:
         call.constraints.forbid_scale(labels.scale, "sums over channels")

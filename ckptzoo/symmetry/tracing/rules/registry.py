@@ -1,6 +1,6 @@
 """Which operation has which rule: by the name of torch's operator, as in ``torch.ops.aten``."""
 
-from ckptzoo.symmetry.tracing.rules import elementwise, linear, normalization, reduction, shape
+from ckptzoo.symmetry.tracing.rules import elementwise, linear, normalization, products, reduction, shape
 from ckptzoo.symmetry.tracing.rules.elementwise import Rule
 
 # Each rule with the names of its operators, those that end in an underscore for work in place left out.
@@ -50,7 +50,18 @@ _NAMES: dict[Rule, str] = {
     shape.pad: "pad",
     shape.scatter: "slice_scatter select_scatter",
     shape.copy: "copy",
+    elementwise.masked_fill: "masked_fill",
+    elementwise.where: "where",
+    elementwise.compare: "gt lt ge le eq ne greater less greater_equal less_equal not_equal",
+    elementwise.logical: (
+        "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not __and__ __or__"
+    ),
     linear.linear: "linear",
+    linear.embedding: "embedding",
+    linear.addmm: "addmm",
+    products.bmm: "bmm",
+    products.einsum: "einsum",
+    products.scaled_dot_product_attention: "scaled_dot_product_attention",
     linear.matmul: "matmul mm",
     linear.convolution: "conv1d conv2d conv3d",
     linear.transposed_convolution: "conv_transpose1d conv_transpose2d conv_transpose3d",

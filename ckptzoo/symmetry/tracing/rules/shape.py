@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ckptzoo.symmetry.tracing.constraints import Constraints, Labels, constant_labels
-from ckptzoo.symmetry.tracing.rules.call import CONSTANT, Call, Value, map_values, values_in
+from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, Call, Value, map_values, values_in
 from ckptzoo.symmetry.tracing.rules.elementwise import homogeneous, not_homogeneous, with_new_paths
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
@@ -27,10 +27,17 @@ def rearrange(call: Call) -> Any:
     value = call.input
     if (
         value.unlabelled
+        and value.entries is None
         and isinstance(call.result, torch.Tensor)
         and (reordered := _reordered_parameter(call, value)) is not None
     ):
         return reordered
+    if (
+        value.unlabelled
+        and isinstance(call.result, torch.Tensor)
+        and (len(value.long_axes) > 1 or value.entries is not None)
+    ):
+        return _moved_parameter(call, value)
     return _labels_from_entries(call, [value])
 
 
@@ -46,6 +53,7 @@ def copy_or_cast(call: Call) -> Any:
 def index(call: Call) -> Any:
     """``x[...]`` with lists or tensors of indices."""
     if any(item.origin != CONSTANT for item in values_in(call.argument("indices"))):
+        # refused and not followed: which entries are taken depends on the input
         raise call.unsupported("an index of numbers and slices", "an index that depends on the input")
     return rearrange(call)
 
@@ -58,6 +66,7 @@ def concatenate(call: Call) -> Any:
         if value.origin == CONSTANT and value.tensor.ndim == call.result.ndim and value.labels.invariant:
             zero = (value.tensor == 0).movedim(axis, 0).flatten(1).all(1).cpu().numpy()
             value.labels = _with_free_zeros(call.constraints, value, zero, axis)
+    _label_parameters(call, values, axis)
     _tie_in_line(call, values, axis)
     return _labels_from_entries(call, values)
 
@@ -90,6 +99,17 @@ def pad(call: Call) -> Labels:
     return with_new_paths(call, labels)
 
 
+def _label_parameters(call: Call, values: Sequence[Value], axis: int) -> None:
+    """Label parameters of several axes along the axis of the channels that they are joined with."""
+    several = [value for value in values if value.unlabelled and len(value.long_axes) > 1]
+    along = {other for value in values if not value.unlabelled for other in value.labels.varying_axes}
+    if call.name == "stack" or len(along) != 1 or axis in along:
+        return
+    for value in several:
+        value.labels = call.labels_along(value, *along)
+        value.source = None
+
+
 def _tie_in_line(call: Call, values: Sequence[Value], axis: int) -> None:
     """Tie channels that come to be in line, where they are along another axis than the one that is joined."""
     if call.name == "stack":
@@ -111,6 +131,10 @@ def _tie_in_line(call: Call, values: Sequence[Value], axis: int) -> None:
 def _labels_from_entries(call: Call, values: Sequence[Value]) -> Any:
     """Labels of results whose entries are entries of the values."""
     sources = [call.labels_of(value) for value in values]
+    index_of = frozenset[int]().union(*(value.index_of for value in values))
+    if index_of and isinstance(call.result, torch.Tensor) and all(value.labels.invariant for value in values):
+        path = call.constraints.paths.id_of(call.description, *(int(labels.path.ravel()[0]) for labels in sources))
+        return Value(call.result, constant_labels(call.result.ndim, path), DATA, index_of=index_of)
     results = call.result if isinstance(call.result, (tuple, list)) else [call.result]
     if all(labels.invariant and labels.path.size == 1 for labels in sources):
         paths = [int(labels.path.ravel()[0]) for labels in sources]
@@ -233,6 +257,24 @@ def _reordered_parameter(call: Call, value: Value) -> Value | None:
         ]
         return replace(value, tensor=call.result, source=(name, tuple(axes[axis] for axis in order)))
     return None
+
+
+def _moved_parameter(call: Call, value: Value) -> Value:
+    """A parameter of several axes with its entries in other places; the operation that uses it labels them."""
+    entries = value.entries
+    if entries is None:
+        shape = call.constraints.shapes[value.name]
+        entries = np.ravel_multi_index(tuple(np.broadcast_arrays(*_all_coordinates(value, shape))), shape).reshape(
+            tuple(value.tensor.shape)
+        )
+    moved = _repeat(call, value, torch.from_numpy(entries))
+    source = (value.name, tuple(range(len(call.constraints.shapes[value.name]))))
+    return replace(value, tensor=call.result, source=source, entries=moved.numpy())
+
+
+def _all_coordinates(value: Value, shape: tuple[int, ...]) -> list[NDArray[np.int64]]:
+    found = value.coordinates(shape, value.tensor.ndim)
+    return [found.get(axis, np.zeros((1,) * value.tensor.ndim, np.int64)) for axis in range(len(shape))]
 
 
 def _repeat(call: Call, value: Value, tensor: torch.Tensor) -> Any:

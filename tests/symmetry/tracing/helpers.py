@@ -119,7 +119,7 @@ def check_outputs(module: nn.Module, table: Symmetry, example: torch.Tensor, see
     """Random elements leave float64 outputs alone, with weights near the module's own."""
     double = copy.deepcopy(module).double().eval()
     rng = np.random.default_rng(seed)
-    inputs = torch.from_numpy(rng.standard_normal((5, *example.shape[1:])))
+    inputs = torch.from_numpy(rng.standard_normal((5, *example.shape[1:]))) if example.is_floating_point() else example
     stack = {name: value.detach().numpy()[None] for name, value in double.named_buffers()}
     for name, value in [*double.named_parameters(), *double.named_buffers()]:
         if name not in stack or "running" in name:

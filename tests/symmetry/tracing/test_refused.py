@@ -88,19 +88,26 @@ def test_an_example_that_the_module_does_not_take(forward, message: str) -> None
 @pytest.mark.parametrize(
     ("layer", "name"),
     [
-        (nn.LSTM(5, 4), "'lstm'"),
-        (nn.MultiheadAttention(5, 1), "'chunk'"),
         (nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), "'_weight_norm'"),
         (nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4)), "'mv'"),
     ],
 )
 def test_layers_without_a_rule(layer: nn.Module, name: str) -> None:
     def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
-        return m.layer(x, x, x)[0] if name == "'chunk'" else m.layer(x)
+        return m.layer(x)
 
     module = net(forward, layer=lambda: layer)
     with pytest.raises(SymmetryError, match=rf"{name} \(layer.*, test_refused.py line \d+\): expected"):
         trace(module, rows(5))
+
+
+def test_packed_sequences() -> None:
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x[None], torch.tensor([2]), batch_first=True)
+        return m.layer(packed)[0].data
+
+    with pytest.raises(SymmetryError, match=r"test_refused.py line \d+: expected operations that do not depend"):
+        trace(net(forward, layer=lambda: nn.LSTM(5, 4, batch_first=True)), rows(5))
 
 
 def test_a_network_without_any_symmetry() -> None:

@@ -1,6 +1,6 @@
 """Which operation has which rule: by the name of torch's operator, as in ``torch.ops.aten``."""
 
-from ckptzoo.symmetry.tracing.rules import elementwise, linear, normalization, products, reduction, shape
+from ckptzoo.symmetry.tracing.rules import elementwise, linear, normalization, products, recurrence, reduction, shape
 from ckptzoo.symmetry.tracing.rules.elementwise import Rule
 
 # Each rule with the names of its operators, those that end in an underscore for work in place left out.
@@ -59,6 +59,8 @@ _NAMES: dict[Rule, str] = {
     linear.linear: "linear",
     linear.embedding: "embedding",
     linear.addmm: "addmm",
+    recurrence.recurrent: "lstm gru rnn_tanh rnn_relu",
+    shape.glu: "glu",
     products.bmm: "bmm",
     products.einsum: "einsum",
     products.scaled_dot_product_attention: "scaled_dot_product_attention",

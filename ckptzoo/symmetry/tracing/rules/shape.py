@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.symmetry.tracing.constraints import Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, Call, Value, map_values, values_in
-from ckptzoo.symmetry.tracing.rules.elementwise import homogeneous, not_homogeneous, with_new_paths
+from ckptzoo.symmetry.tracing.rules.elementwise import MUL, combined, homogeneous, not_homogeneous, with_new_paths
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 _ORDERS = frozenset({"t", "numpy_T", "mT", "transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis"})
@@ -69,6 +69,26 @@ def concatenate(call: Call) -> Any:
     _label_parameters(call, values, axis)
     _tie_in_line(call, values, axis)
     return _labels_from_entries(call, values)
+
+
+def glu(call: Call) -> Any:
+    """``a * sigmoid(b)`` for the two halves a and b along an axis."""
+    value, axis = call.input, int(call.argument("dim")) % call.result.ndim
+    half = call.result.shape[axis]
+    first, second = (
+        Value(item, labels, value.origin)
+        for item, labels in zip(value.tensor.split(half, axis), _halves(call, value, half, axis), strict=True)
+    )
+    call.constraints.forbid_scale(second.labels.scale, "is a gate")
+    return combined(call, first, second, MUL)
+
+
+def _halves(call: Call, value: Value, half: int, axis: int) -> list[Labels]:
+    """The labels of the two halves of a value along an axis."""
+    split = torch.ops.aten.split.Tensor
+    arguments = {"self": value, "split_size": half, "dim": axis}
+    halves = replace(call, name="split", arguments=arguments, result=value.tensor.split(half, axis), operator=split)
+    return _labels_from_entries(halves, [value])
 
 
 def scatter(call: Call) -> Any:

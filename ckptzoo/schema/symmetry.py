@@ -7,7 +7,7 @@ the channels' values, and the factor ``scale[i] ** exponent`` for the slices of 
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptzoo.errors import Problem, SpecError
@@ -123,12 +123,15 @@ class Segment:
         positions a channel takes; height times width after a flatten, else 1.
     count
         channels in this segment.
+    exponent
+        1 or -1 where it is another one than the action's, as on an axis that holds queries and keys; else None.
     """
 
     group: str
     offset: int
     inner: int
     count: int
+    exponent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,16 @@ class AxisAction:
     def groups(self) -> set[str]:
         """The groups that permute or scale the axis."""
         return {segment.group for segment in (*self.segments, *self.signs)}
+
+    @property
+    def parts(self) -> "tuple[AxisAction, ...]":
+        """The action as one or two whose segments all have the action's exponent."""
+        own = tuple(replace(item, exponent=None) for item in self.segments if item.exponent is not None)
+        if not own:
+            return (self,)
+        others = tuple(item for item in self.segments if item.exponent is None)
+        inverse = replace(self, segments=own, exponent=-self.exponent)
+        return (replace(self, segments=others), inverse) if others else (inverse,)
 
 
 def _problem(what: str, expected: str, got: object) -> Problem:
@@ -249,6 +262,11 @@ def _of_action(action: AxisAction) -> Iterator[Problem]:
         sizes = (segment.inner, segment.count)
         if not _natural(segment.offset, 0) or not all(_natural(size) for size in sizes):
             yield _problem(f"{what}: segment", "offset >= 0, inner >= 1, count >= 1", repr(segment))
+        if (own := segment.exponent) is not None:
+            if type(own) is not int or own not in (1, -1) or own != -action.exponent or segment in action.signs:
+                yield _problem(f"{what}: exponent of a segment", "1 or -1, the inverse of the action's", repr(own))
+            elif action.signs or action.blocks > 1 or action.absolute:
+                yield _problem(f"{what}: exponent of a segment", "none beside signs, blocks and moduli", repr(own))
 
 
 def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iterator[Problem]:
@@ -282,7 +300,10 @@ def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
         if unknown := sorted(action.groups - groups.keys()):
             yield _problem(what, "segments of known groups", f"unknown group {unknown[0]!r}")
             continue
-        yield from _layout(what, action.segments, groups)
+        for part in action.parts:
+            yield from _layout(what, part.segments, groups)
+        if len(action.parts) > 1:
+            yield from _apart(what, action.segments)
         if action.signs:
             yield from _layout(f"{what}: signs", action.signs, groups)
             yield from _signs(f"{what}: signs", action, groups)
@@ -292,6 +313,14 @@ def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
         for action in actions:
             if action.blocks > 1:
                 yield from _blocks(action, seen.get((action.tensor, 0)), groups)
+
+
+def _apart(what: str, segments: tuple[Segment, ...]) -> Iterator[Problem]:
+    end = 0
+    for segment in sorted(segments, key=lambda item: item.offset):
+        if segment.offset < end:
+            yield _problem(what, "segments apart", f"{segment.group!r} at {segment.offset} before {end}")
+        end = _end(segment)
 
 
 def _layout(what: str, segments: tuple[Segment, ...], groups: dict[str, Group]) -> Iterator[Problem]:
@@ -553,7 +582,9 @@ def _perm_to_json(perm: Perm) -> Document:
 
 
 def _segment_to_json(segment: Segment) -> Document:
-    return {"group": segment.group, "offset": segment.offset, "inner": segment.inner, "count": segment.count}
+    # left out where there is none, so that tables without it keep the digests that zoos pin
+    own = {} if segment.exponent is None else {"exponent": segment.exponent}
+    return {"group": segment.group, "offset": segment.offset, "inner": segment.inner, "count": segment.count, **own}
 
 
 def _only(item: Document, *keys: str) -> None:
@@ -586,5 +617,5 @@ def _action(item: Document) -> AxisAction:
 
 
 def _segment(item: dict[str, Any]) -> Segment:
-    _only(item, "group", "offset", "inner", "count")
+    _only(item, "group", "offset", "inner", "count", *({"exponent"} & item.keys()))
     return Segment(**item)

@@ -1,6 +1,6 @@
 """Symmetries of networks on stacked weights: group elements, their action, and gauges. Pure arrays, no files."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptzoo.errors import require
 from ckptzoo.schema.layout import GaugeName
@@ -56,21 +56,21 @@ if TYPE_CHECKING:
     import torch
 
 
-def trace(module: "torch.nn.Module", example_input: "torch.Tensor") -> Traced:
+def trace(module: "torch.nn.Module", example_input: Any) -> Traced:
     """The symmetry table of any torch module, derived from its operations and verified on its outputs.
 
-    ``torch.fx`` lists the operations of the module in evaluation mode, and one pass over them ties the channels that
-    must move together and the scales that must be the same. Channels that look alike wherever they are read and
-    written become one group: a symmetric group, or a wreath product where grouped operations take them in blocks.
+    ``torch.export`` lists the operations of the module in evaluation mode, and one pass over them ties the channels
+    that must move together and the scales that must be the same. Channels that look alike wherever they are read and
+    written become one group: a symmetric group, or a wreath product where operations take them in blocks.
     What ``g . theta`` does is arXiv 2310.08287, section 3; see ``ckptzoo.symmetry.apply``.
 
     Parameters
     ----------
     module
-        any module that takes one tensor; other arguments of its forward function keep their defaults. It is copied and
-        not changed.
+        any module. It is copied and not changed.
     example_input
-        a tensor of floats that it takes, examples along the first axis.
+        what it takes, examples along the first axis: a tensor, a tuple of positional arguments or a dict of named ones.
+        Tensors of integers are indices of embeddings, or masks.
 
     Returns
     -------
@@ -82,16 +82,18 @@ def trace(module: "torch.nn.Module", example_input: "torch.Tensor") -> Traced:
     ------
     SymmetryError
         There is no rule for an operation, and the message names it and its line; the operations
-        depend on the input's numbers; or random elements of the table's group change the outputs by more than 1e-9.
+        depend on the input's numbers; the module does not take the example; or random elements of the table's group
+        change the outputs by more than 1e-9.
     MissingExtraError
         torch is not installed.
 
     Notes
     -----
     Sound by verification: in float64, on the module's own weights and on generic ones, on four random inputs; with
-    BatchNorm modules in training mode at eps = 0 too. Groups that fail it alone are held in place or left unscaled,
-    and the notes say so. Milliseconds for small networks, about a second for a ResNet-18 on images of 32x32 pixels,
-    most of it six forward passes. Tested in tests/symmetry/tracing.
+    BatchNorm modules in training mode at eps = 0 too. Random integers are below the sizes of the embeddings that they
+    index; other integers and booleans stay those of the example. Groups that fail it alone are held in place or left
+    unscaled, and the notes say so. A tenth of a second for small networks, about a second for a ResNet-18 on images of
+    32x32 pixels, most of it six forward passes. Tested in tests/symmetry/tracing.
     """
     require("torch", "torch")
     from ckptzoo.symmetry.tracing.trace import trace_module as of_module

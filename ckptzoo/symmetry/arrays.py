@@ -132,14 +132,20 @@ def positions(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndar
 
     On an axis with blocks, positions count through all blocks of axis 0.
     """
-    found: list[tuple[str, np.ndarray]] = []
-    open_runs: dict[str, list[np.ndarray]] = {}
+    return [(name, places) for name, places, _ in listings(action, symmetry)]
+
+
+def listings(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndarray, bool]]:
+    """The same, and for each listing whether it has an exponent of its own, the inverse of the action's."""
+    found: list[tuple[str, np.ndarray, bool]] = []
+    open_runs: dict[tuple[str, bool], list[np.ndarray]] = {}
     for segment in action.segments:
         starts = segment.offset + segment.inner * np.arange(segment.count)
-        run = open_runs.setdefault(segment.group, [])
+        key = (segment.group, segment.exponent is not None)
+        run = open_runs.setdefault(key, [])
         run.append(starts[:, None] + np.arange(segment.inner))
         if sum(map(len, run)) == symmetry[segment.group].n:
-            found.append((segment.group, np.concatenate(open_runs.pop(segment.group))))
+            found.append((segment.group, np.concatenate(open_runs.pop(key)), key[1]))
     return found
 
 

@@ -247,5 +247,5 @@ def _runs(segments: Sequence[Segment], table: Symmetry) -> list[tuple[int, ...]]
     for segment in segments:
         n, start = table[segment.group].n, starts.get(segment.group, 0)
         starts[segment.group] = (start + segment.count) % n
-        found.append((segment.offset, segment.inner, segment.count, start, n))
+        found.append((segment.offset, segment.inner, segment.count, start, n, segment.exponent or 0))
     return found

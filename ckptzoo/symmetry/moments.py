@@ -44,8 +44,9 @@ class Moments:
         self._acting: dict[str, list[AxisAction]] = {group.id: [] for group in symmetry.groups}
         self._gains: dict[str, list[tuple[AxisAction, bool]]] = {group.id: [] for group in symmetry.groups}
         for action in symmetry.actions:
-            for group in {item.group for item in action.segments}:
-                self._acting[group].append(action)
+            for part in action.parts:
+                for group in {item.group for item in part.segments}:
+                    self._acting[group].append(part)
             decides = not any(symmetry[item.group].flips for item in action.segments)
             for group in {item.group for item in action.signs}:
                 self._gains[group].append((replace(action, segments=action.signs, signs=()), decides))
@@ -183,7 +184,8 @@ class Moments:
         axes = self.moving_axes(action.tensor)
         others = [
             (other, scales)
-            for other in self.symmetry.actions_on(action.tensor)
+            for acting in self.symmetry.actions_on(action.tensor)
+            for other in acting.parts
             if other.axis != action.axis and other.exponent in (1, -1)
         ]
         if action.signs and power == 1:

@@ -16,7 +16,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from ckptzoo.schema.symmetry import AxisAction, Symmetry
-from ckptzoo.symmetry.arrays import positions
+from ckptzoo.symmetry.arrays import listings
 
 PerGroup = Mapping[str, Any]
 """Group id to (K, n), numpy or torch."""
@@ -39,6 +39,8 @@ class Axis:
         None where that is the position itself.
     signs
         the channels by whose signs the axis is multiplied, listed in the same way; None where there are none.
+    inverted
+        for each listing, whether the inverses of its scales act.
     """
 
     action: AxisAction
@@ -46,17 +48,19 @@ class Axis:
     listings: Sequence[tuple[str, np.ndarray]]
     order: np.ndarray | None
     signs: "Axis | None" = None
+    inverted: Sequence[bool] = ()
 
     @classmethod
     def of(cls, action: AxisAction, size: int, symmetry: Symmetry) -> "Axis":
         """The action on an axis with this number of positions."""
         signs = cls.of(replace(action, segments=action.signs, signs=()), size, symmetry) if action.signs else None
-        listings = positions(action, symmetry)
-        listed = np.concatenate([places.ravel() for _, places in listings])
+        found = listings(action, symmetry)
+        listed_places, inverted = [(name, places) for name, places, _ in found], [inverse for *_, inverse in found]
+        listed = np.concatenate([places.ravel() for _, places in listed_places])
         if np.array_equal(listed, np.arange(listed.size)):
-            return cls(action, size, listings, None, signs)
+            return cls(action, size, listed_places, None, signs, inverted)
         rest = np.delete(np.arange(size), listed)
-        return cls(action, size, listings, np.argsort(np.concatenate([listed, rest])), signs)
+        return cls(action, size, listed_places, np.argsort(np.concatenate([listed, rest])), signs, inverted)
 
     @property
     def scaling(self) -> set[str]:
@@ -99,9 +103,9 @@ class Axis:
         if self.action.absolute:
             scales = {name: xp.abs(scales[name]) for name in acting}
         parts: list[Any] = []
-        for name, places in self.listings:
+        for (name, places), inverted in zip(self.listings, self.inverted, strict=True):
             scale = (
-                scales[name][:, :, None]
+                (1 / scales[name] if inverted else scales[name])[:, :, None]
                 if name in scales
                 else xp.ones((K, 1, 1), dtype=like.dtype, device=device(like))
             )

@@ -216,7 +216,7 @@ class ScaleFitter:
         K, R = len(rows), max((len(self._rows(name, rows)) for name in arrays), default=1)
         own, own_reference = np.zeros((K, 1, group.n)), np.zeros((R, group.n, 1))
         signed, absolute = np.zeros((K, group.n, group.n)), np.zeros((K, group.n, group.n))
-        for action in self._symmetry.actions:
+        for action in (part for whole in self._symmetry.actions for part in whole.parts):
             if action.tensor not in arrays or action.exponent != exponent:
                 continue
             listed = tuple(places for name, places in positions(action, self._symmetry) if name == group.id)

@@ -126,8 +126,10 @@ class _Assembly:
         by_exponent: dict[int, list[AxisAction]] = {1: [], -1: [], 2: [], 0: []}
         for action in self._symmetry.actions_on(name):
             if any(segment.group in self._numbers for segment in action.segments):
-                by_exponent[action.exponent].append(action)
-        if len(by_exponent[1]) > 1 or len(by_exponent[-1]) > 1 or by_exponent[2]:
+                for part in action.parts:  # two where one axis both writes and reads channels
+                    by_exponent[part.exponent].append(part)
+        both = any(len(action.parts) > 1 for action in self._symmetry.actions_on(name))
+        if both or len(by_exponent[1]) > 1 or len(by_exponent[-1]) > 1 or by_exponent[2]:
             what = "axes whose scales change its mass"
             expected = "at most one that writes channels and one that reads them"
             got = f"{len(by_exponent[1])} and {len(by_exponent[-1])}{', and a variance' if by_exponent[2] else ''}"

@@ -8,7 +8,7 @@ groups are made of them in ``groups.py``, the symmetry table in ``table.py``.
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +32,15 @@ class Labels:
         numbers that are equal where the same operations led from parameters and inputs to the entry.
     power
         the entries are multiplied by their scales to this power.
+    modulus
+        whether they are multiplied by the moduli of their scales, as absolute values are.
     """
 
     channel: NodeIds
     scale: NodeIds
     path: NodeIds
     power: float = 1.0
+    modulus: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,7 +59,7 @@ class Labels:
 
     def map(self, change: Callable[[NodeIds], NodeIds]) -> "Labels":
         """The labels with the same change made to all three arrays."""
-        return Labels(change(self.channel), change(self.scale), change(self.path), self.power)
+        return replace(self, channel=change(self.channel), scale=change(self.scale), path=change(self.path))
 
     def with_ndim(self, ndim: int) -> "Labels":
         """The labels with axes of size 1 in front, as in broadcasting."""
@@ -98,8 +101,9 @@ class Paths:
 
 FIXED, OUTPUT = 0, 1
 """Marks of channels: fixed for a reason, and an output of the network."""
-POSITIVE, SIGN, FORBIDDEN = 0, 1, 2
-"""Marks of scales: positive factors only, signs only, no factor but 1. One with both of the first two has none left."""
+POSITIVE, SIGN, FORBIDDEN, NONZERO = 0, 1, 2, 3
+"""Marks of scales: positive factors only, signs only, no factor but 1; one with both of the first two has none left.
+The last one marks those whose signs count beside their sizes, unless the others forbid it."""
 
 
 @dataclass
@@ -147,11 +151,15 @@ class ChannelBlocks:
         (blocks, channels a block) of each side, one or two.
     axes
         the tensor's axes that are read and written in blocks; none where no tensor has them.
+    heads
+        whether they are the heads of an attention: any number of sides, which move their blocks together, and among
+        them sides of one channel a block that stand for the heads alone and may be on no tensor.
     """
 
     name: str
     members: tuple[NodeIds, ...]
     axes: tuple[tuple[str, int], ...] = ()
+    heads: bool = False
 
 
 @dataclass
@@ -176,17 +184,23 @@ class Constraints:
         texts, by the numbers in the marks.
     notes
         sentences on the result, for the user.
+    shapes
+        of the tensors of the state dict, by their names.
+    index_bounds
+        for the number of an input that is an index of embeddings, the number of rows of the smallest of them.
     """
 
     operation: str = ""
     channels: UnionFind = field(default_factory=lambda: UnionFind(2))
-    scales: UnionFind = field(default_factory=lambda: UnionFind(3))
+    scales: UnionFind = field(default_factory=lambda: UnionFind(4))
     paths: Paths = field(default_factory=Paths)
     placements: dict[tuple[str, int], AxisPlacement] = field(default_factory=dict)
     blocks: list[ChannelBlocks] = field(default_factory=list)
     sums: list[Labels] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    index_bounds: dict[int, int] = field(default_factory=dict)
 
     def can_scale(self, scale: NodeIds) -> NDArray[np.bool_]:
         """Which scales may still have a factor other than 1."""
@@ -224,10 +238,22 @@ class Constraints:
         first, second = np.broadcast_arrays(first, second)
         first_free, second_free = self.can_scale(first), self.can_scale(second)
         both = first_free & second_free
-        self.scales.union(first[both], second[both])
+        own_inverse = self.scales.union(first[both], second[both])
+        self.restrict_scale(own_inverse, SIGN, f"{why}, or with their inverses")
         if (lone := first_free != second_free).any():
             self.forbid_scale(np.where(first_free, first, second)[lone], why)
         return np.where(both, first, -1)
+
+    def tie_inverse_scales(self, first: NodeIds, second: NodeIds, why: str) -> None:
+        """Make each scale the inverse of another one, of either sign; a scale beside none is forbidden."""
+        first, second = np.broadcast_arrays(first, second)
+        first_free, second_free = self.can_scale(first), self.can_scale(second)
+        both = first_free & second_free
+        own_inverse = self.scales.union(first[both], second[both], inverse=True)
+        self.restrict_scale(own_inverse, SIGN, f"{why} that have the same scale")
+        self.restrict_scale(first[both], NONZERO, why)
+        if (lone := first_free != second_free).any():
+            self.forbid_scale(np.where(first_free, first, second)[lone], f"{why}, one of which cannot be scaled")
 
     def tie_along(self, labels: Labels, axes: tuple[int, ...]) -> Labels:
         """Labels without these axes' variation: the channels and scales along them are tied."""
@@ -314,6 +340,73 @@ class Constraints:
                 continue
             own = (place.signs >= 0) & (self.scales.find(place.signs) == self.scales.find(place.scale))
             self.restrict_scale(place.signs[own], POSITIVE, "is scaled with what it normalises")
+
+    def heads_of(self, labels: Labels, axes: tuple[int, ...], name: str) -> Labels:
+        """Labels of the heads of values whose channels vary along these axes within each head.
+
+        Parameters
+        ----------
+        labels
+            of the values; along the other axes that vary they are in heads.
+        axes
+            those within a head.
+        name
+            of the heads, where they move.
+        """
+        shape = labels.shape
+        outer = tuple(axis for axis in labels.varying_axes if axis not in axes)
+        channel = np.moveaxis(np.broadcast_to(labels.channel, shape), axes, range(-len(axes), 0))
+        reduced = [size if axis in outer else 1 for axis, size in enumerate(shape)]
+        rows = self.channels.find(channel.reshape(math.prod(reduced), -1))
+        distinct, first, index = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        rows = distinct[order]
+        if (rows < 0).all():
+            return constant_labels(len(shape))
+        # Channels may be tied within a head, as the pairs of a rotary embedding are, but not across heads.
+        members = [list(dict.fromkeys(row)) for row in rows.tolist()]
+        flat = [root for row in members for root in row]
+        if len({len(row) for row in members}) > 1 or len(set(flat)) < len(flat) or min(flat) < 0:
+            self.fix(channel, "sums over channels of several heads at once")
+            return constant_labels(len(shape))
+        rows = np.array(members, np.int64)
+        nodes = self._head_nodes(rows, name)
+        path = np.broadcast_to(labels.path, shape)
+        path = np.moveaxis(path, axes, range(-len(axes), 0)).reshape(math.prod(reduced), -1)
+        heads = nodes[rank[index.ravel()]].reshape(reduced)
+        paths = self.paths.extend("heads", *np.sort(path, axis=1).T).reshape(reduced)
+        return Labels(heads, np.full(reduced, -1), paths)
+
+    def _head_nodes(self, rows: NodeIds, name: str) -> NodeIds:
+        for blocks in self.blocks:
+            if blocks.heads and any(
+                side.shape == rows.shape and np.array_equal(self.channels.find(side), rows)
+                for side in blocks.members[1:]
+            ):
+                return blocks.members[0][:, 0]
+        nodes = self.channels.new(len(rows))
+        self.blocks.append(ChannelBlocks(name, (nodes[:, None], rows), heads=True))
+        return nodes
+
+    def join_heads(self, heads: NodeIds, channel: NodeIds, axes: tuple[int, ...], name: str) -> None:
+        """Tie heads to values in heads, so that the values' heads move with them.
+
+        Parameters
+        ----------
+        heads
+            labels of size 1 along the axes within a head.
+        channel
+            of the values.
+        axes
+            those within a head.
+        name
+            of the heads, where they move.
+        """
+        none = np.full((1,) * channel.ndim, -1)
+        values = self.heads_of(Labels(channel, none, none), axes, name)
+        self.tie_channels(heads, values.channel, "meets heads that stay in place")
 
     def unconstrained(self, mask: NDArray[np.bool_]) -> Labels:
         """New channels where ``mask`` holds, -1 elsewhere: for zeros, which every symmetry leaves alone."""

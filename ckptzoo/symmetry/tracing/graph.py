@@ -1,123 +1,160 @@
 """The operations of a module in order, each with its line in the source; and a mode in which they stay in float64.
 
-``operations`` follows modules down to functions of tensors, torch's own layers too. A module that is more than a
-function, such as an LSTM, stays a module in the graph.
+``operations`` exports a module with ``torch.export`` in evaluation mode: a graph of torch's own operators on tensors,
+in which layers such as a convolution, an attention or an LSTM are one operator each.
 """
 
 import linecache
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn import functional as F
+from torch.export import ExportedProgram, export
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
 from ckptzoo.errors import Problem, SymmetryError
+from ckptzoo.symmetry.tracing.example import Example
 
 DECLARE_BY_HAND = "Declare the table by hand, as a ckptzoo.schema.symmetry.Symmetry."
 """The next step in every message of a trace that cannot go on."""
-# The files of torch.nn.modules whose classes call one function of torch.nn.functional each.
-_FILES = (
-    "activation channelshuffle container conv dropout flatten linear normalization padding pixelshuffle pooling"
-    " upsampling"
-)
-_FUNCTIONS = frozenset(f"torch.nn.modules.{name}" for name in _FILES.split())
-# Classes in those files that torch.fx keeps whole all the same: there is no rule for what they do.
-_KEPT_WHOLE = (nn.MultiheadAttention, nn.Bilinear, nn.CrossMapLRN2d, nn.Softmax2d)
-_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_INSTANCE = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 # Folders whose lines are not where an operation is, each with a separator at its end.
 _TORCH, _THIS_PACKAGE = (str(Path(file).parent / "_")[:-1] for file in (torch.__file__, __file__))
 _LOCATION = "ckptzoo_location"
-"""Key of a node's module, file and line in its ``meta``."""
-# Methods of tensors that change the dtype.
-_CASTS = frozenset({"float", "half", "bfloat16", "to", "type", "type_as"})
+"""Key of an operation's file and line among the annotations of its node."""
+# Operators and methods of tensors that change the dtype.
+_CASTS = frozenset({"float", "half", "bfloat16", "to", "type", "type_as", "_to_copy"})
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class _Tracer(fx.Tracer):
-    """Follows modules into their functions, and notes the location of each operation."""
+@dataclass(frozen=True)
+class Operations:
+    """An exported module.
 
-    # torch.fx reads buffers as constants unless this is set; then they are nodes, like parameters.
-    proxy_buffer_attributes = True
+    Parameters
+    ----------
+    graph
+        the operators in order.
+    tensors
+        by the name of a placeholder, the name of the parameter, buffer or constant that it stands for, and the tensor.
+    inputs
+        the placeholders of the leaves of the example, in their order.
+    outputs
+        which of the graph's results are the module's; others are what became of tensors that it changes.
+    """
 
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module stays whole: torch's modules that are more than a function of their tensors."""
-        kind = type(m).__module__
-        functions = kind in _FUNCTIONS and not isinstance(m, _KEPT_WHOLE)
-        return kind.startswith(("torch.nn.", "torch.ao.")) and not functions and _function(m) is None
-
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Normalisations are called without the checks that they make on their input's shape."""
-        return super().call_module(m, _function(m) or forward, args, kwargs)
-
-    def create_args_for_root(
-        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
-    ) -> tuple[Callable[..., Any], list[Any]]:
-        """The first argument is the input; the others keep their defaults."""
-        return root_fn, [self.root, self.create_proxy("placeholder", "input", (), {})]
-
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """A node that knows its module, file and line."""
-        node = super().create_node(*args, **kwargs)
-        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-        while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _THIS_PACKAGE)):
-            frame = frame.f_back
-        file, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        node.meta[_LOCATION] = (self.scope.module_path, file, line)
-        return node
+    graph: fx.Graph
+    tensors: Mapping[str, tuple[str, torch.Tensor]]
+    inputs: tuple[str, ...]
+    outputs: tuple[bool, ...]
 
 
-def operations(module: nn.Module) -> fx.Graph:
-    """The operations that a module in evaluation mode does with one input.
+def operations(module: nn.Module, example: Example, *, functional: bool = False) -> Operations:
+    """The operations that a module in float64 and evaluation mode does with an example.
+
+    Parameters
+    ----------
+    functional
+        whether changes in place become new values, also where they are made through a view.
 
     Raises
     ------
     SymmetryError
-        They depend on the input's numbers, or torch.fx cannot follow them otherwise.
+        The module does not take the example; or its operations depend on the input's numbers, or torch.export cannot
+        follow them otherwise.
     """
     try:
-        return _Tracer().trace(module)
-    except Exception as error:  # the module's own code runs here, with proxies for tensors: it may raise anything
-        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-        expected = "operations that do not depend on the input's numbers, so that torch.fx can trace them"
-        location = _last_line(error) or type(module).__name__
-        raise SymmetryError(Problem("symmetry.trace", location, expected, repr(reason), DECLARE_BY_HAND)) from error
+        # torch.export warns of attributes that a module sets on itself, and of its own deprecated classes.
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            with fx_traceback.preserve_node_meta(), _LocatingMode():
+                program = export(module, example.args, dict(example.kwargs), strict=False)
+            if functional:
+                program = program.run_decompositions({})
+    except Exception as error:  # the module's own code runs here, without numbers: it may raise anything
+        check_that_it_runs(module, example)
+        expected = "operations that do not depend on the input's numbers, so that torch.export can trace them"
+        raise _refused(module, error, expected, DECLARE_BY_HAND) from error
+    signature = program.graph_signature
+    inputs = tuple(item.arg.name for item in signature.input_specs if item.kind == InputKind.USER_INPUT)
+    outputs = tuple(item.kind == OutputKind.USER_OUTPUT for item in signature.output_specs)
+    return Operations(program.graph, dict(_tensors(program, module)), inputs, outputs)
+
+
+def _tensors(program: ExportedProgram, module: nn.Module) -> Iterator[tuple[str, tuple[str, torch.Tensor]]]:
+    signature = program.graph_signature
+    for node, name in signature.inputs_to_parameters.items():
+        yield node, (name, module.get_parameter(name))
+    for node, name in signature.inputs_to_buffers.items():
+        yield node, (name, module.get_buffer(name))
+    for node, name in signature.inputs_to_lifted_tensor_constants.items():
+        constant = program.constants[name]
+        assert isinstance(constant, torch.Tensor)
+        yield node, (name, constant)
+
+
+def check_that_it_runs(module: nn.Module, example: Example) -> None:
+    """Check that a module takes an example, whatever torch.export makes of it.
+
+    Raises
+    ------
+    SymmetryError
+        It raises an error.
+    """
+    try:
+        with torch.no_grad(), Float64Mode():
+            example.copy().call(module)
+    except Exception as error:  # whatever the module's own code raises
+        expected = "an example input that the module takes"
+        step = "Pass one such as the module takes: examples along the first axis, floats, or integers for an embedding."
+        raise _refused(module, error, expected, step) from error
+
+
+def _refused(module: nn.Module, error: Exception, expected: str, step: str) -> SymmetryError:
+    reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    return SymmetryError(
+        Problem("symmetry.trace", _last_line(error) or type(module).__name__, expected, repr(reason), step)
+    )
+
+
+def schema_of(target: Any) -> Any:
+    """The schema of one of torch's operators: its name and its arguments; None for any other function."""
+    return getattr(target, "_schema", None)
+
+
+def name_of(target: Any) -> str:
+    """The name of an operator without its namespace and overload, or of another function."""
+    schema = schema_of(target)
+    return str(getattr(target, "__name__", target)) if schema is None else schema.name.partition("::")[2]
 
 
 def module_of(node: fx.Node) -> str:
     """The module that an operation is in, by its name in the module that was traced."""
-    return node.meta[_LOCATION][0]
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    # A module that is called again has the number of the call behind its name.
+    return str(stack[-1][0]).partition("@")[0] if stack else ""
 
 
 def location_of(node: fx.Node) -> str:
     """Where an operation is, for messages: ``layer1.0, net.py line 12``."""
-    module, file, line = node.meta[_LOCATION]
+    module, (file, line) = module_of(node), _line(node)
     return ", ".join([*([module] if module else []), *([f"{Path(file).name} line {line}"] if file else [])])
 
 
 def code_of(node: fx.Node) -> str:
     """The source line of an operation, empty where the source is not known."""
-    _, file, line = node.meta[_LOCATION]
-    return linecache.getline(file, line).strip()
+    return linecache.getline(*_line(node)).strip()
 
 
-def _function(m: nn.Module) -> Callable[..., Any] | None:
-    """The function of BatchNorm and InstanceNorm in evaluation mode; None for other modules."""
-    if isinstance(m, _BATCH) and type(m).forward is nn.BatchNorm2d.forward:
-        batch_statistics = m.running_mean is None
-        return lambda x: F.batch_norm(x, m.running_mean, m.running_var, m.weight, m.bias, batch_statistics, 0.0, m.eps)
-    if isinstance(m, _INSTANCE) and type(m).forward is nn.InstanceNorm2d.forward:
-        batch_statistics = m.running_mean is None
-        return lambda x: F.instance_norm(
-            x, m.running_mean, m.running_var, m.weight, m.bias, batch_statistics, 0.0, m.eps
-        )
-    return None
+def _line(node: fx.Node) -> tuple[str, int]:
+    """File and line of an operation: the innermost that are neither torch's nor of this package."""
+    return node.meta.get("custom", {}).get(_LOCATION, ("", 0))
 
 
 def _last_line(error: BaseException) -> str:
@@ -129,6 +166,20 @@ def _last_line(error: BaseException) -> str:
             location = f"{Path(file).name} line {step.tb_lineno}"
         step = step.tb_next
     return location
+
+
+def is_cast(name: str) -> bool:
+    """Whether an operator changes the dtype alone."""
+    return name in _CASTS
+
+
+def widened(result: Any) -> Any:
+    """A result with its floats in float64."""
+    if isinstance(result, torch.Tensor):
+        return result.double() if result.dtype in _NARROW else result
+    if isinstance(result, (tuple, list)):
+        return type(result)(map(widened, result)) if type(result) in (tuple, list) else tuple(map(widened, result))
+    return result
 
 
 class Float64Mode(TorchFunctionMode):
@@ -143,3 +194,23 @@ class Float64Mode(TorchFunctionMode):
             return result
         cast = getattr(func, "__name__", "") in _CASTS and args[0].dtype == torch.float64
         return args[0] if cast else result.double()
+
+
+class _LocatingMode(Float64Mode):
+    """The same, and nodes of a graph that is made meanwhile know the file and line of the code that made them."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """The operation, in float64."""
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        # Generated code, whose file is in angle brackets, is no place either.
+        while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
+            frame = frame.f_back
+        # The first frame of this package is that of the export: torch's own modules alone are within.
+        if frame is None or frame.f_code.co_filename.startswith(_THIS_PACKAGE):
+            place = ("", 0)
+        else:
+            place = (frame.f_code.co_filename, frame.f_lineno)
+        with fx_traceback.annotate({_LOCATION: place}):
+            return super().__torch_function__(func, types, args, kwargs)

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckptzoo.schema.symmetry import Fixed, Perm, Sym, Wreath
-from ckptzoo.symmetry.tracing.constraints import FIXED, OUTPUT, POSITIVE, SIGN, ChannelBlocks, Constraints
+from ckptzoo.symmetry.tracing.constraints import (
+    FIXED,
+    NONZERO,
+    OUTPUT,
+    POSITIVE,
+    SIGN,
+    ChannelBlocks,
+    Constraints,
+)
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 NO_SCALE = "none"
@@ -35,6 +43,8 @@ class ChannelPosition:
         of that scale.
     sign
         whether the sign of the scale alone acts here, beside another entry at the same position.
+    inverse
+        whether the inverse of the scale acts here, against the first of the channel's entries that it scales.
     """
 
     placement: int
@@ -42,6 +52,7 @@ class ChannelPosition:
     scale: int
     kind: str
     sign: bool
+    inverse: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,8 @@ class _Row:
         the root of the scale, -1 where there is none, and its kind.
     sign
         as in ``ChannelPosition``.
+    side
+        1 or -1: whether the scale or its inverse acts here, against the root.
     """
 
     placement: int
@@ -89,6 +102,7 @@ class _Row:
     scale: int
     kind: str
     sign: bool = False
+    side: int = 1
 
 
 _BlockPermutation = tuple[int, tuple[int, ...]]
@@ -117,7 +131,7 @@ def channel_groups(constraints: Constraints) -> list[ChannelGroup]:
     Channels that look alike, in blocks that look alike, are one group. Blocks that no table can move as a whole stay
     in place, and the notes say which and why; after each such decision the groups are found again.
     """
-    pinned: set[int] = set()
+    pinned = _merge_heads(constraints)
     while True:
         constraints.settle_signs()
         for number in pinned:
@@ -166,10 +180,12 @@ def tied_channels(constraints: Constraints) -> dict[int, Channel]:
         scale_numbers: dict[int, int] = {}
         entries: list[ChannelPosition] = []
         facts: list[Hashable] = [fixed, *sorted(sums.get(root, ()))]
+        sides: dict[int, int] = {}
         for row in sorted(rows[root]):
+            inverse = sides.setdefault(row.scale, row.side) != row.side
             scale = -1 if row.scale < 0 else scale_numbers.setdefault(row.scale, len(scale_numbers))
-            entries.append(ChannelPosition(row.placement, row.position, scale, row.kind, row.sign))
-            facts.append((row.placement, row.path, scale, row.kind, row.sign))
+            entries.append(ChannelPosition(row.placement, row.position, scale, row.kind, row.sign, inverse))
+            facts.append((row.placement, row.path, scale, row.kind, row.sign, inverse))
         first = min((reads[entry.placement], entry.placement, entry.position) for entry in entries)
         channels[root] = Channel(
             root, tuple(entries), signatures.setdefault(tuple(facts), len(signatures)), fixed, first[1:]
@@ -187,11 +203,12 @@ def _rows(constraints: Constraints) -> dict[int, list[_Row]]:
             if labels is None:
                 continue
             scales, kinds = _scale_kinds(constraints, labels, absorbed)
-            for position, (path, scale, kind, root) in enumerate(
-                zip(place.path.tolist(), scales.tolist(), kinds, roots, strict=True)
+            sides = constraints.scales.signs(labels).tolist()
+            for position, (path, scale, kind, root, side) in enumerate(
+                zip(place.path.tolist(), scales.tolist(), kinds, roots, sides, strict=True)
             ):
                 if root >= 0 and (not sign or kind in ("sign", "nonzero")):
-                    rows.setdefault(root, []).append(_Row(number, path, position, scale, kind, sign))
+                    rows.setdefault(root, []).append(_Row(number, path, position, scale, kind, sign, side))
     return rows
 
 
@@ -206,8 +223,8 @@ def _scale_kinds(constraints: Constraints, labels: NodeIds, absorbed: NodeIds) -
     alive = constraints.can_scale(labels)
     scales = np.where(alive, constraints.scales.find(labels), -1)
     signs, positive = (constraints.scales.marks(scales, kind) >= 0 for kind in (SIGN, POSITIVE))
-    # Unmarked factors may have any sign. Only those that a gain takes are flipped: its sign makes the choice certain.
-    nonzero = ~positive & np.isin(scales, absorbed)
+    # Unmarked factors may have any sign. Only those that a gain takes, or that are in an attention, are flipped.
+    nonzero = ~positive & (np.isin(scales, absorbed) | (constraints.scales.marks(scales, NONZERO) >= 0))
     kinds = np.where(signs, "sign", np.where(nonzero, "nonzero", "positive"))
     return scales, np.where(alive, kinds, NO_SCALE).tolist()
 
@@ -240,13 +257,16 @@ def _forbid_shared_scales(constraints: Constraints) -> None:
 # Which channels that look alike may be exchanged.
 
 
-def _colours(constraints: Constraints, channels: Mapping[int, Channel], pinned: set[int]) -> dict[int, int]:
+def _colours(constraints: Constraints, channels: Mapping[int, Channel], pinned: set[int]) -> dict[int, Hashable]:
     """Colours of channels: equal where they and the blocks that they are in look alike, to any depth.
 
     Colour refinement: a channel's next colour is its colour with those of the channels beside it in blocks, until the
     number of colours stays the same. A block that does not move as a whole counts with its number.
     """
-    colours = {root: -1 - root if channel.fixed else channel.signature for root, channel in channels.items()}
+    colours: dict[int, Hashable] = {
+        root: -1 - root if channel.fixed else channel.signature for root, channel in channels.items()
+    }
+    colours |= _head_colours(constraints, colours)
     relations = [
         (number, _roots(constraints, blocks)) for number, blocks in enumerate(constraints.blocks) if blocks.members
     ]
@@ -256,7 +276,7 @@ def _colours(constraints: Constraints, channels: Mapping[int, Channel], pinned: 
         for number, sides in relations:
             for block, members in enumerate(zip(*sides, strict=True)):
                 whole = number not in pinned and all(root in colours for side in members for root in side)
-                beside = tuple(tuple(sorted(colours.get(root, 0) for root in side)) for side in members)
+                beside = tuple(tuple(sorted((colours.get(root, 0) for root in side), key=repr)) for side in members)
                 for side_number, side in enumerate(members):
                     for root in side:
                         if root in seen:
@@ -272,12 +292,80 @@ def _colours(constraints: Constraints, channels: Mapping[int, Channel], pinned: 
     return colours
 
 
+def _head_colours(constraints: Constraints, channels: Mapping[int, Hashable]) -> dict[int, Hashable]:
+    """First colours of the heads that are on no tensor: alike, but for those that stay in place or are summed apart."""
+    sides = [side for blocks in constraints.blocks if blocks.heads for side in blocks.members]
+    if not sides:
+        return {}
+    roots = np.unique(constraints.channels.find(np.concatenate([side.ravel() for side in sides])))
+    roots = np.array([root for root in roots.tolist() if root >= 0 and root not in channels], np.int64)
+    fixed = (constraints.channels.marks(roots, FIXED) >= 0) | (constraints.channels.marks(roots, OUTPUT) >= 0)
+    sums = _sums(constraints)
+    return {
+        root: ("head", root if stays else -1, *sorted(sums.get(root, ())))
+        for root, stays in zip(roots.tolist(), fixed.tolist(), strict=True)
+    }
+
+
+def _merge_heads(constraints: Constraints) -> set[int]:
+    """Make one relation of all whose heads are the same, so that all sides move their blocks together.
+
+    Returns the numbers of those among whose heads some are tied to each other: their blocks stay in place.
+    """
+    for blocks in constraints.blocks:
+        if blocks.heads:
+            blocks.members = _distinct_heads(constraints, *blocks.members)
+    merged: list[ChannelBlocks] = []
+    for blocks in constraints.blocks:
+        same = _with_same_heads(constraints, blocks, merged) if blocks.heads else None
+        if same is None:
+            merged.append(blocks)
+        else:
+            same.members = (*same.members, *blocks.members[1:])
+    constraints.blocks[:] = merged
+    tied: set[int] = set()
+    for number, blocks in enumerate(merged):
+        if blocks.heads and len(np.unique(constraints.channels.find(blocks.members[0]))) < len(blocks.members[0]):
+            tied.add(number)
+            constraints.notes.append(f"The heads of {blocks.name!r} stay in place: they are joined with each other.")
+    return tied
+
+
+def _with_same_heads(
+    constraints: Constraints, blocks: ChannelBlocks, others: Iterable[ChannelBlocks]
+) -> ChannelBlocks | None:
+    """The relation among others that has the same heads in the same order; heads that are in others too stay."""
+    heads, same = constraints.channels.find(blocks.members[0]), None
+    for other in others:
+        if not other.heads:
+            continue
+        found = constraints.channels.find(other.members[0])
+        if np.array_equal(found, heads):
+            same = other
+        elif np.isin(heads, found).any():
+            constraints.operation = f"{blocks.name!r}"
+            constraints.fix(np.concatenate([found.ravel(), heads.ravel()]), "has heads of several attentions")
+    return same
+
+
+def _distinct_heads(constraints: Constraints, heads: NodeIds, rows: NodeIds) -> tuple[NodeIds, NodeIds]:
+    """Heads and their channels, each once: channels were tied since, within heads, and heads that share all of them."""
+    members = [tuple(dict.fromkeys(row)) for row in constraints.channels.find(rows).tolist()]
+    first = {row: members.index(row) for row in members}
+    same = np.array([first[row] for row in members])
+    constraints.channels.union(heads.ravel(), heads[same].ravel())
+    kept = sorted(first.values())
+    if len({len(members[number]) for number in kept}) > 1:
+        return heads, rows
+    return heads[kept], np.array([members[number] for number in kept], np.int64)
+
+
 def _roots(constraints: Constraints, blocks: ChannelBlocks) -> list[list[list[int]]]:
     """For each side and each block, the roots of the channels in it."""
     return [constraints.channels.find(side).tolist() for side in blocks.members]
 
 
-def _group_channels(channels: Mapping[int, Channel], colours: Mapping[int, int]) -> list[ChannelGroup]:
+def _group_channels(channels: Mapping[int, Channel], colours: Mapping[int, Hashable]) -> list[ChannelGroup]:
     """Groups of channels of one colour.
 
     Channels that look alike but are alone with their colour, each in a pinned block, make one group that stays in
@@ -308,6 +396,9 @@ def _block_claims(
     sides = _roots(constraints, blocks)
     if all(root < 0 for side in sides for block in side for root in block):
         return []
+    if blocks.heads:
+        found = [_claims_without_tensor(number, side, groups, owner) for side in sides]
+        return None if None in found else [claim for claims in found for claim in claims or ()]
     if not blocks.axes:
         return _claims_without_tensor(number, sides[0], groups, owner)
     claims: list[_BlockClaim] = []

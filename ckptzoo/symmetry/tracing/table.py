@@ -13,8 +13,10 @@ from ckptzoo.symmetry.tracing.constraints import FIXED, FORBIDDEN, OUTPUT, POSIT
 from ckptzoo.symmetry.tracing.groups import NO_SCALE, ChannelGroup, channel_groups, unique_name
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
-_Positions = dict[tuple[int, int], list[list[int]]]
-"""For the number of a group and of a scale among its channels' scales: the positions of each channel."""
+_Positions = dict[tuple[int, int, bool], list[list[int]]]
+"""For the number of a group, of a scale among its channels' scales, and whether its inverse acts: the positions of each
+channel.
+"""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def _positions(groups: Sequence[ChannelGroup], *, signs: bool = False) -> dict[i
             for entry in channel.entries:
                 if entry.sign != signs:
                     continue
-                rows = positions.setdefault(entry.placement, {}).setdefault((number, entry.scale), [])
+                rows = positions.setdefault(entry.placement, {}).setdefault((number, entry.scale, entry.inverse), [])
                 if rank == len(rows):
                     rows.append([])
                 rows[rank].append(entry.position)
@@ -132,25 +134,35 @@ def _action(
     placement: AxisPlacement, positions: _Positions, signs: _Positions, names: dict[tuple[int, int], str]
 ) -> AxisAction | None:
     """What the groups do to an axis; None where they do nothing."""
-    segments = _all_segments(positions, names)
+    exponent = placement.exponent
+    # The sign of the exponent is that of most groups where only inverses of scales act, and theirs alone otherwise.
+    if exponent in (1, -1) and positions and all(inverse for _, _, inverse in positions):
+        exponent, positions = -exponent, {(group, scale, False): rows for (group, scale, _), rows in positions.items()}
+    segments = _all_segments(positions, names, exponent)
     if not segments:
         return None
     return AxisAction(
         placement.tensor,
         placement.axis,
         segments,
-        placement.exponent,
+        exponent,
         placement.in_mass,
         placement.role,
         placement.blocks,
         placement.eps,
-        _all_segments(signs, names),
+        _all_segments(signs, names, 0),
     )
 
 
-def _all_segments(positions: _Positions, names: dict[tuple[int, int], str]) -> tuple[Segment, ...]:
-    """The segments of all groups on an axis."""
-    by_group = {key: list(_segments(names[key], np.array(rows))) for key, rows in positions.items() if key in names}
+def _all_segments(positions: _Positions, names: dict[tuple[int, int], str], exponent: int) -> tuple[Segment, ...]:
+    """The segments of all groups on an axis; those where the inverses of scales act have an exponent of their own."""
+    by_group = {
+        (group, scale, inverse): list(
+            _segments(names[group, scale], np.array(rows), -exponent if inverse and exponent else None)
+        )
+        for (group, scale, inverse), rows in positions.items()
+        if (group, scale) in names
+    }
     segments = [segment for items in by_group.values() for segment in items]
     # By offset, unless that would put the segments of one group in another order than its channels'.
     if all(items == sorted(items, key=lambda item: item.offset) for items in by_group.values()):
@@ -158,7 +170,7 @@ def _all_segments(positions: _Positions, names: dict[tuple[int, int], str]) -> t
     return tuple(segments)
 
 
-def _segments(group: str, positions: NDArray[np.int64]) -> Iterator[Segment]:
+def _segments(group: str, positions: NDArray[np.int64], exponent: int | None) -> Iterator[Segment]:
     """Runs of channels in order, from the positions (n, times) of each channel, corresponding ones in a column."""
     order = positions.argsort(axis=1)
     if (order == order[0]).all():
@@ -171,7 +183,7 @@ def _segments(group: str, positions: NDArray[np.int64]) -> Iterator[Segment]:
         starts = positions[:, column]
         cuts = [0, *(np.flatnonzero(np.diff(starts) != inner) + 1).tolist(), n]
         for first, last in itertools.pairwise(cuts):
-            yield Segment(group, int(starts[first]), inner, last - first)
+            yield Segment(group, int(starts[first]), inner, last - first, exponent)
         column += inner
 
 

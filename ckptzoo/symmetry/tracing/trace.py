@@ -2,7 +2,7 @@
 
 import copy
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,10 +13,23 @@ from torch import fx, nn
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.symmetry.tracing.constraints import OUTPUT, Constraints, Labels, constant_labels
-from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, Float64Mode, code_of, location_of, module_of, operations
+from ckptzoo.symmetry.tracing.example import Example
+from ckptzoo.symmetry.tracing.graph import (
+    DECLARE_BY_HAND,
+    Operations,
+    check_that_it_runs,
+    code_of,
+    is_cast,
+    location_of,
+    module_of,
+    name_of,
+    operations,
+    schema_of,
+    widened,
+)
 from ckptzoo.symmetry.tracing.result import Traced
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, map_values, values_in
-from ckptzoo.symmetry.tracing.rules.registry import FILLS, RULES, SHAPE_FACTS, is_method, name_of
+from ckptzoo.symmetry.tracing.rules.registry import FILLS, RULES, is_check
 from ckptzoo.symmetry.tracing.table import build_table
 from ckptzoo.symmetry.tracing.verify import verify_table
 
@@ -24,37 +37,44 @@ _ROWS = 2
 """Rows of the example that the pass takes; a module that insists on another number gets all of them."""
 
 
-def trace_module(module: nn.Module, example_input: torch.Tensor) -> Traced:
+def trace_module(module: nn.Module, example_input: Any) -> Traced:
     """A module's symmetries, as ``ckptzoo.symmetry.trace`` says; the module is not changed."""
-    example = _example(example_input)
-    shape = tuple(example.shape[1:])
-    arch = Architecture.of(module.state_dict(), name=type(module).__name__, input_shape=shape or None)
+    example = Example.of(example_input)
+    arch = Architecture.of(module.state_dict(), name=type(module).__name__, input_shape=example.shape)
     names = {name: tensor.name for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
     double = copy.deepcopy(module).cpu().double().eval()
-    derived, notes = build_table(_constraints_of(double, names, example), arch)
+    constraints = _constraints_of(double, names, example)
+    derived, notes = build_table(constraints, arch)
     derived.check(arch)
-    symmetry, worst, failed = verify_table(double, arch, derived, example)
+    symmetry, worst, failed = verify_table(double, arch, derived, example, constraints.index_bounds)
     return Traced(symmetry, arch, notes + failed, worst)
 
 
-def _constraints_of(module: nn.Module, names: Mapping[str, str], example: torch.Tensor) -> Constraints:
+def _constraints_of(module: nn.Module, names: Mapping[str, str], example: Example) -> Constraints:
     """The constraints of the module's operations, from two rows of the example if they take two, else from all."""
-    graph = operations(module)
-    with torch.no_grad(), Float64Mode():
-        if len(example) > _ROWS:
-            with suppress(SymmetryError):
-                return Interpreter(module, names).run(graph, example[:_ROWS])
-        return Interpreter(module, names).run(graph, example)
+    if example.count > _ROWS:
+        with suppress(SymmetryError):
+            return _constraints_of(module, names, example.rows(_ROWS))
+    try:
+        return _interpreted(operations(module, example), names, example)
+    except SharedMemoryChanged:
+        return _interpreted(operations(module, example, functional=True), names, example)
+    except OperationFailed:
+        check_that_it_runs(module, example)
+        raise
 
 
-def _example(given: object) -> torch.Tensor:
-    """The example in float64, on the CPU."""
-    if isinstance(given, torch.Tensor) and given.is_floating_point() and given.numel():
-        return given.detach().cpu().double()
-    got = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
-    expected = "a tensor of floats with at least one entry"
-    step = "Pass one such as the module takes, with an axis of examples first."
-    raise SymmetryError(Problem("symmetry.trace", "example input", expected, got, step))
+def _interpreted(found: Operations, names: Mapping[str, str], example: Example) -> Constraints:
+    with torch.no_grad():
+        return Interpreter(found, names).run(example)
+
+
+class SharedMemoryChanged(SymmetryError):
+    """A tensor is changed in place that others share, so that the labels of these would be wrong."""
+
+
+class OperationFailed(SymmetryError):
+    """An operation or its rule raised an error of another kind."""
 
 
 class Interpreter:
@@ -62,97 +82,132 @@ class Interpreter:
 
     Parameters
     ----------
-    module
-        the module that the operations were traced from.
+    found
+        the module's operations.
     names
         for each name of a tensor in the state dict, its name in the architecture; aliases share one.
     """
 
-    def __init__(self, module: nn.Module, names: Mapping[str, str]) -> None:
+    def __init__(self, found: Operations, names: Mapping[str, str]) -> None:
         self.constraints = Constraints()
-        self._module, self._names = module, names
-        self._values: dict[fx.Node, Any] = {}
+        self._found, self._names = found, names
+        self._live: list[dict[fx.Node, Any]] = []
 
-    def run(self, graph: fx.Graph, example: torch.Tensor) -> Constraints:
+    def run(self, example: Example) -> Constraints:
         """Everything that the operations tie, scale and fix.
 
         Raises
         ------
         SymmetryError
             There is no rule for an operation, or its rule does not cover this use.
+        SharedMemoryChanged
+            An operation in place changes memory that several values share.
         """
+        leaves = dict(zip(self._found.inputs, enumerate(example.copy().leaves), strict=True))
+        arguments: list[Any] = []
+        for node in self._found.graph.find_nodes(op="placeholder"):
+            if node.name in self._found.tensors:
+                arguments.append(self._stored(*self._found.tensors[node.name]))
+            else:
+                arguments.append(self._input(*leaves[node.name]))
+        outputs = self._run(self._found.graph, arguments)
+        self.constraints.operation = "the module"
+        why = self.constraints.reason("gives them as outputs")
+        for value in values_in([item for item, own in zip(outputs, self._found.outputs, strict=True) if own]):
+            self.constraints.channels.mark(value.labels.channel, OUTPUT, why)
+            self.constraints.forbid_scale(value.labels.scale, "gives them as outputs")
+        return self.constraints
+
+    def _run(self, graph: fx.Graph, arguments: list[Any]) -> Any:
+        """The outputs of a graph; those of parts of a module, such as code under autocast, are graphs of their own."""
         # Values are dropped after their last use, so that memory is that of the widest cut through the graph.
         uses_left = {node: len(node.users) for node in graph.nodes}
+        values: dict[fx.Node, Any] = {}
+        self._live.append(values)
+        given = iter(arguments)
+        outputs: Any = None
         for node in graph.nodes:
-            self.constraints.operation = f"{self._title(node)} ({location_of(node)})"
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             if node.op == "placeholder":
-                self._values[node] = Value(example.clone(), self._initial_labels("input", example), DATA)
-            elif node.op == "get_attr":
-                self._values[node] = self._attribute(str(node.target))
+                values[node] = next(given)
             elif node.op == "output":
-                self._output(self._arguments(node.args))
+                outputs = args[0]
+            elif node.op == "get_attr":
+                values[node] = operator.attrgetter(str(node.target))(graph.owning_module)
             else:
-                self._values[node] = self._checked_call(node)
+                self.constraints.operation = f"{name_of(node.target)!r} ({location_of(node)})"
+                values[node] = self._checked_call(node, args, kwargs)
             for used in node.all_input_nodes:
                 uses_left[used] -= 1
                 if not uses_left[used]:
-                    del self._values[used]
-        return self.constraints
+                    del values[used]
+        self._live.pop()
+        return outputs
 
     def _initial_labels(self, name: str, tensor: torch.Tensor) -> Labels:
         return constant_labels(tensor.ndim, self.constraints.paths.id_of("start", name))
 
-    def _attribute(self, target: str) -> Any:
-        tensor: Any = operator.attrgetter(target)(self._module)
-        if not isinstance(tensor, torch.Tensor):
-            return tensor
+    def _input(self, number: int, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        name = "input" if not number else f"input {number}"
+        index_of = frozenset() if leaf.is_floating_point() else frozenset({number})
+        return Value(leaf, self._initial_labels(name, leaf), DATA, index_of=index_of)
+
+    def _stored(self, target: str, tensor: torch.Tensor) -> Value:
         origin = PARAMETER if isinstance(tensor, nn.Parameter) else CONSTANT
         name = self._names.get(target)
         source = None if name is None else (name, tuple(range(tensor.ndim)))
-        return Value(tensor.detach(), self._initial_labels(name or target, tensor), origin, source)
+        tensor = widened(tensor.detach())
+        if name is not None:
+            self.constraints.shapes[name] = tuple(tensor.shape)
+        return Value(tensor, self._initial_labels(name or target, tensor), origin, source)
 
-    def _arguments(self, args: Any) -> Any:
-        return fx.map_arg(args, lambda node: self._values[node])
-
-    def _output(self, args: Any) -> None:
-        self.constraints.operation = "the module"
-        why = self.constraints.reason("gives them as outputs")
-        for value in values_in(args):
-            self.constraints.channels.mark(value.labels.channel, OUTPUT, why)
-            self.constraints.forbid_scale(value.labels.scale, "gives them as outputs")
-
-    def _checked_call(self, node: fx.Node) -> Any:
+    def _checked_call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            return self._call(node)
+            return self._call(node, args, kwargs)
         except ZooError:
             raise
         except Exception as error:  # torch raises TypeError, ValueError, IndexError, RuntimeError and others
             expected, got = "arguments that the operation and its rule take", f"{type(error).__name__} {str(error)!r}"
             step = f"Pass an example input that the module takes. {DECLARE_BY_HAND}"
-            raise SymmetryError(Problem("symmetry.trace", self.constraints.operation, expected, got, step)) from error
+            raise OperationFailed(Problem("symmetry.trace", self.constraints.operation, expected, got, step)) from error
 
-    def _call(self, node: fx.Node) -> Any:
+    def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target: Any = node.target
-        args, kwargs = self._arguments(node.args), self._arguments(node.kwargs)
-        if target in (operator.getitem, getattr) and not isinstance(args[0], Value):
+        if target is operator.getitem:
             return target(*args)
-        values = list(values_in((args, kwargs)))
-        if not values and node.op == "call_function":
-            return self._constant(target(*args, **kwargs), str(node))
-        name, apply, args = _operation(node, args)
-        if name is None:
+        if name_of(target).startswith("wrap_with"):
+            return self._part(node, args)
+        if (schema := schema_of(target)) is None:
+            raise self._unknown_operation(node)
+        if is_check(name := name_of(target)):
+            return None
+        arguments = dict(zip((item.name for item in schema.arguments), args, strict=False)) | kwargs
+        values = list(values_in(arguments))
+        if is_cast(name) and (kept := _kept_in_float64(arguments)) is not None:
+            return kept
+        plain = map_values(arguments, lambda value: value.tensor)
+        call = Call(self.constraints, name.removesuffix("_"), arguments, None, target, module_of(node))
+        if call.name not in RULES and call.name not in FILLS and any(value.origin != CONSTANT for value in values):
+            if schema.is_mutable:
+                raise self._changed_in_place(name)
             raise self._unknown_operation(node)
         before = {id(value.tensor): (value, _version(value)) for value in values}
-        plain = map_values((args, kwargs), lambda value: value.tensor)
-        result = apply(*plain[0], **plain[1])
-        call = Call(self.constraints, name.removesuffix("_"), args, kwargs, result, apply, module_of(node))
-        for value, version in before.values():
-            if _version(value) != version:
-                self._check_used_once(value, call)
-        if call.name in SHAPE_FACTS:
-            return result
-        if call.name in FILLS or all(value.origin == CONSTANT for value in values):
-            return self._constant(result, call.description, *values)
+        result = call.result = _repaired(target(**plain), before)
+        changed = [value for value, version in before.values() if _version(value) != version]
+        others = values[1:] if call.name in FILLS else values
+        if all(value.origin == CONSTANT for value in others):
+            made = self._constant(result, call.description, *values)
+            for value in changed:
+                self._mark_changed(value, made)
+            return made
+        for value in changed:
+            if value.unlabelled:
+                expected = "parameters that stay as they are"
+                raise call.unsupported(expected, f"{name!r} in place of one")
+            if value.origin == CONSTANT or self._sharing(value):
+                raise self._changed_in_place(name)
         origin = DATA if any(value.origin == DATA for value in values) else PARAMETER
         labels = RULES[call.name](call)
         if not isinstance(result, torch.Tensor):
@@ -163,6 +218,13 @@ class Interpreter:
         value = before[id(result)][0] if id(result) in before else Value(result, labels, origin)
         value.labels, value.origin = _checked_labels(labels, result), origin
         return value
+
+    def _part(self, node: fx.Node, args: tuple[Any, ...]) -> Any:
+        """A part of the module with a graph of its own, under another autocast or gradient mode."""
+        number = next((at for at, item in enumerate(args) if isinstance(item, fx.GraphModule)), None)
+        if number is None:
+            raise self._unknown_operation(node)
+        return self._run(args[number].graph, list(args[number + 1 :]))
 
     def _constant(self, result: Any, history: str, *values: Value) -> Any:
         """A result that depends on no input and no parameter, as a value where it is a tensor."""
@@ -179,36 +241,40 @@ class Interpreter:
             )
         return result
 
-    def _check_used_once(self, value: Value, call: Call) -> None:
-        """Raise where a tensor is changed in place that other values share: their labels would be wrong."""
+    def _sharing(self, value: Value) -> list[Value]:
+        """The other values that are alive and share a value's memory."""
         memory = value.tensor.untyped_storage().data_ptr()
-        others = (item for item in values_in(tuple(self._values.values())) if item is not value)
-        if value.origin != DATA or any(item.tensor.untyped_storage().data_ptr() == memory for item in others):
-            raise call.unsupported("no change in place of a tensor that is used again", f"{call.name!r} in place")
+        alive = values_in(tuple(tuple(values.values()) for values in self._live))
+        return [item for item in alive if item is not value and item.tensor.untyped_storage().data_ptr() == memory]
 
-    def _title(self, node: fx.Node) -> str:
-        """An operation's name, or a module's class."""
-        if node.op == "call_module":
-            return type(self._module.get_submodule(str(node.target))).__name__
-        name = node.args[1] if node.target is getattr else getattr(node.target, "__name__", node.target)
-        return repr(str(name))
+    def _mark_changed(self, value: Value, made: Value) -> None:
+        """A new history for a constant that was changed in place, and for all that share its memory."""
+        for item in (value, *self._sharing(value)):
+            item.labels = constant_labels(item.tensor.ndim, int(made.labels.path.ravel()[0]))
+
+    def _changed_in_place(self, name: str) -> SharedMemoryChanged:
+        expected = "no change in place of a tensor that is used again"
+        return SharedMemoryChanged(
+            Problem("symmetry.trace", self.constraints.operation, expected, f"{name!r} in place", DECLARE_BY_HAND)
+        )
 
     def _unknown_operation(self, node: fx.Node) -> SymmetryError:
-        got = self._title(node) + (f" in `{code}`" if (code := code_of(node)) else "")
+        got = repr(name_of(node.target)) + (f" in `{code}`" if (code := code_of(node)) else "")
         expected = "an operation that there is a rule for"
         return SymmetryError(Problem("symmetry.trace", self.constraints.operation, expected, got, DECLARE_BY_HAND))
 
 
-def _operation(node: fx.Node, args: tuple[Any, ...]) -> tuple[str | None, Callable[..., Any], tuple[Any, ...]]:
-    """An operation's name, None where there is no rule for it; what does it; and its arguments."""
-    target: Any = node.target
-    if node.op == "call_function" and target is not getattr:
-        return name_of(target), target, args
-    name = str(args[1] if target is getattr else target)
-    known = name if node.op != "call_module" and is_method(name) else None
-    if target is getattr:
-        return known, lambda tensor: getattr(tensor, name), args[:1]
-    return known, lambda tensor, *others, **named: getattr(tensor, name)(*others, **named), args
+def _kept_in_float64(arguments: Mapping[str, Any]) -> Value | None:
+    """The argument of a cast from floats to floats, which stays in float64; None for other casts."""
+    value, other = arguments["self"], arguments.get("other")
+    dtype = other.tensor.dtype if isinstance(other, Value) else arguments.get("dtype")
+    floats = value.tensor.is_floating_point() and (dtype is None or dtype.is_floating_point)
+    return value if floats else None
+
+
+def _repaired(result: Any, before: Mapping[int, Any]) -> Any:
+    """A result in float64; what an operation in place returns stays the tensor that it changed."""
+    return result if id(result) in before else widened(result)
 
 
 def _value(tensor: torch.Tensor, labels: Labels, origin: str) -> Value:

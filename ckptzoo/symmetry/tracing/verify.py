@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Fixed, Symmetry, Wreath
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.tracing.example import Draw, Example
 from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, Float64Mode
 
 Weights = dict[str, NDArray[Any]]
@@ -44,7 +46,11 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def verify_table(
-    module: nn.Module, arch: Architecture, symmetry: Symmetry, example: torch.Tensor
+    module: nn.Module,
+    arch: Architecture,
+    symmetry: Symmetry,
+    example: Example,
+    index_bounds: Mapping[int, int] | None = None,
 ) -> tuple[Symmetry, float, tuple[str, ...]]:
     """Verify a table with random elements, and take away what fails.
 
@@ -59,7 +65,9 @@ def verify_table(
     symmetry
         the table to verify.
     example
-        an input, float64.
+        an input.
+    index_bounds
+        as ``Draw`` takes them.
 
     Returns
     -------
@@ -76,7 +84,7 @@ def verify_table(
     -----
     Two forward passes in float64 for each of two or three trials.
     """
-    verifier = Verifier(module, arch, symmetry, example)
+    verifier = Verifier(module, arch, symmetry, example, index_bounds)
     worst = verifier.max_difference(symmetry, lambda: verifier.random_element(symmetry))
     if not worst <= TOLERANCE:
         symmetry = _drop_failing(verifier, symmetry)
@@ -94,7 +102,7 @@ class _Trial:
 
     training: bool
     weights: Weights
-    inputs: torch.Tensor
+    inputs: Example
     outputs: tuple[NDArray[np.float64], ...]
 
 
@@ -114,9 +122,18 @@ class Verifier:
         a table, in which gains have their role.
     example
         an input; the random ones have its shape, with four rows where the module takes them.
+    index_bounds
+        as ``Draw`` takes them.
     """
 
-    def __init__(self, module: nn.Module, arch: Architecture, symmetry: Symmetry, example: torch.Tensor) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        arch: Architecture,
+        symmetry: Symmetry,
+        example: Example,
+        index_bounds: Mapping[int, int] | None = None,
+    ) -> None:
         self._module, self._arch, self._symmetry = module, arch, symmetry
         self._parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         self._rng = np.random.default_rng(0)
@@ -126,12 +143,12 @@ class Verifier:
         self._module_weights: Weights = {
             tensor.name: state[tensor.name].detach().cpu().numpy() for tensor in arch.tensors
         }
-        self._example = example.repeat(-(-_ROWS // len(example)), *[1] * (example.ndim - 1))[:_ROWS]
+        self._draw = Draw(example.rows(_ROWS), index_bounds or {}, self._rng)
         try:
-            first = self._trial(False, self._module_weights, self._normal())
-        except RuntimeError:
-            self._example = example
-            first = self._trial(False, self._module_weights, self._normal())
+            first = self._trial(False, self._module_weights, self._draw.normal())
+        except (RuntimeError, ValueError, IndexError):  # the module insists on another number of rows
+            self._draw = Draw(example, index_bounds or {}, self._rng)
+            first = self._trial(False, self._module_weights, self._draw.normal())
         self._trials = [first, self._trial(False, self._generic(), first.inputs)]
         if any(isinstance(item, _BATCH_NORMS) for item in module.modules()):
             try:
@@ -151,6 +168,8 @@ class Verifier:
             In evaluation mode all draws of a trial change by rounding alone.
         """
         largest = 0.0
+        if not symmetry.groups:
+            return largest
         for trial in tuple(self._trials):
             elements = [draw() for _ in range(self._elements)]
             gap = self._max_gap(symmetry, elements, trial)
@@ -185,10 +204,7 @@ class Verifier:
     def _generic(self) -> Weights:
         return generic_weights(self._module_weights, self._parameters, self._symmetry, self._rng)
 
-    def _normal(self) -> torch.Tensor:
-        return torch.from_numpy(self._rng.standard_normal(tuple(self._example.shape)))
-
-    def _trial(self, training: bool, weights: Weights, inputs: torch.Tensor) -> _Trial:
+    def _trial(self, training: bool, weights: Weights, inputs: Example) -> _Trial:
         return _Trial(training, weights, inputs, self._outputs(weights, inputs, training=training))
 
     def _max_gap(self, symmetry: Symmetry, elements: Iterable[GroupElement], trial: _Trial) -> float:
@@ -213,8 +229,7 @@ class Verifier:
     def _redraw(self, trial: _Trial) -> _Trial | None:
         """A trial with other weights and inputs, random or near the module's and the example; None where all fail."""
         for draw in range(_DRAWS):
-            noise = self._normal()
-            inputs = self._example * (1 + 0.1 * noise) if draw % 2 else noise
+            inputs = self._draw.near() if draw % 2 else self._draw.normal()
             weights = near_weights(self._module_weights, self._rng) if draw % 2 else self._generic()
             other = self._trial(trial.training, weights, inputs)
             if self._is_stable(other):
@@ -228,7 +243,7 @@ class Verifier:
         raise SymmetryError(Problem("symmetry.trace", name, expected, got, DECLARE_BY_HAND))
 
     def _outputs(
-        self, weights: Mapping[str, NDArray[Any]], inputs: torch.Tensor, *, training: bool
+        self, weights: Mapping[str, NDArray[Any]], inputs: Example, *, training: bool
     ) -> tuple[NDArray[np.float64], ...]:
         state: dict[str, torch.Tensor] = {}
         for tensor in self._arch.tensors:
@@ -236,8 +251,10 @@ class Verifier:
             value = value if tensor.name in self._parameters else value.clone()
             state.update(dict.fromkeys((tensor.name, *tensor.aliases), value))
         with torch.no_grad(), Float64Mode(), _batch_statistics(self._module if training else None):
-            outputs = torch.func.functional_call(self._module, state, (inputs.clone(),))
-        return tuple(item.double().numpy().ravel() for item in _tensors(outputs))
+            given = inputs.copy()
+            outputs = torch.func.functional_call(self._module, state, given.args, dict(given.kwargs))
+        tensors = (item for item in pytree.tree_leaves(outputs) if isinstance(item, torch.Tensor))
+        return tuple(item.double().numpy().ravel() for item in tensors)
 
 
 def _drop_failing(verifier: Verifier, symmetry: Symmetry) -> Symmetry:
@@ -292,16 +309,6 @@ def _difference(expected: Sequence[NDArray[np.float64]], outputs: Sequence[NDArr
         gap, size = np.abs(second - first).max(initial=0.0), np.abs(first).max(initial=0.0)
         worst = max(worst, float(gap / size) if size else float("inf") if gap else 0.0)
     return worst
-
-
-def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
-    if isinstance(outputs, torch.Tensor):
-        yield outputs
-    elif isinstance(outputs, Mapping):
-        yield from _tensors(tuple(outputs.values()))
-    elif isinstance(outputs, (tuple, list)):
-        for item in outputs:
-            yield from _tensors(item)
 
 
 @contextmanager

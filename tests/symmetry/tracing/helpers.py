@@ -119,7 +119,7 @@ def check_outputs(module: nn.Module, table: Symmetry, example: torch.Tensor, see
     """Random elements leave float64 outputs alone, with weights near the module's own."""
     double = copy.deepcopy(module).double().eval()
     rng = np.random.default_rng(seed)
-    inputs = torch.from_numpy(rng.standard_normal((5, *example.shape[1:])))
+    inputs = torch.from_numpy(rng.standard_normal((5, *example.shape[1:]))) if example.is_floating_point() else example
     stack = {name: value.detach().numpy()[None] for name, value in double.named_buffers()}
     for name, value in [*double.named_parameters(), *double.named_buffers()]:
         if name not in stack or "running" in name:
@@ -137,7 +137,7 @@ def _outputs(module: nn.Module, stack: dict[str, np.ndarray], inputs: torch.Tens
 
 
 def text(table: Symmetry) -> str:
-    """A table as lines: ``group n perm scale``, then ``tensor axis exponent role group@offset+count*inner ...``.
+    """A table as lines: ``group n perm scale``, then ``tensor axis exponent role group@offset+count*inner^exponent ...``.
 
     Behind ``signs`` are the channels whose signs a gain takes.
     """
@@ -188,5 +188,8 @@ def _action(action: AxisAction) -> str:
 
 def _segments(segments: tuple[Segment, ...]) -> str:
     return " ".join(
-        f"{item.group}@{item.offset}+{item.count}" + (f"*{item.inner}" if item.inner > 1 else "") for item in segments
+        f"{item.group}@{item.offset}+{item.count}"
+        + (f"*{item.inner}" if item.inner > 1 else "")
+        + (f"^{item.exponent}" if item.exponent else "")
+        for item in segments
     )

@@ -210,6 +210,24 @@ def test_tables(name: str) -> None:
     check(CASES[name])
 
 
+def test_changes_in_place_through_a_view_are_followed() -> None:
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        h = m.a(x)
+        h.view(-1).relu_()
+        h[:, 2:] = 0
+        mask = torch.ones(5)
+        mask[1:].fill_(2)
+        return m.c(h * mask)
+
+    traced = checked_trace(net(forward, a=linear(5, 5), c=linear(5, 2)), rows(5))
+    assert text(traced.symmetry) == lines("""
+        a 2 fixed positive
+        a:2 3 sym positive
+        a: -> a@0+2 a:2@2+3
+        c: a@0+2 ->
+    """)
+
+
 def test_a_shortcut_padded_in_a_residual_network() -> None:
     traced = checked_trace(archs.get("resnet8-pad-3")(), images(3, 8))
     sizes = {group.id: group.n for group in traced.symmetry.groups if traced.symmetry.leader(group.id) == group}

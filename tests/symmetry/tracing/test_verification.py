@@ -11,6 +11,7 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import trace
 from ckptzoo.symmetry.tracing import verify
+from ckptzoo.symmetry.tracing.example import Example
 from ckptzoo.symmetry.tracing.rules import elementwise, registry
 from ckptzoo.symmetry.tracing.rules.call import Call
 from tests.symmetry.tracing.helpers import Net, checked_trace, conv, images, linear, lines, net, rows, text
@@ -97,7 +98,7 @@ def test_groups_are_fixed_where_a_table_is_wrong(
     module = net(lambda m, x: m.c(F.relu(m.a(x))), a=linear(5, n), c=linear(n, 2)).double().eval()
     arch = Architecture.of(module.state_dict(), name="net")
     table, worst, notes = verify.verify_table(
-        module, arch, _table(Group("a", n, Sym(), "positive"), **actions), rows(5).double()
+        module, arch, _table(Group("a", n, Sym(), "positive"), **actions), Example.of(rows(5))
     )
     assert worst < 1e-9
     assert isinstance(table["a"].perm, Sym) == (perm is not None) and table["a"].scale == scale
@@ -126,7 +127,7 @@ def test_groups_that_move_together_are_fixed_together() -> None:
         .eval()
     )
     arch = Architecture.of(module.state_dict(), name="net")
-    found, _, notes = verify.verify_table(module, arch, table, rows(5).double())
+    found, _, notes = verify.verify_table(module, arch, table, Example.of(rows(5)))
     assert [type(group.perm).__name__ for group in found.groups] == ["Fixed", "Fixed", "Fixed", "Sym"]
     assert len(notes) == 3
 
@@ -144,7 +145,7 @@ def test_elements_are_the_identity_on_no_group() -> None:
             *(AxisAction(name, 0, segments[name], 0, False, "bias") for name in "acd"),
         ),
     )
-    verifier = verify.Verifier(module, arch, table, rows(5).double())
+    verifier = verify.Verifier(module, arch, table, Example.of(rows(5)))
     for _ in range(20):
         element = verifier.random_element(table)
         element.check(table)
@@ -162,7 +163,7 @@ def test_both_modes_are_verified_where_there_are_batch_norms() -> None:
     wrong = Symmetry(
         traced.symmetry.groups, tuple(action for action in traced.symmetry.actions if "running" not in action.tensor)
     )
-    verifier = verify.Verifier(module, arch, wrong, images().double())
+    verifier = verify.Verifier(module, arch, wrong, Example.of(images()))
     assert verifier.max_difference(wrong, lambda: verifier.random_element(wrong)) > 1e-3
     assert not module.training and module.n.eps == 1e-5 and not module.n.training
     assert torch.equal(module.n.running_mean, torch.zeros(4, dtype=torch.float64))

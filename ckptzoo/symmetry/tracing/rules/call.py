@@ -1,14 +1,17 @@
 """The two things that rules work on: a value in a traced module, and the call of an operation on values."""
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.symmetry.tracing.constraints import Constraints, Labels
-from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND
+from ckptzoo.symmetry.tracing.constraints import POSITIVE, Constraints, Labels
+from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, schema_of
 
 DATA, PARAMETER, CONSTANT = "data", "parameter", "constant"
 """What a value depends on: the input (and anything else), parameters (and constants), or constants only."""
@@ -29,12 +32,19 @@ class Value:
     source
         for a tensor of the state dict, as it is or with its axes in another order: its name, and for each axis the axis
         of the tensor in the state dict, None for an axis that was added.
+    index_of
+        numbers of the inputs, integers, whose entries it has.
+    entries
+        of a parameter of the state dict whose entries were moved in another way: the number of each entry there. The
+        axes in ``source`` are those of the state dict then.
     """
 
     tensor: torch.Tensor
     labels: Labels
     origin: str
     source: tuple[str, tuple[int | None, ...]] | None = None
+    index_of: frozenset[int] = frozenset()
+    entries: NDArray[np.int64] | None = None
 
     @property
     def unlabelled(self) -> bool:
@@ -46,6 +56,22 @@ class Value:
         """Its name in the state dict."""
         assert self.source is not None
         return self.source[0]
+
+    def coordinates(self, shape: tuple[int, ...], ndim: int) -> dict[int, NDArray[np.int64]]:
+        """For each axis of the state dict's tensor, of this shape, the position along it of every entry here.
+
+        The entries have axes of size 1 in front, as in broadcasting to ``ndim`` axes.
+        """
+        if self.entries is not None:
+            numbers = self.entries
+        else:
+            assert self.source is not None
+            order = [axis for axis in self.source[1] if axis is not None]
+            numbers = np.arange(math.prod(shape)).reshape(shape)
+            missing = [axis for axis in range(len(shape)) if axis not in order]  # of size 1
+            numbers = numbers.transpose([*order, *missing]).reshape(tuple(self.tensor.shape))
+        numbers = numbers.reshape((1,) * (ndim - numbers.ndim) + numbers.shape)
+        return {axis: item for axis, item in enumerate(np.unravel_index(numbers, shape)) if shape[axis] > 1}
 
     @property
     def long_axes(self) -> list[int]:
@@ -62,38 +88,44 @@ class Call:
     constraints
         those so far; the operation's rule adds its own.
     name
-        of the function, the tensor's method or its attribute.
-    args, kwargs
-        its arguments, ``Value`` where they are tensors.
+        of the operator, the underscore of operators in place left out.
+    arguments
+        those that are given, by the names of the operator's schema in their order; ``Value`` where they are tensors.
     result
         its result for the example.
-    apply
-        the operation, on other tensors of the same shapes.
+    operator
+        the operator itself.
     module_name
         of the module that calls it.
     """
 
     constraints: Constraints
     name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    arguments: dict[str, Any]
     result: Any
-    apply: Callable[..., Any]
+    operator: Any
     module_name: str
 
-    def argument(self, position: int, key: str, default: Any = None) -> Any:
-        """An argument by its position or its name."""
-        return self.args[position] if position < len(self.args) else self.kwargs.get(key, default)
+    def argument(self, name: str) -> Any:
+        """An argument, or its default; None where the operator has no such argument."""
+        if name in self.arguments:
+            return self.arguments[name]
+        return next((item.default_value for item in schema_of(self.operator).arguments if item.name == name), None)
 
     @property
     def input(self) -> Value:
         """The first argument."""
-        value = self.argument(0, "input", self.kwargs.get("self"))
+        value = next(iter(self.arguments.values()), None)
         if not isinstance(value, Value):
             raise self.unsupported("a tensor as its first argument", type(value).__name__)
         return value
 
-    def stored_tensor(self, position: int, key: str) -> Value | None:
+    def with_input(self, value: Value) -> "Call":
+        """The same call with another first argument."""
+        first = next(iter(self.arguments))
+        return replace(self, arguments=self.arguments | {first: value})
+
+    def stored_tensor(self, key: str) -> Value | None:
         """An argument that is a tensor of the state dict.
 
         Raises
@@ -101,7 +133,7 @@ class Call:
         SymmetryError
             It is a tensor that was computed from others.
         """
-        value = self.argument(position, key)
+        value = self.argument(key)
         if value is None or (isinstance(value, Value) and value.source is not None):
             return value
         raise self.unsupported(f"a tensor of the state dict as {key}", "one that was computed from others")
@@ -109,10 +141,14 @@ class Call:
     @property
     def description(self) -> str:
         """The operation and those of its arguments that are not tensors, as text: equal for equal operations."""
-        return f"{self.name}{map_values((self.args, self.kwargs), lambda _: '')!r}"
+        return f"{self.name}{map_values(self.arguments, lambda _: '')!r}"
 
     def labels_of(self, value: Value) -> Labels:
         """A value's labels; an unlabelled parameter of one axis gets the channels that this axis writes."""
+        if value.labels.modulus:
+            # Only a sum with a number makes use of it that a modulus has no sign; see elementwise.add.
+            self.constraints.restrict_scale(value.labels.scale, POSITIVE, "takes absolute values")
+            value.labels = replace(value.labels, modulus=False)
         if not value.unlabelled or not (long := value.long_axes):
             return value.labels
         if len(long) > 1:
@@ -120,11 +156,29 @@ class Call:
                 "parameters of several axes in layers, or beside values with channels", repr(value.name)
             )
         assert value.source is not None
+        if value.entries is not None:
+            raise self.unsupported("parameters of one axis beside values without channels", repr(value.name))
         name, axes = value.source
         source = axes[long[0]]
         assert source is not None
         labels = self.constraints.write(name, source, value.tensor.shape[long[0]], "bias")
         return labels.on_axis(long[0], value.tensor.ndim)
+
+    def labels_along(self, value: Value, axis: int) -> Labels:
+        """The same where an unlabelled parameter may have several axes: this one gets the channels that it writes."""
+        if not value.unlabelled or len(value.long_axes) < 2 or value.entries is not None or axis not in value.long_axes:
+            return self.labels_of(value)
+        assert value.source is not None
+        name, axes = value.source
+        for other in value.long_axes:
+            source = axes[other]
+            assert source is not None
+            if other != axis:
+                self.constraints.fix_axis(name, source, value.tensor.shape[other])
+        source = axes[axis]
+        assert source is not None
+        labels = self.constraints.write(name, source, value.tensor.shape[axis], "bias")
+        return labels.on_axis(axis, value.tensor.ndim)
 
     def unsupported(self, expected: str, got: str) -> SymmetryError:
         """The error for a use that the rules do not cover."""
@@ -151,6 +205,4 @@ def map_values(item: Any, change: Callable[[Value], Any]) -> Any:
         return tuple(changed) if isinstance(item, tuple) else changed
     if isinstance(item, dict):
         return {key: map_values(inner, change) for key, inner in item.items()}
-    if isinstance(item, slice):
-        return slice(*(map_values(inner, change) for inner in (item.start, item.stop, item.step)))
     return item

@@ -5,15 +5,17 @@ none. Then sums, products, quotients and maxima of two: of two values, of a valu
 parameter, which is a bias, a gain or a threshold of the value's channels.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ckptzoo.symmetry.tracing.constraints import POSITIVE, SIGN, Labels, constant_labels
-from ckptzoo.symmetry.tracing.rules.call import CONSTANT, PARAMETER, Call, Value, values_in
+from ckptzoo.symmetry.tracing.constraints import POSITIVE, SIGN, Constraints, Labels, constant_labels
+from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, values_in
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 Rule = Callable[[Call], Any]
@@ -34,6 +36,14 @@ def positively_homogeneous(call: Call) -> Labels:
     return with_new_paths(call, labels)
 
 
+def absolute(call: Call) -> Labels:
+    """Absolute values: the moduli of scales pass, so that signs end there."""
+    labels = call.labels_of(call.input)
+    if call.input.origin != DATA or labels.power % 2 == 0:
+        return positively_homogeneous(call)
+    return replace(with_new_paths(call, labels), modulus=True)
+
+
 def odd(call: Call) -> Labels:
     """Signs pass: ``f(-x) = -f(x)``, such as tanh."""
     labels = call.labels_of(call.input)
@@ -52,7 +62,7 @@ def not_homogeneous(call: Call) -> Labels:
 
 def pow_(call: Call) -> Labels:
     """``x ** n`` for a number n: scales to the power n."""
-    exponent = call.argument(1, "exponent")
+    exponent = call.argument("exponent")
     if not isinstance(exponent, (int, float)):
         raise call.unsupported("a number as the exponent", type(exponent).__name__)
     return _labels_of_power(call, exponent)
@@ -91,12 +101,11 @@ def reciprocal(call: Call) -> Labels:
 def clamp(call: Call) -> Labels:
     """``clamp``, ``hardtanh``: positive scales where it cuts at zero alone, signs where it cuts alike on both sides."""
     if call.name == "hardtanh":
-        # the defaults are those of torch.nn.functional.hardtanh
-        low, high = call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0)
-    elif call.name == "clamp_max":
-        low, high = None, call.argument(1, "max")
+        low, high = call.argument("min_val"), call.argument("max_val")
     else:
-        low, high = call.argument(1, "min"), call.argument(2, "max")
+        low, high = call.argument("min"), call.argument("max")
+    if any(isinstance(item, Value) for item in (low, high)):
+        raise call.unsupported("numbers as bounds", "tensors")
     if {low, high} <= {None, 0}:
         return positively_homogeneous(call)
     alike = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low == -high
@@ -105,23 +114,21 @@ def clamp(call: Call) -> Labels:
 
 def threshold(call: Call) -> Labels:
     """``threshold``: a ReLU where both numbers are 0."""
-    zeros = (call.argument(1, "threshold"), call.argument(2, "value")) == (0, 0)
+    zeros = (call.argument("threshold"), call.argument("value")) == (0, 0)
     return positively_homogeneous(call) if zeros else not_homogeneous(call)
 
 
 def dropout(call: Call) -> Labels:
     """Dropout in evaluation mode, which changes nothing."""
     # torch.nn.functional.dropout drops by default, in evaluation mode too
-    if call.argument(2, "training", True) and call.argument(1, "p", 0.5):
+    if call.argument("train") and call.argument("p"):
         raise call.unsupported("dropout with training=self.training, which is off in evaluation mode", "training=True")
     return homogeneous(call)
 
 
 def softmax(call: Call) -> Labels:
     """Softmax and log-softmax: no scale passes; over channels, all are treated alike."""
-    axis = call.argument(1, "dim")
-    if not isinstance(axis, int):
-        raise call.unsupported("softmax along an axis that is named", f"dim={axis}")
+    axis = int(call.argument("dim"))
     labels = not_homogeneous(call)
     if axis % call.result.ndim in labels.varying_axes:
         call.constraints.record_sum(labels)
@@ -130,7 +137,7 @@ def softmax(call: Call) -> Labels:
 
 def prelu(call: Call) -> Labels:
     """PReLU: positive scales pass; slopes are permuted with the channels that they belong to."""
-    labels, weight = positively_homogeneous(call), call.stored_tensor(1, "weight")
+    labels, weight = positively_homogeneous(call), call.stored_tensor("weight")
     if weight is not None and weight.long_axes:
         axis = min(1, call.result.ndim - 1)  # torch takes the second axis for the channels, or the only one
         if labels.varying_axes not in ((), (axis,)):
@@ -139,9 +146,52 @@ def prelu(call: Call) -> Labels:
     return labels
 
 
+def masked_fill(call: Call) -> Labels:
+    """``masked_fill``: values of the mask's shape, with a number where it holds."""
+    number = call.argument("value")
+    number = number.tensor.item() if isinstance(number, Value) and number.origin == CONSTANT else number
+    if not isinstance(number, (bool, int, float)):
+        raise call.unsupported("a number to fill in", "a tensor that depends on the input")
+    labels = combined(call, call.argument("self"), call.argument("mask"), MUL)
+    if number:
+        call.constraints.forbid_scale(labels.scale, "fills in a number")
+    return labels
+
+
+def where(call: Call) -> Labels:
+    """``where``: both values are scaled alike, and the condition is of their channels."""
+    first, second = (_as_value(call, call.argument(name)) for name in ("self", "other"))
+    joined = Value(call.result, combined(call, first, second, ADD), DATA)
+    return combined(call, joined, call.argument("condition"), MUL)
+
+
+def compare(call: Call) -> Labels:
+    """Comparisons: positive factors of both sides, or of one beside zero, change nothing."""
+    labels = _combine(call, MAX)
+    return replace(_without_scale(labels), power=1.0)
+
+
+def logical(call: Call) -> Labels:
+    """And, or and not, of truth values and of bits."""
+    if call.argument("other") is None:
+        return not_homogeneous(call)
+    labels = _combine(call, MUL)
+    call.constraints.forbid_scale(labels.scale, "takes numbers for truth values")
+    return labels
+
+
+def combined(call: Call, left: Value, right: Value, operation: str) -> Labels:
+    """Labels of an operation entry by entry on two values, with its history."""
+    labels = _combined_labels(call, left, right, operation)
+    paths = [value.labels.with_ndim(call.result.ndim).path for value in (left, right)]
+    if len(labels.varying_axes) > 1:  # what tells channels in heads apart is in the labels' own paths
+        paths.append(labels.path)
+    return replace(labels, path=call.constraints.paths.extend(call.description, *paths))
+
+
 def with_new_paths(call: Call, labels: Labels) -> Labels:
     """The labels with this operation added to the history of every entry."""
-    paths = [value.labels.path for value in values_in((call.args, call.kwargs))]
+    paths = [value.labels.path for value in values_in(call.arguments)]
     # Arguments with one history for all entries, such as numbers and whole parameters, count as part of the operation.
     others = (int(path.ravel()[0]) for path in paths if path.size == 1)
     return replace(labels, path=call.constraints.paths.extend((call.description, *others), labels.path))
@@ -159,6 +209,8 @@ def mul(call: Call) -> Labels:
 
 def div(call: Call) -> Labels:
     """``a / b``: one side is scaled, or both are alike."""
+    if call.argument("rounding_mode") is not None:
+        raise call.unsupported("a quotient that is not rounded", f"rounding_mode={call.argument('rounding_mode')!r}")
     return _combine(call, DIV)
 
 
@@ -168,10 +220,8 @@ def maximum_or_minimum(call: Call) -> Labels:
 
 
 def _combine(call: Call, operation: str) -> Labels:
-    left, right = (_as_value(call, call.argument(number, name)) for number, name in enumerate(("input", "other")))
-    labels = _combined_labels(call, left, right, operation)
-    paths = (value.labels.with_ndim(call.result.ndim).path for value in (left, right))
-    return replace(labels, path=call.constraints.paths.extend(call.description, *paths))
+    left, right = (_as_value(call, call.argument(name)) for name in ("self", "other"))
+    return combined(call, left, right, operation)
 
 
 def _as_value(call: Call, item: Any) -> Value:
@@ -197,10 +247,16 @@ def _combined_labels(call: Call, left: Value, right: Value, operation: str) -> L
 def _with_constant(call: Call, value: Value, constant: Value, operation: str, *, swapped: bool) -> Labels:
     """Labels of a value and numbers that no symmetry may change."""
     constraints, ndim, numbers = call.constraints, call.result.ndim, constant.tensor
+    if value.labels.modulus and operation == ADD:
+        constraints.restrict_scale(value.labels.scale, SIGN, "adds a constant to absolute values")
+        value = replace(value, labels=_without_scale(value.labels))
     labels = call.labels_of(value).with_ndim(ndim)
     numbers = numbers.reshape((1,) * (ndim - numbers.ndim) + tuple(numbers.shape))
     along = [axis for axis in labels.varying_axes if numbers.shape[axis] > 1]
-    if any(bool((numbers != numbers.narrow(axis, 0, 1)).any()) for axis in along):
+    along = [axis for axis in along if bool((numbers != numbers.narrow(axis, 0, 1)).any())]
+    if along and len(along) < len(labels.varying_axes):
+        labels = _told_apart(call, labels, numbers, along)
+    elif along:
         constraints.fix(labels.channel, "meets constants that are not the same for all channels")
     zero = not bool(numbers.any())
     if operation == MAX and zero:
@@ -208,6 +264,23 @@ def _with_constant(call: Call, value: Value, constant: Value, operation: str, *,
     elif operation == MAX or (operation == ADD and not zero):
         constraints.forbid_scale(labels.scale, "adds a constant" if operation == ADD else "cuts at a constant")
     return replace(labels, power=-labels.power) if operation == DIV and swapped else labels
+
+
+def _told_apart(call: Call, labels: Labels, numbers: torch.Tensor, along: list[int]) -> Labels:
+    """Labels of channels in heads that meet constants alike in each head: channels with other ones have other paths.
+
+    So are those of a rotary embedding, which turns the pairs of channels of a head by different angles.
+    """
+    rows = np.moveaxis(numbers.numpy(), along, range(len(along)))
+    sizes = rows.shape[: len(along)]
+    _, kinds = np.unique(rows.reshape(math.prod(sizes), -1), axis=0, return_inverse=True)
+    kinds = kinds.reshape([sizes[along.index(axis)] if axis in along else 1 for axis in range(numbers.ndim)])
+    path = np.broadcast_to(labels.path, np.broadcast_shapes(labels.path.shape, kinds.shape))
+    return replace(labels, path=call.constraints.paths.extend("constants", path, np.broadcast_to(kinds, path.shape)))
+
+
+def _without_scale(labels: Labels) -> Labels:
+    return replace(labels, scale=np.full_like(labels.scale, -1), modulus=False)
 
 
 def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels:
@@ -218,22 +291,26 @@ def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels
     for several, single, size in ((first, second, sizes[1]), (second, first, sizes[0])):
         if any(size[axis] == 1 for axis in several.varying_axes) and not single.invariant:
             return _with_single_channel(call, several, single, operation)
-    channel = _tied_channels(call, (first, second), sizes)
-    return replace(_combined_scales(call, first, second, operation, (left.origin, right.origin)), channel=channel)
+    channel = tied_channels(call, (first, second), sizes)
+    return replace(combined_scales(call, first, second, operation, (left.origin, right.origin)), channel=channel)
 
 
 def _with_single_channel(call: Call, several: Labels, single: Labels, operation: str) -> Labels:
     """Several channels, each with the same single channel."""
-    if single.varying_axes:
+    inner = tuple(axis for axis in several.varying_axes if axis not in single.varying_axes)
+    if not set(single.varying_axes) < set(several.varying_axes):
         raise call.unsupported("channels on one axis at most", "channels on two axes")
-    call.constraints.record_sum(single)
+    if single.varying_axes:
+        call.constraints.join_heads(single.channel, several.channel, inner, call.module_name or call.name)
+    else:
+        call.constraints.record_sum(single)
     call.constraints.forbid_scale(single.scale, "puts one channel beside several others")
     if operation in (ADD, MAX):
         call.constraints.forbid_scale(several.scale, "puts one channel beside several others")
     return several
 
 
-def _tied_channels(call: Call, sides: tuple[Labels, Labels], sizes: list[tuple[int, ...]]) -> NodeIds:
+def tied_channels(call: Call, sides: tuple[Labels, Labels], sizes: list[tuple[int, ...]]) -> NodeIds:
     """Channels that meet move together; those that meet values without channels stay, if these differ along them."""
     left, right = np.broadcast_arrays(sides[0].channel, sides[1].channel)
     both = (left >= 0) & (right >= 0)
@@ -244,7 +321,7 @@ def _tied_channels(call: Call, sides: tuple[Labels, Labels], sizes: list[tuple[i
     return np.where(left >= 0, left, right)
 
 
-def _combined_scales(call: Call, first: Labels, second: Labels, operation: str, origins: tuple[str, str]) -> Labels:
+def combined_scales(call: Call, first: Labels, second: Labels, operation: str, origins: tuple[str, str]) -> Labels:
     """The first labels with the result's scales and power."""
     constraints = call.constraints
     left, right = np.broadcast_arrays(first.scale, second.scale)
@@ -288,9 +365,10 @@ def _with_parameter(call: Call, value: Value, parameter: Value, operation: str, 
         whether the parameter is the first operand.
     """
     ndim = call.result.ndim
-    labels = value.labels.with_ndim(ndim)
-    if len(labels.varying_axes) > 1:
-        raise call.unsupported("channels on one axis at most", "channels on two axes")
+    labels = call.labels_of(value).with_ndim(ndim)
+    if len(labels.varying_axes) > 1 or parameter.entries is not None:
+        result = _parameter_in_heads(call, labels, parameter, operation)
+        return replace(result, power=-result.power) if operation == DIV and swapped else result
     name, along = _channel_axis(call, labels, parameter)
     if along is None:
         result = _parameter_for_all(call, labels, operation)
@@ -301,6 +379,54 @@ def _with_parameter(call: Call, value: Value, parameter: Value, operation: str, 
             call, labels, axis, name, source, size, operation
         )
     return replace(result, power=-result.power) if operation == DIV and swapped else result
+
+
+def _parameter_in_heads(call: Call, labels: Labels, parameter: Value, operation: str) -> Labels:
+    """Labels of a value whose channels vary along several axes, and a parameter, whose entries may be in any order."""
+    constraints, name, varying = call.constraints, parameter.name, set(labels.varying_axes)
+    placed = False
+    for axis, at in parameter.coordinates(call.constraints.shapes[name], call.result.ndim).items():
+        size = call.constraints.shapes[name][axis]
+        own = {number for number, length in enumerate(at.shape) if length > 1 and (at != at.take([0], number)).any()}
+        wide = own & varying
+        line = _along_coordinates(constraints, labels, at, size) if wide == varying and wide else None
+        if line is None:
+            constraints.fix_axis(name, axis, size)
+            if wide:
+                others = tuple(number for number in range(at.ndim) if number not in wide)
+                places = at[tuple(slice(1) if number in others else slice(None) for number in range(at.ndim))]
+                shape = np.broadcast_shapes(labels.path.shape, places.shape)
+                paths = (np.broadcast_to(item, shape) for item in (labels.path, places))
+                labels = replace(labels, path=constraints.paths.extend(("at", name, axis), *paths))
+            continue
+        placed = True
+        if operation in (ADD, MAX):
+            constraints.place(name, axis, line, -1 if labels.power == -1 else 1, "bias")
+        elif constraints.can_scale(line.scale).any():
+            constraints.place(name, axis, line, 0, "gain", in_mass=True)
+        else:
+            gain = constraints.write(name, axis, size, "gain", in_mass=True)
+            constraints.tie_channels(line.channel, gain.channel, f"multiplies values that stay in place by {name!r}")
+            constraints.forbid_scale(gain.scale, "multiplies values in heads")
+    if operation in (ADD, MAX) and (not placed or operation == MAX or labels.power not in (1, -1)):
+        constraints.forbid_scale(labels.scale, "puts a parameter beside channels that it does not tell apart")
+    return labels
+
+
+def _along_coordinates(constraints: Constraints, labels: Labels, at: NDArray[np.int64], size: int) -> Labels | None:
+    """One-dimensional labels of the positions along a parameter's axis, which are ``at``; None where they differ."""
+    shape = np.broadcast_shapes(labels.shape, labels.path.shape, at.shape)
+    places = np.broadcast_to(at, shape).ravel()
+    found, first = np.unique(places, return_index=True)
+    if len(found) != size:
+        return None
+    channel, scale, path = (
+        np.broadcast_to(item, shape).ravel() for item in (labels.channel, labels.scale, labels.path)
+    )
+    for item in (constraints.channels.find(channel), constraints.scales.find(scale), path):
+        if (item != item[first][places]).any():
+            return None
+    return Labels(channel[first], scale[first], path[first], labels.power)
 
 
 def _channel_axis(call: Call, labels: Labels, parameter: Value) -> tuple[str, tuple[int, int, int] | None]:

@@ -4,23 +4,24 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.symmetry.tracing.constraints import ChannelBlocks, Labels
+from ckptzoo.symmetry.tracing.constraints import ChannelBlocks, Labels, constant_labels
+from ckptzoo.symmetry.tracing.rules import products
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, Call, Value
 from ckptzoo.symmetry.tracing.rules.elementwise import with_new_paths
 
 
 def linear(call: Call) -> Labels:
     """``x W^T + b``."""
-    weight, bias = call.stored_tensor(1, "weight"), call.stored_tensor(2, "bias")
+    weight, bias = call.stored_tensor("weight"), call.stored_tensor("bias")
     assert weight is not None
     return _product(call, call.input, weight, (1, 0), bias)
 
 
 def matmul(call: Call) -> Labels:
     """``x @ W`` for a parameter W."""
-    weight = call.argument(1, "other")
+    weight = call.argument("mat2" if call.name == "mm" else "other")
     if not isinstance(weight, Value) or not weight.unlabelled or weight.tensor.ndim != 2:
-        raise call.unsupported("a product with a parameter of two axes on the right", "another product")
+        return products.matmul(call)
     return _product(call, call.input, weight, (0, 1), None)
 
 
@@ -37,14 +38,42 @@ def transposed_convolution(call: Call) -> Labels:
 def read_labels(call: Call, value: Value, axis: int) -> Labels:
     """The labels along the axis that is read, one-dimensional; those that vary along other axes too are tied there."""
     constraints, size = call.constraints, value.tensor.shape[axis]
-    labels = _constant_channels(call, value, axis) if value.origin == CONSTANT else call.labels_of(value)
     axis %= value.tensor.ndim
+    labels = _constant_channels(call, value, axis) if value.origin == CONSTANT else call.labels_along(value, axis)
     labels = constraints.tie_along(labels, tuple(other for other in labels.varying_axes if other != axis))
     return labels.along_axis(axis, size)
 
 
+def addmm(call: Call) -> Labels:
+    """``b + x @ W`` for parameters W and b."""
+    weight, bias = call.stored_tensor("mat2"), call.stored_tensor("self")
+    if (call.argument("alpha"), call.argument("beta")) != (1, 1) or weight is None:
+        raise call.unsupported("a product and a bias as they are", "multiples of them")
+    value = call.argument("mat1")
+    return _product(call, value, weight, (0, 1), bias)
+
+
+def embedding(call: Call) -> Labels:
+    """Rows of a table, each of which writes all channels."""
+    weight, indices = call.stored_tensor("weight"), call.argument("indices")
+    assert weight is not None
+    if not indices.labels.invariant:
+        raise call.unsupported("indices that no symmetry changes", "indices computed from channels")
+    constraints, (rows, size) = call.constraints, weight.tensor.shape
+    for number in indices.index_of:
+        constraints.index_bounds[number] = min(rows, constraints.index_bounds.get(number, rows))
+    if weight.origin == CONSTANT:
+        return constant_labels(call.result.ndim, constraints.paths.id_of(call.description, "constant"))
+    name, axes = _source(call, weight)
+    if rows > 1:
+        constraints.fix_axis(name, axes[0], rows, "out")
+    written = constraints.write(name, axes[1], size, "out", in_mass=True)
+    return written.on_axis(call.result.ndim - 1, call.result.ndim)
+
+
 def _product(call: Call, value: Value, weight: Value, sides: tuple[int, int], bias: Value | None) -> Labels:
-    labels, ndim = call.labels_of(value), value.tensor.ndim
+    ndim = value.tensor.ndim
+    labels = call.labels_along(value, ndim - 1)
     if labels.varying_axes and ndim - 1 not in labels.varying_axes:
         return _mixed_axis(call, labels, weight, bias)
     read = read_labels(call, value, -1)
@@ -70,13 +99,11 @@ def _mixed_axis(call: Call, labels: Labels, weight: Value, bias: Value | None) -
 
 
 def _convolution(call: Call, sides: tuple[int, int]) -> Labels:
-    weight, bias = call.stored_tensor(1, "weight"), call.stored_tensor(2, "bias")
+    weight, bias = call.stored_tensor("weight"), call.stored_tensor("bias")
     assert weight is not None
-    # torch.nn.functional has groups seventh in both kinds of convolutions: after dilation, and after output_padding.
-    groups = call.argument(6, "groups", 1)
     value, ndim = call.input, call.input.tensor.ndim
     axis = ndim - (weight.tensor.ndim - 1)
-    written = _weight(call, weight, sides, read_labels(call, value, axis), int(groups))
+    written = _weight(call, weight, sides, read_labels(call, value, axis), int(call.argument("groups")))
     _bias(call, bias, written)
     return written.on_axis(axis, ndim)
 
@@ -122,6 +149,8 @@ def _bias(call: Call, bias: Value | None, written: Labels) -> None:
 def _source(call: Call, value: Value) -> tuple[str, tuple[int, ...]]:
     """A parameter's name in the state dict, and its axes there."""
     assert value.source is not None
+    if value.entries is not None:
+        raise call.unsupported("a parameter as it is in the state dict", f"entries of {value.name!r} in other places")
     name, axes = value.source
     known = tuple(axis for axis in axes if axis is not None)
     if len(known) < len(axes):

@@ -13,13 +13,9 @@ from ckptzoo.symmetry.tracing.rules.linear import read_labels
 def batch_norm(call: Call) -> Labels:
     """BatchNorm: in evaluation mode the running statistics are scaled with what they normalise."""
     constraints, axis = call.constraints, 1
-    # F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps); the channels are on axis 1
-    mean, variance, weight, bias = (
-        call.stored_tensor(at, name)
-        for at, name in ((1, "running_mean"), (2, "running_var"), (3, "weight"), (4, "bias"))
-    )
+    mean, variance, weight, bias = map(call.stored_tensor, ("running_mean", "running_var", "weight", "bias"))
     read = read_labels(call, call.input, axis)
-    if call.argument(5, "training", False):
+    if call.argument("training"):
         if mean is not None:
             raise call.unsupported("training=self.training, which is off in evaluation mode", "training=True")
         constraints.restrict_scale(read.scale, SIGN, "normalises by the batch's own variance, beside eps")
@@ -27,7 +23,7 @@ def batch_norm(call: Call) -> Labels:
         assert mean is not None and variance is not None
         constraints.place(mean.name, 0, read, 1, "mean")
         # It is variance + eps that is scaled by the square, so that the action on the variance needs eps.
-        constraints.place(variance.name, 0, read, 2, "variance", eps=float(call.argument(7, "eps", 1e-5)))
+        constraints.place(variance.name, 0, read, 2, "variance", eps=float(call.argument("eps")))
     if read.power != 1:
         constraints.forbid_scale(read.scale, "normalises powers of values")
     return _affine(call, read, (weight, 0), (bias, 0), axis, alone=True)
@@ -35,11 +31,13 @@ def batch_norm(call: Call) -> Labels:
 
 def layer_norm(call: Call) -> Labels:
     """LayerNorm and RMSNorm over the last axes."""
-    shape = call.argument(1, "normalized_shape")
-    weight, bias = call.stored_tensor(2, "weight"), call.stored_tensor(3, "bias") if call.name == "layer_norm" else None
+    shape = call.argument("normalized_shape")
+    weight, bias = call.stored_tensor("weight"), call.stored_tensor("bias")
     ndim = call.result.ndim
     first = ndim - len(shape)
-    labels = call.labels_of(call.input)
+    labels = call.labels_along(call.input, ndim - 1)
+    if len(labels.varying_axes) > 1:
+        return _norm_in_heads(call, labels, first, (weight, bias))
     call.constraints.forbid_scale(labels.scale, "normalises beside eps")
     axis = labels.varying_axes[0] if labels.varying_axes else ndim - 1
     read = read_labels(call, call.input, axis)
@@ -54,24 +52,47 @@ def layer_norm(call: Call) -> Labels:
     return _affine(call, read, (weight, axis - first), (bias, axis - first), axis)
 
 
+def _norm_in_heads(call: Call, labels: Labels, first: int, affine: tuple[Value | None, Value | None]) -> Labels:
+    """A norm over the channels of each head, whose gains and shifts, one for all heads, stay in place."""
+    constraints = call.constraints
+    if call.name == "rms_norm" and affine[1] is None:
+        constraints.restrict_scale(labels.scale, SIGN, "normalises beside eps")
+    else:
+        constraints.forbid_scale(labels.scale, "normalises beside eps")
+    inner = tuple(axis for axis in labels.varying_axes if axis >= first)
+    if inner and len(inner) < len(labels.varying_axes):
+        constraints.record_sum(labels)
+        constraints.heads_of(labels, inner, call.module_name or call.name)
+    elif inner:
+        constraints.record_sum(labels)
+    labels = with_new_paths(call, labels)
+    for value in affine:
+        if value is not None:
+            for axis, size in enumerate(value.tensor.shape):
+                constraints.fix_axis(value.name, axis, size)
+                if first + axis in labels.varying_axes:
+                    places = np.arange(size).reshape(
+                        [-1 if at == first + axis else 1 for at in range(call.result.ndim)]
+                    )
+                    shape = np.broadcast_shapes(labels.path.shape, places.shape)
+                    paths = (np.broadcast_to(item, shape) for item in (labels.path, places))
+                    labels = replace(labels, path=constraints.paths.extend(("at", value.name, axis), *paths))
+    return labels
+
+
 def group_norm(call: Call) -> Labels:
     """GroupNorm: blocks of channels are normalised together."""
-    return _normalize_blocks(
-        call, int(call.argument(1, "num_groups")), (call.stored_tensor(2, "weight"), call.stored_tensor(3, "bias"))
-    )
+    return _normalize_blocks(call, int(call.argument("num_groups")))
 
 
 def instance_norm(call: Call) -> Labels:
     """InstanceNorm without running statistics: every channel is normalised on its own."""
-    # F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, ...)
-    if not call.argument(5, "use_input_stats", True):
+    if not call.argument("use_input_stats"):
         raise call.unsupported("instance normalisation without running statistics", "running statistics")
-    return _normalize_blocks(
-        call, call.input.tensor.shape[1], (call.stored_tensor(3, "weight"), call.stored_tensor(4, "bias"))
-    )
+    return _normalize_blocks(call, call.input.tensor.shape[1])
 
 
-def _normalize_blocks(call: Call, groups: int, affine: tuple[Value | None, Value | None]) -> Labels:
+def _normalize_blocks(call: Call, groups: int) -> Labels:
     constraints, read = call.constraints, read_labels(call, call.input, 1)
     # Alone, a channel keeps its variance when it changes its sign; beside others the mean of all would change.
     alone = groups == len(read.channel) and read.power == 1
@@ -84,7 +105,7 @@ def _normalize_blocks(call: Call, groups: int, affine: tuple[Value | None, Value
         if groups > 1:
             constraints.blocks.append(ChannelBlocks(name, (read.channel.reshape(groups, -1),)))
         constraints.record_sum(read)
-    return _affine(call, read, (affine[0], 0), (affine[1], 0), 1, alone=alone)
+    return _affine(call, read, (call.stored_tensor("weight"), 0), (call.stored_tensor("bias"), 0), 1, alone=alone)
 
 
 def _affine(

@@ -6,23 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from ckptzoo.symmetry.tracing.constraints import POSITIVE, Labels, constant_labels
+from ckptzoo.symmetry.tracing.constraints import POSITIVE, SIGN, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules.call import Call, Value
 from ckptzoo.symmetry.tracing.rules.elementwise import maximum_or_minimum, with_new_paths
 
 
 def sum_or_mean(call: Call) -> Labels:
     """``sum``, ``mean``: every scale passes, but over channels."""
-    return _reduced(call, call.labels_of(call.input), _dim(call), call.argument(2, "keepdim", False))
+    return _reduced(call, call.labels_of(call.input), call.argument("dim"), call.argument("keepdim"))
 
 
 def max_or_min(call: Call) -> Any:
     """``amax``, ``amin``, ``max``, ``min`` over axes, or of two tensors: positive scales pass, but over channels."""
-    if isinstance(call.argument(1, "other"), Value):
+    if isinstance(call.argument("other"), Value):
         return maximum_or_minimum(call)
     labels = call.labels_of(call.input)
     call.constraints.restrict_scale(labels.scale, POSITIVE, "keeps positive factors alone")
-    reduced = _reduced(call, labels, _dim(call), call.argument(2, "keepdim", False))
+    reduced = _reduced(call, labels, call.argument("dim"), call.argument("keepdim"))
     if not isinstance(call.result, tuple):
         return reduced
     # The second result is the positions of the maxima, which no factor changes.
@@ -32,41 +32,35 @@ def max_or_min(call: Call) -> Any:
 def var_std_or_norm(call: Call) -> Labels:
     """``var`` (scales squared), ``std`` and ``norm`` of order 2 (positive scales)."""
     labels = call.labels_of(call.input)
-    dim, keepdim = _dim(call), call.kwargs.get("keepdim", False)
-    if call.name == "norm":
-        order, dim, keepdim = call.argument(1, "p", 2), call.argument(2, "dim"), call.argument(3, "keepdim", False)
-        if order not in (2, "fro"):
-            raise call.unsupported("norms of order 2", f"order {order!r}")
-    elif isinstance(dim, bool) or len(call.args) > 2:
-        raise call.unsupported("the axes alone before keyword arguments", "others")
+    order = call.argument("p") if call.name == "norm" else call.argument("ord")
+    if order not in (None, 2):
+        raise call.unsupported("norms of order 2", f"order {order!r}")
     if call.name == "var":
         labels = replace(labels, power=2 * labels.power)
     else:
         call.constraints.restrict_scale(labels.scale, POSITIVE, "keeps positive factors alone")
-    return _reduced(call, labels, dim, keepdim)
+    return _reduced(call, labels, call.argument("dim"), call.argument("keepdim"))
 
 
-def pooling(rule: Callable[[Call], Labels]) -> Callable[[Call], Labels]:
+def pooling(rule: Callable[[Call], Labels]) -> Callable[[Call], Any]:
     """The rule for pooling over the last axes: channels there are tied, scales are as in a rule entry by entry."""
 
-    def pool(call: Call) -> Labels:
-        if isinstance(call.result, tuple):
-            raise call.unsupported("pooling without indices", "return_indices=True")
-        # The number of axes is in the name, as in max_pool2d; interpolate has all axes after the channels.
-        count = int(call.name[-2]) if call.name.endswith("d") else call.input.tensor.ndim - 2
+    def pool(call: Call) -> Any:
+        # The number of axes is in the name, as in max_pool2d and upsample_nearest2d.
+        count = int(call.name[-2])
         labels = call.labels_of(call.input)
         over = tuple(axis for axis in labels.varying_axes if axis >= call.input.tensor.ndim - count)
         if over:
             call.constraints.notes.append(f"Channels that {call.constraints.operation} pools together move together.")
-        return rule(
-            replace(call, args=(replace(call.input, labels=call.constraints.tie_along(labels, over)), *call.args[1:]))
+        pooled = rule(call.with_input(replace(call.input, labels=call.constraints.tie_along(labels, over))))
+        # A second result is the positions of the maxima, which no factor changes.
+        return (
+            [pooled, replace(pooled, scale=np.full_like(pooled.scale, -1))]
+            if isinstance(call.result, tuple)
+            else pooled
         )
 
     return pool
-
-
-def _dim(call: Call) -> Any:
-    return call.argument(1, "dim", call.kwargs.get("axis"))
 
 
 def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
@@ -74,7 +68,12 @@ def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
     dims = range(ndim) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
     axes = {int(axis) % ndim for axis in dims} if ndim else set[int]()
     over = tuple(axis for axis in labels.varying_axes if axis in axes)
-    if over and len(over) < len(labels.varying_axes):
+    if over and len(over) < len(labels.varying_axes) and labels.power % 2 == 0 and call.name in ("sum", "mean"):
+        # As in a norm over the channels of each head: signs of channels do not matter.
+        call.constraints.restrict_scale(labels.scale, SIGN, "sums squares over channels")
+        call.constraints.record_sum(labels)
+        labels = call.constraints.heads_of(labels, over, call.module_name or call.name)
+    elif over and len(over) < len(labels.varying_axes):
         labels = call.constraints.tie_along(labels, over)
     elif over:
         call.constraints.forbid_scale(labels.scale, "sums over channels")

@@ -1,26 +1,20 @@
-"""Which operation has which rule: by the name of the function, or of the method or attribute of a tensor."""
+"""Which operation has which rule: by the name of torch's operator, as in ``torch.ops.aten``."""
 
-import operator
-from collections.abc import Callable, Iterator
-from typing import Any
-
-import torch
-from torch.nn import functional as F
-
-from ckptzoo.symmetry.tracing.rules import elementwise, linear, normalization, reduction, shape
+from ckptzoo.symmetry.tracing.rules import elementwise, linear, normalization, products, recurrence, reduction, shape
 from ckptzoo.symmetry.tracing.rules.elementwise import Rule
 
-# Each rule with the names of its operations, those that end in an underscore for work in place left out.
+# Each rule with the names of its operators, those that end in an underscore for work in place left out.
 _NAMES: dict[Rule, str] = {
     elementwise.homogeneous: "neg positive",
-    elementwise.positively_homogeneous: "relu leaky_relu rrelu abs absolute",
-    elementwise.odd: "tanh sin tan atan arctan asinh arcsinh sinh erf softsign tanhshrink softshrink hardshrink",
+    elementwise.positively_homogeneous: "relu leaky_relu rrelu",
+    elementwise.absolute: "abs absolute",
+    elementwise.odd: "tanh sin tan atan arctan asinh arcsinh sinh erf special_erf softshrink hardshrink",
     elementwise.not_homogeneous: (
-        "gelu silu mish sigmoid hardsigmoid hardswish relu6 elu selu celu softplus logsigmoid exp expm1 log log1p "
-        "cos cosh"
+        "gelu silu mish sigmoid special_expit hardsigmoid hardswish relu6 elu selu celu softplus log_sigmoid exp expm1 "
+        "special_expm1 log log1p cos cosh"
     ),
-    elementwise.dropout: "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout",
-    elementwise.softmax: "softmax log_softmax softmin",
+    elementwise.dropout: "dropout feature_dropout alpha_dropout feature_alpha_dropout",
+    elementwise.softmax: "softmax log_softmax special_softmax",
     elementwise.clamp: "hardtanh clamp clip clamp_min clamp_max",
     elementwise.threshold: "threshold",
     elementwise.prelu: "prelu",
@@ -29,31 +23,47 @@ _NAMES: dict[Rule, str] = {
     elementwise.sqrt: "sqrt",
     elementwise.rsqrt: "rsqrt",
     elementwise.reciprocal: "reciprocal",
-    elementwise.add: "add sub subtract iadd isub",
-    elementwise.mul: "mul multiply imul",
-    elementwise.div: "div divide true_divide truediv itruediv",
+    elementwise.add: "add sub subtract rsub",
+    elementwise.mul: "mul multiply",
+    elementwise.div: "div divide true_divide",
     elementwise.maximum_or_minimum: "maximum minimum fmax fmin",
     reduction.sum_or_mean: "sum mean",
     reduction.max_or_min: "amax amin max min",
-    reduction.var_std_or_norm: "var std norm",
+    reduction.var_std_or_norm: "var std norm frobenius_norm linalg_vector_norm",
     reduction.pooling(elementwise.positively_homogeneous): (
         "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"
     ),
     reduction.pooling(elementwise.homogeneous): (
-        "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d interpolate "
-        "upsample"
+        "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+        "upsample_bicubic2d upsample_trilinear3d"
     ),
-    shape.copy_or_cast: "contiguous clone data detach float double half bfloat16 to cpu type type_as",
+    shape.copy_or_cast: "contiguous clone alias detach lift_fresh_copy to _to_copy type_as",
     shape.rearrange: (
-        "view reshape flatten unflatten ravel permute transpose swapaxes swapdims movedim moveaxis t T mT squeeze "
-        "unsqueeze expand expand_as view_as reshape_as broadcast_to repeat tile repeat_interleave flip fliplr flipud "
-        "roll rot90 narrow select index_select chunk split tensor_split split_with_sizes unbind pixel_shuffle "
-        "pixel_unshuffle channel_shuffle"
+        "view reshape flatten unflatten ravel permute transpose swapaxes swapdims movedim moveaxis t numpy_T mT "
+        "squeeze unsqueeze expand expand_as view_as reshape_as broadcast_to repeat tile repeat_interleave flip fliplr "
+        "flipud roll rot90 narrow slice select index_select chunk split tensor_split split_with_sizes unbind "
+        "pixel_shuffle pixel_unshuffle channel_shuffle"
     ),
-    shape.getitem: "getitem",
+    shape.index: "index",
     shape.concatenate: "cat concat concatenate stack",
     shape.pad: "pad",
+    shape.scatter: "slice_scatter select_scatter",
+    shape.copy: "copy",
+    elementwise.masked_fill: "masked_fill",
+    elementwise.where: "where",
+    elementwise.compare: "gt lt ge le eq ne greater less greater_equal less_equal not_equal",
+    elementwise.logical: (
+        "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not __and__ __or__"
+    ),
     linear.linear: "linear",
+    linear.embedding: "embedding",
+    linear.addmm: "addmm",
+    recurrence.recurrent: "lstm gru rnn_tanh rnn_relu",
+    shape.glu: "glu",
+    products.bmm: "bmm",
+    products.einsum: "einsum",
+    products.scaled_dot_product_attention: "scaled_dot_product_attention",
     linear.matmul: "matmul mm",
     linear.convolution: "conv1d conv2d conv3d",
     linear.transposed_convolution: "conv_transpose1d conv_transpose2d conv_transpose3d",
@@ -64,38 +74,12 @@ _NAMES: dict[Rule, str] = {
 }
 RULES: dict[str, Rule] = {name: rule for rule, names in _NAMES.items() for name in names.split()}
 """The rule of every operation, by the operation's name."""
-_FACT_NAMES = (
-    "size dim ndimension numel nelement stride shape ndim dtype device layout is_cuda requires_grad is_contiguous "
-    "is_floating_point get_device element_size itemsize nbytes"
-)
-SHAPE_FACTS = frozenset(_FACT_NAMES.split())
-"""Attributes that depend on a tensor's shape and kind only, not on its numbers: plain values in the trace."""
-_FILL_NAMES = "zeros_like ones_like full_like new_zeros new_ones new_full new_tensor"
+_FILL_NAMES = "zeros_like ones_like full_like new_zeros new_ones new_full new_empty empty_like fill zero"
 FILLS = frozenset(_FILL_NAMES.split())
-"""Functions whose result has a tensor's shape or kind and none of its numbers: constants in the trace."""
-_KNOWN = (*RULES, *SHAPE_FACTS, *FILLS)
+"""Operators whose result has a tensor's shape or kind and none of its numbers: constants in the trace."""
+_CHECK_PREFIXES = ("_assert_", "_functional_assert", "sym_constrain_range", "_functional_sym_constrain")
 
 
-def _functions() -> Iterator[tuple[Callable[..., Any], str]]:
-    for name in _KNOWN:
-        for namespace in (torch, F, operator, torch.special):
-            # torch ends the names of operations in place with an underscore.
-            for variant in (name, f"{name}_"):
-                if (function := getattr(namespace, variant, None)) is not None:
-                    yield function, variant
-
-
-_FUNCTIONS = dict(_functions())
-
-
-def name_of(target: Any) -> str | None:
-    """The name of a function that is known, ending in ``_`` where it works in place; None for others."""
-    try:
-        return _FUNCTIONS.get(target)
-    except TypeError:  # what is not hashable is no function
-        return None
-
-
-def is_method(name: str) -> bool:
-    """Whether a method or attribute of tensors is known."""
-    return name.removesuffix("_") in _KNOWN
+def is_check(name: str) -> bool:
+    """Whether an operator is a check of shapes and dtypes, which torch.export adds, and computes nothing."""
+    return name.startswith(_CHECK_PREFIXES)

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from ckptzoo.symmetry.tracing.constraints import Constraints, Labels, constant_labels
-from ckptzoo.symmetry.tracing.rules.call import CONSTANT, Call, Value, map_values, values_in
-from ckptzoo.symmetry.tracing.rules.elementwise import homogeneous, with_new_paths
+from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, Call, Value, map_values, values_in
+from ckptzoo.symmetry.tracing.rules.elementwise import MUL, combined, homogeneous, not_homogeneous, with_new_paths
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
-_ORDERS = frozenset({"t", "T", "mT", "transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis"})
+_ORDERS = frozenset({"t", "numpy_T", "mT", "transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis"})
 """Operations that put axes in another order."""
 
 
@@ -27,42 +27,85 @@ def rearrange(call: Call) -> Any:
     value = call.input
     if (
         value.unlabelled
+        and value.entries is None
         and isinstance(call.result, torch.Tensor)
         and (reordered := _reordered_parameter(call, value)) is not None
     ):
         return reordered
+    if (
+        value.unlabelled
+        and isinstance(call.result, torch.Tensor)
+        and (len(value.long_axes) > 1 or value.entries is not None)
+    ):
+        return _moved_parameter(call, value)
     return _labels_from_entries(call, [value])
 
 
 def copy_or_cast(call: Call) -> Any:
-    """Copies and casts."""
-    return replace(call.input, tensor=call.result) if call.input.unlabelled else homogeneous(call)
+    """Copies, and casts from or to integers."""
+    if call.input.tensor.is_floating_point() and not call.result.is_floating_point():
+        return not_homogeneous(call)
+    if call.input.unlabelled or call.input.index_of:
+        return replace(call.input, tensor=call.result)
+    return homogeneous(call)
 
 
-def getitem(call: Call) -> Any:
-    """``x[...]`` of a tensor."""
-    if any(item.origin != CONSTANT for item in values_in(call.args[1])):
+def index(call: Call) -> Any:
+    """``x[...]`` with lists or tensors of indices."""
+    if any(item.origin != CONSTANT for item in values_in(call.argument("indices"))):
+        # refused and not followed: which entries are taken depends on the input
         raise call.unsupported("an index of numbers and slices", "an index that depends on the input")
     return rearrange(call)
 
 
 def concatenate(call: Call) -> Any:
     """Concatenations and stacks."""
-    values = list(values_in(call.args[:1])) or list(values_in(call.kwargs.get("tensors", ())))
-    axis = int(call.argument(1, "dim", call.kwargs.get("axis", 0))) % call.result.ndim
+    values = list(values_in(call.argument("tensors")))
+    axis = int(call.argument("dim")) % call.result.ndim
     for value in values:
         if value.origin == CONSTANT and value.tensor.ndim == call.result.ndim and value.labels.invariant:
             zero = (value.tensor == 0).movedim(axis, 0).flatten(1).all(1).cpu().numpy()
             value.labels = _with_free_zeros(call.constraints, value, zero, axis)
+    _label_parameters(call, values, axis)
     _tie_in_line(call, values, axis)
     return _labels_from_entries(call, values)
 
 
+def glu(call: Call) -> Any:
+    """``a * sigmoid(b)`` for the two halves a and b along an axis."""
+    value, axis = call.input, int(call.argument("dim")) % call.result.ndim
+    half = call.result.shape[axis]
+    first, second = (
+        Value(item, labels, value.origin)
+        for item, labels in zip(value.tensor.split(half, axis), _halves(call, value, half, axis), strict=True)
+    )
+    call.constraints.forbid_scale(second.labels.scale, "is a gate")
+    return combined(call, first, second, MUL)
+
+
+def _halves(call: Call, value: Value, half: int, axis: int) -> list[Labels]:
+    """The labels of the two halves of a value along an axis."""
+    split = torch.ops.aten.split.Tensor
+    arguments = {"self": value, "split_size": half, "dim": axis}
+    halves = replace(call, name="split", arguments=arguments, result=value.tensor.split(half, axis), operator=split)
+    return _labels_from_entries(halves, [value])
+
+
+def scatter(call: Call) -> Any:
+    """Values with some entries replaced by those of other values."""
+    return _labels_from_entries(call, list(values_in(call.arguments)))
+
+
+def copy(call: Call) -> Any:
+    """What a tensor has after the other one was copied into it."""
+    other = call.argument("src")
+    return _labels_from_entries(call, [other]) if isinstance(other, Value) else not_homogeneous(call)
+
+
 def pad(call: Call) -> Labels:
     """``F.pad``: every symmetry leaves zeros alone, so that zeros between channels are new channels."""
-    value, pad = call.input, list(call.argument(1, "pad"))
-    mode, number = call.argument(2, "mode", "constant"), call.argument(3, "value", 0) or 0
-    if mode != "constant":
+    value, pad, number = call.input, list(call.argument("pad")), call.argument("value") or 0
+    if call.argument("mode") != "constant":
         return _labels_from_entries(call, [value])
     labels = call.labels_of(value)
     if number and any(pad):
@@ -74,6 +117,17 @@ def pad(call: Call) -> Labels:
             before, after = pad[2 * number_from_last : 2 * number_from_last + 2]
             labels = _padded_labels(call.constraints, labels, axis, (before, after), zeros=not number)
     return with_new_paths(call, labels)
+
+
+def _label_parameters(call: Call, values: Sequence[Value], axis: int) -> None:
+    """Label parameters of several axes along the axis of the channels that they are joined with."""
+    several = [value for value in values if value.unlabelled and len(value.long_axes) > 1]
+    along = {other for value in values if not value.unlabelled for other in value.labels.varying_axes}
+    if call.name == "stack" or len(along) != 1 or axis in along:
+        return
+    for value in several:
+        value.labels = call.labels_along(value, *along)
+        value.source = None
 
 
 def _tie_in_line(call: Call, values: Sequence[Value], axis: int) -> None:
@@ -97,6 +151,10 @@ def _tie_in_line(call: Call, values: Sequence[Value], axis: int) -> None:
 def _labels_from_entries(call: Call, values: Sequence[Value]) -> Any:
     """Labels of results whose entries are entries of the values."""
     sources = [call.labels_of(value) for value in values]
+    index_of = frozenset[int]().union(*(value.index_of for value in values))
+    if index_of and isinstance(call.result, torch.Tensor) and all(value.labels.invariant for value in values):
+        path = call.constraints.paths.id_of(call.description, *(int(labels.path.ravel()[0]) for labels in sources))
+        return Value(call.result, constant_labels(call.result.ndim, path), DATA, index_of=index_of)
     results = call.result if isinstance(call.result, (tuple, list)) else [call.result]
     if all(labels.invariant and labels.path.size == 1 for labels in sources):
         paths = [int(labels.path.ravel()[0]) for labels in sources]
@@ -111,8 +169,7 @@ def _labels_from_entries(call: Call, values: Sequence[Value]) -> Any:
             size = value.tensor.numel()
             numbers[id(value)] = torch.arange(start, start + size, dtype=torch.float64).reshape(value.tensor.shape)
             start += size
-        args = map_values((call.args, call.kwargs), lambda value: numbers.get(id(value), value.tensor))
-        moved = call.apply(*args[0], **args[1])
+        moved = call.operator(**map_values(call.arguments, lambda value: numbers.get(id(value), value.tensor)))
         moved = moved if isinstance(moved, (tuple, list)) else [moved]
         power = _power(call.constraints, sources)
         flat = [
@@ -222,7 +279,24 @@ def _reordered_parameter(call: Call, value: Value) -> Value | None:
     return None
 
 
+def _moved_parameter(call: Call, value: Value) -> Value:
+    """A parameter of several axes with its entries in other places; the operation that uses it labels them."""
+    entries = value.entries
+    if entries is None:
+        shape = call.constraints.shapes[value.name]
+        entries = np.ravel_multi_index(tuple(np.broadcast_arrays(*_all_coordinates(value, shape))), shape).reshape(
+            tuple(value.tensor.shape)
+        )
+    moved = _repeat(call, value, torch.from_numpy(entries))
+    source = (value.name, tuple(range(len(call.constraints.shapes[value.name]))))
+    return replace(value, tensor=call.result, source=source, entries=moved.numpy())
+
+
+def _all_coordinates(value: Value, shape: tuple[int, ...]) -> list[NDArray[np.int64]]:
+    found = value.coordinates(shape, value.tensor.ndim)
+    return [found.get(axis, np.zeros((1,) * value.tensor.ndim, np.int64)) for axis in range(len(shape))]
+
+
 def _repeat(call: Call, value: Value, tensor: torch.Tensor) -> Any:
     """The operation with another tensor in a value's place."""
-    args, kwargs = map_values((call.args, call.kwargs), lambda item: tensor if item is value else item.tensor)
-    return call.apply(*args, **kwargs)
+    return call.operator(**map_values(call.arguments, lambda item: tensor if item is value else item.tensor))

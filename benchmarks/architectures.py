@@ -1,0 +1,332 @@
+"""Symmetries of published architectures: which of them ``symmetry.trace`` takes, their tables, counts, canonical forms.
+
+``python -m benchmarks.architectures`` traces small random configurations of the modern ones, counts, brings two random
+disguises of each into the canonical gauge, and prints the table of docs/architectures.md. With ``--published`` it
+traces the networks of torchvision, timm and transformers at their own sizes on small inputs, and names those that do
+not trace with the reason. Nothing is fetched: weights are random. Needs the extra ``architectures``.
+"""
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ckptzoo.errors import SymmetryError
+from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, trace
+
+Made = tuple[nn.Module, Any]
+"""A module and an example input."""
+IMAGES = (2, 3, 32, 32)
+
+
+class LanguageModel(nn.Module):
+    """An embedding, two recurrent layers and a linear head."""
+
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(11, 6), kind(6, 5, 2, batch_first=True)
+        self.head = nn.Linear(5, 11)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits of the next token at every step."""
+        return self.head(self.layers(self.embed(ids))[0])
+
+
+def torchvision_models() -> Any:
+    """torchvision.models, which beside a CPU's torch needs two operators of its compiled part to be defined first."""
+    if not hasattr(torch.ops.torchvision, "nms"):
+        library = torch.library.Library("torchvision", "DEF")
+        _LIBRARIES.append(library)
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+    import torchvision.models
+
+    return torchvision.models
+
+
+_LIBRARIES: list[torch.library.Library] = []
+
+
+def _tokens(words: int) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.randint(0, words, (2, 7), generator=torch.Generator().manual_seed(0))}
+
+
+def _gpt2(attention: str) -> Made:
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=21,
+        n_positions=8,
+        n_embd=8,
+        n_layer=2,
+        n_head=2,
+        n_inner=12,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+        attn_implementation=attention,
+    )
+    return transformers.GPT2LMHeadModel(config), _tokens(21)
+
+
+def _decoder(name: str, attention: str) -> Made:
+    import transformers
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 16}
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=40, bos_token_id=0, eos_token_id=0, use_cache=False, attn_implementation=attention, **sizes
+    )
+    return getattr(transformers, f"{name}ForCausalLM")(config), _tokens(40)
+
+
+def _encoder(name: str, model: str, example: Any, attention: str, **sizes: Any) -> Made:
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=16,
+        attn_implementation=attention,
+        **sizes,
+    )
+    return getattr(transformers, model)(config), example
+
+
+def _timm_vit(**settings: Any) -> Made:
+    import timm
+
+    sizes = {"img_size": 32, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 3}
+    return timm.create_model("vit_tiny_patch16_224", **sizes, **settings), torch.randn(IMAGES)
+
+
+def _mixer() -> Made:
+    from timm.models.mlp_mixer import MlpMixer
+
+    return MlpMixer(num_classes=3, img_size=32, patch_size=16, num_blocks=2, embed_dim=12), torch.randn(IMAGES)
+
+
+def _convnext() -> Made:
+    models = torchvision_models()
+    blocks = models.convnext.CNBlockConfig
+    return models.ConvNeXt([blocks(8, 16, 2), blocks(16, None, 2)], num_classes=3), torch.randn(IMAGES)
+
+
+SMALL: Mapping[str, Callable[[], Made]] = {
+    **{
+        f"transformers {title}, {attention}": lambda make=make, attention=attention: make(attention)
+        for title, make in {
+            "GPT2": _gpt2,
+            "Llama": lambda attention: _decoder("Llama", attention),
+            "Qwen3": lambda attention: _decoder("Qwen3", attention),
+            "Bert": lambda attention: _encoder(
+                "Bert", "BertModel", _tokens(30), attention, vocab_size=30, max_position_embeddings=16
+            ),
+            "ViT": lambda attention: _encoder(
+                "ViT", "ViTForImageClassification", torch.randn(2, 3, 8, 8), attention, image_size=8, patch_size=4
+            ),
+        }.items()
+        for attention in ("eager", "sdpa")
+    },
+    "timm ViT": _timm_vit,
+    "timm ViT, norms of queries and keys": lambda: _timm_vit(qk_norm=True),
+    "timm Mixer": _mixer,
+    "torchvision ViT": lambda: (
+        torchvision_models().VisionTransformer(32, 16, 2, 3, 12, 16, num_classes=3),
+        torch.randn(IMAGES),
+    ),
+    "torchvision Swin": lambda: (
+        torchvision_models().SwinTransformer([2, 2], 8, [2, 2], [2, 4], [4, 4], num_classes=3),
+        torch.randn(IMAGES),
+    ),
+    "torchvision efficientnet_b0": lambda: (torchvision_models().efficientnet_b0(), torch.randn(IMAGES)),
+    "torchvision ConvNeXt": _convnext,
+    "LSTM language model": lambda: (LanguageModel(nn.LSTM), torch.randint(0, 11, (2, 4))),
+    "GRU language model": lambda: (LanguageModel(nn.GRU), torch.randint(0, 11, (2, 4))),
+    "nn.TransformerEncoder": lambda: (
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 16, batch_first=True), 2, enable_nested_tensor=False),
+        torch.randn(2, 5, 12),
+    ),
+}
+"""Small random configurations: what the documentation shows and the tests trace."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found of one network.
+
+    Parameters
+    ----------
+    name
+        of the network.
+    parameters
+        numbers in its state dict.
+    groups, permutations, scales, signs
+        of its table: groups, decimal logarithm of the permutations, positive scales in evaluation mode, signs.
+    apart
+        largest relative norm of the difference of the canonical weights of two random disguises.
+    seconds
+        of the trace, verification included.
+    """
+
+    name: str
+    parameters: int
+    groups: int
+    permutations: float
+    scales: int
+    signs: int
+    apart: float
+    seconds: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row of a table."""
+        short = self.permutations < 12
+        permutations = f"{round(10**self.permutations):,}" if short else f"10^{self.permutations:.2f}"
+        numbers = (f"{number:,}" for number in (self.parameters, self.groups))
+        return (self.name, *numbers, permutations, f"{self.scales:,}", f"{self.signs:,}", f"{self.apart:.0e}")
+
+
+COLUMNS = ("network", "parameters", "groups", "permutations", "scales", "signs", "two disguises differ by")
+
+
+def measured(name: str) -> Row:
+    """Trace a small network, count, and compare the canonical forms of two disguises in float64."""
+    torch.manual_seed(0)
+    module, example = SMALL[name]()
+    start = time.perf_counter()
+    traced = trace(module, example)
+    seconds = time.perf_counter() - start
+    counts = count(traced.symmetry)
+    state = module.state_dict()
+    stack = {tensor.name: state[tensor.name].numpy()[None] for tensor in traced.architecture.tensors}
+    stack = {key: value.astype(np.float64) if value.dtype.kind == "f" else value for key, value in stack.items()}
+    # Random biases and gains: the initial ones are equal for all channels, which would make every order canonical.
+    rng = np.random.default_rng(0)
+    for key, value in stack.items():
+        if value.dtype.kind == "f":
+            stack[key] = (
+                np.abs(value + 0.1) if key.endswith("running_var") else value + 0.1 * rng.standard_normal(value.shape)
+            )
+    forms = [canonical_form(stack, traced, seed) for seed in (1, 2)]
+    apart = max(
+        (
+            float(np.linalg.norm(value - forms[1][key]) / max(np.linalg.norm(value), 1e-300))
+            for key, value in forms[0].items()
+            if value.dtype.kind == "f"
+        ),
+        default=0.0,
+    )
+    numbers = sum(int(np.prod(tensor.shape)) for tensor in traced.architecture.tensors)
+    return Row(
+        name,
+        numbers,
+        len(traced.symmetry.groups),
+        counts.log10_permutations,
+        counts.scaling_eval,
+        counts.signs,
+        apart,
+        seconds,
+    )
+
+
+def canonical_form(stack: Mapping[str, np.ndarray], traced: Any, seed: int) -> dict[str, np.ndarray]:
+    """The canonical weights of a random disguise."""
+    element = GroupElement.random(traced.symmetry, 1, np.random.default_rng(seed), spread=0.3)
+    normalised = {item.group for act in traced.symmetry.actions if act.exponent == 2 for item in act.segments}
+    # Smaller scales than 1 can make a running variance negative.
+    scales = {
+        name: np.sign(scale) * np.maximum(np.abs(scale), 1 / np.abs(scale)) if name in normalised else scale
+        for name, scale in element.scales.items()
+    }
+    disguised = apply(GroupElement(element.perms, scales), stack, traced.symmetry)
+    return canonicalize(disguised, traced).weights
+
+
+VISION = (
+    "alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet1_0 "
+    "mobilenet_v2 mobilenet_v3_small regnet_x_400mf regnet_y_400mf resnet18 resnet50 resnext50_32x4d shufflenet_v2_x1_0 "
+    "squeezenet1_1 swin_t swin_v2_t vgg11 vgg11_bn vit_b_16 wide_resnet50_2"
+)
+TIMM = (
+    "beit_base_patch16_224 cait_xxs24_224 coatnet_nano_rw_224 convit_tiny convmixer_768_32 convnextv2_atto crossvit_tiny_240 "
+    "deit_tiny_patch16_224 deit3_small_patch16_224 densenet121 dla34 dpn68 edgenext_xx_small efficientformer_l1 "
+    "eva02_tiny_patch14_224 ghostnet_100 gmlp_s16_224 hrnet_w18_small inception_resnet_v2 levit_128s mixer_s32_224 "
+    "mobilevit_xxs nf_resnet50 nfnet_l0 pit_ti_224 poolformer_s12 pvt_v2_b0 regnetx_002 repvgg_a0 res2net50_26w_4s "
+    "resmlp_12_224 resnet18 resnetv2_50 rexnet_100 selecsls42 seresnet50 skresnet18 swin_tiny_patch4_window7_224 "
+    "tresnet_m twins_pcpvt_small vit_tiny_patch16_224 volo_d1_224 xcit_nano_12_p16_224"
+)
+
+
+def published() -> Iterator[tuple[str, Callable[[], Made]]]:
+    """Networks of torchvision and timm by name, with random weights, on inputs of their own sizes."""
+    for name in VISION.split():
+        size = {"inception_v3": 96, "maxvit_t": 224, "vit_b_16": 224}.get(name, 64)
+        options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+        yield (
+            f"torchvision {name}",
+            lambda name=name, size=size, options=options: (
+                torchvision_models().get_model(name, **options),
+                torch.randn(2, 3, size, size),
+            ),
+        )
+    for name in TIMM.split():
+        yield f"timm {name}", lambda name=name: _of_timm(name)
+
+
+def _of_timm(name: str) -> Made:
+    import timm
+
+    module = timm.create_model(name)
+    config: Any = module.default_cfg
+    return module, torch.randn(2, *config["input_size"])
+
+
+def _print_published(only: str) -> None:
+    found = failed = 0
+    for name, make in published():
+        if only not in name:
+            continue
+        torch.manual_seed(0)
+        start = time.perf_counter()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                traced = trace(*make())
+        except SymmetryError as error:
+            failed += 1
+            print(f"{name}: {error}", flush=True)
+        else:
+            found += 1
+            permutations = count(traced.symmetry).log10_permutations
+            seconds = time.perf_counter() - start
+            print(f"{name}: 10^{permutations:.2f} permutations, {traced.worst:.0e}, {seconds:.1f} s", flush=True)
+    print(f"{found} of {found + failed} trace.")
+
+
+def main() -> None:
+    """Print the table of the documentation, or which published networks trace."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--published", action="store_true", help="which networks of torchvision and timm trace")
+    parser.add_argument("--only", default="", help="networks whose names have this in them")
+    chosen = parser.parse_args()
+    if chosen.published:
+        _print_published(chosen.only)
+        return
+    print("| " + " | ".join(COLUMNS) + " |")
+    print("|---|" + "--:|" * (len(COLUMNS) - 1))
+    for name in SMALL:
+        if chosen.only in name:
+            print("| " + " | ".join(measured(name).cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

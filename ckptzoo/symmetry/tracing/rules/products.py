@@ -1,0 +1,183 @@
+"""Rules for products of two values: sums over an axis of both, batches of matrices, attention.
+
+In an attention the channels of queries and keys meet within each head, and leave one number a head and a pair of
+tokens. So channels vary along two axes, heads and channels within a head, and ``Constraints.heads_of`` has one more
+channel for each head, which moves with all that are in it.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ckptzoo.symmetry.tracing.constraints import NONZERO, Labels, constant_labels
+from ckptzoo.symmetry.tracing.rules.call import DATA, Call, Value, values_in
+from ckptzoo.symmetry.tracing.rules.elementwise import ADD, MUL, combined, combined_scales, tied_channels
+
+
+def matmul(call: Call) -> Labels:
+    """``a @ b`` of two values."""
+    left, right = call.argument("self"), call.argument("mat2" if call.name in ("mm", "bmm") else "other")
+    ndim = call.result.ndim
+    if min(left.tensor.ndim, right.tensor.ndim) < 2:
+        raise call.unsupported("a product of matrices, or with a parameter of two axes on the right", "another product")
+    # Numbers stand for axes: those of the result, and one more for the axis that is summed over.
+    first = [*range(ndim - left.tensor.ndim, ndim - 2), ndim - 2, ndim]
+    second = [*range(ndim - right.tensor.ndim, ndim - 2), ndim, ndim - 1]
+    return _contract(call, left, right, first, second)
+
+
+def bmm(call: Call) -> Labels:
+    """``a @ b`` of two batches of matrices."""
+    return matmul(call)
+
+
+def einsum(call: Call) -> Labels:
+    """``einsum`` of two values, each axis of one letter, without an ellipsis."""
+    values = list(values_in(call.argument("tensors")))
+    inputs, arrow, output = str(call.argument("equation")).replace(" ", "").partition("->")
+    letters = inputs.split(",")
+    plain = arrow and "." not in inputs and all(len(set(item)) == len(item) for item in (*letters, output))
+    if len(values) != 2 or len(letters) != 2 or not plain:
+        raise call.unsupported("an einsum of two tensors with an output", repr(call.argument("equation")))
+    summed = sorted((set(letters[0]) | set(letters[1])) - set(output))
+    if any(letter not in letters[0] or letter not in letters[1] for letter in summed):
+        raise call.unsupported("sums over axes that both tensors have", repr(call.argument("equation")))
+    order = [*output, *summed]
+    first, second = ([order.index(letter) for letter in item] for item in letters)
+    return _contract(call, values[0], values[1], first, second)
+
+
+def scaled_dot_product_attention(call: Call) -> Labels:
+    """``softmax(q k^T + mask) v``."""
+    if call.argument("dropout_p"):
+        raise call.unsupported("no dropout in evaluation mode", f"dropout_p={call.argument('dropout_p')}")
+    query, key, value = (call.argument(name) for name in ("query", "key", "value"))
+    if call.argument("enable_gqa"):
+        key, value = (_repeated(item, query.tensor.shape[-3]) for item in (key, value))
+    ndim = call.result.ndim
+    if any(item.tensor.ndim != ndim for item in (query, key, value)):
+        raise call.unsupported("queries, keys and values of as many axes", "others")
+    axes = list(range(ndim - 2))
+    shape = (*call.result.shape[:-1], key.tensor.shape[-2])
+    weights = Value(torch.empty(shape, device="meta"), constant_labels(ndim), DATA)
+    inner = replace(call, result=weights.tensor)
+    weights.labels = _contract(inner, query, key, [*axes, ndim - 2, ndim], [*axes, ndim - 1, ndim])
+    if isinstance(mask := call.argument("attn_mask"), Value):
+        boolean = mask.tensor.dtype == torch.bool
+        weights.labels = combined(inner, weights, mask, MUL if boolean else ADD)
+    call.constraints.forbid_scale(weights.labels.scale, "takes a softmax")
+    return _contract(call, weights, value, [*axes, ndim - 2, ndim], [*axes, ndim, ndim - 1])
+
+
+def _repeated(value: Value, heads: int) -> Value:
+    """Keys or values with every head as often as queries have heads for it."""
+    times = heads // value.tensor.shape[-3]
+
+    def change(item: np.ndarray) -> np.ndarray:
+        return np.repeat(item, times, axis=-3) if item.shape[-3] > 1 else item
+
+    return Value(value.tensor.repeat_interleave(times, -3), value.labels.map(change), value.origin)
+
+
+def _contract(call: Call, left: Value, right: Value, first: list[int], second: list[int]) -> Labels:
+    """Labels of sums of products over the axes that the result does not have.
+
+    Parameters
+    ----------
+    first, second
+        for each axis of the two values the number of an axis of the result, or a larger one for an axis that is summed
+        over.
+    """
+    constraints, ndim = call.constraints, call.result.ndim
+    total = max(*first, *second, ndim - 1) + 1
+    if any(value.unlabelled and len(value.long_axes) > 1 for value in (left, right)):
+        raise call.unsupported("a product of two values", "one with a parameter of several axes")
+    sides = [_aligned(call, value, axes, total) for value, axes in ((left, first), (right, second))]
+    sizes = [_sizes(value, axes, total) for value, axes in ((left, first), (right, second))]
+    summed = set(range(ndim, total))
+    for number, (labels, size) in enumerate(zip(sides, reversed(sizes), strict=True)):
+        other = sides[1 - number]
+        lone = [axis for axis in labels.varying_axes if size[axis] > 1 and axis not in other.varying_axes]
+        if lone:
+            constraints.fix(labels.channel, "multiplies channels by values that stay in place")
+        if gone := tuple(axis for axis in labels.varying_axes if axis in summed and axis not in other.varying_axes):
+            constraints.forbid_scale(labels.scale, "sums over channels")
+            sides[number] = constraints.tie_along(labels, gone)
+    one, two = sides
+    if over := tuple(axis for axis in one.varying_axes if axis in summed):
+        labels = _met(call, one, two, over)
+    else:
+        labels = _beside(call, one, two, sizes, (left.origin, right.origin))
+        shape = np.broadcast_shapes(one.path.shape, two.path.shape)
+        paths = (np.broadcast_to(item.path, shape) for item in (one, two))
+        labels = replace(labels, path=constraints.paths.extend(call.description, *paths))
+    # Nothing varies along the axes that are summed over.
+    return labels.map(lambda item: item[(..., *[0] * (total - ndim))])
+
+
+def _met(call: Call, one: Labels, two: Labels, over: tuple[int, ...]) -> Labels:
+    """Channels that meet and are summed over: they move together, and their scales are inverses."""
+    constraints = call.constraints
+    shared = set(one.varying_axes) & set(two.varying_axes)
+    one, two = (
+        constraints.tie_along(item, tuple(axis for axis in item.varying_axes if axis not in shared))
+        for item in (one, two)
+    )
+    why = "multiplies values and sums over their channels"
+    channel = constraints.tie_channels(one.channel, two.channel, why)
+    if abs(one.power) == abs(two.power) == 1:
+        if one.power == two.power:
+            constraints.tie_inverse_scales(one.scale, two.scale, why)
+        else:
+            constraints.tie_scales(one.scale, two.scale, why)
+    else:
+        for item in (one, two):
+            constraints.forbid_scale(item.scale, "multiplies powers of values")
+    shape = np.broadcast_shapes(one.path.shape, two.path.shape)
+    path = constraints.paths.extend(why, np.broadcast_to(one.path, shape), np.broadcast_to(two.path, shape))
+    none = np.full((1,) * channel.ndim, -1)
+    met = Labels(channel, none, path)
+    constraints.record_sum(met)
+    if set(met.varying_axes) == set(over):
+        return constant_labels(channel.ndim, constraints.paths.id_of("sum", len(constraints.sums)))
+    return constraints.heads_of(met, over, call.module_name or call.name)
+
+
+def _beside(call: Call, one: Labels, two: Labels, sizes: list[tuple[int, ...]], origins: tuple[str, str]) -> Labels:
+    """Products of values whose channels are not summed over."""
+    constraints = call.constraints
+    for single, several in ((one, two), (two, one)):
+        if single.invariant:
+            constraints.restrict_scale(several.scale, NONZERO, "sums values over tokens")
+            return several
+        inner = tuple(axis for axis in several.varying_axes if axis not in single.varying_axes)
+        if inner and set(single.varying_axes) < set(several.varying_axes):
+            constraints.join_heads(single.channel, several.channel, inner, call.module_name or call.name)
+            constraints.forbid_scale(single.scale, "multiplies channels in heads")
+            constraints.restrict_scale(several.scale, NONZERO, "sums values over tokens")
+            return several
+    if set(one.varying_axes) != set(two.varying_axes):
+        raise call.unsupported("channels on one axis at most", "channels on two axes")
+    channel = tied_channels(call, (one, two), sizes)
+    return replace(combined_scales(call, one, two, MUL, origins), channel=channel)
+
+
+def _aligned(call: Call, value: Value, axes: list[int], total: int) -> Labels:
+    """A value's labels with its axes at these places among ``total`` ones."""
+    order = np.argsort(axes)
+
+    def change(item: np.ndarray) -> np.ndarray:
+        shape = [1] * total
+        for axis, size in zip(axes, item.shape, strict=True):
+            shape[axis] = size
+        return item.transpose(order).reshape(shape)
+
+    return call.labels_of(value).map(change)
+
+
+def _sizes(value: Value, axes: list[int], total: int) -> tuple[int, ...]:
+    sizes = [1] * total
+    for axis, size in zip(axes, value.tensor.shape, strict=True):
+        sizes[axis] = size
+    return tuple(sizes)

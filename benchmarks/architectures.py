@@ -7,6 +7,7 @@ not trace with the reason. Nothing is fetched: weights are random. Needs the ext
 """
 
 import argparse
+import importlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -38,16 +39,21 @@ class LanguageModel(nn.Module):
         return self.head(self.layers(self.embed(ids))[0])
 
 
-def torchvision_models() -> Any:
-    """torchvision.models, which beside a CPU's torch needs two operators of its compiled part to be defined first."""
-    if not hasattr(torch.ops.torchvision, "nms"):
-        library = torch.library.Library("torchvision", "DEF")
-        _LIBRARIES.append(library)
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
-    import torchvision.models
+def library(name: str) -> Any:
+    """A library of networks. Beside a CPU's torch two operators of torchvision's compiled part are defined first.
 
-    return torchvision.models
+    PyPI's torchvision has them for torch with CUDA only, and cannot be imported without; transformers imports it.
+    """
+    if not hasattr(torch.ops.torchvision, "nms"):
+        _LIBRARIES.append(torch.library.Library("torchvision", "DEF"))
+        for operator in ("nms", "qnms"):
+            _LIBRARIES[-1].define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+    return importlib.import_module(name)
+
+
+def torchvision_models() -> Any:
+    """torchvision.models."""
+    return library("torchvision.models")
 
 
 _LIBRARIES: list[torch.library.Library] = []
@@ -58,7 +64,7 @@ def _tokens(words: int) -> dict[str, torch.Tensor]:
 
 
 def _gpt2(attention: str) -> Made:
-    import transformers
+    transformers = library("transformers")
 
     config = transformers.GPT2Config(
         vocab_size=21,
@@ -77,7 +83,7 @@ def _gpt2(attention: str) -> Made:
 
 
 def _decoder(name: str, attention: str) -> Made:
-    import transformers
+    transformers = library("transformers")
 
     sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 16}
@@ -88,7 +94,7 @@ def _decoder(name: str, attention: str) -> Made:
 
 
 def _encoder(name: str, model: str, example: Any, attention: str, **sizes: Any) -> Made:
-    import transformers
+    transformers = library("transformers")
 
     config = getattr(transformers, f"{name}Config")(
         hidden_size=12,
@@ -102,22 +108,23 @@ def _encoder(name: str, model: str, example: Any, attention: str, **sizes: Any) 
 
 
 def _timm_vit(**settings: Any) -> Made:
-    import timm
+    timm = library("timm")
 
     sizes = {"img_size": 32, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 3}
     return timm.create_model("vit_tiny_patch16_224", **sizes, **settings), torch.randn(IMAGES)
 
 
 def _mixer() -> Made:
-    from timm.models.mlp_mixer import MlpMixer
-
-    return MlpMixer(num_classes=3, img_size=32, patch_size=16, num_blocks=2, embed_dim=12), torch.randn(IMAGES)
+    return library("timm.models.mlp_mixer").MlpMixer(
+        num_classes=3, img_size=32, patch_size=16, num_blocks=2, embed_dim=12
+    ), torch.randn(IMAGES)
 
 
 def _convnext() -> Made:
-    models = torchvision_models()
-    blocks = models.convnext.CNBlockConfig
-    return models.ConvNeXt([blocks(8, 16, 2), blocks(16, None, 2)], num_classes=3), torch.randn(IMAGES)
+    blocks = library("torchvision.models.convnext").CNBlockConfig
+    return library("torchvision.models.convnext").ConvNeXt(
+        [blocks(8, 16, 2), blocks(16, None, 2)], num_classes=3
+    ), torch.randn(IMAGES)
 
 
 SMALL: Mapping[str, Callable[[], Made]] = {
@@ -253,12 +260,13 @@ def canonical_form(stack: Mapping[str, np.ndarray], traced: Any, seed: int) -> d
 
 VISION = (
     "alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet1_0 "
-    "mobilenet_v2 mobilenet_v3_small regnet_x_400mf regnet_y_400mf resnet18 resnet50 resnext50_32x4d shufflenet_v2_x1_0 "
-    "squeezenet1_1 swin_t swin_v2_t vgg11 vgg11_bn vit_b_16 wide_resnet50_2"
+    "mobilenet_v2 mobilenet_v3_small regnet_x_400mf regnet_y_400mf resnet18 resnet50 resnext50_32x4d "
+    "shufflenet_v2_x1_0 squeezenet1_1 swin_t swin_v2_t vgg11 vgg11_bn vit_b_16 wide_resnet50_2"
 )
 TIMM = (
-    "beit_base_patch16_224 cait_xxs24_224 coatnet_nano_rw_224 convit_tiny convmixer_768_32 convnextv2_atto crossvit_tiny_240 "
-    "deit_tiny_patch16_224 deit3_small_patch16_224 densenet121 dla34 dpn68 edgenext_xx_small efficientformer_l1 "
+    "beit_base_patch16_224 cait_xxs24_224 coatnet_nano_rw_224 convit_tiny convmixer_768_32 convnextv2_atto "
+    "crossvit_tiny_240 deit_tiny_patch16_224 deit3_small_patch16_224 densenet121 dla34 dpn68 edgenext_xx_small "
+    "efficientformer_l1 "
     "eva02_tiny_patch14_224 ghostnet_100 gmlp_s16_224 hrnet_w18_small inception_resnet_v2 levit_128s mixer_s32_224 "
     "mobilevit_xxs nf_resnet50 nfnet_l0 pit_ti_224 poolformer_s12 pvt_v2_b0 regnetx_002 repvgg_a0 res2net50_26w_4s "
     "resmlp_12_224 resnet18 resnetv2_50 rexnet_100 selecsls42 seresnet50 skresnet18 swin_tiny_patch4_window7_224 "
@@ -283,7 +291,7 @@ def published() -> Iterator[tuple[str, Callable[[], Made]]]:
 
 
 def _of_timm(name: str) -> Made:
-    import timm
+    timm = library("timm")
 
     module = timm.create_model(name)
     config: Any = module.default_cfg

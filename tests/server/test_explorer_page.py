@@ -34,7 +34,7 @@ def test_the_hub_shows_the_page_of_a_zoo(server: Hosted) -> None:
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda message: wrong.append(message.text))
         page.goto(f"{server.url}/datasets/{ZOO}")
-        page.get_by_role("link", name="Look at the weights").click()
+        page.get_by_role("link", name="Explore the weights").click()
         frame = page.frame_locator("iframe")
         frame.locator("#count").get_by_text("2,048 of 2,048 members").wait_for()
         # styles of the sheet, and those that the script sets, are there
@@ -63,7 +63,7 @@ def test_a_page_of_a_zoo_with_a_script_of_its_own_shows_words_alone(server: Host
     with chromium() as browser:
         page = browser.new_page()
         page.goto(f"{server.url}/datasets/{ZOO}")
-        page.get_by_role("link", name="Look at the weights").click()
+        page.get_by_role("link", name="Explore the weights").click()
         frame = page.frame_locator("iframe")
         frame.get_by_role("heading", name="OptuNets on MNIST").wait_for()
         assert (

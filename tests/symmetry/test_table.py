@@ -24,6 +24,7 @@ EVERY_KIND = Symmetry(
         AxisAction("w", 0, (Segment("d", 0, 1, 4),), 1, False, "gain"),
         AxisAction("x", 0, (Segment("a", 0, 1, 4), Segment("b", 4, 2, 4)), 1, True, "out"),
         AxisAction("v", 0, (Segment("c", 0, 1, 4),), 2, False, "variance", eps=1e-5),
+        AxisAction("u", 0, (Segment("c", 0, 1, 4), Segment("c", 4, 1, 4, -1)), 1, False, "bias"),
     ),
 )
 
@@ -130,3 +131,28 @@ def test_a_table_of_another_architecture_is_refused(tensor: Tensor, says: str) -
     tensors = tuple(tensor if item.name == "conv2.weight" else item for item in ARCH.tensors)
     with pytest.raises(SpecError, match=says):
         TABLE.check(Architecture("other", tensors))
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (AxisAction("u", 0, (Segment("c", 0, 1, 4, 1),), 1, False, "bias"), "the inverse of the action's"),
+        (AxisAction("u", 0, (Segment("c", 0, 1, 4, 0),), 1, False, "bias"), "the inverse of the action's"),
+        (AxisAction("u", 0, (Segment("c", 0, 1, 4, -1),), 0, False, "bias"), "the inverse of the action's"),
+        (AxisAction("u", 0, (Segment("c", 0, 1, 4, -1),), 1, False, "bias", absolute=True), "none beside signs"),
+        (AxisAction("u", 0, (Segment("c", 0, 1, 4), Segment("c", 3, 1, 4, -1)), 1, False, "bias"), "segments apart"),
+        (AxisAction("u", 0, (Segment("c", 0, 1, 4), Segment("c", 4, 1, 2, -1)), 1, False, "bias"), "every channel of"),
+    ],
+)
+def test_segments_with_an_exponent_of_their_own_that_are_refused(action: AxisAction, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Symmetry((Group("c", 4, Sym(), "positive"),), (action,))
+
+
+def test_an_action_in_parts_of_one_exponent() -> None:
+    action = EVERY_KIND.actions[-1]
+    assert [(part.exponent, part.segments) for part in action.parts] == [
+        (1, (Segment("c", 0, 1, 4),)),
+        (-1, (Segment("c", 4, 1, 4),)),
+    ]
+    assert EVERY_KIND.actions[0].parts == (EVERY_KIND.actions[0],)

@@ -8,6 +8,7 @@ import linecache
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ _LOCATION = "ckptzoo_location"
 # Operators and methods of tensors that change the dtype.
 _CASTS = frozenset({"float", "half", "bfloat16", "to", "type", "type_as", "_to_copy"})
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
+# Experimental in torch, and not there before 2.9: without it, messages name the module and not the line.
+_annotate: Callable[[dict[str, Any]], AbstractContextManager[Any]] = getattr(
+    fx_traceback, "annotate", lambda _: nullcontext()
+)
 
 
 @dataclass(frozen=True)
@@ -212,5 +217,5 @@ class _LocatingMode(Float64Mode):
             place = ("", 0)
         else:
             place = (frame.f_code.co_filename, frame.f_lineno)
-        with fx_traceback.annotate({_LOCATION: place}):
+        with _annotate({_LOCATION: place}):
             return super().__torch_function__(func, types, args, kwargs)

@@ -175,6 +175,7 @@ def read(path, data):
 # what Python and libraries import when they are first used is none of the files' doing
 read(*files[0])
 "".encode("cp437")
+"".encode("unicode_escape")
 modules = set(sys.modules)
 watching = True
 for path, data in files:

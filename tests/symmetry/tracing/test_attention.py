@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, trace
+from ckptzoo.symmetry.tracing.rules import elementwise, registry
 from tests.symmetry.tracing.helpers import Case, Net, check, checked_trace, linear, net, parameter, part, rows
 
 TOKENS = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(0))
@@ -308,6 +309,19 @@ def test_a_relu_within_heads_leaves_positive_scales_to_queries() -> None:
 
     table = checked_trace(net(forward, **SEPARATE), TOKENS).symmetry
     assert [(group.id, group.scale) for group in table.groups] == [("q", "none"), ("v", "positive")]
+
+
+def test_a_false_claim_within_heads_is_taken_back_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = _split(m, x)
+        return m.o(_joined(F.scaled_dot_product_attention(q, F.relu(k), v)))
+
+    right = trace(net(forward, **SEPARATE), TOKENS).symmetry
+    assert right["q"].scale == "positive"
+    monkeypatch.setitem(registry.RULES, "relu", elementwise.homogeneous)
+    traced = trace(net(forward, **SEPARATE), TOKENS)
+    assert traced.worst < 1e-9 and traced.symmetry["q"].scale == "none" and traced.symmetry["v"].scale == "nonzero"
+    assert any(note.startswith("Group 'q' is not scaled: its scales change the outputs by") for note in traced.notes)
 
 
 CONDITIONED = {
